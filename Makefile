@@ -1,0 +1,69 @@
+# One word per task. `make demo` and `make test` work on a fresh Debian 12 with only git and make.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan demo bench format \
+        check-format tidy gpu-only model phi golden clean
+
+BUILD := build/release
+JOBS ?= $(shell nproc)
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup:  ## install missing Debian packages
+	@scripts/setup_debian.sh
+
+setup-python: setup  ## create .venv for training and the Python tests
+	@scripts/setup_python.sh
+
+$(BUILD)/build.ninja: | setup
+	@cmake --preset release
+
+build: setup $(BUILD)/build.ninja  ## optimised build in build/release
+	@cmake --build $(BUILD) -j $(JOBS)
+
+dev: setup  ## build with assertions and debug symbols in build/dev
+	@cmake --preset dev && cmake --build --preset dev -j $(JOBS)
+
+demo: build  ## the main job on a real document: prefill, persist, restart, decode; writes demo-report/
+	@scripts/demo.sh $(DEMO_ARGS)
+
+test: test-cpp test-python  ## build, then all tests
+
+test-cpp: build  ## the C++ tests
+	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+test-python: setup-python  ## the Python tests
+	@cd python && ../.venv/bin/python -m pytest -q
+
+asan: setup  ## unit tests under address and undefined-behaviour sanitizers
+	@cmake --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS)
+
+tsan: setup  ## unit tests under the thread sanitizer
+	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS) && ctest --preset tsan -j $(JOBS)
+
+gpu-only:  ## attention/ and gpu/ alone: needs a compiler, CMake and CUDA
+	@cmake --preset gpu-only && cmake --build --preset gpu-only -j $(JOBS) && ctest --preset gpu-only
+
+bench: build  ## benchmarks, one after the other (tables; see bench/ for --json)
+	@scripts/bench.sh $(BUILD)
+
+format:  ## format the C++ sources in place
+	@scripts/sources.sh | xargs clang-format -i
+
+check-format: setup  ## fail if a C++ source is not formatted
+	@scripts/sources.sh | xargs clang-format --dry-run --Werror
+
+tidy: build  ## clang-tidy over the sources (slow)
+	@scripts/sources.sh | grep '\.cc$$' | xargs -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet
+
+model: setup-python  ## train the model in models/ again (about an hour and a half on a CPU)
+	@cd python && ../.venv/bin/python -m prefixd.train.model $(TRAIN_ARGS)
+
+phi: setup-python  ## train the feature maps in models/ again
+	@cd python && ../.venv/bin/python -m prefixd.train.phi $(TRAIN_ARGS)
+
+golden: setup-python  ## make the golden logits of tests/data again
+	@cd python && ../.venv/bin/python -m prefixd.golden
+
+clean:  ## remove build folders and the demo's report
+	@rm -rf build demo-report

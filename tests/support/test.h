@@ -1,0 +1,9 @@
+// GoogleTest where it is installed; otherwise the small subset of it in mini_test.h, so that
+// attention/ and gpu/ can be tested on a machine with only a compiler, CMake and CUDA.
+#pragma once
+
+#if defined(PREFIXD_HAVE_GTEST)
+#include <gtest/gtest.h>
+#else
+#include "tests/support/mini_test.h"
+#endif
