@@ -1,0 +1,62 @@
+// The inner loops of attention/, one table per instruction set, chosen at run time.
+//
+// Internal to attention/. Vectors are GCC vector extensions, so one body (kernels_body.h) serves
+// every instruction set; kernels_<isa>.cc compile it with their own flags. Nothing here throws,
+// allocates or checks: callers validate. No kernel reads outside the elements it is given.
+//
+// Thread-safety: all functions are pure apart from their outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/dtype.h"
+
+namespace prefixd {
+
+// Query-side matrices are padded with zeros to a multiple of this many columns.
+inline constexpr size_t kKernelPad = 16;
+constexpr size_t PadUp(size_t n) { return (n + kKernelPad - 1) / kKernelPad * kKernelPad; }
+
+// `n` vectors of `dim` elements; vector i starts at data + i * stride bytes, unaligned.
+struct VectorBlock {
+  const std::byte* data = nullptr;
+  size_t stride = 0;
+  size_t n = 0;
+  uint32_t dim = 0;
+  DType dtype = DType::kF32;
+  // What `dot` may prefetch: the first `ahead_bytes` of vectors [0, ahead), which exist and will be
+  // wanted soon; ahead may exceed n. 0: nothing.
+  size_t ahead = 0;
+  size_t ahead_bytes = 0;
+};
+
+struct KernelTable {
+  const char* name;
+  // out[g * ld_out + i] = scale * <q_g, x_i>.  q: [heads][ldq], ldq = PadUp(x.dim), zero-padded.
+  void (*dot)(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float scale,
+              float* out, size_t ld_out);
+  // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 64 vectors are summed in float32
+  // and added to acc in float64, so that the error does not grow with n.
+  void (*weighted_sum)(const float* w, size_t ldw, size_t heads, const VectorBlock& x, double* acc,
+                       size_t ld_acc);
+  // sum[l] += sum_i (x_i[l] - centre[l]);  sum_sq[l] += sum_i (x_i[l] - centre[l])^2.
+  void (*centred_sums)(const VectorBlock& x, const float* centre, double* sum, double* sum_sq);
+  // out[i] = exp(s[i] - shift), 0 below the smallest normal float; returns the sum. In place is
+  // fine. s finite, s[i] <= shift + 88.
+  double (*exp_shifted)(const float* s, size_t n, float shift, float* out);
+  // Largest element (-inf for n = 0); false if any is NaN or infinite.
+  bool (*finite_max)(const float* s, size_t n, float* max);
+  // s[i] = cap * tanh(s[i] / cap).
+  void (*softcap)(float* s, size_t n, float cap);
+  void (*to_float)(DType dtype, const std::byte* src, size_t n, float* dst);
+};
+
+// The fastest table this machine can run.
+const KernelTable& Kernels();
+
+enum class Isa { kGeneric, kAvx2, kAvx512 };
+// nullptr when this build or this machine has no such kernels. For tests.
+const KernelTable* KernelsFor(Isa isa);
+
+}  // namespace prefixd

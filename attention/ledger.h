@@ -1,0 +1,64 @@
+// The token-equivalent read budget (spec §4, paper 001 App. D) and the ledger of what was read.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "attention/kv_shape.h"
+#include "attention/partition.h"
+#include "attention/result.h"
+
+namespace prefixd {
+
+// The estimators of the remainder (spec §3).
+enum class EstimatorKind : uint8_t { kNone = 0, kPhi = 1, kMoment = 2, kAuto = 255 };
+std::string_view EstimatorName(EstimatorKind kind);  // "none", "phi", "moment", "auto"
+Result<EstimatorKind> EstimatorFromName(std::string_view name);
+
+// Token-equivalents of a stored phi cache: (b_phi/b)(d_phi/2 + d_phi/dh) for dv = dh, eq. [47].
+double PhiTokens(const RowShape& row, uint32_t d_phi, uint32_t phi_bytes_per_element);
+// Token-equivalents of a moment summary: mean key, diagonal variance, mean value, and with
+// cross_rank r the factor of the cross moment (r * (key_dim + value_dim) elements); r = key_dim
+// stands for the whole key_dim x value_dim matrix.
+double MomentTokens(const RowShape& row, uint32_t cross_rank, uint32_t bytes_per_element);
+
+// How many mid tokens a budget of `fraction` of the prefix pays for, per KV head and step.
+struct BudgetPlan {
+  uint32_t total_tokens = 0;  // n(f) = ceil(f N), eq. [13]
+  uint32_t anchor_tokens = 0;
+  double estimator_tokens = 0;  // what the summary costs, divided by l_gen
+  uint32_t k = 0;               // retrieved tokens, eqs. [14], [16], [18]
+};
+// l_gen: generated tokens over which the summary is amortised; 1 charges it in full to one step
+// (then it is rounded up to whole tokens). kInfeasible when n(f) cannot pay for the anchors and
+// the summary. fraction in (0, 1].
+Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fraction,
+                              double estimator_tokens, uint32_t l_gen = 1);
+
+enum class Tier : uint8_t { kGpu = 0, kHost = 1, kSsd = 2 };
+inline constexpr size_t kTierCount = 3;
+
+// What a session (or one layer and KV head of it) has read. Plain sums: add them freely.
+struct Ledger {
+  uint64_t steps = 0;  // layer-steps times KV heads
+  uint64_t anchor_tokens = 0;
+  uint64_t retrieved_tokens = 0;
+  double summary_tokens = 0;   // fetched once per attach, in token-equivalents
+  uint64_t logical_bytes = 0;  // rows asked for, summaries
+  std::array<uint64_t, kTierCount> physical_bytes{};  // what devices and tiers really moved
+  uint64_t keys_scanned = 0;                          // by the selector
+  uint64_t scan_bytes = 0;
+  uint64_t retrievals = 0;  // searches made (shared sets make fewer than `steps`)
+  double rho_z_sum = 0;     // completion share per query head, summed [56]
+  uint64_t rho_z_count = 0;
+  uint64_t select_ns = 0, read_ns = 0, compute_ns = 0;
+
+  double mean_rho_z() const { return rho_z_count ? rho_z_sum / double(rho_z_count) : 0.0; }
+  // Tokens read per step and KV head, summaries excluded.
+  double tokens_per_step() const {
+    return steps ? double(anchor_tokens + retrieved_tokens) / double(steps) : 0.0;
+  }
+  Ledger& operator+=(const Ledger& other);
+};
+
+}  // namespace prefixd

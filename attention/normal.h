@@ -1,0 +1,17 @@
+// The normal distribution in logs, for the tilted-moment estimator (spec §3). float64.
+#pragma once
+
+namespace prefixd {
+
+// erfcx(x) = exp(x^2) erfc(x); relative error below 1e-14 for x >= -5. Infinite below about -26.6.
+double Erfcx(double x);
+// log Phi(t), Phi the standard normal distribution function; finite for every finite t >= -1e150.
+double LogNormalCdf(double t);
+// h(t) = pdf(t) / Phi(t), the inverse Mills ratio; ~ -t for very negative t.
+double NormalHazard(double t);
+// sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma): the log mean of exp(s) for s ~ N(mu, sigma^2)
+// restricted to s <= c (the restriction's own normalisation left out, as in spec §3). sigma > 0;
+// c may be +inf (no cut).
+double LogTiltedMass(double mu, double sigma, double c);
+
+}  // namespace prefixd

@@ -1,0 +1,167 @@
+#include "attention/phi_cache.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "attention/byte_codec.h"
+#include "attention/kernels.h"
+
+namespace prefixd {
+namespace {
+
+// Layout, little-endian: magic u32, version u16, flags u16 (0), d_phi u32, value_dim u32,
+// count u64; then float32 m, u, T.
+constexpr uint32_t kMagic = 0x48505850;  // "PXPH"
+constexpr uint16_t kVersion = 1;
+constexpr size_t kHeaderBytes = 24;
+constexpr uint32_t kMaxFeatures = 4096;
+constexpr uint32_t kMaxDim = 1024;
+constexpr uint64_t kMaxCount = uint64_t{1} << 32;
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+constexpr size_t kFeatureRows = 512;  // rows whose features are held at once
+
+// exp(from - to), 0 for an empty `from` even when `to` is empty as well.
+double Rescale(float from, float to) {
+  return from == kEmpty ? 0.0 : std::exp(double{from} - double{to});
+}
+
+}  // namespace
+
+PhiCache::PhiCache(uint32_t d_phi, uint32_t value_dim)
+    : d_phi_(d_phi),
+      value_dim_(value_dim),
+      m_(d_phi, kEmpty),
+      u_(d_phi),
+      t_(size_t{d_phi} * value_dim) {}
+
+void PhiCache::Add(const RowsView& rows, const FeatureMap& phi_k) {
+  assert(rows.count == 0 || (phi_k.in_dim == rows.shape.key_dim && phi_k.d_phi == d_phi_));
+  std::vector<float> keys, log_phi;
+  for (size_t begin = 0; begin < rows.count; begin += kFeatureRows) {
+    const RowsView part = rows.Sub(begin, std::min(kFeatureRows, rows.count - begin));
+    keys.resize(part.count * phi_k.in_dim);
+    log_phi.resize(part.count * d_phi_);
+    for (size_t i = 0; i < part.count; ++i) {
+      ToFloat(part.shape.dtype, part.key(i),
+              std::span(keys).subspan(i * phi_k.in_dim, phi_k.in_dim));
+    }
+    phi_k.LogPhi(keys, part.count, log_phi);
+    AddFeatures(part, log_phi);
+  }
+}
+
+void PhiCache::AddFeatures(const RowsView& rows, std::span<const float> log_phi) {
+  if (rows.count == 0) return;
+  assert(rows.shape.value_dim == value_dim_ && log_phi.size() == rows.count * d_phi_);
+  PhiCache part(d_phi_, value_dim_);
+  part.count_ = rows.count;
+  for (size_t i = 0; i < rows.count; ++i) {
+    const float* row = log_phi.data() + i * d_phi_;
+    for (uint32_t f = 0; f < d_phi_; ++f) part.m_[f] = std::max(part.m_[f], row[f]);
+  }
+  // Weights by feature, so that T is one weighted sum of the values per feature.
+  std::vector<float> weights(size_t{d_phi_} * rows.count);
+  for (uint32_t f = 0; f < d_phi_; ++f) {
+    float* row = weights.data() + size_t{f} * rows.count;
+    for (size_t i = 0; i < rows.count; ++i) row[i] = log_phi[i * d_phi_ + f];
+    if (part.m_[f] == kEmpty) {
+      std::fill_n(row, rows.count, 0.0f);
+    } else {
+      part.u_[f] = static_cast<float>(Kernels().exp_shifted(row, rows.count, part.m_[f], row));
+    }
+  }
+  std::vector<double> sums(t_.size());
+  const VectorBlock values = {rows.value(0), rows.stride, rows.count, value_dim_, rows.shape.dtype};
+  Kernels().weighted_sum(weights.data(), rows.count, d_phi_, values, sums.data(), value_dim_);
+  std::ranges::transform(sums, part.t_.begin(), [](double x) { return static_cast<float>(x); });
+  Merge(part);
+}
+
+void PhiCache::Merge(const PhiCache& other) {
+  if (other.count_ == 0) return;
+  if (count_ == 0) {
+    *this = other;
+    return;
+  }
+  assert(d_phi_ == other.d_phi_ && value_dim_ == other.value_dim_);
+  for (uint32_t f = 0; f < d_phi_; ++f) {
+    const float m = std::max(m_[f], other.m_[f]);
+    const double mine = Rescale(m_[f], m);
+    const double theirs = Rescale(other.m_[f], m);
+    m_[f] = m;
+    u_[f] = static_cast<float>(u_[f] * mine + other.u_[f] * theirs);
+    float* row = t_.data() + size_t{f} * value_dim_;
+    const float* other_row = other.t_.data() + size_t{f} * value_dim_;
+    for (uint32_t l = 0; l < value_dim_; ++l) {
+      row[l] = static_cast<float>(row[l] * mine + other_row[l] * theirs);
+    }
+  }
+  count_ += other.count_;
+}
+
+std::vector<std::byte> PhiCache::Serialize() const {
+  ByteWriter out;
+  out.Put(kMagic);
+  out.Put(kVersion);
+  out.Put(uint16_t{0});
+  out.Put(d_phi_);
+  out.Put(value_dim_);
+  out.Put(count_);
+  for (float m : m_) out.Put(m);  // -inf where no token has the feature
+  out.PutFloats(u());
+  out.PutFloats(t());
+  return out.Take();
+}
+
+Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
+  const auto corrupt = [](const std::string& what) {
+    return Error{Code::kCorrupt, "phi cache: " + what};
+  };
+  ByteReader in(bytes);
+  if (in.remaining() < kHeaderBytes) return corrupt("shorter than its header");
+  if (in.Get<uint32_t>() != kMagic) return corrupt("not a phi cache");
+  const uint16_t version = in.Get<uint16_t>();
+  if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
+  if (in.Get<uint16_t>() != 0) return corrupt("unknown flags");
+  const uint32_t d_phi = in.Get<uint32_t>();
+  const uint32_t value_dim = in.Get<uint32_t>();
+  const uint64_t count = in.Get<uint64_t>();
+  if (d_phi > kMaxFeatures || value_dim > kMaxDim || (d_phi == 0) != (value_dim == 0)) {
+    return corrupt("dimensions out of range");
+  }
+  if (count > kMaxCount || (d_phi == 0 && count != 0)) return corrupt("token count out of range");
+  const size_t floats = size_t{d_phi} * (size_t{value_dim} + 2);
+  if (in.remaining() != floats * sizeof(float)) return corrupt("size does not fit its shape");
+
+  PhiCache cache;
+  cache.d_phi_ = d_phi;
+  cache.value_dim_ = value_dim;
+  cache.count_ = count;
+  cache.m_ = in.GetFloats<float>(d_phi);
+  cache.u_ = in.GetFloats<float>(d_phi);
+  cache.t_ = in.GetFloats<float>(size_t{d_phi} * value_dim);
+  if (!AllFinite<float>(cache.u_) || !AllFinite<float>(cache.t_)) {
+    return corrupt("holds NaN or infinity");
+  }
+  for (uint32_t f = 0; f < d_phi; ++f) {
+    const std::span<const float> row = cache.t().subspan(size_t{f} * value_dim, value_dim);
+    if (cache.m_[f] == kEmpty) {
+      if (cache.u_[f] != 0 || std::ranges::any_of(row, [](float v) { return v != 0; })) {
+        return corrupt("a feature of no token has mass");
+      }
+      continue;
+    }
+    if (!std::isfinite(cache.m_[f])) return corrupt("holds NaN or infinity");
+    // Every term of u is at most 1, one of them is 1 up to rounding.
+    const double most = static_cast<double>(count) * 1.001;
+    if (count == 0 || cache.u_[f] < 0.999f || cache.u_[f] > most) {
+      return corrupt("a feature's mass does not fit its token count");
+    }
+  }
+  return cache;
+}
+
+}  // namespace prefixd

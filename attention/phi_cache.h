@@ -1,0 +1,49 @@
+// The max-shifted phi cache of one (layer, KV head) over a token set (spec §3, eqs. [34-43]).
+//
+//   m[f] = max_i log phi_k(k_i)[f]
+//   u[f] = sum_i exp(log phi_k(k_i)[f] - m[f])
+//   T[f] = sum_i exp(log phi_k(k_i)[f] - m[f]) v_i
+//
+// Caches of disjoint sets merge; the empty set has m = -inf, u = 0, T = 0. float32, as stored and
+// as charged to the budget. Thread-safety: plain value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/feature_map.h"
+#include "attention/kv_shape.h"
+#include "attention/result.h"
+
+namespace prefixd {
+
+class PhiCache {
+ public:
+  PhiCache() = default;
+  PhiCache(uint32_t d_phi, uint32_t value_dim);
+
+  // Adds rows whose features are computed with `phi_k` (its in_dim = key_dim).
+  void Add(const RowsView& rows, const FeatureMap& phi_k);
+  // log_phi: [rows.count][d_phi], as FeatureMap::LogPhi returns it.
+  void AddFeatures(const RowsView& rows, std::span<const float> log_phi);
+  void Merge(const PhiCache& other);
+
+  uint64_t count() const { return count_; }
+  uint32_t d_phi() const { return d_phi_; }
+  uint32_t value_dim() const { return value_dim_; }
+  std::span<const float> m() const { return m_; }  // [d_phi]
+  std::span<const float> u() const { return u_; }  // [d_phi]
+  std::span<const float> t() const { return t_; }  // [d_phi][value_dim]
+
+  std::vector<std::byte> Serialize() const;
+  static Result<PhiCache> Deserialize(std::span<const std::byte> bytes);
+
+ private:
+  uint32_t d_phi_ = 0, value_dim_ = 0;
+  uint64_t count_ = 0;
+  std::vector<float> m_, u_, t_;
+};
+
+}  // namespace prefixd

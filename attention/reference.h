@@ -1,0 +1,54 @@
+// The truth that every kernel is compared with: spec §1-3 in float64, slow and obvious, formula by
+// formula, sharing no arithmetic with the fast paths. For tests and for measuring errors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/feature_map.h"
+#include "attention/kv_shape.h"
+#include "attention/moments.h"
+#include "attention/phi_cache.h"
+#include "attention/selection.h"
+#include "attention/step.h"
+
+namespace prefixd::reference {
+
+// Attention states of n query heads, and what the error bounds of step.h are stated in.
+struct States {
+  std::vector<double> y;              // [n][value_dim]
+  std::vector<double> lse;            // [n], -inf when there is nothing
+  std::vector<double> rho_z;          // [n] (0 for exact attention)
+  std::vector<double> abs_y;          // [n][value_dim] sum p |v|, the remainder's share included
+  std::vector<double> max_abs_score;  // [n] max |s| as the bound of step.h counts it
+};
+
+// scores[i] = softcap(scale * q.k_i).
+std::vector<double> Scores(std::span<const float> query, const LayerGeometry& layer,
+                           const RowsView& rows);
+States ExactAttention(std::span<const float> queries, uint32_t n_queries,
+                      const LayerGeometry& layer, const RowsView& rows);
+// log phi(x), [d_phi].
+std::vector<double> LogPhi(const FeatureMap& map, std::span<const float> x);
+
+// Where the phi estimator clamps (spec §3): the signed-weight form on the whole remainder, the
+// paper's parity form [38-43] on each feature, u_R = max(u - u_K, epsilon).
+enum class PhiForm { kSigned, kPerFeature };
+inline constexpr double kFeatureEpsilon = 1e-12;
+
+// One query head's remainder, log Z_R (after the bracket) and y_R [value_dim].
+struct Estimate {
+  double log_z;
+  std::vector<double> y;
+  double share;  // left of the summary after subtraction: rounding is amplified by 1 / share
+};
+// The step's inputs are as in GroupStepInput; `g` is the query head. Mid region not empty after
+// retrieval.
+Estimate EstimateMoment(const GroupStepInput& in, uint32_t g);
+Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
+
+// The step with the estimator that `in` names. Inputs are trusted: nothing is validated.
+States GroupStep(const GroupStepInput& in, uint32_t value_dim, PhiForm form = PhiForm::kSigned);
+
+}  // namespace prefixd::reference

@@ -1,0 +1,70 @@
+// One retrieval-completion step of one KV head and its group of query heads (spec §2):
+// exact attention over anchors and retrieved rows, the estimated remainder, one normalisation.
+//
+// CPU. No threads of its own: callers parallelise over groups. The float64 truth with the same
+// signature is in attention/reference.h; gpu/ implements the same contract for device buffers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/feature_map.h"
+#include "attention/kv_shape.h"
+#include "attention/ledger.h"
+#include "attention/moments.h"
+#include "attention/phi_cache.h"
+#include "attention/result.h"
+#include "attention/selection.h"
+
+namespace prefixd {
+
+// Everything is borrowed for the duration of the call.
+struct GroupStepInput {
+  std::span<const float> queries;  // [G][key_dim], after RoPE, never rounded to the row dtype
+  uint32_t group = 0;              // G
+  LayerGeometry layer;             // scale and softcap
+  // Exact set E = anchors + retrieved. Disjoint; any may be empty. All of one RowShape.
+  RowsView sinks, tail, retrieved;
+  std::span<const Cut> cuts;  // [G]; empty means CutKind::kNone for all
+
+  // The mid region M (retrieved tokens included): how many tokens, and its summary.
+  uint64_t mid_count = 0;
+  EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
+  const MomentSummary* moment = nullptr;           // of M, for kMoment
+  const PhiCache* phi = nullptr;                   // of M, for kPhi
+  std::span<const FeatureMap> phi_q;               // [G], for kPhi
+  const FeatureMap* phi_k = nullptr;               // for kPhi: recomputes retrieved features
+};
+
+struct GroupStepOutput {
+  std::span<float> y;      // [G][value_dim]
+  std::span<float> lse;    // [G], natural logarithm; -inf (and y = 0) for an empty prefix
+  std::span<float> rho_z;  // [G] estimated share of the remainder, Z_R / (Z_E + Z_R) [56]
+};
+
+// kInvalidArgument: shapes disagree; NaN or Inf in a query, key or value (the message names the
+// tensor and row); an estimator asked for in a layer with a softcap. On error nothing in `out` is
+// meaningful. Error bound without estimator: |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|, where
+// max|s| counts as at least a tenth of max_i scale sum_j |q_j k_ij|: a score that is small only
+// because its terms cancel keeps the rounding of its terms.
+//
+// A summary must be of exactly the mid region: its count is compared with mid_count. kPhi uses
+// `moment` too when given, for the lower side of the bracket on Z_R. A kApproximate or kNone cut
+// never bounds Z_R from above.
+Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out);
+
+// Merges the partial state (y_b, lse_b) into (y_a, lse_a), in place (spec §2).
+//   y: [value_dim]. Either side may be empty (lse = -inf).
+void MergeStates(std::span<float> y_a, float* lse_a, std::span<const float> y_b, float lse_b);
+
+// Exact attention of `n_queries` query rows over `rows` in one streaming pass: queries
+// [n][key_dim] -> y [n][value_dim], lse [n]. Used for full attention and for suffix queries.
+Status ExactAttention(std::span<const float> queries, uint32_t n_queries,
+                      const LayerGeometry& layer, const RowsView& rows, std::span<float> y,
+                      std::span<float> lse);
+
+// scores[g][i] = softcap(scale * q_g . k_i): [G][rows.count]. For exact selection.
+void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
+            const RowsView& rows, std::span<float> scores);
+
+}  // namespace prefixd

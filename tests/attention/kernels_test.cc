@@ -1,0 +1,181 @@
+// Every instruction set's kernels against plain float64 loops.
+#include "attention/kernels.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/random_kv.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+using testing::OwnedRows;
+using testing::Random;
+
+std::vector<const KernelTable*> Tables() {
+  std::vector<const KernelTable*> tables;
+  for (Isa isa : {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512}) {
+    if (const KernelTable* table = KernelsFor(isa)) tables.push_back(table);
+  }
+  return tables;
+}
+
+VectorBlock KeysOf(const RowsView& rows) {
+  return {rows.data,        rows.stride, rows.count,        rows.shape.key_dim,
+          rows.shape.dtype, rows.count,  rows.shape.bytes()};
+}
+
+TEST(Kernels, ChosenTableIsTheWidestThisMachineHas) { EXPECT_EQ(&Kernels(), Tables().back()); }
+
+TEST(Kernels, DotMatchesFloat64) {
+  Random random(testing::Seed("Kernels.Dot"));
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t dim = random.Int(1, 270);
+    const size_t n = random.Int(0, 90), heads = random.Int(1, 21);
+    const OwnedRows rows =
+        testing::RandomRows(random, {dim, random.Int(1, 8), random.AnyDType()}, n);
+    std::vector<float> q(heads * PadUp(dim));
+    for (size_t g = 0; g < heads; ++g) {
+      for (uint32_t j = 0; j < dim; ++j) q[g * PadUp(dim) + j] = random.Normal();
+    }
+    for (const KernelTable* table : Tables()) {
+      SCOPED_TRACE(table->name);
+      const size_t ld = n + random.Int(0, 3);
+      std::vector<float> out(heads * ld + 1, -77.0f);
+      table->dot(q.data(), PadUp(dim), heads, KeysOf(rows.view()), 0.25f, out.data(), ld);
+      for (size_t i = 0; i < n; ++i) {
+        const std::vector<float> key = rows.Key(i);
+        for (size_t g = 0; g < heads; ++g) {
+          double dot = 0, size = 0;
+          for (uint32_t j = 0; j < dim; ++j) {
+            const double term = 0.25 * q[g * PadUp(dim) + j] * key[j];
+            dot += term;
+            size += std::abs(term);
+          }
+          ASSERT_NEAR(out[g * ld + i], dot, 1e-6 * size + 1e-30) << "head " << g << " row " << i;
+        }
+      }
+      for (size_t at = n; ld > n && at < ld; ++at) ASSERT_EQ(out[at], -77.0f) << "overrun";
+    }
+  }
+}
+
+TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {
+  Random random(testing::Seed("Kernels.Sums"));
+  for (int round = 0; round < 200; ++round) {
+    const uint32_t dim = random.Int(1, 150);
+    const size_t n = random.Int(0, 200), heads = random.Int(1, 9);
+    const OwnedRows rows = testing::RandomRows(random, {dim, 1, random.AnyDType()}, n);
+    const std::vector<float> w = random.Normals(heads * n), centre = random.Normals(dim);
+    for (const KernelTable* table : Tables()) {
+      SCOPED_TRACE(table->name);
+      std::vector<double> acc(heads * dim, 1.5), first(dim, 0.5), second(dim, 0.25);
+      table->weighted_sum(w.data(), n, heads, KeysOf(rows.view()), acc.data(), dim);
+      table->centred_sums(KeysOf(rows.view()), centre.data(), first.data(), second.data());
+      for (uint32_t l = 0; l < dim; ++l) {
+        double sum = 0.5, sum_sq = 0.25;
+        for (size_t i = 0; i < n; ++i) {
+          const double d = double{rows.Key(i)[l]} - centre[l];
+          sum += d;
+          sum_sq += d * d;
+        }
+        ASSERT_NEAR(first[l], sum, 1e-6 * (static_cast<double>(n) + sum_sq));
+        ASSERT_NEAR(second[l], sum_sq, 2e-6 * sum_sq + 1e-12);
+      }
+      for (size_t g = 0; g < heads; ++g) {
+        const uint32_t l = random.Int(0, dim - 1);
+        double sum = 1.5, size = 0;
+        for (size_t i = 0; i < n; ++i) {
+          const double term = double{w[g * n + i]} * rows.Key(i)[l];
+          sum += term;
+          size += std::abs(term);
+        }
+        ASSERT_NEAR(acc[g * dim + l], sum, 1e-6 * size + 1e-12);
+      }
+    }
+  }
+}
+
+TEST(Kernels, ExpIsAccurateAndNeverMakesSubnormals) {
+  Random random(testing::Seed("Kernels.Exp"));
+  std::vector<float> x = {0, -0.0f, 1, 88, -87.3f, -87.4f, -1e30f, -100, 1e-20f};
+  for (int i = 0; i < 5000; ++i) x.push_back(static_cast<float>(random.Uniform(-90, 60)));
+  for (const KernelTable* table : Tables()) {
+    for (size_t n : {x.size(), size_t{1}, size_t{17}, size_t{0}}) {
+      std::vector<float> out(n);
+      double expected = 0;
+      const double sum = table->exp_shifted(x.data(), n, 0, out.data());
+      for (size_t i = 0; i < n; ++i) {
+        const double e = std::exp(double{x[i]});
+        expected += out[i];
+        if (e < std::numeric_limits<float>::min()) {
+          ASSERT_LE(out[i], std::numeric_limits<float>::min() * 1.01f) << table->name;
+        } else {
+          ASSERT_NEAR(out[i] / e, 1.0, 2e-7) << table->name << " exp(" << x[i] << ")";
+        }
+      }
+      ASSERT_NEAR(sum, expected, 1e-5 * expected);
+    }
+  }
+}
+
+TEST(Kernels, SoftcapMatchesTanh) {
+  Random random(testing::Seed("Kernels.Softcap"));
+  std::vector<float> x = {0, 1e-8f, 1e6f, -1e6f, 31.25f, -31.25f};
+  for (int i = 0; i < 3000; ++i) x.push_back(random.Normal() * 60);
+  for (const KernelTable* table : Tables()) {
+    std::vector<float> capped = x;
+    table->softcap(capped.data(), capped.size(), 50);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = 50 * std::tanh(x[i] / 50.0);
+      ASSERT_NEAR(capped[i], exact, 4e-7 * std::abs(exact)) << table->name << " of " << x[i];
+    }
+  }
+}
+
+TEST(Kernels, FiniteMaxFindsEveryNonFiniteElement) {
+  Random random(testing::Seed("Kernels.FiniteMax"));
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const KernelTable* table : Tables()) {
+    float max = 0;
+    EXPECT_TRUE(table->finite_max(nullptr, 0, &max));
+    EXPECT_EQ(max, -kInf);
+    for (size_t n = 1; n < 70; ++n) {
+      std::vector<float> x = random.Normals(n, 5);
+      EXPECT_TRUE(table->finite_max(x.data(), n, &max));
+      EXPECT_EQ(max, *std::max_element(x.begin(), x.end()));
+      for (float bad : {kInf, -kInf, std::nanf("")}) {
+        std::vector<float> y = x;
+        y[random.Int(0, static_cast<uint32_t>(n) - 1)] = bad;
+        EXPECT_FALSE(table->finite_max(y.data(), n, &max)) << table->name << " n " << n;
+      }
+    }
+  }
+}
+
+TEST(Kernels, ConversionsAgreeWithTheScalarOnesOnEveryPattern) {
+  std::vector<uint16_t> bits(65536);
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint16_t>(i);
+  const auto* bytes = reinterpret_cast<const std::byte*>(bits.data());
+  for (const KernelTable* table : Tables()) {
+    for (DType dtype : {DType::kF16, DType::kBf16}) {
+      std::vector<float> out(bits.size());
+      table->to_float(dtype, bytes, bits.size(), out.data());
+      for (size_t i = 0; i < bits.size(); ++i) {
+        const float want = dtype == DType::kF16 ? F16ToFloat(bits[i]) : Bf16ToFloat(bits[i]);
+        if (std::isnan(want)) {
+          ASSERT_TRUE(std::isnan(out[i])) << table->name << " pattern " << i;
+        } else {
+          ASSERT_EQ(std::signbit(out[i]), std::signbit(want));
+          ASSERT_EQ(out[i], want) << table->name << " pattern " << i;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prefixd

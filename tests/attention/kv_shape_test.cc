@@ -1,0 +1,145 @@
+#include "attention/kv_shape.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "tests/support/random_kv.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+KvGeometry Tiny() { return {2, 4, 2, 64, 32, DType::kBf16, {{0.125f, 0, 0}, {0.125f, 30, 0}}}; }
+
+TEST(DTypes, NamesRoundTrip) {
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    const Result<DType> parsed = DTypeFromName(DTypeName(dtype));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(*parsed, dtype);
+  }
+  EXPECT_FALSE(DTypeFromName("fp8").ok());
+}
+
+TEST(DTypes, KnownValues) {
+  EXPECT_EQ(F16ToFloat(0x3c00), 1.0f);
+  EXPECT_EQ(F16ToFloat(0x0001), 0x1p-24f);
+  EXPECT_EQ(F16ToFloat(0x7bff), 65504.0f);
+  EXPECT_EQ(F16ToFloat(0xfc00), -kInf);
+  EXPECT_EQ(FloatToF16(65519.0f), 0x7bff);
+  EXPECT_EQ(FloatToF16(65520.0f), 0x7c00);
+  EXPECT_EQ(FloatToF16(0x1p-25f), 0x0000);      // tie, to even
+  EXPECT_EQ(FloatToF16(0x1.8p-24f), 0x0002);    // tie, to even
+  EXPECT_EQ(FloatToBf16(1.00390625f), 0x3f80);  // tie, to even
+  EXPECT_EQ(FloatToBf16(1.01171875f), 0x3f82);  // tie, to even
+  EXPECT_EQ(FloatToBf16(std::numeric_limits<float>::max()), 0x7f80);
+  EXPECT_TRUE(std::isnan(Bf16ToFloat(FloatToBf16(std::bit_cast<float>(0x7f800001u)))));
+  EXPECT_TRUE(std::isnan(F16ToFloat(FloatToF16(std::nanf("")))));
+}
+
+TEST(DTypes, EveryPatternSurvivesTheRoundTrip) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto pattern = static_cast<uint16_t>(bits);
+    if (!std::isnan(F16ToFloat(pattern))) {
+      ASSERT_EQ(FloatToF16(F16ToFloat(pattern)), pattern);
+    }
+    if (!std::isnan(Bf16ToFloat(pattern))) {
+      ASSERT_EQ(FloatToBf16(Bf16ToFloat(pattern)), pattern);
+    }
+  }
+}
+
+TEST(DTypes, RoundingPicksTheNearestNeighbour) {
+  testing::Random random(testing::Seed("DTypes.Rounding"));
+  for (int i = 0; i < 20000; ++i) {
+    const float x = random.Normal() * static_cast<float>(std::exp2(random.Uniform(-20, 14)));
+    const uint16_t half = FloatToF16(x);
+    const double error = std::abs(double{F16ToFloat(half)} - x);
+    for (uint16_t other : {static_cast<uint16_t>(half + 1), static_cast<uint16_t>(half - 1)}) {
+      if (std::isnan(F16ToFloat(other))) continue;
+      ASSERT_LE(error, std::abs(double{F16ToFloat(other)} - x)) << x;
+    }
+    ASSERT_LE(std::abs(Bf16ToFloat(FloatToBf16(x)) - x), std::abs(x) * 0x1p-8) << x;
+  }
+}
+
+TEST(DTypes, UnalignedBuffersRoundTrip) {
+  testing::Random random(testing::Seed("DTypes.Unaligned"));
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    for (size_t n : {0, 1, 7, 16, 33, 100}) {
+      std::vector<std::byte> bytes(n * DTypeBytes(dtype) + 1);
+      const std::vector<float> x = random.Normals(n);
+      FromFloat(dtype, x, bytes.data() + 1);
+      std::vector<float> back(n);
+      ToFloat(dtype, bytes.data() + 1, back);
+      for (size_t i = 0; i < n; ++i) EXPECT_NEAR(back[i], x[i], std::abs(x[i]) * 0x1p-8);
+    }
+  }
+}
+
+TEST(RowsView, KeyThenValueAtAnyStride) {
+  const RowShape shape{3, 2, DType::kF32};
+  testing::OwnedRows rows(shape, 2, 5);
+  rows.Set(1, std::vector<float>{1, 2, 3}, std::vector<float>{4, 5});
+  EXPECT_EQ(shape.bytes(), 20u);
+  EXPECT_EQ(rows.view().value(1) - rows.view().key(1), 12);
+  EXPECT_EQ(rows.view().Sub(1, 1).key(0) - rows.view().data, 25);
+  EXPECT_EQ(rows.Value(1)[1], 5.0f);
+}
+
+TEST(KvGeometry, DerivedSizes) {
+  const KvGeometry geometry = Tiny();
+  EXPECT_TRUE(geometry.Validate().ok());
+  EXPECT_EQ(geometry.group_size(), 2u);
+  EXPECT_EQ(geometry.row().bytes(), 192u);
+  EXPECT_EQ(geometry.token_bytes(), 768u);
+}
+
+void ExpectRefused(const KvGeometry& geometry, const std::string& field) {
+  const Status status = geometry.Validate();
+  ASSERT_FALSE(status.ok()) << field;
+  EXPECT_EQ(status.error().code, Code::kInvalidArgument);
+  EXPECT_NE(status.error().message.find(field), std::string::npos) << status.error().message;
+}
+
+TEST(KvGeometry, RefusalsNameTheField) {
+  KvGeometry g = Tiny();
+  g.n_layers = 0;
+  ExpectRefused(g, "n_layers");
+  g = Tiny();
+  g.n_q_heads = 5;
+  ExpectRefused(g, "divide");
+  g = Tiny();
+  g.n_kv_heads = 0;
+  ExpectRefused(g, "n_kv_heads");
+  g = Tiny();
+  g.key_dim = 1025;
+  ExpectRefused(g, "key_dim");
+  g = Tiny();
+  g.value_dim = 0;
+  ExpectRefused(g, "value_dim");
+  g = Tiny();
+  g.n_q_heads = 130, g.n_kv_heads = 2;
+  ExpectRefused(g, "group size");
+  g = Tiny();
+  g.layers.pop_back();
+  ExpectRefused(g, "layers");
+  g = Tiny();
+  g.layers[1].scale = 0;
+  ExpectRefused(g, "layer 1: scale");
+  g = Tiny();
+  g.layers[0].softcap = -1;
+  ExpectRefused(g, "layer 0: softcap");
+  g = Tiny();
+  g.layers[0].scale = std::nanf("");
+  ExpectRefused(g, "layer 0: scale");
+  g = Tiny();
+  g.dtype = static_cast<DType>(9);
+  ExpectRefused(g, "dtype");
+}
+
+}  // namespace
+}  // namespace prefixd
