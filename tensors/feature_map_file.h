@@ -1,0 +1,46 @@
+// The phi feature maps of a model, read from a safetensors file (attention/feature_map.h has the
+// architecture).
+//
+// Tensors, for each layer l, with H the query heads for phi_q and the KV heads for phi_k:
+//   layers.{l}.phi_{q,k}.W_in  [H, d_emb, dh]      .b_in  [H, d_emb]
+//                       .W1    [H, d_emb, d_emb]   .b1    [H, d_emb]
+//                       .W2    [H, d_emb, d_emb]   .b2    [H, d_emb]
+//                       .W_out [H, d_phi, d_emb]   .b_out [H, d_phi]     .alpha [H]
+// Metadata (strings): format = "prefixd-phi-v1", length, d_emb, d_phi, n_layers, n_q_heads,
+// n_kv_heads, head_dim, scale, model. Other tensors and keys are ignored.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "attention/feature_map.h"
+#include "attention/result.h"
+#include "tensors/safetensors.h"
+
+namespace prefixd {
+
+inline constexpr std::string_view kFeatureMapFormat = "prefixd-phi-v1";
+// Changes whenever FeatureMap::LogPhi may return other numbers: stored caches become stale.
+inline constexpr std::string_view kFeatureMapKernel = "prefixd-phi-cpu-f32-1";
+
+struct FeatureMapHeader {
+  uint32_t length = 0;  // prefix length the maps were trained for, tokens
+  uint32_t d_emb = 0, d_phi = 0;
+  uint32_t n_layers = 0, n_q_heads = 0, n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  double scale = 0;   // of the scores they approximate; must equal the model's
+  std::string model;  // name, for people
+};
+
+Result<FeatureMapHeader> ReadFeatureMapHeader(const SafetensorsFile& file);
+
+// kNotFound, kIo, kCorrupt as SafetensorsFile::Open; kInvalidArgument for a file that is no
+// feature-map file, or a missing, misshapen or non-finite tensor. `digest` is BLAKE2b-128 in hex
+// over the file's bytes and kFeatureMapKernel.
+Result<FeatureMapSet> LoadFeatureMaps(const std::filesystem::path& path);
+// The same for a file that is open already.
+Result<FeatureMapSet> LoadFeatureMaps(const SafetensorsFile& file);
+
+}  // namespace prefixd
