@@ -1,0 +1,59 @@
+// Small files beside segments: <segment>.<name>.blob, replaced atomically (temp, sync, rename,
+// directory sync), read whole and verified. They are files and not catalog rows because indexes
+// reach megabytes, and a rename already is the transaction they need.
+//
+// Thread-safety: all methods may be called concurrently. Callers pin the segment.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "storage/io_engine.h"
+#include "storage/prefix_tree.h"
+
+namespace prefixd::storage {
+
+class BlobStore {
+ public:
+  BlobStore(const std::filesystem::path& dir, IoEngine& engine) : dir_(dir), engine_(engine) {}
+
+  Status Put(const SegmentId& id, std::string_view name, std::string_view producer,
+             std::span<const std::byte> bytes);
+  // kNotFound: none, or of another producer. kCorrupt: does not verify.
+  Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
+                                     std::string_view producer) const;
+  // Reads and verifies, whoever made it. Returns the file's bytes.
+  Result<uint64_t> Check(const SegmentId& id, std::string_view name) const;
+
+  std::vector<std::string> List(const SegmentId& id) const;
+  uint64_t BytesOf(const SegmentId& id) const;
+  uint64_t TotalBytes() const;
+  // Takes note of a file found at open.
+  void Register(const SegmentId& id, std::string_view name, uint64_t file_bytes);
+  // Removes the files of a segment that is gone from the catalog.
+  Status RemoveAll(const SegmentId& id);
+
+ private:
+  struct Blob {
+    std::string producer;
+    std::vector<std::byte> payload;
+    uint64_t file_bytes = 0;
+  };
+  Result<Blob> Read(const SegmentId& id, std::string_view name) const;
+
+  const std::filesystem::path dir_;
+  IoEngine& engine_;
+  std::atomic<uint64_t> temp_counter_{0};
+  mutable std::mutex mutex_;
+  std::unordered_map<SegmentId, std::map<std::string, uint64_t, std::less<>>, SegmentIdHash> files_;
+  uint64_t total_bytes_ = 0;
+};
+
+}  // namespace prefixd::storage

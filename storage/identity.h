@@ -1,0 +1,45 @@
+// Who a prefix belongs to: model fingerprints and chained block hashes over token ids.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/kv_shape.h"
+#include "attention/result.h"
+
+namespace prefixd::storage {
+
+// BLAKE2b-256.
+struct Fingerprint {
+  std::array<uint8_t, 32> bytes{};
+  std::string ToString() const;  // 64 hex digits
+  static Result<Fingerprint> Parse(std::string_view hex);
+  auto operator<=>(const Fingerprint&) const = default;
+};
+
+// Tagged fields: each enters the hash as (tag, length, bytes), sorted by tag, so that no two
+// different field lists collide by concatenation and their order does not matter. Typical tags:
+// weights, architecture, rope, dtype, layout, adapter, tokenizer, tenant_salt. The geometry is
+// always part of it.
+Fingerprint ModelFingerprint(const KvGeometry& geometry,
+                             std::span<const std::pair<std::string, std::string>> fields);
+
+using BlockHash = std::array<uint8_t, 16>;
+
+// hash_i = BLAKE2b-128(key = seed; hash_{i-1} || token ids of block i), for every full block of
+// `block_tokens` ids; the seed binds model fingerprint and tenant.
+std::vector<BlockHash> BlockHashes(const Fingerprint& model, std::string_view tenant,
+                                   std::span<const uint32_t> tokens, uint32_t block_tokens);
+
+// Names the tree of prefixes of one model and tenant: prefixes of two scopes never meet.
+BlockHash PrefixScope(const Fingerprint& model, std::string_view tenant);
+
+// Fresh ids, from the operating system's entropy.
+void RandomBytes(std::span<uint8_t> out);
+
+}  // namespace prefixd::storage

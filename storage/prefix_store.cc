@@ -1,0 +1,141 @@
+// The store's public face: thin, over StoreCore.
+#include "storage/prefix_store.h"
+
+#include "storage/file.h"
+#include "storage/hex.h"
+#include "storage/store_core.h"
+
+namespace prefixd::storage {
+
+std::string SegmentId::ToString() const { return ToHex(bytes); }
+
+Result<SegmentId> SegmentId::Parse(std::string_view hex) {
+  SegmentId id;
+  if (!FromHex(hex, id.bytes)) {
+    return InvalidArgument("a prefix id is 32 hex digits, not '" + std::string(hex) + "'");
+  }
+  return id;
+}
+
+ReadStats& ReadStats::operator+=(const ReadStats& o) {
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += o.bytes[i];
+  pages_ssd += o.pages_ssd;
+  pages_host += o.pages_host;
+  return *this;
+}
+
+namespace {
+
+constexpr size_t kMaxProducerBytes = 1024;
+
+class Store final : public PrefixStore {
+ public:
+  explicit Store(std::shared_ptr<StoreCore> core) : core_(std::move(core)) {}
+
+  Status PutModel(const ModelRecord& model) override { return core_->PutModel(model); }
+
+  Result<ModelRecord> GetModel(std::string_view name) const override {
+    PREFIXD_ASSIGN(StoreCore::Scope scope, core_->ResolveScope(name, ""));
+    return std::move(scope.model);
+  }
+
+  std::vector<ModelRecord> ListModels() const override { return core_->ListModels(); }
+
+  Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
+                             std::span<const uint32_t> tokens) const override {
+    PREFIXD_ASSIGN(const StoreCore::Scope scope, core_->ResolveScope(model, tenant));
+    return core_->FindLongest(
+        scope,
+        BlockHashes(scope.model.fingerprint, tenant, tokens, core_->catalog->meta().block_tokens),
+        tokens);
+  }
+
+  Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model, std::string_view tenant,
+                                                  std::span<const uint32_t> tokens,
+                                                  std::string_view label) override {
+    return storage::BeginPut(core_, model, tenant, tokens, label);
+  }
+
+  Result<std::shared_ptr<const StoredPrefix>> OpenPrefix(const SegmentId& id,
+                                                         uint32_t n_tokens) override {
+    return OpenStoredPrefix(core_, id, n_tokens);
+  }
+
+  Status PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
+                 std::span<const std::byte> bytes) override {
+    if (!ValidBlobName(name) || producer.size() > kMaxProducerBytes) {
+      return InvalidArgument(
+          "a blob's name is 1..64 of A-Z a-z 0-9 . _ - (dots inside), its "
+          "producer at most 1024 bytes");
+    }
+    PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
+    PREFIXD_ASSIGN(const SpaceReservation space, core_->Reserve(bytes.size()));
+    return core_->blobs->Put(id, name, producer, bytes);
+  }
+
+  Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
+                                         std::string_view producer) const override {
+    if (!ValidBlobName(name)) return InvalidArgument("not a blob name: " + std::string(name));
+    PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
+    auto bytes = core_->blobs->Get(id, name, producer);
+    if (!bytes.ok() && bytes.error().code == Code::kCorrupt) core_->checksum_failures++;
+    return bytes;
+  }
+
+  std::vector<std::string> ListBlobs(const SegmentId& id) const override {
+    return core_->blobs->List(id);
+  }
+
+  std::vector<PrefixInfo> ListPrefixes() const override {
+    std::vector<PrefixInfo> out;
+    for (const SegmentRecord& record : core_->tree.Records()) {
+      auto info = core_->Info(record.id);
+      if (info.ok()) out.push_back(std::move(*info));  // else removed meanwhile
+    }
+    return out;
+  }
+
+  Result<PrefixInfo> GetPrefix(const SegmentId& id) const override { return core_->Info(id); }
+  Status Remove(const SegmentId& id) override { return core_->Remove(id); }
+
+  Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
+    return core_->Verify(only, progress);
+  }
+
+  Stats stats() const override {
+    Stats s;
+    s.io_backend = core_->engine->name();
+    s.segments = core_->tree.size();
+    s.bytes_on_disk = core_->tree.file_bytes() + core_->blobs->TotalBytes();
+    if (const auto free = FreeBytes(core_->options.dir); free.ok()) s.bytes_free = *free;
+    const HostTier::Stats tier = core_->tier->stats();
+    s.host_tier_bytes = tier.bytes;
+    s.host_tier_capacity = tier.capacity;
+    s.host_hits = tier.hits;
+    s.host_misses = tier.misses;
+    s.bytes_written = core_->bytes_written;
+    s.bytes_read = core_->bytes_read;
+    s.puts = core_->puts;
+    s.puts_aborted = core_->puts_aborted;
+    s.recovered_orphans = core_->recovered_orphans;
+    s.checksum_failures = core_->checksum_failures;
+    return s;
+  }
+
+ private:
+  const std::shared_ptr<StoreCore> core_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PrefixStore>> OpenStoreWithEngine(const StoreOptions& options,
+                                                         const EngineWrapper& wrap) {
+  PREFIXD_ASSIGN(std::shared_ptr<StoreCore> core, StoreCore::Open(options, wrap));
+  return std::unique_ptr<PrefixStore>(std::make_unique<Store>(std::move(core)));
+}
+
+Result<std::unique_ptr<PrefixStore>> PrefixStore::Open(const StoreOptions& options) {
+  return OpenStoreWithEngine(options, nullptr);
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,223 @@
+#include "storage/prefix_tree.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace prefixd::storage {
+namespace {
+
+Error NoPrefix(const SegmentId& id) {
+  return {Code::kNotFound, "no stored prefix " + id.ToString()};
+}
+
+}  // namespace
+
+ChainPin& ChainPin::operator=(ChainPin&& other) noexcept {
+  if (this != &other) {
+    Release();
+    tree_ = std::exchange(other.tree_, nullptr);
+    chain_ = std::move(other.chain_);
+    other.chain_.clear();
+  }
+  return *this;
+}
+
+void ChainPin::Release() {
+  if (tree_ != nullptr) tree_->Unpin(chain_);
+  tree_ = nullptr;
+  chain_.clear();
+}
+
+PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
+  const SegmentRecord& r = node.record;
+  return {r.is_root() ? node.scope : r.parent.bytes, r.tokens.begin, r.first_token};
+}
+
+void PrefixTree::Insert(const CatalogSegment& segment, const BlockHash& scope) {
+  std::lock_guard lock(mutex_);
+  Node node{segment.record,
+            scope,
+            segment.quarantine,
+            segment.last_used_unix_ms,
+            segment.last_used_unix_ms,
+            0,
+            0};
+  const SegmentId id = segment.record.id;
+  children_[KeyOf(node)].insert(id);
+  file_bytes_ += node.record.file_bytes;
+  if (!node.record.is_root()) {
+    if (const auto parent = nodes_.find(node.record.parent); parent != nodes_.end()) {
+      ++parent->second.children;
+    }
+  }
+  const bool fresh = nodes_.emplace(id, std::move(node)).second;
+  assert(fresh);
+  (void)fresh;
+}
+
+Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  if (it->second.children > 0) {
+    return Error{Code::kFailedPrecondition, "prefix " + id.ToString() + " is continued by " +
+                                                std::to_string(it->second.children) +
+                                                " others; remove those first"};
+  }
+  if (it->second.pins > 0) {
+    return Error{Code::kFailedPrecondition,
+                 "prefix " + id.ToString() + " is open; detach its readers and writers first"};
+  }
+  const auto siblings = children_.find(KeyOf(it->second));
+  siblings->second.erase(id);
+  if (siblings->second.empty()) children_.erase(siblings);
+  SegmentRecord record = std::move(it->second.record);
+  nodes_.erase(it);
+  file_bytes_ -= record.file_bytes;
+  if (const auto parent = nodes_.find(record.parent); parent != nodes_.end()) {
+    --parent->second.children;
+  }
+  return record;
+}
+
+std::vector<const PrefixTree::Node*> PrefixTree::ChainOf(const SegmentId& id) const {
+  std::vector<const Node*> chain;
+  for (auto it = nodes_.find(id); it != nodes_.end(); it = nodes_.find(it->second.record.parent)) {
+    chain.push_back(&it->second);
+    if (it->second.record.is_root()) break;
+  }
+  std::reverse(chain.begin(), chain.end());
+  return chain;
+}
+
+Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  if (!nodes_.contains(id)) return NoPrefix(id);
+  const std::vector<const Node*> chain = ChainOf(id);
+  for (const Node* node : chain) {
+    if (!node->quarantine.empty()) {
+      return Error{Code::kCorrupt, "prefix " + id.ToString() + " needs segment " +
+                                       node->record.id.ToString() +
+                                       ", which is quarantined: " + node->quarantine};
+    }
+  }
+  if (!chain.front()->record.is_root()) {
+    return Error{Code::kCorrupt, "prefix " + id.ToString() + " lacks the segment it continues"};
+  }
+  ChainPin pin;
+  pin.tree_ = this;
+  for (const Node* node : chain) {
+    ++nodes_.at(node->record.id).pins;
+    pin.chain_.push_back(node->record);
+  }
+  return pin;
+}
+
+Result<ChainPin> PrefixTree::PinSegment(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  ++it->second.pins;
+  ChainPin pin;
+  pin.tree_ = this;
+  pin.chain_.push_back(it->second.record);
+  return pin;
+}
+
+void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
+  std::lock_guard lock(mutex_);
+  for (const SegmentRecord& record : chain) {
+    Node& node = nodes_.at(record.id);
+    assert(node.pins > 0);
+    --node.pins;
+  }
+}
+
+bool PrefixTree::Usable(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const std::vector<const Node*> chain = ChainOf(id);
+  return !chain.empty() && chain.front()->record.is_root() &&
+         std::all_of(chain.begin(), chain.end(),
+                     [](const Node* node) { return node->quarantine.empty(); });
+}
+
+std::vector<SegmentId> PrefixTree::Children(const ChildKey& key) const {
+  std::lock_guard lock(mutex_);
+  const auto it = children_.find(key);
+  if (it == children_.end()) return {};
+  return {it->second.begin(), it->second.end()};
+}
+
+std::vector<SegmentId> PrefixTree::ChildrenOf(const SegmentId& parent, uint32_t begin,
+                                              uint32_t token) const {
+  return Children({parent.bytes, begin, token});
+}
+
+std::vector<SegmentId> PrefixTree::Roots(const BlockHash& scope, uint32_t token) const {
+  return Children({scope, 0, token});
+}
+
+bool PrefixTree::SetQuarantine(const SegmentId& id, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end() || it->second.quarantine == reason) return false;
+  it->second.quarantine = reason;
+  return true;
+}
+
+bool PrefixTree::Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return false;
+  Node& node = it->second;
+  node.last_used_unix_ms = std::max(node.last_used_unix_ms, unix_ms);
+  if (unix_ms - node.last_recorded_unix_ms < step_ms) return false;
+  node.last_recorded_unix_ms = unix_ms;
+  return true;
+}
+
+Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  const Node& node = it->second;
+  PrefixInfo info;
+  info.id = id;
+  info.model = node.record.model;
+  info.tenant = node.record.tenant;
+  info.label = node.record.label;
+  info.n_tokens = node.record.tokens.end;
+  info.own_tokens = node.record.tokens.size();
+  info.own_bytes = node.record.file_bytes;
+  info.children = node.children;
+  info.created_unix_ms = node.record.created_unix_ms;
+  info.last_used_unix_ms = node.last_used_unix_ms;
+  const std::vector<const Node*> chain = ChainOf(id);
+  info.quarantined = !chain.front()->record.is_root();  // a lost ancestor
+  for (const Node* link : chain) {
+    info.chain.push_back(link->record.id);
+    info.quarantined |= !link->quarantine.empty();
+  }
+  return info;
+}
+
+std::vector<SegmentRecord> PrefixTree::Records() const {
+  std::lock_guard lock(mutex_);
+  std::vector<SegmentRecord> records;
+  for (const auto& [id, node] : nodes_) records.push_back(node.record);
+  std::sort(records.begin(), records.end(),
+            [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
+  return records;
+}
+
+uint64_t PrefixTree::file_bytes() const {
+  std::lock_guard lock(mutex_);
+  return file_bytes_;
+}
+
+size_t PrefixTree::size() const {
+  std::lock_guard lock(mutex_);
+  return nodes_.size();
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,104 @@
+// Which segments exist and how they continue one another: the catalog's segment rows in memory.
+// Pins are objects: while one lives, no segment of its chain can be removed.
+//
+// Thread-safety: all methods may be called concurrently; every call is short and does no I/O.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "storage/catalog.h"
+#include "storage/identity.h"
+#include "storage/records.h"
+
+namespace prefixd::storage {
+
+class PrefixTree;
+
+struct SegmentIdHash {
+  size_t operator()(const SegmentId& id) const {
+    size_t h = 0;
+    static_assert(sizeof(h) <= sizeof(id.bytes));
+    __builtin_memcpy(&h, id.bytes.data(), sizeof(h));  // ids are random
+    return h;
+  }
+};
+
+// A pinned chain, root first. Move-only; must not outlive the tree.
+class ChainPin {
+ public:
+  ChainPin() = default;
+  ChainPin(ChainPin&& other) noexcept { *this = std::move(other); }
+  ChainPin& operator=(ChainPin&& other) noexcept;
+  ~ChainPin() { Release(); }
+
+  const std::vector<SegmentRecord>& chain() const { return chain_; }
+  bool empty() const { return chain_.empty(); }
+  void Release();
+
+ private:
+  friend class PrefixTree;
+  PrefixTree* tree_ = nullptr;
+  std::vector<SegmentRecord> chain_;
+};
+
+class PrefixTree {
+ public:
+  // `scope` (identity.h) separates models and tenants. The parent must be there already.
+  void Insert(const CatalogSegment& segment, const BlockHash& scope);
+  // kNotFound; kFailedPrecondition when continued or pinned. On success it is out of the tree.
+  Result<SegmentRecord> Erase(const SegmentId& id);
+  // kNotFound, or kCorrupt when a segment of the chain is quarantined.
+  Result<ChainPin> Pin(const SegmentId& id);
+  // As Pin, for the segment alone, quarantined or not.
+  Result<ChainPin> PinSegment(const SegmentId& id);
+  // False for unknown segments, and when any segment of the chain is quarantined.
+  bool Usable(const SegmentId& id) const;
+
+  // Segments that branch off `parent` (or begin at 0, with the scope) at token position `begin`
+  // with this token.
+  std::vector<SegmentId> ChildrenOf(const SegmentId& parent, uint32_t begin, uint32_t token) const;
+  std::vector<SegmentId> Roots(const BlockHash& scope, uint32_t token) const;
+
+  // An empty reason lifts it. False when the segment is unknown or nothing changed.
+  bool SetQuarantine(const SegmentId& id, const std::string& reason);
+  // True when the last recorded use is at least `step_ms` ago: worth writing down.
+  bool Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
+
+  // own_bytes is that of the segment file; the caller adds blobs.
+  Result<PrefixInfo> Info(const SegmentId& id) const;
+  std::vector<SegmentRecord> Records() const;
+  uint64_t file_bytes() const;
+  size_t size() const;
+
+ private:
+  friend class ChainPin;
+  struct Node {
+    SegmentRecord record;
+    BlockHash scope{};
+    std::string quarantine;
+    int64_t last_used_unix_ms = 0, last_recorded_unix_ms = 0;
+    uint32_t pins = 0, children = 0;
+  };
+  using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
+
+  static ChildKey KeyOf(const Node& node);
+  // Root first; stops at the first unknown segment. Need mutex_.
+  std::vector<const Node*> ChainOf(const SegmentId& id) const;
+  std::vector<SegmentId> Children(const ChildKey& key) const;
+  void Unpin(const std::vector<SegmentRecord>& chain);
+
+  mutable std::mutex mutex_;
+  std::unordered_map<SegmentId, Node, SegmentIdHash> nodes_;
+  std::map<ChildKey, std::set<SegmentId>> children_;
+  uint64_t file_bytes_ = 0;
+};
+
+}  // namespace prefixd::storage

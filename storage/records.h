@@ -1,0 +1,43 @@
+// What the catalog and a segment's manifest say, and its encoding: versioned msgpack, so that
+// fields can be added. Malformed bytes give kCorrupt.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "attention/partition.h"
+#include "attention/result.h"
+#include "storage/prefix_store.h"
+
+namespace prefixd::storage {
+
+// One committed segment. The parent is all zero when the segment starts at token 0.
+struct SegmentRecord {
+  SegmentId id;
+  uint64_t sequence = 0;
+  std::string model, tenant, label;
+  SegmentId parent;
+  TokenRange tokens;         // positions in the prefix
+  uint32_t first_token = 0;  // its first own token id: tells siblings apart
+  uint64_t file_bytes = 0;
+  int64_t created_unix_ms = 0;
+
+  bool is_root() const { return parent == SegmentId{}; }
+};
+
+std::string EncodeModel(const ModelRecord& model);
+Result<ModelRecord> DecodeModel(std::string_view bytes);
+std::string EncodeSegment(const SegmentRecord& record);
+Result<SegmentRecord> DecodeSegment(std::string_view bytes);
+
+// The manifest inside a segment file: all that a rebuilt catalog needs beyond header and footer.
+struct SegmentManifest {
+  ModelRecord model;
+  std::string tenant, label;
+  uint32_t block_tokens = 0;
+};
+std::string EncodeManifest(const SegmentManifest& manifest);
+Result<SegmentManifest> DecodeManifest(std::string_view bytes);
+
+}  // namespace prefixd::storage

@@ -1,0 +1,57 @@
+// Open segment files, most recently used first; those in use elsewhere stay open however many.
+//
+// Thread-safety: all methods may be called concurrently; opening happens outside the lock.
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "storage/prefix_tree.h"
+#include "storage/segment_file.h"
+
+namespace prefixd::storage {
+
+class SegmentCache {
+ public:
+  explicit SegmentCache(size_t max_open) : max_open_(max_open) {}
+
+  std::shared_ptr<const SegmentFile> Find(const SegmentId& id) {
+    std::lock_guard lock(mutex_);
+    const auto it = index_.find(id);
+    if (it == index_.end()) return nullptr;
+    order_.splice(order_.begin(), order_, it->second);
+    return *it->second;
+  }
+
+  void Add(std::shared_ptr<const SegmentFile> file) {
+    std::lock_guard lock(mutex_);
+    const SegmentId id = file->record().id;
+    if (index_.contains(id)) return;
+    order_.push_front(std::move(file));
+    index_[id] = order_.begin();
+    if (order_.size() <= max_open_) return;
+    index_.erase(order_.back()->record().id);
+    order_.pop_back();
+  }
+
+  void Erase(const SegmentId& id) {
+    std::lock_guard lock(mutex_);
+    const auto it = index_.find(id);
+    if (it == index_.end()) return;
+    order_.erase(it->second);
+    index_.erase(it);
+  }
+
+ private:
+  const size_t max_open_;
+  std::mutex mutex_;
+  std::list<std::shared_ptr<const SegmentFile>> order_;
+  std::unordered_map<SegmentId, std::list<std::shared_ptr<const SegmentFile>>::iterator,
+                     SegmentIdHash>
+      index_;
+};
+
+}  // namespace prefixd::storage

@@ -1,0 +1,87 @@
+// Writes one segment file: rows in any order, then a seal. Pages that calls fill only in part wait
+// in memory; whole pages go out in large writes while the caller goes on. A segment whose rows come
+// in runs keeps at most two partial pages per run and KV head.
+//
+// Thread-safety: one thread at a time. Destroyed unsealed (or discarded): the file is removed.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "storage/file.h"
+#include "storage/io_engine.h"
+#include "storage/segment_format.h"
+
+namespace prefixd::storage {
+
+struct SegmentFilePlan {
+  std::filesystem::path path;  // must not exist
+  SegmentHeader header;
+  std::string manifest;             // header.manifest_bytes of them
+  std::vector<uint32_t> token_ids;  // header.tokens.size() of them
+  bool direct = false;
+  uint64_t max_buffer_bytes = 16ull << 20;  // of whole pages on their way to the disk
+};
+
+class SegmentFileWriter {
+ public:
+  // Creates and allocates the whole file: kResourceExhausted when it does not fit.
+  static Result<std::unique_ptr<SegmentFileWriter>> Create(IoEngine& engine, SegmentFilePlan plan);
+  ~SegmentFileWriter();
+  SegmentFileWriter(const SegmentFileWriter&) = delete;
+  SegmentFileWriter& operator=(const SegmentFileWriter&) = delete;
+
+  const SegmentLayout& layout() const { return layout_; }
+  // As SegmentWriter::WriteRows. After a failed write every call returns its error.
+  Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
+  // kFailedPrecondition naming the first missing layer and token; nothing has changed then.
+  Status CheckComplete() const;
+  // Writes the rest and syncs file and directory. The file stays unless Discard is called.
+  Status Seal(uint64_t sequence, int64_t unix_ms);
+  // Waits for what is in flight and removes the file.
+  void Discard();
+
+  uint64_t bytes_written() const { return bytes_written_; }
+
+ private:
+  struct Slab;
+  struct Partial {
+    std::unique_ptr<std::byte[]> bytes;
+    uint32_t rows = 0;
+  };
+
+  SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan, const SegmentLayout& layout);
+  Status Allocate();
+  Status CheckRequest(uint32_t layer, uint32_t first, uint32_t n, size_t bytes) const;
+  Status PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n, const std::byte* rows);
+  Status PutLargeRow(uint64_t page, const std::byte* row);
+  Status PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page, uint32_t n,
+                    const std::byte* rows);
+  // A zero-padded page holding `bytes`, on its way to file page `page`.
+  Status PutPage(uint64_t page, std::span<const std::byte> bytes);
+  Status PutBytes(uint64_t first_page, std::span<const std::byte> bytes);
+  Status FlushSlab();
+  Status Reap(Slab& slab);
+  Status WriteTableAndFooter(uint64_t sequence, int64_t unix_ms);
+  void WaitAll();
+
+  IoEngine& engine_;
+  const SegmentFilePlan plan_;
+  const SegmentLayout layout_;
+  UniqueFd fd_;
+  bool exists_ = false, sealed_ = false;
+  std::vector<std::unique_ptr<Slab>> slabs_;
+  size_t current_ = 0;
+  std::unordered_map<uint64_t, Partial> partials_;  // by file page
+  std::vector<uint64_t> table_;
+  std::vector<std::vector<bool>> have_;  // [layer][own token]
+  std::vector<uint32_t> have_count_;
+  Status failed_;
+  uint64_t bytes_written_ = 0;
+};
+
+}  // namespace prefixd::storage

@@ -1,0 +1,205 @@
+// A temporary directory, a small model, and rows whose bytes follow from the tokens up to them: so
+// every test knows what any stored prefix must contain.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "storage/prefix_store.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd::storage {
+
+using prefixd::testing::Seed;
+
+#define ASSERT_OK(expr)                                                             \
+  do {                                                                              \
+    const auto& assert_ok_ = (expr);                                                \
+    ASSERT_TRUE(assert_ok_.ok()) << #expr << ": " << assert_ok_.error().ToString(); \
+  } while (false)
+#define EXPECT_CODE(expr, expected)                                      \
+  do {                                                                   \
+    const auto& expect_code_ = (expr);                                   \
+    EXPECT_FALSE(expect_code_.ok()) << #expr << " succeeded";            \
+    if (!expect_code_.ok()) {                                            \
+      EXPECT_EQ(CodeName(expect_code_.error().code), CodeName(expected)) \
+          << expect_code_.error().message;                               \
+    }                                                                    \
+  } while (false)
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "prefixd-test-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline KvGeometry TestGeometry(uint32_t layers = 2, uint32_t kv_heads = 2, uint32_t dim = 20,
+                               DType dtype = DType::kBf16) {
+  KvGeometry g;
+  g.n_layers = layers;
+  g.n_q_heads = kv_heads * 2;
+  g.n_kv_heads = kv_heads;
+  g.key_dim = g.value_dim = dim;
+  g.dtype = dtype;
+  g.layers.assign(layers, {0.25f, 0, 0});
+  return g;
+}
+
+inline ModelRecord TestModel(const std::string& name = "m", const KvGeometry& g = TestGeometry()) {
+  const std::vector<std::pair<std::string, std::string>> fields{{"weights", name}};
+  return {name, ModelFingerprint(g, fields), g, "{\"weights\":\"" + name + "\"}"};
+}
+
+inline StoreOptions TestOptions(const std::filesystem::path& dir, IoBackend io = IoBackend::kAuto) {
+  StoreOptions o;
+  o.dir = dir / "store";
+  o.io = io;
+  o.host_tier_bytes = 1 << 20;
+  o.min_free_bytes = 0;
+  return o;
+}
+
+inline uint64_t Mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// States of the tokens: state[t] depends on tokens[0..t].
+inline std::vector<uint64_t> States(std::span<const uint32_t> tokens) {
+  std::vector<uint64_t> states;
+  uint64_t h = 1;
+  for (const uint32_t t : tokens) states.push_back(h = Mix(h ^ t));
+  return states;
+}
+
+inline void FillRow(uint64_t state, uint32_t layer, uint32_t head, std::span<std::byte> row) {
+  uint64_t h = Mix(state ^ (uint64_t{layer} << 32) ^ head);
+  for (size_t i = 0; i < row.size(); i += 8) {
+    h = Mix(h);
+    std::memcpy(row.data() + i, &h, std::min<size_t>(8, row.size() - i));
+  }
+}
+
+// rows: [n_kv_heads][n][row bytes] of tokens [first, first + n) of one layer.
+inline std::vector<std::byte> RowsOf(const KvGeometry& g, std::span<const uint64_t> states,
+                                     uint32_t layer, uint32_t first, uint32_t n) {
+  const size_t row = g.row().bytes();
+  std::vector<std::byte> out(g.n_kv_heads * n * row);
+  for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+    for (uint32_t i = 0; i < n; ++i) {
+      FillRow(states[first + i], layer, h, std::span(out).subspan((size_t{h} * n + i) * row, row));
+    }
+  }
+  return out;
+}
+
+// Writes what `writer` asks for in calls of at most `chunk` tokens, layer by layer or chunk by
+// chunk.
+inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, std::span<const uint32_t> tokens,
+                       uint32_t chunk, bool layer_major) {
+  const std::vector<uint64_t> states = States(tokens);
+  const TokenRange range = writer.range();
+  const auto write = [&](uint32_t layer, uint32_t first) {
+    const uint32_t n = std::min(chunk, range.end - first);
+    return writer.WriteRows(layer, first, n, RowsOf(g, states, layer, first, n));
+  };
+  if (layer_major) {
+    for (uint32_t l = 0; l < g.n_layers; ++l) {
+      for (uint32_t t = range.begin; t < range.end; t += chunk) PREFIXD_TRY(write(l, t));
+    }
+  } else {
+    for (uint32_t t = range.begin; t < range.end; t += chunk) {
+      for (uint32_t l = 0; l < g.n_layers; ++l) PREFIXD_TRY(write(l, t));
+    }
+  }
+  return {};
+}
+
+inline Result<SegmentId> Put(PrefixStore& store, const ModelRecord& model,
+                             std::span<const uint32_t> tokens, const std::string& tenant = "t",
+                             uint32_t chunk = 37, bool layer_major = true) {
+  PREFIXD_ASSIGN(auto writer, store.BeginPut(model.name, tenant, tokens, "label"));
+  PREFIXD_TRY(WriteAll(*writer, model.geometry, tokens, chunk, layer_major));
+  return writer->Commit();
+}
+
+// "" when everything that `prefix` returns is what `tokens` imply; otherwise what is not.
+inline Result<std::string> Compare(const StoredPrefix& prefix, std::span<const uint32_t> tokens,
+                                   ReadStats* stats = nullptr) {
+  const KvGeometry& g = prefix.model().geometry;
+  if (!std::equal(prefix.tokens().begin(), prefix.tokens().end(), tokens.begin(), tokens.end())) {
+    return std::string("token ids differ");
+  }
+  const auto n = static_cast<uint32_t>(tokens.size());
+  const size_t row = g.row().bytes();
+  const std::vector<uint64_t> states = States(tokens);
+  std::vector<uint32_t> some;
+  for (uint32_t t = 0; t < n; t += 1 + t % 7) some.push_back(t);
+  std::vector<std::byte> range(n * row), rows(some.size() * row), expected(row);
+  for (uint32_t l = 0; l < g.n_layers; ++l) {
+    for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+      PREFIXD_TRY(prefix.ReadRange(l, h, {0, n}, range, stats));
+      PREFIXD_TRY(prefix.ReadRows(l, h, some, rows, stats));
+      const auto differs = [&](uint32_t t, const std::byte* got) {
+        FillRow(states[t], l, h, expected);
+        return std::memcmp(expected.data(), got, row) != 0;
+      };
+      for (uint32_t t = 0; t < n; ++t) {
+        if (differs(t, range.data() + t * row)) return "range: row of token " + std::to_string(t);
+      }
+      for (size_t i = 0; i < some.size(); ++i) {
+        if (differs(some[i], rows.data() + i * row)) {
+          return "rows: row of token " + std::to_string(some[i]);
+        }
+      }
+    }
+  }
+  return std::string();
+}
+
+inline std::vector<uint32_t> RandomTokens(std::mt19937_64& rng, size_t n, uint32_t vocabulary) {
+  std::vector<uint32_t> tokens(n);
+  for (uint32_t& t : tokens) t = static_cast<uint32_t>(rng() % vocabulary);
+  return tokens;
+}
+
+inline size_t FilesIn(const std::filesystem::path& dir) {
+  size_t n = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) n += entry.is_regular_file();
+  return n;
+}
+
+// Flips bits of one byte of a file.
+inline void FlipByte(const std::filesystem::path& path, uint64_t offset, uint8_t mask = 0x40) {
+  FILE* f = std::fopen(path.c_str(), "r+b");
+  ASSERT_NE(f, nullptr);
+  std::fseek(f, static_cast<long>(offset), SEEK_SET);
+  const int c = std::fgetc(f);
+  std::fseek(f, static_cast<long>(offset), SEEK_SET);
+  std::fputc(c ^ mask, f);
+  std::fclose(f);
+}
+
+}  // namespace prefixd::storage
