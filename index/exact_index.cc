@@ -1,0 +1,33 @@
+#include "index/key_index.h"
+#include "index/search_request.h"
+
+namespace prefixd::index {
+
+namespace {
+
+// Holds nothing: the keys come with every request.
+class ExactIndex final : public KeyIndex {
+ public:
+  explicit ExactIndex(TokenRange covered) : covered_(covered) {}
+
+  IndexKind kind() const override { return IndexKind::kExact; }
+  TokenRange covered() const override { return covered_; }
+
+  Result<Selection> Search(const SearchRequest& request) const override {
+    PREFIXD_TRY(CheckRequest(request));
+    return SearchExactly(request);
+  }
+
+  Result<std::vector<std::byte>> Serialize() const override { return std::vector<std::byte>(); }
+
+ private:
+  TokenRange covered_;
+};
+
+}  // namespace
+
+std::unique_ptr<KeyIndex> MakeExactIndex(TokenRange covered) {
+  return std::make_unique<ExactIndex>(covered);
+}
+
+}  // namespace prefixd::index
