@@ -1,0 +1,23 @@
+// A batch of attention/step.h inputs as one launch of the CUDA step. Internal to gpu/.
+#pragma once
+
+#include <span>
+
+#include "attention/step.h"
+#include "gpu/host_image.h"
+#include "gpu/step_gpu.h"
+
+namespace prefixd::gpu::internal {
+
+// Checks what the host can check, as GroupStep does, and that the groups agree with one another;
+// returns the shape that covers them all.
+Result<StepShape> CheckBatch(std::span<const GroupStepInput> in,
+                             std::span<const GroupStepOutput> out);
+// Lays out all inputs of a batch; returns their device addresses (no outputs, no workspace).
+// REQUIRES: CheckBatch returned `shape`.
+BatchStepArgs PackBatch(std::span<const GroupStepInput> in, const StepShape& shape,
+                        HostImage& image);
+// What the error word of group `index` says; names a bad row by the tensor it came in.
+Status ExplainGroup(uint32_t word, std::span<const GroupStepInput> in, size_t index);
+
+}  // namespace prefixd::gpu::internal

@@ -1,0 +1,260 @@
+// Kernel 2 of a step: one flash-decoding pass over the exact rows, split over blocks. A block
+// stages kTile rows at a time in shared memory, once for all G heads, and keeps for its split the
+// running softmax of E and the sums over retrieved rows that the remainder is corrected by
+// (StepLayout's Partial).
+#include "gpu/group_view.cuh"
+#include "gpu/phi_tile.cuh"
+
+namespace prefixd::gpu::internal {
+namespace {
+
+// How the value stage shares out accumulators: a thread owns one value column for kHeads heads.
+__host__ __device__ constexpr uint32_t ColumnLanes(uint32_t value_dim) {
+  return value_dim <= 64 ? 64 : value_dim <= 128 ? 128 : 256;
+}
+__host__ __device__ constexpr uint32_t HeadsPerThread(uint32_t group, uint32_t value_dim) {
+  const uint32_t slices = kThreads / ColumnLanes(value_dim);
+  return (group + slices - 1) / slices;
+}
+
+// The running softmax of one head, held alike by the kTile threads that serve it.
+struct Running {
+  float m = -INFINITY;  // largest score so far
+  float z = 0;          // sum exp(s - m)
+  float b0 = 0;         // sum b
+};
+
+__device__ float HalfWarpSum(float x) {
+  for (int offset = kTile / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(kFullMask, x, offset, kTile);
+  }
+  return x;
+}
+__device__ float HalfWarpMax(float x) {
+  for (int offset = kTile / 2; offset > 0; offset /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, offset, kTile));
+  }
+  return x;
+}
+
+struct Block {
+  const StepParams& p;
+  const DeviceSummary& summary;
+  const SplitShared at;
+  float* shared;
+  uint32_t group;
+  GroupRows rows;
+
+  __device__ float* k() const { return shared + at.k; }
+  __device__ float* v() const { return shared + at.v; }
+  __device__ float* weight() const { return shared + at.weight; }
+  __device__ float* second() const { return shared + at.second; }
+};
+
+// Queries and what the estimator needs of the summary. Ends without a barrier.
+__device__ void StageGroup(const Block& b, const StepLayout& layout) {
+  const StepParams& p = b.p;
+  const uint32_t dh = p.shape.row.key_dim, dv = p.shape.row.value_dim, G = p.shape.group;
+  const bool phi = b.summary.estimator == EstimatorKind::kPhi;
+  const bool moment = b.summary.estimator == EstimatorKind::kMoment;
+  for (uint32_t i = threadIdx.x; i < G * dh; i += kThreads) {
+    b.shared[b.at.q + i / dh * Pad4(dh) + i % dh] = p.args.queries[size_t{b.group} * G * dh + i];
+  }
+  for (uint32_t j = threadIdx.x; j < dh; j += kThreads) {
+    b.shared[b.at.mean_key + j] = HasMeanKey(b.summary) ? b.summary.mean_key[j] : 0.0f;
+  }
+  for (uint32_t d = threadIdx.x; d < dv; d += kThreads) {
+    b.shared[b.at.value_centre + d] = moment ? b.summary.mean_value[d] : 0.0f;
+  }
+  if (!phi) return;
+  const uint32_t n = p.shape.d_phi;
+  const float* workspace = static_cast<const float*>(p.args.workspace);
+  for (uint32_t i = threadIdx.x; i < G * n; i += kThreads) {
+    b.shared[b.at.p + i / n * Pad4(n) + i % n] =
+        workspace[layout.head_at(b.group, i / n) + layout.p_at() + i % n];
+  }
+  for (uint32_t f = threadIdx.x; f < n; f += kThreads) {
+    b.shared[b.at.m + f] = b.summary.phi_m[f];
+  }
+}
+
+// Rows [begin, begin + n) into k, v as float32, one warp per row; missing rows of the tile become
+// zeros, so that nothing uninitialised is multiplied. Ends without a barrier.
+__device__ void StageTile(const Block& b, uint32_t begin, uint32_t n) {
+  const RowShape& shape = b.p.shape.row;
+  const size_t dh4 = Pad4(shape.key_dim), dv4 = Pad4(shape.value_dim);
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t r = threadIdx.x / kWarp; r < kTile; r += kWarps) {
+    RowSink sink{b.k() + r * dh4, b.v() + r * dv4, shape.key_dim};
+    const uint32_t elements = shape.key_dim + shape.value_dim;
+    const std::byte* row = r < n ? RowAddress(b.p.args, b.rows.first + begin + r) : nullptr;
+    // A misaligned or null address would end the whole CUDA context: refuse it instead.
+    const bool readable = row && reinterpret_cast<uintptr_t>(row) % ElementBytes(shape.dtype) == 0;
+    if (r < n && !readable && lane == 0) {
+      Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + r);
+    }
+    if (readable) {
+      StageRow(row, shape.dtype, elements, sink);
+    } else {
+      for (uint32_t e = lane; e < elements; e += kWarp) sink.Put(e, 0.0f);
+    }
+    if (sink.key_bad) Fault(b.p.args.errors, b.group, GroupFault::kRow, 2 * (begin + r));
+    if (sink.value_bad) Fault(b.p.args.errors, b.group, GroupFault::kRow, 2 * (begin + r) + 1);
+  }
+}
+
+// second[g][r] = z~_r = sum_f p_g[f] exp(log phi_k(k_r)[f] - m[f]), for all rows of the tile.
+__device__ void PhiWeights(const Block& b, uint32_t n) {
+  const uint32_t d_phi = b.p.shape.d_phi;
+  const size_t ld = Pad4(d_phi);
+  float* feature = b.shared + b.at.feature;
+  LogPhiTile<kTile>(*b.summary.phi_k, b.k(), b.shared + b.at.embed, b.shared + b.at.hidden, feature,
+                    ld);
+  for (uint32_t i = threadIdx.x; i < n * d_phi; i += kThreads) {
+    const uint32_t r = i / d_phi, f = i % d_phi;
+    const float m = b.shared[b.at.m + f];
+    feature[r * ld + f] = m == -INFINITY ? 0.0f : expf(feature[r * ld + f] - m);
+  }
+  __syncthreads();
+  DotTile(b.shared + b.at.p, ld, b.p.shape.group, feature, ld, n, d_phi, b.second());
+}
+
+// Scores (dot products in weight) become exp(s - m) with the running maximum m; second becomes b.
+// One thread per (head, row).
+__device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float mean_score,
+                            Running& run) {
+  const uint32_t g = threadIdx.x / kTile, r = threadIdx.x % kTile;
+  const bool valid = g < b.p.shape.group && r < n;
+  const LayerGeometry& layer = b.p.shape.layer;
+  float s = -INFINITY;
+  if (valid) {
+    s = layer.scale * b.weight()[threadIdx.x];
+    if (layer.softcap > 0) s = layer.softcap * tanhf(s / layer.softcap);
+  }
+  float second = 0;
+  if (valid && begin + r >= b.rows.anchors) {
+    if (b.summary.estimator == EstimatorKind::kPhi) second = b.second()[threadIdx.x];
+    if (b.summary.estimator == EstimatorKind::kMoment) second = s - mean_score;
+  }
+  const float m = fmaxf(run.m, HalfWarpMax(s));
+  const float weight = valid ? expf(s - m) : 0.0f;
+  const float rescale = run.m == -INFINITY ? 0.0f : expf(run.m - m);
+  run.z = fmaf(run.z, rescale, HalfWarpSum(weight));
+  run.b0 += HalfWarpSum(second);
+  run.m = m;
+  if (valid && !Finite(s)) Fault(b.p.args.errors, b.group, GroupFault::kOverflow, g);
+  b.weight()[threadIdx.x] = weight;
+  b.second()[threadIdx.x] = second;
+  if (r == 0) b.shared[b.at.rescale + g] = rescale;
+}
+
+// Grid: x = group, y = split.
+template <uint32_t kHeads>
+__global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant__ StepParams p) {
+  const uint32_t group = blockIdx.x;
+  const DeviceSummary& summary = p.args.summaries[group];
+  const Block b{p, summary, SplitShared(p.shape), DynamicShared(), group, RowsOf(p, group)};
+  const uint32_t G = p.shape.group, dh = p.shape.row.key_dim, dv = p.shape.row.value_dim;
+  // Both returns are the same for all threads of the block. A summary that does not fit was
+  // reported by the query kernel, for whichever head; here it must only not be followed.
+  if (!b.rows.fits) {
+    if (threadIdx.x == 0) Fault(p.args.errors, group, GroupFault::kShape, 0);
+    return;
+  }
+  if (p.args.errors[group] >> kFaultShift == static_cast<uint32_t>(GroupFault::kSummary)) return;
+  const RowSplit range = SplitRows(b.rows.count, p.n_splits, blockIdx.y, kTile);
+  if (range.begin == range.end) return;  // the merge kernel skips this split too
+
+  const bool phi = summary.estimator == EstimatorKind::kPhi;
+  const bool moment = summary.estimator == EstimatorKind::kMoment;
+  const bool centred = HasMeanKey(summary);
+  const StepLayout layout(p.shape, p.n_splits);
+  float* workspace = static_cast<float*>(p.args.workspace);
+  const uint32_t column = threadIdx.x % ColumnLanes(dv);
+  const uint32_t head0 = threadIdx.x / ColumnLanes(dv) * kHeads;
+  const float mean_score =
+      moment && threadIdx.x / kTile < G ? workspace[layout.head_at(group, threadIdx.x / kTile)] : 0;
+  float sum_n[kHeads] = {}, sum_b1[kHeads] = {};  // of this thread's column and heads
+  float key1 = 0, key2 = 0, value1 = 0;           // of column threadIdx.x
+  Running run;                                    // of head threadIdx.x / kTile
+
+  StageGroup(b, layout);
+  for (uint32_t begin = range.begin; begin < range.end; begin += kTile) {
+    const uint32_t n = min(kTile, range.end - begin);
+    StageTile(b, begin, n);
+    __syncthreads();
+    DotTile(b.shared + b.at.q, Pad4(dh), G, b.k(), Pad4(dh), n, dh, b.weight());
+    if (phi && begin + n > b.rows.anchors) PhiWeights(b, n);
+    __syncthreads();
+    SoftmaxTile(b, begin, n, mean_score, run);
+    __syncthreads();
+
+    if (column < dv) {
+      const float centre = b.shared[b.at.value_centre + column];
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) sum_n[h] *= b.shared[b.at.rescale + head0 + h];
+      for (uint32_t r = 0; r < kTile; ++r) {
+        const float v = b.v()[r * Pad4(dv) + column];
+        const float deviation = v - centre;
+#pragma unroll
+        for (uint32_t h = 0; h < kHeads; ++h) {
+          sum_n[h] = fmaf(b.weight()[(head0 + h) * kTile + r], v, sum_n[h]);
+          sum_b1[h] = fmaf(b.second()[(head0 + h) * kTile + r], deviation, sum_b1[h]);
+        }
+      }
+    }
+    if (centred) {
+      const uint32_t first = begin >= b.rows.anchors ? 0 : min(n, b.rows.anchors - begin);
+      for (uint32_t r = first; r < n; ++r) {
+        if (threadIdx.x < dh) {
+          const float d = b.k()[r * Pad4(dh) + threadIdx.x] - b.shared[b.at.mean_key + threadIdx.x];
+          key1 += d;
+          key2 = fmaf(d, d, key2);
+        }
+        if (threadIdx.x < dv) {
+          value1 += b.v()[r * Pad4(dv) + threadIdx.x] - b.shared[b.at.value_centre + threadIdx.x];
+        }
+      }
+    }
+    __syncthreads();  // the tile has been read; the next one may overwrite it
+  }
+
+  float* out = workspace + layout.partial_at(group, blockIdx.y);
+  const uint32_t g = threadIdx.x / kTile;
+  if (threadIdx.x % kTile == 0 && g < G) {
+    out[layout.m_at() + g] = run.m;
+    out[layout.z_at() + g] = run.z;
+    out[layout.b0_at() + g] = run.b0;
+  }
+#pragma unroll
+  for (uint32_t h = 0; h < kHeads; ++h) {
+    if (column < dv && head0 + h < G) {
+      out[layout.n_at() + size_t{head0 + h} * dv + column] = sum_n[h];
+      out[layout.b1_at() + size_t{head0 + h} * dv + column] = sum_b1[h];
+    }
+  }
+  if (centred) {
+    if (threadIdx.x < dh) {
+      out[layout.key1_at() + threadIdx.x] = key1;
+      out[layout.key2_at() + threadIdx.x] = key2;
+    }
+    if (threadIdx.x < dv) out[layout.value1_at() + threadIdx.x] = value1;
+  }
+}
+
+}  // namespace
+
+int LaunchSplitKernel(const StepParams& params, const StepPlan& plan, Stream stream) {
+  const uint32_t heads = HeadsPerThread(params.shape.group, params.shape.row.value_dim);
+  const dim3 grid(params.shape.n_groups, params.n_splits);
+  const auto launch = [&](auto* kernel) {
+    return Launch(kernel, grid, plan.shared_bytes, plan.shared_limit, params, stream);
+  };
+  if (heads <= 1) return launch(SplitKernel<1>);
+  if (heads <= 2) return launch(SplitKernel<2>);
+  if (heads <= 4) return launch(SplitKernel<4>);
+  if (heads <= 8) return launch(SplitKernel<8>);
+  return launch(SplitKernel<16>);
+}
+
+}  // namespace prefixd::gpu::internal

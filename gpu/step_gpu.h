@@ -1,0 +1,121 @@
+// The retrieval-completion step of one layer on CUDA, batched over groups (spec §2, §3).
+//
+// A *group* is one (session, KV head) with its G query heads. The contract is attention/step.h's
+// GroupStep; what differs is where things lie: everything here is device memory, laid out by the
+// caller, and only sizes are known to the host. Nothing is allocated, nothing waits for the device,
+// nothing is read back: a launch can be captured in a CUDA graph and replayed with new contents.
+//
+//   Result<StepPlan> plan = PlanStep(shape, device);       // once per shape, host only
+//   ... workspace of plan->workspace_bytes ...
+//   LaunchStep(*plan, args, stream);                       // three kernels on `stream`
+//   ... later: errors[] copied back, GroupError(...) for each word that is not kGroupOk
+//
+// float32 accumulation, float64 for the few scalars of the estimators. All logs are natural.
+// Thread-safety: functions may be called from any thread; a workspace and the outputs belong to
+// one launch at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/kv_shape.h"
+#include "attention/ledger.h"
+#include "attention/result.h"
+#include "attention/selection.h"
+#include "gpu/device.h"
+
+namespace prefixd::gpu {
+
+inline constexpr uint32_t kMaxGroup = 16;       // G
+inline constexpr uint32_t kMaxDim = 256;        // key_dim, value_dim, d_phi
+inline constexpr uint32_t kMaxEmbedding = 512;  // d_emb
+inline constexpr uint32_t kMaxRows = 1u << 20;  // exact rows of one group
+
+// One head's feature map in device memory. Weights are float32 and *transposed* with respect to
+// attention/feature_map.h: [in][out], so that neighbouring threads read neighbouring outputs.
+struct DeviceFeatureMap {
+  uint32_t in_dim = 0, d_emb = 0, d_phi = 0;
+  float alpha = 0;
+  const float *w_in = nullptr, *b_in = nullptr;    // [in_dim][d_emb], [d_emb]
+  const float *w1 = nullptr, *b1 = nullptr;        // [d_emb][d_emb], [d_emb]
+  const float *w2 = nullptr, *b2 = nullptr;        // [d_emb][d_emb], [d_emb]
+  const float *w_out = nullptr, *b_out = nullptr;  // [d_emb][d_phi], [d_phi]
+};
+
+// The summary of one group's mid region M, in device memory; members of other estimators than the
+// one named may be null.
+struct DeviceSummary {
+  EstimatorKind estimator = EstimatorKind::kNone;  // kNone, kPhi or kMoment
+  uint32_t mid_count = 0;                          // |M|, retrieved tokens included
+  // kPhi (attention/phi_cache.h). d_phi of all maps and caches of a launch is StepShape::d_phi.
+  const float *phi_m = nullptr, *phi_u = nullptr;  // [d_phi] each
+  const float* phi_t = nullptr;                    // [d_phi][value_dim]
+  const DeviceFeatureMap* phi_q = nullptr;         // [G]
+  const DeviceFeatureMap* phi_k = nullptr;
+  // kMoment (attention/moments.h); with kPhi, mean_key alone may be given: it is the bracket's
+  // lower side.
+  const float *mean_key = nullptr, *key_m2 = nullptr;  // [key_dim] each; m2: sum, centred
+  const float* mean_value = nullptr;                   // [value_dim]
+  const float* cross = nullptr;  // [key_dim][value_dim], sum, centred; null: no first-order term
+};
+
+// What the host knows of a launch. A launch reads less where the device-side counts say so.
+struct StepShape {
+  uint32_t n_groups = 0;
+  uint32_t group = 0;  // G
+  RowShape row;
+  LayerGeometry layer;    // scale and softcap; with a softcap every estimator must be kNone
+  uint32_t max_rows = 0;  // largest number of exact rows of any group
+  // Largest widths of the feature maps in use; both 0 when no group uses kPhi.
+  uint32_t d_phi = 0, d_emb = 0;
+};
+
+// How a shape is run. Plain value; host arithmetic only.
+struct StepPlan {
+  StepShape shape;
+  uint32_t n_splits = 1;       // blocks that share one group's rows
+  size_t workspace_bytes = 0;  // device memory, 16-byte aligned, no initial contents needed
+  size_t shared_bytes = 0;     // dynamic shared memory of the largest kernel
+  size_t shared_limit = 0;     // the most that the device gives a block
+};
+
+// kInvalidArgument: a size is outside the limits above, or needs more shared memory than the
+// device has; the message names it.
+Result<StepPlan> PlanStep(const StepShape& shape, const DeviceInfo& device);
+
+// Device pointers, except where said. Rows may lie in device memory or in pinned host memory: the
+// kernel gathers straight from their addresses.
+struct BatchStepArgs {
+  const float* queries = nullptr;  // [n_groups][G][key_dim]
+  // The exact rows of all groups, group after group, anchors before retrieved: either addresses
+  // of rows, or (row_addresses null) rows at a stride. A row is aligned to its element size.
+  const void* const* row_addresses = nullptr;  // [row_offsets[n_groups]]
+  const void* rows = nullptr;
+  size_t row_stride = 0;                     // bytes, a multiple of the element size
+  const uint32_t* row_offsets = nullptr;     // [n_groups + 1], ascending from 0
+  const uint32_t* anchor_counts = nullptr;   // [n_groups] rows of each group that are anchors
+  const DeviceSummary* summaries = nullptr;  // [n_groups]
+  const Cut* cuts = nullptr;                 // [n_groups][G]; null: CutKind::kNone for all
+
+  float* y = nullptr;          // [n_groups][G][value_dim]
+  float* lse = nullptr;        // [n_groups][G], natural; -inf (and y = 0) for an empty prefix
+  float* rho_z = nullptr;      // [n_groups][G]
+  uint32_t* errors = nullptr;  // [n_groups]: kGroupOk or a word for GroupError
+
+  void* workspace = nullptr;  // plan.workspace_bytes
+  size_t workspace_bytes = 0;
+};
+
+inline constexpr uint32_t kGroupOk = 0xffffffffu;
+
+// Enqueues the step. kInvalidArgument before anything is enqueued: a pointer is missing or
+// misaligned, or the workspace is too small. Otherwise what CUDA says of the launch. Errors in the
+// contents (NaN, counts beyond the shape) are per group, in args.errors: such a group's outputs
+// mean nothing, and other groups are not affected.
+Status LaunchStep(const StepPlan& plan, const BatchStepArgs& args, Stream stream);
+
+// What an error word says; `word` as read back from args.errors, `anchors` that group's
+// anchor_counts. Ok for kGroupOk.
+Status GroupError(uint32_t word, uint32_t anchors);
+
+}  // namespace prefixd::gpu

@@ -1,0 +1,38 @@
+// The kernels of gpu/ as plain C++. Their Launch functions take the place of prefixd_gpu's in the
+// program this is linked into.
+#include "tests/gpu/emulated_cuda.h"
+// clang-format off: the above comes first
+#include "gpu/merge_kernel.cu"
+#include "gpu/query_kernel.cu"
+#include "gpu/split_kernel.cu"
+// clang-format on
+
+namespace prefixd::gpu {
+
+bool EmulatedLogPhi(const DeviceFeatureMap& map, const float* x, size_t n, float* out) {
+  using internal::kTile;
+  using internal::Pad4;
+  const size_t ldx = Pad4(map.in_dim), ld = Pad4(map.d_emb), ldf = Pad4(map.d_phi);
+  const auto body = [&] {
+    const size_t first = size_t{blockIdx.x} * kTile, rows = std::min<size_t>(kTile, n - first);
+    float* tile = internal::DynamicShared();
+    float* embed = tile + kTile * ldx;
+    float* hidden = embed + kTile * ld;
+    float* feature = hidden + kTile * ld;
+    for (size_t i = threadIdx.x; i < kTile * map.in_dim; i += internal::kThreads) {
+      const size_t r = i / map.in_dim, j = i % map.in_dim;
+      tile[r * ldx + j] = r < rows ? x[(first + r) * map.in_dim + j] : 0.0f;
+    }
+    __syncthreads();
+    internal::LogPhiTile<kTile>(map, tile, embed, hidden, feature, ldf);
+    for (size_t i = threadIdx.x; i < rows * map.d_phi; i += internal::kThreads) {
+      out[first * map.d_phi + i] = feature[i / map.d_phi * ldf + i % map.d_phi];
+    }
+  };
+  const size_t floats = kTile * (ldx + 2 * ld + ldf);
+  const dim3 grid(static_cast<uint32_t>((n + kTile - 1) / kTile));
+  return emulated::RunGrid(grid, internal::kThreads, floats * sizeof(float), emulated::Seed(),
+                           body);
+}
+
+}  // namespace prefixd::gpu

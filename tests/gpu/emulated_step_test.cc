@@ -1,0 +1,206 @@
+// The kernels themselves, run on emulated blocks: everywhere, without a GPU.
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gpu/host_batch.h"
+#include "gpu/step_layout.h"
+#include "tests/gpu/emulated_cuda.h"
+#include "tests/gpu/step_cases.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd::gpu {
+
+// In emulated_kernels.cc: LogPhiTile over n vectors, tile by tile.
+bool EmulatedLogPhi(const DeviceFeatureMap& map, const float* x, size_t n, float* out);
+
+namespace {
+
+using internal::HostImage;
+
+// A device of this many multiprocessors: few or many splits.
+DeviceInfo FakeDevice(int multiprocessors) {
+  DeviceInfo device;
+  device.name = "an emulated device";
+  device.multiprocessors = multiprocessors;
+  device.shared_bytes_max = emulated::kDynamicSharedBytes;
+  return device;
+}
+
+// Aligned memory in which everything unwritten is NaN.
+class Memory {
+ public:
+  explicit Memory(size_t bytes) : words_(bytes / sizeof(std::max_align_t) + 1) {
+    std::memset(words_.data(), 0xff, words_.size() * sizeof(std::max_align_t));
+  }
+  std::byte* data() { return reinterpret_cast<std::byte*>(words_.data()); }
+
+ private:
+  std::vector<std::max_align_t> words_;
+};
+
+struct EmulatedRun {
+  int multiprocessors = 4;
+  bool scattered = false;         // rows by address, in reverse order of memory
+  size_t bad_address = SIZE_MAX;  // row whose address is made odd
+
+  Status operator()(std::span<const GroupStepInput> in,
+                    std::span<const GroupStepOutput> out) const {
+    PREFIXD_ASSIGN(const StepShape shape, internal::CheckBatch(in, out));
+    PREFIXD_ASSIGN(const StepPlan plan, PlanStep(shape, FakeDevice(multiprocessors)));
+    HostImage measure(nullptr, nullptr);
+    internal::PackBatch(in, shape, measure);
+    Memory input(measure.bytes()), workspace(plan.workspace_bytes);
+    HostImage image(input.data(), input.data());
+    BatchStepArgs args = internal::PackBatch(in, shape, image);
+
+    const size_t rows = args.row_offsets[shape.n_groups];
+    Memory moved(rows * args.row_stride);
+    std::vector<const void*> addresses(rows);
+    for (size_t i = 0; i < rows; ++i) {
+      std::byte* at = moved.data() + (rows - 1 - i) * args.row_stride;
+      std::memcpy(at, static_cast<const std::byte*>(args.rows) + i * args.row_stride,
+                  args.row_stride);
+      addresses[i] = i == bad_address ? at + 1 : at;
+    }
+    if (scattered) {
+      args.row_addresses = addresses.data();
+      args.rows = nullptr;
+    }
+    const size_t heads = in.size() * shape.group, dv = shape.row.value_dim;
+    std::vector<float> y(heads * dv), lse(heads), rho_z(heads);
+    std::vector<uint32_t> errors(in.size(), kGroupOk);
+    args.y = y.data();
+    args.lse = lse.data();
+    args.rho_z = rho_z.data();
+    args.errors = errors.data();
+    args.workspace = workspace.data();
+    args.workspace_bytes = plan.workspace_bytes;
+
+    const internal::StepParams params{shape, plan.n_splits, args};
+    if (internal::LaunchQueryKernel(params, nullptr) != 0 ||
+        internal::LaunchSplitKernel(params, plan, nullptr) != 0 ||
+        internal::LaunchMergeKernel(params, nullptr) != 0) {
+      return Error{Code::kInternal, "an emulated kernel failed"};
+    }
+    for (size_t i = 0; i < in.size(); ++i) {
+      PREFIXD_TRY(internal::ExplainGroup(errors[i], in, i));
+      const size_t g = shape.group;
+      std::copy_n(y.data() + i * g * dv, g * dv, out[i].y.data());
+      std::copy_n(lse.data() + i * g, g, out[i].lse.data());
+      std::copy_n(rho_z.data() + i * g, g, out[i].rho_z.data());
+    }
+    return {};
+  }
+};
+
+uint64_t SeedAll(const char* name) {
+  const uint64_t seed = prefixd::testing::Seed(name);
+  emulated::SetSeed(seed);
+  return seed;
+}
+
+TEST(EmulatedStep, RandomBatches) {
+  testing::RandomBatches(EmulatedRun{}, SeedAll("EmulatedStep.RandomBatches"), 12, 72, 90);
+}
+
+TEST(EmulatedStep, ManySplits) {
+  testing::RandomBatches(EmulatedRun{.multiprocessors = 64}, SeedAll("EmulatedStep.ManySplits"), 3,
+                         24, 600);
+}
+
+TEST(EmulatedStep, RowsByAddress) {
+  testing::RandomBatches(EmulatedRun{.scattered = true}, SeedAll("EmulatedStep.RowsByAddress"), 4,
+                         40, 60);
+}
+
+TEST(EmulatedStep, LargestDimensions) {
+  testing::Random random(SeedAll("EmulatedStep.LargestDimensions"));
+  const testing::ShapeSpec shape{
+      .group = 2, .row = {256, 256, DType::kBf16}, .d_phi = 256, .d_emb = 512};
+  std::vector<testing::Group> groups;
+  groups.push_back(
+      testing::MakeGroup(random, shape, {.mid = 24, .k = 9, .estimator = EstimatorKind::kPhi}));
+  groups.push_back(
+      testing::MakeGroup(random, shape, {.mid = 24, .k = 9, .estimator = EstimatorKind::kMoment}));
+  testing::ExpectAgrees(EmulatedRun{}, groups);
+}
+
+TEST(EmulatedStep, HardCases) {
+  testing::HardCases(EmulatedRun{}, SeedAll("EmulatedStep.HardCases"));
+}
+
+TEST(EmulatedStep, Refusals) { testing::Refusals(EmulatedRun{}, SeedAll("EmulatedStep.Refusals")); }
+
+TEST(EmulatedStep, RefusesMisalignedAddress) {
+  testing::Random random(SeedAll("EmulatedStep.RefusesMisalignedAddress"));
+  const testing::ShapeSpec shape{.group = 2, .row = {8, 8, DType::kBf16}};
+  const testing::Group group = testing::MakeGroup(random, shape, {.mid = 9, .k = 4});
+  std::vector<float> y(16), lse(2), rho_z(2);
+  const GroupStepOutput out{y, lse, rho_z};
+  const Status status = EmulatedRun{.scattered = true, .bad_address = 21}(
+      std::span(&group.input, 1), std::span(&out, 1));
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("address of row 21"), std::string::npos)
+      << status.error().message;
+}
+
+// phi_k recomputed by the kernel must agree with phi_k at ingest (spec §3).
+TEST(EmulatedStep, LogPhiAgreesWithIngest) {
+  testing::Random random(SeedAll("EmulatedStep.LogPhiAgreesWithIngest"));
+  for (int round = 0; round < 6; ++round) {
+    const uint32_t in = random.Int(1, 140), emb = random.Int(1, 140), phi = random.Int(1, 140);
+    const FeatureMap map = prefixd::testing::RandomFeatureMap(random, in, emb, phi);
+    const size_t n = random.Int(1, 40);
+    const std::vector<float> x = random.Normals(n * in);
+    std::vector<float> want(n * phi), got(n * phi);
+    map.LogPhi(x, n, want);
+
+    Memory memory(4 * (size_t{emb} * (in + 2 * emb + phi + 3) + phi) + 256);
+    HostImage image(memory.data(), memory.data());
+    const DeviceFeatureMap device = {
+        in,
+        emb,
+        phi,
+        map.alpha,
+        image.AddTransposed(map.w_in, emb, in),
+        image.Add<float>(map.b_in),
+        image.AddTransposed(map.w1, emb, emb),
+        image.Add<float>(map.b1),
+        image.AddTransposed(map.w2, emb, emb),
+        image.Add<float>(map.b2),
+        image.AddTransposed(map.w_out, phi, emb),
+        image.Add<float>(map.b_out),
+    };
+    ASSERT_TRUE(EmulatedLogPhi(device, x.data(), n, got.data()));
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_NEAR(got[i], want[i], 1e-4 * (1 + std::fabs(want[i]))) << "element " << i;
+    }
+  }
+}
+
+// The emulator notices what it is there to notice.
+TEST(EmulatedCuda, ReportsDivergentBarrier) {
+  const bool converged = emulated::RunGrid(dim3(2), 64, 0, 1, [] { __syncthreads(); });
+  EXPECT_TRUE(converged);
+  const bool diverged = !emulated::RunGrid(dim3(1), 64, 0, 1, [] {
+    if (threadIdx.x < 40) __syncthreads();
+  });
+  EXPECT_TRUE(diverged);
+}
+
+TEST(EmulatedCuda, ShufflesWithinSubWarps) {
+  std::vector<int> sums(64);
+  const bool converged = emulated::RunGrid(dim3(1), 64, 0, 7, [&] {
+    int sum = static_cast<int>(threadIdx.x);
+    for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset, 16);
+    sums[threadIdx.x] = sum;
+  });
+  ASSERT_TRUE(converged);
+  for (int t = 0; t < 64; ++t) EXPECT_EQ(sums[t], 16 * (t / 16 * 16) + 120) << "thread " << t;
+}
+
+}  // namespace
+}  // namespace prefixd::gpu

@@ -1,0 +1,91 @@
+// The scalar mathematics the kernels use, against attention/'s on the CPU.
+#include "gpu/estimator_math.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention/normal.h"
+#include "attention/remainder.h"
+#include "tests/support/random_kv.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd::gpu {
+namespace {
+
+using prefixd::testing::Random;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+double Relative(double x) { return 1e-12 * (1 + std::fabs(x)); }
+
+TEST(EstimatorMath, NormalFunctionsAgreeWithAttention) {
+  for (double t = -60; t <= 12; t += 0.037) {
+    ASSERT_NEAR(LogNormalCdf(t), prefixd::LogNormalCdf(t), Relative(prefixd::LogNormalCdf(t)))
+        << "t = " << t;
+    ASSERT_NEAR(NormalHazard(t), prefixd::NormalHazard(t), Relative(prefixd::NormalHazard(t)))
+        << "t = " << t;
+  }
+  for (double x = 0; x < 80; x += 0.11) {
+    ASSERT_NEAR(Erfcx(x), prefixd::Erfcx(x), Relative(prefixd::Erfcx(x))) << "x = " << x;
+  }
+}
+
+TEST(EstimatorMath, ConstantsAreAttentions) {
+  EXPECT_EQ(kNegligibleVariance, prefixd::kNegligibleVariance);
+  EXPECT_EQ(kNegligibleShare, prefixd::kNegligibleShare);
+}
+
+TEST(EstimatorMath, TiltedMomentAgreesWithAttention) {
+  Random random(prefixd::testing::Seed("EstimatorMath.TiltedMoment"));
+  for (int i = 0; i < 3000; ++i) {
+    const double count = random.Int(1, 1000000), mean = random.Uniform(-80, 80);
+    const double sigma = std::exp(random.Uniform(-9, 3)), variance = sigma * sigma;
+    const auto score = static_cast<float>(mean + sigma * random.Uniform(-2, 8));
+    const Cut cuts[] = {{kInf, CutKind::kNone},
+                        {score, CutKind::kNone},
+                        {score, CutKind::kApproximate},
+                        {score, CutKind::kExact},
+                        {kInf, CutKind::kExact}};
+    for (const Cut& cut : cuts) {
+      const double c = TiltCut(cut, mean, sigma, count);
+      double log_mean = mean;
+      if (variance > kNegligibleVariance && c > mean) log_mean = LogTiltedMass(mean, sigma, c);
+      const double want = prefixd::ClampToBracket(std::log(count) + log_mean, cut, mean, count);
+      const RemainderMass got = TiltedMoment(count, mean, variance, cut);
+      ASSERT_NEAR(got.log_mass, want, 1e-10 * (1 + std::fabs(want)))
+          << "count " << count << " mean " << mean << " sigma " << sigma << " cut " << cut.score;
+      ASSERT_GE(got.log_mass, std::log(count) + mean - 1e-9);
+      if (cut.kind == CutKind::kExact && cut.score > mean) {
+        ASSERT_LE(got.log_mass, std::log(count) + double{cut.score} + 1e-9);
+      }
+      ASSERT_LE(got.tau, 1.0);
+    }
+  }
+}
+
+TEST(EstimatorMath, DegenerateRemaindersHaveTheirExactMass) {
+  const Cut none{kInf, CutKind::kNone};
+  EXPECT_NEAR(TiltedMoment(7, 1.5, 0, none).log_mass, std::log(7) + 1.5, 1e-12);
+  EXPECT_EQ(TiltedMoment(7, 1.5, 0, none).tau, 0.0);
+  // A cut below the mean contradicts it: the lower side of the bracket holds.
+  EXPECT_NEAR(TiltedMoment(7, 1.5, 4, {1.0f, CutKind::kExact}).log_mass, std::log(7) + 1.5, 1e-12);
+  EXPECT_TRUE(std::isnan(TiltedMoment(7, std::nan(""), 4, none).log_mass));
+}
+
+TEST(EstimatorMath, PhiRemainderDropsNoiseAndStaysInItsBracket) {
+  const Cut none{kInf, CutKind::kNone};
+  const double lowest = -Infinity();
+  EXPECT_NEAR(PhiRemainder(10, 3, 0.5, lowest, none).log_mass, 3 + std::log(0.5), 1e-12);
+  for (const double share : {0.0, -0.1, 1e-7, std::nan("")}) {
+    EXPECT_EQ(PhiRemainder(10, 3, share, lowest, none).log_mass, lowest);
+  }
+  EXPECT_EQ(PhiRemainder(10, std::nan(""), 1, lowest, none).log_mass, lowest);
+  const Cut cut{-1.0f, CutKind::kExact};
+  EXPECT_NEAR(PhiRemainder(10, 30, 1, lowest, cut).log_mass, std::log(10) - 1, 1e-12);
+  EXPECT_NEAR(PhiRemainder(10, -30, 1, -2, cut).log_mass, std::log(10) - 2, 1e-12);
+}
+
+}  // namespace
+}  // namespace prefixd::gpu
