@@ -1,0 +1,71 @@
+// A decoder-only transformer of the Llama or Qwen3 family on the CPU, float32.
+//
+//   auto model = Model::Load("models/prefixd-tiny", {});
+//   LocalAttention attention(model->Geometry(DType::kBf16));
+//   model->Forward(prompt, 0, attention, 1, logits);       // prefill
+//   model->Forward({&token, 1}, position, attention, 1, logits);  // one step
+//
+// Thread-safety: const methods from any number of threads, each with a backend of its own.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+
+#include "attention/kv_shape.h"
+#include "attention/result.h"
+#include "decoder/attention_backend.h"
+#include "decoder/config.h"
+#include "decoder/rope.h"
+#include "decoder/weights.h"
+
+namespace prefixd::decoder {
+
+struct ModelOptions {
+  uint32_t threads = 0;         // of loops started by this thread; 0: one per core
+  uint32_t chunk_tokens = 512;  // tokens that go through the layers together in a prefill
+};
+
+// Called after each chunk of a prefill; false stops it (kCancelled).
+using PrefillProgress = std::function<bool(uint32_t done, uint32_t total)>;
+
+class Model {
+ public:
+  // Reads config.json and the safetensors of a checkpoint directory.
+  static Result<Model> Load(const std::filesystem::path& directory, const ModelOptions& options);
+  // From parts; kInvalidArgument for options out of range.
+  static Result<Model> Create(ModelConfig config, Weights weights, const ModelOptions& options);
+
+  const ModelConfig& config() const { return config_; }
+  KvGeometry Geometry(DType kv_dtype) const { return GeometryOf(config_, kv_dtype); }
+
+  // Runs `tokens` at positions first, first + 1, ... with attention by `attention`, and returns in
+  // `logits` [n_logits][vocab_size] those of the last n_logits tokens (0 <= n_logits <= tokens).
+  // kInvalidArgument: no tokens, a token outside the vocabulary, a position at or beyond
+  // max_positions, buffer size. Errors of the backend are passed on.
+  Status Forward(std::span<const uint32_t> tokens, uint32_t first, AttentionBackend& attention,
+                 uint32_t n_logits, std::span<float> logits,
+                 const PrefillProgress& progress = nullptr) const;
+
+ private:
+  Model(ModelConfig config, Weights weights, const ModelOptions& options)
+      : config_(std::move(config)),
+        weights_(std::move(weights)),
+        options_(options),
+        rope_(config_.rope, config_.head_dim) {}
+
+  // One chunk through all layers: the residual stream x [n][hidden] before the final norm.
+  Result<std::vector<float>> RunLayers(std::span<const uint32_t> tokens, uint32_t first,
+                                       AttentionBackend& attention) const;
+  Status AttentionBlock(uint32_t layer, uint32_t first, const RopeTable& rope,
+                        AttentionBackend& attention, std::span<float> x) const;
+  void MlpBlock(uint32_t layer, std::span<float> x) const;
+
+  ModelConfig config_;
+  Weights weights_;
+  ModelOptions options_;
+  Rope rope_;
+};
+
+}  // namespace prefixd::decoder

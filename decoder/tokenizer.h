@@ -1,0 +1,36 @@
+// The byte-level vocabulary of the model in models/: ids 0..255 are bytes, 256 begins a prompt
+// (BOS), 257 ends a text (EOS).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/result.h"
+#include "decoder/config.h"
+
+namespace prefixd::decoder {
+
+class ByteTokenizer {
+ public:
+  static constexpr uint32_t kBos = 256, kEos = 257;
+
+  // kInvalidArgument when the vocabulary cannot hold the 256 bytes, or the configuration names
+  // other ids for BOS or EOS: then the model needs its own tokenizer.
+  static Result<ByteTokenizer> For(const ModelConfig& config);
+
+  bool has_bos() const { return vocab_size_ > kBos; }
+  // One id per byte, after BOS where `with_bos` and the vocabulary has it. Any bytes will do.
+  std::vector<uint32_t> Encode(std::string_view text, bool with_bos) const;
+  // The bytes of ids below 256; others are left out.
+  std::string Decode(std::span<const uint32_t> ids) const;
+
+ private:
+  explicit ByteTokenizer(uint32_t vocab_size) : vocab_size_(vocab_size) {}
+
+  uint32_t vocab_size_;
+};
+
+}  // namespace prefixd::decoder

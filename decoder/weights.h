@@ -1,0 +1,39 @@
+// The weights of a model, float32, as the decoder multiplies with them. Upcast once at load.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "attention/result.h"
+#include "decoder/config.h"
+
+namespace prefixd::decoder {
+
+// y = W x; row-major [rows][cols] = [out][in], as in the checkpoint.
+struct Matrix {
+  uint32_t rows = 0, cols = 0;
+  std::vector<float> data;
+};
+
+struct LayerWeights {
+  std::vector<float> attention_norm, mlp_norm;  // [hidden]
+  Matrix q, k, v, o;                            // q: [Hq * dh][hidden], o: [hidden][Hq * dh]
+  std::vector<float> q_norm, k_norm;            // [head_dim]; empty without QK-norm
+  Matrix gate, up, down;                        // [ffn][hidden], [ffn][hidden], [hidden][ffn]
+};
+
+struct Weights {
+  Matrix embedding;  // [vocab][hidden]
+  std::vector<LayerWeights> layers;
+  std::vector<float> final_norm;  // [hidden]
+  Matrix lm_head;                 // [vocab][hidden]; empty when tied to the embedding
+
+  const Matrix& output() const { return lm_head.rows == 0 ? embedding : lm_head; }
+};
+
+// Reads the checkpoint in `directory`. kNotFound, kIo, kCorrupt, or kInvalidArgument for a tensor
+// that is missing or of another shape than `config` says (the message names file and tensor).
+Result<Weights> LoadWeights(const std::filesystem::path& directory, const ModelConfig& config);
+
+}  // namespace prefixd::decoder
