@@ -1,0 +1,36 @@
+// Which estimator completes each head best, measured at ingest on the prefill's own queries.
+//
+// The prefix is cut at P, three quarters into the prompt: the sampled queries come from behind it,
+// so every key before P was visible to them. Each estimator reads what the budget leaves after its
+// own cost (spec §4), with exact Top-K selection, and is compared with exact attention over [0, P)
+// by mean relative l1 output error [53] over samples and query heads.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/query_samples.h"
+#include "runtime/summaries.h"
+#include "runtime/types.h"
+
+namespace prefixd {
+
+// What a summary costs in tokens per head, as really stored: float32 beside rows of any dtype.
+double EstimatorTokens(const Model& model, EstimatorKind estimator, bool moment_cross,
+                       const FeatureMapSet* maps);
+
+// Choices of all heads at all options().choice_budgets that pay for the anchors; empty when there
+// is nothing to choose (no samples, or no mid region at P). `prefix` is open at its full length.
+// Counts heads in `progress`.
+Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
+                                               const storage::StoredPrefix& prefix,
+                                               const QuerySamples& samples, WorkProgress& progress);
+
+std::vector<std::byte> SerializeChoices(std::span<const HeadChoice> choices);
+Result<std::vector<HeadChoice>> DeserializeChoices(std::span<const std::byte> bytes);
+// The choices depend on anchors, estimators and their sizes.
+std::string ChoiceProducer(const RuntimeOptions& options, const Model& model);
+
+}  // namespace prefixd

@@ -1,0 +1,26 @@
+// Where a group step is computed: the CPU path of attention/, or CUDA where the build has it and a
+// device answers.
+//
+// Thread-safety: Step may be called concurrently.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "attention/result.h"
+#include "attention/step.h"
+
+namespace prefixd {
+
+class Compute {
+ public:
+  // wanted: "auto", "cpu" or "cuda". kUnavailable when "cuda" is demanded and there is none.
+  static Result<std::unique_ptr<Compute>> Open(std::string_view wanted);
+  virtual ~Compute() = default;
+  virtual std::string name() const = 0;  // "cpu" or "cuda: <device>"
+  // As GroupStep (attention/step.h).
+  virtual Status Step(const GroupStepInput& in, const GroupStepOutput& out) = 0;
+};
+
+}  // namespace prefixd

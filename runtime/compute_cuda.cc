@@ -1,0 +1,68 @@
+#include "runtime/compute_cuda.h"
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/step_gpu.h"
+#include "gpu/step_host.h"
+
+namespace prefixd {
+namespace {
+
+// Shapes beyond the kernels' limits are computed on the CPU.
+bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
+  const size_t rows = in.sinks.count + in.tail.count + in.retrieved.count;
+  if (in.group == 0 || in.group > gpu::kMaxGroup || rows > gpu::kMaxRows) return false;
+  if (in.queries.size() / in.group > gpu::kMaxDim || out.y.size() / in.group > gpu::kMaxDim) {
+    return false;
+  }
+  return in.estimator != EstimatorKind::kPhi || in.phi_k == nullptr ||
+         (in.phi_k->d_phi <= gpu::kMaxDim && in.phi_k->d_emb <= gpu::kMaxEmbedding);
+}
+
+class CudaCompute : public Compute {
+ public:
+  explicit CudaCompute(gpu::HostStep first) : name_("cuda: " + first.device().name) {
+    free_.push_back(std::move(first));
+  }
+
+  std::string name() const override { return name_; }
+
+  Status Step(const GroupStepInput& in, const GroupStepOutput& out) override {
+    if (!FitsDevice(in, out)) return GroupStep(in, out);
+    PREFIXD_ASSIGN(gpu::HostStep step, Acquire());
+    Status status = step.Run(in, out);
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(step));
+    return status;
+  }
+
+ private:
+  // One stream and its buffers per thread that computes at the same time.
+  Result<gpu::HostStep> Acquire() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        gpu::HostStep step = std::move(free_.back());
+        free_.pop_back();
+        return step;
+      }
+    }
+    return gpu::HostStep::Create();
+  }
+
+  const std::string name_;
+  std::mutex mutex_;
+  std::vector<gpu::HostStep> free_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Compute>> OpenCudaCompute() {
+  PREFIXD_ASSIGN(gpu::HostStep step, gpu::HostStep::Create());
+  return std::unique_ptr<Compute>(std::make_unique<CudaCompute>(std::move(step)));
+}
+
+}  // namespace prefixd

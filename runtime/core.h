@@ -1,0 +1,45 @@
+// The shared state behind Store, Session and PutStream. Whoever holds it keeps the store's
+// directory open.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+
+#include "runtime/compute.h"
+#include "runtime/ingest_queue.h"
+#include "runtime/models.h"
+#include "runtime/prepared_prefix.h"
+#include "runtime/scratch.h"
+#include "runtime/store.h"
+#include "runtime/summaries.h"
+#include "runtime/thread_pool.h"
+#include "storage/prefix_store.h"
+
+namespace prefixd {
+
+struct Core {
+  Core(const RuntimeOptions& o, std::unique_ptr<storage::PrefixStore> s, std::unique_ptr<Compute> c)
+      : options(o),
+        storage(std::move(s)),
+        compute(std::move(c)),
+        pool(o.threads),
+        models(storage.get()),
+        rooms{&options, storage.get(), &pool, &scratch} {}
+
+  const RuntimeOptions options;
+  const std::unique_ptr<storage::PrefixStore> storage;
+  const std::unique_ptr<Compute> compute;
+  ThreadPool pool;
+  ScratchPool scratch;
+  ModelRegistry models;
+  const Rooms rooms;
+  PreparedCache prepared;
+
+  std::atomic<uint64_t> sessions{0}, sessions_total{0}, steps{0};
+  const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+
+  std::unique_ptr<IngestQueue> ingest;  // last: its thread uses all the others
+};
+
+}  // namespace prefixd

@@ -1,0 +1,24 @@
+// What is derived from a segment after its rows are durable: checkpoints of summaries, indexes,
+// and the choice of estimators. Resumable: what is stored already is not made again.
+#pragma once
+
+#include <string>
+
+#include "runtime/summaries.h"
+
+namespace prefixd {
+
+inline constexpr const char* kQueriesBlob = "queries";
+inline constexpr const char* kQueriesProducer = "queries/1";
+inline constexpr const char* kChoiceBlob = "choice";
+std::string IvfBlobName(uint32_t layer, uint32_t kv_head);  // "ivf.<layer>.<kv head>"
+std::string IvfProducer(Anchors anchors);
+
+// Everything of one segment, from start to end; kCancelled when progress says so.
+Status IngestSegment(const Rooms& rooms, const Model& model, const storage::SegmentId& id,
+                     WorkProgress& progress);
+
+// Whether a segment has all that IngestSegment makes, from the same producers.
+bool IngestComplete(const Rooms& rooms, const Model& model, const storage::PrefixInfo& info);
+
+}  // namespace prefixd

@@ -1,0 +1,135 @@
+#include "runtime/ingest_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace prefixd {
+
+using storage::SegmentId;
+
+IngestQueue::IngestQueue(Job job) : job_(std::move(job)) {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void IngestQueue::Enqueue(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  if (std::find(queue_.begin(), queue_.end(), id) != queue_.end()) return;
+  queue_.push_back(id);
+  if (running_ != id) entries_[id] = {{IngestState::kPending, std::nullopt}, nullptr};
+  changed_.notify_all();
+}
+
+void IngestQueue::EnqueueUnknown(const SegmentId& id) {
+  std::unique_lock lock(mutex_);
+  const bool known = entries_.contains(id);
+  lock.unlock();
+  if (!known) Enqueue(id);
+}
+
+void IngestQueue::MarkReady(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  entries_[id] = {{IngestState::kReady, std::nullopt}, nullptr};
+  changed_.notify_all();
+}
+
+IngestQueue::Standing IngestQueue::Get(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = entries_.find(id);
+  return it == entries_.end() ? Standing{} : it->second.standing;
+}
+
+void IngestQueue::Loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (stopping_) return;
+    const SegmentId id = queue_.front();
+    queue_.pop_front();
+    auto progress = std::make_shared<WorkProgress>();
+    entries_[id] = {{IngestState::kRunning, std::nullopt}, progress};
+    running_ = id;
+    changed_.notify_all();
+    lock.unlock();
+    Status status = job_(id, *progress);
+    lock.lock();
+    running_.reset();
+    const bool again = std::find(queue_.begin(), queue_.end(), id) != queue_.end();
+    if (auto it = entries_.find(id); it != entries_.end()) {
+      Standing& standing = it->second.standing;
+      if (again || (!status.ok() && progress->cancelled)) {
+        standing = {IngestState::kPending, std::nullopt};
+      } else if (status.ok()) {
+        standing = {IngestState::kReady, std::nullopt};
+      } else {
+        standing = {IngestState::kFailed, std::move(status).error()};
+      }
+    }
+    changed_.notify_all();
+  }
+}
+
+Status IngestQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& progress) {
+  constexpr auto kReportEvery = std::chrono::milliseconds(50);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    bool ready = true;
+    uint64_t done = 0, total = 0;
+    for (const SegmentId& id : chain) {
+      const auto it = entries_.find(id);
+      if (it == entries_.end()) {
+        return Error{Code::kNotFound, "prefix " + id.ToString() + " was removed"};
+      }
+      const Entry& entry = it->second;
+      if (entry.standing.state == IngestState::kFailed) {
+        return Error{entry.standing.error->code,
+                     "the summaries of prefix " + id.ToString() +
+                         " could not be built: " + entry.standing.error->message};
+      }
+      ready = ready && entry.standing.state == IngestState::kReady;
+      if (entry.progress) {
+        done += entry.progress->done;
+        total += entry.progress->total;
+      }
+    }
+    if (progress) {
+      lock.unlock();  // the callback may take its time
+      const bool go_on = progress(done, std::max(done, total), "heads");
+      lock.lock();
+      if (ready) return {};
+      if (!go_on) return Error{Code::kCancelled, "waiting was stopped by the caller"};
+    }
+    if (ready) return {};
+    if (stopping_) return Error{Code::kCancelled, "the store is closing"};
+    changed_.wait_for(lock, kReportEvery);
+  }
+}
+
+void IngestQueue::Forget(const SegmentId& id) {
+  std::unique_lock lock(mutex_);
+  std::erase(queue_, id);
+  if (running_ == id) {
+    entries_[id].progress->cancelled = true;
+    changed_.wait(lock, [&] { return running_ != id; });
+  }
+  std::erase(queue_, id);
+  entries_.erase(id);
+  changed_.notify_all();
+}
+
+void IngestQueue::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    if (running_) entries_[*running_].progress->cancelled = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+uint64_t IngestQueue::queued() const {
+  std::lock_guard lock(mutex_);
+  return queue_.size() + (running_ ? 1 : 0);
+}
+
+}  // namespace prefixd

@@ -1,0 +1,68 @@
+// The background thread that derives what lies beside a segment, and where each segment stands.
+//
+// Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+
+#include "attention/result.h"
+#include "runtime/summaries.h"
+#include "runtime/types.h"
+#include "storage/prefix_store.h"
+
+namespace prefixd {
+
+class IngestQueue {
+ public:
+  using Job = std::function<Status(const storage::SegmentId&, WorkProgress&)>;
+
+  struct Standing {
+    IngestState state = IngestState::kPending;
+    std::optional<Error> error;
+  };
+
+  explicit IngestQueue(Job job);
+  ~IngestQueue() { Stop(); }
+
+  // Segments are done in order of arrival: parents before children.
+  void Enqueue(const storage::SegmentId& id);
+  // Enqueue, unless the segment is known: waiting for one that a concurrent put just committed.
+  void EnqueueUnknown(const storage::SegmentId& id);
+  void MarkReady(const storage::SegmentId& id);
+  Standing Get(const storage::SegmentId& id) const;
+  // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops; the
+  // ingest's own error, naming the segment, when it failed.
+  Status Wait(std::span<const storage::SegmentId> chain, const ProgressFn& progress);
+  // Takes a segment out, stopping its work if it is under way, and forgets it.
+  void Forget(const storage::SegmentId& id);
+  // Stops the work between two heads; what is not done stays for the next start of the store.
+  void Stop();
+  uint64_t queued() const;
+
+ private:
+  struct Entry {
+    Standing standing;
+    std::shared_ptr<WorkProgress> progress;  // of the run under way, or of the last one
+  };
+
+  void Loop();
+
+  Job job_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<storage::SegmentId> queue_;
+  std::map<storage::SegmentId, Entry> entries_;
+  std::optional<storage::SegmentId> running_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace prefixd

@@ -1,0 +1,39 @@
+// A session's policy made concrete: for each (layer, KV head) the estimator and how many tokens
+// the read budget leaves to retrieve.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/prepared_prefix.h"
+#include "runtime/types.h"
+
+namespace prefixd {
+
+struct HeadPlan {
+  EstimatorKind estimator = EstimatorKind::kNone;  // never kAuto
+  uint32_t k = 0;
+};
+
+// Immutable; steps in flight keep the one they began with.
+struct SessionPlan {
+  StepPolicy policy;
+  std::shared_ptr<PreparedPrefix> prefix;
+  std::vector<HeadPlan> heads;               // [n_layers * n_kv_heads]; mode kRetrieve only
+  std::shared_ptr<const MomentSet> moments;  // where a head uses them
+  std::shared_ptr<const PhiSet> phi;
+  bool ivf = false;
+  std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
+};
+
+// Loads the summaries that the policy needs; physical reads are added to `reads` [heads].
+// kInfeasible when the budget cannot pay for anchors and a fixed estimator in some layer (kAuto
+// takes the best estimator that can be paid); kFailedPrecondition when an estimator or index is
+// asked for that is not there (yet).
+Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
+                                                    std::shared_ptr<PreparedPrefix> prefix,
+                                                    const StepPolicy& policy,
+                                                    std::vector<storage::ReadStats>* reads);
+
+}  // namespace prefixd

@@ -1,0 +1,206 @@
+#include "runtime/prepared_prefix.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "runtime/choice.h"
+#include "runtime/ingest.h"
+
+namespace prefixd {
+
+PreparedPrefix::PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
+                               std::shared_ptr<const storage::StoredPrefix> stored,
+                               std::vector<SegmentPart> parts)
+    : rooms_(rooms),
+      model_(std::move(model)),
+      stored_(std::move(stored)),
+      parts_(std::move(parts)),
+      partition_(Partition::Of(stored_->n_tokens(), rooms.options->anchors)),
+      exact_(index::MakeExactIndex(partition_.mid)),
+      heads_(size_t{model_->spec.geometry.n_layers} * model_->spec.geometry.n_kv_heads) {}
+
+Result<std::shared_ptr<PreparedPrefix>> PreparedPrefix::Open(const Rooms& rooms,
+                                                             std::shared_ptr<const Model> model,
+                                                             const storage::SegmentId& id,
+                                                             uint32_t n_tokens) {
+  PREFIXD_ASSIGN(auto stored, rooms.storage->OpenPrefix(id, n_tokens));
+  PREFIXD_ASSIGN(auto parts, ChainParts(*rooms.storage, stored->info(), stored->n_tokens()));
+  return std::shared_ptr<PreparedPrefix>(
+      new PreparedPrefix(rooms, std::move(model), std::move(stored), std::move(parts)));
+}
+
+uint32_t PreparedPrefix::layer_of(size_t head) const {
+  return static_cast<uint32_t>(head / model_->spec.geometry.n_kv_heads);
+}
+
+uint32_t PreparedPrefix::kv_head_of(size_t head) const {
+  return static_cast<uint32_t>(head % model_->spec.geometry.n_kv_heads);
+}
+
+bool PreparedPrefix::has_phi_caches() const {
+  const FeatureMapSet* set = maps();
+  if (!set) return false;
+  const std::string prefix = PhiKind(*model_, *set, rooms_.options->anchors).prefix();
+  return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
+    const auto names = rooms_.storage->ListBlobs(part.id);
+    return part.stored.end <= rooms_.options->anchors.n_sink ||
+           std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name.starts_with(prefix); });
+  });
+}
+
+const SegmentPart* PreparedPrefix::LargestPart() const {
+  const auto largest = std::max_element(
+      parts_.begin(), parts_.end(),
+      [](const SegmentPart& a, const SegmentPart& b) { return a.used.size() < b.used.size(); });
+  return largest == parts_.end() ? nullptr : &*largest;
+}
+
+bool PreparedPrefix::has_ivf() const {
+  const SegmentPart* part = LargestPart();
+  if (!part || part->used.size() < partition_.mid.size() / 2) return false;
+  const auto names = rooms_.storage->ListBlobs(part->id);
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.starts_with("ivf."); });
+}
+
+std::vector<HeadChoice> PreparedPrefix::Choices() const {
+  const std::string producer = ChoiceProducer(*rooms_.options, *model_);
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    const auto blob = rooms_.storage->GetBlob(part->id, kChoiceBlob, producer);
+    if (!blob.ok()) continue;
+    if (auto choices = DeserializeChoices(*blob); choices.ok() && !choices->empty()) {
+      return std::move(choices).value();
+    }
+  }
+  return {};
+}
+
+Result<std::shared_ptr<const MomentSet>> PreparedPrefix::Moments(
+    std::vector<storage::ReadStats>* reads) {
+  std::lock_guard lock(summaries_mutex_);
+  if (!moments_) {
+    const MomentKind kind(*model_, rooms_.options->anchors, rooms_.options->moment_cross);
+    PREFIXD_ASSIGN(auto moments, AssembleSummaries(rooms_, kind, *stored_, parts_, partition_.mid,
+                                                   kMomentsOnTheSpot, WorkPriority::kStep, reads));
+    moments_ = std::make_shared<const MomentSet>(std::move(moments));
+  }
+  return moments_;
+}
+
+Result<std::shared_ptr<const PhiSet>> PreparedPrefix::Phi(std::vector<storage::ReadStats>* reads) {
+  const FeatureMapSet* set = maps();
+  if (!set) {
+    const std::string why = model_->maps_error.empty()
+                                ? "it was registered without feature maps; train them and register "
+                                  "the model again, or use estimator moment"
+                                : "its feature maps cannot be loaded: " + model_->maps_error;
+    return Error{Code::kFailedPrecondition,
+                 "no phi caches for model '" + model_->spec.name + "': " + why};
+  }
+  std::lock_guard lock(summaries_mutex_);
+  if (!phi_) {
+    if (!has_phi_caches()) {
+      return Error{Code::kFailedPrecondition,
+                   "the phi caches of this prefix are not built yet; wait until it is ready "
+                   "(WaitReady) or use estimator moment"};
+    }
+    // Behind the last checkpoint at most one interval and a tail are left to add.
+    const uint64_t max_added =
+        uint64_t{rooms_.options->checkpoint_tokens} + rooms_.options->anchors.n_tail;
+    PREFIXD_ASSIGN(auto phi, AssembleSummaries(
+                                 rooms_, PhiKind(*model_, *set, rooms_.options->anchors), *stored_,
+                                 parts_, partition_.mid, max_added, WorkPriority::kStep, reads));
+    phi_ = std::make_shared<const PhiSet>(std::move(phi));
+  }
+  return phi_;
+}
+
+Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
+  const RowShape row = model_->spec.geometry.row();
+  Head& state = heads_[head];
+  const size_t sink_bytes = partition_.sink.size() * row.bytes();
+  const size_t tail_bytes = partition_.tail.size() * row.bytes();
+  if (!state.has_anchors.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_anchors.load(std::memory_order_relaxed)) {
+      std::vector<std::byte> bytes(sink_bytes + tail_bytes);
+      const auto out = std::span(bytes);
+      const uint32_t layer = layer_of(head), kv_head = kv_head_of(head);
+      if (sink_bytes > 0) {
+        PREFIXD_TRY(
+            stored_->ReadRange(layer, kv_head, partition_.sink, out.first(sink_bytes), reads));
+      }
+      if (tail_bytes > 0) {
+        PREFIXD_TRY(
+            stored_->ReadRange(layer, kv_head, partition_.tail, out.subspan(sink_bytes), reads));
+      }
+      state.anchors = std::move(bytes);
+      state.has_anchors.store(true, std::memory_order_release);
+    }
+  }
+  return AnchorRows{{state.anchors.data(), partition_.sink.size(), row.bytes(), row},
+                    {state.anchors.data() + sink_bytes, partition_.tail.size(), row.bytes(), row}};
+}
+
+Result<RowsView> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads) {
+  const RowShape row = model_->spec.geometry.row();
+  Head& state = heads_[head];
+  if (!state.has_keys.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_keys.load(std::memory_order_relaxed)) {
+      std::vector<std::byte> keys(partition_.mid.size() * row.key_bytes());
+      std::byte* out = keys.data();
+      const auto scratch = rooms_.scratch->Acquire();
+      for (uint32_t at = partition_.mid.begin; at < partition_.mid.end;) {
+        const TokenRange run{at, std::min(partition_.mid.end, at + kRunTokens)};
+        const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
+        PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), run, bytes, reads));
+        for (uint32_t i = 0; i < run.size(); ++i, out += row.key_bytes()) {
+          std::memcpy(out, bytes.data() + i * row.bytes(), row.key_bytes());
+        }
+        at = run.end;
+      }
+      state.keys = std::move(keys);
+      state.has_keys.store(true, std::memory_order_release);
+    }
+  }
+  return RowsView{
+      state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}};
+}
+
+Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadStats* reads) {
+  Head& state = heads_[head];
+  if (!state.has_index.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_index.load(std::memory_order_relaxed)) {
+      const SegmentPart* part = LargestPart();
+      auto blob = rooms_.storage->GetBlob(part->id, IvfBlobName(layer_of(head), kv_head_of(head)),
+                                          IvfProducer(rooms_.options->anchors));
+      if (blob.ok()) {
+        if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += blob->size();
+        // A damaged index is never trusted: the head is searched exactly.
+        if (auto index = index::LoadIndex(*blob); index.ok()) {
+          state.index = std::move(index).value();
+        }
+      }
+      state.has_index.store(true, std::memory_order_release);
+    }
+  }
+  return state.index ? static_cast<const index::KeyIndex*>(state.index.get()) : exact_.get();
+}
+
+Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
+    const Rooms& rooms, const std::shared_ptr<const Model>& model, const storage::SegmentId& id,
+    uint32_t n_tokens) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(prefixes_, [](const auto& entry) { return entry.second.expired(); });
+  auto& slot = prefixes_[{id, n_tokens}];
+  if (auto shared = slot.lock(); shared && shared->model() == model) return shared;
+  PREFIXD_ASSIGN(auto prepared, PreparedPrefix::Open(rooms, model, id, n_tokens));
+  slot = prepared;
+  return prepared;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,110 @@
+// A stored prefix made ready for steps, shared by all sessions on the same tokens: anchors, keys
+// for selection, indexes and merged summaries. Loaded when first needed; what that reads is
+// reported to the caller who caused it.
+//
+// Thread-safety: all methods may be called concurrently; loads of one head exclude each other.
+// Returned views and pointers live as long as the PreparedPrefix.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "attention/partition.h"
+#include "index/key_index.h"
+#include "runtime/summaries.h"
+#include "runtime/types.h"
+#include "storage/prefix_store.h"
+
+namespace prefixd {
+
+using MomentSet = std::vector<MomentSummary>;  // [n_layers * n_kv_heads]
+using PhiSet = std::vector<PhiCache>;
+
+struct AnchorRows {
+  RowsView sinks, tail;
+};
+
+class PreparedPrefix {
+ public:
+  // `id` is the segment in which n_tokens ends.
+  static Result<std::shared_ptr<PreparedPrefix>> Open(const Rooms& rooms,
+                                                      std::shared_ptr<const Model> model,
+                                                      const storage::SegmentId& id,
+                                                      uint32_t n_tokens);
+
+  const std::shared_ptr<const Model>& model() const { return model_; }
+  const storage::StoredPrefix& stored() const { return *stored_; }
+  const Partition& partition() const { return partition_; }
+  uint32_t n_tokens() const { return partition_.tail.end; }
+  size_t heads() const { return heads_.size(); }
+  // The maps whose caches complete this prefix; null without maps.
+  const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
+  bool has_phi_caches() const;  // beside every segment of the chain
+  bool has_ivf() const;         // an index covers at least half of the mid region
+  // Of the last segment of the chain that has some; empty: untuned.
+  std::vector<HeadChoice> Choices() const;
+
+  // Of the mid region, for all heads. `reads` [heads]: physical reads are added.
+  // Moments that are not stored yet are computed from the rows on the spot, up to
+  // kMomentsOnTheSpot tokens per head; phi caches are not: kFailedPrecondition.
+  Result<std::shared_ptr<const MomentSet>> Moments(std::vector<storage::ReadStats>* reads);
+  Result<std::shared_ptr<const PhiSet>> Phi(std::vector<storage::ReadStats>* reads);
+
+  Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
+  // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
+  Result<RowsView> MidKeys(size_t head, storage::ReadStats* reads);
+  // The index that covers most of the mid region; an exact one where there is none.
+  Result<const index::KeyIndex*> Ivf(size_t head, storage::ReadStats* reads);
+  const index::KeyIndex& exact() const { return *exact_; }
+
+  uint32_t layer_of(size_t head) const;
+  uint32_t kv_head_of(size_t head) const;
+
+ private:
+  struct Head {
+    std::mutex mutex;  // of loading
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false};
+    std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
+    std::vector<std::byte> keys;             // [mid][key bytes]
+    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+  };
+
+  PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
+                 std::shared_ptr<const storage::StoredPrefix> stored,
+                 std::vector<SegmentPart> parts);
+  // The segment whose own tokens cover most of the mid region.
+  const SegmentPart* LargestPart() const;
+
+  const Rooms rooms_;
+  const std::shared_ptr<const Model> model_;
+  const std::shared_ptr<const storage::StoredPrefix> stored_;
+  const std::vector<SegmentPart> parts_;
+  const Partition partition_;
+  const std::unique_ptr<index::KeyIndex> exact_;
+  std::vector<Head> heads_;
+  std::mutex summaries_mutex_;
+  std::shared_ptr<const MomentSet> moments_;
+  std::shared_ptr<const PhiSet> phi_;
+};
+
+// Beyond this many tokens per head, moments wait for the ingest.
+inline constexpr uint64_t kMomentsOnTheSpot = 65536;
+
+// Prepared prefixes that some session holds, by (segment, length).
+// Thread-safety: Get may be called concurrently.
+class PreparedCache {
+ public:
+  Result<std::shared_ptr<PreparedPrefix>> Get(const Rooms& rooms,
+                                              const std::shared_ptr<const Model>& model,
+                                              const storage::SegmentId& id, uint32_t n_tokens);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<storage::SegmentId, uint32_t>, std::weak_ptr<PreparedPrefix>> prefixes_;
+};
+
+}  // namespace prefixd

@@ -1,0 +1,178 @@
+#include "runtime/put_stream.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/ingest.h"
+#include "runtime/query_samples.h"
+
+namespace prefixd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// NaN and Inf have all exponent bits set.
+bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
+  if (dtype == DType::kF32) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, bytes + i * 4, 4);
+      bad |= static_cast<uint32_t>((bits & 0x7f800000u) == 0x7f800000u);
+    }
+    return bad == 0;
+  }
+  const uint16_t exponent = dtype == DType::kBf16 ? 0x7f80 : 0x7c00;
+  uint32_t bad = 0;
+  for (size_t i = 0; i < n; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + i * 2, 2);
+    bad |= static_cast<uint32_t>((bits & exponent) == exponent);
+  }
+  return bad == 0;
+}
+
+class PutStreamImpl : public PutStream {
+ public:
+  PutStreamImpl(PutContext context, std::unique_ptr<storage::SegmentWriter> writer)
+      : context_(std::move(context)),
+        writer_(std::move(writer)),
+        missing_(writer_->range()),
+        reservoir_(context_.geometry, context_.prompt_tokens, context_.query_samples) {}
+
+  TokenRange missing() const override { return missing_; }
+
+  Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
+               std::span<const std::byte> v) override {
+    const KvGeometry& geometry = context_.geometry;
+    const RowShape row = geometry.row();
+    const size_t k_token = geometry.n_kv_heads * row.key_bytes();
+    const size_t v_token = geometry.n_kv_heads * row.value_bytes();
+    PREFIXD_TRY(CheckRun(layer, first, n));
+    PREFIXD_TRY(CheckSize("k", k.size(), n * k_token));
+    PREFIXD_TRY(CheckSize("v", v.size(), n * v_token));
+    const uint32_t begin = std::max(first, missing_.begin);
+    const uint32_t end = std::min(first + n, missing_.end);
+    if (begin >= end) return {};
+    k = k.subspan((begin - first) * k_token, (end - begin) * k_token);
+    v = v.subspan((begin - first) * v_token, (end - begin) * v_token);
+    PREFIXD_TRY(CheckFinite("key", layer, begin, row.dtype, k, end - begin));
+    PREFIXD_TRY(CheckFinite("value", layer, begin, row.dtype, v, end - begin));
+
+    const size_t run = end - begin;
+    rows_.resize(run * geometry.n_kv_heads * row.bytes());
+    std::byte* out = rows_.data();
+    for (uint32_t h = 0; h < geometry.n_kv_heads; ++h) {
+      for (size_t t = 0; t < run; ++t, out += row.bytes()) {
+        std::memcpy(out, k.data() + t * k_token + h * row.key_bytes(), row.key_bytes());
+        std::memcpy(out + row.key_bytes(), v.data() + t * v_token + h * row.value_bytes(),
+                    row.value_bytes());
+      }
+    }
+    return writer_->WriteRows(layer, begin, static_cast<uint32_t>(run), rows_);
+  }
+
+  Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
+                      std::span<const float> q) override {
+    const KvGeometry& geometry = context_.geometry;
+    const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
+    PREFIXD_TRY(CheckRun(layer, first, n));
+    PREFIXD_TRY(CheckSize("q", q.size_bytes(), n * token * sizeof(float)));
+    for (size_t i = 0; i < q.size(); ++i) {
+      if (!std::isfinite(q[i])) {
+        return InvalidArgument("query of layer " + std::to_string(layer) + ", token " +
+                               std::to_string(first + i / token) + ", head " +
+                               std::to_string(i % token / geometry.key_dim) + " is NaN or Inf");
+      }
+    }
+    reservoir_.Add(layer, first, n, q);
+    return {};
+  }
+
+  Result<PutResult> Commit() override {
+    PREFIXD_TRY(CheckOpen());
+    auto id = writer_->Commit();
+    if (!id.ok()) return std::move(id).error();
+    writer_.reset();
+    PutResult result;
+    result.prefix = id->ToString();
+    result.n_tokens = context_.prompt_tokens;
+    result.stored_tokens = missing_.size();
+    result.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+    if (missing_.size() > 0) {
+      PREFIXD_ASSIGN(const auto info, context_.storage->GetPrefix(*id));
+      result.bytes = info.own_bytes;
+      // The rows are durable whatever happens here: without samples the prefix is untuned.
+      const QuerySamples samples = reservoir_.Take();
+      if (!samples.empty() && info.n_tokens == context_.prompt_tokens) {
+        static_cast<void>(
+            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize()));
+      }
+      context_.committed(*id);
+    }
+    return result;
+  }
+
+  void Abort() override {
+    if (writer_) writer_->Abort();
+    writer_.reset();
+  }
+
+ private:
+  Status CheckOpen() const {
+    if (writer_) return {};
+    return Error{Code::kFailedPrecondition, "this put was committed or aborted already"};
+  }
+
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+    PREFIXD_TRY(CheckOpen());
+    if (layer >= context_.geometry.n_layers) {
+      return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                             std::to_string(context_.geometry.n_layers));
+    }
+    if (first > context_.prompt_tokens || n > context_.prompt_tokens - first) {
+      return InvalidArgument(
+          "tokens " + std::to_string(first) + ".." + std::to_string(uint64_t{first} + n) +
+          " are not all in the prompt of " + std::to_string(context_.prompt_tokens));
+    }
+    return {};
+  }
+
+  static Status CheckSize(const char* what, size_t got, size_t want) {
+    if (got == want) return {};
+    return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
+                           " bytes; this many tokens of the model's geometry take " +
+                           std::to_string(want));
+  }
+
+  static Status CheckFinite(const char* what, uint32_t layer, uint32_t first, DType dtype,
+                            std::span<const std::byte> bytes, size_t n_tokens) {
+    if (AllFinite(dtype, bytes.data(), bytes.size() / DTypeBytes(dtype))) return {};
+    const size_t token = bytes.size() / n_tokens;
+    size_t at = 0;
+    while (AllFinite(dtype, bytes.data() + at * token, token / DTypeBytes(dtype))) ++at;
+    return InvalidArgument(std::string(what) + " of layer " + std::to_string(layer) + ", token " +
+                           std::to_string(first + at) + " is NaN or Inf; nothing was stored of it");
+  }
+
+  PutContext context_;
+  std::unique_ptr<storage::SegmentWriter> writer_;
+  TokenRange missing_;
+  QueryReservoir reservoir_;
+  std::vector<std::byte> rows_;
+  const Clock::time_point begun_ = Clock::now();
+};
+
+}  // namespace
+
+std::unique_ptr<PutStream> MakePutStream(PutContext context,
+                                         std::unique_ptr<storage::SegmentWriter> writer) {
+  return std::make_unique<PutStreamImpl>(std::move(context), std::move(writer));
+}
+
+}  // namespace prefixd

@@ -1,0 +1,58 @@
+// A sample of a prefill's own queries, kept to choose estimators per head (spec §7: queries are
+// causal, so they come from the last quarter of the prompt and are scored on the keys before it).
+//
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "attention/kv_shape.h"
+#include "attention/result.h"
+
+namespace prefixd {
+
+// Where the last quarter of n tokens begins: samples come from [this, n).
+constexpr uint32_t LastQuarterBegin(uint32_t n_tokens) { return n_tokens - n_tokens / 4; }
+
+struct QuerySamples {
+  uint32_t prompt_tokens = 0;  // N of the prefill they come from
+  uint32_t n_q_heads = 0, key_dim = 0;
+  struct Layer {
+    std::vector<uint32_t> positions;  // ascending
+    std::vector<float> q;             // [positions.size()][n_q_heads][key_dim]
+  };
+  std::vector<Layer> layers;
+
+  bool empty() const;
+  std::vector<std::byte> Serialize() const;
+  // kCorrupt for malformed bytes, another geometry, or a value that is not finite.
+  static Result<QuerySamples> Deserialize(std::span<const std::byte> bytes,
+                                          const KvGeometry& geometry);
+};
+
+// A uniform reservoir of at most `capacity` tokens per layer. Each token has a fixed pseudo-random
+// rank and the lowest ranks stay: the sample does not depend on the order of arrival, and all
+// layers keep the same tokens.
+class QueryReservoir {
+ public:
+  QueryReservoir(const KvGeometry& geometry, uint32_t prompt_tokens, uint32_t capacity);
+
+  // q: [n][n_q_heads][key_dim] of tokens [first, first + n).
+  void Add(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q);
+  QuerySamples Take() const;
+
+ private:
+  struct Kept {
+    uint32_t position = 0;
+    std::vector<float> q;  // [n_q_heads][key_dim]
+  };
+
+  uint32_t prompt_tokens_, capacity_, n_q_heads_, key_dim_;
+  std::vector<std::map<uint64_t, Kept>> layers_;  // by rank
+};
+
+}  // namespace prefixd

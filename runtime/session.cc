@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "runtime/choice.h"
+#include "runtime/session_impl.h"
+#include "runtime/step.h"
+
+namespace prefixd {
+namespace {
+
+Error WrongSize(const char* what, size_t got, size_t want) {
+  return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
+                         " elements; this geometry takes " + std::to_string(want));
+}
+
+}  // namespace
+
+SessionImpl::SessionImpl(std::shared_ptr<Core> core, SessionInfo info)
+    : core_(std::move(core)), info_(std::move(info)) {}
+
+SessionImpl::~SessionImpl() { Leave(); }
+
+void SessionImpl::Leave() {
+  if (counted_.exchange(false)) core_->sessions -= 1;
+}
+
+Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<Core> core,
+                                                     std::shared_ptr<PreparedPrefix> prefix,
+                                                     const StepPolicy& policy,
+                                                     std::chrono::steady_clock::time_point begun) {
+  const Model& model = *prefix->model();
+  const storage::PrefixInfo& stored = prefix->stored().info();
+  SessionInfo info;
+  info.id = core->sessions_total + 1;
+  info.model = model.spec.name;
+  info.tenant = stored.tenant;
+  info.prefix = stored.id.ToString();
+  info.n_tokens = prefix->n_tokens();
+  info.geometry = model.spec.geometry;
+  info.anchors = core->options.anchors;
+  const uint64_t already = core->sessions.fetch_add(1);
+  auto session = std::shared_ptr<SessionImpl>(new SessionImpl(std::move(core), std::move(info)));
+  Core& c = *session->core_;
+  if (already >= c.options.max_sessions) {
+    return Error{Code::kResourceExhausted,
+                 "there are " + std::to_string(already) +
+                     " sessions already (max_sessions); detach some and try again"};
+  }
+  session->ledgers_.resize(prefix->heads());
+  session->charged_.resize(prefix->heads());
+  std::vector<storage::ReadStats> reads(prefix->heads());
+  PREFIXD_ASSIGN(auto plan, MakePlan(c.rooms, prefix, policy, &reads));
+  session->info_.id = c.sessions_total.fetch_add(1) + 1;
+  session->info_.estimator = plan->estimator;
+  session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
+  PREFIXD_TRY(session->Adopt(std::move(plan), reads));
+  session->info_.attach_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  return std::shared_ptr<Session>(std::move(session));
+}
+
+Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
+  std::lock_guard lock(mutex_);
+  if (detached_) return Detached();
+  return plan_;
+}
+
+Error SessionImpl::Detached() const {
+  return {Code::kFailedPrecondition,
+          "session " + std::to_string(info_.id) + " was detached; attach again"};
+}
+
+StepPolicy SessionImpl::policy() const {
+  std::lock_guard lock(mutex_);
+  return plan_ ? plan_->policy : StepPolicy{};
+}
+
+Status SessionImpl::SetPolicy(const StepPolicy& policy) {
+  PREFIXD_ASSIGN(const auto old, plan());
+  std::vector<storage::ReadStats> reads(old->prefix->heads());
+  PREFIXD_ASSIGN(auto replacement, MakePlan(core_->rooms, old->prefix, policy, &reads));
+  return Adopt(std::move(replacement), reads);
+}
+
+Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
+                          const std::vector<storage::ReadStats>& reads) {
+  std::lock_guard lock(mutex_);
+  if (detached_) return Detached();
+  plan_ = std::move(plan);
+  AddReads(reads);
+  for (size_t head = 0; head < plan_->heads.size(); ++head) {
+    ChargeSummary(head, plan_->heads[head].estimator);
+  }
+  return {};
+}
+
+void SessionImpl::AddReads(const std::vector<storage::ReadStats>& reads) {
+  for (size_t head = 0; head < reads.size(); ++head) ChargeReads(reads[head], ledgers_[head]);
+}
+
+void SessionImpl::ChargeSummary(size_t head, EstimatorKind estimator) {
+  const uint8_t bit = static_cast<uint8_t>(1u << (static_cast<uint32_t>(estimator) & 7));
+  if (estimator == EstimatorKind::kNone || (charged_[head] & bit)) return;
+  charged_[head] |= bit;
+  const Model& model = *plan_->prefix->model();
+  const double tokens =
+      EstimatorTokens(model, estimator, core_->options.moment_cross, plan_->prefix->maps());
+  ledgers_[head].summary_tokens += tokens;
+  ledgers_[head].logical_bytes +=
+      static_cast<uint64_t>(std::llround(tokens * double(model.spec.geometry.row().bytes())));
+}
+
+void SessionImpl::Charge(size_t head, const Ledger& ledger) {
+  std::lock_guard lock(mutex_);
+  ledgers_[head] += ledger;
+}
+
+Status SessionImpl::CheckQueries(uint32_t layer, uint32_t n, std::span<const float> q,
+                                 std::span<float> y, std::span<float> lse) const {
+  const KvGeometry& geometry = info_.geometry;
+  if (layer >= geometry.n_layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                           std::to_string(geometry.n_layers));
+  }
+  if (geometry.layers[layer].sliding_window > 0) {
+    return Error{Code::kFailedPrecondition,
+                 "layer " + std::to_string(layer) + " has a sliding window of " +
+                     std::to_string(geometry.layers[layer].sliding_window) +
+                     " tokens: its attention is the engine's own"};
+  }
+  const size_t heads = size_t{n} * geometry.n_q_heads;
+  if (q.size() != heads * geometry.key_dim) {
+    return WrongSize("q", q.size(), heads * geometry.key_dim);
+  }
+  if (y.size() != heads * geometry.value_dim) {
+    return WrongSize("y", y.size(), heads * geometry.value_dim);
+  }
+  if (lse.size() != heads) return WrongSize("lse", lse.size(), heads);
+  for (size_t i = 0; i < q.size(); ++i) {
+    if (!std::isfinite(q[i])) {
+      const size_t row = i / geometry.key_dim;
+      return InvalidArgument("q of layer " + std::to_string(layer) + ", query " +
+                             std::to_string(row / geometry.n_q_heads) + ", head " +
+                             std::to_string(row % geometry.n_q_heads) + " is NaN or Inf");
+    }
+  }
+  return {};
+}
+
+Result<size_t> SessionImpl::CheckHead(uint32_t layer, uint32_t kv_head) const {
+  if (layer >= info_.geometry.n_layers || kv_head >= info_.geometry.n_kv_heads) {
+    return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
+                           std::to_string(kv_head) + " is not one of the model's " +
+                           std::to_string(info_.geometry.n_layers) + " x " +
+                           std::to_string(info_.geometry.n_kv_heads));
+  }
+  return size_t{layer} * info_.geometry.n_kv_heads + kv_head;
+}
+
+Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<float> y,
+                         std::span<float> lse, StepInfo* info) {
+  StepRequest request{this, layer, q, y, lse, info, {}};
+  StepBatch({&request, 1});
+  return std::move(request.status);
+}
+
+Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
+                                std::span<float> y, std::span<float> lse) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(CheckQueries(layer, n, q, y, lse));
+  if (n == 0) return {};
+  const KvGeometry& geometry = info_.geometry;
+  const size_t group = geometry.group_size();
+  return core_->pool.ParallelFor(geometry.n_kv_heads, [&](size_t h) -> Status {
+    const size_t head = size_t{layer} * geometry.n_kv_heads + h;
+    const auto of_token = [&](size_t t) { return t * geometry.n_q_heads + h * group; };
+    // This KV head's queries of all tokens, and their outputs, side by side.
+    std::vector<float> head_q(n * group * geometry.key_dim);
+    std::vector<float> head_y(n * group * geometry.value_dim), head_lse(n * group);
+    for (size_t t = 0; t < n; ++t) {
+      std::copy_n(q.data() + of_token(t) * geometry.key_dim, group * geometry.key_dim,
+                  head_q.data() + t * group * geometry.key_dim);
+    }
+    Ledger ledger;
+    const Status status = ExactGroup(*core_, *plan, head, static_cast<uint32_t>(n * group), head_q,
+                                     head_y, head_lse, ledger);
+    Charge(head, ledger);
+    PREFIXD_TRY(status);
+    for (size_t t = 0; t < n; ++t) {
+      std::copy_n(head_y.data() + t * group * geometry.value_dim, group * geometry.value_dim,
+                  y.data() + of_token(t) * geometry.value_dim);
+      std::copy_n(head_lse.data() + t * group, group, lse.data() + of_token(t));
+    }
+    return {};
+  });
+}
+
+Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                             std::span<std::byte> out) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  const size_t want = ids.size() * info_.geometry.row().bytes();
+  if (out.size() != want) return WrongSize("out", out.size(), want);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= info_.n_tokens || (i > 0 && ids[i] <= ids[i - 1])) {
+      return InvalidArgument("ids must ascend and lie below " + std::to_string(info_.n_tokens) +
+                             "; id " + std::to_string(i) + " is " + std::to_string(ids[i]));
+    }
+  }
+  storage::ReadStats reads;
+  PREFIXD_TRY(plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads));
+  Ledger ledger;
+  ledger.retrieved_tokens = ids.size();
+  ledger.logical_bytes = want;
+  ChargeReads(reads, ledger);
+  Charge(head, ledger);
+  return {};
+}
+
+Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
+                              std::span<std::byte> out) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  if (range.begin > range.end || range.end > info_.n_tokens) {
+    return InvalidArgument("tokens " + std::to_string(range.begin) + ".." +
+                           std::to_string(range.end) + " are not a run of the prefix's " +
+                           std::to_string(info_.n_tokens));
+  }
+  const size_t want = range.size() * info_.geometry.row().bytes();
+  if (out.size() != want) return WrongSize("out", out.size(), want);
+  storage::ReadStats reads;
+  PREFIXD_TRY(plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads));
+  Ledger ledger;
+  ledger.logical_bytes = want;
+  ChargeReads(reads, ledger);
+  Charge(head, ledger);
+  return {};
+}
+
+Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
+                                      uint32_t k) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  const size_t want = size_t{info_.geometry.group_size()} * info_.geometry.key_dim;
+  if (q.size() != want) return WrongSize("q", q.size(), want);
+  if (!std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); })) {
+    return InvalidArgument("q of layer " + std::to_string(layer) + ", KV head " +
+                           std::to_string(kv_head) + " holds NaN or Inf");
+  }
+  Ledger ledger;
+  auto selection = SelectGroup(*plan, head, q, k, ledger);
+  Charge(head, ledger);
+  return selection;
+}
+
+Result<std::vector<std::byte>> SessionImpl::PhiCacheBytes(uint32_t layer, uint32_t kv_head) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  if (!plan->prefix->maps() && plan->prefix->model()->maps_error.empty()) {
+    return Error{Code::kNotFound, "model '" + info_.model + "' has no feature maps"};
+  }
+  if (!plan->prefix->model()->Summarised(layer)) {
+    return Error{Code::kFailedPrecondition,
+                 "layer " + std::to_string(layer) + " has a softcap or window: it has no summary"};
+  }
+  std::vector<storage::ReadStats> reads(plan->prefix->heads());
+  PREFIXD_ASSIGN(const auto phi, plan->prefix->Phi(&reads));
+  std::lock_guard lock(mutex_);
+  AddReads(reads);
+  if (plan_) ChargeSummary(head, EstimatorKind::kPhi);
+  return (*phi)[head].Serialize();
+}
+
+Result<std::vector<std::byte>> SessionImpl::MomentBytes(uint32_t layer, uint32_t kv_head) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  if (!plan->prefix->model()->Summarised(layer)) {
+    return Error{Code::kFailedPrecondition,
+                 "layer " + std::to_string(layer) + " has a softcap or window: it has no summary"};
+  }
+  std::vector<storage::ReadStats> reads(plan->prefix->heads());
+  PREFIXD_ASSIGN(const auto moments, plan->prefix->Moments(&reads));
+  std::lock_guard lock(mutex_);
+  AddReads(reads);
+  if (plan_) ChargeSummary(head, EstimatorKind::kMoment);
+  return (*moments)[head].Serialize();
+}
+
+SessionReport SessionImpl::report() const {
+  std::lock_guard lock(mutex_);
+  SessionReport report{info_, {}, ledgers_};
+  for (const Ledger& ledger : ledgers_) report.total += ledger;
+  return report;
+}
+
+Result<SessionReport> SessionImpl::Detach() {
+  std::shared_ptr<const SessionPlan> last;  // let go outside the lock
+  {
+    std::lock_guard lock(mutex_);
+    if (detached_) return Detached();
+    detached_ = true;
+    last.swap(plan_);
+  }
+  last.reset();  // steps in flight keep their own hold
+  Leave();
+  return report();
+}
+
+}  // namespace prefixd

@@ -1,0 +1,28 @@
+// One group (session, KV head) of a step: select, read, attend (spec §2).
+#pragma once
+
+#include <span>
+
+#include "runtime/core.h"
+#include "runtime/plan.h"
+
+namespace prefixd {
+
+// q: [G][key_dim] -> y: [G][value_dim], lse: [G]. What was read is added to `ledger`.
+// Thread-safety: any number of groups at once.
+Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, std::span<const float> q,
+                 std::span<float> y, std::span<float> lse, Ledger& ledger);
+
+// Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
+// streamed once. Charges bytes and time, not steps.
+Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
+                  std::span<const float> q, std::span<float> y, std::span<float> lse,
+                  Ledger& ledger);
+
+// The plan's selector over the mid region.
+Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
+                              uint32_t k, Ledger& ledger);
+
+void ChargeReads(const storage::ReadStats& reads, Ledger& ledger);
+
+}  // namespace prefixd

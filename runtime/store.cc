@@ -1,0 +1,272 @@
+#include "runtime/store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "runtime/choice.h"
+#include "runtime/core.h"
+#include "runtime/ingest.h"
+#include "runtime/put_stream.h"
+#include "runtime/session_impl.h"
+
+namespace prefixd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using storage::SegmentId;
+
+Result<storage::IoBackend> IoFromName(const std::string& name) {
+  if (name == "auto") return storage::IoBackend::kAuto;
+  if (name == "uring") return storage::IoBackend::kUring;
+  if (name == "threads") return storage::IoBackend::kThreads;
+  return InvalidArgument("io must be auto, uring or threads, not '" + name + "'");
+}
+
+Status CheckOptions(const RuntimeOptions& options) {
+  if (options.checkpoint_tokens == 0) {
+    return InvalidArgument("checkpoint_tokens must be at least 1");
+  }
+  if (options.max_sessions == 0) return InvalidArgument("max_sessions must be at least 1");
+  if (options.anchors.n_sink + uint64_t{options.anchors.n_tail} > 65536) {
+    return InvalidArgument("anchors are sinks and tail tokens, at most 65536 together");
+  }
+  for (double budget : options.choice_budgets) {
+    if (!(budget > 0 && budget <= 1)) {
+      return InvalidArgument("choice_budgets are fractions of the prefix in (0, 1], not " +
+                             std::to_string(budget));
+    }
+  }
+  return {};
+}
+
+Error NoSuchPrefix(std::string_view id) {
+  return {Code::kNotFound, "no prefix '" + std::string(id) + "' is stored"};
+}
+
+class StoreImpl : public Store {
+ public:
+  explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  ~StoreImpl() override { core_->ingest->Stop(); }
+
+  // Segments that lack derived data go (back) to the ingest, parents first.
+  void Resume(const std::string* only_model) {
+    auto prefixes = core_->storage->ListPrefixes();
+    std::sort(prefixes.begin(), prefixes.end(),
+              [](const auto& a, const auto& b) { return a.chain.size() < b.chain.size(); });
+    for (const storage::PrefixInfo& info : prefixes) {
+      if (info.quarantined || (only_model && info.model != *only_model)) continue;
+      const auto model = core_->models.Find(info.model);
+      if (model.ok() && IngestComplete(core_->rooms, **model, info)) {
+        core_->ingest->MarkReady(info.id);
+      } else {
+        core_->ingest->Enqueue(info.id);
+      }
+    }
+  }
+
+  Status RegisterModel(const ModelSpec& spec) override {
+    PREFIXD_ASSIGN(const bool changed, core_->models.Register(spec));
+    if (changed) Resume(&spec.name);
+    return {};
+  }
+
+  std::vector<ModelSpec> Models() const override { return core_->models.Specs(); }
+
+  Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
+    PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
+    PREFIXD_ASSIGN(auto writer,
+                   core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label));
+    PutContext context;
+    context.keep_alive = core_;
+    context.storage = core_->storage.get();
+    context.geometry = model->spec.geometry;
+    context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
+    context.query_samples = core_->options.query_samples;
+    context.committed = [core = core_.get()](const SegmentId& id) { core->ingest->Enqueue(id); };
+    return MakePutStream(std::move(context), std::move(writer));
+  }
+
+  Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
+                            std::span<const uint32_t> tokens) const override {
+    PREFIXD_TRY(Known(model));
+    PREFIXD_ASSIGN(const auto match, core_->storage->LongestMatch(model, tenant, tokens));
+    if (match.n_tokens == 0) return PrefixMatch{};
+    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens};
+  }
+
+  Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    for (const SegmentId& id : info.chain) core_->ingest->EnqueueUnknown(id);
+    return core_->ingest->Wait(info.chain, progress);
+  }
+
+  Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
+    const auto begun = Clock::now();
+    storage::PrefixInfo info;
+    uint32_t n_tokens = 0;
+    if (!spec.tokens.empty()) {
+      PREFIXD_TRY(Known(spec.model));
+      PREFIXD_ASSIGN(const auto match,
+                     core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens));
+      if (match.n_tokens == 0) {
+        return Error{Code::kNotFound, "no stored prefix of model '" + spec.model +
+                                          "' and this tenant begins these tokens; put it first"};
+      }
+      PREFIXD_ASSIGN(info, core_->storage->GetPrefix(match.id));
+      n_tokens = match.n_tokens;
+    } else if (!spec.prefix.empty()) {
+      PREFIXD_ASSIGN(info, Find(spec.prefix));
+      if (info.tenant != spec.tenant) return NoSuchPrefix(spec.prefix);
+      if (!spec.model.empty() && info.model != spec.model) {
+        return InvalidArgument("prefix " + spec.prefix + " is of model '" + info.model +
+                               "', not '" + spec.model + "'");
+      }
+      n_tokens = info.n_tokens;
+    } else {
+      return InvalidArgument("attach needs tokens or a prefix id");
+    }
+    if (spec.n_tokens > n_tokens) {
+      return InvalidArgument("the prefix has " + std::to_string(n_tokens) +
+                             " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
+    }
+    if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
+    PREFIXD_ASSIGN(const auto model, core_->models.Find(info.model));
+    // Sessions on the same tokens share what they load: name them by the segment they end in.
+    PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
+    const SegmentId id = parts.empty() ? info.id : parts.back().id;
+    PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(core_->rooms, model, id, n_tokens));
+    return SessionImpl::Attach(core_, std::move(prepared), spec.policy, begun);
+  }
+
+  std::vector<PrefixSummary> Prefixes() const override {
+    std::vector<PrefixSummary> summaries;
+    for (const auto& info : core_->storage->ListPrefixes()) summaries.push_back(Summary(info));
+    return summaries;
+  }
+
+  Result<PrefixDetail> Prefix(std::string_view prefix) const override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    PrefixDetail detail;
+    detail.summary = Summary(info);
+    for (const SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
+    detail.blobs = core_->storage->ListBlobs(info.id);
+    if (const auto model = core_->models.Find(info.model); model.ok()) {
+      const auto blob =
+          core_->storage->GetBlob(info.id, kChoiceBlob, ChoiceProducer(core_->options, **model));
+      if (blob.ok()) {
+        PREFIXD_ASSIGN(detail.choices, DeserializeChoices(*blob));
+      }
+    }
+    return detail;
+  }
+
+  Status Remove(std::string_view prefix) override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    core_->ingest->Forget(info.id);
+    Status status = core_->storage->Remove(info.id);
+    if (!status.ok()) core_->ingest->Enqueue(info.id);  // finds what is stored already
+    return status;
+  }
+
+  Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
+    std::optional<SegmentId> only;
+    if (!prefix.empty()) {
+      PREFIXD_ASSIGN(const auto info, Find(prefix));
+      only = info.id;
+    }
+    PREFIXD_ASSIGN(auto report, core_->storage->Verify(only ? &*only : nullptr, progress));
+    return VerifySummary{report.segments, report.pages, report.blobs, report.bytes,
+                         std::move(report.damaged)};
+  }
+
+  RuntimeStats stats() const override {
+    const auto stored = core_->storage->stats();
+    RuntimeStats stats;
+    stats.version = PREFIXD_VERSION;
+    stats.compute = core_->compute->name();
+    stats.io_backend = stored.io_backend;
+    stats.uptime_ms = static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - core_->started)
+            .count());
+    stats.models = core_->models.Specs().size();
+    stats.prefixes = stored.segments;
+    stats.sessions = core_->sessions;
+    stats.sessions_total = core_->sessions_total;
+    stats.steps = core_->steps;
+    stats.bytes_on_disk = stored.bytes_on_disk;
+    stats.bytes_free = stored.bytes_free;
+    stats.bytes_written = stored.bytes_written;
+    stats.bytes_read = stored.bytes_read;
+    stats.host_tier_bytes = stored.host_tier_bytes;
+    stats.host_tier_capacity = stored.host_tier_capacity;
+    stats.host_hits = stored.host_hits;
+    stats.host_misses = stored.host_misses;
+    stats.checksum_failures = stored.checksum_failures;
+    stats.puts = stored.puts;
+    stats.puts_aborted = stored.puts_aborted;
+    stats.ingest_queue = core_->ingest->queued();
+    return stats;
+  }
+
+ private:
+  Status Known(std::string_view model) const {
+    PREFIXD_ASSIGN(const auto found, core_->models.Find(model));
+    return {};
+  }
+
+  Result<storage::PrefixInfo> Find(std::string_view prefix) const {
+    const auto id = SegmentId::Parse(prefix);
+    if (!id.ok()) return NoSuchPrefix(prefix);
+    return core_->storage->GetPrefix(*id);
+  }
+
+  PrefixSummary Summary(const storage::PrefixInfo& info) const {
+    PrefixSummary s;
+    s.id = info.id.ToString();
+    s.model = info.model;
+    s.tenant = info.tenant;
+    s.label = info.label;
+    s.n_tokens = info.n_tokens;
+    s.own_tokens = info.own_tokens;
+    s.children = info.children;
+    s.own_bytes = info.own_bytes;
+    s.created_unix_ms = info.created_unix_ms;
+    s.last_used_unix_ms = info.last_used_unix_ms;
+    s.quarantined = info.quarantined;
+    const auto standing = core_->ingest->Get(info.id);
+    s.ingest = standing.state;
+    if (standing.error) s.ingest_error = standing.error->message;
+    return s;
+  }
+
+  const std::shared_ptr<Core> core_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
+  PREFIXD_TRY(CheckOptions(options));
+  storage::StoreOptions at;
+  at.dir = options.dir;
+  PREFIXD_ASSIGN(at.io, IoFromName(options.io));
+  at.host_tier_bytes = options.host_tier_bytes;
+  at.min_free_bytes = options.min_free_bytes;
+  at.quota_bytes = options.quota_bytes;
+  PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
+  PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
+  auto core = std::make_shared<Core>(options, std::move(storage), std::move(compute));
+  PREFIXD_TRY(core->models.LoadAll());
+  core->ingest = std::make_unique<IngestQueue>(
+      [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+        PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
+        PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
+        return IngestSegment(c->rooms, *model, id, progress);
+      });
+  auto store = std::make_unique<StoreImpl>(core);
+  store->Resume(nullptr);
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+}  // namespace prefixd

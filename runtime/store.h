@@ -1,0 +1,103 @@
+// The runtime: storage, index, attention and gpu joined in one process. This is all of prefixd;
+// the daemon is this library plus a socket.
+//
+// Thread-safety: Store and Session methods may be called concurrently, except that one PutStream
+// is used by one thread at a time. A Session, a PutStream keep their Store alive (shared state);
+// destroying the Store waits for background work.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/result.h"
+#include "runtime/session.h"
+#include "runtime/types.h"
+
+namespace prefixd {
+
+struct RuntimeOptions {
+  std::filesystem::path dir;
+  std::string io = "auto";  // "auto", "uring", "threads"
+  uint64_t host_tier_bytes = 1ull << 30;
+  uint64_t min_free_bytes = 256ull << 20;
+  uint64_t quota_bytes = 0;           // 0: none
+  uint32_t threads = 0;               // compute threads; 0: one per core
+  std::string compute = "auto";       // "auto", "cpu", "cuda"
+  Anchors anchors;                    // of every session: summaries are built for them
+  uint32_t checkpoint_tokens = 4096;  // spacing of a segment's cumulative summaries
+  bool moment_cross = false;          // keep the cross moment C (spec §3): dh/2 more tokens
+  uint32_t query_samples = 32;        // per layer, kept from the last quarter of a prefill
+  std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
+  bool build_ivf = true;  // FAISS IVF for segments of at least ivf_min_tokens
+  uint32_t ivf_min_tokens = 16384;
+  uint32_t max_sessions = 1024;
+};
+
+// One put: rows stream in layer by layer (or in any order), so that it overlaps with the prefill.
+// Destroyed without Commit: aborted, nothing visible, nothing leaked.
+class PutStream {
+ public:
+  virtual ~PutStream() = default;
+  // Tokens that are not stored yet: only these need rows; others are ignored.
+  virtual TokenRange missing() const = 0;
+  // k: [n][n_kv_heads][key_dim], v: [n][n_kv_heads][value_dim], in the geometry's dtype, for tokens
+  // [first, first + n) of `layer`. Borrowed for the call. Tokens outside missing() are skipped.
+  // kInvalidArgument: sizes, NaN or Inf (named by layer and token).
+  virtual Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
+                       std::span<const std::byte> v) = 0;
+  // Optional: the prefill's own queries q [n][n_q_heads][key_dim] float32 of tokens
+  // [first, first + n). A reservoir of them is kept to choose estimators per head.
+  virtual Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
+                              std::span<const float> q) = 0;
+  // Durable and visible when it returns. Summaries and indexes follow in the background
+  // (Store::WaitReady).
+  virtual Result<PutResult> Commit() = 0;
+  virtual void Abort() = 0;
+};
+
+class Store {
+ public:
+  static Result<std::unique_ptr<Store>> Open(const RuntimeOptions& options);
+  virtual ~Store() = default;
+
+  // Idempotent for an equal spec; new feature maps replace the old ones (phi caches are rebuilt).
+  virtual Status RegisterModel(const ModelSpec& spec) = 0;
+  virtual std::vector<ModelSpec> Models() const = 0;
+
+  virtual Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) = 0;
+  virtual Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
+                                    std::span<const uint32_t> tokens) const = 0;
+  // Waits until the prefix's summaries, indexes and choices are ready, or says why not.
+  virtual Status WaitReady(std::string_view prefix, const ProgressFn& progress) = 0;
+
+  // kNotFound when no stored prefix matches.
+  virtual Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) = 0;
+
+  virtual std::vector<PrefixSummary> Prefixes() const = 0;
+  virtual Result<PrefixDetail> Prefix(std::string_view prefix) const = 0;
+  virtual Status Remove(std::string_view prefix) = 0;
+  // prefix "": everything.
+  virtual Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) = 0;
+  virtual RuntimeStats stats() const = 0;
+};
+
+// One layer step of each of several sessions (they may stand on different prefixes and models).
+struct StepRequest {
+  Session* session = nullptr;
+  uint32_t layer = 0;
+  std::span<const float> q;  // [n_q_heads][key_dim]
+  std::span<float> y;        // [n_q_heads][value_dim]
+  std::span<float> lse;      // [n_q_heads]
+  StepInfo* info = nullptr;  // optional
+  Status status;             // out: of this request alone
+};
+// Runs all of them together: selection, reads and attention of every (session, KV head) are spread
+// over the store's compute threads. All sessions must belong to one Store.
+void StepBatch(std::span<StepRequest> requests);
+
+}  // namespace prefixd

@@ -1,0 +1,53 @@
+// A small pool for loops over independent pieces of work (attention groups, heads).
+//
+// Thread-safety: ParallelFor may be called from any number of threads at once; bodies must not
+// call ParallelFor themselves.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "attention/result.h"
+
+namespace prefixd {
+
+// Workers take the items of steps before those of background work, one item at a time.
+enum class WorkPriority : uint8_t { kStep = 0, kBackground = 1 };
+
+class ThreadPool {
+ public:
+  // threads: including the calling thread, so threads - 1 workers are started; 0: one per core.
+  explicit ThreadPool(uint32_t threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done. The
+  // first error is returned; items not yet begun by then are skipped.
+  Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
+                     WorkPriority priority = WorkPriority::kStep);
+
+  uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
+
+ private:
+  struct Job;
+
+  void WorkerLoop();
+  // Runs one item of `job`; `lock` is held on entry and exit.
+  void RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& lock);
+
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::deque<std::shared_ptr<Job>> queues_[2];  // by priority; jobs with items not yet begun
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace prefixd

@@ -1,0 +1,151 @@
+// Value types of the runtime's interface, shared by embedded users, the daemon and its clients.
+// Plain data: no behaviour beyond names, no third-party types.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/kv_shape.h"
+#include "attention/ledger.h"
+#include "attention/partition.h"
+
+namespace prefixd {
+
+// A model as its user describes it. The identity fields (weights digest, architecture, rope,
+// adapter, tokenizer, tenant salt ...) and the geometry make the fingerprint: a prefix is only
+// ever matched under the same one.
+struct ModelSpec {
+  std::string name;
+  KvGeometry geometry;
+  std::vector<std::pair<std::string, std::string>> identity;
+  // Feature maps for the phi estimator, one file per target prefix length; may be empty. Paths are
+  // on the machine that runs the store.
+  std::vector<std::filesystem::path> feature_maps;
+};
+
+struct PutSpec {
+  std::string model;
+  std::string tenant;  // private per tenant; "" is a tenant of its own
+  std::vector<uint32_t> tokens;
+  std::string label;  // for people: shown by `prefixctl prefixes list`
+};
+
+struct PrefixMatch {
+  std::string prefix;  // id (32 hex digits); empty when nothing matches
+  uint32_t n_tokens = 0;
+  uint32_t stored_tokens = 0;
+};
+
+// Where a prefix's derived data stand. Rows are durable once committed; these follow.
+enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed };
+std::string_view IngestStateName(IngestState state);
+
+struct PutResult {
+  std::string prefix;
+  uint32_t n_tokens = 0;       // of the whole prefix
+  uint32_t stored_tokens = 0;  // newly stored by this put
+  uint64_t bytes = 0;          // written to disk for rows
+  double seconds = 0;          // from BeginPut to durable
+};
+
+enum class StepMode : uint8_t {
+  kFull = 0,      // exact attention over everything
+  kAnchors = 1,   // sinks and tail only
+  kRetrieve = 2,  // anchors, retrieved Top-K and an estimate of the remainder
+};
+std::string_view StepModeName(StepMode mode);  // "full", "anchors", "retrieve"
+Result<StepMode> StepModeFromName(std::string_view name);
+
+// How steps of a session read; given at attach, may be replaced between steps.
+struct StepPolicy {
+  StepMode mode = StepMode::kRetrieve;
+  // kAuto: per (layer, KV head), as chosen at ingest on held-out queries of the prefill; without
+  // such queries the moment estimator ("untuned").
+  EstimatorKind estimator = EstimatorKind::kAuto;
+  double budget = 0.02;           // fraction of the prefix per step (spec §4)
+  std::optional<uint32_t> k;      // fixed K instead of a budget
+  uint32_t l_gen = 1;             // generated tokens that share the summary's cost
+  std::string selector = "auto";  // "auto", "exact", "ivf"
+  bool operator==(const StepPolicy&) const = default;
+};
+
+struct AttachSpec {
+  std::string model;
+  std::string tenant;
+  std::vector<uint32_t> tokens;  // attaches to their longest stored prefix ...
+  std::string prefix;            // ... or to this one, when tokens are empty
+  uint32_t n_tokens = 0;         // cut the prefix here; 0: as long as it matches
+  StepPolicy policy;
+};
+
+struct SessionInfo {
+  uint64_t id = 0;
+  std::string model, tenant, prefix;
+  uint32_t n_tokens = 0;
+  KvGeometry geometry;
+  Anchors anchors;
+  std::string estimator;  // what was attached: "phi (length 8192)", "moment, untuned", ...
+  uint32_t d_phi = 0;     // 0: no phi cache
+  double attach_seconds = 0;
+};
+
+// What one layer step did, summed over KV heads.
+struct StepInfo {
+  uint32_t k = 0;  // largest K used by a head
+  Ledger ledger;   // of this call alone
+};
+
+struct SessionReport {
+  SessionInfo info;
+  Ledger total;
+  std::vector<Ledger> per_head;  // [n_layers * n_kv_heads]
+};
+
+struct HeadChoice {
+  uint32_t layer = 0, kv_head = 0;
+  EstimatorKind chosen = EstimatorKind::kMoment;
+  // Mean relative l1 output error on the held-out queries at `budget`; NaN where not measured.
+  double budget = 0, error_none = 0, error_phi = 0, error_moment = 0;
+};
+
+struct PrefixSummary {
+  std::string id, model, tenant, label;
+  uint32_t n_tokens = 0, own_tokens = 0, children = 0;
+  uint64_t own_bytes = 0;
+  int64_t created_unix_ms = 0, last_used_unix_ms = 0;
+  bool quarantined = false;
+  IngestState ingest = IngestState::kPending;
+  std::string ingest_error;
+};
+
+struct PrefixDetail {
+  PrefixSummary summary;
+  std::vector<std::string> chain;  // root first
+  std::vector<std::string> blobs;  // derived data stored beside the segment
+  std::vector<HeadChoice> choices;
+};
+
+struct RuntimeStats {
+  std::string version, compute;  // compute: "cpu" or "cuda: <device>"
+  std::string io_backend;
+  uint64_t uptime_ms = 0;
+  uint64_t models = 0, prefixes = 0, sessions = 0, sessions_total = 0, steps = 0;
+  uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
+  uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
+  uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
+};
+
+struct VerifySummary {
+  uint64_t segments = 0, pages = 0, blobs = 0, bytes = 0;
+  std::vector<std::string> damaged;
+};
+
+using ProgressFn = std::function<bool(uint64_t done, uint64_t total, std::string_view unit)>;
+
+}  // namespace prefixd

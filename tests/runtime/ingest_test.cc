@@ -1,0 +1,263 @@
+// Derived data: summaries of chains and branches, resumption, replacement, indexes.
+#include <algorithm>
+#include <cmath>
+
+#include "attention/moments.h"
+#include "attention/phi_cache.h"
+#include "attention/reference.h"
+#include "tensors/feature_map_file.h"
+#include "tests/runtime/runtime_fixture.h"
+
+namespace prefixd::testing {
+namespace {
+
+class IngestTest : public RuntimeTest {
+ protected:
+  // The summaries of a session's mid region are those of its rows, taken in one go.
+  void ExpectSummariesOf(const SyntheticPrompt& prompt, uint32_t n_tokens, Session& session,
+                         const FeatureMapSet* maps) {
+    const KvGeometry& g = prompt.geometry;
+    const RowShape row = g.row();
+    const TokenRange mid = Partition::Of(n_tokens, options_.anchors).mid;
+    for (uint32_t l = 0; l < g.n_layers; ++l) {
+      for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+        SCOPED_TRACE("n " + std::to_string(n_tokens) + " layer " + std::to_string(l) + " head " +
+                     std::to_string(h));
+        const auto bytes = prompt.Rows(l, h);
+        const RowsView rows =
+            RowsView{bytes.data(), prompt.n_tokens, row.bytes(), row}.Sub(mid.begin, mid.size());
+        MomentSummary moment(row.key_dim, row.value_dim, options_.moment_cross);
+        moment.Add(rows);
+        auto stored = session.MomentBytes(l, h);
+        ASSERT_OK(stored);
+        auto got = MomentSummary::Deserialize(*stored);
+        ASSERT_OK(got);
+        ASSERT_EQ(got->count(), mid.size());
+        for (uint32_t i = 0; i < row.key_dim; ++i) {
+          EXPECT_NEAR(got->mean_key()[i], moment.mean_key()[i],
+                      1e-6 * (1 + std::abs(moment.mean_key()[i])));
+          EXPECT_NEAR(got->key_m2()[i], moment.key_m2()[i], 1e-6 * (1 + moment.key_m2()[i]));
+        }
+        for (uint32_t i = 0; i < row.value_dim; ++i) {
+          EXPECT_NEAR(got->mean_value()[i], moment.mean_value()[i],
+                      1e-6 * (1 + std::abs(moment.mean_value()[i])));
+        }
+        const double cross_scale = 1 + double(mid.size()) * 8;
+        ASSERT_EQ(got->cross().size(), moment.cross().size());
+        for (size_t i = 0; i < moment.cross().size(); ++i) {
+          EXPECT_NEAR(got->cross()[i], moment.cross()[i], 1e-6 * cross_scale);
+        }
+        if (!maps) continue;
+        PhiCache phi(maps->d_phi, row.value_dim);
+        phi.Add(rows, maps->phi_k[l * g.n_kv_heads + h]);
+        auto phi_stored = session.PhiCacheBytes(l, h);
+        ASSERT_OK(phi_stored);
+        auto phi_got = PhiCache::Deserialize(*phi_stored);
+        ASSERT_OK(phi_got);
+        ASSERT_EQ(phi_got->count(), mid.size());
+        for (uint32_t f = 0; f < maps->d_phi && mid.size() > 0; ++f) {
+          EXPECT_NEAR(phi_got->m()[f], phi.m()[f], 1e-5);
+          EXPECT_NEAR(phi_got->u()[f], phi.u()[f], 1e-5 * phi.u()[f]);
+          for (uint32_t i = 0; i < row.value_dim; ++i) {
+            EXPECT_NEAR(phi_got->t()[f * row.value_dim + i], phi.t()[f * row.value_dim + i],
+                        1e-5 * 8 * phi.u()[f]);
+          }
+        }
+      }
+    }
+  }
+
+  std::shared_ptr<Session> AttachCut(const SyntheticPrompt& prompt, uint32_t n) {
+    StepPolicy policy;
+    policy.mode = StepMode::kFull;
+    auto session = store_->Attach({spec_.name, "", prompt.tokens, "", n, policy});
+    EXPECT_TRUE(session.ok()) << session.error().ToString();
+    return session.ok() ? *session : nullptr;
+  }
+};
+
+TEST_F(IngestTest, ChainsAndBranchesEqualOneGo) {
+  const uint64_t seed = Seed("ChainsAndBranchesEqualOneGo");
+  options_.moment_cross = true;
+  AddMaps(4096, seed);
+  Open();
+  auto maps = LoadFeatureMaps(spec_.feature_maps[0]);
+  ASSERT_OK(maps);
+  // A chain of segments, short ones too: 300, 7, 1, 392, 12 tokens ...
+  const uint32_t ends[] = {300, 307, 308, 700, 712};
+  const auto whole = MakePrompt(spec_.geometry, 712, seed);
+  for (uint32_t end : ends) {
+    ASSERT_NE(PutReady(MakePrompt(spec_.geometry, end, seed)), "");
+  }
+  // ... and a branch that leaves it in the middle of the fourth segment.
+  const auto branch = Branch(whole, 450, MakePrompt(spec_.geometry, 640, seed + 1));
+  ASSERT_NE(PutReady(branch), "");
+  ASSERT_EQ(store_->Prefixes().size(), 6u);
+  Random random(seed);
+  std::vector<uint32_t> cuts(std::begin(ends), std::end(ends));
+  for (int i = 0; i < 12; ++i) cuts.push_back(random.Int(1, 712));
+  for (uint32_t n : {1u, 4u, 20u, 21u, 128u, 316u, 324u, 701u}) cuts.push_back(n);
+  for (uint32_t n : cuts) {
+    const auto session = AttachCut(whole, n);
+    ASSERT_TRUE(session);
+    ExpectSummariesOf(whole, n, *session, &*maps);
+  }
+  for (uint32_t n : {640u, 600u, 451u, 455u, 470u}) {
+    const auto session = AttachCut(branch, n);
+    ASSERT_TRUE(session);
+    EXPECT_EQ(session->info().n_tokens, n);
+    ExpectSummariesOf(branch, n, *session, &*maps);
+  }
+}
+
+TEST_F(IngestTest, MomentsDoNotWaitForTheIngest) {
+  const uint64_t seed = Seed("MomentsDoNotWaitForTheIngest");
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 900, seed);
+  ASSERT_NE(Put(prompt), "");
+  const auto session = AttachCut(prompt, 900);
+  ASSERT_TRUE(session);
+  ExpectSummariesOf(prompt, 900, *session, nullptr);
+}
+
+TEST_F(IngestTest, ResumesWhatARestartInterrupted) {
+  const uint64_t seed = Seed("ResumesWhatARestartInterrupted");
+  options_.checkpoint_tokens = 32;
+  AddMaps(4096, seed);
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 1500, seed);
+  const std::string id = Put(prompt);
+  ASSERT_NE(id, "");
+  for (int restart = 0; restart < 3; ++restart) Open();  // each stops the ingest where it is
+  std::vector<std::pair<uint64_t, uint64_t>> seen;
+  ASSERT_OK(store_->WaitReady(id, [&](uint64_t done, uint64_t total, std::string_view) {
+    seen.emplace_back(done, total);
+    return true;
+  }));
+  ASSERT_FALSE(seen.empty());
+  EXPECT_EQ(seen.back().first, seen.back().second);
+  const auto detail = store_->Prefix(id);
+  ASSERT_OK(detail);
+  EXPECT_EQ(detail->summary.ingest, IngestState::kReady);
+  const auto has = [&](const char* name) {
+    return std::count(detail->blobs.begin(), detail->blobs.end(), name) == 1;
+  };
+  EXPECT_TRUE(has("moments.32") && has("moments.1484") && has("moments.1500"));
+  EXPECT_TRUE(has("phi.4096.32") && has("phi.4096.1484") && has("phi.4096.1500"));
+  EXPECT_TRUE(has("queries") && has("choice"));
+  EXPECT_FALSE(detail->choices.empty());
+  auto maps = LoadFeatureMaps(spec_.feature_maps[0]);
+  ASSERT_OK(maps);
+  const auto session = AttachCut(prompt, 1500);
+  ASSERT_TRUE(session);
+  ExpectSummariesOf(prompt, 1500, *session, &*maps);
+}
+
+TEST_F(IngestTest, WaitingCanBeStopped) {
+  Open();
+  const std::string id = Put(MakePrompt(spec_.geometry, 3000, 1));
+  const Status status =
+      store_->WaitReady(id, [](uint64_t, uint64_t, std::string_view) { return false; });
+  EXPECT_TRUE(status.ok() || status.error().code == Code::kCancelled);
+  ASSERT_OK(store_->WaitReady(id, nullptr));
+}
+
+TEST_F(IngestTest, NewFeatureMapsReplaceTheOldCaches) {
+  const uint64_t seed = Seed("NewFeatureMapsReplaceTheOldCaches");
+  AddMaps(1024, seed);
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 400, seed);
+  const std::string id = PutReady(prompt);
+  const auto old_session = AttachCut(prompt, 400);
+  ASSERT_TRUE(old_session);
+  spec_.feature_maps.clear();
+  AddMaps(1024, seed + 1, 12);  // the same file, other weights
+  ASSERT_OK(store_->RegisterModel(spec_));
+  ASSERT_OK(store_->WaitReady(id, nullptr));
+  auto maps = LoadFeatureMaps(spec_.feature_maps[0]);
+  ASSERT_OK(maps);
+  const auto session = AttachCut(prompt, 400);
+  ASSERT_TRUE(session);
+  EXPECT_EQ(session->info().d_phi, 12u);
+  ExpectSummariesOf(prompt, 400, *session, &*maps);
+}
+
+TEST_F(IngestTest, MapsOfTheNearestLengthAreUsed) {
+  AddMaps(256, 1);
+  AddMaps(1024, 2, 12);
+  Open();
+  const auto longer = MakePrompt(spec_.geometry, 2000, 3);
+  ASSERT_NE(PutReady(longer), "");
+  const std::pair<uint32_t, const char*> wanted[] = {{100, "phi (length 256)"},
+                                                     {256, "phi (length 256)"},
+                                                     {257, "phi (length 1024)"},
+                                                     {2000, "phi (length 1024)"}};
+  for (const auto& [n, estimator] : wanted) {
+    StepPolicy policy;
+    policy.estimator = EstimatorKind::kPhi;
+    policy.k = 10;
+    auto session = store_->Attach({"tiny", "", longer.tokens, "", n, policy});
+    ASSERT_OK(session);
+    EXPECT_EQ((*session)->info().estimator, estimator) << n;
+  }
+}
+
+TEST_F(IngestTest, IvfIsBuiltForLongSegmentsAndUsed) {
+  const uint64_t seed = Seed("IvfIsBuiltForLongSegmentsAndUsed");
+  options_.build_ivf = true;
+  options_.ivf_min_tokens = 1500;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 2000, seed);
+  const std::string id = PutReady(prompt);
+  ASSERT_NE(PutReady(MakePrompt(spec_.geometry, 300, seed + 1)), "");
+  const auto detail = store_->Prefix(id);
+  ASSERT_OK(detail);
+  EXPECT_EQ(std::count(detail->blobs.begin(), detail->blobs.end(), "ivf.1.1"), 1);
+  StepPolicy policy;
+  policy.k = 40;
+  for (const char* selector : {"auto", "ivf", "exact"}) {
+    policy.selector = selector;
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    const auto q = prompt.Q(1, 1999, 1);
+    auto selection = session->Select(1, 0, q.first(32), 40);
+    ASSERT_OK(selection);
+    ASSERT_EQ(selection->ids.size(), 40u);
+    EXPECT_TRUE(std::is_sorted(selection->ids.begin(), selection->ids.end()));
+    EXPECT_GE(selection->ids.front(), 4u);
+    EXPECT_LT(selection->ids.back(), 1984u);
+    const CutKind kind = std::string(selector) == "exact" ? CutKind::kExact : CutKind::kApproximate;
+    EXPECT_EQ(selection->cuts[0].kind, kind) << selector;
+    EXPECT_EQ(Step(*session, 1, q).info.ledger.retrieved_tokens, 80u);
+  }
+}
+
+TEST_F(IngestTest, PromptsShorterThanTheAnchors) {
+  AddMaps(64, 5);
+  Open();
+  for (const uint32_t n : {1u, 3u, 5u, 20u, 21u, 37u}) {
+    const auto prompt = MakePrompt(spec_.geometry, n, 100 + n);
+    ASSERT_NE(PutReady(prompt), "");
+    for (const EstimatorKind estimator : {EstimatorKind::kNone, EstimatorKind::kMoment,
+                                          EstimatorKind::kPhi, EstimatorKind::kAuto}) {
+      StepPolicy policy;
+      policy.estimator = estimator;
+      policy.k = 100;  // everything
+      const auto session = Attach(prompt, policy);
+      ASSERT_TRUE(session);
+      const auto q = prompt.Q(0, n - 1, 1);
+      const Output out = Step(*session, 0, q);
+      for (uint32_t h = 0; h < 4; ++h) {
+        const auto rows = prompt.Rows(0, h / 2);
+        const auto want = reference::ExactAttention(
+            q.subspan(h * 16, 16), 1, spec_.geometry.layers[0],
+            {rows.data(), n, spec_.geometry.row().bytes(), spec_.geometry.row()});
+        EXPECT_NEAR(out.lse[h], want.lse[0], 1e-4);
+        for (uint32_t i = 0; i < 16; ++i) EXPECT_NEAR(out.y[h * 16 + i], want.y[i], 1e-5);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prefixd::testing

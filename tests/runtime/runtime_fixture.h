@@ -1,0 +1,201 @@
+// A store in a directory of its own, a model, and prompts put into it.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/store.h"
+#include "tensors/safetensors.h"
+#include "tests/support/random_kv.h"
+#include "tests/support/seed.h"
+#include "tests/support/synthetic_kv.h"
+#include "tests/support/test.h"
+
+#define ASSERT_OK(expr)                                            \
+  do {                                                             \
+    const auto& ok_result_ = (expr);                               \
+    ASSERT_TRUE(ok_result_.ok()) << ok_result_.error().ToString(); \
+  } while (false)
+#define EXPECT_CODE(expr, wanted)                                                      \
+  do {                                                                                 \
+    const auto& code_result_ = (expr);                                                 \
+    EXPECT_FALSE(code_result_.ok());                                                   \
+    if (!code_result_.ok()) {                                                          \
+      EXPECT_EQ(code_result_.error().code, wanted) << code_result_.error().ToString(); \
+    }                                                                                  \
+  } while (false)
+
+namespace prefixd::testing {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "prefixd-rt-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Random maps of a whole model, as a file that LoadFeatureMaps reads.
+inline Status WriteRandomMaps(const std::filesystem::path& path, const KvGeometry& geometry,
+                              uint32_t length, uint32_t d_emb, uint32_t d_phi, Random& random) {
+  struct Owned {
+    std::string name;
+    std::vector<uint64_t> shape;
+    std::vector<float> data;
+  };
+  std::vector<Owned> tensors;
+  for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+    for (const bool keys : {false, true}) {
+      const uint32_t heads = keys ? geometry.n_kv_heads : geometry.n_q_heads;
+      const std::string at = "layers." + std::to_string(l) + (keys ? ".phi_k." : ".phi_q.");
+      std::vector<FeatureMap> maps;
+      for (uint32_t h = 0; h < heads; ++h) {
+        maps.push_back(RandomFeatureMap(random, geometry.key_dim, d_emb, d_phi));
+      }
+      const auto add = [&](const char* name, std::vector<uint64_t> shape, auto member) {
+        Owned tensor{at + name, {heads}, {}};
+        tensor.shape.insert(tensor.shape.end(), shape.begin(), shape.end());
+        for (const FeatureMap& map : maps) {
+          const std::vector<float>& part = map.*member;
+          tensor.data.insert(tensor.data.end(), part.begin(), part.end());
+        }
+        tensors.push_back(std::move(tensor));
+      };
+      add("W_in", {d_emb, geometry.key_dim}, &FeatureMap::w_in);
+      add("b_in", {d_emb}, &FeatureMap::b_in);
+      add("W1", {d_emb, d_emb}, &FeatureMap::w1);
+      add("b1", {d_emb}, &FeatureMap::b1);
+      add("W2", {d_emb, d_emb}, &FeatureMap::w2);
+      add("b2", {d_emb}, &FeatureMap::b2);
+      add("W_out", {d_phi, d_emb}, &FeatureMap::w_out);
+      add("b_out", {d_phi}, &FeatureMap::b_out);
+      Owned alpha{at + "alpha", {heads}, {}};
+      for (const FeatureMap& map : maps) alpha.data.push_back(map.alpha);
+      tensors.push_back(std::move(alpha));
+    }
+  }
+  std::vector<TensorToWrite> to_write;
+  for (const Owned& tensor : tensors) {
+    to_write.push_back(
+        {tensor.name, TensorType::kF32, tensor.shape, std::as_bytes(std::span(tensor.data))});
+  }
+  const auto text = [](auto x) { return std::to_string(x); };
+  return WriteSafetensors(path, to_write,
+                          {{"format", "prefixd-phi-v1"},
+                           {"length", text(length)},
+                           {"d_emb", text(d_emb)},
+                           {"d_phi", text(d_phi)},
+                           {"n_layers", text(geometry.n_layers)},
+                           {"n_q_heads", text(geometry.n_q_heads)},
+                           {"n_kv_heads", text(geometry.n_kv_heads)},
+                           {"head_dim", text(geometry.key_dim)},
+                           {"scale", text(geometry.layers[0].scale)},
+                           {"model", "synthetic"},
+                           {"weights", "w1"}});
+}
+
+class RuntimeTest : public ::testing::Test {
+ protected:
+  RuntimeTest() {
+    options_.dir = dir_.path() / "store";
+    options_.host_tier_bytes = 8 << 20;
+    options_.min_free_bytes = 1 << 20;
+    options_.threads = 2;
+    options_.compute = "cpu";
+    options_.checkpoint_tokens = 128;
+    options_.build_ivf = false;
+    spec_.name = "tiny";
+    spec_.geometry = SmallGeometry(2, 4, 2, 16);
+    spec_.identity = {{"weights", "w1"}};
+  }
+
+  // Closes the store, if one is open, and opens it (again), registering the model.
+  void Open() {
+    store_.reset();
+    auto store = Store::Open(options_);
+    ASSERT_OK(store);
+    store_ = std::move(store).value();
+    ASSERT_OK(store_->RegisterModel(spec_));
+  }
+
+  // Adds feature maps to the spec.
+  void AddMaps(uint32_t length, uint64_t seed, uint32_t d_phi = 8) {
+    Random random(seed);
+    const auto path = dir_.path() / ("phi-" + std::to_string(length) + ".safetensors");
+    ASSERT_OK(WriteRandomMaps(path, spec_.geometry, length, 16, d_phi, random));
+    spec_.feature_maps.push_back(path);
+  }
+
+  // Puts a prompt in runs of `run` tokens; returns its id, or "" after a failure.
+  std::string Put(const SyntheticPrompt& prompt, bool queries = true, uint32_t run = 100,
+                  const std::string& tenant = "") {
+    std::string id;
+    PutInto(prompt, queries, run, tenant, id);
+    return id;
+  }
+
+  std::string PutReady(const SyntheticPrompt& prompt, bool queries = true, uint32_t run = 100) {
+    const std::string id = Put(prompt, queries, run);
+    const Status ready = store_->WaitReady(id, nullptr);
+    EXPECT_TRUE(ready.ok()) << ready.error().ToString();
+    return id;
+  }
+
+  std::shared_ptr<Session> Attach(const SyntheticPrompt& prompt, const StepPolicy& policy) {
+    auto session = store_->Attach({spec_.name, "", prompt.tokens, "", 0, policy});
+    EXPECT_TRUE(session.ok()) << session.error().ToString();
+    return session.ok() ? std::move(session).value() : nullptr;
+  }
+
+  struct Output {
+    std::vector<float> y, lse;
+    StepInfo info;
+  };
+  Output Step(Session& session, uint32_t layer, std::span<const float> q) {
+    const KvGeometry& g = session.info().geometry;
+    Output out{std::vector<float>(g.n_q_heads * g.value_dim), std::vector<float>(g.n_q_heads), {}};
+    const Status status = session.Step(layer, q, out.y, out.lse, &out.info);
+    EXPECT_TRUE(status.ok()) << status.error().ToString();
+    return out;
+  }
+
+  TempDir dir_;
+  RuntimeOptions options_;
+  ModelSpec spec_;
+  std::unique_ptr<Store> store_;
+
+ private:
+  void PutInto(const SyntheticPrompt& prompt, bool queries, uint32_t run, const std::string& tenant,
+               std::string& id) {
+    auto put = store_->BeginPut({spec_.name, tenant, prompt.tokens, "test"});
+    ASSERT_OK(put);
+    for (uint32_t l = 0; l < prompt.geometry.n_layers; ++l) {
+      for (uint32_t t = 0; t < prompt.n_tokens; t += run) {
+        const uint32_t n = std::min(run, prompt.n_tokens - t);
+        ASSERT_OK((*put)->Write(l, t, n, prompt.K(l, t, n), prompt.V(l, t, n)));
+        if (queries) ASSERT_OK((*put)->WriteQueries(l, t, n, prompt.Q(l, t, n)));
+      }
+    }
+    auto result = (*put)->Commit();
+    ASSERT_OK(result);
+    EXPECT_EQ(result->n_tokens, prompt.n_tokens);
+    id = result->prefix;
+  }
+};
+
+}  // namespace prefixd::testing

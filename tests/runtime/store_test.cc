@@ -1,0 +1,232 @@
+// Store: models, puts, refusals, sessions' registry, restart.
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "tests/runtime/runtime_fixture.h"
+
+namespace prefixd::testing {
+namespace {
+
+using StoreTest = RuntimeTest;
+
+TEST_F(StoreTest, UnknownModelsAndPrefixesAreNamed) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 60, 1);
+  auto put = store_->BeginPut({"nobody", "", prompt.tokens, ""});
+  EXPECT_CODE(put, Code::kNotFound);
+  EXPECT_NE(put.error().message.find("tiny"), std::string::npos) << put.error().message;
+  EXPECT_CODE(store_->Match("nobody", "", prompt.tokens), Code::kNotFound);
+  EXPECT_CODE(store_->Attach({"nobody", "", prompt.tokens, "", 0, {}}), Code::kNotFound);
+  EXPECT_CODE(store_->Attach({"tiny", "", prompt.tokens, "", 0, {}}), Code::kNotFound);
+  EXPECT_CODE(store_->Attach({"tiny", "", {}, "", 0, {}}), Code::kInvalidArgument);
+  EXPECT_CODE(store_->Prefix("zz"), Code::kNotFound);
+  EXPECT_CODE(store_->WaitReady(std::string(32, '0'), nullptr), Code::kNotFound);
+  EXPECT_CODE(store_->Remove("x"), Code::kNotFound);
+}
+
+TEST_F(StoreTest, ModelsAreCheckedAndKept) {
+  AddMaps(512, 7);
+  Open();
+  ASSERT_OK(store_->RegisterModel(spec_));  // again
+  ModelSpec other = spec_;
+  other.identity = {{"weights", "w2"}};
+  // Their metadata names other weights.
+  EXPECT_CODE(store_->RegisterModel(other), Code::kInvalidArgument);
+  other.feature_maps.clear();
+  EXPECT_CODE(store_->RegisterModel(other), Code::kAlreadyExists);
+  other.name = "wide";
+  other.geometry = SmallGeometry(2, 4, 2, 32);
+  other.identity = {{"weights", "w1"}};
+  other.feature_maps = spec_.feature_maps;
+  EXPECT_CODE(store_->RegisterModel(other), Code::kInvalidArgument);  // maps of 16 dimensions
+  other.geometry.layers.clear();
+  EXPECT_CODE(store_->RegisterModel(other), Code::kInvalidArgument);
+  other = spec_;
+  other.feature_maps = {dir_.path() / "none.safetensors"};
+  EXPECT_CODE(store_->RegisterModel(other), Code::kNotFound);
+
+  store_.reset();
+  auto reopened = Store::Open(options_);
+  ASSERT_OK(reopened);
+  const auto models = (*reopened)->Models();
+  ASSERT_EQ(models.size(), 1u);
+  EXPECT_EQ(models[0].identity, spec_.identity);
+  EXPECT_EQ(models[0].geometry, spec_.geometry);
+  ASSERT_EQ(models[0].feature_maps.size(), 1u);
+}
+
+TEST_F(StoreTest, FeatureMapsAddedLaterSurviveARestart) {
+  Open();
+  AddMaps(512, 7);
+  ASSERT_OK(store_->RegisterModel(spec_));
+  store_.reset();
+  auto reopened = Store::Open(options_);
+  ASSERT_OK(reopened);
+  EXPECT_EQ((*reopened)->Models()[0].feature_maps.size(), 1u);
+}
+
+TEST_F(StoreTest, WrongSizesAreRefused) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 64, 2);
+  auto put = store_->BeginPut({"tiny", "", prompt.tokens, ""});
+  ASSERT_OK(put);
+  const auto k = prompt.K(0, 0, 10), v = prompt.V(0, 0, 10);
+  EXPECT_CODE((*put)->Write(2, 0, 10, k, v), Code::kInvalidArgument);
+  EXPECT_CODE((*put)->Write(0, 60, 10, k, v), Code::kInvalidArgument);
+  EXPECT_CODE((*put)->Write(0, 0, 9, k, v), Code::kInvalidArgument);
+  EXPECT_CODE((*put)->Write(0, 0, 10, k, v.first(8)), Code::kInvalidArgument);
+  EXPECT_CODE((*put)->WriteQueries(0, 0, 9, prompt.Q(0, 0, 10)), Code::kInvalidArgument);
+  EXPECT_CODE((*put)->Commit(), Code::kFailedPrecondition);  // rows are missing
+  (*put)->Abort();
+  EXPECT_CODE((*put)->Write(0, 0, 10, k, v), Code::kFailedPrecondition);
+  auto match = store_->Match("tiny", "", prompt.tokens);
+  ASSERT_OK(match);
+  EXPECT_EQ(match->n_tokens, 0u);
+  EXPECT_EQ(match->prefix, "");
+}
+
+TEST_F(StoreTest, RowsAndQueriesThatAreNotFiniteAreNamed) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    spec_.name = std::string(DTypeName(dtype));
+    spec_.geometry = SmallGeometry(2, 4, 2, 16, dtype);
+    Open();
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      auto prompt = MakePrompt(spec_.geometry, 40, 3);
+      auto put = store_->BeginPut({spec_.name, "", prompt.tokens, ""});
+      ASSERT_OK(put);
+      const size_t at = (17 * 2 + 1) * 16 + 5;  // token 17, KV head 1
+      FromFloat(dtype, {&bad, 1}, prompt.v[1].data() + at * DTypeBytes(dtype));
+      const auto status = (*put)->Write(1, 10, 30, prompt.K(1, 10, 30), prompt.V(1, 10, 30));
+      EXPECT_CODE(status, Code::kInvalidArgument);
+      EXPECT_NE(status.error().message.find("value of layer 1, token 17"), std::string::npos)
+          << status.error().message;
+      prompt.q[0][(5 * 4 + 2) * 16] = bad;
+      const auto queries = (*put)->WriteQueries(0, 0, 40, prompt.Q(0, 0, 40));
+      EXPECT_CODE(queries, Code::kInvalidArgument);
+      EXPECT_NE(queries.error().message.find("token 5, head 2"), std::string::npos)
+          << queries.error().message;
+    }
+  }
+}
+
+TEST_F(StoreTest, PuttingAgainStoresNothingNew) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 200, 4);
+  const std::string id = Put(prompt);
+  auto put = store_->BeginPut({"tiny", "", prompt.tokens, ""});
+  ASSERT_OK(put);
+  EXPECT_EQ((*put)->missing().size(), 0u);
+  ASSERT_OK((*put)->Write(0, 0, 200, prompt.K(0, 0, 200), prompt.V(0, 0, 200)));  // ignored
+  auto result = (*put)->Commit();
+  ASSERT_OK(result);
+  EXPECT_EQ(result->prefix, id);
+  EXPECT_EQ(result->stored_tokens, 0u);
+  EXPECT_EQ(result->bytes, 0u);
+}
+
+TEST_F(StoreTest, TenantsDoNotSeeEachOther) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 100, 5);
+  const std::string id = Put(prompt, true, 100, "alice");
+  EXPECT_CODE(store_->Attach({"tiny", "bob", prompt.tokens, "", 0, {}}), Code::kNotFound);
+  EXPECT_CODE(store_->Attach({"tiny", "bob", {}, id, 0, {}}), Code::kNotFound);
+  StepPolicy policy;
+  policy.k = 5;
+  ASSERT_OK(store_->Attach({"tiny", "alice", {}, id, 0, policy}));
+}
+
+TEST_F(StoreTest, RestartGivesIdenticalSteps) {
+  const uint64_t seed = Seed("RestartGivesIdenticalSteps");
+  AddMaps(2048, seed);
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 1100, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  std::vector<Output> before;
+  const auto run = [&](std::vector<Output>& outputs) {
+    for (const EstimatorKind estimator : {EstimatorKind::kNone, EstimatorKind::kMoment,
+                                          EstimatorKind::kPhi, EstimatorKind::kAuto}) {
+      StepPolicy policy;
+      policy.estimator = estimator;
+      policy.budget = 0.05;
+      const auto session = Attach(prompt, policy);
+      ASSERT_TRUE(session);
+      for (uint32_t l = 0; l < 2; ++l) outputs.push_back(Step(*session, l, prompt.Q(l, 1099, 1)));
+    }
+  };
+  run(before);
+  Open();
+  std::vector<Output> after;
+  run(after);
+  ASSERT_EQ(before.size(), after.size());
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_EQ(before[i].y, after[i].y) << i;
+    EXPECT_EQ(before[i].lse, after[i].lse) << i;
+  }
+}
+
+TEST_F(StoreTest, RemoveWaitsForSessionsAndChildren) {
+  Open();
+  const auto parent = MakePrompt(spec_.geometry, 150, 6);
+  const auto child = MakePrompt(spec_.geometry, 260, 6);
+  const std::string parent_id = PutReady(parent), child_id = PutReady(child);
+  ASSERT_NE(parent_id, child_id);
+  EXPECT_CODE(store_->Remove(parent_id), Code::kFailedPrecondition);
+  StepPolicy policy;
+  policy.k = 5;
+  auto session = Attach(child, policy);
+  EXPECT_CODE(store_->Remove(child_id), Code::kFailedPrecondition);
+  ASSERT_OK(store_->WaitReady(child_id, nullptr));  // still there
+  ASSERT_OK(session->Detach());
+  ASSERT_OK(store_->Remove(child_id));
+  ASSERT_OK(store_->Remove(parent_id));
+  EXPECT_TRUE(store_->Prefixes().empty());
+}
+
+TEST_F(StoreTest, VerifyAndStatsCountWhatIsThere) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 300, 8);
+  const std::string id = PutReady(prompt);
+  auto report = store_->Verify("", nullptr);
+  ASSERT_OK(report);
+  EXPECT_EQ(report->segments, 1u);
+  EXPECT_GT(report->blobs, 0u);
+  EXPECT_TRUE(report->damaged.empty());
+  StepPolicy policy;
+  policy.k = 5;
+  const auto session = Attach(prompt, policy);
+  Step(*session, 0, prompt.Q(0, 299, 1));
+  const RuntimeStats stats = store_->stats();
+  EXPECT_EQ(stats.models, 1u);
+  EXPECT_EQ(stats.prefixes, 1u);
+  EXPECT_EQ(stats.sessions, 1u);
+  EXPECT_EQ(stats.steps, 1u);
+  EXPECT_EQ(stats.compute, "cpu");
+  EXPECT_EQ(stats.ingest_queue, 0u);
+  const auto detail = store_->Prefix(id);
+  ASSERT_OK(detail);
+  EXPECT_EQ(detail->summary.n_tokens, 300u);
+  EXPECT_EQ(detail->summary.ingest, IngestState::kReady);
+  EXPECT_EQ(detail->chain, std::vector<std::string>{id});
+}
+
+TEST_F(StoreTest, BadOptionsAreRefused) {
+  RuntimeOptions bad = options_;
+  bad.io = "floppy";
+  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  bad = options_;
+  bad.compute = "abacus";
+  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  bad = options_;
+  bad.checkpoint_tokens = 0;
+  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  bad = options_;
+  bad.choice_budgets = {0.5, 2};
+  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  Open();
+  EXPECT_CODE(Store::Open(options_), Code::kFailedPrecondition);  // a second opener
+}
+
+}  // namespace
+}  // namespace prefixd::testing
