@@ -1,0 +1,234 @@
+#include "client_lib/connection.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace prefixd {
+namespace {
+
+using wire::MessageType;
+
+constexpr uint64_t Align(uint64_t n) {
+  return (n + wire::kTensorAlignment - 1) / wire::kTensorAlignment * wire::kTensorAlignment;
+}
+
+uint64_t TotalBytes(const auto& tensors) {
+  uint64_t total = 0;
+  for (const auto& t : tensors) total += Align(t.size());
+  return total;
+}
+
+// Lays tensors out one after another from *offset on, as [[offset, length], ...].
+wire::Json Layout(const auto& tensors, uint64_t* offset, uint64_t alignment) {
+  wire::Json list = wire::Json::array();
+  for (const auto& t : tensors) {
+    list.push_back(wire::Json::array({*offset, t.size()}));
+    *offset += alignment > 1 ? Align(t.size()) : t.size();
+  }
+  return list;
+}
+
+Error Malformed(const std::string& why) {
+  return {Code::kUnavailable, "the daemon sent a malformed answer: " + why};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Connection>> Connection::Open(const Address& address,
+                                                     const ConnectOptions& options) {
+  const auto deadline =
+      Socket::Clock::now() + std::chrono::milliseconds(options.connect_timeout_ms);
+  std::shared_ptr<Connection> connection(new Connection);
+  PREFIXD_ASSIGN(connection->socket_, Socket::Connect(address, deadline));
+  connection->call_timeout_ms_ = options.connect_timeout_ms;  // until hello is answered
+  ConnectOptions hello = options;
+  hello.shared_memory = options.shared_memory && address.kind == Address::Kind::kUnix;
+  PREFIXD_TRY(connection->SayHello(hello));
+  connection->call_timeout_ms_ = options.call_timeout_ms;
+  return connection;
+}
+
+Status Connection::SayHello(const ConnectOptions& options) {
+  Call call{MessageType::kHello, {}, {}, {}, nullptr};
+  call.control = wire::ToJson(wire::Hello{"prefixd_client", options.tenant, options.token,
+                                          options.admin, options.shared_memory});
+  PREFIXD_ASSIGN(Reply reply, Do(std::move(call)));
+  PREFIXD_ASSIGN(hello_, wire::FromJson<wire::HelloReply>(reply.control, "hello"));
+  if (hello_.region_bytes > 0 && region_.empty()) {
+    return Malformed("shared memory was announced but not passed");
+  }
+  return {};
+}
+
+bool Connection::alive() const {
+  std::lock_guard lock(mutex_);
+  return broken_.empty();
+}
+
+uint64_t Connection::chunk_bytes() const {
+  const uint64_t inline_bytes = hello_.max_payload_bytes;
+  return region_.empty() ? inline_bytes : std::max<uint64_t>(region_.bytes().size() / 2, 1);
+}
+
+Socket::Deadline Connection::CallDeadline() const {
+  if (call_timeout_ms_ == 0) return std::nullopt;
+  return Socket::Clock::now() + std::chrono::milliseconds(call_timeout_ms_);
+}
+
+Result<Connection::Reply> Connection::Do(Call call) {
+  std::lock_guard lock(mutex_);
+  if (!broken_.empty()) return Error{Code::kUnavailable, broken_};
+  return DoLocked(call);
+}
+
+Result<Connection::Reply> Connection::DoLocked(Call& call) {
+  const uint64_t id = next_id_++;
+  const uint64_t tensor_bytes = TotalBytes(call.in) + TotalBytes(call.out);
+  const bool shared =
+      !region_.empty() && tensor_bytes > 0 && tensor_bytes <= region_.bytes().size();
+  if (!shared && std::max(TotalBytes(call.in), TotalBytes(call.out)) >
+                     std::max<uint64_t>(hello_.max_payload_bytes, 1)) {
+    return InvalidArgument("a call of " + std::to_string(tensor_bytes) +
+                           " tensor bytes is above the daemon's limit of " +
+                           std::to_string(hello_.max_payload_bytes) + " (limits.max_frame_mib)");
+  }
+  Status sent = SendRequest(call, id, shared, CallDeadline());
+  if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent.error();  // not sent
+  if (!sent.ok()) {
+    // The daemon may have said why before it closed the connection.
+    const auto soon = Socket::Clock::now() + std::chrono::milliseconds(200);
+    Result<Reply> last_words = ReceiveReply(call, id, shared, soon);
+    if (broken_.empty()) broken_ = sent.error().message;
+    socket_.Close();
+    if (!last_words.ok() && last_words.error().code != Code::kUnavailable) return last_words;
+    return sent.error();
+  }
+  return ReceiveReply(call, id, shared, call.progress ? std::nullopt : CallDeadline());
+}
+
+Status Connection::SendRequest(Call& call, uint64_t id, bool shared, Socket::Deadline deadline) {
+  uint64_t offset = 0;
+  const uint64_t alignment = shared ? wire::kTensorAlignment : 1;
+  if (!call.in.empty()) call.control["in"] = Layout(call.in, &offset, alignment);
+  const uint64_t payload_bytes = shared ? 0 : offset;
+  if (!call.out.empty()) {
+    if (!shared) offset = 0;  // offsets into the reply's payload
+    call.control["out"] = Layout(call.out, &offset, alignment);
+  }
+  if (shared) {
+    uint64_t at = 0;
+    for (const auto& t : call.in) {
+      if (!t.empty()) std::memcpy(region_.bytes().data() + at, t.data(), t.size());
+      at += Align(t.size());
+    }
+  }
+  const std::vector<std::byte> control = wire::PackControl(call.control);
+  wire::FrameHeader header;
+  header.type = call.type;
+  header.request_id = id;
+  header.control_bytes = static_cast<uint32_t>(control.size());
+  header.flags = shared ? wire::kFlagShared : 0;
+  header.payload_bytes = payload_bytes;
+  if (control.size() > wire::kMaxRequestControlBytes) {
+    return InvalidArgument("the request's description is larger than 1 MiB; send fewer items");
+  }
+  const auto encoded = wire::EncodeHeader(header);
+  std::vector<std::span<const std::byte>> parts = {encoded, control};
+  if (!shared) parts.insert(parts.end(), call.in.begin(), call.in.end());
+  return socket_.Send(parts, deadline);
+}
+
+Status Connection::SendCancel(uint64_t id, Socket::Deadline deadline) {
+  Call cancel{MessageType::kCancel, {{"request", id}}, {}, {}, nullptr};
+  return SendRequest(cancel, next_id_++, false, deadline);
+}
+
+Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline) {
+  std::array<std::byte, wire::kHeaderBytes> bytes{};
+  int fd = -1;
+  Status received = socket_.ReceiveWithFd(bytes, deadline, &fd);
+  if (!received.ok()) {
+    if (fd >= 0) ::close(fd);
+    return received.error();
+  }
+  auto header = wire::DecodeHeader(
+      bytes, {wire::kMaxReplyControlBytes,
+              hello_.max_payload_bytes ? hello_.max_payload_bytes : wire::kMaxPayloadBytes});
+  if (fd >= 0) {
+    // Its size comes with the control part; until then as long as the file is.
+    const off_t size = ::lseek(fd, 0, SEEK_END);
+    if (!header.ok() || (header->flags & wire::kFlagRegion) == 0 || !region_.empty() || size <= 0) {
+      ::close(fd);
+    } else {
+      PREFIXD_ASSIGN(region_, SharedRegion::Map(fd, static_cast<uint64_t>(size)));
+      region_.CloseFd();
+    }
+  }
+  return header;
+}
+
+Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool shared,
+                                                   Socket::Deadline deadline) {
+  const auto fail = [&](Error error) {
+    broken_ = error.message;
+    socket_.Close();
+    return error;
+  };
+  while (true) {
+    auto header = ReceiveHeader(deadline);
+    if (!header.ok()) return fail(header.error());
+    std::vector<std::byte> control(header->control_bytes);
+    if (Status s = socket_.Receive(control, deadline); !s.ok()) return fail(s.error());
+    auto json = wire::UnpackControl(control);
+    if (!json.ok()) return fail(Malformed(json.error().message));
+
+    if (header->type == MessageType::kError) {
+      const Error error = wire::ErrorFromJson(*json);
+      if (header->request_id == id) return error;
+      if (header->request_id != 0) continue;  // of an earlier call that was given up
+      broken_ = "the daemon closed the connection: " + error.message;
+      socket_.Close();
+      return error;
+    }
+    if (header->type == MessageType::kProgress && header->request_id == id) {
+      if (call.progress == nullptr || !*call.progress) continue;
+      const auto done = wire::Field<uint64_t>(*json, "done");
+      const auto total = wire::Field<uint64_t>(*json, "total");
+      const auto unit = wire::Field<std::string>(*json, "unit");
+      if (!done.ok() || !total.ok() || !unit.ok()) return fail(Malformed("progress"));
+      const bool go_on = (*call.progress)(*done, *total, *unit);
+      if (go_on) continue;
+      if (Status s = SendCancel(id, CallDeadline()); !s.ok()) return fail(s.error());
+      continue;
+    }
+    if (header->type != MessageType::kReply) return fail(Malformed("unexpected frame"));
+
+    Reply reply;
+    reply.control = *std::move(json);
+    if (header->request_id != id || shared || call.out.empty()) {
+      reply.payload.resize(header->payload_bytes);
+      if (Status s = socket_.Receive(reply.payload, deadline); !s.ok()) return fail(s.error());
+      if (header->request_id != id) continue;
+    } else {
+      uint64_t expected = 0;
+      for (const auto& t : call.out) expected += t.size();
+      if (header->payload_bytes != expected) return fail(Malformed("wrong amount of tensor bytes"));
+      for (const auto& t : call.out) {
+        if (Status s = socket_.Receive(t, deadline); !s.ok()) return fail(s.error());
+      }
+    }
+    if (shared) {
+      uint64_t at = TotalBytes(call.in);
+      for (const auto& t : call.out) {
+        if (!t.empty()) std::memcpy(t.data(), region_.bytes().data() + at, t.size());
+        at += Align(t.size());
+      }
+    }
+    return reply;
+  }
+}
+
+}  // namespace prefixd

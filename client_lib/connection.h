@@ -1,0 +1,67 @@
+// One connection of a client to the daemon: hello, then one call at a time. Internal to client_lib.
+//
+// Tensors of a call go through the shared region when there is one and they fit, else inline.
+// Because calls take turns, the region is laid out afresh by every call: no allocator is needed.
+//
+// Thread-safety: Do may be called concurrently; calls take turns. After a broken connection or a
+// timeout every call fails with kUnavailable.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <vector>
+
+#include "client_lib/client.h"
+#include "client_lib/codec.h"
+#include "client_lib/protocol.h"
+#include "client_lib/shared_region.h"
+#include "client_lib/socket.h"
+
+namespace prefixd {
+
+class Connection {
+ public:
+  struct Call {
+    wire::MessageType type;
+    wire::Json control = wire::Json::object();
+    std::vector<std::span<const std::byte>> in;  // borrowed
+    std::vector<std::span<std::byte>> out;       // filled when Do succeeds; borrowed
+    const ProgressFn* progress = nullptr;        // long calls; then there is no timeout
+  };
+  struct Reply {
+    wire::Json control;
+    std::vector<std::byte> payload;  // empty when the call has outputs
+  };
+
+  static Result<std::shared_ptr<Connection>> Open(const Address& address,
+                                                  const ConnectOptions& options);
+
+  Result<Reply> Do(Call call);
+
+  bool alive() const;
+  const wire::HelloReply& hello() const { return hello_; }
+  // Largest sum of tensor bytes that one call should carry: splitting above it is the caller's.
+  uint64_t chunk_bytes() const;
+
+ private:
+  Connection() = default;
+  Status SayHello(const ConnectOptions& options);
+  Result<Reply> DoLocked(Call& call);
+  Status SendRequest(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
+  Status SendCancel(uint64_t id, Socket::Deadline deadline);
+  Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline);
+  Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
+  Socket::Deadline CallDeadline() const;
+
+  mutable std::mutex mutex_;
+  Socket socket_;
+  SharedRegion region_;
+  wire::HelloReply hello_;
+  uint32_t call_timeout_ms_ = 0;
+  uint64_t next_id_ = 1;
+  std::string broken_;  // why the connection can no longer be used; empty: it can
+};
+
+}  // namespace prefixd

@@ -1,0 +1,116 @@
+// A put over a connection: rows go layer by layer, in runs of tokens that fit the connection.
+#include <algorithm>
+#include <utility>
+
+#include "client_lib/remote_client.h"
+
+namespace prefixd {
+namespace {
+
+using wire::Json;
+using wire::MessageType;
+
+class RemotePut final : public PutStream {
+ public:
+  RemotePut(std::shared_ptr<Connection> connection, uint64_t put, TokenRange missing,
+            const KvGeometry& geometry)
+      : connection_(std::move(connection)), put_(put), missing_(missing), geometry_(geometry) {}
+  ~RemotePut() override { Abort(); }
+
+  TokenRange missing() const override { return missing_; }
+
+  Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
+               std::span<const std::byte> v) override {
+    const size_t k_token = geometry_.n_kv_heads * geometry_.row().key_bytes();
+    const size_t v_token = geometry_.n_kv_heads * geometry_.row().value_bytes();
+    if (k.size() != n * k_token || v.size() != n * v_token) {
+      return InvalidArgument("layer " + std::to_string(layer) + ": " + std::to_string(n) +
+                             " tokens need " + std::to_string(n * k_token) + " key and " +
+                             std::to_string(n * v_token) + " value bytes, got " +
+                             std::to_string(k.size()) + " and " + std::to_string(v.size()));
+    }
+    const uint32_t run = TokensPerMessage(k_token + v_token);
+    uint32_t done = 0;
+    do {  // once even for n = 0: the daemon judges the arguments
+      const uint32_t m = std::min(run, n - done);
+      PREFIXD_TRY(
+          Send(MessageType::kPutWrite, layer, first + done, m,
+               {k.subspan(done * k_token, m * k_token), v.subspan(done * v_token, m * v_token)}));
+      done += m;
+    } while (done < n);
+    return {};
+  }
+
+  Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
+                      std::span<const float> q) override {
+    const size_t token = size_t{geometry_.n_q_heads} * geometry_.key_dim;
+    if (q.size() != n * token) {
+      return InvalidArgument("layer " + std::to_string(layer) + ": " + std::to_string(n) +
+                             " tokens need " + std::to_string(n * token) + " query elements, got " +
+                             std::to_string(q.size()));
+    }
+    const uint32_t run = TokensPerMessage(token * sizeof(float));
+    uint32_t done = 0;
+    do {
+      const uint32_t m = std::min(run, n - done);
+      PREFIXD_TRY(Send(MessageType::kPutQueries, layer, first + done, m,
+                       {wire::BytesOf(q.subspan(done * token, m * token))}));
+      done += m;
+    } while (done < n);
+    return {};
+  }
+
+  Result<PutResult> Commit() override {
+    PREFIXD_TRY(CheckOpen());
+    auto reply = connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, nullptr});
+    open_ = false;  // the daemon has committed or aborted it
+    if (!reply.ok()) return reply.error();
+    return wire::FromJson<PutResult>(reply->control, "commit");
+  }
+
+  void Abort() override {
+    if (!open_) return;
+    open_ = false;
+    // Best effort: a broken connection aborts its puts by itself.
+    (void)connection_->Do({MessageType::kPutAbort, {{"put", put_}}, {}, {}, nullptr});
+  }
+
+ private:
+  Status CheckOpen() const {
+    if (open_) return {};
+    return Error{Code::kFailedPrecondition, "the put is already committed or aborted"};
+  }
+
+  uint32_t TokensPerMessage(size_t token_bytes) const {
+    // Each tensor may be padded up to the alignment in shared memory.
+    const uint64_t room =
+        connection_->chunk_bytes() -
+        std::min<uint64_t>(connection_->chunk_bytes() / 2, 4 * wire::kTensorAlignment);
+    return static_cast<uint32_t>(
+        std::clamp<uint64_t>(room / std::max<size_t>(token_bytes, 1), 1, UINT32_MAX));
+  }
+
+  Status Send(MessageType type, uint32_t layer, uint32_t first, uint32_t n,
+              std::vector<std::span<const std::byte>> in) {
+    PREFIXD_TRY(CheckOpen());
+    Json control = {{"put", put_}, {"layer", layer}, {"first", first}, {"n", n}};
+    auto reply = connection_->Do({type, std::move(control), std::move(in), {}, nullptr});
+    if (!reply.ok()) return reply.error();
+    return {};
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  const uint64_t put_;
+  const TokenRange missing_;
+  const KvGeometry geometry_;
+  bool open_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
+                                         TokenRange missing, const KvGeometry& geometry) {
+  return std::make_unique<RemotePut>(std::move(connection), put, missing, geometry);
+}
+
+}  // namespace prefixd

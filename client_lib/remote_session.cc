@@ -1,0 +1,278 @@
+// A session over a connection, and batches of its steps in one message.
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "client_lib/remote_client.h"
+
+namespace prefixd {
+namespace {
+
+using wire::Field;
+using wire::FromJson;
+using wire::Json;
+using wire::MessageType;
+
+class RemoteSession final : public Session {
+ public:
+  RemoteSession(std::shared_ptr<Connection> connection, uint64_t session, SessionInfo info,
+                StepPolicy policy)
+      : connection_(std::move(connection)),
+        session_(session),
+        info_(std::move(info)),
+        policy_(std::move(policy)) {}
+  ~RemoteSession() override {
+    if (open_) (void)connection_->Do(Make(MessageType::kDetach));
+  }
+
+  const SessionInfo& info() const override { return info_; }
+  const std::shared_ptr<Connection>& connection() const { return connection_; }
+  uint64_t handle() const { return session_; }
+  bool open() const { return open_; }
+
+  StepPolicy policy() const override {
+    std::lock_guard lock(mutex_);
+    return policy_;
+  }
+
+  Status SetPolicy(const StepPolicy& policy) override {
+    auto call = Make(MessageType::kSetPolicy);
+    call.control["policy"] = wire::ToJson(policy);
+    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    std::lock_guard lock(mutex_);
+    policy_ = policy;
+    return {};
+  }
+
+  Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
+              StepInfo* info) override {
+    StepRequest request{this, layer, q, y, lse, info, {}};
+    RemoteStepBatch({&request, 1});
+    return std::move(request.status);
+  }
+
+  Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
+                     std::span<float> lse) override {
+    auto call = Make(MessageType::kAttendExact);
+    call.control["layer"] = layer;
+    call.control["n"] = n;
+    call.in = {wire::BytesOf(q)};
+    call.out = {wire::WritableBytesOf(y), wire::WritableBytesOf(lse)};
+    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    return {};
+  }
+
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                  std::span<std::byte> out) override {
+    const size_t row = info_.geometry.row().bytes();
+    if (out.size() != ids.size() * row) return WrongOutput(ids.size() * row, out.size());
+    const size_t run = RowsPerMessage(row + sizeof(uint32_t));
+    for (size_t done = 0; done < ids.size();) {
+      const size_t m = std::min(run, ids.size() - done);
+      auto call = Make(MessageType::kReadRows);
+      call.control["layer"] = layer;
+      call.control["kv_head"] = kv_head;
+      call.in = {wire::BytesOf(ids.subspan(done, m))};
+      call.out = {out.subspan(done * row, m * row)};
+      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      done += m;
+    }
+    return {};
+  }
+
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
+                   std::span<std::byte> out) override {
+    const size_t row = info_.geometry.row().bytes();
+    if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+    if (out.size() != range.size() * row) return WrongOutput(range.size() * row, out.size());
+    const auto run = static_cast<uint32_t>(std::min<size_t>(RowsPerMessage(row), UINT32_MAX));
+    for (uint32_t done = 0; done < range.size();) {
+      const uint32_t m = std::min(run, range.size() - done);
+      auto call = Make(MessageType::kReadRange);
+      call.control["layer"] = layer;
+      call.control["kv_head"] = kv_head;
+      call.control["begin"] = range.begin + done;
+      call.control["end"] = range.begin + done + m;
+      call.out = {out.subspan(done * row, m * row)};
+      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      done += m;
+    }
+    return {};
+  }
+
+  Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
+                           uint32_t k) override {
+    auto call = Make(MessageType::kSelect);
+    call.control["layer"] = layer;
+    call.control["kv_head"] = kv_head;
+    call.control["k"] = k;
+    call.in = {wire::BytesOf(q)};
+    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    PREFIXD_ASSIGN(Selection selection, FromJson<Selection>(reply.control, "selection"));
+    selection.ids.resize(reply.payload.size() / sizeof(uint32_t));
+    std::copy_n(reply.payload.begin(), selection.ids.size() * sizeof(uint32_t),
+                std::as_writable_bytes(std::span(selection.ids)).begin());
+    return selection;
+  }
+
+  Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) override {
+    return Summary("phi", layer, kv_head);
+  }
+  Result<std::vector<std::byte>> MomentBytes(uint32_t layer, uint32_t kv_head) override {
+    return Summary("moment", layer, kv_head);
+  }
+
+  SessionReport report() const override {
+    if (open_) {
+      auto reply = connection_->Do(Make(MessageType::kReport));
+      if (reply.ok()) {
+        auto report = FromJson<SessionReport>(reply->control, "report");
+        if (report.ok()) {
+          std::lock_guard lock(mutex_);
+          last_ = *std::move(report);
+          return last_;
+        }
+      }
+    }
+    std::lock_guard lock(mutex_);  // detached or unreachable: the last one known
+    SessionReport report = last_;
+    report.info = info_;
+    return report;
+  }
+
+  Result<SessionReport> Detach() override {
+    if (!open_.exchange(false)) return Detached();
+    PREFIXD_ASSIGN(auto reply, connection_->Do(Make(MessageType::kDetach)));
+    PREFIXD_ASSIGN(SessionReport report, FromJson<SessionReport>(reply.control, "report"));
+    std::lock_guard lock(mutex_);
+    last_ = report;
+    return report;
+  }
+
+  static Error Detached() {
+    return {Code::kFailedPrecondition, "the session is detached; attach again"};
+  }
+
+ private:
+  Connection::Call Make(MessageType type) const {
+    return {type, {{"session", session_}}, {}, {}, nullptr};
+  }
+  Result<Connection::Reply> Do(Connection::Call call) const {
+    if (!open_) return Detached();
+    return connection_->Do(std::move(call));
+  }
+  static Error WrongOutput(size_t want, size_t got) {
+    return InvalidArgument("the output holds " + std::to_string(got) + " bytes; the rows need " +
+                           std::to_string(want));
+  }
+  size_t RowsPerMessage(size_t row_bytes) const {
+    const uint64_t room =
+        connection_->chunk_bytes() -
+        std::min<uint64_t>(connection_->chunk_bytes() / 2, 4 * wire::kTensorAlignment);
+    return std::max<size_t>(room / row_bytes, 1);
+  }
+  Result<std::vector<std::byte>> Summary(const char* kind, uint32_t layer, uint32_t kv_head) {
+    auto call = Make(MessageType::kSummary);
+    call.control["kind"] = kind;
+    call.control["layer"] = layer;
+    call.control["kv_head"] = kv_head;
+    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    return std::move(reply.payload);
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  const uint64_t session_;
+  const SessionInfo info_;
+  std::atomic<bool> open_ = true;
+  mutable std::mutex mutex_;  // policy_, last_
+  StepPolicy policy_;
+  mutable SessionReport last_;
+};
+
+// One message with the steps [begin, end) of `requests`, all of one connection.
+void SendSteps(Connection& connection, std::span<StepRequest* const> requests) {
+  Connection::Call call{MessageType::kStep, Json::object(), {}, {}, nullptr};
+  Json steps = Json::array();
+  for (StepRequest* r : requests) {
+    const auto* session = static_cast<const RemoteSession*>(r->session);
+    steps.push_back(
+        {{"session", session->handle()}, {"layer", r->layer}, {"info", r->info != nullptr}});
+    call.in.push_back(wire::BytesOf(r->q));
+    call.out.push_back(wire::WritableBytesOf(r->y));
+    call.out.push_back(wire::WritableBytesOf(r->lse));
+  }
+  call.control["steps"] = std::move(steps);
+  auto reply = connection.Do(std::move(call));
+  const auto fail_all = [&](const Error& error) {
+    for (StepRequest* r : requests) r->status = error;
+  };
+  if (!reply.ok()) return fail_all(reply.error());
+  const auto results = reply->control.find("steps");
+  if (results == reply->control.end() || !results->is_array() ||
+      results->size() != requests.size()) {
+    return fail_all({Code::kUnavailable, "the daemon sent a malformed answer to a step"});
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Json& result = (*results)[i];
+    requests[i]->status = {};
+    if (const auto error = result.find("error"); error != result.end()) {
+      requests[i]->status = wire::ErrorFromJson(*error);
+    } else if (const auto info = result.find("info");
+               info != result.end() && requests[i]->info != nullptr) {
+      auto decoded = FromJson<StepInfo>(*info, "info");
+      if (decoded.ok()) {
+        *requests[i]->info = *decoded;
+      } else {
+        requests[i]->status = decoded.error();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connection, uint64_t session,
+                                           SessionInfo info, StepPolicy policy) {
+  return std::make_shared<RemoteSession>(std::move(connection), session, std::move(info),
+                                         std::move(policy));
+}
+
+void RemoteStepBatch(std::span<StepRequest> requests) {
+  std::vector<StepRequest*> pending;
+  for (StepRequest& r : requests) {
+    const auto* session = dynamic_cast<const RemoteSession*>(r.session);
+    if (session == nullptr) {
+      r.status = InvalidArgument("the session does not belong to a connected client");
+    } else if (!session->open()) {
+      r.status = RemoteSession::Detached();
+    } else {
+      pending.push_back(&r);
+    }
+  }
+  const auto connection_of = [](const StepRequest* r) {
+    return static_cast<const RemoteSession*>(r->session)->connection().get();
+  };
+  // Usually one message: all sessions of a client share its connection.
+  std::stable_sort(pending.begin(), pending.end(), [&](auto* a, auto* b) {
+    return std::less<>{}(connection_of(a), connection_of(b));
+  });
+  for (size_t begin = 0; begin < pending.size();) {
+    Connection* connection = connection_of(pending[begin]);
+    size_t end = begin;
+    uint64_t bytes = 0;
+    while (end < pending.size() && end - begin < wire::kMaxStepsPerMessage &&
+           connection_of(pending[end]) == connection) {
+      const StepRequest& r = *pending[end];
+      const uint64_t add =
+          r.q.size_bytes() + r.y.size_bytes() + r.lse.size_bytes() + 3 * wire::kTensorAlignment;
+      if (end > begin && bytes + add > connection->chunk_bytes()) break;
+      bytes += add;
+      ++end;
+    }
+    SendSteps(*connection, std::span(pending).subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+}  // namespace prefixd

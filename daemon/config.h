@@ -1,0 +1,88 @@
+// The daemon's configuration: one table of keys serves the TOML file, the command line, the output
+// of `prefixd --print-config` and the checks. Sizes carry their unit in the name.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "attention/result.h"
+#include "runtime/store.h"
+
+namespace prefixd::daemon {
+
+// Plain values; config_items.cc gives default, bounds, unit and meaning of each.
+struct Config {
+  std::string dir = "/var/lib/prefixd";
+
+  std::string socket = "/run/prefixd/prefixd.sock";
+  std::string tcp;
+  std::string tcp_token_file;
+
+  std::string io = "auto";
+  uint64_t host_tier_mib = 1024;
+  uint64_t min_free_mib = 256;
+  uint64_t quota_mib = 0;
+
+  std::string compute = "auto";
+  uint64_t threads = 0;
+
+  uint64_t n_sink = 4;
+  uint64_t n_tail = 16;
+  uint64_t checkpoint_tokens = 4096;
+  bool moment_cross = false;
+  uint64_t query_samples = 32;
+  std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
+  bool build_ivf = true;
+  uint64_t ivf_min_tokens = 16384;
+
+  uint64_t max_sessions = 1024;
+  uint64_t max_connections = 256;
+  uint64_t max_calls = 64;
+  uint64_t max_puts = 16;
+  uint64_t max_frame_mib = 256;
+  uint64_t shared_memory_mib = 64;
+  uint64_t workers = 4;
+  uint64_t long_workers = 2;
+  uint64_t hello_timeout_s = 10;
+  uint64_t shutdown_grace_s = 10;
+
+  std::string log_level = "info";
+  std::string log_file;
+
+  RuntimeOptions Runtime() const;
+};
+
+// One key. `choices` (strings) and [min, max] (numbers) are its bounds.
+struct ConfigItem {
+  const char* section;  // "" for the top of the file
+  const char* key;
+  const char* flag;  // on the command line, without "--"
+  std::variant<std::string Config::*, uint64_t Config::*, bool Config::*,
+               std::vector<double> Config::*>
+      member;
+  uint64_t min = 0, max = 0;
+  std::vector<std::string_view> choices;
+  const char* unit;  // "" where there is none
+  const char* help;
+
+  std::string path() const;  // "listen.socket"
+};
+
+std::span<const ConfigItem> ConfigItems();
+
+// Applies a file over `config`. kInvalidArgument names file, line and key: unknown keys, wrong
+// types, values out of bounds, broken TOML. kNotFound when the file cannot be read.
+Status LoadConfig(const std::filesystem::path& file, Config* config);
+// Sets one key from text, as the command line gives it.
+Status SetItem(const ConfigItem& item, std::string_view text, Config* config);
+// What only whole configurations can violate (socket path length, TCP without a token ...).
+Status CheckConfig(const Config& config);
+// A commented TOML file that LoadConfig reads back to the same Config.
+std::string PrintConfig(const Config& config);
+
+}  // namespace prefixd::daemon

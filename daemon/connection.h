@@ -1,0 +1,89 @@
+// One client's connection: reads frames, has them carried out, writes answers in the order in which
+// the calls finish. Calls of a connection run one after another in the order they were sent;
+// verify and wait_ready run beside them.
+//
+// Thread-safety: everything runs on the io thread except the work itself (workers). The object
+// keeps itself alive until its last call is done and its sessions and puts are released.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "client_lib/protocol.h"
+#include "client_lib/shared_region.h"
+#include "daemon/request_handler.h"
+#include "daemon/server_context.h"
+
+namespace prefixd::daemon {
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  using Socket = boost::asio::generic::stream_protocol::socket;
+
+  Connection(ServerContext& context, Socket socket, bool local, uint64_t id);
+  ~Connection();
+  void Start();
+  // Reads no more, finishes what is in flight, then closes.
+  void Drain();
+  // Closes now; running calls finish unheard.
+  void Close();
+
+ private:
+  struct Frame {
+    wire::FrameHeader header;
+    std::vector<std::byte> control, payload;
+  };
+  struct Outgoing {
+    std::vector<std::byte> head;  // header and control part
+    std::vector<std::byte> payload;
+    bool ends_call = false;
+  };
+  using CancelFlag = std::shared_ptr<std::atomic<bool>>;
+
+  boost::asio::awaitable<void> Run();
+  // The first frame must be a hello; false when the connection is not to be used.
+  boost::asio::awaitable<bool> Handshake();
+  boost::asio::awaitable<Result<Frame>> ReadFrame();
+  boost::asio::awaitable<bool> ReadInto(std::vector<std::byte>* out, uint64_t bytes);
+  Result<wire::HelloReply> Admit(const wire::Hello& hello, Peer* peer);
+  bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply);
+
+  void Receive(Frame frame);  // one request: refuse, cancel or dispatch
+  void Dispatch(Frame frame);
+  void Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled);
+  void Finish(const Frame& frame, Response response);
+  void Fatal(const Error& error);  // tells the client, then closes
+
+  void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
+            std::vector<std::byte> payload, bool ends_call);
+  void WriteNext();
+  bool idle() const { return calls_in_flight_ == 0 && outgoing_.empty(); }
+  void CloseIfDrained();
+  void ReleaseWhenUnused();
+
+  ServerContext& context_;
+  Socket socket_;
+  const bool local_;  // Unix socket
+  const uint64_t id_;
+  boost::asio::strand<boost::asio::thread_pool::executor_type> strand_;
+  boost::asio::steady_timer hello_timer_;
+  boost::asio::steady_timer room_timer_;  // wakes the reader when payload memory is free again
+  SharedRegion region_;
+  std::unique_ptr<RequestHandler> handler_;
+  std::map<uint64_t, CancelFlag> cancellable_;  // long calls in flight, by request id
+  std::deque<Outgoing> outgoing_;
+  uint64_t calls_in_flight_ = 0;
+  uint64_t running_ = 0;  // calls whose work is not done; outlives Close
+  uint64_t bytes_in_flight_ = 0;
+  bool draining_ = false, closed_ = false, released_ = false;
+};
+
+}  // namespace prefixd::daemon

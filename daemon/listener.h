@@ -1,0 +1,41 @@
+// Listening sockets, as raw descriptors that the server hands to Asio.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "attention/result.h"
+#include "client_lib/address.h"
+
+namespace prefixd::daemon {
+
+// Owns the descriptor and, for a Unix socket, its file: removed at destruction, but only if it is
+// still the one that was made here. Move-only.
+class Listener {
+ public:
+  // A socket file that no daemon answers on is replaced; kFailedPrecondition when one answers or
+  // when the path is something else. Mode 0600.
+  static Result<Listener> Unix(const std::string& path);
+  // kFailedPrecondition when the port is in use.
+  static Result<Listener> Tcp(const Address& address);
+
+  Listener(Listener&& other) noexcept;
+  Listener& operator=(Listener&& other) noexcept;
+  ~Listener();
+
+  const Address& address() const { return address_; }  // with the port really bound
+  int Release();                                       // the descriptor; the file stays owned
+  void RemoveFile();
+
+ private:
+  Listener() = default;
+
+  Address address_;
+  int fd_ = -1;
+  bool owns_file_ = false;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+}  // namespace prefixd::daemon

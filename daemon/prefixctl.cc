@@ -1,0 +1,133 @@
+// prefixctl: looks after a running prefixd. Commands, flags and exit codes; what the commands do is
+// in prefixctl_commands.cc.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "daemon/prefixctl_commands.h"
+
+namespace prefixd::ctl {
+namespace {
+
+using Command = std::function<Status(RemoteClient&, const Options&)>;
+
+// Flags that every command takes, before or after its name.
+void AddCommonFlags(CLI::App* app, Options* o) {
+  app->add_flag("--json", o->json, "Print JSON instead of text.");
+  app->add_option("-s,--socket", o->socket, "The daemon's Unix socket.")
+      ->type_name("PATH")
+      ->envname("PREFIXD_SOCKET")
+      ->capture_default_str();
+  app->add_option("--address", o->address,
+                  "The daemon's address instead: unix:PATH or tcp:HOST:PORT.")
+      ->type_name("ADDRESS");
+  app->add_option("--tenant", o->tenant, "Speak for this tenant.")->type_name("NAME");
+  app->add_flag("--all-tenants", o->all_tenants,
+                "See every tenant (the daemon's own user, over its Unix socket).");
+  app->add_option("--token-file", o->token_file, "File with the token that TCP clients present.")
+      ->type_name("FILE");
+}
+
+CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help, const char* example,
+                     Options* options, Command* chosen, Command command) {
+  CLI::App* sub = parent->add_subcommand(name, help);
+  AddCommonFlags(sub, options);
+  sub->footer(std::string("Example: ") + example);
+  sub->callback([=] { *chosen = command; });
+  return sub;
+}
+
+void Declare(CLI::App* app, Options* o, Command* chosen) {
+  app->set_version_flag("--version", std::string("prefixctl ") + PREFIXD_VERSION,
+                        "Print the version and exit.");
+  app->require_subcommand(1);
+  app->footer(
+      "Example: prefixctl prefixes list --json\n"
+      "Exit codes: 0 done, 1 error, 2 wrong usage, 3 not found or no daemon there.");
+  AddCommand(app, "status", "Is the daemon running, and how does it stand?",
+             "prefixctl status --socket /run/prefixd/prefixd.sock", o, chosen, ShowStatus);
+  AddCommand(app, "stats", "Every counter of the store and of the daemon.",
+             "prefixctl stats --json", o, chosen, ShowStats);
+
+  CLI::App* models = app->add_subcommand("models", "Models that prefixes are stored under.");
+  models->require_subcommand(1);
+  models->footer("Example: prefixctl models list");
+  AddCommand(models, "list", "All models.", "prefixctl models list --json", o, chosen, ListModels);
+  AddCommand(models, "show", "One model: geometry, identity, feature maps.",
+             "prefixctl models show llama-3.2-1b", o, chosen, ShowModel)
+      ->add_option("model", o->name, "Name of the model.")
+      ->required();
+  CLI::App* reg = AddCommand(
+      models, "register", "Register a model from a JSON file, or give it new feature maps.",
+      "prefixctl models register --name llama-3.2-1b --geometry llama.json, with llama.json = "
+      R"({"geometry": {"n_layers": 16, "n_q_heads": 32, "n_kv_heads": 8, "key_dim": 64, )"
+      R"("value_dim": 64, "dtype": "bf16"}, "identity": {"weights": "sha256:..."}})",
+      o, chosen, RegisterModel);
+  reg->add_option("--geometry", o->geometry_file,
+                  "JSON with geometry, identity and feature_maps (paths on the daemon's machine).")
+      ->type_name("FILE")
+      ->required();
+  reg->add_option("--name", o->name, "Name of the model, if the file has none.");
+
+  CLI::App* prefixes = app->add_subcommand("prefixes", "Stored prefixes.");
+  prefixes->require_subcommand(1);
+  prefixes->footer("Example: prefixctl prefixes list --tenant team-a");
+  AddCommand(prefixes, "list", "All prefixes of the tenant.",
+             "prefixctl prefixes list --all-tenants", o, chosen, ListPrefixes);
+  AddCommand(prefixes, "show", "One prefix: chain, derived data, choices per head.",
+             "prefixctl prefixes show 0123456789abcdef0123456789abcdef", o, chosen, ShowPrefix)
+      ->add_option("prefix", o->prefix, "Id of the prefix.")
+      ->required();
+  AddCommand(prefixes, "remove", "Remove a prefix that nothing continues and nobody has open.",
+             "prefixctl prefixes remove 0123456789abcdef0123456789abcdef", o, chosen, RemovePrefix)
+      ->add_option("prefix", o->prefix, "Id of the prefix.")
+      ->required();
+  CLI::App* verify = AddCommand(
+      prefixes, "verify", "Read and check every stored byte; damaged prefixes are quarantined.",
+      "prefixctl prefixes verify --all-tenants", o, chosen, VerifyPrefixes);
+  verify->add_option("prefix", o->prefix, "Id of the prefix; without it all of the tenant's.");
+  verify->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+}
+
+int Fail(const Error& error) {
+  std::fprintf(stderr, "prefixctl: %s\n", error.message.c_str());
+  const bool absent = error.code == Code::kNotFound || error.code == Code::kUnavailable;
+  return absent ? kExitNotFound : kExitError;
+}
+
+int Run(const Options& options, const Command& command) {
+  ConnectOptions connect;
+  connect.tenant = options.tenant;
+  connect.admin = options.all_tenants;
+  connect.shared_memory = false;
+  if (!options.token_file.empty()) {
+    std::ifstream in(options.token_file);
+    if (!std::getline(in, connect.token)) {
+      return Fail({Code::kInvalidArgument, "cannot read the token file " + options.token_file});
+    }
+  }
+  const std::string address = options.address.empty() ? "unix:" + options.socket : options.address;
+  auto client = RemoteClient::Connect(address, connect);
+  if (!client.ok()) return Fail(client.error());
+  Status status = command(**client, options);
+  return status.ok() ? kExitOk : Fail(status.error());
+}
+
+}  // namespace
+}  // namespace prefixd::ctl
+
+int main(int argc, char** argv) {
+  using namespace prefixd::ctl;
+  CLI::App app("prefixctl looks after a running prefixd.");
+  Options options;
+  Command command;
+  Declare(&app, &options, &command);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  }
+  return Run(options, command);
+}

@@ -1,0 +1,242 @@
+#include "daemon/prefixctl_commands.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "client_lib/codec.h"
+#include "daemon/prefixctl_output.h"
+
+namespace prefixd::ctl {
+
+using wire::Json;
+using wire::ToJson;
+
+namespace {
+
+std::string Count(uint64_t n) { return std::to_string(n); }
+
+std::string ShapeText(const KvGeometry& g) {
+  return Count(g.n_layers) + " layers, " + Count(g.n_q_heads) + "/" + Count(g.n_kv_heads) +
+         " heads, dim " + Count(g.key_dim) +
+         (g.value_dim == g.key_dim ? "" : "/" + Count(g.value_dim)) + ", " +
+         std::string(DTypeName(g.dtype));
+}
+
+std::string ErrorText(double error) {
+  if (std::isnan(error)) return "-";
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4f", error);
+  return text;
+}
+
+// A model file may leave out "layers" (then all are equal, with "scale" or 1/sqrt(key_dim)) and
+// give "identity" as an object.
+Result<ModelSpec> ReadModelFile(const std::string& file, const std::string& name) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) return Error{Code::kNotFound, "cannot read the geometry file " + file};
+  Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object()) {
+    return InvalidArgument(file + " is no JSON object");
+  }
+  if (!name.empty()) json["name"] = name;
+  if (auto identity = json.find("identity"); identity != json.end() && identity->is_object()) {
+    Json pairs = Json::array();
+    for (const auto& [key, value] : identity->items()) pairs.push_back(Json::array({key, value}));
+    json["identity"] = std::move(pairs);
+  }
+  double scale = 0;
+  auto geometry = json.find("geometry");
+  const bool same_layers = geometry != json.end() && geometry->is_object() &&
+                           geometry->find("layers") == geometry->end();
+  if (same_layers && geometry->contains("scale")) {
+    PREFIXD_ASSIGN(scale, wire::Field<double>(*geometry, "scale"));
+  }
+  PREFIXD_ASSIGN(ModelSpec spec, wire::FromJson<ModelSpec>(json, file));
+  KvGeometry& g = spec.geometry;
+  if (same_layers && g.n_layers <= 1024 && g.key_dim > 0) {
+    LayerGeometry layer;
+    layer.scale = float(scale > 0 ? scale : 1 / std::sqrt(double(g.key_dim)));
+    g.layers.assign(g.n_layers, layer);
+  }
+  if (spec.name.empty()) return InvalidArgument(file + " has no name: add \"name\" or use --name");
+  if (Status s = g.Validate(); !s.ok()) return InvalidArgument(file + ": " + s.error().message);
+  return spec;
+}
+
+}  // namespace
+
+Status ShowStatus(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const wire::ServerStats server, client.Server());
+  PREFIXD_ASSIGN(const RuntimeStats r, client.Stats());
+  if (options.json) {
+    PrintJson({{"running", true}, {"server", ToJson(server)}, {"runtime", ToJson(r)}});
+    return {};
+  }
+  PrintFields({{"prefixd", server.version + ", pid " + Count(server.pid)},
+               {"address", server.address},
+               {"directory", server.dir},
+               {"running for", Duration(server.uptime_ms)},
+               {"compute", r.compute},
+               {"file I/O", r.io_backend},
+               {"models", Count(r.models)},
+               {"prefixes", Count(r.prefixes)},
+               {"sessions", Count(r.sessions)},
+               {"ingest queue", Count(r.ingest_queue)},
+               {"on disk", Bytes(r.bytes_on_disk) + ", " + Bytes(r.bytes_free) + " free"},
+               {"host tier", Bytes(r.host_tier_bytes) + " of " + Bytes(r.host_tier_capacity)},
+               {"checksum failures", Count(r.checksum_failures)}});
+  return {};
+}
+
+Status ShowStats(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const wire::ServerStats server, client.Server());
+  PREFIXD_ASSIGN(const RuntimeStats runtime, client.Stats());
+  const Json json = {{"server", ToJson(server)}, {"runtime", ToJson(runtime)}};
+  if (options.json) {
+    PrintJson(json);
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {{"counter", "value"}};
+  for (const char* part : {"runtime", "server"}) {
+    for (const auto& [key, value] : json[part].items()) {
+      rows.push_back({std::string(part) + "." + key,
+                      value.is_string() ? value.get<std::string>() : value.dump()});
+    }
+  }
+  PrintTable(rows);
+  return {};
+}
+
+Status ListModels(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, client.Models());
+  if (options.json) {
+    PrintJson(ToJson(models));
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {{"MODEL", "GEOMETRY", "FEATURE MAPS"}};
+  for (const ModelSpec& m : models) {
+    rows.push_back({m.name, ShapeText(m.geometry), Count(m.feature_maps.size())});
+  }
+  PrintTable(rows);
+  return {};
+}
+
+Status ShowModel(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, client.Models());
+  const auto it = std::ranges::find(models, options.name, &ModelSpec::name);
+  if (it == models.end()) {
+    return Error{Code::kNotFound,
+                 "no model named '" + options.name + "'; see `prefixctl models list`"};
+  }
+  if (options.json) {
+    PrintJson(ToJson(*it));
+    return {};
+  }
+  std::vector<std::pair<std::string, std::string>> fields = {
+      {"model", it->name},
+      {"geometry", ShapeText(it->geometry)},
+      {"bytes per token", Count(it->geometry.token_bytes())}};
+  for (const auto& [key, value] : it->identity) fields.emplace_back("identity." + key, value);
+  for (const auto& path : it->feature_maps) fields.emplace_back("feature map", path.string());
+  PrintFields(fields);
+  return {};
+}
+
+Status RegisterModel(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const ModelSpec spec, ReadModelFile(options.geometry_file, options.name));
+  PREFIXD_TRY(client.RegisterModel(spec));
+  if (options.json) {
+    PrintJson(ToJson(spec));
+  } else {
+    std::printf("registered %s: %s\n", spec.name.c_str(), ShapeText(spec.geometry).c_str());
+  }
+  return {};
+}
+
+Status ListPrefixes(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const std::vector<PrefixSummary> prefixes, client.Prefixes());
+  if (options.json) {
+    PrintJson(ToJson(prefixes));
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"PREFIX", "MODEL", "TENANT", "TOKENS", "ON DISK", "STATE", "LAST USED (UTC)", "LABEL"}};
+  for (const PrefixSummary& p : prefixes) {
+    rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, Count(p.n_tokens),
+                    Bytes(p.own_bytes),
+                    p.quarantined ? "quarantined" : std::string(IngestStateName(p.ingest)),
+                    Time(p.last_used_unix_ms), p.label});
+  }
+  PrintTable(rows);
+  return {};
+}
+
+Status ShowPrefix(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
+  if (options.json) {
+    PrintJson(ToJson(detail));
+    return {};
+  }
+  const PrefixSummary& p = detail.summary;
+  std::string state(IngestStateName(p.ingest));
+  if (p.quarantined) state = "quarantined: stored bytes did not verify";
+  if (!p.ingest_error.empty()) state += " (" + p.ingest_error + ")";
+  PrintFields({{"prefix", p.id},
+               {"label", p.label.empty() ? "-" : p.label},
+               {"model", p.model},
+               {"tenant", p.tenant.empty() ? "-" : p.tenant},
+               {"tokens", Count(p.n_tokens) + " (" + Count(p.own_tokens) + " stored here)"},
+               {"on disk", Bytes(p.own_bytes)},
+               {"state", state},
+               {"created (UTC)", Time(p.created_unix_ms)},
+               {"last used (UTC)", Time(p.last_used_unix_ms)},
+               {"continued by", Count(p.children)}});
+  for (size_t i = 0; i < detail.chain.size(); ++i) {
+    std::printf("%s%s\n", i == 0 ? "chain             " : "               -> ",
+                detail.chain[i].c_str());
+  }
+  for (const std::string& blob : detail.blobs) std::printf("derived           %s\n", blob.c_str());
+  if (detail.choices.empty()) return {};
+  std::vector<std::vector<std::string>> rows = {
+      {"LAYER", "KV HEAD", "BUDGET", "CHOSEN", "ERROR NONE", "ERROR PHI", "ERROR MOMENT"}};
+  for (const HeadChoice& c : detail.choices) {
+    rows.push_back({Count(c.layer), Count(c.kv_head), ErrorText(c.budget),
+                    std::string(EstimatorName(c.chosen)), ErrorText(c.error_none),
+                    ErrorText(c.error_phi), ErrorText(c.error_moment)});
+  }
+  PrintTable(rows);
+  return {};
+}
+
+Status RemovePrefix(RemoteClient& client, const Options& options) {
+  PREFIXD_TRY(client.Remove(options.prefix));
+  if (options.json) {
+    PrintJson({{"removed", options.prefix}});
+  } else {
+    std::printf("removed %s\n", options.prefix.c_str());
+  }
+  return {};
+}
+
+Status VerifyPrefixes(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const VerifySummary v,
+                 client.Verify(options.prefix, ShowProgress("verify", options.quiet)));
+  if (options.json) {
+    PrintJson(ToJson(v));
+  } else {
+    std::printf("verified %s segments, %s pages, %s derived files, %s: %s\n",
+                Count(v.segments).c_str(), Count(v.pages).c_str(), Count(v.blobs).c_str(),
+                Bytes(v.bytes).c_str(),
+                v.damaged.empty() ? "all good" : (Count(v.damaged.size()) + " damaged").c_str());
+    for (const std::string& d : v.damaged) std::printf("damaged: %s\n", d.c_str());
+  }
+  if (v.damaged.empty()) return {};
+  return Error{Code::kCorrupt, Count(v.damaged.size()) +
+                                   " damaged; they are quarantined and will not be served: put "
+                                   "those prompts again, then remove the damaged prefixes"};
+}
+
+}  // namespace prefixd::ctl

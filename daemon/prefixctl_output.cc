@@ -1,0 +1,92 @@
+#include "daemon/prefixctl_output.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+
+namespace prefixd::ctl {
+
+std::string Bytes(uint64_t n) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = double(n);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) value /= 1024, ++unit;
+  char text[32];
+  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string Time(int64_t unix_ms) {
+  if (unix_ms <= 0) return "-";
+  const std::time_t seconds = unix_ms / 1000;
+  std::tm tm{};
+  char text[32];
+  if (::gmtime_r(&seconds, &tm) == nullptr) return "-";
+  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &tm);
+  return text;
+}
+
+std::string Duration(uint64_t ms) {
+  const uint64_t s = ms / 1000;
+  char text[48];
+  std::snprintf(text, sizeof(text), "%llu d %02u:%02u:%02u",
+                static_cast<unsigned long long>(s / 86400), unsigned(s / 3600 % 24),
+                unsigned(s / 60 % 60), unsigned(s % 60));
+  return text;
+}
+
+void PrintJson(const nlohmann::json& json) {
+  std::puts(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+void PrintTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line += std::string(widths[i] - row[i].size() + 2, ' ');
+    }
+    std::puts(line.c_str());
+  }
+}
+
+void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [name, value] : fields) rows.push_back({name, value});
+  PrintTable(rows);
+}
+
+ProgressFn ShowProgress(std::string what, bool quiet) {
+  using Clock = std::chrono::steady_clock;
+  struct State {
+    Clock::time_point start = Clock::now(), last{};
+  };
+  auto state = std::make_shared<State>();
+  const bool terminal = ::isatty(STDERR_FILENO) == 1;
+  return [=](uint64_t done, uint64_t total, std::string_view unit) {
+    const auto now = Clock::now();
+    const bool last = done >= total;
+    const auto pause = terminal ? std::chrono::milliseconds(100) : std::chrono::milliseconds(3000);
+    if (quiet || (!last && now - state->last < pause)) return true;
+    state->last = now;
+    const double percent = total ? 100.0 * double(done) / double(total) : 100.0;
+    const double seconds = std::chrono::duration<double>(now - state->start).count();
+    std::fprintf(stderr, "%s%s: %llu of %llu %.*s (%.0f%%, %.1f s)%s", terminal ? "\r\033[K" : "",
+                 what.c_str(), static_cast<unsigned long long>(done),
+                 static_cast<unsigned long long>(total), int(unit.size()), unit.data(), percent,
+                 seconds, terminal && !last ? "" : "\n");
+    std::fflush(stderr);
+    return true;
+  };
+}
+
+}  // namespace prefixd::ctl

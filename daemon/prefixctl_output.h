@@ -1,0 +1,27 @@
+// How prefixctl shows things: aligned tables for people, JSON for programs, progress on stderr.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/types.h"
+
+namespace prefixd::ctl {
+
+std::string Bytes(uint64_t n);               // "1.5 GiB"
+std::string Time(int64_t unix_ms);           // "2026-01-31 12:00:00" UTC, "-" for 0
+std::string Duration(uint64_t ms);           // "3 d 04:05:06"
+void PrintJson(const nlohmann::json& json);  // indented; bytes that are no UTF-8 are replaced
+
+// Columns as wide as their widest cell; the first row is the heading.
+void PrintTable(const std::vector<std::vector<std::string>>& rows);
+// "name   value" lines.
+void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields);
+
+// Redraws one line on a terminal; elsewhere a line every few seconds. Nothing when `quiet`.
+ProgressFn ShowProgress(std::string what, bool quiet);
+
+}  // namespace prefixd::ctl

@@ -1,0 +1,371 @@
+#include "daemon/request_handler.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace prefixd::daemon {
+
+using wire::Extent;
+using wire::Field;
+using wire::FromJson;
+using wire::Json;
+using wire::MessageType;
+using wire::ToJson;
+
+namespace {
+
+// The extents under `key`, all inside `area_bytes` and together no larger than it: a short list
+// of overlapping extents must not make the daemon copy without bound.
+Result<std::vector<Extent>> Extents(const Json& control, const char* key, uint64_t area_bytes) {
+  if (!control.contains(key)) return std::vector<Extent>{};
+  PREFIXD_ASSIGN(auto extents, Field<std::vector<Extent>>(control, key));
+  uint64_t left = area_bytes;
+  for (const Extent& e : extents) {
+    PREFIXD_TRY(wire::CheckExtent(e, area_bytes));
+    if (e.length > left) return InvalidArgument("tensors overlap: together they exceed the area");
+    left -= e.length;
+  }
+  return extents;
+}
+
+Error NoPrefix(const std::string& id) {
+  return {Code::kNotFound, "no prefix named '" + id + "'; see `prefixctl prefixes list`"};
+}
+
+}  // namespace
+
+RequestHandler::RequestHandler(Store& store, Peer peer, std::span<std::byte> region,
+                               HandlerLimits limits,
+                               std::function<wire::ServerStats()> server_stats)
+    : store_(store),
+      peer_(std::move(peer)),
+      region_(region),
+      limits_(limits),
+      server_stats_(std::move(server_stats)) {}
+
+Response RequestHandler::Handle(const Request& request, const ProgressFn& progress) {
+  Response response;
+  try {
+    Result<Json> control = Dispatch(request, progress, &response);
+    if (control.ok()) {
+      response.control = *std::move(control);
+    } else {
+      response.error = control.error();
+    }
+  } catch (const std::bad_alloc&) {
+    response.error = Error{Code::kResourceExhausted, "the daemon is out of memory for this call"};
+  } catch (const std::exception& e) {
+    response.error = Error{Code::kInternal, std::string("unexpected: ") + e.what()};
+  }
+  if (response.error) response.payload.clear();
+  return response;
+}
+
+void RequestHandler::ReleaseAll() {
+  puts_.clear();  // destroyed without commit: aborted
+  for (auto& [handle, session] : sessions_) (void)session->Detach();
+  sessions_.clear();
+}
+
+Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& progress,
+                                      Response* response) {
+  switch (request.type) {
+    case MessageType::kModels:
+      return Json{{"models", ToJson(store_.Models())}};
+    case MessageType::kRegisterModel:
+      return RegisterModel(request);
+    case MessageType::kBeginPut:
+      return BeginPut(request);
+    case MessageType::kPutWrite:
+      return PutWrite(request);
+    case MessageType::kPutQueries:
+      return PutQueries(request);
+    case MessageType::kPutCommit:
+      return PutCommit(request);
+    case MessageType::kPutAbort:
+      return PutAbort(request);
+    case MessageType::kMatch:
+      return Match(request);
+    case MessageType::kAttach:
+      return Attach(request);
+    case MessageType::kStep:
+      return Step(request, response);
+    case MessageType::kAttendExact:
+      return AttendExact(request, response);
+    case MessageType::kReadRows:
+      return ReadRows(request, response);
+    case MessageType::kReadRange:
+      return ReadRange(request, response);
+    case MessageType::kSelect:
+      return Select(request, response);
+    case MessageType::kSummary:
+      return Summary(request, response);
+    case MessageType::kSetPolicy:
+      return SetPolicy(request);
+    case MessageType::kReport:
+      return Report(request);
+    case MessageType::kDetach:
+      return Detach(request);
+    case MessageType::kPrefixes:
+      return Prefixes();
+    case MessageType::kPrefix: {
+      PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
+      PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(id));
+      return ToJson(detail);
+    }
+    case MessageType::kRemove:
+      return Remove(request);
+    case MessageType::kVerify:
+      return Verify(request, progress);
+    case MessageType::kWaitReady:
+      return WaitReady(request, progress);
+    case MessageType::kStats:
+      return Json{{"runtime", ToJson(store_.stats())}, {"server", ToJson(server_stats_())}};
+    default:
+      return InvalidArgument("message " + std::string(wire::MessageName(request.type)) +
+                             " is not expected here");
+  }
+}
+
+// ---- tensors ----------------------------------------------------------------------------------
+
+Result<RequestHandler::Inputs> RequestHandler::ReadInputs(const Request& request) const {
+  const std::span<const std::byte> area = request.shared ? region_ : std::span(request.payload);
+  PREFIXD_ASSIGN(const auto extents, Extents(request.control, "in", area.size()));
+  Inputs inputs;
+  for (const Extent& e : extents) {
+    std::span<const std::byte> bytes = area.subspan(e.offset, e.length);
+    if (request.shared) {
+      inputs.copies.emplace_back(bytes.begin(), bytes.end());
+      bytes = inputs.copies.back();
+    }
+    inputs.tensors.push_back(bytes);
+  }
+  return inputs;
+}
+
+Result<std::span<const std::byte>> RequestHandler::Inputs::Bytes(size_t i) const {
+  if (i >= tensors.size()) return InvalidArgument("an input tensor is missing");
+  return tensors[i];
+}
+
+template <typename T>
+Result<std::vector<T>> RequestHandler::Inputs::Elements(size_t i) const {
+  PREFIXD_ASSIGN(const auto bytes, Bytes(i));
+  if (bytes.size() % sizeof(T) != 0) return InvalidArgument("a tensor ends within an element");
+  std::vector<T> elements(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(elements.data(), bytes.data(), bytes.size());
+  return elements;
+}
+template Result<std::vector<float>> RequestHandler::Inputs::Elements<float>(size_t) const;
+template Result<std::vector<uint32_t>> RequestHandler::Inputs::Elements<uint32_t>(size_t) const;
+
+Result<RequestHandler::Outputs> RequestHandler::ReadOutputs(const Request& request) const {
+  Outputs outputs;
+  PREFIXD_ASSIGN(
+      outputs.extents,
+      Extents(request.control, "out", request.shared ? region_.size() : limits_.max_payload_bytes));
+  size_t total = 0;
+  for (const Extent& e : outputs.extents) {
+    outputs.starts.push_back(total);
+    total += e.length;
+  }
+  outputs.buffer.resize(total);
+  return outputs;
+}
+
+Result<std::span<std::byte>> RequestHandler::Outputs::Bytes(size_t i) {
+  if (i >= extents.size()) return InvalidArgument("the place of an output tensor is missing");
+  return std::span(buffer).subspan(starts[i], extents[i].length);
+}
+
+Result<std::span<float>> RequestHandler::Outputs::Floats(size_t i) {
+  PREFIXD_ASSIGN(const auto bytes, Bytes(i));
+  if (bytes.size() % sizeof(float) != 0 || starts[i] % sizeof(float) != 0) {
+    return InvalidArgument("an output tensor ends within an element");
+  }
+  return std::span(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+}
+
+void RequestHandler::HandOver(const Request& request, Outputs outputs, Response* response) const {
+  if (!request.shared) {
+    response->payload = std::move(outputs.buffer);
+    return;
+  }
+  for (size_t i = 0; i < outputs.extents.size(); ++i) {
+    const Extent& e = outputs.extents[i];
+    if (e.length == 0) continue;
+    std::memcpy(region_.data() + e.offset, outputs.buffer.data() + outputs.starts[i], e.length);
+  }
+}
+
+// ---- tenants ----------------------------------------------------------------------------------
+
+Result<std::string> RequestHandler::TenantFor(const std::string& named) const {
+  if (named.empty() || named == peer_.tenant) return peer_.tenant;
+  if (peer_.admin) return named;
+  return InvalidArgument("this connection speaks for tenant '" + peer_.tenant + "', not for '" +
+                         named + "'");
+}
+
+Result<PrefixDetail> RequestHandler::OwnPrefix(const std::string& id) const {
+  auto detail = store_.Prefix(id);
+  if (!detail.ok()) return detail.error().code == Code::kNotFound ? NoPrefix(id) : detail.error();
+  if (!peer_.admin && detail->summary.tenant != peer_.tenant) return NoPrefix(id);
+  return detail;
+}
+
+// ---- models, prefixes ---------------------------------------------------------------------------
+
+Result<Json> RequestHandler::RegisterModel(const Request& request) {
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(const ModelSpec spec,
+                 FromJson<ModelSpec>(request.control.value("model", empty), "model"));
+  if (!peer_.trusted) {
+    // A stranger may neither make the daemon open files nor change what others use.
+    if (!spec.feature_maps.empty()) {
+      return InvalidArgument(
+          "feature maps are files of the daemon's machine: register them over its Unix socket");
+    }
+    const auto models = store_.Models();
+    const auto it = std::ranges::find(models, spec.name, &ModelSpec::name);
+    if (it != models.end()) {
+      if (it->geometry == spec.geometry && it->identity == spec.identity) return Json::object();
+      return Error{Code::kAlreadyExists,
+                   "model '" + spec.name + "' exists with another geometry or identity"};
+    }
+  }
+  PREFIXD_TRY(store_.RegisterModel(spec));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Match(const Request& request) const {
+  PREFIXD_ASSIGN(const auto model, Field<std::string>(request.control, "model"));
+  PREFIXD_ASSIGN(const auto named, Field<std::string>(request.control, "tenant"));
+  PREFIXD_ASSIGN(const auto tenant, TenantFor(named));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto tokens, in.Elements<uint32_t>(0));
+  PREFIXD_ASSIGN(const PrefixMatch match, store_.Match(model, tenant, tokens));
+  return ToJson(match);
+}
+
+Result<Json> RequestHandler::Prefixes() const {
+  std::vector<PrefixSummary> prefixes = store_.Prefixes();
+  if (!peer_.admin) {
+    std::erase_if(prefixes, [&](const PrefixSummary& p) { return p.tenant != peer_.tenant; });
+  }
+  return Json{{"prefixes", ToJson(prefixes)}};
+}
+
+Result<Json> RequestHandler::Remove(const Request& request) {
+  PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
+  PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
+  PREFIXD_TRY(store_.Remove(detail.summary.id));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& progress) {
+  PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
+  if (!id.empty()) PREFIXD_TRY(OwnPrefix(id));
+  if (!id.empty() || peer_.admin) {
+    PREFIXD_ASSIGN(const VerifySummary summary, store_.Verify(id, progress));
+    return ToJson(summary);
+  }
+  VerifySummary sum;  // everything of this tenant
+  for (const PrefixSummary& p : store_.Prefixes()) {
+    if (p.tenant != peer_.tenant) continue;
+    PREFIXD_ASSIGN(VerifySummary one, store_.Verify(p.id, progress));
+    sum.segments += one.segments;
+    sum.pages += one.pages;
+    sum.blobs += one.blobs;
+    sum.bytes += one.bytes;
+    std::ranges::move(one.damaged, std::back_inserter(sum.damaged));
+  }
+  return ToJson(sum);
+}
+
+Result<Json> RequestHandler::WaitReady(const Request& request, const ProgressFn& progress) {
+  PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
+  PREFIXD_TRY(OwnPrefix(id));
+  PREFIXD_TRY(store_.WaitReady(id, progress));
+  return Json::object();
+}
+
+// ---- puts
+// -----------------------------------------------------------------------------------------
+
+Result<Json> RequestHandler::BeginPut(const Request& request) {
+  if (puts_.size() >= limits_.max_puts) {
+    return Error{Code::kResourceExhausted,
+                 "this connection has " + std::to_string(puts_.size()) +
+                     " unfinished puts (limits.max_puts); commit or abort one first"};
+  }
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(PutSpec spec, FromJson<PutSpec>(request.control.value("put", empty), "put"));
+  PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  PREFIXD_ASSIGN(auto stream, store_.BeginPut(spec));
+  const auto models = store_.Models();
+  const auto model = std::ranges::find(models, spec.model, &ModelSpec::name);
+  if (model == models.end()) return Error{Code::kInternal, "the put's model has vanished"};
+  const uint64_t handle = next_handle_++;
+  Json reply = {{"put", handle},
+                {"missing", ToJson(stream->missing())},
+                {"geometry", ToJson(model->geometry)}};
+  puts_.emplace(handle, std::move(stream));
+  return reply;
+}
+
+Result<PutStream*> RequestHandler::FindPut(const Request& request) {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  const auto it = puts_.find(handle);
+  if (it == puts_.end()) {
+    return Error{Code::kNotFound, "no open put " + std::to_string(handle) + " on this connection"};
+  }
+  return it->second.get();
+}
+
+Result<Json> RequestHandler::PutWrite(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto k, in.Bytes(0));
+  PREFIXD_ASSIGN(const auto v, in.Bytes(1));
+  PREFIXD_TRY(put->Write(layer, first, n, k, v));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::PutQueries(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  PREFIXD_TRY(put->WriteQueries(layer, first, n, q));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::PutCommit(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  Result<PutResult> result = put->Commit();
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  puts_.erase(handle);  // committed, or aborted by its end
+  if (!result.ok()) return result.error();
+  return ToJson(*result);
+}
+
+Result<Json> RequestHandler::PutAbort(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  put->Abort();
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  puts_.erase(handle);
+  return Json::object();
+}
+
+}  // namespace prefixd::daemon

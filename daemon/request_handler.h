@@ -1,0 +1,126 @@
+// Carries out the requests of one connection on the store: all of the protocol's meaning, none of
+// its transport. Owns the connection's sessions and puts, so that they end with it.
+//
+// Thread-safety: Handle is called by one thread at a time, except that verify and wait_ready may
+// run beside anything else. Tenants: every request is confined to the peer's tenant unless the
+// peer is an admin; what belongs to others looks as if it did not exist.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/result.h"
+#include "client_lib/codec.h"
+#include "client_lib/protocol.h"
+#include "runtime/store.h"
+
+namespace prefixd::daemon {
+
+struct Peer {
+  std::string tenant;
+  bool admin = false;    // asked for and allowed
+  bool trusted = false;  // the daemon's own user (or root) over a Unix socket
+};
+
+struct Request {
+  wire::MessageType type = wire::MessageType::kHello;
+  bool shared = false;  // tensors lie in the connection's region
+  wire::Json control = wire::Json::object();
+  std::vector<std::byte> payload;
+};
+
+struct Response {
+  std::optional<Error> error;
+  wire::Json control = wire::Json::object();
+  std::vector<std::byte> payload;
+};
+
+struct HandlerLimits {
+  uint64_t max_payload_bytes = 256ull << 20;
+  uint64_t max_puts = 16;
+};
+
+class RequestHandler {
+ public:
+  // `region` (may be empty) is writable by the client at any time: inputs are copied out of it
+  // before anything looks at them. Store and region outlive the handler.
+  RequestHandler(Store& store, Peer peer, std::span<std::byte> region, HandlerLimits limits,
+                 std::function<wire::ServerStats()> server_stats);
+
+  Response Handle(const Request& request, const ProgressFn& progress);
+  // Detaches every session and aborts every put.
+  void ReleaseAll();
+
+ private:
+  // Tensors of a request, private to the daemon: views of its payload, or copies of what lay in
+  // shared memory.
+  struct Inputs {
+    std::vector<std::span<const std::byte>> tensors;
+    std::vector<std::vector<std::byte>> copies;
+    Result<std::span<const std::byte>> Bytes(size_t i) const;
+    template <typename T>  // float or uint32_t; the size must be whole elements
+    Result<std::vector<T>> Elements(size_t i) const;
+  };
+  // Where results go; they are gathered privately and handed over at the end.
+  struct Outputs {
+    std::vector<wire::Extent> extents;
+    std::vector<std::byte> buffer;  // all outputs, one after another
+    std::vector<size_t> starts;
+    Result<std::span<std::byte>> Bytes(size_t i);
+    Result<std::span<float>> Floats(size_t i);
+  };
+
+  Result<wire::Json> Dispatch(const Request& request, const ProgressFn& progress,
+                              Response* response);
+  Result<Inputs> ReadInputs(const Request& request) const;
+  Result<Outputs> ReadOutputs(const Request& request) const;
+  void HandOver(const Request& request, Outputs outputs, Response* response) const;
+
+  Result<std::string> TenantFor(const std::string& named) const;
+  Result<PrefixDetail> OwnPrefix(const std::string& id) const;
+
+  // One function per message; the reply's control part is returned.
+  Result<wire::Json> RegisterModel(const Request& request);
+  Result<wire::Json> BeginPut(const Request& request);
+  Result<wire::Json> PutWrite(const Request& request);
+  Result<wire::Json> PutQueries(const Request& request);
+  Result<wire::Json> PutCommit(const Request& request);
+  Result<wire::Json> PutAbort(const Request& request);
+  Result<wire::Json> Match(const Request& request) const;
+  Result<wire::Json> Prefixes() const;
+  Result<wire::Json> Remove(const Request& request);
+  Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
+  Result<wire::Json> WaitReady(const Request& request, const ProgressFn& progress);
+  Result<PutStream*> FindPut(const Request& request);
+
+  // session_calls.cc
+  Result<wire::Json> Attach(const Request& request);
+  Result<wire::Json> Step(const Request& request, Response* response);
+  Result<wire::Json> AttendExact(const Request& request, Response* response);
+  Result<wire::Json> ReadRows(const Request& request, Response* response);
+  Result<wire::Json> ReadRange(const Request& request, Response* response);
+  Result<wire::Json> Select(const Request& request, Response* response);
+  Result<wire::Json> Summary(const Request& request, Response* response);
+  Result<wire::Json> SetPolicy(const Request& request);
+  Result<wire::Json> Report(const Request& request);
+  Result<wire::Json> Detach(const Request& request);
+  Result<Session*> FindSession(const wire::Json& control);
+
+  Store& store_;
+  const Peer peer_;
+  const std::span<std::byte> region_;
+  const HandlerLimits limits_;
+  const std::function<wire::ServerStats()> server_stats_;
+  uint64_t next_handle_ = 1;
+  std::map<uint64_t, std::unique_ptr<PutStream>> puts_;
+  std::map<uint64_t, std::shared_ptr<Session>> sessions_;
+};
+
+}  // namespace prefixd::daemon

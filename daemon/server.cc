@@ -1,0 +1,225 @@
+#include <utility>  // before Asio 1.74's coroutines, which forget it
+
+#include "daemon/server.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <boost/asio/basic_socket_acceptor.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <chrono>
+#include <csignal>
+#include <map>
+
+#include "daemon/connection.h"
+
+namespace prefixd::daemon {
+
+namespace asio = boost::asio;
+using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
+
+namespace {
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // after EMFILE and its kin
+constexpr auto kAfterGrace = std::chrono::seconds(3);
+
+std::string Addresses(const std::vector<Listener>& listeners) {
+  std::string text;
+  for (const Listener& l : listeners) text += (text.empty() ? "" : " ") + l.address().ToString();
+  return text;
+}
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(const Config& config, std::unique_ptr<Store> store, std::vector<Listener> listeners,
+       std::string token)
+      : workers_(config.workers),
+        long_calls_(config.long_workers),
+        store_(std::move(store)),
+        listeners_(std::move(listeners)),
+        context_{config, std::move(token), io_, workers_, long_calls_, store_.get(), {}, {}, {}},
+        signals_(io_, SIGTERM, SIGINT),
+        grace_timer_(io_) {
+    context_.stats = [this, where = Addresses(listeners_)] { return Stats(where); };
+    context_.on_gone = [this](const Connection* c) { Forget(c); };
+  }
+
+  int Run(const std::function<void()>& on_ready) {
+    WaitForSignal();
+    for (Listener& listener : listeners_) {
+      const bool local = listener.address().kind == Address::Kind::kUnix;
+      auto acceptor = std::make_shared<Acceptor>(io_);
+      acceptor->assign(asio::generic::stream_protocol(local ? AF_UNIX : AF_INET, SOCK_STREAM),
+                       listener.Release());
+      acceptors_.push_back(acceptor);
+      asio::co_spawn(
+          io_, [this, acceptor, local] { return Accept(acceptor, local); }, asio::detached);
+    }
+    on_ready();
+    io_.run();
+    workers_.join();
+    long_calls_.join();
+    return exit_code_;
+  }
+
+ private:
+  wire::ServerStats Stats(const std::string& where) const {
+    const ServerCounters& c = context_.counters;
+    wire::ServerStats s;
+    s.version = PREFIXD_VERSION;
+    s.address = where;
+    s.dir = context_.config.dir;
+    s.pid = static_cast<uint32_t>(::getpid());
+    s.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                            std::chrono::steady_clock::now() - started_)
+                                            .count());
+    s.connections = c.connections_open;
+    s.connections_total = c.connections_total;
+    s.connections_refused = c.connections_refused;
+    s.calls = c.calls;
+    s.calls_failed = c.calls_failed;
+    s.protocol_errors = c.protocol_errors;
+    s.bytes_in = c.bytes_in;
+    s.bytes_out = c.bytes_out;
+    s.shared_memory_bytes = c.shared_memory_bytes;
+    return s;
+  }
+
+  asio::awaitable<void> Accept(std::shared_ptr<Acceptor> acceptor, bool local) {
+    while (!stopping_) {
+      boost::system::error_code ec;
+      Connection::Socket socket(io_);
+      co_await acceptor->async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
+      if (stopping_ || ec == asio::error::operation_aborted) break;
+      if (ec) {
+        spdlog::warn("accept: {}", ec.message());
+        asio::steady_timer pause(io_, kAcceptPause);
+        co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+        continue;
+      }
+      if (connections_.size() >= context_.config.max_connections) {
+        Refuse(socket);
+        continue;
+      }
+      if (!local) {
+        const int one = 1;  // answers are waited for
+        ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+      }
+      auto connection =
+          std::make_shared<Connection>(context_, std::move(socket), local, next_id_++);
+      connections_.emplace(connection.get(), connection);
+      connection->Start();
+    }
+  }
+
+  void Refuse(Connection::Socket& socket) {
+    ++context_.counters.connections_refused;
+    spdlog::warn("connection refused: limits.max_connections = {} reached",
+                 context_.config.max_connections);
+    const auto control =
+        wire::PackControl(wire::ErrorToJson({Code::kResourceExhausted,
+                                             "the daemon has as many connections as it may "
+                                             "(limits.max_connections); try again later"}));
+    wire::FrameHeader header;
+    header.type = wire::MessageType::kError;
+    header.control_bytes = static_cast<uint32_t>(control.size());
+    const auto encoded = wire::EncodeHeader(header);
+    std::vector<std::byte> bytes(encoded.begin(), encoded.end());
+    bytes.insert(bytes.end(), control.begin(), control.end());
+    // Best effort; a fresh socket has room for it.
+    (void)::send(socket.native_handle(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+
+  void WaitForSignal() {
+    signals_.async_wait([this](boost::system::error_code ec, int signal) {
+      if (ec) return;
+      if (stopping_) Die("second signal");
+      spdlog::info("{}: stopping", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+      WaitForSignal();
+      Stop();
+    });
+  }
+
+  void Stop() {
+    stopping_ = true;
+    boost::system::error_code ignored;
+    for (auto& acceptor : acceptors_) acceptor->close(ignored);
+    const auto open = connections_;  // Drain may forget some
+    for (const auto& [raw, connection] : open) connection->Drain();
+    if (connections_.empty()) return CloseStore();
+    grace_timer_.expires_after(std::chrono::seconds(context_.config.shutdown_grace_s));
+    grace_timer_.async_wait([this](boost::system::error_code ec) {
+      if (!ec) GraceIsOver();
+    });
+  }
+
+  void GraceIsOver() {
+    spdlog::warn("calls still in flight after {} s: closing their connections",
+                 context_.config.shutdown_grace_s);
+    const auto open = connections_;
+    for (const auto& [raw, connection] : open) connection->Close();
+    grace_timer_.expires_after(kAfterGrace);
+    grace_timer_.async_wait([this](boost::system::error_code ec) {
+      if (!ec) Die("calls do not end");
+    });
+  }
+
+  void Forget(const Connection* connection) {
+    connections_.erase(connection);
+    if (stopping_ && connections_.empty()) CloseStore();
+  }
+
+  // Off the io thread, which stays there for a second signal.
+  void CloseStore() {
+    if (std::exchange(closing_store_, true)) return;
+    grace_timer_.cancel();
+    asio::post(workers_, [this] {
+      store_.reset();
+      asio::post(io_, [this] {
+        for (Listener& listener : listeners_) listener.RemoveFile();
+        spdlog::info("stopped");
+        io_.stop();
+      });
+    });
+  }
+
+  // Everything acknowledged is durable already; recovery at the next start tidies the rest.
+  [[noreturn]] void Die(const char* why) {
+    spdlog::error("{}: ending at once", why);
+    spdlog::default_logger()->flush();
+    for (Listener& listener : listeners_) listener.RemoveFile();
+    std::_Exit(1);
+  }
+
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  asio::io_context io_{1};
+  asio::thread_pool workers_, long_calls_;
+  std::unique_ptr<Store> store_;
+  std::vector<Listener> listeners_;
+  ServerContext context_;
+  asio::signal_set signals_;
+  asio::steady_timer grace_timer_;
+  std::vector<std::shared_ptr<Acceptor>> acceptors_;
+  std::map<const Connection*, std::shared_ptr<Connection>> connections_;
+  uint64_t next_id_ = 1;
+  bool stopping_ = false, closing_store_ = false;
+  int exit_code_ = 0;
+};
+
+Server::Server(const Config& config, std::unique_ptr<Store> store, std::vector<Listener> listeners,
+               std::string token)
+    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(listeners),
+                                   std::move(token))) {}
+Server::~Server() = default;
+
+int Server::Run(const std::function<void()>& on_ready) { return impl_->Run(on_ready); }
+
+}  // namespace prefixd::daemon

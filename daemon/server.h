@@ -1,0 +1,34 @@
+// The daemon: a store behind listening sockets, and an orderly end.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/result.h"
+#include "daemon/config.h"
+#include "daemon/listener.h"
+#include "runtime/store.h"
+
+namespace prefixd::daemon {
+
+class Server {
+ public:
+  // `token`: what TCP clients must present; empty: nothing.
+  Server(const Config& config, std::unique_ptr<Store> store, std::vector<Listener> listeners,
+         std::string token);
+  ~Server();
+
+  // Serves until SIGTERM or SIGINT, then: stops accepting, finishes calls in flight (at most
+  // limits.shutdown_grace_s), closes the store, removes the socket. Returns the exit code; a second
+  // signal, or calls that outlast the grace by far, end the process at once with code 1.
+  // `on_ready` is called once, when connections are accepted.
+  int Run(const std::function<void()>& on_ready);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,38 @@
+// What the connections of a server share. Internal to daemon.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client_lib/codec.h"
+#include "daemon/config.h"
+#include "runtime/store.h"
+
+namespace prefixd::daemon {
+
+struct ServerCounters {
+  std::atomic<uint64_t> connections_open{0}, connections_total{0}, connections_refused{0};
+  std::atomic<uint64_t> calls{0}, calls_failed{0}, protocol_errors{0};
+  std::atomic<uint64_t> bytes_in{0}, bytes_out{0}, shared_memory_bytes{0};
+};
+
+class Connection;
+
+struct ServerContext {
+  const Config config;
+  const std::string token;               // what TCP clients must present; empty: nothing
+  boost::asio::io_context& io;           // one thread; never blocks
+  boost::asio::thread_pool& workers;     // calls, in order within a connection
+  boost::asio::thread_pool& long_calls;  // verify, wait_ready
+  Store* store = nullptr;
+  ServerCounters counters;
+  std::function<wire::ServerStats()> stats;        // any thread
+  std::function<void(const Connection*)> on_gone;  // on the io thread
+};
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,188 @@
+// What a connection asks of its sessions.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "daemon/request_handler.h"
+
+namespace prefixd::daemon {
+
+using wire::Field;
+using wire::FromJson;
+using wire::Json;
+using wire::ToJson;
+
+Result<Session*> RequestHandler::FindSession(const Json& control) {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(control, "session"));
+  const auto it = sessions_.find(handle);
+  if (it == sessions_.end()) {
+    return Error{Code::kNotFound,
+                 "no session " + std::to_string(handle) + " on this connection; attach first"};
+  }
+  return it->second.get();
+}
+
+Result<Json> RequestHandler::Attach(const Request& request) {
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(AttachSpec spec,
+                 FromJson<AttachSpec>(request.control.value("attach", empty), "attach"));
+  PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  if (!in.tensors.empty()) {
+    PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  }
+  if (spec.tokens.empty()) {  // by id: only one's own
+    PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(spec.prefix));
+    spec.tenant = detail.summary.tenant;
+  }
+  PREFIXD_ASSIGN(auto session, store_.Attach(spec));
+  const uint64_t handle = next_handle_++;
+  Json reply = {{"session", handle},
+                {"info", ToJson(session->info())},
+                {"policy", ToJson(session->policy())}};
+  sessions_.emplace(handle, std::move(session));
+  return reply;
+}
+
+// Steps of several sessions and layers in one message. Each has its own outcome; a malformed
+// message as a whole is refused before any of them runs.
+Result<Json> RequestHandler::Step(const Request& request, Response* response) {
+  const auto steps = request.control.find("steps");
+  if (steps == request.control.end() || !steps->is_array() || steps->empty() ||
+      steps->size() > wire::kMaxStepsPerMessage) {
+    return InvalidArgument("field 'steps' must be a list of 1 to " +
+                           std::to_string(wire::kMaxStepsPerMessage) + " steps");
+  }
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  const size_t n = steps->size();
+  if (in.tensors.size() != n || out.extents.size() != 2 * n) {
+    return InvalidArgument("a step message needs one input (q) and two outputs (y, lse) per step");
+  }
+  std::vector<std::vector<float>> queries(n);
+  std::vector<StepInfo> infos(n);
+  std::vector<Status> statuses(n);
+  std::vector<StepRequest> runnable;
+  std::vector<size_t> index;
+  for (size_t i = 0; i < n; ++i) {
+    const Json& step = (*steps)[i];
+    auto session = step.is_object() ? FindSession(step)
+                                    : Result<Session*>(InvalidArgument("a step is no map"));
+    if (!session.ok()) {
+      statuses[i] = session.error();
+      continue;
+    }
+    PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(step, "layer"));
+    PREFIXD_ASSIGN(queries[i], in.Elements<float>(i));
+    PREFIXD_ASSIGN(const auto y, out.Floats(2 * i));
+    PREFIXD_ASSIGN(const auto lse, out.Floats(2 * i + 1));
+    runnable.push_back({*session, layer, queries[i], y, lse, &infos[i], {}});
+    index.push_back(i);
+  }
+  StepBatch(runnable);
+  for (size_t r = 0; r < runnable.size(); ++r) statuses[index[r]] = std::move(runnable[r].status);
+
+  Json results = Json::array();
+  for (size_t i = 0; i < n; ++i) {
+    Json result = Json::object();
+    if (!statuses[i].ok()) {
+      result["error"] = wire::ErrorToJson(statuses[i].error());
+    } else if ((*steps)[i].value("info", Json(false)) == Json(true)) {
+      result["info"] = ToJson(infos[i]);
+    }
+    results.push_back(std::move(result));
+  }
+  HandOver(request, std::move(out), response);
+  return Json{{"steps", std::move(results)}};
+}
+
+Result<Json> RequestHandler::AttendExact(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto y, out.Floats(0));
+  PREFIXD_ASSIGN(const auto lse, out.Floats(1));
+  PREFIXD_TRY(session->AttendExact(layer, n, q, y, lse));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ReadRows(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
+  PREFIXD_TRY(session->ReadRows(layer, kv_head, ids, rows));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ReadRange(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  TokenRange range;
+  PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
+  PREFIXD_ASSIGN(range.end, Field<uint32_t>(request.control, "end"));
+  if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
+  PREFIXD_TRY(session->ReadRange(layer, kv_head, range, rows));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Select(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const auto k, Field<uint32_t>(request.control, "k"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  PREFIXD_ASSIGN(const Selection selection, session->Select(layer, kv_head, q, k));
+  const auto ids = wire::BytesOf(std::span<const uint32_t>(selection.ids));
+  response->payload.assign(ids.begin(), ids.end());
+  return ToJson(selection);
+}
+
+Result<Json> RequestHandler::Summary(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto kind, Field<std::string>(request.control, "kind"));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  if (kind != "phi" && kind != "moment") {
+    return InvalidArgument("field 'kind' must be 'phi' or 'moment'");
+  }
+  PREFIXD_ASSIGN(response->payload, kind == "phi" ? session->PhiCacheBytes(layer, kv_head)
+                                                  : session->MomentBytes(layer, kv_head));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::SetPolicy(const Request& request) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const StepPolicy policy, Field<StepPolicy>(request.control, "policy"));
+  PREFIXD_TRY(session->SetPolicy(policy));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Report(const Request& request) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  return ToJson(session->report());
+}
+
+Result<Json> RequestHandler::Detach(const Request& request) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  Result<SessionReport> report = session->Detach();
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "session"));
+  sessions_.erase(handle);
+  if (!report.ok()) return report.error();
+  return ToJson(*report);
+}
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,307 @@
+// One story told by every kind of client: embedded, over a Unix socket with and without shared
+// memory, over TCP. What steps return must agree with an embedded store that holds the same prompt.
+#include <cmath>
+#include <memory>
+
+#include "client_lib/remote_client.h"
+#include "tests/daemon/daemon_process.h"
+#include "tests/daemon/put_prompt.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+using testing::DaemonProcess;
+using testing::MakePrompt;
+using testing::Prompt;
+using testing::TempDir;
+
+enum class Kind { kEmbedded, kUnixShared, kUnixSmallRegion, kUnixInline, kTcp };
+
+constexpr uint32_t kTokens = 400;
+constexpr uint32_t kQHeads = 4, kDim = 16;
+
+RuntimeOptions SmallStore(const std::filesystem::path& dir) {
+  RuntimeOptions o;
+  o.dir = dir;
+  o.min_free_bytes = 0;
+  o.host_tier_bytes = 64 << 20;
+  o.threads = 2;
+  return o;
+}
+
+class ClientScenario : public ::testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    prompt_ = MakePrompt(kTokens, testing::Seed("ClientScenario"));
+    if (GetParam() == Kind::kEmbedded) {
+      auto client = Client::OpenEmbedded(SmallStore(dir_.path() / "own"));
+      ASSERT_TRUE(client.ok()) << client.error().message;
+      client_ = *std::move(client);
+    } else {
+      std::vector<std::string> args = {"--listen", "127.0.0.1:0"};
+      if (GetParam() == Kind::kUnixSmallRegion) {  // rows must be cut into several messages
+        args.insert(args.end(), {"--shared-memory-mib", "1"});
+      }
+      daemon_ = std::make_unique<DaemonProcess>(dir_.path(), args);
+      ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+      ConnectOptions options;
+      options.shared_memory = GetParam() != Kind::kUnixInline;
+      auto client = RemoteClient::Connect(
+          GetParam() == Kind::kTcp ? daemon_->tcp_address() : daemon_->address(), options);
+      ASSERT_TRUE(client.ok()) << client.error().message;
+      EXPECT_EQ((*client)->shared_memory(),
+                GetParam() == Kind::kUnixShared || GetParam() == Kind::kUnixSmallRegion);
+      client_ = *std::move(client);
+    }
+    auto reference = Client::OpenEmbedded(SmallStore(dir_.path() / "reference"));
+    ASSERT_TRUE(reference.ok()) << reference.error().message;
+    reference_ = *std::move(reference);
+    Put(*reference_);
+  }
+
+  void Put(Client& client) {
+    auto result = testing::PutPrompt(client, prompt_, "scenario");
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    EXPECT_EQ(result->n_tokens, kTokens);
+    EXPECT_EQ(result->stored_tokens, kTokens);
+    Status ready =
+        client.WaitReady(result->prefix, [](uint64_t, uint64_t, std::string_view) { return true; });
+    ASSERT_TRUE(ready.ok()) << ready.error().message;
+    prefix_ = result->prefix;
+  }
+
+  // 2% of 400 tokens would not pay for the anchors: a fixed K by default.
+  std::shared_ptr<Session> Attach(Client& client,
+                                  StepPolicy policy = {.estimator = EstimatorKind::kMoment,
+                                                       .k = 24}) {
+    AttachSpec spec;
+    spec.model = prompt_.model.name;
+    spec.tokens = prompt_.tokens;
+    spec.policy = policy;
+    auto session = client.Attach(spec);
+    EXPECT_TRUE(session.ok()) << (session.ok() ? "" : session.error().message);
+    return session.ok() ? *session : nullptr;
+  }
+
+  std::vector<float> Queries(uint32_t n, uint64_t salt) const {
+    std::mt19937_64 rng(salt);
+    std::normal_distribution<float> normal;
+    std::vector<float> q(size_t{n} * kQHeads * kDim);
+    for (float& x : q) x = normal(rng);
+    return q;
+  }
+
+  static void ExpectNear(std::span<const float> a, std::span<const float> b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(a[i]));
+      ASSERT_NEAR(a[i], b[i], 1e-4) << i;
+    }
+  }
+
+  TempDir dir_;
+  Prompt prompt_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<Client> client_, reference_;
+  std::string prefix_;
+};
+
+TEST_P(ClientScenario, PutMatchAttachStepDetach) {
+  Put(*client_);
+  auto models = client_->Models();
+  ASSERT_TRUE(models.ok());
+  ASSERT_EQ(models->size(), 1u);
+  EXPECT_EQ((*models)[0].geometry, prompt_.model.geometry);
+
+  std::vector<uint32_t> longer = prompt_.tokens;
+  longer.insert(longer.end(), {1, 2, 3});
+  auto match = client_->Match(prompt_.model.name, "", longer);
+  ASSERT_TRUE(match.ok()) << match.error().message;
+  EXPECT_EQ(match->n_tokens, kTokens);
+  EXPECT_EQ(match->prefix, prefix_);
+
+  for (StepPolicy policy :
+       {StepPolicy{.mode = StepMode::kFull}, StepPolicy{.mode = StepMode::kAnchors},
+        StepPolicy{.estimator = EstimatorKind::kMoment, .k = 24},
+        StepPolicy{.estimator = EstimatorKind::kNone, .k = 24}}) {
+    auto session = Attach(*client_, policy);
+    auto reference = Attach(*reference_, policy);
+    ASSERT_TRUE(session && reference);
+    EXPECT_EQ(session->info().n_tokens, kTokens);
+    EXPECT_EQ(session->policy(), policy);
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const auto q = Queries(1, layer + 10);
+      std::vector<float> y(kQHeads * kDim), lse(kQHeads), y2(y), lse2(lse);
+      StepInfo info, info2;
+      Status s = session->Step(layer, q, y, lse, &info);
+      ASSERT_TRUE(s.ok()) << s.error().message;
+      ASSERT_TRUE(reference->Step(layer, q, y2, lse2, &info2).ok());
+      ExpectNear(y, y2);
+      ExpectNear(lse, lse2);
+      EXPECT_EQ(info.k, info2.k);
+      EXPECT_EQ(info.ledger.retrieved_tokens, info2.ledger.retrieved_tokens);
+      EXPECT_EQ(info.ledger.anchor_tokens, info2.ledger.anchor_tokens);
+    }
+    EXPECT_EQ(session->report().total.steps, reference->report().total.steps);
+    auto report = session->Detach();
+    ASSERT_TRUE(report.ok()) << report.error().message;
+    EXPECT_EQ(report->total.steps, reference->report().total.steps);
+    EXPECT_EQ(report->per_head.size(), 4u);
+    EXPECT_FALSE(session->Detach().ok());
+    std::vector<float> y(kQHeads * kDim), lse(kQHeads);
+    Status after = session->Step(0, Queries(1, 1), y, lse, nullptr);
+    ASSERT_FALSE(after.ok());
+    EXPECT_EQ(after.error().code, Code::kFailedPrecondition);
+  }
+}
+
+TEST_P(ClientScenario, BatchesOfStepsKeepTheirOwnOutcomes) {
+  Put(*client_);
+  auto a = Attach(*client_, {.mode = StepMode::kFull});
+  auto b = Attach(*client_, {.estimator = EstimatorKind::kMoment, .k = 16});
+  auto reference = Attach(*reference_, {.mode = StepMode::kFull});
+  ASSERT_TRUE(a && b && reference);
+  const auto q0 = Queries(1, 3), q1 = Queries(1, 4);
+  std::vector<std::vector<float>> y(4, std::vector<float>(kQHeads * kDim));
+  std::vector<std::vector<float>> lse(4, std::vector<float>(kQHeads));
+  std::vector<StepRequest> batch = {{a.get(), 0, q0, y[0], lse[0], nullptr, {}},
+                                    {a.get(), 99, q0, y[1], lse[1], nullptr, {}},
+                                    {b.get(), 1, q1, y[2], lse[2], nullptr, {}},
+                                    {a.get(), 1, q1, y[3], lse[3], nullptr, {}}};
+  client_->StepBatch(batch);
+  EXPECT_TRUE(batch[0].status.ok());
+  EXPECT_FALSE(batch[1].status.ok());
+  EXPECT_TRUE(batch[2].status.ok());
+  EXPECT_TRUE(batch[3].status.ok());
+  std::vector<float> y2(kQHeads * kDim), lse2(kQHeads);
+  ASSERT_TRUE(reference->Step(0, q0, y2, lse2, nullptr).ok());
+  ExpectNear(y[0], y2);
+  ASSERT_TRUE(reference->Step(1, q1, y2, lse2, nullptr).ok());
+  ExpectNear(y[3], y2);
+}
+
+TEST_P(ClientScenario, ExactAttentionRowsSelectionAndSummaries) {
+  Put(*client_);
+  auto session = Attach(*client_), reference = Attach(*reference_);
+  ASSERT_TRUE(session && reference);
+  constexpr uint32_t kN = 5;
+  const auto q = Queries(kN, 7);
+  std::vector<float> y(kN * kQHeads * kDim), lse(kN * kQHeads), y2(y), lse2(lse);
+  ASSERT_TRUE(session->AttendExact(1, kN, q, y, lse).ok());
+  ASSERT_TRUE(reference->AttendExact(1, kN, q, y2, lse2).ok());
+  ExpectNear(y, y2);
+  ExpectNear(lse, lse2);
+
+  // Rows are the bytes that were put: key, then value, of each token.
+  const size_t row = prompt_.model.geometry.row().bytes(), half = row / 2;
+  const auto expected = [&](uint32_t layer, uint32_t head, uint32_t token) {
+    const size_t at = (size_t{token} * 2 + head) * half;
+    std::vector<std::byte> bytes(prompt_.k[layer].begin() + at,
+                                 prompt_.k[layer].begin() + at + half);
+    bytes.insert(bytes.end(), prompt_.v[layer].begin() + at, prompt_.v[layer].begin() + at + half);
+    return bytes;
+  };
+  const std::vector<uint32_t> ids = {0, 17, 200, kTokens - 1};
+  std::vector<std::byte> rows(ids.size() * row), range(kTokens * row);
+  ASSERT_TRUE(session->ReadRows(1, 0, ids, rows).ok());
+  ASSERT_TRUE(session->ReadRange(0, 1, {0, kTokens}, range).ok());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto want = expected(1, 0, ids[i]);
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), rows.begin() + i * row)) << ids[i];
+  }
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    const auto want = expected(0, 1, t);
+    ASSERT_TRUE(std::equal(want.begin(), want.end(), range.begin() + t * row)) << t;
+  }
+  const std::vector<uint32_t> beyond = {kTokens};
+  rows.resize(row);
+  EXPECT_FALSE(session->ReadRows(0, 0, beyond, rows).ok());
+  EXPECT_FALSE(session->ReadRows(0, 0, ids, rows).ok());  // output too small
+
+  const auto group = std::span(q).first(2 * kDim);
+  auto mine = session->Select(0, 1, group, 12), theirs = reference->Select(0, 1, group, 12);
+  ASSERT_TRUE(mine.ok() && theirs.ok());
+  EXPECT_EQ(mine->ids, theirs->ids);
+  EXPECT_EQ(mine->ids.size(), 12u);
+  ASSERT_EQ(mine->cuts.size(), 2u);
+  EXPECT_EQ(mine->cuts[0].kind, theirs->cuts[0].kind);
+
+  auto moment = session->MomentBytes(1, 1), moment2 = reference->MomentBytes(1, 1);
+  ASSERT_TRUE(moment.ok() && moment2.ok());
+  EXPECT_EQ(*moment, *moment2);
+  auto phi = session->PhiCacheBytes(0, 0);
+  ASSERT_FALSE(phi.ok());  // no feature maps were registered
+  EXPECT_EQ(phi.error().code, Code::kNotFound);
+}
+
+TEST_P(ClientScenario, RefusalsAreTheSameEverywhere) {
+  Put(*client_);
+  auto session = Attach(*client_);
+  ASSERT_TRUE(session);
+  std::vector<float> y(kQHeads * kDim), lse(kQHeads);
+  auto q = Queries(1, 1);
+  q[3] = std::nanf("");
+  Status nan = session->Step(0, q, y, lse, nullptr);
+  ASSERT_FALSE(nan.ok());
+  EXPECT_EQ(nan.error().code, Code::kInvalidArgument);
+  EXPECT_FALSE(session->Step(0, std::span(q).first(8), y, lse, nullptr).ok());
+
+  Status infeasible = session->SetPolicy({.budget = 1e-4});
+  ASSERT_FALSE(infeasible.ok());
+  EXPECT_EQ(infeasible.error().code, Code::kInfeasible);
+
+  auto unknown = client_->Attach({.model = "nobody", .tokens = prompt_.tokens});
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_EQ(unknown.error().code, Code::kNotFound);
+  EXPECT_EQ(client_->Prefix(std::string(32, '0')).error().code, Code::kNotFound);
+
+  auto put = client_->BeginPut({prompt_.model.name, "", {9, 8, 7, 6}, ""});
+  ASSERT_TRUE(put.ok()) << put.error().message;
+  EXPECT_FALSE((*put)->Write(0, 0, 4, {}, {}).ok());
+  EXPECT_FALSE((*put)->Commit().ok());  // rows are missing
+  auto match = client_->Match(prompt_.model.name, "", std::vector<uint32_t>{9, 8, 7, 6});
+  ASSERT_TRUE(match.ok());
+  EXPECT_EQ(match->n_tokens, 0u);
+}
+
+TEST_P(ClientScenario, PrefixesVerifyRemoveStats) {
+  Put(*client_);
+  auto list = client_->Prefixes();
+  ASSERT_TRUE(list.ok());
+  ASSERT_EQ(list->size(), 1u);
+  EXPECT_EQ((*list)[0].label, "scenario");
+  EXPECT_EQ((*list)[0].ingest, IngestState::kReady);
+  auto detail = client_->Prefix(prefix_);
+  ASSERT_TRUE(detail.ok());
+  EXPECT_EQ(detail->chain, std::vector<std::string>{prefix_});
+  bool called = false;
+  auto verify =
+      client_->Verify("", [&](uint64_t, uint64_t, std::string_view) { return called = true; });
+  ASSERT_TRUE(verify.ok()) << verify.error().message;
+  EXPECT_TRUE(called);
+  EXPECT_EQ(verify->segments, 1u);
+  EXPECT_TRUE(verify->damaged.empty());
+  auto stats = client_->Stats();
+  ASSERT_TRUE(stats.ok());
+  EXPECT_EQ(stats->prefixes, 1u);
+  EXPECT_EQ(stats->puts, 1u);
+  Status removed = client_->Remove(prefix_);
+  ASSERT_TRUE(removed.ok()) << removed.error().message;
+  EXPECT_TRUE(client_->Prefixes()->empty());
+}
+
+std::string KindName(const ::testing::TestParamInfo<Kind>& param) {
+  constexpr const char* kNames[] = {"Embedded", "UnixShared", "UnixSmallRegion", "UnixInline",
+                                    "Tcp"};
+  return kNames[size_t(param.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Clients, ClientScenario,
+                         ::testing::Values(Kind::kEmbedded, Kind::kUnixShared,
+                                           Kind::kUnixSmallRegion, Kind::kUnixInline, Kind::kTcp),
+                         KindName);
+
+}  // namespace
+}  // namespace prefixd

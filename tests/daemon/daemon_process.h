@@ -1,0 +1,59 @@
+// The real daemon as a child process in a directory of its own, for end-to-end tests.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace prefixd::testing {
+
+// A fresh directory, removed at the end. Short, because socket paths are.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+struct Finished {
+  int code = -1;  // exit status, or 128 + signal
+  std::string out, err;
+};
+// Runs a program to its end (at most 20 s, then kill -9).
+Finished RunProgram(const std::string& program, const std::vector<std::string>& args);
+
+class DaemonProcess {
+ public:
+  // Starts prefixd with a store and socket below `dir`, plus `args`, and waits until it is ready or
+  // has ended.
+  DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args = {});
+  ~DaemonProcess();  // kill -9 if it still runs
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+
+  bool ready() const { return !ready_line_.empty(); }
+  const std::string& ready_line() const { return ready_line_; }
+  std::string address() const { return "unix:" + socket_; }
+  const std::string& socket() const { return socket_; }
+  std::string tcp_address() const;  // from the ready line
+  pid_t pid() const { return pid_; }
+
+  void Signal(int signal);
+  // Waits for its end (at most 20 s, then kill -9) and returns the exit status, 128 + signal.
+  int Wait();
+  std::string Stderr() const;
+
+ private:
+  std::string socket_, err_file_, ready_line_;
+  pid_t pid_ = -1;
+  int code_ = -1;
+};
+
+}  // namespace prefixd::testing

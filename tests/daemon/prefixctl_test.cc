@@ -1,0 +1,132 @@
+// prefixctl against the real daemon: every command, as text and as JSON, and its exit codes.
+#include <signal.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "client_lib/remote_client.h"
+#include "tests/daemon/daemon_process.h"
+#include "tests/daemon/put_prompt.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+using nlohmann::json;
+using testing::DaemonProcess;
+using testing::Finished;
+using testing::TempDir;
+
+class PrefixctlTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    daemon_ = std::make_unique<DaemonProcess>(dir_.path());
+    ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+    ConnectOptions options;
+    options.tenant = "team-a";
+    auto client = RemoteClient::Connect(daemon_->address(), options);
+    ASSERT_TRUE(client.ok());
+    auto put = testing::PutPrompt(**client, testing::MakePrompt(120, 5), "a label");
+    ASSERT_TRUE(put.ok()) << put.error().message;
+    prefix_ = put->prefix;
+    ASSERT_TRUE((*client)->WaitReady(prefix_, {}).ok());
+  }
+
+  Finished Run(std::vector<std::string> args) {
+    args.insert(args.end(), {"--socket", daemon_->socket()});
+    return testing::RunProgram(PREFIXCTL_BINARY, args);
+  }
+  json RunJson(std::vector<std::string> args) {
+    args.push_back("--json");
+    const Finished f = Run(args);
+    EXPECT_EQ(f.code, 0) << f.err;
+    json parsed = json::parse(f.out, nullptr, false);
+    EXPECT_FALSE(parsed.is_discarded()) << f.out;
+    return parsed;
+  }
+
+  TempDir dir_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::string prefix_;
+};
+
+TEST_F(PrefixctlTest, JsonOfEveryCommand) {
+  EXPECT_EQ(RunJson({"status"})["server"]["pid"], daemon_->pid());
+  EXPECT_EQ(RunJson({"stats"})["runtime"]["prefixes"], 1);
+  EXPECT_EQ(RunJson({"models", "list"})[0]["name"], "test-model");
+  EXPECT_EQ(RunJson({"models", "show", "test-model"})["geometry"]["n_kv_heads"], 2);
+  EXPECT_EQ(RunJson({"prefixes", "list"}).size(), 0u);  // of tenant ""
+  const json all = RunJson({"prefixes", "list", "--all-tenants"});
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0]["id"], prefix_);
+  EXPECT_EQ(all[0]["tenant"], "team-a");
+  EXPECT_EQ(RunJson({"prefixes", "list", "--tenant", "team-a"}), all);
+  EXPECT_EQ(RunJson({"prefixes", "show", prefix_, "--all-tenants"})["summary"]["label"], "a label");
+  EXPECT_EQ(RunJson({"prefixes", "verify", "--all-tenants"})["segments"], 1);
+  EXPECT_EQ(RunJson({"prefixes", "remove", prefix_, "--tenant", "team-a"})["removed"], prefix_);
+  EXPECT_EQ(RunJson({"prefixes", "list", "--all-tenants"}).size(), 0u);
+}
+
+TEST_F(PrefixctlTest, TextSaysTheSame) {
+  EXPECT_NE(Run({"status"}).out.find("prefixes"), std::string::npos);
+  EXPECT_NE(Run({"stats"}).out.find("runtime.bytes_on_disk"), std::string::npos);
+  EXPECT_NE(Run({"models", "list"}).out.find("2 layers, 4/2 heads"), std::string::npos);
+  EXPECT_NE(Run({"prefixes", "list", "--all-tenants"}).out.find(prefix_), std::string::npos);
+  EXPECT_NE(Run({"prefixes", "show", prefix_, "--tenant", "team-a"}).out.find("a label"),
+            std::string::npos);
+  const Finished verify = Run({"prefixes", "verify", prefix_, "--tenant", "team-a"});
+  EXPECT_NE(verify.out.find("all good"), std::string::npos);
+  EXPECT_NE(verify.err.find("verify: "), std::string::npos);  // progress
+  EXPECT_EQ(Run({"prefixes", "verify", "--all-tenants", "--quiet"}).err, "");
+}
+
+TEST_F(PrefixctlTest, RegistersAModelFromAFile) {
+  std::ofstream(dir_.path() / "m.json")
+      << R"({"geometry": {"n_layers": 3, "n_q_heads": 8, "n_kv_heads": 4, "key_dim": 64,
+             "value_dim": 64, "dtype": "f16"}, "identity": {"weights": "abc", "rope": "1e4"}})";
+  const Finished f =
+      Run({"models", "register", "--geometry", dir_.path() / "m.json", "--name", "m"});
+  EXPECT_EQ(f.code, 0) << f.err;
+  const json m = RunJson({"models", "show", "m"});
+  EXPECT_EQ(m["geometry"]["layers"].size(), 3u);
+  EXPECT_EQ(m["geometry"]["layers"][0]["scale"], 0.125);
+  std::ofstream(dir_.path() / "bad.json") << R"({"name": "b", "geometry": {"n_layers": 0}})";
+  EXPECT_EQ(Run({"models", "register", "--geometry", dir_.path() / "bad.json"}).code, 1);
+  std::ofstream(dir_.path() / "broken.json") << "{";
+  EXPECT_EQ(Run({"models", "register", "--geometry", dir_.path() / "broken.json"}).code, 1);
+}
+
+TEST_F(PrefixctlTest, ExitCodes) {
+  EXPECT_EQ(Run({"models", "show", "nobody"}).code, 3);
+  EXPECT_EQ(Run({"prefixes", "show", std::string(32, '0')}).code, 3);
+  EXPECT_EQ(Run({"prefixes", "remove", prefix_}).code, 3);  // another tenant's
+  EXPECT_EQ(Run({"prefixes", "show"}).code, 2);
+  EXPECT_EQ(Run({"no-such-command"}).code, 2);
+  EXPECT_EQ(testing::RunProgram(PREFIXCTL_BINARY, {"status", "--socket", "/nonexistent"}).code, 3);
+  EXPECT_EQ(testing::RunProgram(PREFIXCTL_BINARY, {}).code, 2);
+}
+
+TEST(PrefixctlHelp, EveryCommandExplainsItselfWithAnExample) {
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{},
+                                             {"status"},
+                                             {"stats"},
+                                             {"models"},
+                                             {"models", "list"},
+                                             {"models", "show"},
+                                             {"models", "register"},
+                                             {"prefixes"},
+                                             {"prefixes", "list"},
+                                             {"prefixes", "show"},
+                                             {"prefixes", "remove"},
+                                             {"prefixes", "verify"}}) {
+    auto args = command;
+    args.push_back("--help");
+    const Finished f = testing::RunProgram(PREFIXCTL_BINARY, args);
+    EXPECT_EQ(f.code, 0);
+    EXPECT_NE(f.out.find("Example: prefixctl"), std::string::npos) << f.out;
+  }
+}
+
+}  // namespace
+}  // namespace prefixd

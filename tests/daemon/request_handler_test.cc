@@ -1,0 +1,211 @@
+// The meaning of requests, without a transport: tenants, hostile extents, what ends with a
+// connection.
+#include "daemon/request_handler.h"
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "runtime/store.h"
+#include "tests/daemon/put_prompt.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd::daemon {
+namespace {
+
+using wire::Json;
+using wire::MessageType;
+
+class RequestHandlerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/prefixd-handler-XXXXXX";
+    dir_ = ::mkdtemp(name);
+    RuntimeOptions options;
+    options.dir = dir_ / "store";
+    options.min_free_bytes = 0;
+    options.host_tier_bytes = 16 << 20;
+    options.threads = 1;
+    auto store = Store::Open(options);
+    ASSERT_TRUE(store.ok()) << store.error().message;
+    store_ = *std::move(store);
+    prompt_ = prefixd::testing::MakePrompt(100, prefixd::testing::Seed("RequestHandler"));
+    ASSERT_TRUE(store_->RegisterModel(prompt_.model).ok());
+  }
+  void TearDown() override {
+    store_.reset();
+    std::filesystem::remove_all(dir_);
+  }
+
+  std::unique_ptr<RequestHandler> Handler(const Peer& peer) {
+    return std::make_unique<RequestHandler>(*store_, peer, std::span(region_),
+                                            HandlerLimits{1 << 20, 2},
+                                            [] { return wire::ServerStats{}; });
+  }
+
+  // Puts the prompt for a tenant, straight into the store.
+  std::string Put(const std::string& tenant) {
+    auto put = store_->BeginPut({prompt_.model.name, tenant, prompt_.tokens, ""});
+    EXPECT_TRUE(put.ok() && prefixd::testing::WriteRows(**put, prompt_).ok());
+    auto result = (*put)->Commit();
+    EXPECT_TRUE(result.ok());
+    return result.ok() ? result->prefix : "";
+  }
+
+  static Response Ask(RequestHandler& handler, MessageType type, Json control,
+                      std::vector<std::byte> payload = {}, bool shared = false) {
+    return handler.Handle({type, shared, std::move(control), std::move(payload)},
+                          [](uint64_t, uint64_t, std::string_view) { return true; });
+  }
+  static Code CodeOf(const Response& r) { return r.error ? r.error->code : Code::kInternal; }
+
+  std::vector<std::byte> Tokens() const {
+    const auto bytes = wire::BytesOf(std::span<const uint32_t>(prompt_.tokens));
+    return {bytes.begin(), bytes.end()};
+  }
+  Json AttachControl(const std::string& tenant) const {
+    return {{"attach",
+             {{"model", prompt_.model.name}, {"tenant", tenant}, {"policy", {{"mode", "full"}}}}},
+            {"in", {{0, prompt_.tokens.size() * 4}}}};
+  }
+
+  std::filesystem::path dir_;
+  std::unique_ptr<Store> store_;
+  prefixd::testing::Prompt prompt_;
+  std::vector<std::byte> region_ = std::vector<std::byte>(4096);
+};
+
+TEST_F(RequestHandlerTest, TenantsSeeOnlyTheirOwn) {
+  const std::string id = Put("alice");
+  auto alice = Handler({"alice", false, true});
+  auto bob = Handler({"bob", false, true});
+  auto admin = Handler({"", true, true});
+  EXPECT_EQ(Ask(*alice, MessageType::kPrefixes, Json::object()).control["prefixes"].size(), 1u);
+  EXPECT_EQ(Ask(*bob, MessageType::kPrefixes, Json::object()).control["prefixes"].size(), 0u);
+  EXPECT_EQ(Ask(*admin, MessageType::kPrefixes, Json::object()).control["prefixes"].size(), 1u);
+
+  // What belongs to another looks exactly like what does not exist.
+  const Json foreign = {{"prefix", id}};
+  for (MessageType type : {MessageType::kPrefix, MessageType::kRemove, MessageType::kVerify,
+                           MessageType::kWaitReady}) {
+    const Response r = Ask(*bob, type, foreign);
+    EXPECT_EQ(CodeOf(r), Code::kNotFound) << wire::MessageName(type);
+  }
+  EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kAttach, Json{{"attach", {{"prefix", id}}}})),
+            Code::kNotFound);
+  EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kAttach, AttachControl("bob"), Tokens())),
+            Code::kNotFound);
+  EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kAttach, AttachControl("alice"), Tokens())),
+            Code::kInvalidArgument);
+  Json match = {{"model", prompt_.model.name}, {"tenant", "alice"}, {"in", {{0, 400}}}};
+  EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kMatch, match, Tokens())), Code::kInvalidArgument);
+  EXPECT_EQ(Ask(*admin, MessageType::kMatch, match, Tokens()).control["n_tokens"], 100);
+  EXPECT_EQ(Ask(*bob, MessageType::kVerify, {{"prefix", ""}}).control["segments"], 0);
+  EXPECT_EQ(Ask(*alice, MessageType::kVerify, {{"prefix", ""}}).control["segments"], 1);
+}
+
+TEST_F(RequestHandlerTest, StrangersChangeNoModels) {
+  auto stranger = Handler({"", false, false});
+  Json model = wire::ToJson(prompt_.model);
+  EXPECT_FALSE(Ask(*stranger, MessageType::kRegisterModel, {{"model", model}}).error);
+  model["feature_maps"] = {"/etc/passwd"};
+  EXPECT_EQ(CodeOf(Ask(*stranger, MessageType::kRegisterModel, {{"model", model}})),
+            Code::kInvalidArgument);
+  model["feature_maps"] = Json::array();
+  model["identity"] = Json::parse(R"([["weights", "other"]])");
+  EXPECT_EQ(CodeOf(Ask(*stranger, MessageType::kRegisterModel, {{"model", model}})),
+            Code::kAlreadyExists);
+}
+
+TEST_F(RequestHandlerTest, ExtentsOutsideTheAreaAreRefused) {
+  Put("");
+  auto handler = Handler({"", false, true});
+  const Response attached = Ask(*handler, MessageType::kAttach, AttachControl(""), Tokens());
+  ASSERT_FALSE(attached.error) << attached.error->message;
+  const Json session = attached.control["session"];
+  const auto step = [&](Json in, Json out) {
+    Json control = {{"steps", {{{"session", session}, {"layer", 0}}}}, {"in", in}, {"out", out}};
+    return Ask(*handler, MessageType::kStep, control, {}, /*shared=*/true);
+  };
+  const Json good_in = {{0, 256}}, good_out = {{256, 256}, {512, 16}};
+  const Response ok = step(good_in, good_out);
+  ASSERT_FALSE(ok.error) << ok.error->message;
+  EXPECT_FALSE(ok.control["steps"][0].contains("error")) << ok.control.dump();
+  const std::vector<std::byte> before = region_;
+  for (const char* bad :
+       {"[[4000, 256]]", "[[18446744073709551615, 256]]", "[[18446744073709551360, 256]]",
+        "[[0, 18446744073709551615]]", "[[4097, 0]]", "[[-1, 256]]", "[[0.5, 256]]",
+        "[[\"0\", 256]]", "[[0]]", "[]", "\"everything\""}) {
+    EXPECT_EQ(CodeOf(step(Json::parse(bad), good_out)), Code::kInvalidArgument) << bad;
+  }
+  for (const char* bad : {"[[3900, 256], [512, 16]]", "[[256, 256], [18446744073709551612, 16]]",
+                          "[[256, 256]]", "[[0, 4096], [0, 4096]]"}) {
+    EXPECT_EQ(CodeOf(step(good_in, Json::parse(bad))), Code::kInvalidArgument) << bad;
+  }
+  EXPECT_EQ(region_, before);  // a refused request writes nothing
+}
+
+TEST_F(RequestHandlerTest, PutsAndSessionsEndWithTheConnection) {
+  auto handler = Handler({"", false, true});
+  Json begin = {{"put", {{"model", prompt_.model.name}}}, {"in", {{0, 400}}}};
+  const Response put = Ask(*handler, MessageType::kBeginPut, begin, Tokens());
+  ASSERT_FALSE(put.error) << put.error->message;
+  std::vector<std::byte> rows = prompt_.k[0];
+  rows.insert(rows.end(), prompt_.v[0].begin(), prompt_.v[0].end());
+  const Json write = {
+      {"put", put.control["put"]},
+      {"layer", 0},
+      {"first", 0},
+      {"n", 100},
+      {"in", {{0, prompt_.k[0].size()}, {prompt_.k[0].size(), prompt_.v[0].size()}}}};
+  const Response written = Ask(*handler, MessageType::kPutWrite, write, rows);
+  EXPECT_FALSE(written.error) << written.error->message;
+  handler->ReleaseAll();
+  EXPECT_EQ(CodeOf(Ask(*handler, MessageType::kPutCommit, {{"put", put.control["put"]}})),
+            Code::kNotFound);
+  EXPECT_TRUE(store_->Prefixes().empty());
+  EXPECT_EQ(store_->stats().puts_aborted, 1u);
+
+  const std::string id = Put("");
+  ASSERT_FALSE(Ask(*handler, MessageType::kAttach, AttachControl(""), Tokens()).error);
+  EXPECT_EQ(store_->stats().sessions, 1u);
+  handler->ReleaseAll();
+  EXPECT_EQ(store_->stats().sessions, 0u);
+}
+
+TEST_F(RequestHandlerTest, OpenPutsAreBounded) {
+  auto handler = Handler({"", false, true});
+  Json begin = {{"put", {{"model", prompt_.model.name}}}, {"in", {{0, 400}}}};
+  EXPECT_FALSE(Ask(*handler, MessageType::kBeginPut, begin, Tokens()).error);
+  EXPECT_FALSE(Ask(*handler, MessageType::kBeginPut, begin, Tokens()).error);
+  EXPECT_EQ(CodeOf(Ask(*handler, MessageType::kBeginPut, begin, Tokens())),
+            Code::kResourceExhausted);
+}
+
+// Any message with any control part: an error or an answer, never a crash.
+TEST_F(RequestHandlerTest, RandomRequests) {
+  std::mt19937_64 rng(prefixd::testing::Seed("RequestHandler.Random"));
+  Put("");
+  auto handler = Handler({"", false, false});
+  ASSERT_FALSE(Ask(*handler, MessageType::kAttach, AttachControl(""), Tokens()).error);
+  const Json values = Json::parse(R"([0, 1, 2, 18446744073709551615, -1, 1.5, "x", "phi", null,
+      true, [], [[0, 256]], [[0, 4], [4, 4]], [[0, 256], [256, 16]], {},
+      {"session": 1, "layer": 0}, [{"session": 1, "layer": 0, "info": 7}]])");
+  const char* keys[] = {"session", "put",   "layer",  "kv_head", "first",  "n",
+                        "k",       "in",    "out",    "kind",    "begin",  "end",
+                        "steps",   "model", "prefix", "attach",  "policy", "tenant"};
+  for (int i = 0; i < 3000; ++i) {
+    Json control = Json::object();
+    for (const char* key : keys) {
+      if (rng() % 3) control[key] = values[rng() % values.size()];
+    }
+    if (rng() % 2) control["session"] = 1;
+    const auto type = static_cast<MessageType>(2 + rng() % 25);
+    if (type == MessageType::kDetach && rng() % 50) continue;
+    (void)Ask(*handler, type, control, std::vector<std::byte>(rng() % 1024), rng() % 2);
+  }
+  EXPECT_FALSE(Ask(*handler, MessageType::kStats, Json::object()).error);
+}
+
+}  // namespace
+}  // namespace prefixd::daemon
