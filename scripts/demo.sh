@@ -20,7 +20,7 @@ TXT
 }
 
 out=demo-report build=$root/build/release keep=0
-prefill_args=() decode_args=()
+prefill_args=()
 while [ $# -gt 0 ]; do
   case $1 in
     --document | --model | --tokens | --facts)
@@ -68,8 +68,8 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-start_daemon() {
-  "$daemon" --dir "$store" --socket "$socket" >>"$out/prefixd.log" 2>&1 &
+start_daemon() {  # further flags of the daemon
+  "$daemon" --dir "$store" --socket "$socket" "$@" >>"$out/prefixd.log" 2>&1 &
   pid=$!
   for _ in $(seq 300); do
     [ -S "$socket" ] && return 0
@@ -90,7 +90,11 @@ echo "3. The daemon is stopped (SIGTERM) and started again."
 stop_daemon
 start_daemon
 echo "4. A new process attaches to the stored prompt and decodes under small budgets."
-"$demo" decode --socket "$socket" --state "$out/state.json" --json "$out/report.json" "${decode_args[@]}"
+"$demo" decode --socket "$socket" --state "$out/state.json" --json "$out/report.json"
+echo "5. The daemon is started once more, without host memory: the same steps with every row on the SSD."
+stop_daemon
+start_daemon --host-tier-mib 0
+"$demo" cold --socket "$socket" --state "$out/state.json" --json "$out/report.json"
 stop_daemon
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3

@@ -1,0 +1,289 @@
+#include "demo/evaluate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "attention/diagnostics.h"
+#include "attention/step.h"
+#include "decoder/generate.h"
+#include "demo/progress.h"
+
+namespace prefixd::demo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kRecordedTokens = 48;
+constexpr uint32_t kSummaryBytesPerElement = 4;  // summaries are float32
+
+}  // namespace
+
+const std::vector<Method>& Methods() {
+  static const std::vector<Method> methods = {
+      {"full", StepMode::kFull, EstimatorKind::kNone},
+      {"sink_tail", StepMode::kAnchors, EstimatorKind::kNone},
+      {"topk", StepMode::kRetrieve, EstimatorKind::kNone},
+      {"topk_phi", StepMode::kRetrieve, EstimatorKind::kPhi},
+      {"topk_moment", StepMode::kRetrieve, EstimatorKind::kMoment},
+      {"topk_auto", StepMode::kRetrieve, EstimatorKind::kAuto},
+  };
+  return methods;
+}
+
+Evaluator::Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
+                     const DemoState& state, std::shared_ptr<Session> session,
+                     std::vector<HeadChoice> choices)
+    : model_(model),
+      tokenizer_(tokenizer),
+      state_(state),
+      session_(session),
+      choices_(std::move(choices)),
+      attention_(session, decoder::BlockMode::kStep),
+      continuation_(tokenizer.Encode(state.continuation, /*with_bos=*/false)) {}
+
+Result<std::vector<uint32_t>> Evaluator::Answer(const Fact& fact,
+                                                std::vector<std::vector<float>>* logits) {
+  const uint32_t n = session_->info().n_tokens;
+  const std::vector<uint32_t> question = tokenizer_.Encode(fact.Question(), /*with_bos=*/false);
+  std::vector<uint32_t> answer;
+  std::vector<float> row(model_.config().vocab_size);
+  for (size_t i = 0; answer.size() < kAnswerTokens; ++i) {
+    const uint32_t token = i < question.size() ? question[i] : answer.back();
+    PREFIXD_TRY(model_.Forward({&token, 1}, n + static_cast<uint32_t>(i), attention_, 1, row));
+    if (logits != nullptr) logits->push_back(row);
+    if (i + 1 >= question.size()) answer.push_back(decoder::Argmax(row));
+  }
+  attention_.TruncateTo(n);
+  return answer;
+}
+
+Result<Evaluator::Agreement> Evaluator::RecordTruth() {
+  PREFIXD_TRY(session_->SetPolicy({.mode = StepMode::kFull}));
+  Agreement agreement;
+  for (size_t i = 0; i < state_.facts.size(); ++i) {
+    std::vector<std::vector<float>> logits;
+    PREFIXD_ASSIGN(const std::vector<uint32_t> answer,
+                   Answer(state_.facts[i], i == 0 ? &logits : nullptr));
+    agreement.same_tokens &= answer == state_.own_answers[i];
+    for (size_t t = 0; t < logits.size(); ++t) {
+      for (size_t c = 0; c < logits[t].size(); ++c) {
+        agreement.max_logit_difference = std::max<double>(
+            agreement.max_logit_difference, std::abs(logits[t][c] - state_.own_logits[t][c]));
+      }
+    }
+  }
+
+  // Queries of evenly spaced tokens of the continuation, as the decoder asks them when it reads
+  // everything.
+  const KvGeometry& geometry = session_->info().geometry;
+  const uint32_t n = session_->info().n_tokens;
+  const size_t spacing = std::max<size_t>(1, continuation_.size() / kRecordedTokens);
+  decoder::ObservedAttention observed(
+      attention_, [&](uint32_t layer, uint32_t first, uint32_t, std::span<const float> q) {
+        if ((first - n) % spacing != 0) return;
+        if (layer == 0) recorded_.emplace_back();
+        recorded_.back().q.emplace_back(q.begin(), q.end());
+      });
+  for (size_t i = 0; i < continuation_.size(); ++i) {
+    PREFIXD_TRY(
+        model_.Forward({&continuation_[i], 1}, n + static_cast<uint32_t>(i), observed, 0, {}));
+  }
+  attention_.TruncateTo(n);
+  std::vector<float> lse(geometry.n_q_heads);
+  for (Recorded& token : recorded_) {
+    for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+      std::vector<float> y(size_t{geometry.n_q_heads} * geometry.value_dim);
+      PREFIXD_TRY(session_->Step(layer, token.q[layer], y, lse, nullptr));
+      token.y.push_back(std::move(y));
+    }
+  }
+  PREFIXD_TRY(MeasureEntropy());
+  return agreement;
+}
+
+Status Evaluator::MeasureEntropy() {
+  const KvGeometry& geometry = session_->info().geometry;
+  const Partition partition = Partition::Of(session_->info().n_tokens, session_->info().anchors);
+  const uint32_t group = geometry.group_size();
+  std::vector<std::byte> rows(partition.mid.size() * geometry.row().bytes());
+  std::vector<float> scores(size_t{group} * partition.mid.size());
+  entropy_.assign(size_t{geometry.n_layers} * geometry.n_q_heads, 0);
+  for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+    for (uint32_t head = 0; head < geometry.n_kv_heads; ++head) {
+      PREFIXD_TRY(session_->ReadRange(layer, head, partition.mid, rows));
+      const RowsView view{rows.data(), partition.mid.size(), geometry.row().bytes(),
+                          geometry.row()};
+      for (const Recorded& token : recorded_) {
+        const std::span<const float> q =
+            std::span(token.q[layer])
+                .subspan(size_t{head} * group * geometry.key_dim, size_t{group} * geometry.key_dim);
+        Scores(q, group, geometry.layers[layer], view, scores);
+        for (uint32_t g = 0; g < group; ++g) {
+          entropy_[size_t{layer} * geometry.n_q_heads + head * group + g] +=
+              NormalizedEntropy(std::span(scores).subspan(g * view.count, view.count)) /
+              static_cast<double>(recorded_.size());
+        }
+      }
+    }
+  }
+  return {};
+}
+
+Result<std::vector<double>> Evaluator::Errors() {
+  const KvGeometry& geometry = session_->info().geometry;
+  const size_t dim = geometry.value_dim;
+  std::vector<double> errors(size_t{geometry.n_layers} * geometry.n_q_heads, 0);
+  std::vector<float> y(geometry.n_q_heads * dim), lse(geometry.n_q_heads);
+  for (const Recorded& token : recorded_) {
+    for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+      PREFIXD_TRY(session_->Step(layer, token.q[layer], y, lse, nullptr));
+      for (uint32_t head = 0; head < geometry.n_q_heads; ++head) {
+        errors[size_t{layer} * geometry.n_q_heads + head] +=
+            RelativeL1(std::span(y).subspan(head * dim, dim),
+                       std::span(token.y[layer]).subspan(head * dim, dim)) /
+            static_cast<double>(recorded_.size());
+      }
+    }
+  }
+  return errors;
+}
+
+std::vector<double> Evaluator::ByQuartile(const std::vector<double>& errors) const {
+  std::vector<size_t> order(errors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return entropy_[a] < entropy_[b]; });
+  std::vector<double> means(4, 0);
+  for (size_t quartile = 0; quartile < 4; ++quartile) {
+    const size_t begin = quartile * order.size() / 4, end = (quartile + 1) * order.size() / 4;
+    for (size_t i = begin; i < end; ++i) {
+      means[quartile] += errors[order[i]] / static_cast<double>(end - begin);
+    }
+  }
+  return means;
+}
+
+double Evaluator::EstimatorTokens(const Method& method, double budget) const {
+  const RowShape row = session_->info().geometry.row();
+  const auto cost = [&](EstimatorKind kind) {
+    switch (kind) {
+      case EstimatorKind::kMoment:
+        return std::ceil(MomentTokens(row, 0, kSummaryBytesPerElement));
+      case EstimatorKind::kPhi:
+        return std::ceil(PhiTokens(row, session_->info().d_phi, kSummaryBytesPerElement));
+      default:
+        return 0.0;
+    }
+  };
+  if (method.mode != StepMode::kRetrieve) return 0;
+  if (method.estimator != EstimatorKind::kAuto) return cost(method.estimator);
+  // Per head: the choice at the nearest budget that was measured.
+  double nearest = INFINITY, sum = 0;
+  for (const HeadChoice& c : choices_) nearest = std::min(nearest, std::abs(c.budget - budget));
+  size_t heads = 0;
+  for (const HeadChoice& c : choices_) {
+    if (std::abs(c.budget - budget) > nearest + 1e-12) continue;
+    sum += cost(c.chosen);
+    ++heads;
+  }
+  return heads == 0 ? cost(EstimatorKind::kMoment) : sum / static_cast<double>(heads);
+}
+
+StepPolicy Evaluator::PolicyOf(const Method& method, std::optional<double> budget) {
+  StepPolicy policy{.mode = method.mode, .estimator = method.estimator};
+  if (budget) policy.budget = *budget;
+  return policy;
+}
+
+Result<Row> Evaluator::Run(const Method& method, std::optional<double> budget) {
+  Row row;
+  row.method = method.name;
+  row.budget = budget;
+  row.questions = static_cast<uint32_t>(state_.facts.size());
+  if (Status set = session_->SetPolicy(PolicyOf(method, budget)); !set.ok()) {
+    if (set.error().code != Code::kInfeasible) return std::move(set).error();
+    row.feasible = false;
+    row.reason = set.error().message;
+    return row;
+  }
+
+  for (const Fact& fact : state_.facts) {
+    PREFIXD_ASSIGN(const std::vector<uint32_t> answer, Answer(fact, nullptr));
+    row.correct += tokenizer_.Decode(answer) == fact.answer;
+  }
+  PREFIXD_ASSIGN(row.rel_l1_by_head, Errors());
+  row.rel_l1 = std::accumulate(row.rel_l1_by_head.begin(), row.rel_l1_by_head.end(), 0.0) /
+               static_cast<double>(row.rel_l1_by_head.size());
+  row.rel_l1_by_quartile = ByQuartile(row.rel_l1_by_head);
+
+  PREFIXD_ASSIGN(const Continuation run, Continue(continuation_.size()));
+  row.nll = run.nll;
+  row.ms_per_token = run.ms_per_token;
+  row.ssd_bytes_per_step = run.ssd_bytes;
+  row.host_bytes_per_step = run.host_bytes;
+  row.bytes_per_step = run.ssd_bytes + run.host_bytes;
+  row.scan_bytes_per_step = run.scan_bytes;
+  row.tokens_per_step =
+      run.anchor_tokens + run.retrieved_tokens + EstimatorTokens(method, budget.value_or(1.0));
+  row.k = static_cast<uint32_t>(std::lround(run.retrieved_tokens));
+  return row;
+}
+
+Result<Evaluator::Continuation> Evaluator::Continue(size_t max_tokens) {
+  const uint32_t n = session_->info().n_tokens;
+  const size_t count = std::min(max_tokens, continuation_.size()) - 1;  // the last is only scored
+  const Ledger before = session_->report().total;
+  const auto start = Clock::now();
+  Continuation run;
+  std::vector<float> logits(model_.config().vocab_size);
+  for (size_t i = 0; i < count; ++i) {
+    PREFIXD_TRY(model_.Forward({&continuation_[i], 1}, n + static_cast<uint32_t>(i), attention_, 1,
+                               logits));
+    run.nll += decoder::NegativeLogLikelihood(logits, continuation_[i + 1]);
+  }
+  const double seconds = SecondsSince(start);
+  attention_.TruncateTo(n);
+  const Ledger after = session_->report().total;
+
+  const auto tokens = static_cast<double>(count);
+  const auto per_token = [&](uint64_t end, uint64_t begin) {
+    return static_cast<double>(end - begin) / tokens;
+  };
+  const auto head_steps = static_cast<double>(after.steps - before.steps);
+  run.nll /= tokens;
+  run.ms_per_token = 1e3 * seconds / tokens;
+  run.ssd_bytes = per_token(after.physical_bytes[size_t(Tier::kSsd)],
+                            before.physical_bytes[size_t(Tier::kSsd)]);
+  run.host_bytes = per_token(after.physical_bytes[size_t(Tier::kHost)],
+                             before.physical_bytes[size_t(Tier::kHost)]);
+  run.scan_bytes = per_token(after.scan_bytes, before.scan_bytes);
+  run.anchor_tokens = static_cast<double>(after.anchor_tokens - before.anchor_tokens) / head_steps;
+  run.retrieved_tokens =
+      static_cast<double>(after.retrieved_tokens - before.retrieved_tokens) / head_steps;
+  return run;
+}
+
+Result<Evaluator::Timing> Evaluator::TimeAtK(EstimatorKind estimator, uint32_t k) {
+  const KvGeometry& geometry = session_->info().geometry;
+  PREFIXD_TRY(session_->SetPolicy({.estimator = estimator, .k = k}));
+  std::vector<float> y(size_t{geometry.n_q_heads} * geometry.value_dim), lse(geometry.n_q_heads);
+  Ledger before;
+  for (const bool warm : {false, true}) {  // the first round brings the rows into memory
+    if (warm) before = session_->report().total;
+    for (const Recorded& token : recorded_) {
+      for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+        PREFIXD_TRY(session_->Step(layer, token.q[layer], y, lse, nullptr));
+      }
+    }
+  }
+  const Ledger after = session_->report().total;
+  const auto ms = [&](uint64_t end, uint64_t begin) {
+    return static_cast<double>(end - begin) / 1e6 / static_cast<double>(recorded_.size());
+  };
+  return Timing{ms(after.read_ns, before.read_ns), ms(after.compute_ns, before.compute_ns),
+                ms(after.select_ns, before.select_ns)};
+}
+
+}  // namespace prefixd::demo

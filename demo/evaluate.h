@@ -1,0 +1,103 @@
+// Measures one way of reading the stored prompt: answers, likelihood, output error, reads, time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/result.h"
+#include "decoder/model.h"
+#include "decoder/spliced_attention.h"
+#include "decoder/tokenizer.h"
+#include "demo/state.h"
+#include "runtime/types.h"
+
+namespace prefixd::demo {
+
+struct Method {
+  std::string name;  // as in report.json: "full", "sink_tail", "topk", "topk_phi", ...
+  StepMode mode = StepMode::kRetrieve;
+  EstimatorKind estimator = EstimatorKind::kNone;
+};
+const std::vector<Method>& Methods();
+
+struct Row {
+  std::string method;
+  std::optional<double> budget;  // none: everything is read
+  bool feasible = true;
+  std::string reason;  // why not
+  uint32_t correct = 0, questions = 0;
+  double nll = 0;                          // nats per token of the held-out continuation
+  double rel_l1 = 0;                       // mean over heads and queries
+  std::vector<double> rel_l1_by_head;      // [n_layers * n_q_heads]
+  std::vector<double> rel_l1_by_quartile;  // [4], heads by entropy
+  double tokens_per_step = 0;              // token-equivalents per KV head, summary included
+  uint32_t k = 0;
+  // Physical, per generated token, all layers and heads.
+  double bytes_per_step = 0, ssd_bytes_per_step = 0, host_bytes_per_step = 0;
+  double scan_bytes_per_step = 0;
+  double ms_per_token = 0;
+};
+
+// The decoder spliced onto one session, and the truth to compare with.
+class Evaluator {
+ public:
+  Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
+            const DemoState& state, std::shared_ptr<Session> session,
+            std::vector<HeadChoice> choices);
+
+  // Reads everything: records queries, true outputs and head entropies, and compares the answers
+  // with those of the decoder without prefixd.
+  struct Agreement {
+    bool same_tokens = true;
+    double max_logit_difference = 0;
+  };
+  Result<Agreement> RecordTruth();
+
+  Result<Row> Run(const Method& method, std::optional<double> budget);
+
+  // Teacher-forced decoding of the continuation's first tokens under the session's policy.
+  struct Continuation {
+    double nll = 0;  // per token
+    double ms_per_token = 0;
+    // Physical, per token.
+    double ssd_bytes = 0, host_bytes = 0, scan_bytes = 0;
+    double anchor_tokens = 0, retrieved_tokens = 0;  // per layer step and KV head
+  };
+  Result<Continuation> Continue(size_t max_tokens);
+  // The policy for one row of the table.
+  static StepPolicy PolicyOf(const Method& method, std::optional<double> budget);
+
+  struct Timing {
+    double load_ms = 0, compute_ms = 0, select_ms = 0;  // per generated token
+  };
+  // Attention of the recorded queries alone at a fixed K, rows warm: for the break-even map.
+  Result<Timing> TimeAtK(EstimatorKind estimator, uint32_t k);
+
+  const std::vector<double>& entropy() const { return entropy_; }  // [n_layers * n_q_heads]
+
+ private:
+  struct Recorded {  // one recorded token: [n_layers] of [n_q_heads * dim]
+    std::vector<std::vector<float>> q, y;
+  };
+
+  Result<std::vector<uint32_t>> Answer(const Fact& fact, std::vector<std::vector<float>>* logits);
+  // Mean relative l1 error per head over the recorded queries, under the session's policy.
+  Result<std::vector<double>> Errors();
+  Status MeasureEntropy();
+  double EstimatorTokens(const Method& method, double budget) const;
+  std::vector<double> ByQuartile(const std::vector<double>& errors) const;
+
+  const decoder::Model& model_;
+  const decoder::ByteTokenizer& tokenizer_;
+  const DemoState& state_;
+  std::shared_ptr<Session> session_;
+  std::vector<HeadChoice> choices_;
+  decoder::SplicedAttention attention_;
+  std::vector<uint32_t> continuation_;
+  std::vector<Recorded> recorded_;
+  std::vector<double> entropy_;
+};
+
+}  // namespace prefixd::demo

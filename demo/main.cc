@@ -1,0 +1,67 @@
+// prefixd-demo: the processes of scripts/demo.sh.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "demo/decode.h"
+#include "demo/prefill.h"
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  CLI::App app(
+      "The main job of prefixd on a real document. Run scripts/demo.sh for the whole story.");
+  app.set_version_flag("--version", PREFIXD_VERSION);
+  app.require_subcommand(1);
+
+  std::string socket;
+  prefixd::demo::PrefillOptions prefill;
+  prefill.model_dir = "models/prefixd-tiny";
+  prefill.document.file = "/usr/share/common-licenses/GPL-3";
+  prefill.document.prompt_tokens = 0;
+  CLI::App* first =
+      app.add_subcommand("prefill", "Prefill a document cold and persist its KV cache");
+  first->add_option("--socket", socket, "Socket of the daemon")->required();
+  first->add_option("--state", prefill.state_file, "File to leave the demo's state in")->required();
+  first->add_option("--document", prefill.document.file, "UTF-8 text")->capture_default_str();
+  first
+      ->add_option("--model", prefill.model_dir,
+                   "Hugging Face checkpoint of the Llama or Qwen3 family")
+      ->capture_default_str();
+  first
+      ->add_option("--tokens", prefill.document.prompt_tokens,
+                   "At most this many prompt tokens; 0: as many as the model is good for")
+      ->capture_default_str();
+  first->add_option("--facts", prefill.document.facts, "Facts planted in the document and asked")
+      ->check(CLI::Range(1, 200))
+      ->capture_default_str();
+  first
+      ->add_option("--continuation", prefill.document.continuation_tokens,
+                   "Held-out tokens after the prompt that are scored")
+      ->check(CLI::Range(2, 4096))
+      ->capture_default_str();
+
+  prefixd::demo::DecodeOptions decode;
+  CLI::App* second =
+      app.add_subcommand("decode", "Attach to the stored prompt and decode under budgets");
+  second->add_option("--socket", socket, "Socket of the daemon")->required();
+  second->add_option("--state", decode.state_file, "File that `prefill` left")->required();
+  second->add_option("--json", decode.json_file, "Where the report goes")->required();
+  CLI::App* third = app.add_subcommand(
+      "cold", "Measure the same steps against a daemon without host tier; adds to the report");
+  third->add_option("--socket", socket, "Socket of the daemon")->required();
+  third->add_option("--state", decode.state_file, "File that `prefill` left")->required();
+  third->add_option("--json", decode.json_file, "The report that `decode` wrote")->required();
+  CLI11_PARSE(app, argc, argv);
+
+  prefill.address = decode.address = "unix:" + std::filesystem::absolute(socket).string();
+  const prefixd::Status status = first->parsed()    ? prefixd::demo::RunPrefill(prefill)
+                                 : second->parsed() ? prefixd::demo::RunDecode(decode)
+                                                    : prefixd::demo::RunCold(decode);
+  if (!status.ok()) {
+    std::fprintf(stderr, "prefixd-demo: %s\n", status.error().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,20 @@
+// First half of the demo: cold prefill, answers without prefixd, put.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "attention/result.h"
+#include "demo/document.h"
+
+namespace prefixd::demo {
+
+struct PrefillOptions {
+  std::string address;  // of the daemon
+  std::filesystem::path model_dir, state_file;
+  DocumentOptions document;  // prompt_tokens = 0: as long as the feature maps are good for
+};
+
+Status RunPrefill(PrefillOptions options);
+
+}  // namespace prefixd::demo

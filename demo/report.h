@@ -1,0 +1,52 @@
+// What the demo measured, as a table and as JSON.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/ledger.h"
+#include "attention/result.h"
+#include "demo/evaluate.h"
+#include "demo/state.h"
+#include "runtime/types.h"
+
+namespace prefixd::demo {
+
+// Times per generated token at fixed K, rows in host memory (spec §6).
+struct BreakEven {
+  uint32_t k_phi = 0;
+  std::vector<std::pair<uint32_t, Evaluator::Timing>> topk;           // by K
+  std::vector<std::pair<std::string, Evaluator::Timing>> completion;  // by method, at k_phi
+};
+
+struct Report {
+  DemoState state;
+  SessionInfo session;
+  double attach_s = 0, resume_s = 0;
+  bool first_token_same = false;
+  Evaluator::Agreement agreement;
+  std::vector<Row> rows;
+  std::vector<double> entropy;  // [n_layers * n_q_heads]
+  std::vector<HeadChoice> choices;
+  BreakEven break_even;
+  Ledger ledger;
+};
+
+// One row measured against a daemon without host tier.
+struct ColdRow {
+  std::string method;
+  std::optional<double> budget;
+  double bytes_per_step = 0, ms_per_token = 0;
+};
+
+void PrintTable(const Report& report);
+Status WriteJson(const Report& report, const std::filesystem::path& path);
+
+void PrintCold(const std::vector<ColdRow>& rows);
+// kNotFound, kCorrupt: `path` is not a report that WriteJson wrote.
+Status AddColdToJson(const std::vector<ColdRow>& rows, const std::filesystem::path& path);
+
+}  // namespace prefixd::demo

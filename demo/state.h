@@ -1,0 +1,33 @@
+// What the prefilling process leaves for the decoding one, besides the stored prefix: the prompt,
+// the questions, its timings, and its own answers, which prefixd was not asked for.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "attention/result.h"
+#include "demo/document.h"
+
+namespace prefixd::demo {
+
+struct DemoState {
+  std::string document, model_dir, model, prefix;
+  std::vector<uint32_t> prompt;  // token ids
+  std::string continuation;
+  std::vector<Fact> facts;
+  double cold_prefill_s = 0;  // prompt and first question until the first answer token
+  double put_s = 0, ingest_s = 0;
+  uint64_t put_bytes = 0;
+  // Without prefixd: the answers, and all logits of the first question and its answer.
+  std::vector<std::vector<uint32_t>> own_answers;
+  std::vector<std::vector<float>> own_logits;
+};
+
+inline constexpr uint32_t kAnswerTokens = 5;
+
+Status SaveState(const DemoState& state, const std::filesystem::path& path);
+Result<DemoState> LoadState(const std::filesystem::path& path);
+
+}  // namespace prefixd::demo

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""The demo's story at small size: prefill, persist, restart, decode; checks the report it writes.
+
+    story_test.py SOURCE_DIR BUILD_DIR
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+METHODS = {"full", "sink_tail", "topk", "topk_phi", "topk_moment", "topk_auto"}
+TOKENS = 2000
+
+
+def check(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+    print(f"ok: {what}")
+
+
+def run(command: list[str | Path], **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=500,
+                          **kwargs)
+
+
+def story(source: Path, build: Path, out: Path) -> None:
+    done = run([source / "scripts/demo.sh", "--build", build, "--out", out, "--tokens", TOKENS,
+                "--facts", 3, "--continuation", 24])
+    sys.stdout.write(done.stdout)
+    check(done.returncode == 0, f"the demo ends well (status {done.returncode}) {done.stderr}")
+
+    report = json.loads((out / "report.json").read_text())
+    for key in ("cold_prefill_s", "put_s", "resume_s"):
+        check(report[key] > 0, f"{key} is positive")
+    check(0 < report["prompt_tokens"] <= TOKENS, "the prompt has at most the tokens asked for")
+    check(report["agreement"]["same_tokens"], "reading everything gives the decoder's own tokens")
+    check(report["agreement"]["max_logit_difference"] <= 1e-3, "and its logits to 1e-3")
+
+    rows = report["rows"]
+    check({r["method"] for r in rows} == METHODS, "every method is in the table")
+    by = {(r["method"], r["budget"]): r for r in rows}
+    full = by[("full", None)]
+    check(full["rel_l1"] < 1e-5, "full attention has no error")
+    budgets = sorted({r["budget"] for r in rows if r["budget"]})
+    check(budgets == [0.01, 0.02, 0.03, 0.04, 0.05], "budgets are 1 to 5%")
+    for row in rows:
+        name = f"{row['method']} at {row['budget']}"
+        if not row["feasible"]:
+            check(row["nll"] is None and row["reason"] != "", f"{name}: infeasible, and says why")
+            continue
+        check(math.isfinite(row["nll"]) and row["nll"] > 0, f"{name}: nll is a number")
+        check(0 <= row["accuracy"] <= 1 and row["bytes_per_step"] >= 0, f"{name}: sane figures")
+        if row["budget"]:
+            allowed = math.ceil(row["budget"] * report["prompt_tokens"]) + 1e-9
+            check(row["tokens_per_step"] <= allowed, f"{name}: stays within its budget")
+    for budget in budgets:
+        topk = by[("topk", budget)]
+        for method in ("topk_moment", "topk_auto"):
+            row = by[(method, budget)]
+            if topk["feasible"] and row["feasible"] and topk["k"] > 8:
+                check(row["rel_l1"] <= topk["rel_l1"], f"{method} is no worse than Top-K at {budget}")
+
+    page = (out / "index.html").read_text()
+    check(page.count("<svg") >= 5 and "http://" not in page.split("<body>")[0], "the page has plots")
+    check("src=" not in page, "the page fetches nothing")
+    check(not (out / "store").exists(), "the store is cleaned up")
+
+
+def bad_input(source: Path, build: Path, out: Path) -> None:
+    demo = source / "scripts/demo.sh"
+    binary = out / "latin1.txt"
+    binary.write_bytes(b"caf\xe9 " * 4000)
+    broken = out / "broken-model"
+    broken.mkdir()
+    model = source / "models/prefixd-tiny"
+    (broken / "config.json").write_bytes((model / "config.json").read_bytes())
+    (broken / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:100000])
+    for what, arguments in {
+        "a missing document": ["--document", "/nonexistent"],
+        "a document that is not UTF-8": ["--document", binary],
+        "a missing model": ["--model", "/nonexistent"],
+        "a truncated checkpoint": ["--model", broken],
+    }.items():
+        done = run([demo, "--build", build, "--out", out / "bad", *arguments])
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        check(done.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT, 134, 139),
+              f"{what}: refused (status {done.returncode})")
+        check(len(lines) == 1, f"{what}: in one line: {lines}")
+
+
+def main() -> int:
+    source, build = Path(sys.argv[1]), Path(sys.argv[2])
+    os.environ.pop("DEMO_ARGS", None)
+    with tempfile.TemporaryDirectory(prefix="prefixd-story-") as folder:
+        out = Path(folder)
+        story(source, build, out / "report")
+        bad_input(source, build, out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
