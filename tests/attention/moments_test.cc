@@ -136,7 +136,7 @@ TEST(MomentSummary, SerializedFormRoundTrips) {
   for (bool cross : {false, true}) {
     const MomentSummary summary = Sample(random, cross);
     const std::vector<std::byte> bytes = summary.Serialize();
-    EXPECT_EQ(bytes.size(), 24 + 4 * (6 + 6 + 5 + (cross ? 30 : 0)));
+    EXPECT_EQ(bytes.size(), size_t{24} + 4 * (6 + 6 + 5 + (cross ? 30 : 0)));
     const Result<MomentSummary> back = MomentSummary::Deserialize(bytes);
     ASSERT_TRUE(back.ok()) << back.error().message;
     EXPECT_EQ(back->count(), 40u);
