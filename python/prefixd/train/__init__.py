@@ -1,0 +1,1 @@
+"""Training: ``python -m prefixd.train.model`` and ``python -m prefixd.train.phi``."""

@@ -1,0 +1,32 @@
+"""Shared by the tests: one thread, small shapes, a corpus made up on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from prefixd.train.corpus import Corpus
+from prefixd.train.net import NetConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = NetConfig(
+    hidden=32, layers=2, q_heads=4, kv_heads=2, head_dim=8, ffn=48, max_positions=2048
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Corpus:
+    """Repetitive prose, so that a few steps of training already help."""
+    rng = np.random.default_rng(0)
+    vocabulary = "a store keeps keys and values on disk for any decoder that asks".split()
+    lines = [" ".join(rng.choice(vocabulary, 9)) + ".\n" for _ in range(4000)]
+    text = np.frombuffer("".join(lines).encode(), np.uint8).copy()
+    return Corpus(text, np.zeros(1, np.int64), [text[:40000].tobytes()])
