@@ -1,6 +1,7 @@
 #include "attention/ledger.h"
 
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 namespace prefixd {
@@ -51,6 +52,17 @@ double MomentTokens(const RowShape& row, uint32_t cross_rank, uint32_t bytes_per
   return InTokens(row, elements, bytes_per_element);
 }
 
+namespace {
+
+// "66" or "4.1": token-equivalents in a message.
+std::string Tokens(double tokens) {
+  char text[32];
+  std::snprintf(text, sizeof text, tokens == std::floor(tokens) ? "%.0f" : "%.1f", tokens);
+  return text;
+}
+
+}  // namespace
+
 Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fraction,
                               double estimator_tokens, uint32_t l_gen) {
   if (!(fraction > 0 && fraction <= 1)) {
@@ -76,7 +88,7 @@ Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fractio
                  "a budget of " + std::to_string(plan.total_tokens) + " of " +
                      std::to_string(n_tokens) + " tokens cannot pay for " +
                      std::to_string(plan.anchor_tokens) + " anchors and a summary worth " +
-                     std::to_string(plan.estimator_tokens) + " tokens; at least " +
+                     Tokens(plan.estimator_tokens) + " tokens; at least " +
                      std::to_string(static_cast<uint64_t>(need)) + " are needed"};
   }
   plan.k = std::min(static_cast<uint32_t>(std::floor(left)), partition.mid.size());
@@ -88,6 +100,7 @@ Ledger& Ledger::operator+=(const Ledger& other) {
   anchor_tokens += other.anchor_tokens;
   retrieved_tokens += other.retrieved_tokens;
   summary_tokens += other.summary_tokens;
+  charged_summary_tokens += other.charged_summary_tokens;
   logical_bytes += other.logical_bytes;
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     physical_bytes[tier] += other.physical_bytes[tier];

@@ -43,8 +43,9 @@ struct Ledger {
   uint64_t steps = 0;  // layer-steps times KV heads
   uint64_t anchor_tokens = 0;
   uint64_t retrieved_tokens = 0;
-  double summary_tokens = 0;   // fetched once per attach, in token-equivalents
-  uint64_t logical_bytes = 0;  // rows asked for, summaries
+  double summary_tokens = 0;          // fetched once per attach, in token-equivalents
+  double charged_summary_tokens = 0;  // what each step's budget paid for the summary, summed
+  uint64_t logical_bytes = 0;         // rows asked for, summaries
   std::array<uint64_t, kTierCount> physical_bytes{};  // what devices and tiers really moved
   uint64_t keys_scanned = 0;                          // by the selector
   uint64_t scan_bytes = 0;
@@ -54,9 +55,11 @@ struct Ledger {
   uint64_t select_ns = 0, read_ns = 0, compute_ns = 0;
 
   double mean_rho_z() const { return rho_z_count ? rho_z_sum / double(rho_z_count) : 0.0; }
-  // Tokens read per step and KV head, summaries excluded.
+  // Token-equivalents per step and KV head, as the budget accounts them.
   double tokens_per_step() const {
-    return steps ? double(anchor_tokens + retrieved_tokens) / double(steps) : 0.0;
+    return steps
+               ? (double(anchor_tokens + retrieved_tokens) + charged_summary_tokens) / double(steps)
+               : 0.0;
   }
   Ledger& operator+=(const Ledger& other);
 };

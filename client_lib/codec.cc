@@ -87,6 +87,7 @@ template <class V>
 void Describe(V& v, Is<Ledger> auto& s) {
   v("steps", s.steps), v("anchor_tokens", s.anchor_tokens);
   v("retrieved_tokens", s.retrieved_tokens), v("summary_tokens", s.summary_tokens);
+  v("charged_summary_tokens", s.charged_summary_tokens);
   v("logical_bytes", s.logical_bytes), v("physical_bytes", s.physical_bytes);
   v("keys_scanned", s.keys_scanned), v("scan_bytes", s.scan_bytes);
   v("retrievals", s.retrievals), v("rho_z_sum", s.rho_z_sum), v("rho_z_count", s.rho_z_count);

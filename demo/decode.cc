@@ -96,7 +96,7 @@ Status RunDecode(const DecodeOptions& options) {
 
   PREFIXD_ASSIGN(const PrefixDetail detail, client->Prefix(state.prefix));
   report.session = session->info();
-  Evaluator evaluator(model, tokenizer, state, session, detail.choices);
+  Evaluator evaluator(model, tokenizer, state, session);
   PREFIXD_ASSIGN(report.agreement, evaluator.RecordTruth());
   std::printf("   reading everything: %s tokens as without prefixd, logits within %.1e\n",
               report.agreement.same_tokens ? "the same" : "NOT the same",
@@ -119,7 +119,7 @@ Status RunCold(const DecodeOptions& options) {
   PREFIXD_ASSIGN(const std::unique_ptr<Client> client, Client::Connect(options.address));
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
                  client->Attach({.model = state.model, .tokens = state.prompt}));
-  Evaluator evaluator(model, tokenizer, state, session, {});
+  Evaluator evaluator(model, tokenizer, state, session);
   ProgressLine progress("cold reads");
   std::vector<ColdRow> rows;
   for (const Method& method : Methods()) {

@@ -16,7 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kRecordedTokens = 48;
-constexpr uint32_t kSummaryBytesPerElement = 4;  // summaries are float32
 
 }  // namespace
 
@@ -33,13 +32,11 @@ const std::vector<Method>& Methods() {
 }
 
 Evaluator::Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
-                     const DemoState& state, std::shared_ptr<Session> session,
-                     std::vector<HeadChoice> choices)
+                     const DemoState& state, std::shared_ptr<Session> session)
     : model_(model),
       tokenizer_(tokenizer),
       state_(state),
       session_(session),
-      choices_(std::move(choices)),
       attention_(session, decoder::BlockMode::kStep),
       continuation_(tokenizer.Encode(state.continuation, /*with_bos=*/false)) {}
 
@@ -165,32 +162,6 @@ std::vector<double> Evaluator::ByQuartile(const std::vector<double>& errors) con
   return means;
 }
 
-double Evaluator::EstimatorTokens(const Method& method, double budget) const {
-  const RowShape row = session_->info().geometry.row();
-  const auto cost = [&](EstimatorKind kind) {
-    switch (kind) {
-      case EstimatorKind::kMoment:
-        return std::ceil(MomentTokens(row, 0, kSummaryBytesPerElement));
-      case EstimatorKind::kPhi:
-        return std::ceil(PhiTokens(row, session_->info().d_phi, kSummaryBytesPerElement));
-      default:
-        return 0.0;
-    }
-  };
-  if (method.mode != StepMode::kRetrieve) return 0;
-  if (method.estimator != EstimatorKind::kAuto) return cost(method.estimator);
-  // Per head: the choice at the nearest budget that was measured.
-  double nearest = INFINITY, sum = 0;
-  for (const HeadChoice& c : choices_) nearest = std::min(nearest, std::abs(c.budget - budget));
-  size_t heads = 0;
-  for (const HeadChoice& c : choices_) {
-    if (std::abs(c.budget - budget) > nearest + 1e-12) continue;
-    sum += cost(c.chosen);
-    ++heads;
-  }
-  return heads == 0 ? cost(EstimatorKind::kMoment) : sum / static_cast<double>(heads);
-}
-
 StepPolicy Evaluator::PolicyOf(const Method& method, std::optional<double> budget) {
   StepPolicy policy{.mode = method.mode, .estimator = method.estimator};
   if (budget) policy.budget = *budget;
@@ -225,8 +196,7 @@ Result<Row> Evaluator::Run(const Method& method, std::optional<double> budget) {
   row.host_bytes_per_step = run.host_bytes;
   row.bytes_per_step = run.ssd_bytes + run.host_bytes;
   row.scan_bytes_per_step = run.scan_bytes;
-  row.tokens_per_step =
-      run.anchor_tokens + run.retrieved_tokens + EstimatorTokens(method, budget.value_or(1.0));
+  row.tokens_per_step = run.tokens;
   row.k = static_cast<uint32_t>(std::lround(run.retrieved_tokens));
   return row;
 }
@@ -259,7 +229,9 @@ Result<Evaluator::Continuation> Evaluator::Continue(size_t max_tokens) {
   run.host_bytes = per_token(after.physical_bytes[size_t(Tier::kHost)],
                              before.physical_bytes[size_t(Tier::kHost)]);
   run.scan_bytes = per_token(after.scan_bytes, before.scan_bytes);
-  run.anchor_tokens = static_cast<double>(after.anchor_tokens - before.anchor_tokens) / head_steps;
+  run.tokens = (after.tokens_per_step() * static_cast<double>(after.steps) -
+                before.tokens_per_step() * static_cast<double>(before.steps)) /
+               head_steps;
   run.retrieved_tokens =
       static_cast<double>(after.retrieved_tokens - before.retrieved_tokens) / head_steps;
   return run;

@@ -44,8 +44,7 @@ struct Row {
 class Evaluator {
  public:
   Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
-            const DemoState& state, std::shared_ptr<Session> session,
-            std::vector<HeadChoice> choices);
+            const DemoState& state, std::shared_ptr<Session> session);
 
   // Reads everything: records queries, true outputs and head entropies, and compares the answers
   // with those of the decoder without prefixd.
@@ -63,7 +62,8 @@ class Evaluator {
     double ms_per_token = 0;
     // Physical, per token.
     double ssd_bytes = 0, host_bytes = 0, scan_bytes = 0;
-    double anchor_tokens = 0, retrieved_tokens = 0;  // per layer step and KV head
+    double tokens = 0;            // token-equivalents per layer step and KV head, as accounted
+    double retrieved_tokens = 0;  // of these
   };
   Result<Continuation> Continue(size_t max_tokens);
   // The policy for one row of the table.
@@ -86,14 +86,12 @@ class Evaluator {
   // Mean relative l1 error per head over the recorded queries, under the session's policy.
   Result<std::vector<double>> Errors();
   Status MeasureEntropy();
-  double EstimatorTokens(const Method& method, double budget) const;
   std::vector<double> ByQuartile(const std::vector<double>& errors) const;
 
   const decoder::Model& model_;
   const decoder::ByteTokenizer& tokenizer_;
   const DemoState& state_;
   std::shared_ptr<Session> session_;
-  std::vector<HeadChoice> choices_;
   decoder::SplicedAttention attention_;
   std::vector<uint32_t> continuation_;
   std::vector<Recorded> recorded_;

@@ -82,7 +82,10 @@ __device__ inline float2 Unpack(DType dtype, uint32_t word) {
   if (dtype == DType::kBf16) {
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
   }
-  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+  const auto half = [](uint32_t bits) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  };
+  return make_float2(half(word & 0xffffu), half(word >> 16));
 }
 
 // One warp copies one row into shared memory as float32. `row`: [key_dim + value_dim] elements,

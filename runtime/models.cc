@@ -65,11 +65,14 @@ Result<FeatureMapSet> LoadFor(const ModelSpec& spec, const std::filesystem::path
                    std::to_string(l) + " has " + std::to_string(scale));
     }
   }
-  const auto digest = file.metadata().find("weights");
-  if (digest == file.metadata().end()) return maps;
+  // Digests of one kind ("blake2b:...") can be compared; a name that the user gave cannot.
+  const auto kind = [](std::string_view weights) {
+    return weights.substr(0, std::min(weights.find(':') + 1, weights.size()));
+  };
   for (const auto& [tag, value] : spec.identity) {
-    if (tag == "weights" && value != digest->second) {
-      return wrong("they were trained for weights " + digest->second + ", the model has " + value);
+    if (tag == "weights" && !header.weights.empty() && kind(value) == kind(header.weights) &&
+        value != header.weights) {
+      return wrong("they were trained for weights " + header.weights + ", the model has " + value);
     }
   }
   return maps;

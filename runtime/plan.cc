@@ -27,20 +27,17 @@ class Planner {
   Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy)
       : rooms_(rooms), prefix_(prefix), model_(*prefix.model()), policy_(policy) {}
 
-  // K of one head with this estimator.
-  Result<uint32_t> Tokens(EstimatorKind estimator) const {
-    if (policy_.k) return std::min(*policy_.k, prefix_.partition().mid.size());
-    const double cost =
-        EstimatorTokens(model_, estimator, rooms_.options->moment_cross, prefix_.maps());
-    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
-                                               policy_.budget, cost, policy_.l_gen));
-    return plan.k;
-  }
-
   Result<HeadPlan> Fixed(EstimatorKind estimator, uint32_t layer) const {
     if (!model_.Summarised(layer)) estimator = EstimatorKind::kNone;
-    PREFIXD_ASSIGN(const uint32_t k, Tokens(estimator));
-    return HeadPlan{estimator, k};
+    const double cost =
+        EstimatorTokens(model_, estimator, rooms_.options->moment_cross, prefix_.maps());
+    if (policy_.k) {
+      return HeadPlan{estimator, std::min(*policy_.k, prefix_.partition().mid.size()),
+                      cost / policy_.l_gen};
+    }
+    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
+                                               policy_.budget, cost, policy_.l_gen));
+    return HeadPlan{estimator, plan.k, plan.estimator_tokens};
   }
 
   // The best of what was measured at the nearest budget, of those that this budget can pay for.

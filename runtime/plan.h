@@ -14,6 +14,7 @@ namespace prefixd {
 struct HeadPlan {
   EstimatorKind estimator = EstimatorKind::kNone;  // never kAuto
   uint32_t k = 0;
+  double summary_tokens = 0;  // what the budget pays for the estimator's summary, per step
 };
 
 // Immutable; steps in flight keep the one they began with.

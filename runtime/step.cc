@@ -81,6 +81,7 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
   }
   ledger.anchor_tokens += prefix.partition().anchor_count();
   ledger.retrieved_tokens += selection.ids.size();
+  ledger.charged_summary_tokens += head_plan.summary_tokens;
   ledger.logical_bytes += (prefix.partition().anchor_count() + selection.ids.size()) * row.bytes();
   for (float share : rho_z) ledger.rho_z_sum += share;
   ledger.rho_z_count += group;

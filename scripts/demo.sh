@@ -19,14 +19,12 @@ usage: scripts/demo.sh [options]        (or: make demo DEMO_ARGS="options")
 TXT
 }
 
-out=demo-report build=$root/build/release keep=0
+out=demo-report build=$root/build/release model=$root/models/prefixd-tiny keep=0
 prefill_args=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --document | --model | --tokens | --facts)
-      [ $# -ge 2 ] || { echo "demo: $1 needs a value" >&2; exit 2; }
-      prefill_args+=("$1" "$2"); shift 2 ;;
-    --continuation)
+    --model) model=${2:?--model needs a folder}; shift 2 ;;
+    --document | --tokens | --facts | --continuation)
       [ $# -ge 2 ] || { echo "demo: $1 needs a value" >&2; exit 2; }
       prefill_args+=("$1" "$2"); shift 2 ;;
     --out) out=${2:?--out needs a folder}; shift 2 ;;
@@ -81,11 +79,15 @@ start_daemon() {  # further flags of the daemon
   exit 1
 }
 
+# The decoder and the daemon share the cores: idle OpenMP threads must not spin on them.
+export OMP_WAIT_POLICY=passive
+
 : >"$out/prefixd.log"
 echo "1. The daemon starts on an empty store."
 start_daemon
 echo "2. A process prefills the document and persists its KV cache, then ends."
-"$demo" prefill --socket "$socket" --state "$out/state.json" "${prefill_args[@]}"
+"$demo" prefill --socket "$socket" --state "$out/state.json" --model "$model" \
+  "${prefill_args[@]}"
 echo "3. The daemon is stopped (SIGTERM) and started again."
 stop_daemon
 start_daemon

@@ -117,7 +117,9 @@ Result<FeatureMapHeader> ReadFeatureMapHeader(const SafetensorsFile& file) {
   PREFIXD_ASSIGN(header.n_kv_heads, MetadataNumber<uint32_t>(file, "n_kv_heads", 1, kMaxDim));
   PREFIXD_ASSIGN(header.head_dim, MetadataNumber<uint32_t>(file, "head_dim", 1, kMaxDim));
   PREFIXD_ASSIGN(header.scale, MetadataNumber<double>(file, "scale", 1e-9, 1e9));
-  PREFIXD_ASSIGN(header.model, MetadataText(file, "model"));
+  if (const auto weights = file.metadata().find("weights"); weights != file.metadata().end()) {
+    header.weights = weights->second;
+  }
   if (header.n_q_heads % header.n_kv_heads != 0) {
     return Refuse(file, "n_kv_heads " + std::to_string(header.n_kv_heads) +
                             " does not divide n_q_heads " + std::to_string(header.n_q_heads) +

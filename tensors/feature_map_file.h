@@ -7,7 +7,7 @@
 //                       .W2    [H, d_emb, d_emb]   .b2    [H, d_emb]
 //                       .W_out [H, d_phi, d_emb]   .b_out [H, d_phi]     .alpha [H]
 // Metadata (strings): format = "prefixd-phi-v1", length, d_emb, d_phi, n_layers, n_q_heads,
-// n_kv_heads, head_dim, scale, model. Other tensors and keys are ignored.
+// n_kv_heads, head_dim, scale; weights may be missing. Other tensors and keys are ignored.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,10 @@ struct FeatureMapHeader {
   uint32_t d_emb = 0, d_phi = 0;
   uint32_t n_layers = 0, n_q_heads = 0, n_kv_heads = 0;
   uint32_t head_dim = 0;
-  double scale = 0;   // of the scores they approximate; must equal the model's
-  std::string model;  // name, for people
+  double scale = 0;  // of the scores they approximate; must equal the model's
+  // Digest of the weights they were trained for, "blake2b:<hex>" (decoder::Checkpoint::Digest);
+  // may be empty.
+  std::string weights;
 };
 
 Result<FeatureMapHeader> ReadFeatureMapHeader(const SafetensorsFile& file);

@@ -100,7 +100,7 @@ def test_scale_step_lowers_the_loss_and_leaves_kl() -> None:
 
 
 META = {"format": FORMAT, "length": "64", "d_emb": "12", "d_phi": "10", "n_layers": "2",
-        "n_q_heads": "4", "n_kv_heads": "2", "head_dim": "8", "scale": "0.35", "model": "0" * 64}
+        "n_q_heads": "4", "n_kv_heads": "2", "head_dim": "8", "scale": "0.35", "weights": "blake2b:" + "0" * 64}
 
 
 def test_export_round_trips(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_short_training_improves_and_resumes(corpus: Corpus, tmp_path: Path) -> 
     again = phi.train_length(*args)
     assert again == reports
     meta = load_phi(out)[1]
-    assert meta["model"] == "ab" * 32 and meta["length"] == "256" and meta["n_q_heads"] == "4"
+    assert meta["weights"] == "ab" * 32 and meta["length"] == "256" and meta["n_q_heads"] == "4"
 
 
 def check_golden(golden: Path, phi_file: Path) -> None:

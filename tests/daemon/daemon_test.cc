@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <fstream>
@@ -233,8 +234,8 @@ TEST(Daemon, GarbageDisturbsNobody) {
   const auto frame = [](wire::FrameHeader h, std::vector<std::byte> control = {}) {
     if (h.control_bytes == 0) h.control_bytes = uint32_t(control.size());
     const auto header = wire::EncodeHeader(h);
-    std::vector<std::byte> bytes(header.begin(), header.end());
-    bytes.insert(bytes.end(), control.begin(), control.end());
+    std::vector<std::byte> bytes(header.size() + control.size());
+    std::ranges::copy(control, std::ranges::copy(header, bytes.begin()).out);
     return bytes;
   };
   wire::FrameHeader hello;

@@ -29,7 +29,7 @@ struct MapFile {
                                                  {"n_kv_heads", "2"},
                                                  {"head_dim", "6"},
                                                  {"scale", "0.408248290"},
-                                                 {"model", "unit"}};
+                                                 {"weights", "unit"}};
 
   explicit MapFile(uint64_t seed) {
     std::mt19937_64 random(seed);

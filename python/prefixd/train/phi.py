@@ -169,7 +169,7 @@ def train_length(
     done: dict[str, dict] = {}
     if saved.is_file():
         s = torch.load(saved, weights_only=True)
-        if s["model"] == digest:
+        if s["weights"] == digest:
             done = s["heads"]
             log(f"resumed: {len(done)} of {c.layers * c.kv_heads} heads are done")
     pairs = load_phi(init)[0] if init else {}
@@ -197,7 +197,7 @@ def train_length(
             reports.append(got)
             done[name] = {"state": pair.state_dict(), "report": got}
             tmp = saved.with_name(saved.name + ".part")
-            torch.save({"model": digest, "heads": done}, tmp)
+            torch.save({"weights": digest, "heads": done}, tmp)
             os.replace(tmp, saved)
             log(f"length {cfg.length} layer {layer} KV head {h}: KL {got['kl_before']:.3f} -> "
                 f"{got['kl']:.3f}, mass ratio (median) {got['mass_ratio_median']:.3f}, "
@@ -206,7 +206,7 @@ def train_length(
         "format": FORMAT, "length": str(cfg.length), "d_emb": str(cfg.d_emb),
         "d_phi": str(cfg.d_phi), "n_layers": str(c.layers), "n_q_heads": str(c.q_heads),
         "n_kv_heads": str(c.kv_heads), "head_dim": str(c.head_dim), "scale": repr(c.scale),
-        "model": digest,
+        "weights": digest,
     }
     export_phi(pairs, meta, out)
     (work / f"phi-{cfg.length}.json").write_text(json.dumps(reports, indent=1) + "\n")

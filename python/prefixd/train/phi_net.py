@@ -169,7 +169,8 @@ def load_phi(path: Path) -> tuple[dict[tuple[int, int], Pair], dict[str, str]]:
 
 
 def file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """As the C++ side names weights: BLAKE2b-256 of the file's bytes."""
+    return "blake2b:" + hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest()
 
 
 def write_golden(path: Path, phi_file: Path, seed: int = 0) -> None:
@@ -186,5 +187,5 @@ def write_golden(path: Path, phi_file: Path, seed: int = 0) -> None:
         y = (g0 + t["alpha"] * h) @ t["W_out"].T + t["b_out"]
         cases.append({"layer": layer, "map": side, "head": head, "x": x.tolist(),
                       "log_phi": y.tolist()})
-    body = {"phi_file": phi_file.name, "phi_sha256": file_digest(phi_file), "cases": cases}
+    body = {"phi_file": phi_file.name, "phi_digest": file_digest(phi_file), "cases": cases}
     write_atomic(path, (json.dumps(body) + "\n").encode())
