@@ -56,14 +56,15 @@ check-format: setup  ## fail if a C++ source is not formatted
 tidy: build  ## clang-tidy over the sources (slow)
 	@scripts/sources.sh | grep '\.cc$$' | xargs -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet
 
-model: setup-python  ## train the model in models/ again (about an hour and a half on a CPU)
-	@cd python && ../.venv/bin/python -m prefixd.train.model $(TRAIN_ARGS)
+model: setup-python  ## train the small model anew into build/model (an hour or two on a CPU)
+	@cd python && ../.venv/bin/python -m prefixd.train.model --out ../build/model --minutes 60 $(TRAIN_ARGS)
 
-phi: setup-python  ## train the feature maps in models/ again
-	@cd python && ../.venv/bin/python -m prefixd.train.phi $(TRAIN_ARGS)
+phi: setup-python  ## train its feature maps anew into build/phi
+	@mkdir -p build/phi && cd python && ../.venv/bin/python -m prefixd.train.phi --model ../models/prefixd-tiny \
+	  --out ../build/phi --work ../build/phi-work --length 8192 --length 2048 $(TRAIN_ARGS)
 
 golden: setup-python  ## make the golden logits of tests/data again
-	@cd python && ../.venv/bin/python -m prefixd.golden
+	@cd python && ../.venv/bin/python -m prefixd.golden --data ../tests/data --model ../models/prefixd-tiny
 
 clean:  ## remove build folders and the demo's report
 	@rm -rf build demo-report
