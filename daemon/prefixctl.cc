@@ -13,13 +13,15 @@ namespace {
 
 using Command = std::function<Status(RemoteClient&, const Options&)>;
 
-// Flags that every command takes, before or after its name.
-void AddCommonFlags(CLI::App* app, Options* o) {
+// Flags that every command takes, before or after its name (`top`: on prefixctl itself). The
+// environment counts once, at the top, so that it never overrides a flag.
+void AddCommonFlags(CLI::App* app, Options* o, bool top) {
   app->add_flag("--json", o->json, "Print JSON instead of text.");
-  app->add_option("-s,--socket", o->socket, "The daemon's Unix socket.")
-      ->type_name("PATH")
-      ->envname("PREFIXD_SOCKET")
-      ->capture_default_str();
+  CLI::Option* socket =
+      app->add_option("-s,--socket", o->socket, "The daemon's Unix socket (or PREFIXD_SOCKET).")
+          ->type_name("PATH")
+          ->capture_default_str();
+  if (top) socket->envname("PREFIXD_SOCKET");
   app->add_option("--address", o->address,
                   "The daemon's address instead: unix:PATH or tcp:HOST:PORT.")
       ->type_name("ADDRESS");
@@ -33,7 +35,7 @@ void AddCommonFlags(CLI::App* app, Options* o) {
 CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help, const char* example,
                      Options* options, Command* chosen, Command command) {
   CLI::App* sub = parent->add_subcommand(name, help);
-  AddCommonFlags(sub, options);
+  AddCommonFlags(sub, options, /*top=*/false);
   sub->footer(std::string("Example: ") + example);
   sub->callback([=] { *chosen = command; });
   return sub;
@@ -42,6 +44,7 @@ CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help, const
 void Declare(CLI::App* app, Options* o, Command* chosen) {
   app->set_version_flag("--version", std::string("prefixctl ") + PREFIXD_VERSION,
                         "Print the version and exit.");
+  AddCommonFlags(app, o, /*top=*/true);
   app->require_subcommand(1);
   app->footer(
       "Example: prefixctl prefixes list --json\n"
