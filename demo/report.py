@@ -49,9 +49,9 @@ def series(rows: list[dict], method: str, key: str) -> tuple[list[float], list[f
     return [p[0] for p in points], [p[1] for p in points]
 
 
-def line_plot(rows: list[dict], key: str, label: str, log: bool = False) -> str:
+def line_plot(rows: list[dict], key: str, label: str, methods: list[str], log: bool = False) -> str:
     figure, axes = plt.subplots(figsize=(5.2, 3.4))
-    for method in BUDGETED:
+    for method in methods:
         x, y = series(rows, method, key)
         if x:
             name, colour = METHODS[method]
@@ -147,18 +147,20 @@ def per_cent(value: float | None) -> str:
 def render(report: dict) -> str:
     rows = report["rows"]
     budgets = sorted({r["budget"] for r in rows if r["budget"]})
+    sink_nll = next((r["nll"] for r in rows if r["method"] == "sink_tail"), None)
     middle = 0.02 if 0.02 in budgets else budgets[len(budgets) // 2]
     plots = [
         ("Output error by budget",
          "Mean over all heads and held-out steps of ‖ŷ − y‖₁ / ‖y‖₁, against exact attention over "
-         "the whole stored prompt.", line_plot(rows, "rel_l1", "relative ℓ1 output error", log=True)),
+         "the whole stored prompt.", line_plot(rows, "rel_l1", "relative ℓ1 output error", BUDGETED, log=True)),
         ("Error by entropy quartile",
          "Diffuse heads (right) are where reading only the best tokens loses most.",
          quartile_plot(rows, middle)),
         ("Planted facts answered", "Exact five-digit answers.",
-         line_plot(rows, "accuracy", "answer accuracy")),
-        ("Held-out continuation", "Nats per byte, teacher-forced.",
-         line_plot(rows, "nll", "negative log-likelihood")),
+         line_plot(rows, "accuracy", "answer accuracy", BUDGETED)),
+        ("Held-out continuation",
+         f"Nats per byte, teacher-forced. Sink + tail lies outside, at {number(sink_nll, 4)}.",
+         line_plot(rows, "nll", "negative log-likelihood", COMPARED)),
         ("Break-even map, first sketch",
          "Completion at 1% against Top-K at γ%, reads slowed down by ξ, from times measured in this "
          "run (selection left out, as in the paper).", break_even_plot(report["break_even"])),
