@@ -1,5 +1,7 @@
 # One word per task. `make demo` and `make test` work on a fresh Debian 12 with only git and make.
 .DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup setup-python build dev test test-cpp test-python asan tsan demo bench format \
         check-format tidy gpu-only model phi golden clean
 
@@ -48,13 +50,13 @@ bench: build  ## benchmarks, one after the other (tables; see bench/ for --json)
 	@scripts/bench.sh $(BUILD)
 
 format:  ## format the C++ sources in place
-	@scripts/sources.sh | xargs clang-format -i
+	@scripts/sources.sh | xargs -r clang-format -i
 
 check-format: setup  ## fail if a C++ source is not formatted
 	@scripts/sources.sh | xargs clang-format --dry-run --Werror
 
 tidy: build  ## clang-tidy over the sources (slow)
-	@scripts/sources.sh | grep '\.cc$$' | xargs -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet
+	@scripts/sources.sh | grep '\.cc$$' | xargs -r -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet
 
 model: setup-python  ## train the small model anew into build/model (an hour or two on a CPU)
 	@cd python && ../.venv/bin/python -m prefixd.train.model --out ../build/model --minutes 60 $(TRAIN_ARGS)

@@ -192,13 +192,13 @@ Status ApplyTable(const std::string& file, std::string_view section, const toml:
 
 Status LoadConfig(const std::filesystem::path& file, Config* config) {
   std::ifstream in(file, std::ios::binary);
-  std::stringstream text;
-  if (!in || !(text << in.rdbuf()).good()) {
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  if (!in.is_open() || in.bad()) {
     return Error{Code::kNotFound, "cannot read the configuration file " + file.string()};
   }
   toml::table table;
   try {
-    table = toml::parse(text.str(), file.string());
+    table = toml::parse(text, file.string());
   } catch (const toml::parse_error& e) {
     return InvalidArgument(file.string() + ":" + std::to_string(e.source().begin.line) + ": " +
                            std::string(e.description()));

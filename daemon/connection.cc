@@ -89,7 +89,7 @@ asio::awaitable<void> Connection::Run() {
   const bool welcome = co_await Handshake();
   hello_timer_.cancel();
   while (welcome && !draining_ && !closed_) {
-    Result<Frame> frame = co_await ReadFrame();
+    Result<Frame> frame = co_await ReadFrame(wire::kMaxPayloadBytes);
     if (!frame.ok()) {
       if (frame.error().code == Code::kUnavailable) {  // the client went away
         if (!draining_) Close();
@@ -109,7 +109,8 @@ asio::awaitable<void> Connection::Run() {
 // ---- hello --------------------------------------------------------------------------------------
 
 asio::awaitable<bool> Connection::Handshake() {
-  Result<Frame> frame = co_await ReadFrame();
+  // Nobody is known yet: no payload is taken.
+  Result<Frame> frame = co_await ReadFrame(/*max_payload=*/0);
   if (!frame.ok()) {
     if (frame.error().code == Code::kUnavailable) {
       Close();
@@ -230,7 +231,7 @@ asio::awaitable<bool> Connection::ReadInto(std::vector<std::byte>* out, uint64_t
   co_return true;
 }
 
-asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame() {
+asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame(uint64_t max_payload) {
   const Error gone{Code::kUnavailable, "the client closed the connection"};
   std::array<std::byte, wire::kHeaderBytes> bytes{};
   boost::system::error_code ec;
@@ -240,7 +241,7 @@ asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame() {
   context_.counters.bytes_in += bytes.size();
   const uint64_t limit = context_.config.max_frame_mib << 20;
   Result<wire::FrameHeader> header =
-      wire::DecodeHeader(bytes, {wire::kMaxRequestControlBytes, limit});
+      wire::DecodeHeader(bytes, {wire::kMaxRequestControlBytes, std::min(limit, max_payload)});
   if (!header.ok()) co_return header.error();
   Frame frame;
   frame.header = *header;

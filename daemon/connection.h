@@ -51,7 +51,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<void> Run();
   // The first frame must be a hello; false when the connection is not to be used.
   boost::asio::awaitable<bool> Handshake();
-  boost::asio::awaitable<Result<Frame>> ReadFrame();
+  boost::asio::awaitable<Result<Frame>> ReadFrame(uint64_t max_payload);
   boost::asio::awaitable<bool> ReadInto(std::vector<std::byte>* out, uint64_t bytes);
   Result<wire::HelloReply> Admit(const wire::Hello& hello, Peer* peer);
   bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply);

@@ -45,7 +45,7 @@ size_t NextLineStart(const std::string& text, size_t from) {
   return newline == std::string::npos ? text.size() : newline + 1;
 }
 
-// Moves a cut back so that it does not split a UTF-8 sequence.
+// Moves a cut back so that it does not split a UTF-8 sequence. JSON files take whole ones only.
 size_t CharacterStart(const std::string& text, size_t at) {
   while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
   return at;
@@ -124,7 +124,8 @@ Result<Document> LoadDocument(const DocumentOptions& options) {
     document.prompt += facts[i].Line();
   }
   document.prompt += text.substr(copied, text_bytes - copied);
-  document.continuation = text.substr(text_bytes, options.continuation_tokens);
+  document.continuation = text.substr(
+      text_bytes, CharacterStart(text, text_bytes + options.continuation_tokens) - text_bytes);
   document.facts = std::move(facts);
   return document;
 }

@@ -173,6 +173,11 @@ Result<Row> Evaluator::Run(const Method& method, std::optional<double> budget) {
   row.method = method.name;
   row.budget = budget;
   row.questions = static_cast<uint32_t>(state_.facts.size());
+  if (method.estimator == EstimatorKind::kPhi && session_->info().d_phi == 0) {
+    row.feasible = false;
+    row.reason = "the model has no feature maps";
+    return row;
+  }
   if (Status set = session_->SetPolicy(PolicyOf(method, budget)); !set.ok()) {
     if (set.error().code != Code::kInfeasible) return std::move(set).error();
     row.feasible = false;

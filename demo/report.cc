@@ -103,7 +103,7 @@ std::string BudgetText(const std::optional<double>& budget) {
 
 Status WriteFile(const json& all, const std::filesystem::path& path) {
   std::ofstream out(path);
-  out << all.dump(1) << '\n';
+  out << all.dump(1, ' ', false, json::error_handler_t::replace) << '\n';
   out.close();
   if (!out) {
     return Error{Code::kIo, "cannot write '" + path.string() + "': " + std::strerror(errno)};

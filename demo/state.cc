@@ -23,7 +23,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DemoState, document, model_dir, model, prefix
 
 Status SaveState(const DemoState& state, const std::filesystem::path& path) {
   std::ofstream out(path);
-  out << json(state).dump() << '\n';
+  out << json(state).dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
   out.close();
   if (!out) {
     return Error{Code::kIo, "cannot write '" + path.string() + "': " + std::strerror(errno)};

@@ -22,13 +22,18 @@ void IngestQueue::Enqueue(const SegmentId& id) {
 
 void IngestQueue::EnqueueUnknown(const SegmentId& id) {
   std::unique_lock lock(mutex_);
-  const bool known = entries_.contains(id);
+  const auto it = entries_.find(id);
+  const bool wanted = it == entries_.end() || it->second.standing.state == IngestState::kFailed;
   lock.unlock();
-  if (!known) Enqueue(id);
+  if (wanted) Enqueue(id);
 }
 
 void IngestQueue::MarkReady(const SegmentId& id) {
   std::lock_guard lock(mutex_);
+  if (running_ == id) {  // what runs may be building for another producer: look again after it
+    if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
+    return;
+  }
   entries_[id] = {{IngestState::kReady, std::nullopt}, nullptr};
   changed_.notify_all();
 }

@@ -52,7 +52,7 @@ class Planner {
       };
       add(choice->error_none, EstimatorKind::kNone);
       add(choice->error_moment, EstimatorKind::kMoment);
-      if (prefix_.maps()) add(choice->error_phi, EstimatorKind::kPhi);
+      if (prefix_.has_phi_caches()) add(choice->error_phi, EstimatorKind::kPhi);
       std::stable_sort(measured.begin(), measured.end(),
                        [](const auto& a, const auto& b) { return a.first < b.first; });
       for (const auto& [error, estimator] : measured) order.push_back(estimator);

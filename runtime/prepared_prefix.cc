@@ -51,10 +51,15 @@ bool PreparedPrefix::has_phi_caches() const {
 }
 
 const SegmentPart* PreparedPrefix::LargestPart() const {
-  const auto largest = std::max_element(
-      parts_.begin(), parts_.end(),
-      [](const SegmentPart& a, const SegmentPart& b) { return a.used.size() < b.used.size(); });
-  return largest == parts_.end() ? nullptr : &*largest;
+  // An index covers all of its segment. Where a branch leaves the segment before its end, the
+  // tokens behind are the branch's own, which the index does not know: only whole segments, or the
+  // last.
+  const SegmentPart* largest = nullptr;
+  for (const SegmentPart& part : parts_) {
+    if (part.used.end != part.stored.end && &part != &parts_.back()) continue;
+    if (!largest || part.used.size() > largest->used.size()) largest = &part;
+  }
+  return largest;
 }
 
 bool PreparedPrefix::has_ivf() const {
@@ -68,6 +73,9 @@ bool PreparedPrefix::has_ivf() const {
 std::vector<HeadChoice> PreparedPrefix::Choices() const {
   const std::string producer = ChoiceProducer(*rooms_.options, *model_);
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    // Choices hold for the prompt whose queries made them, not for a far shorter or longer one.
+    if (part->used.end < partition_.tail.end - partition_.tail.end / 4) break;
+    if (part->used.end < part->stored.end - part->stored.end / 4) continue;
     const auto blob = rooms_.storage->GetBlob(part->id, kChoiceBlob, producer);
     if (!blob.ok()) continue;
     if (auto choices = DeserializeChoices(*blob); choices.ok() && !choices->empty()) {

@@ -46,9 +46,11 @@ struct PrefixMatch {
 enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed };
 std::string_view IngestStateName(IngestState state);
 
+// `prefix` names where the prompt is stored; it may be a longer prefix than the prompt, when that
+// was stored before. Attach with (prefix, n_tokens), or with the prompt's tokens.
 struct PutResult {
   std::string prefix;
-  uint32_t n_tokens = 0;       // of the whole prefix
+  uint32_t n_tokens = 0;       // of the prompt that was put
   uint32_t stored_tokens = 0;  // newly stored by this put
   uint64_t bytes = 0;          // written to disk for rows
   double seconds = 0;          // from BeginPut to durable

@@ -15,7 +15,7 @@ usage: scripts/demo.sh [options]        (or: make demo DEMO_ARGS="options")
   --continuation N  held-out tokens scored       (default: 192)
   --out DIR         where the report goes        (default: demo-report)
   --build DIR       build folder                 (default: build/release)
-  --keep-store      keep the stored prompt in OUT/store
+  --keep-store      keep the stored prompt in OUT/prefixd-demo-store
 TXT
 }
 
@@ -43,7 +43,7 @@ done
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-store=$out/store
+store=$out/prefixd-demo-store
 rm -rf "$store"
 # Socket paths are limited to 107 bytes, so the socket does not lie under --out.
 run=$(mktemp -d /tmp/prefixd-demo.XXXXXX)

@@ -20,7 +20,7 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "setup: these Debian packages are missing and neither root nor sudo is at hand: ${missing[*]}" >&2
     exit 1
   fi
-  as_root=(sudo)
+  as_root=(sudo env DEBIAN_FRONTEND=noninteractive)
 fi
 echo "setup: installing ${#missing[@]} Debian packages: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive

@@ -63,6 +63,9 @@ class RocksCatalog final : public Catalog {
     options.create_if_missing = true;
     options.paranoid_checks = true;
     options.track_and_verify_wals_in_manifest = true;
+    // Damage in the middle of the log must stop the opening: RocksDB's default would silently drop
+    // the commits after it, and recovery would take their segments for orphans.
+    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
     options.info_log = std::make_shared<QuietLogger>();
     options.compression = rocksdb::kNoCompression;  // hashes do not compress
     options.write_buffer_size = 4 << 20;

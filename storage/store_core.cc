@@ -68,6 +68,7 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   PREFIXD_TRY(OpenEngine(wrap));
+  PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(catalog,
                  Catalog::Open(options.dir / "catalog",
                                {kStoreFormatVersion, options.block_tokens, identity.store}));

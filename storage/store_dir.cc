@@ -82,6 +82,21 @@ Status CreateStoreDir(const fs::path& dir) {
   return {};
 }
 
+Status RefuseLostCatalog(const fs::path& dir) {
+  std::error_code error;
+  if (fs::exists(dir / "catalog" / "CURRENT", error)) return {};
+  for (auto it = fs::directory_iterator(dir / "segments", error);
+       !error && it != fs::directory_iterator(); it.increment(error)) {
+    const auto entry = ParseSegmentsEntry(it->path().filename().string());
+    if (!entry || !entry->blob.empty()) continue;
+    return Error{Code::kCorrupt, "the catalog of the store " + dir.string() +
+                                     " is missing although segments are there; restore " +
+                                     (dir / "catalog").string() +
+                                     " from a backup, or start from an empty directory"};
+  }
+  return {};
+}
+
 Result<StoreIdentity> ReadOrCreateIdentity(const fs::path& dir) {
   const fs::path path = dir / "STORE";
   std::error_code ignored;

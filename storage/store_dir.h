@@ -51,6 +51,10 @@ struct SegmentsEntry {
 };
 std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file_name);
 
+// kCorrupt when there are segment files but no catalog: opening would make an empty one, and
+// recovery would take every segment for an orphan. Nothing is changed.
+Status RefuseLostCatalog(const std::filesystem::path& dir);
+
 // Writes temp + fsync + rename + fsync of the directory with plain calls; for tiny files.
 Status WriteFileAtomically(const std::filesystem::path& path, std::string_view bytes);
 

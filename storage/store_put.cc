@@ -162,6 +162,12 @@ class PutWriter final : public SegmentWriter {
 Status MatchAndPin(StoreCore& core, PutPlan& plan) {
   for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
     PREFIXD_ASSIGN(plan.match, core.FindLongest(plan.scope, plan.hashes, plan.tokens));
+    // A few tokens in common (BOS, a chat header) must not chain unrelated prompts to one another:
+    // the first could never be removed, and damage to it would take all of them away.
+    if (plan.match.n_tokens < core.catalog->meta().block_tokens &&
+        plan.match.n_tokens < plan.tokens.size()) {
+      plan.match = {};
+    }
     if (plan.match.n_tokens == 0) return {};
     auto pin = core.tree.Pin(plan.match.id);
     if (pin.ok()) {

@@ -77,6 +77,24 @@ TEST(Document, WithoutItsFactsThePromptAndContinuationAreTheFile) {
   EXPECT_EQ(text.substr(prompt.size(), options.continuation_tokens), document->continuation);
 }
 
+TEST(Document, CutsBetweenCharacters) {
+  std::string text;
+  while (text.size() < 9000) text += "漢字かな交じり文\n";
+  const TempFile file(text);
+  DocumentOptions options;
+  options.file = file.path();
+  options.facts = 2;
+  for (uint32_t i = 0; i < 6; ++i) {  // every way to cut a three-byte character
+    options.prompt_tokens = 3000 + i;
+    options.continuation_tokens = 100 + i / 2;
+    Result<Document> document = LoadDocument(options);
+    ASSERT_TRUE(document.ok()) << document.error().ToString();
+    EXPECT_TRUE(CheckUtf8(document->prompt).ok());
+    EXPECT_TRUE(CheckUtf8(document->continuation).ok());
+    EXPECT_FALSE(document->continuation.empty());
+  }
+}
+
 TEST(Document, RefusesWhatItCannotUse) {
   DocumentOptions options;
   options.file = "/nonexistent/document.txt";

@@ -564,6 +564,29 @@ TEST_P(StoreTest, RecoveryFreesWhatNobodyKnows) {
   EXPECT_EQ(store_->GetBlob(*id, "b", "p")->size(), 10u);
 }
 
+TEST_P(StoreTest, ALostCatalogIsNotTakenForAnEmptyStore) {
+  const auto id = Put(*store_, model_, Iota(64));
+  ASSERT_OK(id);
+  store_.reset();
+  std::filesystem::rename(options_.dir / "catalog", options_.dir / "elsewhere");
+  EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
+  std::filesystem::remove_all(options_.dir / "catalog");
+  std::filesystem::rename(options_.dir / "elsewhere", options_.dir / "catalog");
+  Reopen();
+  ExpectPrefix(*id, Iota(64));
+}
+
+TEST_P(StoreTest, AFewCommonTokensDoNotChainPrompts) {
+  const std::vector<uint32_t> bos = {256};
+  const auto first = Put(*store_, model_, Join(bos, Iota(100)));
+  const auto second = Put(*store_, model_, Join(bos, Iota(100, 7000)));
+  ASSERT_OK(first);
+  ASSERT_OK(second);
+  EXPECT_EQ(store_->GetPrefix(*second)->chain.size(), 1u);
+  EXPECT_TRUE(store_->Remove(*first).ok());
+  ExpectPrefix(*second, Join(bos, Iota(100, 7000)));
+}
+
 TEST_P(StoreTest, ASecondOpenerIsToldTheOwnersPid) {
   const auto second = PrefixStore::Open(options_);
   ASSERT_FALSE(second.ok());
