@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 METHODS = {"full", "sink_tail", "topk", "topk_phi", "topk_moment", "topk_auto"}
@@ -97,6 +98,30 @@ def bad_input(source: Path, build: Path, out: Path) -> None:
         check(len(lines) == 1, f"{what}: in one line: {lines}")
 
 
+def full_store(source: Path, build: Path, out: Path) -> None:
+    """A put that the store has no room for: refused in one line, the daemon lives on."""
+    socket = out / "s"
+    daemon = subprocess.Popen([build / "daemon/prefixd", "--dir", out / "full", "--socket", socket,
+                               "--quota-mib", "1"], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            if socket.exists():
+                break
+            time.sleep(0.05)
+        put = run([build / "demo/prefixd-demo", "prefill", "--socket", socket, "--state",
+                   out / "state.json", "--tokens", TOKENS, "--facts", 3,
+                   "--model", source / "models/prefixd-tiny"])
+        check(put.returncode == 1, "a full store: refused")
+        check(put.stderr.count("\n") == 1 and "resource_exhausted" in put.stderr,
+              f"a full store: in one line: {put.stderr!r}")
+        status = run([build / "daemon/prefixctl", "status", "--socket", socket])
+        check(status.returncode == 0, "the daemon still answers")
+    finally:
+        daemon.terminate()
+    check(daemon.wait(timeout=30) == 0, "and ends well")
+
+
 def main() -> int:
     source, build = Path(sys.argv[1]), Path(sys.argv[2])
     os.environ.pop("DEMO_ARGS", None)
@@ -104,6 +129,7 @@ def main() -> int:
         out = Path(folder)
         story(source, build, out / "report")
         bad_input(source, build, out)
+        full_store(source, build, out)
     return 0
 
 
