@@ -165,6 +165,9 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
+  // Where a sequential read that begins at `begin` had best end: `max_tokens` further, but in the
+  // settled layout at the end of a chunk, because part of a chunk costs the pages of all of it.
+  virtual uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const = 0;
   // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
   // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
   virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
