@@ -24,6 +24,7 @@
 #include "attention/partition.h"
 #include "attention/result.h"
 #include "storage/identity.h"
+#include "storage/remote_tier.h"
 
 namespace prefixd::storage {
 
@@ -223,6 +224,13 @@ class PrefixStore {
   // over (ranges changed: make them again for the returned segment). kFailedPrecondition says what
   // stands in the way.
   virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) = 0;
+  // Copies the chain of a prefix to a remote tier; what is there already stays. A tier that fails
+  // halfway is asked again: nothing counts until a segment's last object is there.
+  virtual Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) = 0;
+  // Fetches a prefix by the id it was pushed under, with whatever it continues, verified page by
+  // page, and commits it here as a put would: durable and visible when it returns.
+  virtual Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) = 0;
+
   // Reads and verifies everything of one segment (or all): damaged segments are quarantined, and
   // a quarantined one that verifies again is released.
   virtual Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) = 0;
