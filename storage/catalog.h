@@ -49,6 +49,7 @@ class Catalog {
   virtual Status RemoveSegment(const SegmentId& id) = 0;  // synced; with its hashes
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  // A row that does not decode comes with its id alone and no tokens.
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
 
   // Segments in which a block with this chained hash ends; usually none or one.

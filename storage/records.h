@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attention/partition.h"
 #include "attention/result.h"
@@ -22,9 +23,13 @@ struct SegmentRecord {
   uint32_t first_token = 0;  // its first own token id: tells siblings apart
   uint64_t file_bytes = 0;
   int64_t created_unix_ms = 0;
+  // Of a segment that starts at token 0: its first ids, up to a block and kMaxLeadTokens, so that a
+  // match need not open every file to find that prompts part early. May be empty.
+  std::vector<uint32_t> lead;
 
   bool is_root() const { return parent == SegmentId{}; }
 };
+inline constexpr uint32_t kMaxLeadTokens = 256;
 
 std::string EncodeModel(const ModelRecord& model);
 Result<ModelRecord> DecodeModel(std::string_view bytes);

@@ -28,6 +28,13 @@ Status ValidateOptions(const StoreOptions& o) {
   if (o.max_inflight_bytes < (1u << 20)) {
     return InvalidArgument("max_inflight_bytes must be at least 1 MiB");
   }
+  const uint64_t memory =
+      static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::getpagesize());
+  if (o.host_tier_bytes > memory) {
+    return InvalidArgument("a host tier of " + std::to_string(o.host_tier_bytes >> 20) +
+                           " MiB does not fit this machine's memory of " +
+                           std::to_string(memory >> 20) + " MiB; make it smaller (0: none)");
+  }
   return {};
 }
 
@@ -163,6 +170,9 @@ std::vector<ModelRecord> StoreCore::ListModels() const {
 Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentRecord& record) {
   if (auto file = files.Find(record.id)) return file;
   auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.id), record, direct);
+  if (opened.ok()) {
+    if (Status fits = CheckModel(record, (*opened)->header()); !fits.ok()) opened = fits.error();
+  }
   if (!opened.ok()) {
     if (opened.error().code == Code::kCorrupt) {
       checksum_failures.fetch_add(1, std::memory_order_relaxed);
@@ -225,20 +235,13 @@ Result<SpaceReservation> StoreCore::Reserve(uint64_t bytes) {
 Status StoreCore::Remove(const SegmentId& id) {
   // Under the commit lock, so that no put commits below a segment on its way out.
   std::lock_guard commit(commit_mutex);
-  PREFIXD_ASSIGN(const PrefixInfo info, Info(id));
-  PREFIXD_ASSIGN(const SegmentRecord record, tree.Erase(id));
+  PREFIXD_ASSIGN(const PrefixTree::Entry entry, tree.Erase(id));
   if (Status removed = catalog->RemoveSegment(id); !removed.ok()) {
-    ModelRecord model;
-    {
-      std::lock_guard guard(mutex_);
-      model = models_.at(record.model);
-    }
-    tree.Insert({record, info.quarantined ? "removal failed halfway" : "", info.last_used_unix_ms},
-                PrefixScope(model.fingerprint, record.tenant));
+    tree.Insert(entry);  // as it was: its file has not been touched
     return removed;
   }
   files.Erase(id);
-  tier->EraseSegment(record.sequence);
+  tier->EraseSegment(entry.segment.record.sequence);
   // It is gone for good; what follows frees space, and recovery would do it too.
   PREFIXD_TRY(RemoveFile(SegmentPath(options.dir, id)));
   PREFIXD_TRY(blobs->RemoveAll(id));
