@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan demo bench format \
+.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz demo bench format \
         check-format tidy gpu-only model phi golden clean
 
 BUILD := build/release
@@ -42,6 +42,9 @@ asan: setup  ## unit tests under address and undefined-behaviour sanitizers
 
 tsan: setup  ## unit tests under the thread sanitizer
 	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS) && ctest --preset tsan -j $(JOBS)
+
+fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 per target, or FUZZ_RUNS=N executions (resumable)
+	@cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS) && scripts/fuzz.sh
 
 gpu-only:  ## attention/ and gpu/ alone: needs a compiler, CMake and CUDA
 	@cmake --preset gpu-only && cmake --build --preset gpu-only -j $(JOBS) && ctest --preset gpu-only

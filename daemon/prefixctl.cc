@@ -7,6 +7,7 @@
 #include <string>
 
 #include "daemon/prefixctl_commands.h"
+#include "daemon/prefixctl_output.h"
 
 namespace prefixd::ctl {
 namespace {
@@ -95,7 +96,7 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
 }
 
 int Fail(const Error& error) {
-  std::fprintf(stderr, "prefixctl: %s\n", error.message.c_str());
+  std::fprintf(stderr, "prefixctl: %s\n", Printable(error.message).c_str());
   const bool absent = error.code == Code::kNotFound || error.code == Code::kUnavailable;
   return absent ? kExitNotFound : kExitError;
 }

@@ -151,7 +151,8 @@ Status RegisterModel(RemoteClient& client, const Options& options) {
   if (options.json) {
     PrintJson(ToJson(spec));
   } else {
-    std::printf("registered %s: %s\n", spec.name.c_str(), ShapeText(spec.geometry).c_str());
+    std::printf("registered %s: %s\n", Printable(spec.name).c_str(),
+                ShapeText(spec.geometry).c_str());
   }
   return {};
 }
@@ -196,9 +197,10 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
                {"continued by", Count(p.children)}});
   for (size_t i = 0; i < detail.chain.size(); ++i) {
     std::printf("%s%s\n", i == 0 ? "chain             " : "               -> ",
-                detail.chain[i].c_str());
+                Printable(detail.chain[i]).c_str());
   }
-  for (const std::string& blob : detail.blobs) std::printf("derived           %s\n", blob.c_str());
+  for (const std::string& blob : detail.blobs)
+    std::printf("derived           %s\n", Printable(blob).c_str());
   if (detail.choices.empty()) return {};
   std::vector<std::vector<std::string>> rows = {
       {"LAYER", "KV HEAD", "BUDGET", "CHOSEN", "ERROR NONE", "ERROR PHI", "ERROR MOMENT"}};
@@ -231,7 +233,7 @@ Status VerifyPrefixes(RemoteClient& client, const Options& options) {
                 Count(v.segments).c_str(), Count(v.pages).c_str(), Count(v.blobs).c_str(),
                 Bytes(v.bytes).c_str(),
                 v.damaged.empty() ? "all good" : (Count(v.damaged.size()) + " damaged").c_str());
-    for (const std::string& d : v.damaged) std::printf("damaged: %s\n", d.c_str());
+    for (const std::string& d : v.damaged) std::printf("damaged: %s\n", Printable(d).c_str());
   }
   if (v.damaged.empty()) return {};
   return Error{Code::kCorrupt, Count(v.damaged.size()) +

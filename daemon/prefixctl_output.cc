@@ -43,8 +43,48 @@ void PrintJson(const nlohmann::json& json) {
   std::puts(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-void PrintTable(const std::vector<std::vector<std::string>>& rows) {
+namespace {
+
+// Bytes of the UTF-8 character at the start of `text`; 0 when it is none.
+size_t CharacterBytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  const size_t n = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  if (n == 0 || first > 0xf4 || n > text.size()) return 0;
+  for (size_t i = 1; i < n; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  return n;
+}
+
+}  // namespace
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t n = CharacterBytes(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    const bool c1 = n == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    if (n == 1 && (first == '\n' || first == '\t')) {
+      out += first == '\n' ? "\\n" : "\\t";
+    } else if (n == 0 || c1 || first < 0x20 || first == 0x7f) {
+      for (const char c : text.substr(0, std::max<size_t>(n, 1))) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<unsigned char>(c));
+        out += escaped;
+      }
+    } else {
+      out += text.substr(0, n);
+    }
+    text.remove_prefix(std::max<size_t>(n, 1));
+  }
+  return out;
+}
+
+void PrintTable(const std::vector<std::vector<std::string>>& cells) {
+  std::vector<std::vector<std::string>> rows = cells;
   std::vector<size_t> widths;
+  for (auto& row : rows) std::ranges::transform(row, row.begin(), Printable);
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());

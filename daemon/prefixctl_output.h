@@ -16,7 +16,11 @@ std::string Time(int64_t unix_ms);           // "2026-01-31 12:00:00" UTC, "-" f
 std::string Duration(uint64_t ms);           // "3 d 04:05:06"
 void PrintJson(const nlohmann::json& json);  // indented; bytes that are no UTF-8 are replaced
 
-// Columns as wide as their widest cell; the first row is the heading.
+// As it may stand on a terminal: control characters (C0, DEL, C1) and bytes that are no UTF-8
+// become \n, \t or \xNN, so that a label cannot move the cursor or pass for other output.
+std::string Printable(std::string_view text);
+
+// Columns as wide as their widest cell; the first row is the heading. Cells are made printable.
 void PrintTable(const std::vector<std::vector<std::string>>& rows);
 // "name   value" lines.
 void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kMagic = "PFXDINDX";
 constexpr size_t kVersionAt = 8, kHeaderBytesAt = 12, kChecksumAt = 16, kFieldsAt = 24;
-constexpr size_t kPayloadBytesAt = 56;
+constexpr size_t kReservedAt = 52, kPayloadBytesAt = 56;
 
 template <typename T>
 void Put(std::byte*& at, T value) {
@@ -86,6 +86,7 @@ Result<OpenedEnvelope> Open(std::span<const std::byte> bytes) {
   if (Get<uint64_t>(bytes.data() + kChecksumAt) != Checksum(bytes)) {
     return Corrupt("checksum mismatch");
   }
+  if (Get<uint32_t>(bytes.data() + kReservedAt) != 0) return Corrupt("a reserved field is set");
   const std::byte* fields = bytes.data() + kFieldsAt;
   OpenedEnvelope opened;
   opened.fields.kind = Get<uint32_t>(fields);

@@ -1,62 +1,20 @@
 #include "storage/blob_store.h"
 
 #include <fcntl.h>
-#include <xxhash.h>
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 
+#include "storage/blob_format.h"
 #include "storage/errors.h"
 #include "storage/file.h"
 #include "storage/store_dir.h"
 
 namespace prefixd::storage {
-namespace {
-
-constexpr char kMagic[8] = {'P', 'F', 'X', 'B', 'L', 'O', 'B', '\n'};
-constexpr uint32_t kVersion = 1;
-
-// docs/format.md. Followed by name, producer and payload; `checksum` (XXH3-64) covers the whole
-// file with itself taken as zero.
-struct BlobHeader {
-  char magic[8];
-  uint32_t version, name_bytes, producer_bytes, reserved;
-  uint8_t segment[16];
-  uint64_t payload_bytes;
-  uint64_t reserved2;
-  uint64_t checksum;
-};
-static_assert(sizeof(BlobHeader) == 64, "the format changed: raise kVersion");
-
-uint64_t ChecksumOf(std::vector<std::byte>& file) {
-  std::memset(file.data() + offsetof(BlobHeader, checksum), 0, sizeof(uint64_t));
-  return XXH3_64bits(file.data(), file.size());
-}
-
-}  // namespace
 
 Status BlobStore::Put(const SegmentId& id, std::string_view name, std::string_view producer,
                       std::span<const std::byte> bytes) {
-  BlobHeader header{};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.version = kVersion;
-  header.name_bytes = static_cast<uint32_t>(name.size());
-  header.producer_bytes = static_cast<uint32_t>(producer.size());
-  std::memcpy(header.segment, id.bytes.data(), id.bytes.size());
-  header.payload_bytes = bytes.size();
-  std::vector<std::byte> file;
-  file.reserve(sizeof(header) + name.size() + producer.size() + bytes.size());
-  const auto append = [&file](std::span<const std::byte> part) {
-    file.insert(file.end(), part.begin(), part.end());
-  };
-  append(std::as_bytes(std::span(&header, 1)));
-  append(std::as_bytes(std::span(name)));
-  append(std::as_bytes(std::span(producer)));
-  append(bytes);
-  const uint64_t sum = ChecksumOf(file);
-  std::memcpy(file.data() + offsetof(BlobHeader, checksum), &sum, sizeof(sum));
-
+  const std::vector<std::byte> file = EncodeBlob({id, name, producer, bytes});
   const std::filesystem::path path = BlobPath(dir_, id, name);
   std::filesystem::path temp = path;
   temp += "." + std::to_string(temp_counter_++) + ".tmp";
@@ -87,35 +45,20 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
   const std::filesystem::path path = BlobPath(dir_, id, name);
   PREFIXD_ASSIGN(UniqueFd fd, OpenFile(path, O_RDONLY));
   PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd.get(), path));
-  const Error damaged{Code::kCorrupt, "blob " + path.string() + " is damaged"};
-  if (bytes < sizeof(BlobHeader)) return damaged;
   std::vector<std::byte> file(bytes);
   PREFIXD_TRY(
       ReadFully(engine_, fd.get(), 0, file, IoPriority::kStepRead, "reading " + path.string()));
-  BlobHeader header;
-  std::memcpy(&header, file.data(), sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
-      ChecksumOf(file) != header.checksum) {
-    return damaged;
+  const auto decoded = DecodeBlob(file);
+  if (!decoded.ok()) {
+    return Error{decoded.error().code, "blob " + path.string() + " " + decoded.error().message};
   }
-  if (header.version != kVersion) {
-    return Error{Code::kFailedPrecondition, "blob " + path.string() + " has format version " +
-                                                std::to_string(header.version) +
-                                                "; this prefixd reads version 1"};
-  }
-  const uint64_t names = uint64_t{header.name_bytes} + header.producer_bytes;
-  if (bytes - sizeof(header) < names || bytes - sizeof(header) - names != header.payload_bytes ||
-      header.name_bytes != name.size() ||
-      std::memcmp(file.data() + sizeof(header), name.data(), name.size()) != 0 ||
-      std::memcmp(header.segment, id.bytes.data(), id.bytes.size()) != 0) {
-    return damaged;
+  if (decoded->segment != id || decoded->name != name) {
+    return Error{Code::kCorrupt, "blob " + path.string() + " is that of another segment or name"};
   }
   Blob blob;
-  const auto* producer =
-      reinterpret_cast<const char*>(file.data()) + sizeof(header) + header.name_bytes;
-  blob.producer.assign(producer, header.producer_bytes);
+  blob.producer = decoded->producer;
   blob.file_bytes = bytes;
-  file.erase(file.begin(), file.begin() + static_cast<ptrdiff_t>(sizeof(header) + names));
+  file.erase(file.begin(), file.end() - static_cast<ptrdiff_t>(decoded->payload.size()));
   blob.payload = std::move(file);
   return blob;
 }

@@ -63,6 +63,7 @@ class Catalog {
   virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  // A row that does not decode comes with its id alone and no tokens.
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
   virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;
 

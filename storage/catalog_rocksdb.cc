@@ -147,9 +147,19 @@ class RocksCatalog final : public Catalog {
 
   Result<std::vector<CatalogSegment>> LoadSegments() const override {
     std::vector<CatalogSegment> segments;
-    PREFIXD_TRY(Scan("s", [&](std::string_view, std::string_view value) -> Status {
+    PREFIXD_TRY(Scan("s", [&](std::string_view id, std::string_view value) -> Status {
       CatalogSegment s;
-      PREFIXD_ASSIGN(s.record, DecodeSegment(value));
+      if (id.size() != s.record.id.bytes.size()) {
+        return Error{Code::kCorrupt, "catalog: a segment's key has the wrong length"};
+      }
+      auto record = DecodeSegment(value);
+      if (record.ok() && id == Raw(record->id.bytes)) {
+        s.record = std::move(*record);
+      } else if (record.ok() || record.error().code == Code::kCorrupt) {
+        std::memcpy(s.record.id.bytes.data(), id.data(), id.size());
+      } else {
+        return record.error();
+      }
       s.last_used_unix_ms = s.record.created_unix_ms;
       segments.push_back(std::move(s));
       return {};

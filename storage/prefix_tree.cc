@@ -33,17 +33,18 @@ PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
   return {r.is_root() ? node.scope : r.parent.bytes, r.tokens.begin, r.first_token};
 }
 
-void PrefixTree::Insert(const CatalogSegment& segment, const BlockHash& scope) {
+void PrefixTree::Insert(const Entry& entry) {
   std::lock_guard lock(mutex_);
-  InsertNode({segment.record, scope, segment.quarantine, segment.last_used_unix_ms,
-              segment.last_used_unix_ms, 0, 0});
+  const CatalogSegment& segment = entry.segment;
+  InsertNode({segment.record, entry.scope, segment.quarantine, segment.last_used_unix_ms,
+              segment.last_used_unix_ms, 0, 0, entry.linked});
 }
 
 void PrefixTree::InsertNode(Node node) {
   const SegmentId id = node.record.id;
-  children_[KeyOf(node)].insert(id);
   file_bytes_ += node.record.file_bytes;
-  if (!node.record.is_root()) {
+  if (node.linked) {
+    children_[KeyOf(node)].insert(id);
     if (const auto parent = nodes_.find(node.record.parent); parent != nodes_.end()) {
       ++parent->second.children;
     }
@@ -55,12 +56,15 @@ void PrefixTree::InsertNode(Node node) {
 
 void PrefixTree::EraseNode(const SegmentId& id) {
   const auto it = nodes_.find(id);
-  const auto siblings = children_.find(KeyOf(it->second));
-  siblings->second.erase(id);
-  if (siblings->second.empty()) children_.erase(siblings);
-  file_bytes_ -= it->second.record.file_bytes;
-  const auto parent = nodes_.find(it->second.record.parent);
-  if (parent != nodes_.end()) --parent->second.children;
+  const Node& node = it->second;
+  file_bytes_ -= node.record.file_bytes;
+  if (node.linked) {
+    const auto siblings = children_.find(KeyOf(node));
+    siblings->second.erase(id);
+    if (siblings->second.empty()) children_.erase(siblings);
+    const auto parent = nodes_.find(node.record.parent);
+    if (parent != nodes_.end()) --parent->second.children;
+  }
   nodes_.erase(it);
 }
 
@@ -208,10 +212,14 @@ std::vector<const PrefixTree::Node*> PrefixTree::ChainOf(const SegmentId& id) co
   std::vector<const Node*> chain;
   for (auto it = nodes_.find(id); it != nodes_.end(); it = nodes_.find(it->second.record.parent)) {
     chain.push_back(&it->second);
-    if (it->second.record.is_root()) break;
+    if (it->second.record.is_root() || !it->second.linked) break;
   }
   std::reverse(chain.begin(), chain.end());
   return chain;
+}
+
+bool PrefixTree::Complete(const std::vector<const Node*>& chain) {
+  return !chain.empty() && chain.front()->linked && chain.front()->record.is_root();
 }
 
 Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
@@ -225,7 +233,7 @@ Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
                                        ", which is quarantined: " + node->quarantine};
     }
   }
-  if (!chain.front()->record.is_root()) {
+  if (!Complete(chain)) {
     return Error{Code::kCorrupt, "prefix " + id.ToString() + " lacks the segment it continues"};
   }
   ChainPin pin;
@@ -260,25 +268,46 @@ void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
 bool PrefixTree::Usable(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   const std::vector<const Node*> chain = ChainOf(id);
-  return !chain.empty() && chain.front()->record.is_root() &&
-         std::all_of(chain.begin(), chain.end(),
-                     [](const Node* node) { return node->quarantine.empty(); });
-}
-
-std::vector<SegmentId> PrefixTree::Children(const ChildKey& key) const {
-  std::lock_guard lock(mutex_);
-  const auto it = children_.find(key);
-  if (it == children_.end()) return {};
-  return {it->second.begin(), it->second.end()};
+  return Complete(chain) && std::all_of(chain.begin(), chain.end(),
+                                        [](const Node* node) { return node->quarantine.empty(); });
 }
 
 std::vector<SegmentId> PrefixTree::ChildrenOf(const SegmentId& parent, uint32_t begin,
                                               uint32_t token) const {
-  return Children({parent.bytes, begin, token});
+  std::lock_guard lock(mutex_);
+  const auto it = children_.find({parent.bytes, begin, token});
+  if (it == children_.end()) return {};
+  return {it->second.begin(), it->second.end()};
 }
 
-std::vector<SegmentId> PrefixTree::Roots(const BlockHash& scope, uint32_t token) const {
-  return Children({scope, 0, token});
+uint32_t PrefixTree::MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const {
+  const auto all = static_cast<uint32_t>(tokens.size());
+  const std::span<const uint32_t> lead(root.lead);
+  const size_t n = std::min(lead.size(), tokens.size());
+  const auto common = static_cast<uint32_t>(
+      std::mismatch(lead.begin(), lead.begin() + static_cast<ptrdiff_t>(n), tokens.begin()).first -
+      lead.begin());
+  const bool ends_here = common < lead.size() || lead.size() == root.tokens.size();
+  if (!ends_here) return all;
+  // What branches off inside the common part may go on with the prompt.
+  const auto child = children_.lower_bound({root.id.bytes, 0, 0});
+  const bool branches = child != children_.end() && std::get<0>(child->first) == root.id.bytes &&
+                        std::get<1>(child->first) <= common;
+  return branches ? all : common;
+}
+
+std::vector<PrefixTree::Root> PrefixTree::Roots(const BlockHash& scope,
+                                                std::span<const uint32_t> tokens) const {
+  std::lock_guard lock(mutex_);
+  const auto it = children_.find({scope, 0, tokens.front()});
+  if (it == children_.end()) return {};
+  std::vector<Root> roots;
+  for (const SegmentId& id : it->second) {
+    roots.push_back({id, MatchBound(nodes_.at(id).record, tokens)});
+  }
+  std::stable_sort(roots.begin(), roots.end(),
+                   [](const Root& a, const Root& b) { return a.at_most > b.at_most; });
+  return roots;
 }
 
 bool PrefixTree::SetQuarantine(const SegmentId& id, const std::string& reason) {
@@ -328,7 +357,7 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
     info.created_unix_ms = alias->second.created_unix_ms;
   }
   const std::vector<const Node*> chain = ChainOf(node.record.id);
-  info.quarantined = !chain.front()->record.is_root();  // a lost ancestor
+  info.quarantined = !Complete(chain);  // a lost ancestor
   for (const Node* link : chain) {
     info.chain.push_back(link->record.id);
     info.quarantined |= !link->quarantine.empty();

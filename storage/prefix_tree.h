@@ -61,8 +61,14 @@ class PrefixTree {
  public:
   using Commit = std::function<Status()>;
 
-  // `scope` (identity.h) separates models and tenants. The parent must be there already.
-  void Insert(const CatalogSegment& segment, const BlockHash& scope);
+  struct Entry {
+    CatalogSegment segment;
+    BlockHash scope{};  // identity.h: separates models and tenants
+    // False: what it says of its parent is wrong; nothing is reached through it.
+    bool linked = true;
+  };
+  // A linked segment's parent must be there already.
+  void Insert(const Entry& entry);
   // kNotFound; kFailedPrecondition when continued or pinned. On success it is out of the tree.
   Result<SegmentRecord> Erase(const SegmentId& id, const Commit& commit);
   Result<SegmentRecord> Record(const SegmentId& id) const;  // kNotFound
@@ -92,10 +98,14 @@ class PrefixTree {
   // False for unknown segments, and when any segment of the chain is quarantined.
   bool Usable(const SegmentId& id) const;
 
-  // Segments that branch off `parent` (or begin at 0, with the scope) at token position `begin`
-  // with this token.
+  // Segments that branch off `parent` at token position `begin` with this token.
   std::vector<SegmentId> ChildrenOf(const SegmentId& parent, uint32_t begin, uint32_t token) const;
-  std::vector<SegmentId> Roots(const BlockHash& scope, uint32_t token) const;
+  // Segments that begin at 0 with the prompt's first token, the most promising first.
+  struct Root {
+    SegmentId id;
+    uint32_t at_most = 0;  // no more of the prompt's tokens can match in it or below it
+  };
+  std::vector<Root> Roots(const BlockHash& scope, std::span<const uint32_t> tokens) const;
 
   // An empty reason lifts it. False when the segment is unknown or nothing changed.
   bool SetQuarantine(const SegmentId& id, const std::string& reason);
@@ -116,6 +126,7 @@ class PrefixTree {
     std::string quarantine;
     int64_t last_used_unix_ms = 0, last_recorded_unix_ms = 0;
     uint32_t pins = 0, children = 0;
+    bool linked = true;
   };
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
@@ -124,9 +135,11 @@ class PrefixTree {
   Result<Node*> MergeParentNode(const SegmentId& leaf) const;
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
-  // Root first; stops at the first unknown segment.
+  // Root first; stops at the first unknown or unlinked segment.
   std::vector<const Node*> ChainOf(const SegmentId& id) const;
-  std::vector<SegmentId> Children(const ChildKey& key) const;
+  // Whether a chain reaches back to token 0.
+  static bool Complete(const std::vector<const Node*>& chain);
+  uint32_t MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const;
   void Unpin(const std::vector<SegmentRecord>& chain);
 
   mutable std::mutex mutex_;

@@ -1,7 +1,10 @@
 #include "storage/records.h"
 
+#include <concepts>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <type_traits>
+#include <utility>
 
 namespace prefixd::storage {
 namespace {
@@ -18,18 +21,69 @@ std::string Pack(json value) {
   return out;
 }
 
+// A field of the right type with an impossible value; JSON's own exceptions tell the wrong types.
+struct Malformed {};
+
+// The JSON library wraps and rounds numbers that do not fit; here they are malformed.
+template <std::integral T>
+T Whole(const json& value) {
+  if (value.is_number_unsigned()) {
+    const auto x = value.get<uint64_t>();
+    if (std::in_range<T>(x)) return static_cast<T>(x);
+  } else if (value.is_number_integer()) {
+    const auto x = value.get<int64_t>();
+    if (std::in_range<T>(x)) return static_cast<T>(x);
+  }
+  throw Malformed{};
+}
+
+float Float(const json& value) {
+  if (!value.is_number()) throw Malformed{};
+  return value.get<float>();
+}
+
+// Nothing prefixd stores is deeper; the JSON library recurses, so deeper bytes would end the stack.
+class DepthCheck final : public json::json_sax_t {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(json::number_integer_t) override { return true; }
+  bool number_unsigned(json::number_unsigned_t) override { return true; }
+  bool number_float(json::number_float_t, const json::string_t&) override { return true; }
+  bool string(json::string_t&) override { return true; }
+  bool binary(json::binary_t&) override { return true; }
+  bool key(json::string_t&) override { return true; }
+  bool start_object(size_t) override { return ++depth_ <= kMaxDepth; }
+  bool start_array(size_t) override { return ++depth_ <= kMaxDepth; }
+  bool end_object() override { return --depth_, true; }
+  bool end_array() override { return --depth_, true; }
+  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
+
+ private:
+  static constexpr int kMaxDepth = 8;
+  int depth_ = 0;
+};
+
 // Runs `parse` on the decoded object; whatever is missing or of the wrong type is kCorrupt.
 template <typename T, typename Parse>
 Result<T> Unpack(std::string_view bytes, const char* what, Parse parse) {
   const Error corrupt{Code::kCorrupt, std::string("the stored ") + what + " is malformed"};
+  DepthCheck depth;
+  if (!json::sax_parse(bytes.begin(), bytes.end(), &depth, json::input_format_t::msgpack)) {
+    return corrupt;
+  }
   try {
     const json value = json::from_msgpack(bytes.begin(), bytes.end());
-    if (value.at("v").get<int>() > kRecordVersion) {
+    const auto version = Whole<uint32_t>(value.at("v"));
+    if (version == 0) return corrupt;
+    if (version > kRecordVersion) {
       return Error{Code::kFailedPrecondition,
                    std::string("the stored ") + what + " was written by a newer prefixd"};
     }
     return parse(value);
   } catch (const json::exception&) {
+    return corrupt;
+  } catch (const Malformed&) {
     return corrupt;
   }
 }
@@ -71,14 +125,14 @@ Result<ModelRecord> ModelFromJson(const json& v) {
     return Error{Code::kCorrupt, "a stored model fingerprint has the wrong length"};
   }
   KvGeometry& g = m.geometry;
-  g.n_layers = v.at("n_layers").get<uint32_t>();
-  g.n_q_heads = v.at("n_q_heads").get<uint32_t>();
-  g.n_kv_heads = v.at("n_kv_heads").get<uint32_t>();
-  g.key_dim = v.at("key_dim").get<uint32_t>();
-  g.value_dim = v.at("value_dim").get<uint32_t>();
-  g.dtype = static_cast<DType>(v.at("dtype").get<int>());
+  g.n_layers = Whole<uint32_t>(v.at("n_layers"));
+  g.n_q_heads = Whole<uint32_t>(v.at("n_q_heads"));
+  g.n_kv_heads = Whole<uint32_t>(v.at("n_kv_heads"));
+  g.key_dim = Whole<uint32_t>(v.at("key_dim"));
+  g.value_dim = Whole<uint32_t>(v.at("value_dim"));
+  g.dtype = static_cast<DType>(Whole<std::underlying_type_t<DType>>(v.at("dtype")));
   for (const json& l : v.at("layers")) {
-    g.layers.push_back({l.at(0).get<float>(), l.at(1).get<float>(), l.at(2).get<uint32_t>()});
+    g.layers.push_back({Float(l.at(0)), Float(l.at(1)), Whole<uint32_t>(l.at(2))});
   }
   m.description_json = v.at("description").get<std::string>();
   if (Status valid = g.Validate(); !valid.ok()) {
@@ -101,9 +155,9 @@ Result<AliasRecord> AliasFromJson(const json& v) {
   if (!GetBinary(v.at("id"), a.id.bytes) || !GetBinary(v.at("segment"), a.segment.bytes)) {
     return Error{Code::kCorrupt, "a stored alias has an id of the wrong length"};
   }
-  a.n_tokens = v.at("n_tokens").get<uint32_t>();
+  a.n_tokens = Whole<uint32_t>(v.at("n_tokens"));
   a.label = v.at("label").get<std::string>();
-  a.created_unix_ms = v.at("created").get<int64_t>();
+  a.created_unix_ms = Whole<int64_t>(v.at("created"));
   return a;
 }
 
@@ -116,7 +170,7 @@ Result<ModelRecord> DecodeModel(std::string_view bytes) {
 }
 
 std::string EncodeSegment(const SegmentRecord& r) {
-  return Pack({{"id", Binary(r.id.bytes)},
+  json value = {{"id", Binary(r.id.bytes)},
                {"file", Binary(r.file)},
                {"sequence", r.sequence},
                {"model", r.model},
@@ -131,7 +185,9 @@ std::string EncodeSegment(const SegmentRecord& r) {
                {"settled", r.settled},
                {"listed", r.listed},
                {"pinned", r.pinned},
-               {"expires", r.expires_unix_ms}});
+               {"expires", r.expires_unix_ms}};
+  if (!r.lead.empty()) value["lead"] = r.lead;
+  return Pack(std::move(value));
 }
 
 Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
@@ -139,22 +195,29 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
     SegmentRecord r;
     bool ids = GetBinary(v.at("id"), r.id.bytes) && GetBinary(v.at("parent"), r.parent.bytes);
     r.file = r.id.bytes;
-    if (v.at("v").get<int>() >= 2) {
+    if (Whole<int>(v.at("v")) >= 2) {
       ids = ids && GetBinary(v.at("file"), r.file);
       r.settled = v.at("settled").get<bool>();
       r.listed = v.at("listed").get<bool>();
       r.pinned = v.at("pinned").get<bool>();
-      r.expires_unix_ms = v.at("expires").get<int64_t>();
+      r.expires_unix_ms = Whole<int64_t>(v.at("expires"));
     }
-    r.sequence = v.at("sequence").get<uint64_t>();
+    r.sequence = Whole<uint64_t>(v.at("sequence"));
     r.model = v.at("model").get<std::string>();
     r.tenant = v.at("tenant").get<std::string>();
     r.label = v.at("label").get<std::string>();
-    r.tokens = {v.at("begin").get<uint32_t>(), v.at("end").get<uint32_t>()};
-    r.first_token = v.at("first_token").get<uint32_t>();
-    r.file_bytes = v.at("file_bytes").get<uint64_t>();
-    r.created_unix_ms = v.at("created").get<int64_t>();
-    if (!ids || r.tokens.begin >= r.tokens.end || (r.tokens.begin == 0) != r.is_root()) {
+    r.tokens = {Whole<uint32_t>(v.at("begin")), Whole<uint32_t>(v.at("end"))};
+    r.first_token = Whole<uint32_t>(v.at("first_token"));
+    r.file_bytes = Whole<uint64_t>(v.at("file_bytes"));
+    r.created_unix_ms = Whole<int64_t>(v.at("created"));
+    if (const auto lead = v.find("lead"); lead != v.end()) {
+      for (const json& token : *lead) r.lead.push_back(Whole<uint32_t>(token));
+    }
+    const bool lead_fits =
+        r.lead.empty() || (r.is_root() && r.lead.size() <= r.tokens.size() &&
+                           r.lead.size() <= kMaxLeadTokens && r.lead.front() == r.first_token);
+    if (!ids || !lead_fits || r.tokens.begin >= r.tokens.end ||
+        (r.tokens.begin == 0) != r.is_root()) {
       return Error{Code::kCorrupt, "a stored segment record contradicts itself"};
     }
     return r;
@@ -184,8 +247,8 @@ Result<SegmentManifest> DecodeManifest(std::string_view bytes) {
         PREFIXD_ASSIGN(m.model, ModelFromJson(v.at("model")));
         m.tenant = v.at("tenant").get<std::string>();
         m.label = v.at("label").get<std::string>();
-        m.block_tokens = v.at("block_tokens").get<uint32_t>();
-        if (v.at("v").get<int>() >= 2) {
+        m.block_tokens = Whole<uint32_t>(v.at("block_tokens"));
+        if (Whole<int>(v.at("v")) >= 2) {
           for (const json& alias : v.at("aliases")) {
             PREFIXD_ASSIGN(m.aliases.emplace_back(), AliasFromJson(alias));
           }

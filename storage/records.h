@@ -30,6 +30,9 @@ struct SegmentRecord {
   bool listed = true;
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
+  // Of a segment that starts at token 0: its first ids, up to a block and kMaxLeadTokens, so that a
+  // match need not open every file to find that prompts part early. May be empty.
+  std::vector<uint32_t> lead;
 
   bool is_root() const { return parent == SegmentId{}; }
   bool operator==(const SegmentRecord&) const = default;
@@ -43,6 +46,7 @@ struct AliasRecord {
   std::string label;
   int64_t created_unix_ms = 0;
 };
+inline constexpr uint32_t kMaxLeadTokens = 256;
 
 std::string EncodeModel(const ModelRecord& model);
 Result<ModelRecord> DecodeModel(std::string_view bytes);

@@ -174,12 +174,16 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   const std::vector<uint32_t> own = source.tokens();
   tokens.insert(tokens.end(), own.begin(), own.end());
   const uint32_t block = core.catalog->meta().block_tokens;
+  if (record.is_root()) {
+    const size_t n = std::min<size_t>({own.size(), block, kMaxLeadTokens});
+    record.lead.assign(own.begin(), own.begin() + static_cast<ptrdiff_t>(n));
+  }
   auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
   hashes.erase(hashes.begin(), hashes.begin() + record.tokens.begin / block);
 
   SegmentHeader header = source.header();
   header.store = core.identity.store;
-  PREFIXD_ASSIGN(const SpaceReservation space, core.Reserve(record.file_bytes));
+  PREFIXD_ASSIGN(SpaceReservation space, core.Reserve(record.file_bytes));
   record.sequence = core.next_sequence++;
   const auto path = SegmentPath(core.options.dir, record.file);
   Status written = WriteLocal(core, source, remote, path, header, record.sequence, progress);
@@ -191,8 +195,11 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
       CatalogChange change;
       change.put.push_back({record, std::move(hashes)});
       // After a failed commit the file stays: recovery knows which of them the catalog names.
-      PREFIXD_TRY(core.catalog->Apply(change));
-      core.tree.Insert({record, "", NowUnixMs()}, scope.id);
+      if (Status committed = core.catalog->Apply(change); !committed.ok()) {
+        space.Keep();
+        return committed;
+      }
+      core.tree.Insert({{record, "", NowUnixMs()}, scope.id});
       return {};
     }
   }

@@ -156,10 +156,11 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
   return std::shared_ptr<const SegmentFile>(std::move(file));
 }
 
-Status SegmentFile::Check(IoEngine& engine, const std::filesystem::path& path,
-                          const SegmentRecord& record, bool direct) {
+Result<SegmentHeader> SegmentFile::Check(IoEngine& engine, const std::filesystem::path& path,
+                                         const SegmentRecord& record, bool direct) {
   SegmentFile file;
-  return file.OpenEnds(engine, path, record, direct);
+  PREFIXD_TRY(file.OpenEnds(engine, path, record, direct));
+  return file.header_;
 }
 
 }  // namespace prefixd::storage

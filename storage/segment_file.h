@@ -31,8 +31,8 @@ class SegmentFile {
                                                          const std::filesystem::path& path,
                                                          const SegmentRecord& record, bool direct);
   // Header and footer only: the quick check at recovery.
-  static Status Check(IoEngine& engine, const std::filesystem::path& path,
-                      const SegmentRecord& record, bool direct);
+  static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
+                                     const SegmentRecord& record, bool direct);
 
   const SegmentRecord& record() const { return record_; }
   const SegmentHeader& header() const { return header_; }

@@ -156,7 +156,7 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
     if (!swapped.ok()) {
       // When the commit itself failed, which file it names is unknown until the catalog is opened
       // anew: recovery frees the other one.
-      if (!asked) file.writer->Discard();
+      asked ? file.space.Keep() : file.writer->Discard();
       return swapped;
     }
   }
@@ -179,6 +179,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   merged.parent = first.parent;
   merged.tokens = {first.tokens.begin, last.tokens.end};
   merged.first_token = first.first_token;
+  merged.lead = first.lead;
   merged.settled = false;
   merged.listed = false;  // the old names stand for it
   merged.pinned = first.pinned || last.pinned;
@@ -251,7 +252,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
       return core.catalog->Apply(change);
     });
     if (!swapped.ok()) {
-      if (!asked) file.writer->Discard();
+      asked ? file.space.Keep() : file.writer->Discard();
       return std::move(swapped).error();
     }
   }

@@ -28,6 +28,13 @@ Status ValidateOptions(const StoreOptions& o) {
   if (o.max_inflight_bytes < (1u << 20)) {
     return InvalidArgument("max_inflight_bytes must be at least 1 MiB");
   }
+  const uint64_t memory =
+      static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::getpagesize());
+  if (o.host_tier_bytes > memory) {
+    return InvalidArgument("a host tier of " + std::to_string(o.host_tier_bytes >> 20) +
+                           " MiB does not fit this machine's memory of " +
+                           std::to_string(memory >> 20) + " MiB; make it smaller (0: none)");
+  }
   return {};
 }
 
@@ -165,6 +172,9 @@ Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentI
     PREFIXD_ASSIGN(const SegmentRecord record, tree.Record(id));
     if (auto file = files.Find(record)) return file;
     auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct);
+    if (opened.ok()) {
+      if (Status fits = CheckModel(record, (*opened)->header()); !fits.ok()) opened = fits.error();
+    }
     if (opened.ok()) {
       files.Add(*opened);
       return opened;

@@ -36,6 +36,8 @@ class SpaceReservation {
   SpaceReservation& operator=(SpaceReservation&& other) noexcept;
   ~SpaceReservation() { Release(); }
   void Release();
+  // Never given back while the store is open: the bytes are taken and no record says so.
+  void Keep() { core_ = nullptr; }
 
  private:
   StoreCore* core_ = nullptr;
@@ -113,6 +115,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   Status LoadSegments();
   Status SweepSegmentFiles();
   void CheckSegments();
+  Status CheckRelations(const SegmentRecord& record) const;
+  Status CheckModel(const SegmentRecord& record, const SegmentHeader& header) const;
   Status VerifySegment(const SegmentRecord& record, VerifyReport& report,
                        const std::function<bool(uint64_t)>& page_done);
 

@@ -88,12 +88,19 @@ Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHa
         candidates = std::move(holders);
       }
     }
-    if (low == 0) candidates = tree.Roots(scope.id, tokens.front());
     Matcher matcher(*this, tokens);
+    if (low == 0) {
+      // Thousands of prompts may share a first token: only those that could match most are opened.
+      for (const auto& [id, at_most] : tree.Roots(scope.id, tokens)) {
+        if (matcher.best().n_tokens >= at_most) break;
+        PREFIXD_TRY(matcher.Consider(id, 0));
+      }
+      return matcher.best();
+    }
     for (const SegmentId& id : candidates) {
       PREFIXD_TRY(matcher.Consider(id, static_cast<uint32_t>(low * block)));
     }
-    if (matcher.best().n_tokens > 0 || low == 0) return matcher.best();
+    if (matcher.best().n_tokens > 0) return matcher.best();
     high = low - 1;  // the holders vanished, were damaged, or their ids differ: try shorter
   }
 }

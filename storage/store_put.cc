@@ -121,21 +121,26 @@ class PutWriter final : public SegmentWriter {
     if (plan_.match.n_tokens > 0) record.parent = plan_.match.id;
     record.tokens = range();
     record.first_token = plan_.tokens[record.tokens.begin];
+    const uint32_t block = core_->catalog->meta().block_tokens;
+    if (record.is_root()) {
+      const size_t n = std::min<size_t>({plan_.tokens.size(), block, kMaxLeadTokens});
+      record.lead.assign(plan_.tokens.begin(), plan_.tokens.begin() + static_cast<ptrdiff_t>(n));
+    }
     record.file_bytes = file_->layout().file_bytes();
     record.created_unix_ms = created_unix_ms_;
-    const uint32_t block = core_->catalog->meta().block_tokens;
     const auto own_hashes = std::span(plan_.hashes).subspan(record.tokens.begin / block);
     CatalogChange change;
     change.put.push_back({record, std::vector(own_hashes.begin(), own_hashes.end())});
     if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
-      // keeps or frees the file, so it must stay.
+      // keeps or frees the file, so it must stay, and so must what it takes of the quota.
       done_ = true;
+      space_.Keep();
       core_->puts_aborted++;
       Release();
       return committed.error();
     }
-    core_->tree.Insert({record, "", record.created_unix_ms}, plan_.scope.id);
+    core_->tree.Insert({{record, "", record.created_unix_ms}, plan_.scope.id});
     core_->puts++;
     return Match{};
   }

@@ -30,16 +30,60 @@ Status StoreCore::LoadSegments() {
   });
   for (const CatalogSegment& segment : segments) {
     const auto model = models_.find(segment.record.model);
-    if (model == models_.end()) {
-      return Error{Code::kCorrupt, "catalog: segment " + segment.record.id.ToString() +
-                                       " is of the unknown model '" + segment.record.model + "'"};
-    }
-    tree.Insert(segment, PrefixScope(model->second.fingerprint, segment.record.tenant));
+    const BlockHash scope = model == models_.end()
+                                ? BlockHash{}
+                                : PrefixScope(model->second.fingerprint, segment.record.tenant);
+    tree.Insert({segment, scope, CheckRelations(segment.record).ok()});
     next_sequence = std::max<uint64_t>(next_sequence, segment.record.sequence + 1);
   }
   PREFIXD_ASSIGN(const std::vector<AliasRecord> aliases, catalog->LoadAliases());
   for (const AliasRecord& alias : aliases) tree.InsertAlias(alias);
   return {};
+}
+
+// What records say of one another, which no segment file can show. kCorrupt: what is wrong. It
+// costs this segment and those below it, not the store.
+Status StoreCore::CheckRelations(const SegmentRecord& record) const {
+  const auto wrong = [](std::string what) { return Error{Code::kCorrupt, std::move(what)}; };
+  if (record.tokens.size() == 0) return wrong("its catalog record is damaged");
+  {
+    std::lock_guard guard(mutex_);
+    if (!models_.contains(record.model)) {
+      return wrong("the catalog does not know its model '" + record.model + "'");
+    }
+  }
+  if (record.is_root()) return {};
+  const auto parent = tree.Record(record.parent);
+  if (!parent.ok()) {
+    return wrong("the segment it continues, " + record.parent.ToString() + ", is not stored");
+  }
+  if (parent->model != record.model || parent->tenant != record.tenant) {
+    return wrong("the segment it continues, " + record.parent.ToString() +
+                 ", is of another model or tenant");
+  }
+  // Beginning behind the parent's beginning, chains cannot run in circles.
+  if (record.tokens.begin <= parent->tokens.begin || record.tokens.begin > parent->tokens.end) {
+    return wrong("it begins at token " + std::to_string(record.tokens.begin) +
+                 ", but the segment it continues holds tokens " +
+                 std::to_string(parent->tokens.begin) + " to " +
+                 std::to_string(parent->tokens.end));
+  }
+  return {};
+}
+
+// kCorrupt when the file holds rows of another model or geometry than its record says.
+Status StoreCore::CheckModel(const SegmentRecord& record, const SegmentHeader& header) const {
+  std::lock_guard guard(mutex_);
+  const auto it = models_.find(record.model);
+  if (it != models_.end()) {
+    const ModelRecord& model = it->second;
+    const KvGeometry& g = model.geometry;
+    if (header.model == model.fingerprint && header.n_layers == g.n_layers &&
+        header.n_kv_heads == g.n_kv_heads && header.row() == g.row()) {
+      return {};
+    }
+  }
+  return Error{Code::kCorrupt, "its rows are not of the model '" + record.model + "'"};
 }
 
 // Files that the catalog does not know are puts that never committed, or removals cut short.
@@ -80,8 +124,13 @@ Status StoreCore::SweepSegmentFiles() {
 
 void StoreCore::CheckSegments() {
   for (const SegmentRecord& record : tree.Records()) {
-    Status checked =
-        SegmentFile::Check(*engine, SegmentPath(options.dir, record.file), record, direct);
+    Status checked = [&]() -> Status {
+      PREFIXD_TRY(CheckRelations(record));
+      PREFIXD_ASSIGN(
+          const SegmentHeader header,
+          SegmentFile::Check(*engine, SegmentPath(options.dir, record.file), record, direct));
+      return CheckModel(record, header);
+    }();
     if (checked.ok()) continue;
     if (checked.error().code == Code::kCorrupt) {
       Quarantine(record.id, checked.error().message);
@@ -96,10 +145,11 @@ Status StoreCore::VerifySegment(const SegmentRecord& record, VerifyReport& repor
                                 const std::function<bool(uint64_t)>& page_done) {
   const std::string who = "segment " + record.id.ToString();
   Status sound = [&]() -> Status {
+    PREFIXD_TRY(CheckRelations(record));
     // Opened afresh: what is in memory may be better than what is on the disk.
-    PREFIXD_ASSIGN(
-        const auto file,
-        SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
+    PREFIXD_ASSIGN(const auto file,
+                   SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
+    PREFIXD_TRY(CheckModel(record, file->header()));
     PREFIXD_TRY(VerifyAllPages(services, *file, page_done));
     report.pages += file->layout().table_page;
     report.bytes += record.file_bytes;

@@ -1,4 +1,9 @@
 #include "index/envelope.h"
+
+#include <xxhash.h>
+
+#include <cstring>
+
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 
@@ -92,6 +97,14 @@ TEST_F(StoredIndexTest, OtherVersionsSayWhichTheyAre) {
     EXPECT_EQ(index.error().code, Code::kCorrupt);
     EXPECT_NE(index.error().message.find("version " + std::to_string(version)), std::string::npos);
   }
+}
+
+TEST_F(StoredIndexTest, AReservedFieldThatIsSetIsCorrupt) {
+  constexpr size_t kChecksumAt = 16, kCoveredFrom = 24, kReservedAt = 52;
+  bytes_[kReservedAt] = std::byte{1};
+  const uint64_t sum = XXH3_64bits(bytes_.data() + kCoveredFrom, bytes_.size() - kCoveredFrom);
+  std::memcpy(bytes_.data() + kChecksumAt, &sum, sizeof(sum));
+  ExpectCorrupt(bytes_, "reserved field");
 }
 
 TEST_F(StoredIndexTest, ForeignBytesAreCorrupt) {

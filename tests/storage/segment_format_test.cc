@@ -1,7 +1,9 @@
 #include "storage/segment_format.h"
 
 #include <map>
+#include <nlohmann/json.hpp>
 
+#include "storage/blob_format.h"
 #include "storage/records.h"
 #include "tests/storage/store_fixture.h"
 
@@ -178,6 +180,57 @@ TEST(Records, RoundTripAndTruncationIsCorrupt) {
   ASSERT_EQ(manifest->aliases.size(), 1u);
   EXPECT_EQ(manifest->aliases[0].n_tokens, 7u);
   EXPECT_CODE(DecodeModel(bytes), Code::kCorrupt);
+}
+
+TEST(Records, NumbersThatDoNotFitAreCorruptNotWrapped) {
+  const auto packed = [](nlohmann::json value) {
+    const std::vector<uint8_t> bytes = nlohmann::json::to_msgpack(value);
+    return std::string(bytes.begin(), bytes.end());
+  };
+  const std::string good = EncodeSegment(
+      {{}, {}, 1, "m", "t", "l", {}, {0, 4}, 1, 4096, 0, false, true, false, 0, {1, 2}});
+  const nlohmann::json record = nlohmann::json::from_msgpack(good);
+  ASSERT_OK(DecodeSegment(packed(record)));
+  for (const char* key : {"end", "first_token", "sequence", "file_bytes", "v"}) {
+    for (const nlohmann::json& bad : {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json(true),
+                                      nlohmann::json("4"), nlohmann::json(nullptr)}) {
+      nlohmann::json changed = record;
+      changed[key] = bad;
+      SCOPED_TRACE(std::string(key) + " " + bad.dump());
+      EXPECT_CODE(DecodeSegment(packed(changed)), Code::kCorrupt);
+    }
+  }
+  nlohmann::json changed = record;
+  changed["end"] = (1ull << 32) + 4;
+  EXPECT_CODE(DecodeSegment(packed(changed)), Code::kCorrupt);
+  changed = record;
+  changed["lead"] = {1, 2, 3, 4, 5};  // more than its tokens
+  EXPECT_CODE(DecodeSegment(packed(changed)), Code::kCorrupt);
+  nlohmann::json model = nlohmann::json::from_msgpack(EncodeModel(TestModel("m")));
+  ASSERT_OK(DecodeModel(packed(model)));
+  model["dtype"] = 256 + 3;
+  EXPECT_CODE(DecodeModel(packed(model)), Code::kCorrupt);
+}
+
+TEST(Records, DeepNestingIsCorruptAndDoesNotEndTheStack) {
+  EXPECT_CODE(DecodeSegment(std::string(4 << 20, '\x91')), Code::kCorrupt);
+  EXPECT_CODE(DecodeManifest("\x81\xa1v" + std::string(4 << 20, '\x91')), Code::kCorrupt);
+}
+
+TEST(BlobFormat, EveryByteHasAMeaning) {
+  const std::vector<std::byte> payload(70, std::byte{9});
+  const std::vector<std::byte> file = EncodeBlob({{}, "name", "producer", payload});
+  const auto decoded = DecodeBlob(file);
+  ASSERT_OK(decoded);
+  EXPECT_EQ(decoded->name, "name");
+  EXPECT_EQ(decoded->producer, "producer");
+  EXPECT_EQ(decoded->payload.size(), payload.size());
+  for (size_t n = 0; n < file.size(); ++n) {
+    EXPECT_CODE(DecodeBlob(std::span(file).first(n)), Code::kCorrupt);
+    std::vector<std::byte> changed = file;
+    changed[n] ^= std::byte{0x20};
+    EXPECT_CODE(DecodeBlob(changed), Code::kCorrupt);
+  }
 }
 
 TEST(Records, RandomBytesNeverCrash) {

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs the fuzz targets of build/fuzz, as many at a time as there are cores, each for FUZZ_SECONDS
+# (60). With FUZZ_RUNS=N each runs until N executions are done in all, over any number of calls:
+# stop it and start it again. Inputs that reached something new are kept in build/fuzz/corpus, the
+# executions done there too (remove that folder to begin anew). What breaks a target is kept in
+# build/fuzz/findings and fails the run; `build/fuzz/tests/fuzz/fuzz_TARGET FILE` shows it again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD/build/fuzz
+seconds=${FUZZ_SECONDS:-60}
+runs=${FUZZ_RUNS:-0}
+slice=2000000  # executions between two entries in the books
+
+# One libFuzzer process. Prints "executions seconds".
+once() {
+  local target=$1 log=$root/logs/$1.log
+  shift
+  local started=$SECONDS
+  if ! "$root/tests/fuzz/fuzz_$target" "$@" -max_len=8192 -timeout=20 -rss_limit_mb=2048 \
+      -print_final_stats=1 -artifact_prefix="$root/findings/$target-" \
+      "$root/corpus/$target" "$root/seeds/$target" >"$log" 2>&1; then
+    echo "FAILED: $target; the input is in build/fuzz/findings. The end of build/fuzz/logs/$target.log:" >&2
+    grep -E 'expected|ERROR|SUMMARY|runtime error|Test unit written' "$log" | head -20 >&2
+    return 1
+  fi
+  echo "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log") $((SECONDS - started))"
+}
+
+fuzz() {
+  local target=$1 total=0 spent=0 done=0 n s result
+  local book=$root/corpus/$target.executions
+  mkdir -p "$root/corpus/$target" "$root/findings" "$root/logs"
+  [ ! -f "$book" ] || done=$(cat "$book")
+  while :; do
+    if [ "$runs" -gt 0 ]; then
+      local left=$((runs - done))
+      [ "$left" -gt 0 ] || break
+      result=$(once "$target" "-runs=$((left < slice ? left : slice))") || return 1
+    else
+      result=$(once "$target" "-max_total_time=$seconds") || return 1
+    fi
+    read -r n s <<<"$result"
+    total=$((total + n)) spent=$((spent + s)) done=$((done + n))
+    echo "$done" >"$book.new" && mv "$book.new" "$book"
+    [ "$runs" -gt 0 ] || break
+  done
+  printf '%-16s %12d executions in %5d s, %8d/s, %12d in all\n' \
+    "$target" "$total" "$spent" "$((total / (spent > 0 ? spent : 1)))" "$done"
+}
+
+if [ "${1:-}" = --one ]; then
+  fuzz "$2"
+else
+  # A target that fails does not stop the others; xargs then exits with 123.
+  find "$root/tests/fuzz" -maxdepth 1 -name 'fuzz_*' -type f -executable ! -name fuzz_seeds \
+    -printf '%f\n' | sed 's/^fuzz_//' | sort | xargs -r -n 1 -P "$(nproc)" "$0" --one
+fi

@@ -1,0 +1,59 @@
+// Blob files. Every byte has a meaning: whatever decodes is exactly what the encoder writes.
+#include <xxhash.h>
+
+#include "storage/blob_format.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace prefixd::fuzz {
+namespace {
+
+using storage::BlobContents;
+using storage::DecodeBlob;
+using storage::EncodeBlob;
+
+// The last field of the header; it counts as zero in the sum.
+constexpr size_t kChecksumAt = storage::kBlobHeaderBytes - sizeof(uint64_t);
+
+void PutChecksumRight(Bytes& file) {
+  if (file.size() < storage::kBlobHeaderBytes) return;
+  std::memset(file.data() + kChecksumAt, 0, sizeof(uint64_t));
+  const uint64_t sum = XXH3_64bits(file.data(), file.size());
+  std::memcpy(file.data() + kChecksumAt, &sum, sizeof(sum));
+}
+
+void Check(const Bytes& file) {
+  const auto decoded = DecodeBlob(file);
+  if (decoded.ok()) FUZZ_EXPECT(EncodeBlob(*decoded) == file);
+}
+
+}  // namespace
+}  // namespace prefixd::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace prefixd::fuzz;
+  FuzzedDataProvider in(data, size);
+  const uint8_t mode = Whole<uint8_t>(in) % 3;
+  if (mode < 2) {
+    Bytes file = Rest(in);
+    if (mode == 1) PutChecksumRight(file);
+    Check(file);
+    return 0;
+  }
+  BlobContents contents;
+  Fill(in, contents.segment.bytes);
+  const std::string name = in.ConsumeRandomLengthString(100);
+  const std::string producer = in.ConsumeRandomLengthString(1100);
+  const auto payload = in.ConsumeBytes<uint8_t>(Whole<uint16_t>(in));
+  contents.name = name;
+  contents.producer = producer;
+  contents.payload = std::as_bytes(std::span(payload));
+  Bytes file = EncodeBlob(contents);
+  const auto back = DecodeBlob(file);
+  FUZZ_EXPECT(back.ok() && back->segment == contents.segment && back->name == name);
+  FUZZ_EXPECT(back->producer == producer && std::ranges::equal(back->payload, contents.payload));
+  Damage(in, file);
+  Check(file);
+  PutChecksumRight(file);
+  Check(file);
+  return 0;
+}

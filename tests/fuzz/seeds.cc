@@ -1,0 +1,200 @@
+// fuzz_seeds DIR: writes DIR/<target>/<n>, inputs that reach the accepting side of every target at
+// once. Deterministic.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "attention/moments.h"
+#include "attention/phi_cache.h"
+#include "client_lib/codec.h"
+#include "index/envelope.h"
+#include "storage/blob_format.h"
+#include "storage/records.h"
+#include "storage/segment_format.h"
+
+namespace prefixd::fuzz {
+namespace {
+
+class Seeds {
+ public:
+  explicit Seeds(std::filesystem::path dir) : dir_(std::move(dir)) {}
+
+  // `mode` is the first byte that the target reads. FuzzedDataProvider takes numbers from the end
+  // of its input, so it stands there when the rest is read as numbers, which random bytes are.
+  void Add(const std::string& target, uint8_t mode, std::span<const std::byte> bytes) {
+    std::filesystem::create_directories(dir_ / target);
+    std::ofstream out(dir_ / target / std::to_string(count_[target]++), std::ios::binary);
+    out.write(reinterpret_cast<const char*>(bytes.data()),
+              static_cast<std::streamsize>(bytes.size()));
+    out.put(static_cast<char>(mode));
+    ok_ = ok_ && out.good();
+  }
+  void Add(const std::string& target, uint8_t mode, std::string_view text) {
+    Add(target, mode, std::as_bytes(std::span(text)));
+  }
+  void AddRandom(const std::string& target, uint8_t mode) {
+    for (const size_t n : {0, 40, 300}) {
+      std::vector<std::byte> bytes(n);
+      for (std::byte& b : bytes) b = std::byte(rng_() & 0xff);
+      Add(target, mode, bytes);
+    }
+  }
+  bool ok() const { return ok_; }
+
+ private:
+  const std::filesystem::path dir_;
+  std::map<std::string, int> count_;
+  std::mt19937_64 rng_{1};
+  bool ok_ = true;
+};
+
+KvGeometry Geometry() {
+  KvGeometry g;
+  g.n_layers = 2;
+  g.n_q_heads = 4;
+  g.n_kv_heads = 2;
+  g.key_dim = g.value_dim = 64;
+  g.layers.assign(2, {0.125f, 0, 0});
+  return g;
+}
+
+void AddStorage(Seeds& seeds) {
+  std::array<std::byte, storage::kPageBytes> page;
+  storage::SegmentHeader header;
+  header.segment[0] = 7;
+  header.tokens = {0, 40};
+  header.n_layers = 1;
+  header.n_kv_heads = 2;
+  header.key_dim = header.value_dim = 64;
+  header.manifest_bytes = 213;
+  header.Encode(page);
+  seeds.Add("segment_header", 0, page);
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  header.tokens = {100, 5000};
+  header.parent[1] = 1;
+  header.key_dim = 3000;  // rows of more than a page
+  header.chunk_tokens = 1024;
+  header.Encode(page);
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  storage::SegmentFooter footer;
+  footer.sequence = 3;
+  footer.total_pages = 11;
+  footer.Encode(page);
+  seeds.Add("segment_footer", 0, page);
+  seeds.Add("segment_footer", 1, std::span<const std::byte>(page).first(72));
+  for (const char* target : {"segment_header", "segment_footer", "blob", "envelope"}) {
+    seeds.AddRandom(target, 2);
+  }
+
+  storage::SegmentRecord record;
+  record.model = "m";
+  record.tokens = {0, 40};
+  record.first_token = 1;
+  record.lead = {1, 2, 70000};
+  seeds.Add("records", 0, storage::EncodeSegment(record));
+  record.parent.bytes[0] = 1;
+  record.tokens = {40, 50};
+  record.lead.clear();
+  seeds.Add("records", 0, storage::EncodeSegment(record));
+  const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
+  seeds.Add("records", 1, storage::EncodeModel(model));
+  seeds.Add("records", 2, storage::EncodeManifest({model, "t", "label", 16, {{{}, {}, 9, "alias", 1}}}));
+  seeds.Add("records", 6, storage::EncodeAlias({{}, {}, 7, "label", 1}));
+  for (const uint8_t mode : {3, 4, 5, 7}) seeds.AddRandom("records", mode);
+
+  const std::vector<std::byte> payload(100, std::byte{42});
+  const auto blob = storage::EncodeBlob({{}, "moments", "v1", payload});
+  for (const uint8_t mode : {0, 1}) seeds.Add("blob", mode, blob);
+}
+
+void AddSummaries(Seeds& seeds) {
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, -1, 0.5f, 2, 9};
+  const RowsView rows{
+      reinterpret_cast<const std::byte*>(values.data()), 2, 20, {2, 3, DType::kF32}};
+  for (const bool cross : {false, true}) {
+    MomentSummary summary(2, 3, cross);
+    seeds.Add("summaries", 0, summary.Serialize());
+    summary.Add(rows);
+    seeds.Add("summaries", 0, summary.Serialize());
+  }
+  PhiCache cache(2, 3);
+  seeds.Add("summaries", 1, cache.Serialize());
+  cache.AddFeatures(rows, std::vector<float>{-1, 2, 3, -40});
+  seeds.Add("summaries", 1, cache.Serialize());
+  for (const uint8_t mode : {2, 3}) seeds.AddRandom("summaries", mode);
+
+  index::Envelope fields;
+  fields.covered = {4, 40};
+  fields.key_dim = 64;
+  const auto sealed = index::Seal(fields, std::as_bytes(std::span(values)));
+  for (const uint8_t mode : {0, 1}) seeds.Add("envelope", mode, sealed);
+}
+
+void AddSafetensors(Seeds& seeds) {
+  const std::string text =
+      R"({"__metadata__":{"a":"b"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+      R"("b":{"dtype":"BF16","shape":[],"data_offsets":[24,26]}})";
+  std::string file(8, '\0');
+  const uint64_t length = text.size();
+  std::memcpy(file.data(), &length, sizeof(length));
+  seeds.Add("safetensors", 0, file + text + std::string(26, 'x'));
+  seeds.Add("safetensors", 1, text + '\x1a');  // read from the end: mode, then 26 bytes of data
+  seeds.AddRandom("safetensors", 2);
+}
+
+void AddWire(Seeds& seeds) {
+  using namespace wire;
+  const auto add = [&seeds](const auto& value) {
+    const Json json = ToJson(value);
+    seeds.Add("wire", 2, PackControl(json));
+    seeds.Add("wire", 3, json.dump());
+  };
+  add(Hello{"client", "tenant", "token", true, true});
+  add(HelloReply{});
+  add(ServerStats{});
+  add(ModelSpec{"m", Geometry(), {{"weights", "x"}}, {"maps.safetensors"}});
+  add(PutSpec{"m", "t", {}, "label"});
+  add(PutResult{"id", 40, 20, 4096, 0.5});
+  AttachSpec attach{"m", "t", {}, "id", 4, {}};
+  attach.policy.k = 7;
+  add(attach);
+  add(SessionInfo{});
+  SessionReport report;
+  report.per_head.resize(2);
+  add(report);
+  PrefixDetail detail;
+  detail.chain = {"a", "b"};
+  detail.choices.resize(1);
+  add(detail);
+  add(RuntimeStats{});
+  add(VerifySummary{1, 2, 3, 4, {"damaged"}});
+  add(TokenRange{3, 9});
+  add(Selection{{}, {{1.5f, CutKind::kExact}}, 4, 5});
+  seeds.Add("wire", 2, PackControl(ErrorToJson({Code::kNotFound, "no"})));
+  seeds.Add("wire", 2,
+            PackControl({{"session", 1}, {"layer", 2}, {"extents", {{0, 64}, {64, 128}}}}));
+  FrameHeader header;
+  header.request_id = 5;
+  header.control_bytes = 100;
+  seeds.Add("wire", 0, EncodeHeader(header));
+  seeds.AddRandom("wire", 1);
+}
+
+}  // namespace
+}  // namespace prefixd::fuzz
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: fuzz_seeds DIR\n");
+    return 2;
+  }
+  prefixd::fuzz::Seeds seeds(argv[1]);
+  prefixd::fuzz::AddStorage(seeds);
+  prefixd::fuzz::AddSummaries(seeds);
+  prefixd::fuzz::AddSafetensors(seeds);
+  prefixd::fuzz::AddWire(seeds);
+  return seeds.ok() ? 0 : 1;
+}

@@ -1,0 +1,378 @@
+// A catalog whose records contradict one another or the files, and commits and removals that fail
+// in the catalog: what it costs, and what it must not cost.
+#include <algorithm>
+#include <functional>
+
+#include "storage/store_core.h"
+#include "tests/storage/faulty_engine.h"
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+std::vector<uint32_t> Prompt(uint32_t n, uint32_t from) {
+  std::vector<uint32_t> out(n);
+  for (uint32_t i = 0; i < n; ++i) out[i] = from + i;
+  return out;
+}
+
+// The catalog of a living store, with writes that can be made to fail.
+class FailingCatalog final : public Catalog {
+ public:
+  explicit FailingCatalog(std::unique_ptr<Catalog> inner) : inner_(std::move(inner)) {}
+
+  bool fail_commit = false, fail_remove = false;
+
+  const CatalogMeta& meta() const override { return inner_->meta(); }
+  Status PutModel(const ModelRecord& model) override { return inner_->PutModel(model); }
+  Result<std::vector<ModelRecord>> LoadModels() const override { return inner_->LoadModels(); }
+  Status Apply(const CatalogChange& change) override {
+    if (fail_commit && !change.put.empty()) return Error{Code::kIo, "no answer to the commit"};
+    if (fail_remove && !change.remove.empty()) return Error{Code::kIo, "no answer to the removal"};
+    return inner_->Apply(change);
+  }
+  Status SetQuarantine(const SegmentId& id, const std::string& reason) override {
+    return inner_->SetQuarantine(id, reason);
+  }
+  Status SetLastUsed(const SegmentId& id, int64_t unix_ms) override {
+    return inner_->SetLastUsed(id, unix_ms);
+  }
+  Result<std::vector<CatalogSegment>> LoadSegments() const override {
+    return inner_->LoadSegments();
+  }
+  Result<std::vector<AliasRecord>> LoadAliases() const override { return inner_->LoadAliases(); }
+  Result<std::vector<SegmentId>> FindBlock(const BlockHash& hash) const override {
+    return inner_->FindBlock(hash);
+  }
+
+ private:
+  const std::unique_ptr<Catalog> inner_;
+};
+
+class RelationsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_ = TestOptions(dir_.path(), IoBackend::kThreads);
+    Open();
+    ASSERT_OK(store_->PutModel(model_));
+    // root <- child <- grandchild, and one that has nothing to do with them.
+    tokens_ = Prompt(300, 0);
+    const auto put = [&](std::span<const uint32_t> tokens) {
+      const auto id = Put(*store_, model_, tokens);
+      EXPECT_TRUE(id.ok());
+      return id.ok() ? *id : SegmentId{};
+    };
+    root_ = put(std::span(tokens_).first(100));
+    child_ = put(std::span(tokens_).first(200));
+    grandchild_ = put(tokens_);
+    other_tokens_ = Prompt(80, 7000);
+    other_ = put(other_tokens_);
+  }
+
+  void Open() {
+    store_.reset();
+    auto opened = PrefixStore::Open(options_);
+    ASSERT_OK(opened);
+    store_ = std::move(*opened);
+  }
+
+  // Changes the stored record of `id` behind the store's back.
+  void Change(const SegmentId& id, const std::function<void(SegmentRecord&)>& change) {
+    store_.reset();
+    auto catalog = Catalog::Open(options_.dir / "catalog", {});
+    ASSERT_OK(catalog);
+    const auto segments = (*catalog)->LoadSegments();
+    ASSERT_OK(segments);
+    for (const CatalogSegment& segment : *segments) {
+      if (segment.record.id != id) continue;
+      SegmentRecord record = segment.record;
+      change(record);
+      CatalogChange stored;
+      stored.put.push_back({record, std::nullopt});
+      ASSERT_OK((*catalog)->Apply(stored));
+    }
+  }
+
+  void ChangeModel(const std::function<void(ModelRecord&)>& change) {
+    store_.reset();
+    auto catalog = Catalog::Open(options_.dir / "catalog", {});
+    ASSERT_OK(catalog);
+    ModelRecord model = model_;
+    change(model);
+    ASSERT_OK((*catalog)->PutModel(model));
+  }
+
+  // These are lost, with `sentence`; everything else is served as before, also after a second
+  // open, and a verification does not bring them back.
+  void ExpectLost(const std::vector<SegmentId>& lost, const std::string& sentence) {
+    for (int round = 0; round < 2; ++round) {
+      Open();
+      Check(lost, sentence);
+      const auto report = store_->Verify(nullptr, {});
+      ASSERT_OK(report);
+      EXPECT_GE(report->damaged.size(), 1u);
+      Check(lost, sentence);
+    }
+  }
+
+  void Check(const std::vector<SegmentId>& lost, const std::string& sentence) {
+    const std::pair<SegmentId, std::span<const uint32_t>> all[] = {
+        {root_, std::span(tokens_).first(100)},
+        {child_, std::span(tokens_).first(200)},
+        {grandchild_, tokens_},
+        {other_, other_tokens_}};
+    uint32_t matched = 0;
+    for (const auto& [id, tokens] : all) {
+      const bool is_lost = std::find(lost.begin(), lost.end(), id) != lost.end();
+      const auto info = store_->GetPrefix(id);
+      ASSERT_OK(info);
+      EXPECT_EQ(info->quarantined, is_lost) << id.ToString();
+      EXPECT_TRUE(std::filesystem::exists(SegmentPath(options_.dir, id.bytes)));
+      const auto prefix = store_->OpenPrefix(id, 0);
+      if (is_lost) {
+        EXPECT_CODE(prefix, Code::kCorrupt);
+        if (id == lost.front() && !prefix.ok()) {
+          EXPECT_NE(prefix.error().message.find(sentence), std::string::npos)
+              << prefix.error().message;
+        }
+        continue;
+      }
+      ASSERT_OK(prefix);
+      const auto difference = Compare(**prefix, tokens);
+      ASSERT_OK(difference);
+      EXPECT_EQ(*difference, "");
+      if (id != other_) matched = std::max(matched, info->n_tokens);
+    }
+    const auto match = store_->LongestMatch("m", "t", tokens_);
+    ASSERT_OK(match);
+    EXPECT_EQ(match->n_tokens, matched);
+  }
+
+  TempDir dir_;
+  StoreOptions options_;
+  ModelRecord model_ = TestModel();
+  std::unique_ptr<PrefixStore> store_;
+  std::vector<uint32_t> tokens_, other_tokens_;
+  SegmentId root_, child_, grandchild_, other_;
+};
+
+TEST_F(RelationsTest, AMissingParentCostsWhatHangsBelow) {
+  Change(child_, [](SegmentRecord& r) { r.parent.bytes.fill(0xab); });
+  ExpectLost({child_, grandchild_}, "is not stored");
+}
+
+TEST_F(RelationsTest, ASegmentBeyondItsParentsEnd) {
+  Change(child_, [](SegmentRecord& r) { r.tokens.begin = 101; });
+  ExpectLost({child_, grandchild_}, "begins at token 101");
+}
+
+TEST_F(RelationsTest, ASegmentBeforeItsParentsBegin) {
+  Change(grandchild_, [](SegmentRecord& r) { r.tokens.begin = 99; });
+  ExpectLost({grandchild_}, "begins at token 99");
+}
+
+TEST_F(RelationsTest, AParentOfAnotherTenant) {
+  Change(child_, [](SegmentRecord& r) { r.tenant = "somebody else"; });
+  ExpectLost({child_, grandchild_}, "is of another model or tenant");
+}
+
+TEST_F(RelationsTest, ChainsThatRunInCircles) {
+  Change(child_, [this](SegmentRecord& r) { r.parent = grandchild_; });
+  ExpectLost({child_, grandchild_}, "it begins at token 100");
+  Change(other_, [this](SegmentRecord& r) {
+    r.parent = r.id;
+    r.tokens.begin = 1;
+    r.lead.clear();
+  });
+  ExpectLost({other_, child_, grandchild_}, "is not stored");
+}
+
+TEST_F(RelationsTest, AnUnknownModel) {
+  Change(other_, [](SegmentRecord& r) { r.model = "forgotten"; });
+  ExpectLost({other_}, "does not know its model 'forgotten'");
+}
+
+TEST_F(RelationsTest, ARecordThatDoesNotDecode) {
+  Change(other_, [](SegmentRecord& r) { r.tokens.end = r.tokens.begin; });
+  ExpectLost({other_}, "its catalog record is damaged");
+  // It can still be removed, like any other.
+  ASSERT_OK(store_->Remove(other_));
+  EXPECT_FALSE(std::filesystem::exists(SegmentPath(options_.dir, other_.bytes)));
+}
+
+TEST_F(RelationsTest, AModelOfAnotherGeometry) {
+  ChangeModel([](ModelRecord& m) { m.geometry.value_dim += 1; });
+  Open();
+  for (const SegmentId& id : {root_, other_}) {
+    const auto opened = store_->OpenPrefix(id, 0);
+    ASSERT_FALSE(opened.ok());
+    EXPECT_EQ(opened.error().code, Code::kCorrupt);
+    EXPECT_NE(opened.error().message.find("not of the model 'm'"), std::string::npos)
+        << opened.error().message;
+  }
+  ChangeModel([](ModelRecord&) {});
+  Open();
+  ASSERT_OK(store_->Verify(nullptr, {}));  // right again: released
+  EXPECT_TRUE(store_->OpenPrefix(grandchild_, 0).ok());
+}
+
+TEST_F(RelationsTest, AModelOfAnotherFingerprint) {
+  ChangeModel([](ModelRecord& m) { m.fingerprint.bytes[0] ^= 1; });
+  Open();
+  EXPECT_CODE(store_->OpenPrefix(root_, 0), Code::kCorrupt);
+  const auto match = store_->LongestMatch("m", "t", tokens_);
+  ASSERT_OK(match);
+  EXPECT_EQ(match->n_tokens, 0u);
+}
+
+TEST_F(RelationsTest, AFailedRemovalChangesNothing) {
+  store_.reset();
+  auto core = StoreCore::Open(options_, nullptr);
+  ASSERT_OK(core);
+  auto failing = std::make_unique<FailingCatalog>(std::move((*core)->catalog));
+  FailingCatalog& catalog = *failing;
+  (*core)->catalog = std::move(failing);
+  // Its ancestor is quarantined; the segment itself is sound and must stay so.
+  (*core)->Quarantine(root_, "a test");
+  catalog.fail_remove = true;
+  EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
+  EXPECT_CODE((*core)->Remove(other_), Code::kIo);
+  EXPECT_TRUE((*core)->tree.Usable(other_));
+  EXPECT_FALSE((*core)->tree.Usable(grandchild_));
+  (*core)->LiftQuarantine(root_);
+  EXPECT_TRUE((*core)->tree.Usable(grandchild_));
+  // One that was quarantined for itself still is, for the same reason.
+  (*core)->Quarantine(grandchild_, "its own fault");
+  EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
+  const auto pin = (*core)->tree.Pin(grandchild_);
+  ASSERT_FALSE(pin.ok());
+  EXPECT_NE(pin.error().message.find("its own fault"), std::string::npos) << pin.error().message;
+  catalog.fail_remove = false;
+  ASSERT_OK((*core)->Remove(grandchild_));
+  ASSERT_OK((*core)->Remove(other_));
+}
+
+TEST_F(RelationsTest, ACommitOfUnknownOutcomeStillCountsAgainstTheQuota) {
+  const uint64_t stored = store_->stats().bytes_on_disk;
+  const auto tokens = Prompt(400, 20000);
+  const uint64_t before = store_->stats().bytes_on_disk;
+  const auto measured = Put(*store_, model_, tokens);
+  ASSERT_OK(measured);
+  const uint64_t bytes = store_->stats().bytes_on_disk - before;
+  ASSERT_OK(store_->Remove(*measured));
+  store_.reset();
+
+  options_.quota_bytes = stored + bytes + bytes / 2;  // room for one, not for two
+  {
+    auto core = StoreCore::Open(options_, nullptr);
+    ASSERT_OK(core);
+    auto failing = std::make_unique<FailingCatalog>(std::move((*core)->catalog));
+    failing->fail_commit = true;
+    (*core)->catalog = std::move(failing);
+    {
+      auto writer = BeginPut(*core, "m", "t", tokens, "");
+      ASSERT_OK(writer);
+      ASSERT_OK(WriteAll(**writer, model_.geometry, tokens, 50, true));
+      EXPECT_CODE((*writer)->Commit(), Code::kIo);
+    }
+    EXPECT_EQ(FilesIn(options_.dir / "segments"), 5u);  // its outcome is unknown: the file stays
+    EXPECT_CODE(BeginPut(*core, "m", "t", Prompt(400, 30000), ""), Code::kResourceExhausted);
+  }
+  Open();  // it never became true
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 4u);
+  ASSERT_OK(Put(*store_, model_, tokens));
+}
+
+TEST_F(RelationsTest, AHostTierBeyondMemoryIsRefused) {
+  store_.reset();
+  StoreOptions options = options_;
+  options.host_tier_bytes = uint64_t{1} << 60;
+  const auto opened = PrefixStore::Open(options);
+  ASSERT_FALSE(opened.ok());
+  EXPECT_EQ(opened.error().code, Code::kInvalidArgument);
+  EXPECT_NE(opened.error().message.find("make it smaller"), std::string::npos)
+      << opened.error().message;
+}
+
+class ShortMatchTest : public ::testing::Test {
+ protected:
+  void Open() {
+    store_.reset();
+    auto opened = OpenStoreWithEngine(options_, [&](std::unique_ptr<IoEngine> inner) {
+      return std::make_unique<FaultyEngine>(std::move(inner), plan_);
+    });
+    ASSERT_OK(opened);
+    store_ = std::move(*opened);
+    ASSERT_OK(store_->PutModel(model_));
+  }
+
+  TempDir dir_;
+  StoreOptions options_ = TestOptions(dir_.path(), IoBackend::kThreads);
+  ModelRecord model_ = TestModel("m", TestGeometry(1, 1, 4));
+  std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>();
+  std::unique_ptr<PrefixStore> store_;
+};
+
+TEST_F(ShortMatchTest, ThousandsOfPromptsThatShareBosCostOneOpen) {
+  Open();
+  constexpr uint32_t kPrompts = 100;
+  for (uint32_t i = 0; i < kPrompts; ++i) {
+    std::vector<uint32_t> tokens = Prompt(20, 1000 + 100 * i);
+    tokens[0] = 1;
+    ASSERT_OK(Put(*store_, model_, tokens));
+  }
+  const std::vector<std::vector<uint32_t>> prompts = {
+      {1}, {1, 2, 3}, {1, 1000 + 100 * 70 + 1, 5}, {1, 1000 + 100 * 70 + 1, 7000 + 1002, 6}};
+  const uint32_t expected[] = {1, 1, 2, 3};
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Open();
+    plan_->counted = 0;
+    const auto match = store_->LongestMatch("m", "t", prompts[i]);
+    ASSERT_OK(match);
+    EXPECT_EQ(match->n_tokens, expected[i]);
+    EXPECT_LE(plan_->counted.load(), 8u);  // one open: header, footer, table, token ids
+  }
+  // A damaged favourite makes way for the next best.
+  const auto best = store_->LongestMatch("m", "t", prompts[2]);
+  ASSERT_OK(best);
+  Open();
+  const auto path = SegmentPath(options_.dir, best->id.bytes);
+  FlipByte(path, std::filesystem::file_size(path) - 2 * kPageBytes + 8);  // its checksum table
+  const auto next = store_->LongestMatch("m", "t", prompts[2]);
+  ASSERT_OK(next);
+  EXPECT_EQ(next->n_tokens, 1u);
+}
+
+TEST_F(ShortMatchTest, FindsWhatAComparisonOfAllFinds) {
+  std::mt19937_64 rng(Seed("ShortMatchTest.FindsWhatAComparisonOfAllFinds"));
+  Open();
+  std::vector<std::vector<uint32_t>> stored;
+  const auto expect_best = [&](const std::vector<uint32_t>& prompt) {
+    uint32_t best = 0;
+    for (const auto& tokens : stored) {
+      const size_t n = std::min(tokens.size(), prompt.size());
+      const auto at =
+          std::mismatch(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(n), tokens.begin());
+      best = std::max(best, static_cast<uint32_t>(at.first - prompt.begin()));
+    }
+    const auto match = store_->LongestMatch("m", "t", prompt);
+    ASSERT_OK(match);
+    EXPECT_EQ(match->n_tokens, best);
+  };
+  for (int i = 0; i < 100; ++i) {
+    // Around the block of 16, over two ids: much is shared, much branches early.
+    auto tokens = RandomTokens(rng, 1 + rng() % 40, 2);
+    std::fill(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(rng() % tokens.size()), 0);
+    ASSERT_OK(Put(*store_, model_, tokens));
+    stored.push_back(tokens);
+    if (i % 25 == 24) Open();
+    for (int k = 0; k < 5; ++k) {
+      auto prompt = RandomTokens(rng, 1 + rng() % 24, 2);
+      std::fill(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(rng() % prompt.size()), 0);
+      expect_best(prompt);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prefixd::storage
