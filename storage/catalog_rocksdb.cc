@@ -157,6 +157,7 @@ class RocksCatalog final : public Catalog {
         s.record = std::move(*record);
       } else if (record.ok() || record.error().code == Code::kCorrupt) {
         std::memcpy(s.record.id.bytes.data(), id.data(), id.size());
+        s.record.file = s.record.id.bytes;  // unless it was rewritten
       } else {
         return record.error();
       }

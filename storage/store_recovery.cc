@@ -97,7 +97,11 @@ Status StoreCore::SweepSegmentFiles() {
   }
   if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
   std::set<Uuid> known_files;
-  for (const SegmentRecord& record : tree.Records()) known_files.insert(record.file);
+  bool records_damaged = false;
+  for (const SegmentRecord& record : tree.Records()) {
+    known_files.insert(record.file);
+    records_damaged |= record.tokens.size() == 0;
+  }
   uint64_t removed = 0;
   for (const fs::directory_entry& entry : entries) {
     const std::string name = entry.path().filename().string();
@@ -107,8 +111,10 @@ Status StoreCore::SweepSegmentFiles() {
       LogWarning("left alone: " + entry.path().string() + " is not a file of the store");
       continue;
     }
-    const bool known = !unfinished && (parsed->blob.empty() ? known_files.contains(parsed->id)
-                                                            : tree.Record({parsed->id}).ok());
+    // Which file a damaged record named is not known: no rows are freed while there is one.
+    const bool known =
+        !unfinished && (parsed->blob.empty() ? records_damaged || known_files.contains(parsed->id)
+                                             : tree.Record({parsed->id}).ok());
     if (!known) {
       PREFIXD_TRY(RemoveFile(entry.path()));
       ++removed;
@@ -147,8 +153,9 @@ Status StoreCore::VerifySegment(const SegmentRecord& record, VerifyReport& repor
   Status sound = [&]() -> Status {
     PREFIXD_TRY(CheckRelations(record));
     // Opened afresh: what is in memory may be better than what is on the disk.
-    PREFIXD_ASSIGN(const auto file,
-                   SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
+    PREFIXD_ASSIGN(
+        const auto file,
+        SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
     PREFIXD_TRY(CheckModel(record, file->header()));
     PREFIXD_TRY(VerifyAllPages(services, *file, page_done));
     report.pages += file->layout().table_page;
