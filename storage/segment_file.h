@@ -15,7 +15,7 @@
 
 namespace prefixd::storage {
 
-class SegmentFile {
+class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
  public:
   // Reads and verifies header, footer, checksum table and token ids. kCorrupt when the file is
   // missing, damaged, or not what the record says; kIo when it cannot be read.
