@@ -292,6 +292,9 @@ TEST_P(IoEngineTest, OperationsOutliveTheThreadThatSubmittedThem) {
 }
 
 TEST_P(IoEngineTest, AgainIsTriedAgainButNotForEver) {
+  if (GetParam() == IoBackend::kUring) {
+    GTEST_SKIP() << "io_uring waits for a pipe by itself; io_queue_test has the rule";
+  }
   Pipe pipe(O_NONBLOCK);
   std::vector<std::byte> memory(512);
   IoOp op = pipe.Read(memory);
