@@ -255,6 +255,7 @@ RuntimeOptions Config::Runtime() const {
   o.host_tier_bytes = host_tier_mib << 20;
   o.min_free_bytes = min_free_mib << 20;
   o.quota_bytes = quota_mib << 20;
+  o.read_deadline_ms = static_cast<uint32_t>(read_deadline_ms);
   o.threads = static_cast<uint32_t>(threads);
   o.compute = compute;
   o.anchors = {static_cast<uint32_t>(n_sink), static_cast<uint32_t>(n_tail)};

@@ -27,6 +27,7 @@ struct Config {
   uint64_t host_tier_mib = 1024;
   uint64_t min_free_mib = 256;
   uint64_t quota_mib = 0;
+  uint64_t read_deadline_ms = 30'000;
 
   std::string compute = "auto";
   uint64_t threads = 0;

@@ -287,6 +287,7 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   at.host_tier_bytes = options.host_tier_bytes;
   at.min_free_bytes = options.min_free_bytes;
   at.quota_bytes = options.quota_bytes;
+  at.read_deadline_ms = options.read_deadline_ms;
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
   auto core = std::make_shared<Core>(options, std::move(storage), std::move(compute));

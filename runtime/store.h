@@ -26,6 +26,7 @@ struct RuntimeOptions {
   uint64_t host_tier_bytes = 1ull << 30;
   uint64_t min_free_bytes = 256ull << 20;
   uint64_t quota_bytes = 0;           // 0: none
+  uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none
   uint32_t threads = 0;               // compute threads; 0: one per core
   std::string compute = "auto";       // "auto", "cpu", "cuda"
   Anchors anchors;                    // of every session: summaries are built for them

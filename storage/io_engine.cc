@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "storage/errors.h"
 #include "storage/file.h"
@@ -39,6 +41,12 @@ uint64_t IoOp::length() const {
 }
 
 Status CheckComplete(const IoOp& op, std::string_view what) {
+  if (op.result == -ETIMEDOUT) {
+    return Error{Code::kUnavailable, std::string(what) + ": the disk did not answer in time"};
+  }
+  if (op.result == -ECANCELED) {
+    return Error{Code::kCancelled, std::string(what) + ": the operation was cancelled"};
+  }
   if (op.result < 0) return ErrnoError(static_cast<int>(-op.result), std::string(what));
   if (op.kind != IoKind::kDataSync && static_cast<uint64_t>(op.result) != op.length()) {
     return Error{Code::kIo, std::string(what) + ": " + std::to_string(op.result) + " of " +
@@ -48,21 +56,19 @@ Status CheckComplete(const IoOp& op, std::string_view what) {
   return {};
 }
 
-void IoBatch::Wait() {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return pending_ == 0; });
+void IoEngine::SubmitOwned(std::span<IoOp> ops, IoBatch& batch, std::shared_ptr<const void> owner) {
+  batch.Own(std::move(owner));
+  Submit(ops, batch);
+  batch.Complete(1);
 }
 
-void IoBatch::Add(size_t n) {
-  std::lock_guard lock(mutex_);
-  pending_ += n;
-}
-
-void IoBatch::Complete(size_t n) {
-  // Notified under the lock: the waiter may destroy the batch as soon as it gets the lock.
-  std::lock_guard lock(mutex_);
-  pending_ -= n;
-  if (pending_ == 0) done_.notify_all();
+bool IoEngine::Finish(IoBatch& batch) {
+  if (batch.WaitUntil(batch.deadline())) return true;
+  Cancel(batch, ETIMEDOUT);
+  if (batch.WaitUntil(batch.deadline())) return true;  // all of it was still waiting
+  if (batch.owned()) return false;
+  batch.Wait();
+  return true;
 }
 
 void IoEngine::Run(std::span<IoOp> ops) {

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "storage/io_engine.h"
 
@@ -15,49 +19,58 @@ struct QueuedOp {
   IoBatch* batch = nullptr;
   uint64_t bytes = 0;
   uint32_t attempts = 0;
+  int cancel_error = 0;  // an errno once it was cancelled in flight
+};
+
+// Finished operations, told to their batches when the engine's lock is free again: one wake for all
+// of a batch that finished together.
+class Completions {
+ public:
+  void Add(const QueuedOp& done, int64_t result);
+  void Tell();
+  bool empty() const { return batches_.empty(); }
+
+ private:
+  std::vector<std::pair<IoBatch*, size_t>> batches_;
 };
 
 class IoQueue {
  public:
-  explicit IoQueue(const IoLimits& limits) : limits_(limits) {}
+  explicit IoQueue(const IoLimits& limits);
 
-  void Push(const QueuedOp& queued) {
-    waiting_[static_cast<size_t>(queued.op->priority)].push_back(queued);
-  }
+  void Push(const QueuedOp& queued);
+  // The next operation that fits; one larger than the byte cap goes alone. Those whose deadline has
+  // passed complete with -ETIMEDOUT instead.
+  std::optional<QueuedOp> Pop(Completions& done);
+  // Whether Pop would find something now.
+  bool Ready() const;
+  // Ends what Pop returned. False: it was interrupted and waits in the queue again.
+  bool Done(QueuedOp& queued, int64_t result, Completions& done);
 
-  // The next operation that fits; one larger than the byte cap goes alone.
-  std::optional<QueuedOp> Pop() {
-    for (auto& fifo : waiting_) {
-      if (fifo.empty()) continue;
-      const QueuedOp next = fifo.front();
-      const bool fits = inflight_ops_ < limits_.max_inflight_ops &&
-                        inflight_bytes_ + next.bytes <= limits_.max_inflight_bytes;
-      if (!fits && inflight_ops_ > 0) return std::nullopt;
-      fifo.pop_front();
-      ++inflight_ops_;
-      inflight_bytes_ += next.bytes;
-      return next;
-    }
-    return std::nullopt;
-  }
+  // Takes out what waits for `batch` (null: everything) with -error.
+  void Cancel(const IoBatch* batch, int error, Completions& done);
 
-  void Done(const QueuedOp& queued) {
-    --inflight_ops_;
-    inflight_bytes_ -= queued.bytes;
-  }
-
-  uint32_t inflight_ops() const { return inflight_ops_; }
+  uint32_t inflight_ops() const { return inflight_.ops; }
 
  private:
-  const IoLimits limits_;
-  std::array<std::deque<QueuedOp>, kIoPriorities> waiting_;
-  uint32_t inflight_ops_ = 0;
-  uint64_t inflight_bytes_ = 0;
-};
+  struct Load {
+    uint32_t ops = 0;
+    uint64_t bytes = 0;
+  };
+  struct Class {
+    std::deque<QueuedOp> waiting;
+    uint64_t passed_over = 0;  // bytes released before the operation in front
+  };
 
-// Interrupted operations are started again, but not forever.
-inline bool ShouldRetry(int64_t result, uint32_t attempts) {
-  return (result == -EINTR || result == -EAGAIN) && attempts < 16;
-}
+  static bool Fits(const Load& load, const QueuedOp& next, const IoLimits& limits);
+  bool MayGo(size_t priority) const;
+  std::optional<size_t> Next() const;
+
+  const IoLimits limits_;
+  const IoLimits background_limits_;
+  std::array<Class, kIoPriorities> classes_;
+  Load inflight_;
+  Load background_;  // the part of inflight_ that is writes and scrub
+};
 
 }  // namespace prefixd::storage

@@ -1,10 +1,14 @@
-// The plain backend: a few threads with preadv, pwritev and fdatasync.
+// The plain backend: a few threads with preadv2, pwritev2 and fdatasync. A call under way cannot be
+// cancelled.
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
+#include <vector>
 
 #include "storage/io_engine.h"
 #include "storage/io_queue.h"
@@ -17,13 +21,14 @@ constexpr uint32_t kMaxThreads = 16;
 int64_t Execute(const IoOp& op) {
   int64_t rc = 0;
   const auto count = static_cast<int>(op.iov.size());
+  // The second generation of these calls takes -1 (kNoOffset) for descriptors without positions.
   const auto offset = static_cast<off_t>(op.offset);
   switch (op.kind) {
     case IoKind::kRead:
-      rc = ::preadv(op.fd, op.iov.data(), count, offset);
+      rc = ::preadv2(op.fd, op.iov.data(), count, offset, 0);
       break;
     case IoKind::kWrite:
-      rc = ::pwritev(op.fd, op.iov.data(), count, offset);
+      rc = ::pwritev2(op.fd, op.iov.data(), count, offset, 0);
       break;
     case IoKind::kDataSync:
       rc = ::fdatasync(op.fd);
@@ -32,18 +37,27 @@ int64_t Execute(const IoOp& op) {
   return rc < 0 ? -int64_t{errno} : rc;
 }
 
+// One thread carries one operation: more in flight than threads is not in flight.
+IoLimits WithinThreads(IoLimits limits) {
+  limits.max_inflight_ops = std::clamp(limits.max_inflight_ops, 1u, kMaxThreads);
+  return limits;
+}
+
 class ThreadEngine final : public IoEngine {
  public:
-  explicit ThreadEngine(const IoLimits& limits) : queue_(limits) {
-    const uint32_t n = std::clamp(limits.max_inflight_ops, 1u, kMaxThreads);
-    for (uint32_t i = 0; i < n; ++i) threads_.emplace_back([this] { Work(); });
+  explicit ThreadEngine(const IoLimits& limits)
+      : queue_(limits), running_(limits.max_inflight_ops) {
+    for (size_t i = 0; i < running_.size(); ++i) threads_.emplace_back([this, i] { Work(i); });
   }
 
   ~ThreadEngine() override {
+    Completions done;
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
+      CancelLocked(nullptr, ECANCELED, done);
     }
+    done.Tell();
     wake_.notify_all();
     for (std::thread& t : threads_) t.join();
   }
@@ -52,37 +66,63 @@ class ThreadEngine final : public IoEngine {
 
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
     batch.Add(ops.size());
+    size_t wakes = 0;
     {
       std::lock_guard lock(mutex_);
-      for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0});
+      for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
+      if (queue_.Ready()) wakes = std::min(ops.size(), idle_);
     }
-    ops.size() == 1 ? wake_.notify_one() : wake_.notify_all();
+    for (; wakes > 0; --wakes) wake_.notify_one();
+  }
+
+  void Cancel(IoBatch& batch, int error) override {
+    Completions done;
+    {
+      std::lock_guard lock(mutex_);
+      CancelLocked(&batch, error, done);
+    }
+    done.Tell();
   }
 
  private:
-  void Work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      const std::optional<QueuedOp> next = queue_.Pop();
-      if (!next) {
-        if (stop_) return;
-        wake_.wait(lock);
-        continue;
+  void CancelLocked(const IoBatch* batch, int error, Completions& done) {
+    queue_.Cancel(batch, error, done);
+    for (QueuedOp& running : running_) {
+      if (running.op != nullptr && (batch == nullptr || running.batch == batch)) {
+        running.cancel_error = error;  // if it is interrupted, it is not started again
       }
-      lock.unlock();
-      int64_t result = Execute(*next->op);
-      for (uint32_t tries = 0; ShouldRetry(result, tries); ++tries) result = Execute(*next->op);
-      next->op->result = result;
-      next->batch->Complete(1);
-      lock.lock();
-      queue_.Done(*next);
-      wake_.notify_one();  // what the caps held back may fit now
     }
   }
 
-  std::mutex mutex_;
+  void Work(size_t self) {
+    QueuedOp& mine = running_[self];
+    Completions done;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const std::optional<QueuedOp> next = queue_.Pop(done);
+      if (next) mine = *next;
+      if (next && idle_ > 0 && queue_.Ready()) wake_.notify_one();
+      if (next || !done.empty()) {
+        lock.unlock();
+        done.Tell();
+        const int64_t result = next ? Execute(*next->op) : 0;
+        lock.lock();
+        if (next) queue_.Done(mine, result, done);
+        mine.op = nullptr;
+        continue;
+      }
+      if (stop_) return;
+      ++idle_;
+      wake_.wait(lock);
+      --idle_;
+    }
+  }
+
+  std::mutex mutex_;  // guards everything below but threads_
   std::condition_variable wake_;
   IoQueue queue_;
+  std::vector<QueuedOp> running_;  // [thread]; op is null between operations
+  size_t idle_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };
@@ -90,7 +130,7 @@ class ThreadEngine final : public IoEngine {
 }  // namespace
 
 std::unique_ptr<IoEngine> NewThreadEngine(const IoLimits& limits) {
-  return std::make_unique<ThreadEngine>(limits);
+  return std::make_unique<ThreadEngine>(WithinThreads(limits));
 }
 
 }  // namespace prefixd::storage

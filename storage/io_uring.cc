@@ -1,91 +1,193 @@
-// The io_uring backend: one ring. Callers fill it themselves (under a lock, no thread hop on the
-// way in); one thread reaps completions and submits what the caps had held back. No SQPOLL (it
-// collapses on few cores), no registration (it gained nothing measurable).
+// The io_uring backend: one ring, filled and reaped by one thread of its own. Callers must not
+// submit themselves: when a thread ends, the kernel cancels what it submitted and waits for it, so
+// a caller that gave up on a silent disk would hang in its exit. The hop costs less than 1 us per
+// operation. No SQPOLL (it collapses on few cores), no registration and no deferred task work (they
+// gained nothing measurable).
 #include <liburing.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstdlib>
+#include <future>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "storage/errors.h"
+#include "storage/file.h"
 #include "storage/io_engine.h"
 #include "storage/io_queue.h"
 
 namespace prefixd::storage {
 namespace {
 
-constexpr uint64_t kStopMark = ~uint64_t{0};
+// User data of what is no operation; operations have the number of their slot.
+constexpr uint64_t kWakeMark = ~uint64_t{0};
+constexpr uint64_t kCancelMark = kWakeMark - 1;
+constexpr uint64_t kMaxPlainBytes = 1u << 30;  // lengths of plain reads have 32 bits
 
 class UringEngine final : public IoEngine {
  public:
   static Result<std::unique_ptr<IoEngine>> Open(const IoLimits& limits) {
     auto engine = std::unique_ptr<UringEngine>(new UringEngine(limits));
-    const unsigned entries = std::bit_ceil(std::clamp(limits.max_inflight_ops, 1u, 4096u) + 1);
-    const int rc = io_uring_queue_init(entries, &engine->ring_, 0);
-    if (rc < 0) {
-      return Error{Code::kUnavailable, ErrnoError(-rc, "io_uring_queue_init").message};
-    }
-    engine->open_ = true;
-    UringEngine* self = engine.get();
-    engine->reaper_ = std::thread([self] { self->Reap(); });
+    PREFIXD_TRY(engine->Start());
     return std::unique_ptr<IoEngine>(std::move(engine));
   }
 
   ~UringEngine() override {
-    if (!open_) return;
+    if (!ring_thread_.joinable()) return;
+    Completions done;
     {
       std::lock_guard lock(mutex_);
-      io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-      io_uring_prep_nop(sqe);
-      io_uring_sqe_set_data64(sqe, kStopMark);
-      SubmitRing();
+      stop_ = true;
+      CancelLocked(nullptr, ECANCELED, done);
     }
-    reaper_.join();
-    io_uring_queue_exit(&ring_);
+    done.Tell();
+    Wake();
+    ring_thread_.join();
   }
 
   std::string_view name() const override { return "io_uring"; }
 
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
     batch.Add(ops.size());
-    std::lock_guard lock(mutex_);
-    for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0});
-    Pump();
+    bool wake = false;
+    {
+      std::lock_guard lock(mutex_);
+      for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
+      wake = asleep_ && queue_.Ready();
+      if (wake) asleep_ = false;
+    }
+    if (wake) Wake();
+  }
+
+  void Cancel(IoBatch& batch, int error) override {
+    Completions done;
+    bool wake = false;
+    {
+      std::lock_guard lock(mutex_);
+      CancelLocked(&batch, error, done);
+      wake = cancels_wanted_;
+    }
+    done.Tell();
+    if (wake) Wake();
   }
 
  private:
+  struct Slot {
+    QueuedOp queued;  // op is null: free
+    bool cancel_wanted = false;
+  };
+
   explicit UringEngine(const IoLimits& limits)
       : queue_(limits), slots_(std::clamp(limits.max_inflight_ops, 1u, 4096u)) {
     for (size_t i = slots_.size(); i > 0; --i) free_slots_.push_back(i - 1);
   }
 
-  // Moves waiting operations into the ring as far as the caps allow. Needs mutex_.
-  void Pump() {
-    bool added = false;
-    while (!free_slots_.empty()) {
-      const std::optional<QueuedOp> next = queue_.Pop();
-      if (!next) break;
-      const size_t slot = free_slots_.back();
-      free_slots_.pop_back();
-      slots_[slot] = *next;
-      Prepare(*next->op, slot);
-      added = true;
-    }
-    if (added) SubmitRing();
+  Status Start() {
+    wake_fd_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
+    if (!wake_fd_.valid()) return Error{Code::kUnavailable, ErrnoError(errno, "eventfd").message};
+    std::promise<int> opened;
+    ring_thread_ = std::thread([this, &opened] {
+      const int rc = OpenRing();
+      opened.set_value(rc);
+      if (rc < 0) return;
+      while (Turn()) SubmitAndWait();
+      io_uring_queue_exit(&ring_);
+    });
+    const int rc = opened.get_future().get();
+    if (rc >= 0) return {};
+    ring_thread_.join();
+    return Error{Code::kUnavailable, ErrnoError(-rc, "io_uring_queue_init").message};
   }
 
-  void Prepare(const IoOp& op, size_t slot) {
-    io_uring_sqe* sqe = io_uring_get_sqe(&ring_);  // never null: entries > slots
+  // The submission queue has room for every slot, a cancellation of each, and the wake.
+  int OpenRing() {
+    const unsigned entries = std::bit_ceil(2 * static_cast<unsigned>(slots_.size()) + 1);
+    return io_uring_queue_init(entries, &ring_, 0);
+  }
+
+  void Wake() {
+    const uint64_t one = 1;
+    while (::write(wake_fd_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
+
+  // Needs mutex_.
+  void CancelLocked(const IoBatch* batch, int error, Completions& done) {
+    queue_.Cancel(batch, error, done);
+    for (Slot& slot : slots_) {
+      QueuedOp& queued = slot.queued;
+      if (queued.op == nullptr || (batch != nullptr && queued.batch != batch)) continue;
+      queued.cancel_error = error;
+      slot.cancel_wanted = cancels_wanted_ = true;
+    }
+  }
+
+  // Takes what the kernel has finished and prepares what may go next. False: the engine is being
+  // destroyed and the kernel holds nothing of it any more.
+  bool Turn() {
+    bool more = true;
+    {
+      std::lock_guard lock(mutex_);
+      unsigned head = 0, n = 0;
+      io_uring_cqe* cqe = nullptr;
+      io_uring_for_each_cqe(&ring_, head, cqe) {
+        ++n;
+        const uint64_t mark = io_uring_cqe_get_data64(cqe);
+        if (mark == kWakeMark) wake_armed_ = false;
+        if (mark < kCancelMark) Finished(mark, cqe->res);
+      }
+      io_uring_cq_advance(&ring_, n);
+      // Entries that could not be submitted last time may still be there.
+      while (!free_slots_.empty() && io_uring_sq_space_left(&ring_) > slots_.size() + 1) {
+        const std::optional<QueuedOp> next = queue_.Pop(done_);
+        if (!next) break;
+        Prepare(*next);
+      }
+      if (cancels_wanted_) PrepareCancels();
+      if (!stop_ && !wake_armed_) PrepareWake();
+      more = !stop_ || wake_armed_ || queue_.inflight_ops() > 0;
+      asleep_ = true;
+    }
+    done_.Tell();
+    return more;
+  }
+
+  void Finished(uint64_t slot, int result) {
+    queue_.Done(slots_[slot].queued, result, done_);
+    slots_[slot] = {};
+    free_slots_.push_back(slot);
+  }
+
+  void Prepare(const QueuedOp& queued) {
+    const size_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    slots_[slot] = {queued, false};
+    const IoOp& op = *queued.op;
+    io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
     const auto count = static_cast<unsigned>(op.iov.size());
+    const bool plain = count == 1 && queued.bytes <= kMaxPlainBytes;
     switch (op.kind) {
       case IoKind::kRead:
-        io_uring_prep_readv(sqe, op.fd, op.iov.data(), count, op.offset);
+        if (plain) {
+          io_uring_prep_read(sqe, op.fd, op.iov[0].iov_base, static_cast<unsigned>(queued.bytes),
+                             op.offset);
+        } else {
+          io_uring_prep_readv(sqe, op.fd, op.iov.data(), count, op.offset);
+        }
         break;
       case IoKind::kWrite:
-        io_uring_prep_writev(sqe, op.fd, op.iov.data(), count, op.offset);
+        if (plain) {
+          io_uring_prep_write(sqe, op.fd, op.iov[0].iov_base, static_cast<unsigned>(queued.bytes),
+                              op.offset);
+        } else {
+          io_uring_prep_writev(sqe, op.fd, op.iov.data(), count, op.offset);
+        }
         break;
       case IoKind::kDataSync:
         io_uring_prep_fsync(sqe, op.fd, IORING_FSYNC_DATASYNC);
@@ -94,79 +196,56 @@ class UringEngine final : public IoEngine {
     io_uring_sqe_set_data64(sqe, slot);
   }
 
-  void SubmitRing() {
-    while (true) {
-      const int rc = io_uring_submit(&ring_);
-      if (rc >= 0) {
-        if (io_uring_sq_ready(&ring_) == 0) return;
-        continue;
+  void PrepareCancels() {
+    cancels_wanted_ = false;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (!slots_[i].cancel_wanted) continue;
+      if (io_uring_sq_space_left(&ring_) <= 1) {  // the wake needs one
+        cancels_wanted_ = true;
+        return;
       }
-      if (rc != -EINTR && rc != -EAGAIN && rc != -EBUSY) {
-        // The entries are in the ring and cannot be taken back: a broken ring is a bug here.
-        LogWarning(ErrnoError(-rc, "io_uring_submit").message);
-        std::abort();
-      }
+      slots_[i].cancel_wanted = false;
+      io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+      io_uring_prep_cancel64(sqe, i, 0);
+      io_uring_sqe_set_data64(sqe, kCancelMark);
+    }
+  }
+
+  // A read of the event counter: Wake ends it, and with it the wait for completions.
+  void PrepareWake() {
+    io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+    io_uring_prep_read(sqe, wake_fd_.get(), &wakes_, sizeof(wakes_), 0);
+    io_uring_sqe_set_data64(sqe, kWakeMark);
+    wake_armed_ = true;
+  }
+
+  void SubmitAndWait() {
+    const int rc = io_uring_submit_and_wait(&ring_, 1);
+    // What was not submitted now is still in the ring and goes with the next call.
+    if (rc >= 0 || rc == -EINTR || rc == -EBUSY) return;
+    if (rc == -EAGAIN) {  // the kernel is short of memory
       std::this_thread::yield();
+      return;
     }
+    // The entries are in the ring and cannot be taken back: a broken ring is a bug here.
+    LogWarning(ErrnoError(-rc, "io_uring_submit_and_wait").message);
+    std::abort();
   }
 
-  void Reap() {
-    std::vector<io_uring_cqe*> cqes(64);
-    std::vector<std::pair<uint64_t, int>> completions;
-    bool stop = false;
-    while (!stop) {
-      io_uring_cqe* first = nullptr;
-      if (io_uring_wait_cqe(&ring_, &first) < 0) continue;  // interrupted
-      completions.clear();
-      const unsigned n =
-          io_uring_peek_batch_cqe(&ring_, cqes.data(), static_cast<unsigned>(cqes.size()));
-      for (unsigned i = 0; i < n; ++i) {
-        completions.emplace_back(io_uring_cqe_get_data64(cqes[i]), cqes[i]->res);
-      }
-      io_uring_cq_advance(&ring_, n);
-      stop = Finish(completions);
-    }
-  }
-
-  // Returns true when the engine is being destroyed.
-  bool Finish(const std::vector<std::pair<uint64_t, int>>& completions) {
-    bool stop = false;
-    std::vector<std::pair<IoBatch*, size_t>> done;
-    {
-      std::lock_guard lock(mutex_);
-      for (const auto& [slot, result] : completions) {
-        if (slot == kStopMark) {
-          stop = true;
-          continue;
-        }
-        QueuedOp finished = slots_[slot];
-        free_slots_.push_back(slot);
-        queue_.Done(finished);
-        if (ShouldRetry(result, finished.attempts)) {
-          ++finished.attempts;
-          queue_.Push(finished);
-          continue;
-        }
-        finished.op->result = result;
-        if (!done.empty() && done.back().first == finished.batch) {
-          ++done.back().second;
-        } else {
-          done.emplace_back(finished.batch, 1);
-        }
-      }
-      Pump();
-    }
-    for (const auto& [batch, n] : done) batch->Complete(n);
-    return stop;
-  }
-
-  std::mutex mutex_;  // guards the submission side, queue_ and slots_
+  std::mutex mutex_;  // guards queue_ to stop_
   IoQueue queue_;
-  std::vector<QueuedOp> slots_;
+  std::vector<Slot> slots_;  // in the kernel's hands
   std::vector<size_t> free_slots_;
+  bool cancels_wanted_ = false;
+  bool asleep_ = false;  // nobody has woken the thread since it last looked
+  bool stop_ = false;
+  // The ring thread's alone.
   io_uring ring_{};
-  bool open_ = false;
-  std::thread reaper_;
+  Completions done_;
+  bool wake_armed_ = false;
+  uint64_t wakes_ = 0;
+  UniqueFd wake_fd_;
+  std::thread ring_thread_;
 };
 
 }  // namespace

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <memory>
 #include <vector>
+
+#include "storage/errors.h"
 
 namespace prefixd::storage {
 namespace {
@@ -11,49 +15,65 @@ namespace {
 constexpr size_t kWindowPages = 1024;
 constexpr size_t kMaxOpPages = 128;
 
+// What one batch of reads touches. Shared with the engine, because the disk may write into it long
+// after the reader has given up.
+struct Flight {
+  std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
+  std::vector<uint64_t> pages;
+  AlignedBuffer scratch;
+  std::vector<IoOp> ops;
+  IoBatch batch;
+};
+
 // Reads one set of ascending pages into scratch memory, verified.
 class Window {
  public:
-  Window(const ReadServices& services, const SegmentFile& file, IoPriority priority)
-      : services_(services), file_(file), priority_(priority) {}
-  ~Window() { batch_.Wait(); }
+  Window(const ReadServices& services, const SegmentFile& file, IoPriority priority,
+         std::chrono::milliseconds deadline)
+      : services_(services), file_(file), priority_(priority), deadline_(deadline) {}
+  ~Window() {
+    if (started_) services_.engine->Cancel(flight_->batch, ECANCELED);
+  }
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
   void Start(std::vector<uint64_t> pages) {
-    pages_ = std::move(pages);
-    if (scratch_.size() < pages_.size() * kPageBytes) {
-      scratch_ = AlignedBuffer(pages_.size() * kPageBytes);
+    if (!flight_) flight_ = std::make_shared<Flight>();
+    flight_->file = file_.shared_from_this();
+    flight_->pages = std::move(pages);
+    if (flight_->scratch.size() < flight_->pages.size() * kPageBytes) {
+      flight_->scratch = AlignedBuffer(flight_->pages.size() * kPageBytes);
     }
-    ops_.clear();
-    for (size_t i = 0; i < pages_.size();) {
+    flight_->ops.clear();
+    const std::vector<uint64_t>& p = flight_->pages;
+    for (size_t i = 0; i < p.size();) {
       size_t n = 1;
-      while (i + n < pages_.size() && n < kMaxOpPages && pages_[i + n] == pages_[i] + n) ++n;
-      ops_.push_back(ReadOp(i, n));
+      while (i + n < p.size() && n < kMaxOpPages && p[i + n] == p[i] + n) ++n;
+      flight_->ops.push_back(ReadOp(i, n));
       i += n;
     }
-    services_.engine->Submit(ops_, batch_);
+    Submit(flight_->ops);
   }
 
   // Waits and verifies. On success page(i) are the bytes of pages()[i].
   Status Finish() {
-    batch_.Wait();
-    for (IoOp& op : ops_) {
+    PREFIXD_TRY(Await());
+    for (IoOp& op : flight_->ops) {
       if (CheckComplete(op, "").ok()) continue;
+      if (op.result == -ETIMEDOUT) return TimedOut();
       op.result = 0;
-      services_.engine->Run({&op, 1});
-      PREFIXD_TRY(CheckComplete(op, "reading segment " + file_.record().id.ToString()));
+      PREFIXD_TRY(Again(op));
     }
-    services_.bytes_read->fetch_add(pages_.size() * kPageBytes, std::memory_order_relaxed);
-    for (size_t i = 0; i < pages_.size(); ++i) {
-      if (!file_.VerifyPage(pages_[i], page(i))) PREFIXD_TRY(ReadAgain(i));
+    services_.bytes_read->fetch_add(pages().size() * kPageBytes, std::memory_order_relaxed);
+    for (size_t i = 0; i < pages().size(); ++i) {
+      if (!file_.VerifyPage(pages()[i], page(i))) PREFIXD_TRY(ReadAgain(i));
     }
     return {};
   }
 
-  const std::vector<uint64_t>& pages() const { return pages_; }
+  const std::vector<uint64_t>& pages() const { return flight_->pages; }
   ConstPageBytes page(size_t i) const {
-    return ConstPageBytes(scratch_.data() + i * kPageBytes, kPageBytes);
+    return ConstPageBytes(flight_->scratch.data() + i * kPageBytes, kPageBytes);
   }
 
  private:
@@ -61,31 +81,58 @@ class Window {
     return {IoKind::kRead,
             priority_,
             file_.fd(),
-            pages_[first] * kPageBytes,
-            {{scratch_.data() + first * kPageBytes, n * kPageBytes}},
+            pages()[first] * kPageBytes,
+            {{flight_->scratch.data() + first * kPageBytes, n * kPageBytes}},
             0};
+  }
+
+  // `ops` are the flight's.
+  void Submit(std::span<IoOp> ops) {
+    if (deadline_.count() > 0) flight_->batch.SetDeadline(IoBatch::Clock::now() + deadline_);
+    started_ = true;
+    services_.engine->SubmitOwned(ops, flight_->batch, flight_);
+  }
+
+  Status Await() {
+    started_ = false;
+    if (services_.engine->Finish(flight_->batch)) return {};
+    flight_ = nullptr;  // the engine's alone from now on
+    return TimedOut();
+  }
+
+  Status Again(IoOp& op) {
+    Submit({&op, 1});
+    PREFIXD_TRY(Await());
+    if (op.result == -ETIMEDOUT) return TimedOut();
+    return CheckComplete(op, "reading segment " + file_.record().id.ToString());
   }
 
   // A mismatch may be a fault on the way: once more, then the page is damaged.
   Status ReadAgain(size_t i) {
     services_.checksum_failures->fetch_add(1, std::memory_order_relaxed);
-    IoOp op = ReadOp(i, 1);
-    services_.engine->Run({&op, 1});
-    PREFIXD_TRY(CheckComplete(op, "reading segment " + file_.record().id.ToString()));
+    flight_->ops.assign(1, ReadOp(i, 1));
+    PREFIXD_TRY(Again(flight_->ops.front()));
     services_.bytes_read->fetch_add(kPageBytes, std::memory_order_relaxed);
-    if (file_.VerifyPage(pages_[i], page(i))) return {};
-    const std::string how = "page " + std::to_string(pages_[i]) + " does not verify";
+    if (file_.VerifyPage(pages()[i], page(i))) return {};
+    const std::string how = "page " + std::to_string(pages()[i]) + " does not verify";
     services_.on_corrupt(file_.record().id, how);
     return Error{Code::kCorrupt, "segment " + file_.record().id.ToString() + ": " + how};
+  }
+
+  Error TimedOut() const {
+    Error error{Code::kUnavailable, "reading segment " + file_.record().id.ToString() +
+                                        ": the disk did not answer within " +
+                                        std::to_string(deadline_.count()) + " ms"};
+    LogWarning(error.message);
+    return error;
   }
 
   const ReadServices& services_;
   const SegmentFile& file_;
   const IoPriority priority_;
-  std::vector<uint64_t> pages_;
-  AlignedBuffer scratch_;
-  std::vector<IoOp> ops_;
-  IoBatch batch_;
+  const std::chrono::milliseconds deadline_;  // 0: none
+  std::shared_ptr<Flight> flight_;
+  bool started_ = false;  // submitted and not waited for
 };
 
 // The pieces of one window and which of its pages they belong to.
@@ -103,10 +150,11 @@ class PieceReader {
       : services_(services), file_(file), pieces_(pieces), access_(access), stats_(stats) {}
 
   Status Run() {
-    const IoPriority priority =
-        access_ == Access::kBackground ? IoPriority::kScrub : IoPriority::kStepRead;
-    std::array<Window, 2> windows{Window{services_, file_, priority},
-                                  Window{services_, file_, priority}};
+    const bool background = access_ == Access::kBackground;
+    const IoPriority priority = background ? IoPriority::kScrub : IoPriority::kStepRead;
+    const auto deadline = background ? std::chrono::milliseconds(0) : services_.read_deadline;
+    std::array<Window, 2> windows{Window{services_, file_, priority, deadline},
+                                  Window{services_, file_, priority, deadline}};
     std::array<WindowPieces, 2> wanted;
     size_t current = 0;
     bool more = Start(windows[current], wanted[current]);
@@ -181,7 +229,7 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
 
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
                       const std::function<bool(uint64_t)>& page_done) {
-  Window window(services, file, IoPriority::kScrub);
+  Window window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0));
   const uint64_t end = file.layout().table_page;
   for (uint64_t page = 0; page < end;) {
     std::vector<uint64_t> pages;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -30,10 +31,13 @@ struct ReadServices {
   std::atomic<uint64_t>* checksum_failures = nullptr;
   // Told when a page did not verify twice.
   std::function<void(const SegmentId&, const std::string&)> on_corrupt;
+  // How long ReadPieces waits for the disk, for each of its batches. 0: as long as it takes.
+  std::chrono::milliseconds read_deadline{0};
 };
 
 // `pieces` ascending by page. A failed or mismatching read is tried once more; then kIo or
-// kCorrupt, and nothing in the outputs is meaningful.
+// kCorrupt, and nothing in the outputs is meaningful. kUnavailable when the disk did not answer
+// within services.read_deadline: that says nothing about the bytes, and the segment stays in use.
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats);
 

@@ -38,6 +38,9 @@ struct StoreOptions {
   uint64_t quota_bytes = 0;                // physical bytes of all segments; 0: none
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
+  // Reads of rows (not of scrub) the disk has not answered by then fail with kUnavailable; 0: wait
+  // as long as it takes. Per batch: a long read may take longer as long as it moves.
+  uint32_t read_deadline_ms = 30'000;
   uint32_t block_tokens = 16;  // granularity of prefix matching's hashes
 };
 

@@ -23,7 +23,7 @@ struct RunOrder {
   std::vector<uint16_t> token_in;  // [slot]: index in its chunk
 };
 
-class SegmentFile {
+class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
  public:
   // Reads and verifies header, footer, checksum table and token ids. kCorrupt when the file is
   // missing, damaged, or not what the record says; kIo when it cannot be read.

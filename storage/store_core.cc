@@ -89,8 +89,12 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   }
   tier = std::make_unique<HostTier>(options.host_tier_bytes);
   blobs = std::make_unique<BlobStore>(options.dir, *engine);
-  services = {engine.get(), tier.get(), &bytes_read, &checksum_failures,
-              [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); }};
+  services = {engine.get(),
+              tier.get(),
+              &bytes_read,
+              &checksum_failures,
+              [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); },
+              std::chrono::milliseconds(options.read_deadline_ms)};
   return {};
 }
 

@@ -95,10 +95,13 @@ TEST_F(ConfigTest, WholeConfigurations) {
 }
 
 TEST_F(ConfigTest, EveryKeyReachesItsPlaceAndIsDocumented) {
-  ASSERT_TRUE(Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\n[ingest]\nn_tail = 9\n").ok());
+  ASSERT_TRUE(Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\nread_deadline_ms = "
+                   "250\n[ingest]\nn_tail = 9\n")
+                  .ok());
   const RuntimeOptions o = config_.Runtime();
   EXPECT_EQ(o.host_tier_bytes, 3u << 20);
   EXPECT_EQ(o.quota_bytes, 7u << 20);
+  EXPECT_EQ(o.read_deadline_ms, 250u);
   EXPECT_EQ(o.anchors.n_tail, 9u);
 
   std::stringstream docs;

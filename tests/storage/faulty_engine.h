@@ -1,15 +1,27 @@
-// An engine that spoils chosen operations of the one it wraps.
+// An engine that spoils, or holds, chosen operations of the one it wraps.
 #pragma once
 
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "storage/io_engine.h"
 
 namespace prefixd::storage {
 
-enum class Fault : uint8_t { kEio, kEnospc, kShort, kFlip };
+enum class Fault : uint8_t {
+  kEio,
+  kEnospc,     // writes and syncs; reads fail with EIO
+  kEintr,      // interrupted more often than an engine tries again
+  kShort,      // half of it is moved
+  kFlip,       // a read comes back wrong; writes and syncs fail
+  kFlipWrite,  // a write reaches the disk wrong and succeeds; reads and syncs are honest
+  kSync,       // fdatasync fails; only syncs are counted
+  kHang,       // the disk does not answer until Release
+};
 
 // Shared with the test. Operations are counted from 1 since the last Arm.
 struct FaultPlan {
@@ -32,36 +44,74 @@ class FaultyEngine final : public IoEngine {
  public:
   FaultyEngine(std::unique_ptr<IoEngine> inner, std::shared_ptr<FaultPlan> plan)
       : inner_(std::move(inner)), plan_(std::move(plan)) {}
+  ~FaultyEngine() override { Release(); }
 
   std::string_view name() const override { return inner_->name(); }
 
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
+    batch.Add(1);  // not done before all of it is submitted
     for (IoOp& op : ops) {
-      const uint64_t n = ++plan_->counted;
-      const bool hit =
-          plan_->first != 0 && (n == plan_->first || (plan_->sticky && n > plan_->first));
-      if (!hit) {
+      if (!Hit(op)) {
         inner_->Submit({&op, 1}, batch);
         continue;
       }
       ++plan_->injected;
       batch.Add(1);
-      Spoil(op);
-      batch.Complete(1);
+      if (plan_->fault == Fault::kHang) {
+        std::lock_guard lock(mutex_);
+        held_.emplace_back(&op, &batch);
+      } else {
+        Spoil(op);
+        batch.Complete(1);
+      }
+    }
+    batch.Complete(1);
+  }
+
+  // What is held is in the disk's hands: it cannot be taken back.
+  void Cancel(IoBatch& batch, int error) override { inner_->Cancel(batch, error); }
+
+  // The disk answers: carries out what was held.
+  void Release() {
+    std::vector<std::pair<IoOp*, IoBatch*>> held;
+    {
+      std::lock_guard lock(mutex_);
+      held.swap(held_);
+    }
+    for (const auto& [op, batch] : held) {
+      inner_->Run({op, 1});
+      batch->Complete(1);
     }
   }
 
+  size_t held() const {
+    std::lock_guard lock(mutex_);
+    return held_.size();
+  }
+
  private:
+  bool Hit(const IoOp& op) {
+    if (plan_->fault == Fault::kSync && op.kind != IoKind::kDataSync) return false;
+    const uint64_t n = ++plan_->counted;
+    return plan_->first != 0 && (n == plan_->first || (plan_->sticky && n > plan_->first));
+  }
+
   void Spoil(IoOp& op) {
+    const bool is_read = op.kind == IoKind::kRead, is_sync = op.kind == IoKind::kDataSync;
     switch (plan_->fault) {
       case Fault::kEio:
+      case Fault::kSync:
+      case Fault::kHang:
         op.result = -EIO;
         return;
       case Fault::kEnospc:
-        op.result = op.kind == IoKind::kRead ? -EIO : -ENOSPC;
+        op.result = is_read ? -EIO : -ENOSPC;
+        return;
+      case Fault::kEintr:
+        op.result = -EINTR;
         return;
       case Fault::kShort:
-        if (op.kind == IoKind::kDataSync) {
+        if (is_sync) {
           op.result = -EIO;
         } else {
           inner_->Run({&op, 1});
@@ -69,19 +119,29 @@ class FaultyEngine final : public IoEngine {
         }
         return;
       case Fault::kFlip:
-        // A read that comes back wrong; a write or sync fails honestly.
-        if (op.kind != IoKind::kRead) {
+        if (!is_read) {
           op.result = -EIO;
           return;
         }
         inner_->Run({&op, 1});
-        static_cast<uint8_t*>(op.iov[0].iov_base)[op.iov[0].iov_len / 2] ^= 0x10;
+        Flip(op);
+        return;
+      case Fault::kFlipWrite:
+        if (op.kind == IoKind::kWrite) Flip(op);
+        inner_->Run({&op, 1});
+        if (op.kind == IoKind::kWrite) Flip(op);  // the caller's memory stays as it was
         return;
     }
   }
 
+  static void Flip(const IoOp& op) {
+    static_cast<uint8_t*>(op.iov[0].iov_base)[op.iov[0].iov_len / 2] ^= 0x10;
+  }
+
   const std::unique_ptr<IoEngine> inner_;
   const std::shared_ptr<FaultPlan> plan_;
+  mutable std::mutex mutex_;  // guards held_
+  std::vector<std::pair<IoOp*, IoBatch*>> held_;
 };
 
 }  // namespace prefixd::storage

@@ -1,0 +1,140 @@
+#include "storage/io_queue.h"
+
+#include <algorithm>
+#include <cerrno>
+
+namespace prefixd::storage {
+namespace {
+
+constexpr uint32_t kMaxRetries = 16;
+
+// Ageing: an operation goes next after kPatience times its own bytes went before it. Counted in
+// bytes and not in operations or time, so that each less urgent class gets at least 1/17 of what
+// the disk moves, whatever the sizes and however fast the disk, and takes little more from those
+// that are more urgent: a 1 MiB write waits for 4096 single pages, a scrub page for 16.
+constexpr uint64_t kPatience = 16;
+constexpr uint64_t kLeastCost = 4096;  // a sync is not free
+
+uint64_t Cost(const QueuedOp& queued) { return std::max(queued.bytes, kLeastCost); }
+
+bool IsBackground(size_t priority) { return priority >= static_cast<size_t>(IoPriority::kWrite); }
+
+// What writes and scrub may take of the caps. The rest is there for a step read at once, instead of
+// after the next of their large operations: with caps of two such operations it halved the median
+// step read under a flood of them; with the default caps the disk's own queue is what one waits
+// for. The flood itself moved as much.
+IoLimits BackgroundShare(const IoLimits& limits) {
+  return {limits.max_inflight_bytes / 4 * 3, std::max(1u, limits.max_inflight_ops * 3 / 4)};
+}
+
+}  // namespace
+
+void Completions::Add(const QueuedOp& done, int64_t result) {
+  done.op->result = result;
+  if (!batches_.empty() && batches_.back().first == done.batch) {
+    ++batches_.back().second;
+  } else {
+    batches_.emplace_back(done.batch, 1);
+  }
+}
+
+void Completions::Tell() {
+  for (const auto& [batch, n] : batches_) batch->Complete(n);
+  batches_.clear();
+}
+
+IoQueue::IoQueue(const IoLimits& limits)
+    : limits_(limits), background_limits_(BackgroundShare(limits)) {}
+
+void IoQueue::Push(const QueuedOp& queued) {
+  Class& c = classes_[static_cast<size_t>(queued.op->priority)];
+  if (c.waiting.empty()) c.passed_over = 0;
+  c.waiting.push_back(queued);
+}
+
+bool IoQueue::Fits(const Load& load, const QueuedOp& next, const IoLimits& limits) {
+  return load.ops == 0 || (load.ops < limits.max_inflight_ops &&
+                           load.bytes + next.bytes <= limits.max_inflight_bytes);
+}
+
+bool IoQueue::MayGo(size_t priority) const {
+  return !IsBackground(priority) ||
+         Fits(background_, classes_[priority].waiting.front(), background_limits_);
+}
+
+// Whose turn it is. It is kept even if the operation does not fit yet: smaller ones passing it
+// could hold up a large one for ever.
+std::optional<size_t> IoQueue::Next() const {
+  for (size_t p = kIoPriorities; p-- > 1;) {
+    const Class& c = classes_[p];
+    if (c.waiting.empty() || !MayGo(p)) continue;
+    if (c.passed_over >= kPatience * Cost(c.waiting.front())) return p;
+  }
+  for (size_t p = 0; p < kIoPriorities; ++p) {
+    if (classes_[p].waiting.empty()) continue;
+    return MayGo(p) ? std::optional(p) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+bool IoQueue::Ready() const {
+  const std::optional<size_t> next = Next();
+  return next && Fits(inflight_, classes_[*next].waiting.front(), limits_);
+}
+
+std::optional<QueuedOp> IoQueue::Pop(Completions& done) {
+  while (true) {
+    const std::optional<size_t> next = Next();
+    if (!next) return std::nullopt;
+    Class& c = classes_[*next];
+    const QueuedOp queued = c.waiting.front();
+    if (!Fits(inflight_, queued, limits_)) return std::nullopt;
+    c.waiting.pop_front();
+    const IoBatch::Clock::time_point deadline = queued.batch->deadline();
+    if (deadline != deadline.max() && deadline <= IoBatch::Clock::now()) {
+      done.Add(queued, -ETIMEDOUT);
+      continue;
+    }
+    c.passed_over = 0;
+    for (size_t p = *next + 1; p < kIoPriorities; ++p) classes_[p].passed_over += Cost(queued);
+    ++inflight_.ops;
+    inflight_.bytes += queued.bytes;
+    if (IsBackground(*next)) {
+      ++background_.ops;
+      background_.bytes += queued.bytes;
+    }
+    return queued;
+  }
+}
+
+bool IoQueue::Done(QueuedOp& queued, int64_t result, Completions& done) {
+  --inflight_.ops;
+  inflight_.bytes -= queued.bytes;
+  if (IsBackground(static_cast<size_t>(queued.op->priority))) {
+    --background_.ops;
+    background_.bytes -= queued.bytes;
+  }
+  // A cancellation may come late and hit what took the place of its target.
+  const bool interrupted = result == -EINTR || result == -EAGAIN || result == -ECANCELED;
+  if (queued.cancel_error != 0 && interrupted) {
+    result = -queued.cancel_error;
+  } else if (interrupted && queued.attempts < kMaxRetries) {
+    ++queued.attempts;
+    Push(queued);
+    return false;
+  }
+  done.Add(queued, result);
+  return true;
+}
+
+void IoQueue::Cancel(const IoBatch* batch, int error, Completions& done) {
+  for (Class& c : classes_) {
+    std::erase_if(c.waiting, [&](const QueuedOp& queued) {
+      if (batch != nullptr && queued.batch != batch) return false;
+      done.Add(queued, -error);
+      return true;
+    });
+  }
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,154 @@
+// In which order operations leave the queue, and how much of the caps each class gets.
+#include "storage/io_queue.h"
+
+#include <cerrno>
+#include <map>
+
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+class IoQueueTest : public ::testing::Test {
+ protected:
+  void Push(IoPriority priority, uint64_t bytes, size_t n = 1) {
+    for (; n > 0; --n) {
+      ops_.push_back(std::make_unique<IoOp>(IoOp{.priority = priority}));
+      batch_.Add(1);
+      queue_.Push({ops_.back().get(), &batch_, bytes, 0, 0});
+    }
+  }
+
+  std::optional<IoPriority> Pop() {
+    const auto queued = queue_.Pop(done_);
+    if (!queued) return std::nullopt;
+    inflight_.push_back(*queued);
+    return queued->op->priority;
+  }
+
+  // Ends what has been in flight longest.
+  void Finish(int64_t result = 0) {
+    QueuedOp queued = inflight_.front();
+    inflight_.pop_front();
+    queue_.Done(queued, result, done_);
+  }
+
+  IoLimits limits_{1 << 20, 8};
+  IoQueue queue_{limits_};
+  IoBatch batch_;
+  Completions done_;
+  std::vector<std::unique_ptr<IoOp>> ops_;
+  std::deque<QueuedOp> inflight_;
+};
+
+TEST_F(IoQueueTest, UrgentFirst) {
+  Push(IoPriority::kScrub, 4096);
+  Push(IoPriority::kWrite, 4096);
+  Push(IoPriority::kCommit, 4096);
+  Push(IoPriority::kStepRead, 4096);
+  EXPECT_EQ(Pop(), IoPriority::kStepRead);
+  EXPECT_EQ(Pop(), IoPriority::kCommit);
+  EXPECT_EQ(Pop(), IoPriority::kWrite);
+  EXPECT_EQ(Pop(), IoPriority::kScrub);
+  EXPECT_EQ(Pop(), std::nullopt);
+}
+
+TEST_F(IoQueueTest, AFloodLeavesRoomForStepReads) {
+  for (const auto& [write_bytes, scrub_bytes] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {4096, 4096}, {256 << 10, 4096}, {4096, 1 << 20}}) {
+    IoQueue fresh(limits_);
+    std::vector<QueuedOp> taken;
+    const auto push = [&](IoPriority priority, uint64_t bytes) {
+      ops_.push_back(std::make_unique<IoOp>(IoOp{.priority = priority}));
+      fresh.Push({ops_.back().get(), &batch_, bytes, 0, 0});
+    };
+    for (int i = 0; i < 100; ++i) {
+      push(IoPriority::kWrite, write_bytes);
+      push(IoPriority::kScrub, scrub_bytes);
+    }
+    while (const auto queued = fresh.Pop(done_)) taken.push_back(*queued);
+    EXPECT_FALSE(taken.empty());
+    EXPECT_LE(taken.size(), 6u);
+    // Step reads go at once, and before anything that waits.
+    for (size_t i = 0; i < 2; ++i) {
+      push(IoPriority::kStepRead, 4096);
+      const auto queued = fresh.Pop(done_);
+      ASSERT_TRUE(queued);
+      EXPECT_EQ(queued->op->priority, IoPriority::kStepRead);
+    }
+  }
+}
+
+TEST_F(IoQueueTest, AStepReadWaitsForNoMoreThanWhatIsInFlight) {
+  Push(IoPriority::kWrite, 64 << 10, 1000);
+  Push(IoPriority::kScrub, 64 << 10, 1000);
+  while (Pop()) {
+  }
+  Push(IoPriority::kStepRead, 4096, 30);
+  // Among the next operations only the share that ageing gives to the flood: none, for 30 pages.
+  std::map<IoPriority, int> left;
+  for (int i = 0; i < 30;) {
+    if (const auto next = Pop()) {
+      ++left[*next];
+      ++i;
+    } else {
+      Finish();
+    }
+  }
+  EXPECT_EQ(left[IoPriority::kStepRead], 30);
+}
+
+TEST_F(IoQueueTest, NobodyStarves) {
+  // Step reads never run out; every other class has work too.
+  Push(IoPriority::kCommit, 4096, 2000);
+  Push(IoPriority::kWrite, 64 << 10, 2000);
+  Push(IoPriority::kScrub, 16 << 10, 2000);
+  std::array<uint64_t, kIoPriorities> bytes{};
+  for (int i = 0; i < 20000; ++i) {
+    Push(IoPriority::kStepRead, 4096);
+    while (const auto next = Pop()) {
+      bytes[static_cast<size_t>(*next)] += inflight_.back().bytes;
+    }
+    Finish();
+  }
+  const uint64_t all = bytes[0] + bytes[1] + bytes[2] + bytes[3];
+  for (size_t p = 1; p < kIoPriorities; ++p) {
+    EXPECT_GT(bytes[p], all / 25) << p;
+    EXPECT_LT(bytes[p], all / 12) << p;
+  }
+}
+
+TEST_F(IoQueueTest, LargeOnesAreNotPassedForEver) {
+  // A write as large as the whole window, among step reads that always fill it.
+  Push(IoPriority::kWrite, 1 << 20);
+  Push(IoPriority::kStepRead, 128 << 10, 1000);
+  bool written = false;
+  for (int i = 0; i < 400 && !written; ++i) {
+    while (const auto next = Pop()) written |= *next == IoPriority::kWrite;
+    Finish();
+  }
+  EXPECT_TRUE(written);
+}
+
+TEST_F(IoQueueTest, InterruptedOnesAreTriedAgainSixteenTimes) {
+  for (const int error : {EINTR, EAGAIN}) {
+    Push(IoPriority::kStepRead, 4096);
+    int tries = 0;
+    while (Pop()) {
+      ++tries;
+      Finish(-error);
+    }
+    EXPECT_EQ(tries, 17);
+    EXPECT_EQ(ops_.back()->result, -error);
+  }
+  Push(IoPriority::kStepRead, 4096);
+  ASSERT_TRUE(Pop());
+  inflight_.front().cancel_error = ETIMEDOUT;
+  Finish(-EINTR);
+  EXPECT_EQ(ops_.back()->result, -ETIMEDOUT);
+  done_.Tell();
+  EXPECT_TRUE(batch_.WaitUntil(IoBatch::Clock::now()));
+}
+
+}  // namespace
+}  // namespace prefixd::storage
