@@ -6,6 +6,7 @@
 // Llama-3.2-1B (16 layers, 8 KV heads of 64, bf16), 16384 tokens, so 512 MiB of rows.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -22,11 +23,24 @@ namespace {
 
 using nlohmann::json;
 
+// Lines of the table, with the names of their ratios, and the other parts of the report.
+const std::vector<std::pair<std::string, std::string>> kLines = {{"put", "put_vs_fio"},
+                                                                 {"segment", "put_segment_vs_fio"},
+                                                                 {"restore", "restore_vs_fio"},
+                                                                 {"rows", "row_iops_vs_fio"},
+                                                                 {"host", "host_vs_memcpy"}};
+constexpr const char* kAttach = "attach";
+constexpr const char* kAmplification = "amplification";
+
 struct Options {
+  bool Wants(const std::string& part) const {
+    return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
+  }
+
   uint32_t tokens = 16384;
   SpeedOptions speed{.dir = std::filesystem::temp_directory_path()};
   TraceOptions trace;
-  bool skip_attach = false;
+  std::vector<std::string> parts;  // of kParts; empty: all
   std::string json_file;
 };
 
@@ -64,41 +78,32 @@ struct Scratch {
   }
 };
 
-Status MeasureDisk(const Options& options, json& report) {
-  const Scratch scratch(options.speed.dir);
-  std::error_code ec;
-  if (!std::filesystem::create_directory(scratch.dir, ec)) {
-    return Error{Code::kIo, "cannot create '" + scratch.dir.string() + "': " + ec.message()};
-  }
+Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, json& report) {
   PREFIXD_ASSIGN(const std::string fio, FioVersion());
-  std::fprintf(stderr, "   making %u tokens of keys and values ...\n", options.tokens);
-  const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens);
-  SpeedOptions speed = options.speed;
-  speed.dir = scratch.dir;
-  std::fprintf(stderr, "   put, restore, rows, host tier: %u pairs each ...\n", speed.pairs);
-  PREFIXD_ASSIGN(const SpeedReport s, MeasureSpeed(prompt, speed));
+  std::fprintf(stderr, "   %u pairs of every line ...\n", speed.pairs);
+  PREFIXD_ASSIGN(const SpeedReport measured, MeasureSpeed(prompt, speed));
   std::printf("%.0f MiB of rows; I/O by %s, %s by %s; %u threads read; medians (quartiles)\n",
-              double(prompt.row_bytes()) / (1 << 20), s.io_backend.c_str(), fio.c_str(),
-              s.fio_engine.c_str(), s.threads);
+              double(prompt.row_bytes()) / (1 << 20), measured.io_backend.c_str(), fio.c_str(),
+              measured.fio_engine.c_str(), measured.threads);
   std::printf("%-24s %-22s %-13s %-27s %-17s %s\n", "", "prefixd", "floor", "", "ratio",
               "CPU s/GB, floor's");
-  for (const Paired* p : {&s.put, &s.put_segment, &s.restore, &s.rows, &s.host}) {
-    PrintPaired(*p);
-    report["speed"].push_back(PairedJson(*p));
+  for (const auto& [part, ratio] : kLines) {
+    const auto line = measured.lines.find(part);
+    if (line == measured.lines.end()) continue;
+    PrintPaired(line->second);
+    report["speed"].push_back(PairedJson(line->second));
+    report["ratios"][ratio] = line->second.ratio.median;
   }
   report["fio"] = fio;
-  report["io_backend"] = s.io_backend;
+  report["io_backend"] = measured.io_backend;
   report["row_bytes"] = prompt.row_bytes();
-  json& ratios = report["ratios"];
-  ratios["put_vs_fio"] = s.put.ratio.median;
-  ratios["put_segment_vs_fio"] = s.put_segment.ratio.median;
-  ratios["restore_vs_fio"] = s.restore.ratio.median;
-  ratios["host_vs_memcpy"] = s.host.ratio.median;
-  ratios["row_iops_vs_fio"] = s.rows.ratio.median;
-  if (options.skip_attach) return {};
+  return {};
+}
 
+Status MeasureAttaching(const Options& options, const Prompt& prompt,
+                        const std::filesystem::path& dir, json& report) {
   std::fprintf(stderr, "   building the summaries of a prefix to attach to ...\n");
-  PREFIXD_ASSIGN(const AttachReport a, MeasureAttach(prompt, scratch.dir, speed.pairs));
+  PREFIXD_ASSIGN(const AttachReport a, MeasureAttach(prompt, dir, options.speed.pairs));
   std::printf(
       "\nattach of %u tokens: warm %.1f ms (%.1f-%.1f), store just opened %.1f ms\n"
       "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; summaries were "
@@ -111,7 +116,29 @@ Status MeasureDisk(const Options& options, json& report) {
                       {"cold_attach_ms", a.cold_attach_ms},
                       {"cold_first_step_ms", a.cold_step_ms},
                       {"ingest_seconds", a.ingest_seconds}};
-  ratios["attach_ms_16k"] = a.warm_attach_ms.median;
+  report["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median;
+  return {};
+}
+
+Status MeasureDisk(const Options& options, json& report) {
+  SpeedOptions speed = options.speed;
+  speed.parts.clear();
+  for (const auto& [part, ratio] : kLines) {
+    if (options.Wants(part)) speed.parts.push_back(part);
+  }
+  if (speed.parts.empty() && !options.Wants(kAttach)) return {};
+  const Scratch scratch(options.speed.dir);
+  std::error_code ec;
+  if (!std::filesystem::create_directory(scratch.dir, ec)) {
+    return Error{Code::kIo, "cannot create '" + scratch.dir.string() + "': " + ec.message()};
+  }
+  speed.dir = scratch.dir;
+  std::fprintf(stderr, "   making %u tokens of keys and values ...\n", options.tokens);
+  const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens);
+  if (!speed.parts.empty()) PREFIXD_TRY(MeasureLines(prompt, speed, report));
+  if (options.Wants(kAttach)) {
+    PREFIXD_TRY(MeasureAttaching(options, prompt, scratch.dir, report));
+  }
   return {};
 }
 
@@ -150,7 +177,7 @@ Status MeasureAmplification(const Options& options, json& report) {
 Status Run(const Options& options) {
   json report;
   PREFIXD_TRY(MeasureDisk(options, report));
-  PREFIXD_TRY(MeasureAmplification(options, report));
+  if (options.Wants(kAmplification)) PREFIXD_TRY(MeasureAmplification(options, report));
   if (options.json_file.empty()) return {};
   std::ofstream out(options.json_file);
   out << report.dump(1) << '\n';
@@ -182,7 +209,10 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--document", options.trace.document, "What it reads: UTF-8 text")
       ->capture_default_str();
-  app.add_flag("--skip-attach", options.skip_attach, "Leave attach out: it builds summaries first");
+  std::vector<std::string> parts = {prefixd::bench::kAttach, prefixd::bench::kAmplification};
+  for (const auto& [part, ratio] : prefixd::bench::kLines) parts.push_back(part);
+  app.add_option("--only", options.parts, "Only these parts of the report")
+      ->check(CLI::IsMember(parts));
   app.add_option("--json", options.json_file, "Also write the figures here");
   CLI11_PARSE(app, argc, argv);
   const prefixd::Status status = prefixd::bench::Run(options);

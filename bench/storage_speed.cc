@@ -58,24 +58,41 @@ class SpeedBench {
   Result<SpeedReport> Run() {
     SpeedReport report;
     report.threads = pool_.threads();
-    PREFIXD_ASSIGN(report.put, MeasurePut());
-    PREFIXD_ASSIGN(report.put_segment, MeasureSegmentPut());
-    PREFIXD_TRY(OpenCold());
-    report.io_backend = store_->stats().io_backend;
-    report.fio_engine = fio_engine_;
-    PREFIXD_ASSIGN(report.restore, MeasureRestore());
-    PREFIXD_ASSIGN(report.rows, MeasureRows());
-    PREFIXD_TRY(OpenWarm());
-    PREFIXD_ASSIGN(report.host, MeasureHost());
+    PREFIXD_TRY(FindBackend(report));
+    for (const std::string& part : options_.parts) {
+      if (part == "put") {
+        PREFIXD_ASSIGN(report.lines[part], MeasurePut());
+      } else if (part == "segment") {
+        PREFIXD_ASSIGN(report.lines[part], MeasureSegmentPut());
+      } else if (part == "restore") {
+        PREFIXD_TRY(OpenStored(0));
+        PREFIXD_ASSIGN(report.lines[part], MeasureRestore());
+      } else if (part == "rows") {
+        PREFIXD_TRY(OpenStored(0));
+        PREFIXD_ASSIGN(report.lines[part], MeasureRows());
+      } else if (part == "host") {
+        PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
+        PREFIXD_ASSIGN(report.lines[part], MeasureHost());
+      }
+    }
     prefix_.reset();
     store_.reset();
     std::error_code ec;
     std::filesystem::remove_all(StoreDir(), ec);
+    std::filesystem::remove_all(options_.dir / "runtime", ec);
     return report;
   }
 
  private:
   std::filesystem::path StoreDir() const { return options_.dir / "store"; }
+
+  // fio uses what the store uses, where it can.
+  Status FindBackend(SpeedReport& report) {
+    PREFIXD_TRY(OpenStore(0));
+    report.io_backend = store_->stats().io_backend;
+    report.fio_engine = fio_engine_ = report.io_backend == "io_uring" ? "io_uring" : "libaio";
+    return {};
+  }
 
   Result<Sample> Fio(FioJob job, bool operations) const {
     job.engine = fio_engine_;
@@ -101,11 +118,10 @@ class SpeedBench {
   // The durable put of the runtime: keys and values as an engine has them, until Commit returned.
   Result<Paired> MeasurePut() {
     RuntimeOptions runtime;
-    runtime.dir = StoreDir();
+    runtime.dir = options_.dir / "runtime";
     runtime.io = options_.io;
     runtime.host_tier_bytes = 0;
     PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
-    fio_engine_ = store->stats().io_backend == "io_uring" ? "io_uring" : "libaio";
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     std::string prefix;
     return MeasurePairs(
@@ -127,10 +143,22 @@ class SpeedBench {
         [&] { return FioWrite(); });
   }
 
-  // The same through storage's SegmentWriter alone: rows interleaved beforehand. Its last put
-  // stays.
+  // The same through storage's SegmentWriter alone: rows interleaved beforehand.
   Result<Paired> MeasureSegmentPut() {
     PREFIXD_TRY(OpenStore(0));
+    PREFIXD_TRY(RemoveStored());
+    const auto rows = InterleavedRows();
+    return MeasurePairs(
+        {"put of a segment", "MB/s", "fio write", 1e6}, options_.pairs,
+        [&]() -> Result<Sample> {
+          PREFIXD_TRY(RemoveStored());
+          const auto bytes = double(prompt_.row_bytes());
+          return Timed(bytes, bytes, [&] { return PutSegment(rows); });
+        },
+        [&] { return FioWrite(); });
+  }
+
+  std::vector<std::vector<std::byte>> InterleavedRows() const {
     const KvGeometry& g = prompt_.geometry;
     const RowShape row = g.row();
     const size_t n = prompt_.tokens.size();
@@ -147,49 +175,49 @@ class SpeedBench {
         }
       }
     }
-    bool stored = false;
-    return MeasurePairs(
-        {"put of a segment", "MB/s", "fio write", 1e6}, options_.pairs,
-        [&]() -> Result<Sample> {
-          if (stored) PREFIXD_TRY(store_->Remove(id_));
-          stored = true;
-          const auto bytes = double(prompt_.row_bytes());
-          return Timed(bytes, bytes, [&]() -> Status {
-            PREFIXD_ASSIGN(const auto put,
-                           store_->BeginPut(kModelName, "", prompt_.tokens, "segment"));
-            for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-              PREFIXD_TRY(put->WriteRows(layer, 0, static_cast<uint32_t>(n), rows[layer]));
-            }
-            PREFIXD_ASSIGN(id_, put->Commit());
-            return {};
-          });
-        },
-        [&] { return FioWrite(); });
+    return rows;
   }
 
-  Status OpenStore(uint64_t host_bytes) {
-    prefix_.reset();
-    store_.reset();
+  Status PutSegment(const std::vector<std::vector<std::byte>>& rows) {
+    PREFIXD_ASSIGN(const auto put, store_->BeginPut(kModelName, "", prompt_.tokens, "segment"));
+    for (uint32_t layer = 0; layer < rows.size(); ++layer) {
+      PREFIXD_TRY(put->WriteRows(layer, 0, put->range().end, rows[layer]));
+    }
+    PREFIXD_ASSIGN(id_, put->Commit());
+    stored_ = true;
+    return {};
+  }
+
+  Status RemoveStored() {
+    if (!stored_) return {};
+    stored_ = false;
+    return store_->Remove(id_);
+  }
+
+  storage::StoreOptions StorageOptions(uint64_t host_bytes) const {
     storage::StoreOptions at;
     at.dir = StoreDir();
     at.host_tier_bytes = host_bytes;
     if (options_.io != "auto") {
       at.io = options_.io == "uring" ? storage::IoBackend::kUring : storage::IoBackend::kThreads;
     }
-    PREFIXD_ASSIGN(store_, PrefixStore::Open(at));
-    return {};
+    return at;
   }
 
-  Status OpenCold() {
-    PREFIXD_TRY(OpenStore(0));
-    PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
-    return {};
+  Status OpenStore(uint64_t host_bytes) {
+    prefix_.reset();
+    store_.reset();
+    PREFIXD_ASSIGN(store_, PrefixStore::Open(StorageOptions(host_bytes)));
+    const KvGeometry& g = prompt_.geometry;
+    return store_->PutModel({kModelName, {}, g, "{}"});
   }
 
-  Status OpenWarm() {
-    PREFIXD_TRY(OpenStore(prompt_.row_bytes() / 4 * 5));
+  // The prompt stored and opened, its rows in no memory of ours.
+  Status OpenStored(uint64_t host_bytes) {
+    PREFIXD_TRY(OpenStore(host_bytes));
+    if (!stored_) PREFIXD_TRY(PutSegment(InterleavedRows()));
     PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
-    return Restore();
+    return {};
   }
 
   // All rows, first layer first; the heads of a layer are shared out among the threads.
@@ -300,6 +328,7 @@ class SpeedBench {
   std::string fio_engine_;
   std::unique_ptr<PrefixStore> store_;
   storage::SegmentId id_;
+  bool stored_ = false;
   std::shared_ptr<const StoredPrefix> prefix_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ Status WritePrompt(const Prompt& prompt, PutStream& put);
 
 struct SpeedOptions {
   std::filesystem::path dir;  // empty, on the disk to be measured
+  std::vector<std::string> parts = {"put", "segment", "restore", "rows", "host"};
   uint32_t pairs = 7;
   uint32_t threads = 0;  // of a restore; 0: one per core
   std::string io = "auto";
@@ -40,7 +42,7 @@ struct SpeedOptions {
 struct SpeedReport {
   std::string io_backend, fio_engine;
   uint32_t threads = 0;
-  Paired put, put_segment, restore, host, rows;
+  std::map<std::string, Paired> lines;  // by part
 };
 
 // Leaves `dir` empty.
