@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,13 +25,27 @@ struct CatalogMeta {
   uint32_t block_tokens = 0;  // fixed when the store is made: stored hashes depend on it
   Uuid store{};
 };
-inline constexpr uint32_t kStoreFormatVersion = 1;
+// Version 1 stores are upgraded when they are opened.
+inline constexpr uint32_t kStoreFormatVersion = 2;
 
 // One row as loaded at open.
 struct CatalogSegment {
   SegmentRecord record;
   std::string quarantine;  // why; empty: sound
   int64_t last_used_unix_ms = 0;
+};
+
+// What changes together.
+struct CatalogChange {
+  struct Put {
+    SegmentRecord record;
+    // Of the blocks that end in the segment; absent: those it has already.
+    std::optional<std::vector<BlockHash>> hashes;
+  };
+  std::vector<SegmentId> remove;  // with their hashes; applied before `put`
+  std::vector<Put> put;
+  std::vector<SegmentId> remove_aliases;
+  std::vector<AliasRecord> put_aliases;
 };
 
 class Catalog {
@@ -44,12 +59,12 @@ class Catalog {
   virtual Status PutModel(const ModelRecord& model) = 0;  // synced
   virtual Result<std::vector<ModelRecord>> LoadModels() const = 0;
 
-  // Synced: the commit point of a put. `hashes` are those of the blocks that end in the segment.
-  virtual Status CommitSegment(const SegmentRecord& record, std::span<const BlockHash> hashes) = 0;
-  virtual Status RemoveSegment(const SegmentId& id) = 0;  // synced; with its hashes
+  // Synced and atomic: the commit point of puts, removals, rewrites and merges.
+  virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
+  virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;
 
   // Segments in which a block with this chained hash ends; usually none or one.
   virtual Result<std::vector<SegmentId>> FindBlock(const BlockHash& hash) const = 0;

@@ -5,6 +5,7 @@
 //   b <segment id>           -> its block hashes, concatenated (what removal has to delete)
 //   h <hash> <segment id>    -> empty
 //   q <segment id>           -> why it is quarantined
+//   a <alias id>             -> alias record
 //   u <segment id>           -> last use, unix ms (written without sync)
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
@@ -104,31 +105,30 @@ class RocksCatalog final : public Catalog {
     return models;
   }
 
-  Status CommitSegment(const SegmentRecord& record, std::span<const BlockHash> hashes) override {
-    const std::string_view id = Raw(record.id.bytes);
+  Status Apply(const CatalogChange& change) override {
     rocksdb::WriteBatch batch = NewBatch();
-    batch.Put(Key('s', id), EncodeSegment(record));
-    std::string all;
-    all.reserve(hashes.size_bytes());
-    for (const BlockHash& hash : hashes) {
-      batch.Put(Key('h', Raw(hash)).append(id), "");
-      all += Raw(hash);
+    for (const SegmentId& id : change.remove) {
+      PREFIXD_TRY(DeleteHashes(batch, id));
+      for (const char kind : {'s', 'q', 'u'}) batch.Delete(Key(kind, Raw(id.bytes)));
     }
-    if (!all.empty()) batch.Put(Key('b', id), all);
-    return Write(batch, true, "committing a segment");
-  }
-
-  Status RemoveSegment(const SegmentId& segment) override {
-    const std::string_view id = Raw(segment.bytes);
-    rocksdb::WriteBatch batch = NewBatch();
-    std::string hashes;
-    const rocksdb::Status found = db_->Get(rocksdb::ReadOptions(), Key('b', id), &hashes);
-    if (!found.ok() && !found.IsNotFound()) return DbError(found, "reading block hashes");
-    for (size_t at = 0; at + sizeof(BlockHash) <= hashes.size(); at += sizeof(BlockHash)) {
-      batch.Delete(Key('h', std::string_view(hashes).substr(at, sizeof(BlockHash))).append(id));
+    for (const CatalogChange::Put& put : change.put) {
+      const std::string_view id = Raw(put.record.id.bytes);
+      batch.Put(Key('s', id), EncodeSegment(put.record));
+      if (!put.hashes) continue;
+      PREFIXD_TRY(DeleteHashes(batch, put.record.id));
+      std::string all;
+      all.reserve(put.hashes->size() * sizeof(BlockHash));
+      for (const BlockHash& hash : *put.hashes) {
+        batch.Put(Key('h', Raw(hash)).append(id), "");
+        all += Raw(hash);
+      }
+      if (!all.empty()) batch.Put(Key('b', id), all);
     }
-    for (const char kind : {'s', 'b', 'q', 'u'}) batch.Delete(Key(kind, id));
-    return Write(batch, true, "removing a segment");
+    for (const SegmentId& id : change.remove_aliases) batch.Delete(Key('a', Raw(id.bytes)));
+    for (const AliasRecord& alias : change.put_aliases) {
+      batch.Put(Key('a', Raw(alias.id.bytes)), EncodeAlias(alias));
+    }
+    return Write(batch, true, "committing");
   }
 
   Status SetQuarantine(const SegmentId& segment, const std::string& reason) override {
@@ -164,6 +164,15 @@ class RocksCatalog final : public Catalog {
     return segments;
   }
 
+  Result<std::vector<AliasRecord>> LoadAliases() const override {
+    std::vector<AliasRecord> aliases;
+    PREFIXD_TRY(Scan("a", [&](std::string_view, std::string_view value) -> Status {
+      PREFIXD_ASSIGN(aliases.emplace_back(), DecodeAlias(value));
+      return {};
+    }));
+    return aliases;
+  }
+
   Result<std::vector<SegmentId>> FindBlock(const BlockHash& hash) const override {
     std::vector<SegmentId> ids;
     PREFIXD_TRY(Scan(Key('h', Raw(hash)), [&](std::string_view rest, std::string_view) -> Status {
@@ -181,6 +190,17 @@ class RocksCatalog final : public Catalog {
  private:
   static rocksdb::WriteBatch NewBatch() {
     return rocksdb::WriteBatch(0, 0, /*protection_bytes_per_key=*/8, 0);
+  }
+
+  Status DeleteHashes(rocksdb::WriteBatch& batch, const SegmentId& segment) const {
+    const std::string_view id = Raw(segment.bytes);
+    std::string hashes;
+    PREFIXD_TRY(GetOptional(Key('b', id), hashes));
+    for (size_t at = 0; at + sizeof(BlockHash) <= hashes.size(); at += sizeof(BlockHash)) {
+      batch.Delete(Key('h', std::string_view(hashes).substr(at, sizeof(BlockHash))).append(id));
+    }
+    batch.Delete(Key('b', id));
+    return {};
   }
 
   Status Write(rocksdb::WriteBatch& batch, bool sync, const char* what) {
@@ -228,7 +248,13 @@ class RocksCatalog final : public Catalog {
     std::memcpy(&meta_.format_version, value.data(), 4);
     std::memcpy(&meta_.block_tokens, value.data() + 4, 4);
     std::memcpy(meta_.store.data(), value.data() + 8, 16);
-    return {};
+    if (meta_.format_version >= fresh.format_version) return {};
+    // Every older record is still read: the number is all there is to raise.
+    meta_.format_version = fresh.format_version;
+    std::memcpy(value.data(), &meta_.format_version, 4);
+    rocksdb::WriteBatch batch = NewBatch();
+    batch.Put("v", value);
+    return Write(batch, true, "upgrading");
   }
 
   std::unique_ptr<rocksdb::DB> db_;

@@ -21,7 +21,8 @@ struct PageKey {
   bool operator==(const PageKey&) const = default;
 };
 
-enum class Access : uint8_t { kPoint, kScan };
+// kBackground: rewriting; leaves the tier alone.
+enum class Access : uint8_t { kPoint, kScan, kBackground };
 
 class HostTier {
  public:

@@ -103,8 +103,10 @@ class PieceReader {
       : services_(services), file_(file), pieces_(pieces), access_(access), stats_(stats) {}
 
   Status Run() {
-    std::array<Window, 2> windows{Window{services_, file_, IoPriority::kStepRead},
-                                  Window{services_, file_, IoPriority::kStepRead}};
+    const IoPriority priority =
+        access_ == Access::kBackground ? IoPriority::kScrub : IoPriority::kStepRead;
+    std::array<Window, 2> windows{Window{services_, file_, priority},
+                                  Window{services_, file_, priority}};
     std::array<WindowPieces, 2> wanted;
     size_t current = 0;
     bool more = Start(windows[current], wanted[current]);
@@ -148,6 +150,7 @@ class PieceReader {
     for (size_t i = 0; i < wanted.missing.size(); ++i) {
       const ConstPageBytes page = window.page(i);
       Copy(page, wanted.missing[i].begin, wanted.missing[i].end, Tier::kSsd);
+      if (access_ == Access::kBackground) continue;
       services_.tier->Insert({file_.record().sequence, window.pages()[i]}, page, access_);
     }
     return {};

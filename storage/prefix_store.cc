@@ -3,6 +3,7 @@
 
 #include "storage/file.h"
 #include "storage/hex.h"
+#include "storage/segment_rewrite.h"
 #include "storage/store_core.h"
 
 namespace prefixd::storage {
@@ -88,15 +89,25 @@ class Store final : public PrefixStore {
 
   std::vector<PrefixInfo> ListPrefixes() const override {
     std::vector<PrefixInfo> out;
-    for (const SegmentRecord& record : core_->tree.Records()) {
-      auto info = core_->Info(record.id);
-      if (info.ok()) out.push_back(std::move(*info));  // else removed meanwhile
-    }
+    const auto add = [&](const SegmentId& id) {
+      auto info = core_->Info(id);
+      if (info.ok() && info->listed) out.push_back(std::move(*info));  // else removed meanwhile
+    };
+    for (const SegmentRecord& record : core_->tree.Records()) add(record.id);
+    for (const AliasRecord& alias : core_->tree.Aliases()) add(alias.id);
     return out;
   }
 
   Result<PrefixInfo> GetPrefix(const SegmentId& id) const override { return core_->Info(id); }
   Status Remove(const SegmentId& id) override { return core_->Remove(id); }
+
+  Status Settle(const SegmentId& id, const SettleOptions& options) override {
+    return SettleSegment(*core_, id, options);
+  }
+
+  Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) override {
+    return MergeSegment(*core_, leaf, max_tokens);
+  }
 
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
     return core_->Verify(only, progress);
@@ -115,6 +126,9 @@ class Store final : public PrefixStore {
     s.host_misses = tier.misses;
     s.bytes_written = core_->bytes_written;
     s.bytes_read = core_->bytes_read;
+    s.bytes_rewritten = core_->bytes_rewritten;
+    s.settled = core_->settled;
+    s.merged = core_->merged;
     s.puts = core_->puts;
     s.puts_aborted = core_->puts_aborted;
     s.recovered_orphans = core_->recovered_orphans;

@@ -55,7 +55,8 @@ struct SegmentId {
   auto operator<=>(const SegmentId&) const = default;
 };
 
-// A prefix is named by the segment it ends in; its tokens are those of the chain up to there.
+// A prefix is named by the segment it ends in; its tokens are those of the chain up to there. The
+// name stays valid when segments are merged: `chain` then ends in the merged one.
 struct PrefixInfo {
   SegmentId id;
   std::string model, tenant, label;
@@ -66,6 +67,10 @@ struct PrefixInfo {
   uint32_t children = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
+  bool listed = true;           // false: kept only because others continue it
+  bool settled = false;         // the last segment's rows lie by similarity of keys
+  bool pinned = false;          // never evicted
+  int64_t expires_unix_ms = 0;  // 0: never
 };
 
 struct Match {
@@ -90,6 +95,17 @@ struct VerifyReport {
 // false asks to stop (kCancelled).
 using Progress = std::function<bool(uint64_t done, uint64_t total, std::string_view unit)>;
 
+// In which order the rows of one chunk are to lie: slot s holds row order[s] of `rows`
+// ([n][row bytes], in the geometry's dtype, borrowed), tokens [first, first + n).
+using RowOrderFn = std::function<Result<std::vector<uint32_t>>(
+    uint32_t layer, uint32_t kv_head, uint32_t first, std::span<const std::byte> rows)>;
+
+struct SettleOptions {
+  uint32_t chunk_tokens = 4096;  // rows move only within their chunk; at most 65536
+  RowOrderFn order;
+  Progress progress;  // in rows
+};
+
 // Streams the rows of one new segment. Destroyed without Commit: aborted, space freed.
 class SegmentWriter {
  public:
@@ -108,6 +124,20 @@ class SegmentWriter {
   virtual void Abort() = 0;
 };
 
+// What is wanted of a row. Where keys are in memory already, values alone are half the bytes, and
+// in the settled layout half the pages.
+enum class RowPart : uint8_t { kRow, kKey, kValue };
+inline size_t PartBytes(const RowShape& row, RowPart part) {
+  return (part == RowPart::kValue ? 0 : row.key_bytes()) +
+         (part == RowPart::kKey ? 0 : row.value_bytes());
+}
+
+// Where rows go: item i at bytes[i * stride]. A whole row is its key followed by its value.
+struct RowSink {
+  std::span<std::byte> bytes;
+  size_t stride = 0;
+};
+
 // A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
 class StoredPrefix {
  public:
@@ -117,14 +147,29 @@ class StoredPrefix {
   virtual uint32_t n_tokens() const = 0;                 // may be cut shorter than info().n_tokens
   virtual std::span<const uint32_t> tokens() const = 0;  // [n_tokens]
 
-  // Gathers single rows: out [ids.size()][row bytes], in the order of `ids` (ascending, <
-  // n_tokens). Every byte returned was verified against its page's checksum.
+  // Gathers single rows, or a part of them, in the order of `ids` (ascending, < n_tokens). Every
+  // byte returned was verified against its page's checksum.
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                          std::span<std::byte> out, ReadStats* stats) const = 0;
-  // A run of rows: out [range.size()][row bytes]. Streams; does not displace hot rows of the host
-  // tier.
-  virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
-                           std::span<std::byte> out, ReadStats* stats) const = 0;
+                          RowPart part, RowSink out, ReadStats* stats) const = 0;
+  // A run of rows, or a part of them. Streams; does not displace hot rows of the host tier.
+  virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
+                           RowSink out, ReadStats* stats) const = 0;
+  // Whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                  std::span<std::byte> out, ReadStats* stats) const {
+    return ReadRows(layer, kv_head, ids, RowPart::kRow, {out, model().geometry.row().bytes()},
+                    stats);
+  }
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, std::span<std::byte> out,
+                   ReadStats* stats) const {
+    return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
+                     stats);
+  }
+  // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
+  // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
+  virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
+                                                     std::span<const uint32_t> ids,
+                                                     RowPart part) const = 0;
 };
 
 class PrefixStore {
@@ -162,8 +207,19 @@ class PrefixStore {
 
   virtual std::vector<PrefixInfo> ListPrefixes() const = 0;
   virtual Result<PrefixInfo> GetPrefix(const SegmentId& id) const = 0;
-  // kFailedPrecondition when other prefixes continue it or it is open.
+  // Removes the prefix's name and whatever is stored for it alone; tokens that others continue stay
+  // until those are gone. kFailedPrecondition when it is open.
   virtual Status Remove(const SegmentId& id) = 0;
+
+  // Rewrites the segment's rows in the settled layout (segment_layout.h): neighbours in key space
+  // share pages, keys and values can be read apart. Readers are not disturbed. Does nothing when it
+  // is settled already.
+  virtual Status Settle(const SegmentId& id, const SettleOptions& options) = 0;
+  // Joins a segment with the one it continues, if together they have at most max_tokens and nothing
+  // else needs either: one file instead of two. The prefixes' names stay valid; blobs are not taken
+  // over (ranges changed: make them again for the returned segment). kFailedPrecondition says what
+  // stands in the way.
+  virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) = 0;
   // Reads and verifies everything of one segment (or all): damaged segments are quarantined, and
   // a quarantined one that verifies again is released.
   virtual Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) = 0;
@@ -173,6 +229,9 @@ class PrefixStore {
     uint64_t segments = 0, bytes_on_disk = 0, bytes_free = 0;
     uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
     uint64_t bytes_written = 0, bytes_read = 0, puts = 0, puts_aborted = 0;
+    // Rewriting: bytes_written counts it too, so write amplification is bytes_written over
+    // (bytes_written - bytes_rewritten).
+    uint64_t bytes_rewritten = 0, settled = 0, merged = 0;
     uint64_t recovered_orphans = 0, checksum_failures = 0;
   };
   virtual Stats stats() const = 0;

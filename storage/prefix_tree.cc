@@ -35,14 +35,12 @@ PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
 
 void PrefixTree::Insert(const CatalogSegment& segment, const BlockHash& scope) {
   std::lock_guard lock(mutex_);
-  Node node{segment.record,
-            scope,
-            segment.quarantine,
-            segment.last_used_unix_ms,
-            segment.last_used_unix_ms,
-            0,
-            0};
-  const SegmentId id = segment.record.id;
+  InsertNode({segment.record, scope, segment.quarantine, segment.last_used_unix_ms,
+              segment.last_used_unix_ms, 0, 0});
+}
+
+void PrefixTree::InsertNode(Node node) {
+  const SegmentId id = node.record.id;
   children_[KeyOf(node)].insert(id);
   file_bytes_ += node.record.file_bytes;
   if (!node.record.is_root()) {
@@ -55,7 +53,18 @@ void PrefixTree::Insert(const CatalogSegment& segment, const BlockHash& scope) {
   (void)fresh;
 }
 
-Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id) {
+void PrefixTree::EraseNode(const SegmentId& id) {
+  const auto it = nodes_.find(id);
+  const auto siblings = children_.find(KeyOf(it->second));
+  siblings->second.erase(id);
+  if (siblings->second.empty()) children_.erase(siblings);
+  file_bytes_ -= it->second.record.file_bytes;
+  const auto parent = nodes_.find(it->second.record.parent);
+  if (parent != nodes_.end()) --parent->second.children;
+  nodes_.erase(it);
+}
+
+Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id, const Commit& commit) {
   std::lock_guard lock(mutex_);
   const auto it = nodes_.find(id);
   if (it == nodes_.end()) return NoPrefix(id);
@@ -68,16 +77,131 @@ Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id) {
     return Error{Code::kFailedPrecondition,
                  "prefix " + id.ToString() + " is open; detach its readers and writers first"};
   }
-  const auto siblings = children_.find(KeyOf(it->second));
-  siblings->second.erase(id);
-  if (siblings->second.empty()) children_.erase(siblings);
-  SegmentRecord record = std::move(it->second.record);
-  nodes_.erase(it);
-  file_bytes_ -= record.file_bytes;
-  if (const auto parent = nodes_.find(record.parent); parent != nodes_.end()) {
-    --parent->second.children;
-  }
+  PREFIXD_TRY(commit());
+  SegmentRecord record = it->second.record;
+  EraseNode(id);
   return record;
+}
+
+Result<SegmentRecord> PrefixTree::Record(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  return it->second.record;
+}
+
+Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(record.id);
+  if (it == nodes_.end()) return NoPrefix(record.id);
+  SegmentRecord& known = it->second.record;
+  if (known.file != file) {
+    return Error{Code::kUnavailable,
+                 "segment " + record.id.ToString() + " was rewritten meanwhile"};
+  }
+  assert(known.parent == record.parent && known.tokens == record.tokens);
+  PREFIXD_TRY(commit());
+  file_bytes_ += record.file_bytes - known.file_bytes;
+  known = record;
+  return {};
+}
+
+Result<PrefixTree::Node*> PrefixTree::MergeParentNode(const SegmentId& leaf) const {
+  const auto it = nodes_.find(leaf);
+  if (it == nodes_.end()) return NoPrefix(leaf);
+  const auto refuse = [&](const char* why) {
+    return Error{Code::kFailedPrecondition,
+                 "segment " + leaf.ToString() + " cannot be merged with its parent: " + why};
+  };
+  const Node& node = it->second;
+  const auto parent_it = nodes_.find(node.record.parent);
+  if (parent_it == nodes_.end()) return refuse("it has none");
+  const Node& parent = parent_it->second;
+  if (node.children > 0) return refuse("others continue it");
+  if (parent.children > 1) return refuse("others continue the parent");
+  if (node.record.tokens.begin != parent.record.tokens.end) {
+    return refuse("it begins inside the parent");
+  }
+  if (node.pins > 0 || parent.pins > 0) return refuse("one of them is open");
+  if (!node.quarantine.empty() || !parent.quarantine.empty()) {
+    return refuse("one of them is quarantined");
+  }
+  return const_cast<Node*>(&parent);
+}
+
+Result<SegmentRecord> PrefixTree::MergeParent(const SegmentId& leaf) const {
+  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const Node* parent, MergeParentNode(leaf));
+  return parent->record;
+}
+
+Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
+                         std::span<const AliasRecord> aliases, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const Node* parent, MergeParentNode(leaf));
+  const Node& node = nodes_.at(leaf);
+  Node joined{merged,
+              node.scope,
+              "",
+              std::max(node.last_used_unix_ms, parent->last_used_unix_ms),
+              node.last_recorded_unix_ms,
+              0,
+              0};
+  const SegmentId parent_id = parent->record.id;
+  PREFIXD_TRY(commit());
+  EraseNode(leaf);
+  EraseNode(parent_id);
+  InsertNode(std::move(joined));
+  for (const AliasRecord& alias : aliases) aliases_[alias.id] = alias;
+  return {};
+}
+
+std::vector<SegmentId> PrefixTree::Unneeded() const {
+  std::lock_guard lock(mutex_);
+  std::set<SegmentId> named;
+  for (const auto& [id, alias] : aliases_) named.insert(alias.segment);
+  std::vector<SegmentId> out;
+  for (const auto& [id, node] : nodes_) {
+    if (!node.record.listed && node.children == 0 && node.pins == 0 && !named.contains(id)) {
+      out.push_back(id);
+    }
+  }
+  return out;
+}
+
+void PrefixTree::InsertAlias(const AliasRecord& alias) {
+  std::lock_guard lock(mutex_);
+  aliases_[alias.id] = alias;
+}
+
+Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(id);
+  if (it == aliases_.end()) return NoPrefix(id);
+  PREFIXD_TRY(commit());
+  AliasRecord alias = std::move(it->second);
+  aliases_.erase(it);
+  return alias;
+}
+
+std::vector<AliasRecord> PrefixTree::Aliases() const {
+  std::lock_guard lock(mutex_);
+  std::vector<AliasRecord> out;
+  for (const auto& [id, alias] : aliases_) out.push_back(alias);
+  return out;
+}
+
+std::vector<AliasRecord> PrefixTree::AliasesInto(const SegmentId& segment) const {
+  std::vector<AliasRecord> out = Aliases();
+  std::erase_if(out, [&](const AliasRecord& alias) { return alias.segment != segment; });
+  return out;
+}
+
+std::pair<SegmentId, uint32_t> PrefixTree::Resolve(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(id);
+  if (it == aliases_.end()) return {id, 0};
+  return {it->second.segment, it->second.n_tokens};
 }
 
 std::vector<const PrefixTree::Node*> PrefixTree::ChainOf(const SegmentId& id) const {
@@ -178,7 +302,8 @@ bool PrefixTree::Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms) {
 
 Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
-  const auto it = nodes_.find(id);
+  const auto alias = aliases_.find(id);
+  const auto it = nodes_.find(alias == aliases_.end() ? id : alias->second.segment);
   if (it == nodes_.end()) return NoPrefix(id);
   const Node& node = it->second;
   PrefixInfo info;
@@ -192,7 +317,17 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   info.children = node.children;
   info.created_unix_ms = node.record.created_unix_ms;
   info.last_used_unix_ms = node.last_used_unix_ms;
-  const std::vector<const Node*> chain = ChainOf(id);
+  info.listed = node.record.listed;
+  info.settled = node.record.settled;
+  info.pinned = node.record.pinned;
+  info.expires_unix_ms = node.record.expires_unix_ms;
+  if (alias != aliases_.end()) {
+    info.listed = true;
+    info.label = alias->second.label;
+    info.n_tokens = alias->second.n_tokens;
+    info.created_unix_ms = alias->second.created_unix_ms;
+  }
+  const std::vector<const Node*> chain = ChainOf(node.record.id);
   info.quarantined = !chain.front()->record.is_root();  // a lost ancestor
   for (const Node* link : chain) {
     info.chain.push_back(link->record.id);

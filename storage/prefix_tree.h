@@ -1,17 +1,25 @@
 // Which segments exist and how they continue one another: the catalog's segment rows in memory.
-// Pins are objects: while one lives, no segment of its chain can be removed.
+// Pins are objects: while one lives, no segment of its chain can be removed or merged.
 //
-// Thread-safety: all methods may be called concurrently; every call is short and does no I/O.
+// A segment stays while somebody needs it: a prompt that was put ends there (it is listed, or an
+// alias names a place in it), or others continue it.
+//
+// Thread-safety: all methods may be called concurrently; every call is short and does no I/O, save
+// the `commit` that some take: it runs under the tree's lock, so that what the catalog and the tree
+// say changes at once, and when it fails nothing has changed.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "storage/catalog.h"
@@ -51,10 +59,32 @@ class ChainPin {
 
 class PrefixTree {
  public:
+  using Commit = std::function<Status()>;
+
   // `scope` (identity.h) separates models and tenants. The parent must be there already.
   void Insert(const CatalogSegment& segment, const BlockHash& scope);
   // kNotFound; kFailedPrecondition when continued or pinned. On success it is out of the tree.
-  Result<SegmentRecord> Erase(const SegmentId& id);
+  Result<SegmentRecord> Erase(const SegmentId& id, const Commit& commit);
+  Result<SegmentRecord> Record(const SegmentId& id) const;  // kNotFound
+  // Replaces the record of a segment; id, parent and tokens stay. kUnavailable when it is not the
+  // one in `file` any more.
+  Status Update(const SegmentRecord& record, const Uuid& file, const Commit& commit);
+  // `merged` takes the place of `leaf` and of its parent, which nothing else continues: neither may
+  // be pinned or quarantined. kFailedPrecondition says what stands in the way.
+  Status Merge(const SegmentId& leaf, const SegmentRecord& merged,
+               std::span<const AliasRecord> aliases, const Commit& commit);
+  // The leaf's parent, if the two may be merged now.
+  Result<SegmentRecord> MergeParent(const SegmentId& leaf) const;
+  // Unlisted segments that nothing continues, names or holds.
+  std::vector<SegmentId> Unneeded() const;
+
+  // Names that outlived their segments.
+  void InsertAlias(const AliasRecord& alias);
+  Result<AliasRecord> EraseAlias(const SegmentId& id, const Commit& commit);  // kNotFound
+  std::vector<AliasRecord> Aliases() const;
+  std::vector<AliasRecord> AliasesInto(const SegmentId& segment) const;
+  // The segment that a prefix's name stands for, and its length (0: all of it).
+  std::pair<SegmentId, uint32_t> Resolve(const SegmentId& id) const;
   // kNotFound, or kCorrupt when a segment of the chain is quarantined.
   Result<ChainPin> Pin(const SegmentId& id);
   // As Pin, for the segment alone, quarantined or not.
@@ -72,7 +102,7 @@ class PrefixTree {
   // True when the last recorded use is at least `step_ms` ago: worth writing down.
   bool Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
 
-  // own_bytes is that of the segment file; the caller adds blobs.
+  // Of a segment or an alias. own_bytes is that of the segment file; the caller adds blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
   uint64_t file_bytes() const;
@@ -90,7 +120,11 @@ class PrefixTree {
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
   static ChildKey KeyOf(const Node& node);
-  // Root first; stops at the first unknown segment. Need mutex_.
+  // All need mutex_.
+  Result<Node*> MergeParentNode(const SegmentId& leaf) const;
+  void InsertNode(Node node);
+  void EraseNode(const SegmentId& id);
+  // Root first; stops at the first unknown segment.
   std::vector<const Node*> ChainOf(const SegmentId& id) const;
   std::vector<SegmentId> Children(const ChildKey& key) const;
   void Unpin(const std::vector<SegmentRecord>& chain);
@@ -98,6 +132,7 @@ class PrefixTree {
   mutable std::mutex mutex_;
   std::unordered_map<SegmentId, Node, SegmentIdHash> nodes_;
   std::map<ChildKey, std::set<SegmentId>> children_;
+  std::map<SegmentId, AliasRecord> aliases_;
   uint64_t file_bytes_ = 0;
 };
 

@@ -8,7 +8,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kRecordVersion = 1;
+// Version 1 lacks what was added since; it is still read.
+constexpr int kRecordVersion = 2;
 
 std::string Pack(json value) {
   value["v"] = kRecordVersion;
@@ -87,6 +88,25 @@ Result<ModelRecord> ModelFromJson(const json& v) {
   return m;
 }
 
+json AliasToJson(const AliasRecord& a) {
+  return {{"id", Binary(a.id.bytes)},
+          {"segment", Binary(a.segment.bytes)},
+          {"n_tokens", a.n_tokens},
+          {"label", a.label},
+          {"created", a.created_unix_ms}};
+}
+
+Result<AliasRecord> AliasFromJson(const json& v) {
+  AliasRecord a;
+  if (!GetBinary(v.at("id"), a.id.bytes) || !GetBinary(v.at("segment"), a.segment.bytes)) {
+    return Error{Code::kCorrupt, "a stored alias has an id of the wrong length"};
+  }
+  a.n_tokens = v.at("n_tokens").get<uint32_t>();
+  a.label = v.at("label").get<std::string>();
+  a.created_unix_ms = v.at("created").get<int64_t>();
+  return a;
+}
+
 }  // namespace
 
 std::string EncodeModel(const ModelRecord& model) { return Pack(ModelToJson(model)); }
@@ -97,6 +117,7 @@ Result<ModelRecord> DecodeModel(std::string_view bytes) {
 
 std::string EncodeSegment(const SegmentRecord& r) {
   return Pack({{"id", Binary(r.id.bytes)},
+               {"file", Binary(r.file)},
                {"sequence", r.sequence},
                {"model", r.model},
                {"tenant", r.tenant},
@@ -106,13 +127,25 @@ std::string EncodeSegment(const SegmentRecord& r) {
                {"end", r.tokens.end},
                {"first_token", r.first_token},
                {"file_bytes", r.file_bytes},
-               {"created", r.created_unix_ms}});
+               {"created", r.created_unix_ms},
+               {"settled", r.settled},
+               {"listed", r.listed},
+               {"pinned", r.pinned},
+               {"expires", r.expires_unix_ms}});
 }
 
 Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
   return Unpack<SegmentRecord>(bytes, "segment record", [](const json& v) -> Result<SegmentRecord> {
     SegmentRecord r;
-    const bool ids = GetBinary(v.at("id"), r.id.bytes) && GetBinary(v.at("parent"), r.parent.bytes);
+    bool ids = GetBinary(v.at("id"), r.id.bytes) && GetBinary(v.at("parent"), r.parent.bytes);
+    r.file = r.id.bytes;
+    if (v.at("v").get<int>() >= 2) {
+      ids = ids && GetBinary(v.at("file"), r.file);
+      r.settled = v.at("settled").get<bool>();
+      r.listed = v.at("listed").get<bool>();
+      r.pinned = v.at("pinned").get<bool>();
+      r.expires_unix_ms = v.at("expires").get<int64_t>();
+    }
     r.sequence = v.at("sequence").get<uint64_t>();
     r.model = v.at("model").get<std::string>();
     r.tenant = v.at("tenant").get<std::string>();
@@ -128,23 +161,37 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
   });
 }
 
+std::string EncodeAlias(const AliasRecord& alias) { return Pack(AliasToJson(alias)); }
+
+Result<AliasRecord> DecodeAlias(std::string_view bytes) {
+  return Unpack<AliasRecord>(bytes, "alias", AliasFromJson);
+}
+
 std::string EncodeManifest(const SegmentManifest& m) {
+  json aliases = json::array();
+  for (const AliasRecord& alias : m.aliases) aliases.push_back(AliasToJson(alias));
   return Pack({{"model", ModelToJson(m.model)},
                {"tenant", m.tenant},
                {"label", m.label},
-               {"block_tokens", m.block_tokens}});
+               {"block_tokens", m.block_tokens},
+               {"aliases", std::move(aliases)}});
 }
 
 Result<SegmentManifest> DecodeManifest(std::string_view bytes) {
-  return Unpack<SegmentManifest>(bytes, "segment manifest",
-                                 [](const json& v) -> Result<SegmentManifest> {
-                                   SegmentManifest m;
-                                   PREFIXD_ASSIGN(m.model, ModelFromJson(v.at("model")));
-                                   m.tenant = v.at("tenant").get<std::string>();
-                                   m.label = v.at("label").get<std::string>();
-                                   m.block_tokens = v.at("block_tokens").get<uint32_t>();
-                                   return m;
-                                 });
+  return Unpack<SegmentManifest>(
+      bytes, "segment manifest", [](const json& v) -> Result<SegmentManifest> {
+        SegmentManifest m;
+        PREFIXD_ASSIGN(m.model, ModelFromJson(v.at("model")));
+        m.tenant = v.at("tenant").get<std::string>();
+        m.label = v.at("label").get<std::string>();
+        m.block_tokens = v.at("block_tokens").get<uint32_t>();
+        if (v.at("v").get<int>() >= 2) {
+          for (const json& alias : v.at("aliases")) {
+            PREFIXD_ASSIGN(m.aliases.emplace_back(), AliasFromJson(alias));
+          }
+        }
+        return m;
+      });
 }
 
 }  // namespace prefixd::storage

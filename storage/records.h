@@ -5,37 +5,58 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attention/partition.h"
 #include "attention/result.h"
 #include "storage/prefix_store.h"
+#include "storage/segment_format.h"
 
 namespace prefixd::storage {
 
 // One committed segment. The parent is all zero when the segment starts at token 0.
 struct SegmentRecord {
   SegmentId id;
-  uint64_t sequence = 0;
+  Uuid file{};            // which file holds its rows now: <file>.seg
+  uint64_t sequence = 0;  // of the commit of that file
   std::string model, tenant, label;
   SegmentId parent;
   TokenRange tokens;         // positions in the prefix
   uint32_t first_token = 0;  // its first own token id: tells siblings apart
   uint64_t file_bytes = 0;
   int64_t created_unix_ms = 0;
+  bool settled = false;  // rows are in the settled layout
+  // A prompt that somebody put ends here. False: kept only because others continue it.
+  bool listed = true;
+  bool pinned = false;          // never evicted
+  int64_t expires_unix_ms = 0;  // 0: never
 
   bool is_root() const { return parent == SegmentId{}; }
+  bool operator==(const SegmentRecord&) const = default;
+};
+
+// A prefix whose segment was merged into the one that continued it.
+struct AliasRecord {
+  SegmentId id;
+  SegmentId segment;  // which holds its tokens now, and more behind them
+  uint32_t n_tokens = 0;
+  std::string label;
+  int64_t created_unix_ms = 0;
 };
 
 std::string EncodeModel(const ModelRecord& model);
 Result<ModelRecord> DecodeModel(std::string_view bytes);
 std::string EncodeSegment(const SegmentRecord& record);
 Result<SegmentRecord> DecodeSegment(std::string_view bytes);
+std::string EncodeAlias(const AliasRecord& alias);
+Result<AliasRecord> DecodeAlias(std::string_view bytes);
 
 // The manifest inside a segment file: all that a rebuilt catalog needs beyond header and footer.
 struct SegmentManifest {
   ModelRecord model;
   std::string tenant, label;
   uint32_t block_tokens = 0;
+  std::vector<AliasRecord> aliases;  // of prefixes that end inside the segment
 };
 std::string EncodeManifest(const SegmentManifest& manifest);
 Result<SegmentManifest> DecodeManifest(std::string_view bytes);

@@ -18,10 +18,11 @@ class SegmentCache {
  public:
   explicit SegmentCache(size_t max_open) : max_open_(max_open) {}
 
-  std::shared_ptr<const SegmentFile> Find(const SegmentId& id) {
+  // The file that holds the segment by this record, if it is open.
+  std::shared_ptr<const SegmentFile> Find(const SegmentRecord& record) {
     std::lock_guard lock(mutex_);
-    const auto it = index_.find(id);
-    if (it == index_.end()) return nullptr;
+    const auto it = index_.find(record.id);
+    if (it == index_.end() || (*it->second)->record().file != record.file) return nullptr;
     order_.splice(order_.begin(), order_, it->second);
     return *it->second;
   }
@@ -29,7 +30,11 @@ class SegmentCache {
   void Add(std::shared_ptr<const SegmentFile> file) {
     std::lock_guard lock(mutex_);
     const SegmentId id = file->record().id;
-    if (index_.contains(id)) return;
+    if (const auto it = index_.find(id); it != index_.end()) {
+      if ((*it->second)->record().file == file->record().file) return;
+      order_.erase(it->second);
+      index_.erase(it);
+    }
     order_.push_front(std::move(file));
     index_[id] = order_.begin();
     if (order_.size() <= max_open_) return;
@@ -37,10 +42,10 @@ class SegmentCache {
     order_.pop_back();
   }
 
-  void Erase(const SegmentId& id) {
+  void Erase(const SegmentRecord& record) {
     std::lock_guard lock(mutex_);
-    const auto it = index_.find(id);
-    if (it == index_.end()) return;
+    const auto it = index_.find(record.id);
+    if (it == index_.end() || (*it->second)->record().file != record.file) return;
     order_.erase(it->second);
     index_.erase(it);
   }

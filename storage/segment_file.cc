@@ -52,14 +52,15 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
     PREFIXD_TRY(ReadFully(engine, fd_.get(), 0, view, IoPriority::kStepRead, path.string()));
     PREFIXD_ASSIGN(header_, SegmentHeader::Decode(view));
     PREFIXD_ASSIGN(layout_, header_.Layout());
-    if (header_.segment != record.id.bytes || header_.parent != record.parent.bytes ||
-        header_.tokens != record.tokens || layout_.file_bytes() != bytes) {
+    if (header_.segment != record.id.bytes || header_.file != record.file ||
+        header_.parent != record.parent.bytes || header_.tokens != record.tokens ||
+        layout_.file_bytes() != bytes) {
       return Damaged(path, "the header does not agree with the catalog");
     }
     PREFIXD_TRY(ReadFully(engine, fd_.get(), layout_.footer_page * kPageBytes, view,
                           IoPriority::kStepRead, path.string()));
     PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(view));
-    if (footer_.segment != header_.segment || footer_.sequence != record.sequence ||
+    if (footer_.file != header_.file || footer_.sequence != record.sequence ||
         footer_.total_pages != layout_.total_pages() ||
         footer_.manifest_bytes != header_.manifest_bytes) {
       return Damaged(path, "the footer does not agree with header and catalog");
@@ -75,25 +76,72 @@ Status SegmentFile::LoadTable(IoEngine& engine, const std::filesystem::path& pat
                         IoPriority::kStepRead, path.string()));
   table_.resize(layout_.table_page);
   std::memcpy(table_.data(), buffer.data(), table_.size() * sizeof(uint64_t));
-  if (TableChecksum(header_.segment, table_) != footer_.table_checksum) {
+  if (TableChecksum(header_.file, table_) != footer_.table_checksum) {
     return Damaged(path, "the checksum table is damaged");
   }
   return {};
 }
 
-Status SegmentFile::LoadTokens(IoEngine& engine, const std::filesystem::path& path) {
-  const uint64_t pages = layout_.manifest_page - layout_.token_page;
-  AlignedBuffer buffer(pages * kPageBytes);
-  PREFIXD_TRY(ReadFully(engine, fd_.get(), layout_.token_page * kPageBytes, buffer.span(),
-                        IoPriority::kStepRead, path.string()));
-  for (uint64_t i = 0; i < pages; ++i) {
-    const ConstPageBytes page(buffer.data() + i * kPageBytes, kPageBytes);
-    if (!VerifyPage(layout_.token_page + i, page))
-      return Damaged(path, "its token ids are damaged");
-  }
-  tokens_.resize(layout_.n_tokens);
+Status SegmentFile::LoadTokens(IoEngine& engine) {
+  AlignedBuffer buffer;
+  PREFIXD_TRY(ReadPages(engine, layout_.token_page, layout_.manifest_page - layout_.token_page,
+                        buffer, "token ids"));
+  tokens_.resize(layout_.shape.n_tokens);
   std::memcpy(tokens_.data(), buffer.data(), tokens_.size() * sizeof(uint32_t));
   return {};
+}
+
+Status SegmentFile::ReadPages(IoEngine& engine, uint64_t first, uint64_t n, AlignedBuffer& out,
+                              const char* what) const {
+  const std::string who = "segment " + record_.id.ToString();
+  out = AlignedBuffer(n * kPageBytes);
+  PREFIXD_TRY(
+      ReadFully(engine, fd_.get(), first * kPageBytes, out.span(), IoPriority::kStepRead, who));
+  for (uint64_t i = 0; i < n; ++i) {
+    if (!VerifyPage(first + i, ConstPageBytes(out.data() + i * kPageBytes, kPageBytes))) {
+      return Error{Code::kCorrupt, who + ": its " + what + " are damaged"};
+    }
+  }
+  return {};
+}
+
+Result<std::unique_ptr<const RunOrder>> SegmentFile::LoadOrder(IoEngine& engine, uint32_t layer,
+                                                               uint32_t head) const {
+  AlignedBuffer buffer;
+  PREFIXD_TRY(Twice([&] {
+    return ReadPages(engine, layout_.order_page_of(layer, head), layout_.pages_per_order, buffer,
+                     "row orders");
+  }));
+  const uint32_t n = layout_.shape.n_tokens, chunk_tokens = layout_.chunk_tokens();
+  auto order = std::make_unique<RunOrder>();
+  order->slot_of.resize(n);
+  std::memcpy(order->slot_of.data(), buffer.data(), n * sizeof(uint16_t));
+  order->token_in.resize(n);
+  std::vector<bool> taken(n);
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t begin = i / chunk_tokens * chunk_tokens;
+    const uint32_t slot = begin + order->slot_of[i];
+    if (slot >= std::min(begin + chunk_tokens, n) || taken[slot]) {
+      return Error{Code::kCorrupt,
+                   "segment " + record_.id.ToString() + ": a row order is no permutation"};
+    }
+    taken[slot] = true;
+    order->token_in[slot] = static_cast<uint16_t>(i - begin);
+  }
+  return std::unique_ptr<const RunOrder>(std::move(order));
+}
+
+Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uint32_t head) const {
+  if (!layout_.settled()) return static_cast<const RunOrder*>(nullptr);
+  const uint32_t run = layout_.run(layer, head);
+  {
+    std::lock_guard lock(orders_mutex_);
+    if (orders_[run]) return orders_[run].get();
+  }
+  PREFIXD_ASSIGN(auto order, LoadOrder(engine, layer, head));
+  std::lock_guard lock(orders_mutex_);
+  if (!orders_[run]) orders_[run] = std::move(order);  // else another thread was first
+  return orders_[run].get();
 }
 
 Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
@@ -103,7 +151,8 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
   auto file = std::shared_ptr<SegmentFile>(new SegmentFile());
   PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
   PREFIXD_TRY(Twice([&] { return file->LoadTable(engine, path); }));
-  PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine, path); }));
+  PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine); }));
+  if (file->layout_.settled()) file->orders_.resize(file->layout_.runs());
   return std::shared_ptr<const SegmentFile>(std::move(file));
 }
 

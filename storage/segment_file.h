@@ -1,10 +1,12 @@
 // One committed segment, open for reading: its file, its checksums, its token ids.
 //
-// Thread-safety: immutable after Open; all methods may be called concurrently.
+// Thread-safety: all methods may be called concurrently; orders are loaded once, when first asked
+// for.
 #pragma once
 
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -14,6 +16,12 @@
 #include "storage/segment_format.h"
 
 namespace prefixd::storage {
+
+// The stored order of one run's rows (settled layout), both ways.
+struct RunOrder {
+  std::vector<uint16_t> slot_of;   // [own index]: slot in its chunk
+  std::vector<uint16_t> token_in;  // [slot]: index in its chunk
+};
 
 class SegmentFile {
  public:
@@ -34,15 +42,24 @@ class SegmentFile {
 
   // Whether `bytes` are the page `page` (below the table) as it was written.
   bool VerifyPage(uint64_t page, ConstPageBytes bytes) const {
-    return PageChecksum(header_.segment, page, bytes) == table_[page];
+    return PageChecksum(header_.file, page, bytes) == table_[page];
   }
+
+  // Of one run; null in the arrival layout. Lives as long as the file. kCorrupt when it does not
+  // verify: the caller quarantines.
+  Result<const RunOrder*> Order(IoEngine& engine, uint32_t layer, uint32_t head) const;
 
  private:
   SegmentFile() = default;
   Status OpenEnds(IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record,
                   bool direct);
   Status LoadTable(IoEngine& engine, const std::filesystem::path& path);
-  Status LoadTokens(IoEngine& engine, const std::filesystem::path& path);
+  Status LoadTokens(IoEngine& engine);
+  Result<std::unique_ptr<const RunOrder>> LoadOrder(IoEngine& engine, uint32_t layer,
+                                                    uint32_t head) const;
+  // Reads pages [first, first + n), verified.
+  Status ReadPages(IoEngine& engine, uint64_t first, uint64_t n, AlignedBuffer& out,
+                   const char* what) const;
 
   SegmentRecord record_;
   UniqueFd fd_;
@@ -51,6 +68,8 @@ class SegmentFile {
   SegmentLayout layout_;
   std::vector<uint64_t> table_;  // [layout.table_page]
   std::vector<uint32_t> tokens_;
+  mutable std::mutex orders_mutex_;
+  mutable std::vector<std::unique_ptr<const RunOrder>> orders_;  // [runs], null: not loaded
 };
 
 // Opens with O_DIRECT if asked and possible. `path` names an existing file unless flags say so.

@@ -36,8 +36,8 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
       plan_(std::move(plan)),
       layout_(layout),
       table_(layout.table_page),
-      have_(layout.n_layers, std::vector<bool>(layout.n_tokens)),
-      have_count_(layout.n_layers) {
+      have_(layout.shape.n_layers, std::vector<bool>(layout.shape.n_tokens)),
+      have_count_(layout.shape.n_layers) {
   const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
   const size_t n = std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), 2, 4);
   for (size_t i = 0; i < n; ++i) slabs_.push_back(std::make_unique<Slab>(pages));
@@ -70,9 +70,9 @@ Status SegmentFileWriter::Allocate() {
 Status SegmentFileWriter::CheckRequest(uint32_t layer, uint32_t first, uint32_t n,
                                        size_t bytes) const {
   const TokenRange own = plan_.header.tokens;
-  if (layer >= layout_.n_layers) {
+  if (layer >= layout_.shape.n_layers) {
     return InvalidArgument("layer " + std::to_string(layer) + " of a model with " +
-                           std::to_string(layout_.n_layers) + " layers");
+                           std::to_string(layout_.shape.n_layers) + " layers");
   }
   if (n == 0 || first < own.begin || first >= own.end || n > own.end - first) {
     return InvalidArgument("tokens [" + std::to_string(first) + ", " +
@@ -80,7 +80,7 @@ Status SegmentFileWriter::CheckRequest(uint32_t layer, uint32_t first, uint32_t 
                            std::to_string(own.begin) + ", " + std::to_string(own.end) +
                            "), which this put stores");
   }
-  const size_t expected = size_t{layout_.n_kv_heads} * n * layout_.row_bytes;
+  const size_t expected = size_t{layout_.shape.n_kv_heads} * n * layout_.row_bytes();
   if (bytes != expected) {
     return InvalidArgument("rows of " + std::to_string(bytes) + " bytes instead of " +
                            std::to_string(expected));
@@ -97,10 +97,11 @@ Status SegmentFileWriter::CheckRequest(uint32_t layer, uint32_t first, uint32_t 
 Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                                     std::span<const std::byte> rows) {
   if (!failed_.ok()) return failed_;
+  if (layout_.settled()) return InvalidArgument("a settled segment is written in chunks");
   PREFIXD_TRY(CheckRequest(layer, first, n, rows.size()));
   const uint32_t begin = first - plan_.header.tokens.begin;
-  const size_t head_bytes = size_t{n} * layout_.row_bytes;
-  for (uint32_t head = 0; head < layout_.n_kv_heads && failed_.ok(); ++head) {
+  const size_t head_bytes = size_t{n} * layout_.row_bytes();
+  for (uint32_t head = 0; head < layout_.shape.n_kv_heads && failed_.ok(); ++head) {
     failed_ = PutRun(layer, head, begin, n, rows.data() + head * head_bytes);
   }
   if (!failed_.ok()) return failed_;
@@ -109,34 +110,86 @@ Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
   return {};
 }
 
+Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk,
+                                     std::span<const std::byte> rows,
+                                     std::span<const uint32_t> order) {
+  if (!failed_.ok()) return failed_;
+  const SegmentLayout& l = layout_;
+  if (!l.settled() || uint64_t{l.run(layer, head)} * l.chunks() + chunk != chunks_written_) {
+    return InvalidArgument("chunks of a settled segment are written once and in ascending order");
+  }
+  const uint32_t n = l.chunk_size(chunk);
+  std::vector<uint16_t> slots(n);
+  std::vector<bool> taken(n);
+  bool permutation = order.size() == n && rows.size() == size_t{n} * l.row_bytes();
+  for (uint32_t slot = 0; permutation && slot < n; ++slot) {
+    permutation = order[slot] < n && !taken[order[slot]];
+    if (!permutation) break;
+    taken[order[slot]] = true;
+    slots[order[slot]] = static_cast<uint16_t>(slot);
+  }
+  if (!permutation) {
+    return InvalidArgument("the order of a chunk of " + std::to_string(n) +
+                           " rows must name each of them once");
+  }
+  slots_.insert(slots_.end(), slots.begin(), slots.end());
+  ++chunks_written_;
+  const uint64_t run = l.run_page(layer, head);
+  failed_ = [&]() -> Status {
+    PREFIXD_TRY(PutItems(run + l.chunk_keys(chunk), l.key, rows, 0, order));
+    PREFIXD_TRY(PutItems(run + l.chunk_values(chunk), l.value, rows, l.shape.key_bytes, order));
+    if (chunk + 1 < l.chunks()) return {};
+    PREFIXD_TRY(PutBytes(l.order_page_of(layer, head), std::as_bytes(std::span(slots_))));
+    slots_.clear();
+    return {};
+  }();
+  return failed_;
+}
+
+Status SegmentFileWriter::PutItems(uint64_t page, const ItemPages& items,
+                                   std::span<const std::byte> rows, size_t first,
+                                   std::span<const uint32_t> order) {
+  const size_t row_bytes = layout_.row_bytes();
+  std::vector<std::byte> bytes(items.pages_per_item * kPageBytes);
+  for (size_t slot = 0; slot < order.size(); slot += items.per_page) {
+    const size_t n = std::min<size_t>(items.per_page, order.size() - slot);
+    for (size_t i = 0; i < n; ++i) {
+      std::memcpy(bytes.data() + i * items.bytes, rows.data() + order[slot + i] * row_bytes + first,
+                  items.bytes);
+    }
+    PREFIXD_TRY(PutBytes(page + items.page(slot), std::span(bytes).first(n * items.bytes)));
+  }
+  return {};
+}
+
 Status SegmentFileWriter::PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n,
                                  const std::byte* rows) {
   const uint64_t run = layout_.run_page(layer, head);
   const uint32_t end = i + n;
   while (i < end) {
-    const uint64_t page = run + layout_.row_page(i);
-    if (layout_.pages_per_row > 1) {
+    const uint64_t page = run + layout_.row.page(i);
+    if (layout_.row.pages_per_item > 1) {
       PREFIXD_TRY(PutLargeRow(page, rows));
-      rows += layout_.row_bytes;
+      rows += layout_.row_bytes();
       ++i;
       continue;
     }
-    const uint32_t page_begin = i / layout_.rows_per_page * layout_.rows_per_page;
-    const uint32_t page_end = std::min(page_begin + layout_.rows_per_page, layout_.n_tokens);
+    const uint32_t page_begin = i / layout_.row.per_page * layout_.row.per_page;
+    const uint32_t page_end = std::min(page_begin + layout_.row.per_page, layout_.shape.n_tokens);
     const uint32_t take = std::min(end, page_end) - i;
     if (take == page_end - page_begin) {
-      PREFIXD_TRY(PutPage(page, {rows, size_t{take} * layout_.row_bytes}));
+      PREFIXD_TRY(PutPage(page, {rows, size_t{take} * layout_.row_bytes()}));
     } else {
-      PREFIXD_TRY(PutPartial(page, layout_.row_offset(i), page_end - page_begin, take, rows));
+      PREFIXD_TRY(PutPartial(page, layout_.row.offset(i), page_end - page_begin, take, rows));
     }
-    rows += size_t{take} * layout_.row_bytes;
+    rows += size_t{take} * layout_.row_bytes();
     i += take;
   }
   return {};
 }
 
 Status SegmentFileWriter::PutLargeRow(uint64_t page, const std::byte* row) {
-  return PutBytes(page, {row, layout_.row_bytes});
+  return PutBytes(page, {row, layout_.row_bytes()});
 }
 
 Status SegmentFileWriter::PutBytes(uint64_t first_page, std::span<const std::byte> bytes) {
@@ -158,7 +211,7 @@ Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t ro
     it = partials_.emplace(page, Partial{std::make_unique<std::byte[]>(kPageBytes), 0}).first;
   }
   Partial& partial = it->second;
-  std::memcpy(partial.bytes.get() + offset, rows, size_t{n} * layout_.row_bytes);
+  std::memcpy(partial.bytes.get() + offset, rows, size_t{n} * layout_.row_bytes());
   partial.rows += n;
   if (partial.rows < rows_in_page) return {};
   const Partial full = std::move(partial);
@@ -172,7 +225,7 @@ Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> byte
   std::byte* slot = slab.slot(slab.pages.size());
   std::memcpy(slot, bytes.data(), bytes.size());
   std::memset(slot + bytes.size(), 0, kPageBytes - bytes.size());
-  table_[page] = PageChecksum(plan_.header.segment, page, ConstPageBytes(slot, kPageBytes));
+  table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(slot, kPageBytes));
   slab.pages.push_back(page);
   return {};
 }
@@ -217,8 +270,12 @@ Status SegmentFileWriter::Reap(Slab& slab) {
 }
 
 Status SegmentFileWriter::CheckComplete() const {
-  for (uint32_t layer = 0; layer < layout_.n_layers; ++layer) {
-    if (have_count_[layer] == layout_.n_tokens) continue;
+  if (layout_.settled()) {
+    if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
+    return Error{Code::kFailedPrecondition, "the settled segment is incomplete"};
+  }
+  for (uint32_t layer = 0; layer < layout_.shape.n_layers; ++layer) {
+    if (have_count_[layer] == layout_.shape.n_tokens) continue;
     const auto missing = std::find(have_[layer].begin(), have_[layer].end(), false);
     const auto token = plan_.header.tokens.begin + (missing - have_[layer].begin());
     return Error{Code::kFailedPrecondition, "the put is incomplete: layer " +
@@ -251,10 +308,10 @@ Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms
   std::fill(buffer.span().begin(), buffer.span().end(), std::byte{0});
   std::memcpy(buffer.data(), table_.data(), table_.size() * sizeof(uint64_t));
   SegmentFooter footer;
-  footer.segment = plan_.header.segment;
+  footer.file = plan_.header.file;
   footer.sequence = sequence;
   footer.total_pages = layout_.total_pages();
-  footer.table_checksum = TableChecksum(plan_.header.segment, table_);
+  footer.table_checksum = TableChecksum(plan_.header.file, table_);
   footer.manifest_bytes = plan_.header.manifest_bytes;
   footer.sealed_unix_ms = unix_ms;
   footer.Encode(PageBytes(buffer.data() + (pages - 1) * kPageBytes, kPageBytes));

@@ -1,4 +1,5 @@
-// Writes one segment file: rows in any order, then a seal. Pages that calls fill only in part wait
+// Writes one segment file: rows in any order (arrival layout) or chunk by chunk (settled layout),
+// then a seal. Pages that calls fill only in part wait
 // in memory; whole pages go out in large writes while the caller goes on. A segment whose rows come
 // in runs keeps at most two partial pages per run and KV head.
 //
@@ -36,8 +37,14 @@ class SegmentFileWriter {
   SegmentFileWriter& operator=(const SegmentFileWriter&) = delete;
 
   const SegmentLayout& layout() const { return layout_; }
-  // As SegmentWriter::WriteRows. After a failed write every call returns its error.
+  // Arrival layout: as SegmentWriter::WriteRows, of rows as stored. After a failed write every call
+  // returns its error.
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
+  // Settled layout: one chunk of one (layer, KV head), all of them once and in ascending order.
+  //   rows: [chunk size][row bytes] in token order; slot s is to hold row order[s].
+  // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.
+  Status WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk, std::span<const std::byte> rows,
+                    std::span<const uint32_t> order);
   // kFailedPrecondition naming the first missing layer and token; nothing has changed then.
   Status CheckComplete() const;
   // Writes the rest and syncs file and directory. The file stays unless Discard is called.
@@ -64,6 +71,9 @@ class SegmentFileWriter {
   // A zero-padded page holding `bytes`, on its way to file page `page`.
   Status PutPage(uint64_t page, std::span<const std::byte> bytes);
   Status PutBytes(uint64_t first_page, std::span<const std::byte> bytes);
+  // Items of a chunk, `first` bytes into each row, in slot order from file page `page` on.
+  Status PutItems(uint64_t page, const ItemPages& items, std::span<const std::byte> rows,
+                  size_t first, std::span<const uint32_t> order);
   Status FlushSlab();
   Status Reap(Slab& slab);
   Status WriteTableAndFooter(uint64_t sequence, int64_t unix_ms);
@@ -80,6 +90,8 @@ class SegmentFileWriter {
   std::vector<uint64_t> table_;
   std::vector<std::vector<bool>> have_;  // [layer][own token]
   std::vector<uint32_t> have_count_;
+  uint64_t chunks_written_ = 0;  // settled layout
+  std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;
   uint64_t bytes_written_ = 0;
 };

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 
 namespace prefixd::storage {
 namespace {
@@ -28,13 +27,17 @@ struct HeaderImage {
   uint64_t pages_per_run, token_page, manifest_page, table_page, footer_page;
   uint64_t manifest_bytes;
   int64_t created_unix_ms;
+  // Since version 2.
+  uint8_t file[16];
+  uint32_t encoding, chunk_tokens, key_bytes, value_bytes;
+  uint64_t pages_per_chunk, pages_per_order, order_page;
 };
-static_assert(sizeof(HeaderImage) == 224, "the format changed: raise kSegmentVersion");
+static_assert(sizeof(HeaderImage) == 280, "the format changed: raise kSegmentVersion");
 
 struct FooterImage {
   char magic[8];
   uint32_t version, page_bytes;
-  uint8_t segment[16];
+  uint8_t file[16];
   uint64_t sequence, total_pages, table_checksum, manifest_bytes;
   int64_t sealed_unix_ms;
 };
@@ -62,10 +65,10 @@ Result<Image> LoadImage(ConstPageBytes page, const char (&magic)[8], const char*
   if (stored != XXH3_64bits(page.data(), kSelfChecksumAt)) {
     return Error{Code::kCorrupt, std::string("the segment ") + what + " is damaged (checksum)"};
   }
-  if (image.version != kSegmentVersion) {
+  if (image.version < 1 || image.version > kSegmentVersion) {
     return Error{Code::kFailedPrecondition,
                  std::string("the segment ") + what + " has format version " +
-                     std::to_string(image.version) + "; this prefixd reads version " +
+                     std::to_string(image.version) + "; this prefixd reads versions up to " +
                      std::to_string(kSegmentVersion)};
   }
   if (image.page_bytes != kPageBytes) {
@@ -74,8 +77,6 @@ Result<Image> LoadImage(ConstPageBytes page, const char (&magic)[8], const char*
   }
   return image;
 }
-
-uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 template <size_t N>
 void CopyTo(const std::array<uint8_t, N>& from, uint8_t (&to)[N]) {
@@ -86,55 +87,30 @@ void CopyFrom(const uint8_t (&from)[N], std::array<uint8_t, N>& to) {
   std::memcpy(to.data(), from, N);
 }
 
-uint64_t PlaceSeed(const Uuid& segment, uint64_t page) {
+uint64_t PlaceSeed(const Uuid& file, uint64_t page) {
   uint8_t place[sizeof(Uuid) + sizeof(page)];
-  std::memcpy(place, segment.data(), segment.size());
-  std::memcpy(place + segment.size(), &page, sizeof(page));
+  std::memcpy(place, file.data(), file.size());
+  std::memcpy(place + file.size(), &page, sizeof(page));
   return XXH3_64bits(place, sizeof(place));
 }
 
 }  // namespace
 
-uint64_t PageChecksum(const Uuid& segment, uint64_t page, ConstPageBytes bytes) {
-  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), PlaceSeed(segment, page));
+uint64_t PageChecksum(const Uuid& file, uint64_t page, ConstPageBytes bytes) {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), PlaceSeed(file, page));
 }
 
-uint64_t TableChecksum(const Uuid& segment, std::span<const uint64_t> table) {
-  return XXH3_64bits_withSeed(table.data(), table.size_bytes(), PlaceSeed(segment, table.size()));
+uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table) {
+  return XXH3_64bits_withSeed(table.data(), table.size_bytes(), PlaceSeed(file, table.size()));
 }
 
-Result<SegmentLayout> SegmentLayout::Of(uint32_t n_layers, uint32_t n_kv_heads, uint32_t row_bytes,
-                                        uint32_t n_tokens, uint64_t manifest_bytes) {
-  if (n_layers == 0 || n_kv_heads == 0 || row_bytes == 0 || n_tokens == 0) {
-    return InvalidArgument("a segment needs layers, KV heads, row bytes and tokens");
-  }
-  constexpr uint64_t kMaxPages = std::numeric_limits<uint32_t>::max();
-  SegmentLayout l;
-  l.n_layers = n_layers;
-  l.n_kv_heads = n_kv_heads;
-  l.n_tokens = n_tokens;
-  l.row_bytes = row_bytes;
-  l.rows_per_page = std::max<uint32_t>(1, static_cast<uint32_t>(kPageBytes / row_bytes));
-  l.pages_per_row = static_cast<uint32_t>(CeilDiv(row_bytes, kPageBytes));
-  l.pages_per_run = l.pages_per_row > 1 ? uint64_t{n_tokens} * l.pages_per_row
-                                        : CeilDiv(n_tokens, l.rows_per_page);
-  const auto runs = static_cast<unsigned __int128>(n_layers) * n_kv_heads;
-  if (runs * l.pages_per_run > kMaxPages || manifest_bytes > kMaxPages) {
-    return InvalidArgument("a segment of " + std::to_string(n_tokens) +
-                           " tokens of this geometry exceeds 2^32 pages");
-  }
-  l.token_page = 1 + static_cast<uint64_t>(runs) * l.pages_per_run;
-  l.manifest_page = l.token_page + CeilDiv(n_tokens, kTokensPerPage);
-  l.table_page = l.manifest_page + CeilDiv(manifest_bytes, kPageBytes);
-  l.footer_page = l.table_page + CeilDiv(l.table_page, kChecksumsPerPage);
-  if (l.total_pages() > kMaxPages) return InvalidArgument("a segment exceeds 2^32 pages");
-  return l;
+SegmentShape SegmentHeader::shape() const {
+  const auto [key_bytes, value_bytes] = StoredRowBytes(row(), encoding);
+  return {n_layers,      n_kv_heads,   key_bytes,     value_bytes,
+          tokens.size(), chunk_tokens, manifest_bytes};
 }
 
-Result<SegmentLayout> SegmentHeader::Layout() const {
-  return SegmentLayout::Of(n_layers, n_kv_heads, static_cast<uint32_t>(row().bytes()),
-                           tokens.size(), manifest_bytes);
-}
+Result<SegmentLayout> SegmentHeader::Layout() const { return SegmentLayout::Of(shape()); }
 
 void SegmentHeader::Encode(PageBytes out) const {
   const SegmentLayout l = Layout().value();
@@ -157,9 +133,9 @@ void SegmentHeader::Encode(PageBytes out) const {
   h.value_dim = value_dim;
   h.dtype = static_cast<uint32_t>(dtype);
   h.checksum_id = kChecksumXxh3;
-  h.row_bytes = l.row_bytes;
-  h.rows_per_page = l.rows_per_page;
-  h.pages_per_row = l.pages_per_row;
+  h.row_bytes = l.row_bytes();
+  h.rows_per_page = l.row.per_page;
+  h.pages_per_row = l.row.pages_per_item;
   h.pages_per_run = l.pages_per_run;
   h.token_page = l.token_page;
   h.manifest_page = l.manifest_page;
@@ -167,6 +143,14 @@ void SegmentHeader::Encode(PageBytes out) const {
   h.footer_page = l.footer_page;
   h.manifest_bytes = manifest_bytes;
   h.created_unix_ms = created_unix_ms;
+  CopyTo(file, h.file);
+  h.encoding = static_cast<uint32_t>(encoding);
+  h.chunk_tokens = chunk_tokens;
+  h.key_bytes = l.shape.key_bytes;
+  h.value_bytes = l.shape.value_bytes;
+  h.pages_per_chunk = l.pages_per_chunk;
+  h.pages_per_order = l.pages_per_order;
+  h.order_page = l.order_page;
   StoreImage(h, out);
 }
 
@@ -178,7 +162,7 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
                  "the segment uses features of a newer prefixd; upgrade to read it"};
   }
   const Error malformed{Code::kCorrupt, "the segment header contradicts itself"};
-  if (h.checksum_id != kChecksumXxh3 || h.dtype < 1 || h.dtype > 3 ||
+  if (h.checksum_id != kChecksumXxh3 || h.dtype < 1 || h.dtype > 3 || !KnownEncoding(h.encoding) ||
       h.token_begin >= h.token_end || h.key_dim > 1u << 16 || h.value_dim > 1u << 16) {
     return malformed;
   }
@@ -198,13 +182,25 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
   out.dtype = static_cast<DType>(h.dtype);
   out.manifest_bytes = h.manifest_bytes;
   out.created_unix_ms = h.created_unix_ms;
-  const Result<SegmentLayout> l = out.Layout();
-  if (!l.ok() || h.row_bytes != l->row_bytes || h.rows_per_page != l->rows_per_page ||
-      h.pages_per_row != l->pages_per_row || h.pages_per_run != l->pages_per_run ||
-      h.token_page != l->token_page || h.manifest_page != l->manifest_page ||
-      h.table_page != l->table_page || h.footer_page != l->footer_page) {
-    return malformed;
+  out.file = out.segment;
+  if (h.version >= 2) {
+    CopyFrom(h.file, out.file);
+    out.encoding = static_cast<RowEncoding>(h.encoding);
+    out.chunk_tokens = h.chunk_tokens;
   }
+  const Result<SegmentLayout> l = out.Layout();
+  if (!l.ok()) return malformed;
+  const bool agrees = h.row_bytes == l->row_bytes() && h.rows_per_page == l->row.per_page &&
+                      h.pages_per_row == l->row.pages_per_item &&
+                      h.pages_per_run == l->pages_per_run && h.token_page == l->token_page &&
+                      h.manifest_page == l->manifest_page && h.table_page == l->table_page &&
+                      h.footer_page == l->footer_page;
+  const bool agrees_since_2 =
+      h.version < 2 ||
+      (h.key_bytes == l->shape.key_bytes && h.value_bytes == l->shape.value_bytes &&
+       h.pages_per_chunk == l->pages_per_chunk && h.pages_per_order == l->pages_per_order &&
+       h.order_page == l->order_page);
+  if (!agrees || !agrees_since_2) return malformed;
   return out;
 }
 
@@ -213,7 +209,7 @@ void SegmentFooter::Encode(PageBytes out) const {
   std::memcpy(f.magic, kFooterMagic, sizeof(f.magic));
   f.version = kSegmentVersion;
   f.page_bytes = kPageBytes;
-  CopyTo(segment, f.segment);
+  CopyTo(file, f.file);
   f.sequence = sequence;
   f.total_pages = total_pages;
   f.table_checksum = table_checksum;
@@ -225,7 +221,7 @@ void SegmentFooter::Encode(PageBytes out) const {
 Result<SegmentFooter> SegmentFooter::Decode(ConstPageBytes page) {
   PREFIXD_ASSIGN(const FooterImage f, LoadImage<FooterImage>(page, kFooterMagic, "footer"));
   SegmentFooter out;
-  CopyFrom(f.segment, out.segment);
+  CopyFrom(f.file, out.file);
   out.sequence = f.sequence;
   out.total_pages = f.total_pages;
   out.table_checksum = f.table_checksum;

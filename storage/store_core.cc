@@ -160,18 +160,23 @@ std::vector<ModelRecord> StoreCore::ListModels() const {
   return out;
 }
 
-Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentRecord& record) {
-  if (auto file = files.Find(record.id)) return file;
-  auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.id), record, direct);
-  if (!opened.ok()) {
+Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentId& id) {
+  while (true) {
+    PREFIXD_ASSIGN(const SegmentRecord record, tree.Record(id));
+    if (auto file = files.Find(record)) return file;
+    auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct);
+    if (opened.ok()) {
+      files.Add(*opened);
+      return opened;
+    }
+    // Rewritten between the look at the tree and the opening: the file is rightly gone.
+    if (const auto now = tree.Record(id); !now.ok() || now->file != record.file) continue;
     if (opened.error().code == Code::kCorrupt) {
       checksum_failures.fetch_add(1, std::memory_order_relaxed);
-      Quarantine(record.id, opened.error().message);
+      Quarantine(id, opened.error().message);
     }
     return opened.error();
   }
-  files.Add(*opened);
-  return opened;
 }
 
 void StoreCore::Quarantine(const SegmentId& id, const std::string& reason) {
@@ -223,26 +228,74 @@ Result<SpaceReservation> StoreCore::Reserve(uint64_t bytes) {
 }
 
 Status StoreCore::Remove(const SegmentId& id) {
-  // Under the commit lock, so that no put commits below a segment on its way out.
-  std::lock_guard commit(commit_mutex);
-  PREFIXD_ASSIGN(const PrefixInfo info, Info(id));
-  PREFIXD_ASSIGN(const SegmentRecord record, tree.Erase(id));
-  if (Status removed = catalog->RemoveSegment(id); !removed.ok()) {
-    ModelRecord model;
-    {
-      std::lock_guard guard(mutex_);
-      model = models_.at(record.model);
+  {
+    // Under the commit lock, so that no put commits below a segment on its way out.
+    std::lock_guard commit(commit_mutex);
+    CatalogChange change;
+    if (tree.Resolve(id).second > 0) {
+      change.remove_aliases.push_back(id);
+      PREFIXD_ASSIGN(const AliasRecord alias,
+                     tree.EraseAlias(id, [&] { return catalog->Apply(change); }));
+    } else {
+      PREFIXD_ASSIGN(const PrefixInfo info, Info(id));
+      PREFIXD_ASSIGN(SegmentRecord record, tree.Record(id));
+      if (!record.listed) {
+        return Error{Code::kNotFound, "prefix " + id.ToString() +
+                                          " was removed; its tokens stay while others need them"};
+      }
+      if (info.children > 0 || !tree.AliasesInto(id).empty()) {
+        record.listed = false;
+        change.put.push_back({record, std::nullopt});
+        PREFIXD_TRY(tree.Update(record, record.file, [&] { return catalog->Apply(change); }));
+      } else {
+        change.remove.push_back(id);
+        PREFIXD_ASSIGN(record, tree.Erase(id, [&] { return catalog->Apply(change); }));
+        PREFIXD_TRY(FreeSegment(record));
+      }
     }
-    tree.Insert({record, info.quarantined ? "removal failed halfway" : "", info.last_used_unix_ms},
-                PrefixScope(model.fingerprint, record.tenant));
-    return removed;
   }
-  files.Erase(id);
-  tier->EraseSegment(record.sequence);
+  FreeUnneeded();
+  return {};
+}
+
+Status StoreCore::Relist(const SegmentId& id) {
+  std::lock_guard commit(commit_mutex);
+  PREFIXD_ASSIGN(SegmentRecord record, tree.Record(id));
+  if (record.listed) return {};
+  record.listed = true;
+  CatalogChange change;
+  change.put.push_back({record, std::nullopt});
+  return tree.Update(record, record.file, [&] { return catalog->Apply(change); });
+}
+
+Status StoreCore::FreeSegment(const SegmentRecord& record) {
   // It is gone for good; what follows frees space, and recovery would do it too.
-  PREFIXD_TRY(RemoveFile(SegmentPath(options.dir, id)));
-  PREFIXD_TRY(blobs->RemoveAll(id));
+  PREFIXD_TRY(FreeFile(record));
+  PREFIXD_TRY(blobs->RemoveAll(record.id));
   return SyncDirectory(options.dir / "segments");
+}
+
+Status StoreCore::FreeFile(const SegmentRecord& old) {
+  files.Erase(old);
+  tier->EraseSegment(old.sequence);
+  return RemoveFile(SegmentPath(options.dir, old.file));
+}
+
+// A segment goes, then perhaps the one that it continued.
+void StoreCore::FreeUnneeded() {
+  while (true) {
+    bool freed = false;
+    for (const SegmentId& id : tree.Unneeded()) {
+      std::lock_guard commit(commit_mutex);
+      CatalogChange change;
+      change.remove.push_back(id);
+      const auto record = tree.Erase(id, [&] { return catalog->Apply(change); });
+      if (!record.ok()) continue;  // needed again, or held
+      freed = true;
+      if (Status done = FreeSegment(*record); !done.ok()) LogWarning(done.error().message);
+    }
+    if (!freed) return;
+  }
 }
 
 }  // namespace prefixd::storage

@@ -45,7 +45,7 @@ class SpaceReservation {
 // Lets tests wrap the engine that Open chose.
 using EngineWrapper = std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)>;
 
-class StoreCore {
+class StoreCore : public std::enable_shared_from_this<StoreCore> {
  public:
   static Result<std::shared_ptr<StoreCore>> Open(const StoreOptions& options,
                                                  const EngineWrapper& wrap);
@@ -63,8 +63,9 @@ class StoreCore {
   // Longest stored prefix down to the token (store_match.cc).
   Result<Match> FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
                             std::span<const uint32_t> tokens);
-  // Opens (or finds open) a pinned segment; one that does not verify is quarantined.
-  Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentRecord& record);
+  // Opens (or finds open) a pinned segment, in the file that holds it now; one that does not verify
+  // is quarantined.
+  Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentId& id);
   void Quarantine(const SegmentId& id, const std::string& reason);
   void LiftQuarantine(const SegmentId& id);
   void Touch(const SegmentId& id);
@@ -72,7 +73,15 @@ class StoreCore {
 
   // kResourceExhausted below the free-space watermark or above the quota.
   Result<SpaceReservation> Reserve(uint64_t bytes);
+  // Removes a prefix's name, and every segment that nobody needs any more.
   Status Remove(const SegmentId& id);
+  // Makes a prefix a listed one again; nothing happens when it is.
+  Status Relist(const SegmentId& id);
+  // Frees the files and the memory of a segment that is gone from catalog and tree.
+  Status FreeSegment(const SegmentRecord& record);
+  void FreeUnneeded();
+  // Frees a file that the catalog does not name any more; readers keep theirs open.
+  Status FreeFile(const SegmentRecord& old);
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress);
 
   const StoreOptions options;
@@ -91,6 +100,7 @@ class StoreCore {
   std::mutex commit_mutex;  // one commit at a time, so that equal prompts find each other
   std::atomic<uint64_t> next_sequence{1};
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
+  std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
   std::atomic<uint64_t> recovered_orphans{0}, checksum_failures{0};
 
  private:

@@ -49,6 +49,12 @@ Result<StoreIdentity> ParseIdentity(const fs::path& path) {
   return identity;
 }
 
+Status WriteIdentity(const fs::path& path, const StoreIdentity& identity) {
+  return WriteFileAtomically(path, std::string(kIdentityWord) + "\nformat " +
+                                       std::to_string(identity.format_version) + "\nuuid " +
+                                       ToHex(identity.store) + "\n");
+}
+
 }  // namespace
 
 Result<DirLock> DirLock::Acquire(const fs::path& dir) {
@@ -100,21 +106,29 @@ Status RefuseLostCatalog(const fs::path& dir) {
 Result<StoreIdentity> ReadOrCreateIdentity(const fs::path& dir) {
   const fs::path path = dir / "STORE";
   std::error_code ignored;
-  if (fs::exists(path, ignored)) return ParseIdentity(path);
+  if (fs::exists(path, ignored)) {
+    PREFIXD_ASSIGN(StoreIdentity identity, ParseIdentity(path));
+    if (identity.format_version < kStoreFormatVersion) {
+      LogInfo("upgrading the store " + dir.string() + " from format " +
+              std::to_string(identity.format_version) + " to " +
+              std::to_string(kStoreFormatVersion));
+      identity.format_version = kStoreFormatVersion;
+      PREFIXD_TRY(WriteIdentity(path, identity));
+    }
+    return identity;
+  }
   if (fs::exists(dir / "catalog" / "CURRENT", ignored)) {
     return Error{Code::kCorrupt, path.string() + " is missing but there is a catalog; restore it " +
                                      "or start from an empty directory"};
   }
   StoreIdentity identity{kStoreFormatVersion, {}};
   RandomBytes(identity.store);
-  PREFIXD_TRY(WriteFileAtomically(path, std::string(kIdentityWord) + "\nformat " +
-                                            std::to_string(identity.format_version) + "\nuuid " +
-                                            ToHex(identity.store) + "\n"));
+  PREFIXD_TRY(WriteIdentity(path, identity));
   return identity;
 }
 
-fs::path SegmentPath(const fs::path& dir, const SegmentId& id) {
-  return dir / "segments" / (id.ToString() + ".seg");
+fs::path SegmentPath(const fs::path& dir, const Uuid& file) {
+  return dir / "segments" / (ToHex(file) + ".seg");
 }
 
 fs::path BlobPath(const fs::path& dir, const SegmentId& id, std::string_view name) {
@@ -133,7 +147,7 @@ bool ValidBlobName(std::string_view name) {
 std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file) {
   constexpr size_t kHexDigits = 32;
   SegmentsEntry entry;
-  if (file.size() < kHexDigits || !FromHex(file.substr(0, kHexDigits), entry.id.bytes)) {
+  if (file.size() < kHexDigits || !FromHex(file.substr(0, kHexDigits), entry.id)) {
     return std::nullopt;
   }
   std::string_view rest = file.substr(kHexDigits);

@@ -3,8 +3,8 @@
 //   lock                          flock; holds the owner's pid
 //   STORE                         format version and uuid, readable before anything else is opened
 //   catalog/                      RocksDB
-//   segments/<hex>.seg            one segment
-//   segments/<hex>.<name>.blob    one blob beside it
+//   segments/<file>.seg           the rows of one segment
+//   segments/<id>.<name>.blob     one blob beside a segment
 //   segments/*.tmp                unfinished; removed at open
 #pragma once
 
@@ -35,19 +35,20 @@ struct StoreIdentity {
   Uuid store{};
 };
 // Creates directory and identity if missing (needs the lock for the latter). A newer format gives
-// kFailedPrecondition and nothing is changed.
+// kFailedPrecondition and nothing is changed; an older one is upgraded: what it wrote is still
+// read, and an older prefixd refuses the store from then on.
 Status CreateStoreDir(const std::filesystem::path& dir);
 Result<StoreIdentity> ReadOrCreateIdentity(const std::filesystem::path& dir);
 
-std::filesystem::path SegmentPath(const std::filesystem::path& dir, const SegmentId& id);
+std::filesystem::path SegmentPath(const std::filesystem::path& dir, const Uuid& file);
 std::filesystem::path BlobPath(const std::filesystem::path& dir, const SegmentId& id,
                                std::string_view name);
 bool ValidBlobName(std::string_view name);  // [A-Za-z0-9_-]{1,64}, dots inside
 
 // What a file name in segments/ stands for.
 struct SegmentsEntry {
-  SegmentId id;
-  std::string blob;  // empty: the segment itself
+  Uuid id{};         // of the segment for a blob, of the file itself otherwise
+  std::string blob;  // empty: rows
 };
 std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file_name);
 

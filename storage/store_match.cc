@@ -28,7 +28,7 @@ class Matcher {
     const auto& chain = pin->chain();
     uint32_t matched = 0;
     for (size_t i = 0; i < chain.size(); ++i) {
-      auto file = core_.OpenSegment(chain[i]);
+      auto file = core_.OpenSegment(chain[i].id);
       if (!file.ok()) return Skip(file.error());
       const uint32_t begin = chain[i].tokens.begin;
       const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;

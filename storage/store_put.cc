@@ -32,11 +32,11 @@ class PutWriter final : public SegmentWriter {
     const ModelRecord& model = plan_.scope.model;
     SegmentFilePlan file;
     file.manifest = EncodeManifest(
-        {model, plan_.scope.tenant, plan_.label, core_->catalog->meta().block_tokens});
+        {model, plan_.scope.tenant, plan_.label, core_->catalog->meta().block_tokens, {}});
     SegmentHeader& header = file.header;
     header.store = core_->identity.store;
     RandomBytes(id_.bytes);
-    header.segment = id_.bytes;
+    header.segment = header.file = id_.bytes;
     if (plan_.match.n_tokens > 0) header.parent = plan_.match.id.bytes;
     header.model = model.fingerprint;
     header.tokens = range();
@@ -49,7 +49,7 @@ class PutWriter final : public SegmentWriter {
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
     PREFIXD_ASSIGN(space_, core_->Reserve(layout.file_bytes()));
-    file.path = SegmentPath(core_->options.dir, id_);
+    file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
     file.direct = core_->direct;
     file.max_buffer_bytes = core_->options.max_inflight_bytes;
@@ -74,7 +74,7 @@ class PutWriter final : public SegmentWriter {
 
   Result<SegmentId> Commit() override {
     PREFIXD_TRY(CheckOpen());
-    if (!file_) return Finish(plan_.match.id);
+    if (!file_) return FinishStored(plan_.match);
     PREFIXD_TRY(file_->CheckComplete());
     const uint64_t sequence = core_->next_sequence++;
     if (Status sealed = file_->Seal(sequence, NowUnixMs()); !sealed.ok()) {
@@ -82,7 +82,8 @@ class PutWriter final : public SegmentWriter {
       return sealed.error();
     }
     core_->bytes_written += file_->bytes_written();
-    return Publish(sequence);
+    PREFIXD_ASSIGN(const Match stored, Publish(sequence));
+    return stored.n_tokens > 0 ? FinishStored(stored) : Finish(id_);
   }
 
   void Abort() override {
@@ -101,17 +102,18 @@ class PutWriter final : public SegmentWriter {
     return Error{Code::kFailedPrecondition, "this put was committed or aborted before"};
   }
 
-  // The commit point: after it the prefix is durable and visible.
-  Result<SegmentId> Publish(uint64_t sequence) {
+  // The commit point: after it the prefix is durable and visible. Another put of the same tokens
+  // may have come first; then its bytes serve, and where they are is returned.
+  Result<Match> Publish(uint64_t sequence) {
     std::lock_guard commit(core_->commit_mutex);
-    // Another put of the same tokens may have come first; then its bytes serve.
     auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens);
     if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
       file_->Discard();
-      return Finish(existing->id);
+      return existing;
     }
     SegmentRecord record;
     record.id = id_;
+    record.file = id_.bytes;
     record.sequence = sequence;
     record.model = plan_.scope.model.name;
     record.tenant = plan_.scope.tenant;
@@ -123,7 +125,9 @@ class PutWriter final : public SegmentWriter {
     record.created_unix_ms = created_unix_ms_;
     const uint32_t block = core_->catalog->meta().block_tokens;
     const auto own_hashes = std::span(plan_.hashes).subspan(record.tokens.begin / block);
-    if (Status committed = core_->catalog->CommitSegment(record, own_hashes); !committed.ok()) {
+    CatalogChange change;
+    change.put.push_back({record, std::vector(own_hashes.begin(), own_hashes.end())});
+    if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
       // keeps or frees the file, so it must stay.
       done_ = true;
@@ -133,14 +137,29 @@ class PutWriter final : public SegmentWriter {
     }
     core_->tree.Insert({record, "", record.created_unix_ms}, plan_.scope.id);
     core_->puts++;
-    return Finish(id_);
+    return Match{};
   }
 
-  SegmentId Finish(const SegmentId& id) {
+  // The prompt was stored before: under the shortest name that keeps all of it.
+  Result<SegmentId> FinishStored(const Match& match) {
+    const auto n_tokens = static_cast<uint32_t>(plan_.tokens.size());
+    SegmentId name = match.id;
+    uint32_t best = UINT32_MAX;
+    for (const AliasRecord& alias : core_->tree.AliasesInto(match.id)) {
+      if (alias.n_tokens < n_tokens || alias.n_tokens >= best) continue;
+      best = alias.n_tokens;
+      name = alias.id;
+    }
+    if (name == match.id) PREFIXD_TRY(core_->Relist(match.id));
+    Finish(match.id);
+    return name;
+  }
+
+  SegmentId Finish(const SegmentId& segment) {
     done_ = true;
-    core_->Touch(id);
+    core_->Touch(segment);
     Release();
-    return id;
+    return segment;
   }
 
   void Release() {

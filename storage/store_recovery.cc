@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "storage/errors.h"
 #include "storage/store_core.h"
@@ -15,6 +16,7 @@ Status StoreCore::Recover() {
   PREFIXD_TRY(LoadSegments());
   PREFIXD_TRY(SweepSegmentFiles());
   CheckSegments();
+  FreeUnneeded();
   return {};
 }
 
@@ -22,9 +24,10 @@ Status StoreCore::LoadSegments() {
   PREFIXD_ASSIGN(std::vector<ModelRecord> models, catalog->LoadModels());
   for (ModelRecord& model : models) models_.emplace(model.name, std::move(model));
   PREFIXD_ASSIGN(std::vector<CatalogSegment> segments, catalog->LoadSegments());
-  // A parent's commit came before its children's.
-  std::sort(segments.begin(), segments.end(),
-            [](const auto& a, const auto& b) { return a.record.sequence < b.record.sequence; });
+  // A child begins behind its parent's beginning; sequence numbers change when files are rewritten.
+  std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
+    return a.record.tokens.begin < b.record.tokens.begin;
+  });
   for (const CatalogSegment& segment : segments) {
     const auto model = models_.find(segment.record.model);
     if (model == models_.end()) {
@@ -32,8 +35,10 @@ Status StoreCore::LoadSegments() {
                                        " is of the unknown model '" + segment.record.model + "'"};
     }
     tree.Insert(segment, PrefixScope(model->second.fingerprint, segment.record.tenant));
-    next_sequence = segment.record.sequence + 1;
+    next_sequence = std::max<uint64_t>(next_sequence, segment.record.sequence + 1);
   }
+  PREFIXD_ASSIGN(const std::vector<AliasRecord> aliases, catalog->LoadAliases());
+  for (const AliasRecord& alias : aliases) tree.InsertAlias(alias);
   return {};
 }
 
@@ -47,6 +52,8 @@ Status StoreCore::SweepSegmentFiles() {
     entries.push_back(*it);
   }
   if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
+  std::set<Uuid> known_files;
+  for (const SegmentRecord& record : tree.Records()) known_files.insert(record.file);
   uint64_t removed = 0;
   for (const fs::directory_entry& entry : entries) {
     const std::string name = entry.path().filename().string();
@@ -56,11 +63,13 @@ Status StoreCore::SweepSegmentFiles() {
       LogWarning("left alone: " + entry.path().string() + " is not a file of the store");
       continue;
     }
-    if (unfinished || !tree.Info(parsed->id).ok()) {
+    const bool known = !unfinished && (parsed->blob.empty() ? known_files.contains(parsed->id)
+                                                            : tree.Record({parsed->id}).ok());
+    if (!known) {
       PREFIXD_TRY(RemoveFile(entry.path()));
       ++removed;
     } else if (!parsed->blob.empty()) {
-      blobs->Register(parsed->id, parsed->blob, entry.file_size(error));
+      blobs->Register({parsed->id}, parsed->blob, entry.file_size(error));
     }
   }
   if (removed == 0) return {};
@@ -72,7 +81,7 @@ Status StoreCore::SweepSegmentFiles() {
 void StoreCore::CheckSegments() {
   for (const SegmentRecord& record : tree.Records()) {
     Status checked =
-        SegmentFile::Check(*engine, SegmentPath(options.dir, record.id), record, direct);
+        SegmentFile::Check(*engine, SegmentPath(options.dir, record.file), record, direct);
     if (checked.ok()) continue;
     if (checked.error().code == Code::kCorrupt) {
       Quarantine(record.id, checked.error().message);
@@ -88,8 +97,9 @@ Status StoreCore::VerifySegment(const SegmentRecord& record, VerifyReport& repor
   const std::string who = "segment " + record.id.ToString();
   Status sound = [&]() -> Status {
     // Opened afresh: what is in memory may be better than what is on the disk.
-    PREFIXD_ASSIGN(const auto file,
-                   SegmentFile::Open(*engine, SegmentPath(options.dir, record.id), record, direct));
+    PREFIXD_ASSIGN(
+        const auto file,
+        SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
     PREFIXD_TRY(VerifyAllPages(services, *file, page_done));
     report.pages += file->layout().table_page;
     report.bytes += record.file_bytes;
@@ -100,7 +110,7 @@ Status StoreCore::VerifySegment(const SegmentRecord& record, VerifyReport& repor
   if (!sound.ok()) {
     report.damaged.push_back(who + ": " + sound.error().message);
     if (sound.error().code == Code::kCorrupt) {
-      files.Erase(record.id);
+      files.Erase(record);
       Quarantine(record.id, sound.error().message);
     }
   } else {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "storage/errors.h"
+#include "storage/row_pieces.h"
 #include "storage/store_core.h"
 
 namespace prefixd::storage {
@@ -10,6 +10,7 @@ namespace {
 struct Link {
   std::shared_ptr<const SegmentFile> file;
   TokenRange tokens;
+  uint32_t first() const { return tokens.begin; }
 };
 
 class OpenPrefix final : public StoredPrefix {
@@ -25,7 +26,7 @@ class OpenPrefix final : public StoredPrefix {
     for (size_t i = 0; i < chain.size() && chain[i].tokens.begin < n_tokens; ++i) {
       const uint32_t next = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
       Link link{nullptr, {chain[i].tokens.begin, std::min(next, n_tokens)}};
-      PREFIXD_ASSIGN(link.file, core_->OpenSegment(chain[i]));
+      PREFIXD_ASSIGN(link.file, core_->OpenSegment(chain[i].id));
       const auto ids = link.file->tokens().first(link.tokens.size());
       tokens_.insert(tokens_.end(), ids.begin(), ids.end());
       links_.push_back(std::move(link));
@@ -38,104 +39,111 @@ class OpenPrefix final : public StoredPrefix {
   uint32_t n_tokens() const override { return static_cast<uint32_t>(tokens_.size()); }
   std::span<const uint32_t> tokens() const override { return tokens_; }
 
-  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                  std::span<std::byte> out, ReadStats* stats) const override {
-    PREFIXD_TRY(CheckRequest(layer, kv_head, ids.size(), out.size()));
-    if (!std::is_sorted(ids.begin(), ids.end()) || (!ids.empty() && ids.back() >= n_tokens())) {
-      return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
-    }
-    ReadStats ignored;
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  RowSink out, ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    PREFIXD_TRY(CheckSink(ids.size(), part, out));
     size_t at = 0;
     for (const Link& link : links_) {
-      const auto end =
-          std::lower_bound(ids.begin() + static_cast<ptrdiff_t>(at), ids.end(), link.tokens.end) -
-          ids.begin();
-      std::vector<PagePiece> pieces;
-      pieces.reserve(static_cast<size_t>(end) - at);
-      for (; at < static_cast<size_t>(end); ++at) {
-        AddRow(link, layer, kv_head, ids[at], out.data() + at * row_bytes(), pieces);
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      for (; at < end; ++at) {
+        pieces.AddRow(ids[at] - link.first(), out.bytes.data() + at * out.stride);
       }
-      if (pieces.empty()) continue;
-      PREFIXD_TRY(ReadPieces(core_->services, *link.file, pieces, Access::kPoint,
-                             stats ? stats : &ignored));
+      PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
     }
     return {};
   }
 
-  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, std::span<std::byte> out,
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
                    ReadStats* stats) const override {
+    PREFIXD_TRY(CheckRun(layer, kv_head));
     if (range.begin > range.end || range.end > n_tokens()) {
       return InvalidArgument("rows [" + std::to_string(range.begin) + ", " +
                              std::to_string(range.end) + ") of a prefix of " +
                              std::to_string(n_tokens()) + " tokens");
     }
-    PREFIXD_TRY(CheckRequest(layer, kv_head, range.size(), out.size()));
-    ReadStats ignored;
+    PREFIXD_TRY(CheckSink(range.size(), part, out));
     for (const Link& link : links_) {
-      const TokenRange part{std::max(range.begin, link.tokens.begin),
-                            std::min(range.end, link.tokens.end)};
-      if (part.begin >= part.end) continue;
-      std::vector<PagePiece> pieces;
-      AddRun(link, layer, kv_head, part, out.data() + (part.begin - range.begin) * row_bytes(),
-             pieces);
-      PREFIXD_TRY(
-          ReadPieces(core_->services, *link.file, pieces, Access::kScan, stats ? stats : &ignored));
+      const TokenRange run{std::max(range.begin, link.tokens.begin),
+                           std::min(range.end, link.tokens.end)};
+      if (run.begin >= run.end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      pieces.AddRun(run.begin - link.first(), run.end - link.first(),
+                    out.bytes.data() + (run.begin - range.begin) * out.stride, out.stride);
+      PREFIXD_TRY(Read(link, pieces, Access::kScan, stats));
     }
     return {};
+  }
+
+  Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
+                                             std::span<const uint32_t> ids,
+                                             RowPart part) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    std::vector<uint32_t> out, own;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      own.clear();
+      for (; at < end; ++at) own.push_back(ids[at] - link.first());
+      PREFIXD_ASSIGN(const RowPieces pieces, Pieces(link, layer, kv_head, part));
+      for (const uint32_t i : pieces.Sharing(own, link.tokens.size())) {
+        out.push_back(link.first() + i);
+      }
+    }
+    return out;
   }
 
  private:
-  size_t row_bytes() const { return model_.geometry.row().bytes(); }
-
-  Status CheckRequest(uint32_t layer, uint32_t kv_head, size_t rows, size_t out_bytes) const {
+  Status CheckRun(uint32_t layer, uint32_t kv_head) const {
     const KvGeometry& g = model_.geometry;
-    if (layer >= g.n_layers || kv_head >= g.n_kv_heads) {
-      return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
-                             std::to_string(kv_head) + " of a model with " +
-                             std::to_string(g.n_layers) + " layers and " +
-                             std::to_string(g.n_kv_heads) + " KV heads");
-    }
-    if (out_bytes != rows * row_bytes()) {
-      return InvalidArgument("a buffer of " + std::to_string(out_bytes) + " bytes for " +
-                             std::to_string(rows) + " rows of " + std::to_string(row_bytes()));
-    }
-    return {};
+    if (layer < g.n_layers && kv_head < g.n_kv_heads) return {};
+    return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
+                           std::to_string(kv_head) + " of a model with " +
+                           std::to_string(g.n_layers) + " layers and " +
+                           std::to_string(g.n_kv_heads) + " KV heads");
   }
 
-  // One row: a piece of one page, or one piece for each of a large row's pages.
-  void AddRow(const Link& link, uint32_t layer, uint32_t kv_head, uint32_t token, std::byte* out,
-              std::vector<PagePiece>& pieces) const {
-    const SegmentLayout& l = link.file->layout();
-    const uint32_t i = token - link.file->header().tokens.begin;
-    uint64_t page = l.run_page(layer, kv_head) + l.row_page(i);
-    uint32_t offset = l.row_offset(i);
-    for (size_t left = row_bytes(); left > 0; ++page, offset = 0) {
-      const auto n = static_cast<uint32_t>(std::min<size_t>(left, kPageBytes - offset));
-      pieces.push_back({page, offset, n, out});
-      out += n;
-      left -= n;
+  Status CheckIds(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids) const {
+    PREFIXD_TRY(CheckRun(layer, kv_head));
+    if (std::is_sorted(ids.begin(), ids.end()) && (ids.empty() || ids.back() < n_tokens())) {
+      return {};
     }
+    return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
   }
 
-  // A run of rows: one piece per page.
-  void AddRun(const Link& link, uint32_t layer, uint32_t kv_head, TokenRange run, std::byte* out,
-              std::vector<PagePiece>& pieces) const {
-    const SegmentLayout& l = link.file->layout();
-    if (l.pages_per_row > 1) {
-      for (uint32_t t = run.begin; t < run.end; ++t, out += row_bytes()) {
-        AddRow(link, layer, kv_head, t, out, pieces);
+  Status CheckSink(size_t rows, RowPart part, const RowSink& out) const {
+    const size_t item = PartBytes(model_.geometry.row(), part);
+    const size_t needed = rows == 0 ? 0 : (rows - 1) * out.stride + item;
+    if (out.stride >= item && out.bytes.size() >= needed) return {};
+    return InvalidArgument("a buffer of " + std::to_string(out.bytes.size()) + " bytes with rows " +
+                           std::to_string(out.stride) + " bytes apart cannot take " +
+                           std::to_string(rows) + " of " + std::to_string(item) + " bytes");
+  }
+
+  // One past the last of `ids`, from `at` on, that the link holds.
+  static size_t EndOf(const Link& link, std::span<const uint32_t> ids, size_t at) {
+    const auto from = ids.begin() + static_cast<ptrdiff_t>(at);
+    return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
+  }
+
+  Result<RowPieces> Pieces(const Link& link, uint32_t layer, uint32_t kv_head, RowPart part) const {
+    auto order = link.file->Order(*core_->engine, layer, kv_head);
+    if (!order.ok()) {
+      if (order.error().code == Code::kCorrupt) {
+        core_->checksum_failures.fetch_add(1, std::memory_order_relaxed);
+        core_->Quarantine(link.file->record().id, order.error().message);
       }
-      return;
+      return std::move(order).error();
     }
-    const uint32_t first = link.file->header().tokens.begin;
-    const uint64_t base = l.run_page(layer, kv_head);
-    for (uint32_t i = run.begin - first, end = run.end - first; i < end;) {
-      const uint32_t n = std::min(end - i, l.rows_per_page - i % l.rows_per_page);
-      const uint32_t bytes = n * l.row_bytes;
-      pieces.push_back({base + l.row_page(i), l.row_offset(i), bytes, out});
-      out += bytes;
-      i += n;
-    }
+    return RowPieces(link.file->layout(), *order, layer, kv_head, part);
+  }
+
+  Status Read(const Link& link, RowPieces& pieces, Access access, ReadStats* stats) const {
+    ReadStats ignored;
+    return ReadPieces(core_->services, *link.file, pieces.Take(), access, stats ? stats : &ignored);
   }
 
   // Destroyed in reverse: the pin needs the core.
@@ -152,18 +160,20 @@ class OpenPrefix final : public StoredPrefix {
 Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<StoreCore> core,
                                                              const SegmentId& id,
                                                              uint32_t n_tokens) {
-  PREFIXD_ASSIGN(ChainPin pin, core->tree.Pin(id));
+  const auto [segment, named_tokens] = core->tree.Resolve(id);
+  PREFIXD_ASSIGN(ChainPin pin, core->tree.Pin(segment));
   const SegmentRecord last = pin.chain().back();
-  if (n_tokens > last.tokens.end) {
-    return InvalidArgument("prefix " + id.ToString() + " has " + std::to_string(last.tokens.end) +
+  const uint32_t all = named_tokens == 0 ? last.tokens.end : named_tokens;
+  if (n_tokens > all) {
+    return InvalidArgument("prefix " + id.ToString() + " has " + std::to_string(all) +
                            " tokens, not " + std::to_string(n_tokens));
   }
-  core->Touch(id);
+  core->Touch(segment);
   PREFIXD_ASSIGN(StoreCore::Scope scope, core->ResolveScope(last.model, last.tenant));
-  PREFIXD_ASSIGN(PrefixInfo info, core->Info(id));
+  PREFIXD_ASSIGN(PrefixInfo info, core->Info(segment));
   auto prefix = std::make_shared<OpenPrefix>(std::move(core), std::move(pin),
                                              std::move(scope.model), std::move(info));
-  PREFIXD_TRY(prefix->Load(n_tokens == 0 ? last.tokens.end : n_tokens));
+  PREFIXD_TRY(prefix->Load(n_tokens == 0 ? all : n_tokens));
   return std::shared_ptr<const StoredPrefix>(std::move(prefix));
 }
 

@@ -1,5 +1,7 @@
 #include "storage/segment_format.h"
 
+#include <map>
+
 #include "storage/records.h"
 #include "tests/storage/store_fixture.h"
 
@@ -11,6 +13,7 @@ SegmentHeader SomeHeader() {
   for (uint8_t i = 0; i < 16; ++i) {
     h.store[i] = i;
     h.segment[i] = static_cast<uint8_t>(0x20 + i);
+    h.file[i] = static_cast<uint8_t>(0x60 + i);
     h.parent[i] = static_cast<uint8_t>(0x40 + i);
   }
   h.model = TestModel().fingerprint;
@@ -26,36 +29,74 @@ SegmentHeader SomeHeader() {
 
 using Page = std::array<std::byte, kPageBytes>;
 
-TEST(SegmentFormat, LayoutOfSmallRows) {
+TEST(SegmentFormat, ArrivalLayoutOfSmallRows) {
   const SegmentLayout l = *SomeHeader().Layout();  // rows of 256 bytes, 16 a page
-  EXPECT_EQ(l.rows_per_page, 16u);
+  EXPECT_FALSE(l.settled());
+  EXPECT_EQ(l.row.per_page, 16u);
   EXPECT_EQ(l.pages_per_run, 63u);  // 1000 rows
   EXPECT_EQ(l.run_page(2, 1), 1u + 5 * 63);
-  EXPECT_EQ(l.row_page(17), 1u);
-  EXPECT_EQ(l.row_offset(17), 256u);
+  EXPECT_EQ(l.KeyAddress(2, 1, 17), (1 + 5 * 63 + 1) * kPageBytes + 256);
+  EXPECT_EQ(l.ValueAddress(2, 1, 17), l.KeyAddress(2, 1, 17) + 128);
   EXPECT_EQ(l.token_page, 1u + 6 * 63);
   EXPECT_EQ(l.manifest_page, l.token_page + 1);
   EXPECT_EQ(l.table_page, l.manifest_page + 2);
   EXPECT_EQ(l.footer_page, l.table_page + 1);
 }
 
-TEST(SegmentFormat, RowsNeverStraddleAPage) {
-  for (const uint32_t row : {1u, 7u, 80u, 1000u, 1366u, 2048u, 2049u, 4096u}) {
-    const SegmentLayout l = *SegmentLayout::Of(1, 1, row, 500, 0);
-    for (uint32_t i = 0; i < 500; ++i) {
-      ASSERT_LE(l.row_offset(i) + row, kPageBytes);
-      ASSERT_LT(l.row_page(i), l.pages_per_run);
+TEST(SegmentFormat, SettledLayoutKeepsKeysAndValuesApart) {
+  SegmentHeader header = SomeHeader();
+  header.chunk_tokens = 400;
+  const SegmentLayout l = *header.Layout();  // 32 keys or values of 128 bytes a page
+  EXPECT_EQ(l.chunks(), 3u);
+  EXPECT_EQ(l.chunk_size(2), 200u);
+  EXPECT_EQ(l.pages_per_chunk, 2u * 13);
+  EXPECT_EQ(l.pages_per_run, 2u * 2 * 13 + 2 * 7);
+  EXPECT_EQ(l.KeyAddress(0, 0, 33), (1 + 1) * kPageBytes + 128);
+  EXPECT_EQ(l.ValueAddress(0, 0, 33), (1 + 13 + 1) * kPageBytes + 128);
+  EXPECT_EQ(l.KeyAddress(0, 0, 800), (1 + 2 * 26) * kPageBytes);
+  EXPECT_EQ(l.ValueAddress(0, 0, 800), (1 + 2 * 26 + 7) * kPageBytes);
+  EXPECT_EQ(l.pages_per_order, 1u);
+  EXPECT_EQ(l.table_page, l.order_page + 6);
+}
+
+// Every item is inside its run and shares no byte with another; small ones straddle no page.
+TEST(SegmentFormat, ItemsNeitherStraddlePagesNorOverlap) {
+  for (const uint32_t bytes : {1u, 7u, 80u, 1000u, 1366u, 2048u, 2049u, 4096u, 5000u, 8192u}) {
+    for (const uint32_t chunk : {0u, 1u, 63u, 500u}) {
+      const SegmentLayout l = *SegmentLayout::Of({2, 2, bytes, bytes + 3, 500, chunk, 0});
+      const uint64_t begin = l.run_page(1, 0) * kPageBytes, end = l.run_page(1, 1) * kPageBytes;
+      std::map<uint64_t, uint64_t> taken;
+      for (uint32_t slot = 0; slot < 500; ++slot) {
+        const uint64_t key = l.KeyAddress(1, 0, slot), value = l.ValueAddress(1, 0, slot);
+        for (const auto& [at, n] : {std::pair{key, bytes}, {value, bytes + 3}}) {
+          ASSERT_GE(at, begin);
+          ASSERT_LE(at + n, end);
+          if (n <= kPageBytes && (l.settled() || l.row_bytes() <= kPageBytes)) {
+            ASSERT_LE(at % kPageBytes + n, kPageBytes);
+          }
+          ASSERT_TRUE(taken.emplace(at, at + n).second);
+        }
+      }
+      uint64_t last = 0;
+      for (const auto& [at, to] : taken) {
+        ASSERT_LE(last, at);
+        last = to;
+      }
     }
   }
-  const SegmentLayout large = *SegmentLayout::Of(2, 2, 8192, 10, 0);
-  EXPECT_EQ(large.pages_per_row, 2u);
-  EXPECT_EQ(large.pages_per_run, 20u);
-  EXPECT_EQ(large.row_page(3), 6u);
-  EXPECT_CODE(SegmentLayout::Of(1024, 1024, 8192, 1u << 30, 0), Code::kInvalidArgument);
+}
+
+TEST(SegmentFormat, ImpossibleShapesAreRefused) {
+  EXPECT_CODE(SegmentLayout::Of({1024, 1024, 4096, 4096, 1u << 30, 0, 0}), Code::kInvalidArgument);
+  EXPECT_CODE(SegmentLayout::Of({1024, 1024, 4096, 4096, 1u << 30, 4096, 0}),
+              Code::kInvalidArgument);
+  EXPECT_CODE(SegmentLayout::Of({1, 1, 64, 64, 100, 1u << 20, 0}), Code::kInvalidArgument);
+  EXPECT_CODE(SegmentLayout::Of({1, 1, 64, 0, 100, 0, 0}), Code::kInvalidArgument);
 }
 
 TEST(SegmentFormat, HeaderRoundTripAndEveryBitFlipIsRefused) {
-  const SegmentHeader header = SomeHeader();
+  SegmentHeader header = SomeHeader();
+  header.chunk_tokens = 64;
   Page page;
   header.Encode(page);
   ASSERT_OK(SegmentHeader::Decode(page));
@@ -70,7 +111,7 @@ TEST(SegmentFormat, HeaderRoundTripAndEveryBitFlipIsRefused) {
 }
 
 TEST(SegmentFormat, FooterRoundTripAndEveryBitFlipIsRefused) {
-  const SegmentFooter footer{SomeHeader().segment, 7, 400, 0x1234567890abcdef, 5000, 99};
+  const SegmentFooter footer{SomeHeader().file, 7, 400, 0x1234567890abcdef, 5000, 99};
   Page page;
   footer.Encode(page);
   EXPECT_EQ(*SegmentFooter::Decode(page), footer);
@@ -129,16 +170,19 @@ TEST(Records, RoundTripAndTruncationIsCorrupt) {
   ASSERT_OK(model_back);
   EXPECT_EQ(model_back->geometry, model.geometry);
   EXPECT_EQ(model_back->fingerprint, model.fingerprint);
-  const auto manifest = DecodeManifest(EncodeManifest({model, "t", "l", 16}));
+  const auto manifest =
+      DecodeManifest(EncodeManifest({model, "t", "l", 16, {{{}, {}, 7, "x", 9}}}));
   ASSERT_OK(manifest);
   EXPECT_EQ(manifest->model.name, "name");
   EXPECT_EQ(manifest->block_tokens, 16u);
+  ASSERT_EQ(manifest->aliases.size(), 1u);
+  EXPECT_EQ(manifest->aliases[0].n_tokens, 7u);
   EXPECT_CODE(DecodeModel(bytes), Code::kCorrupt);
 }
 
 TEST(Records, RandomBytesNeverCrash) {
   std::mt19937_64 rng(Seed("Records.RandomBytesNeverCrash"));
-  const std::string good = EncodeSegment({{}, 1, "m", "t", "l", {}, {0, 4}, 1, 4096, 0});
+  const std::string good = EncodeSegment({{}, {}, 1, "m", "t", "l", {}, {0, 4}, 1, 4096, 0});
   ASSERT_OK(DecodeSegment(good));
   for (int i = 0; i < 20000; ++i) {
     std::string bytes = good;

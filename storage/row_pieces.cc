@@ -1,0 +1,121 @@
+#include "storage/row_pieces.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace prefixd::storage {
+
+uint32_t RowPieces::SlotOf(uint32_t own) const {
+  if (order_ == nullptr) return own;
+  return own / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->slot_of[own];
+}
+
+uint32_t RowPieces::OwnOf(uint32_t slot) const {
+  if (order_ == nullptr) return slot;
+  return slot / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->token_in[slot];
+}
+
+// One piece for each page: items larger than a page take several.
+void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
+  uint64_t page = address / kPageBytes;
+  auto offset = static_cast<uint32_t>(address % kPageBytes);
+  for (; bytes > 0; ++page, offset = 0) {
+    const auto n = static_cast<uint32_t>(std::min<size_t>(bytes, kPageBytes - offset));
+    pieces_.push_back({page, offset, n, out});
+    out += n;
+    bytes -= n;
+  }
+}
+
+void RowPieces::AddSlot(uint32_t slot, std::byte* out) {
+  const SegmentShape& shape = layout_.shape;
+  if (part_ == RowPart::kRow && !layout_.settled()) {
+    return AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.row_bytes(), out);
+  }
+  if (wants_key()) {
+    AddBytes(layout_.KeyAddress(layer_, head_, slot), shape.key_bytes, out);
+    out += shape.key_bytes;
+  }
+  if (wants_value()) {
+    AddBytes(layout_.ValueAddress(layer_, head_, slot), shape.value_bytes, out);
+  }
+}
+
+void RowPieces::AddRun(uint32_t begin, uint32_t end, std::byte* out, size_t stride) {
+  if (!layout_.settled()) {
+    const bool whole = part_ == RowPart::kRow && stride == layout_.row_bytes();
+    if (whole && layout_.row.pages_per_item == 1) return AddPageRuns(begin, end, out);
+    for (uint32_t i = begin; i < end; ++i, out += stride) AddSlot(i, out);
+    return;
+  }
+  // Slot by slot, keys before values: pieces come ascending, as the pages lie.
+  const uint32_t chunk_tokens = layout_.chunk_tokens();
+  for (uint32_t chunk = begin / chunk_tokens; chunk <= (end - 1) / chunk_tokens; ++chunk) {
+    const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
+    const auto add = [&](bool value, size_t skip) {
+      for (uint32_t slot = first; slot < first + n; ++slot) {
+        const uint32_t own = OwnOf(slot);
+        if (own < begin || own >= end) continue;
+        std::byte* to = out + (own - begin) * stride + skip;
+        value ? AddBytes(layout_.ValueAddress(layer_, head_, slot), layout_.shape.value_bytes, to)
+              : AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.shape.key_bytes, to);
+      }
+    };
+    if (wants_key()) add(false, 0);
+    if (wants_value()) add(true, wants_key() ? layout_.shape.key_bytes : 0);
+  }
+}
+
+// Whole rows of the arrival layout, densely: one piece per page.
+void RowPieces::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
+  const uint64_t base = layout_.run_page(layer_, head_);
+  const ItemPages& row = layout_.row;
+  while (begin < end) {
+    const uint32_t n = std::min(end - begin, row.per_page - begin % row.per_page);
+    pieces_.push_back({base + row.page(begin), row.offset(begin), n * row.bytes, out});
+    out += size_t{n} * row.bytes;
+    begin += n;
+  }
+}
+
+std::vector<PagePiece> RowPieces::Take() {
+  const auto by_page = [](const PagePiece& a, const PagePiece& b) { return a.page < b.page; };
+  if (!std::is_sorted(pieces_.begin(), pieces_.end(), by_page)) {
+    std::sort(pieces_.begin(), pieces_.end(), by_page);
+  }
+  return std::move(pieces_);
+}
+
+std::vector<uint32_t> RowPieces::Sharing(std::span<const uint32_t> own, uint32_t n) const {
+  const ItemPages& items = !layout_.settled() ? layout_.row
+                           : wants_value()    ? layout_.value
+                                              : layout_.key;
+  if (items.pages_per_item > 1) return {own.begin(), own.end()};
+  std::unordered_set<uint64_t> key_pages, value_pages;
+  std::vector<uint32_t> out;
+  for (const uint32_t i : own) {
+    const uint32_t slot = SlotOf(i);
+    if (wants_key()) key_pages.insert(KeyPage(slot));
+    if (wants_value()) value_pages.insert(ValuePage(slot));
+  }
+  // Neighbours of a slot in the item's page; a whole row must have both its pages read.
+  std::unordered_set<uint64_t> done;
+  for (const uint32_t i : own) {
+    const uint32_t slot = SlotOf(i);
+    if (!done.insert(wants_value() ? ValuePage(slot) : KeyPage(slot)).second) continue;
+    const uint32_t chunk_first = slot / layout_.chunk_tokens() * layout_.chunk_tokens();
+    const uint32_t in_chunk = slot - chunk_first;
+    const uint32_t first = chunk_first + in_chunk / items.per_page * items.per_page;
+    const uint32_t end = std::min(
+        {first + items.per_page, chunk_first + layout_.chunk_tokens(), layout_.shape.n_tokens});
+    for (uint32_t s = first; s < end; ++s) {
+      const bool read = (!wants_key() || key_pages.contains(KeyPage(s))) &&
+                        (!wants_value() || value_pages.contains(ValuePage(s)));
+      if (const uint32_t token = OwnOf(s); read && token < n) out.push_back(token);
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,265 @@
+#include "storage/segment_rewrite.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "storage/errors.h"
+#include "storage/row_pieces.h"
+#include "storage/segment_file_writer.h"
+
+namespace prefixd::storage {
+namespace {
+
+// Rows are copied in runs of about this many bytes.
+constexpr size_t kCopyBytes = 4u << 20;
+
+// Rows [begin, end) by own index, as stored, densely.
+Status ReadStored(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_t head,
+                  uint32_t begin, uint32_t end, std::span<std::byte> out) {
+  PREFIXD_ASSIGN(const RunOrder* order, file.Order(*core.engine, layer, head));
+  RowPieces pieces(file.layout(), order, layer, head, RowPart::kRow);
+  pieces.AddRun(begin, end, out.data(), file.layout().row_bytes());
+  ReadStats ignored;
+  return ReadPieces(core.services, file, pieces.Take(), Access::kBackground, &ignored);
+}
+
+class ProgressCounter {
+ public:
+  ProgressCounter(const Progress& report, uint64_t total) : report_(report), total_(total) {}
+  Status Add(uint64_t rows) {
+    done_ += rows;
+    if (!report_ || report_(done_, total_, "rows")) return {};
+    return Error{Code::kCancelled, "the rewriting was stopped"};
+  }
+
+ private:
+  const Progress& report_;
+  const uint64_t total_;
+  uint64_t done_ = 0;
+};
+
+// Everything of the new file but its rows. Its space is promised until the caller has committed.
+struct NewFile {
+  SpaceReservation space;
+  std::unique_ptr<SegmentFileWriter> writer;
+};
+
+Result<NewFile> CreateFile(StoreCore& core, const SegmentHeader& header, std::string manifest,
+                           std::vector<uint32_t> token_ids) {
+  NewFile out;
+  SegmentFilePlan plan;
+  plan.header = header;
+  plan.manifest = std::move(manifest);
+  plan.header.manifest_bytes = plan.manifest.size();
+  PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
+  PREFIXD_ASSIGN(out.space, core.Reserve(layout.file_bytes()));
+  plan.path = SegmentPath(core.options.dir, header.file);
+  plan.token_ids = std::move(token_ids);
+  plan.direct = core.direct;
+  plan.max_buffer_bytes = core.options.max_inflight_bytes;
+  PREFIXD_ASSIGN(out.writer, SegmentFileWriter::Create(*core.engine, std::move(plan)));
+  return out;
+}
+
+Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record) {
+  PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
+  return SegmentManifest{scope.model, record.tenant, record.label,
+                         core.catalog->meta().block_tokens, core.tree.AliasesInto(record.id)};
+}
+
+Status Seal(StoreCore& core, SegmentFileWriter& writer, uint64_t sequence) {
+  PREFIXD_TRY(writer.Seal(sequence, NowUnixMs()));
+  core.bytes_written += writer.bytes_written();
+  core.bytes_rewritten += writer.bytes_written();
+  return {};
+}
+
+Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOptions& options,
+                    SegmentFileWriter& writer) {
+  const SegmentLayout& l = writer.layout();
+  ProgressCounter progress(options.progress, uint64_t{l.runs()} * l.shape.n_tokens);
+  std::vector<std::byte> rows;
+  for (uint32_t run = 0; run < l.runs(); ++run) {
+    const uint32_t layer = run / l.shape.n_kv_heads, head = run % l.shape.n_kv_heads;
+    for (uint32_t chunk = 0; chunk < l.chunks(); ++chunk) {
+      const uint32_t begin = l.chunk_begin(chunk), n = l.chunk_size(chunk);
+      rows.resize(size_t{n} * l.row_bytes());
+      PREFIXD_TRY(ReadStored(core, source, layer, head, begin, begin + n, rows));
+      PREFIXD_ASSIGN(const std::vector<uint32_t> order,
+                     options.order(layer, head, source.header().tokens.begin + begin, rows));
+      PREFIXD_TRY(writer.WriteChunk(layer, head, chunk, rows, order));
+      PREFIXD_TRY(progress.Add(n));
+    }
+  }
+  return {};
+}
+
+// All rows of `source` to the same layers and tokens of the new file.
+Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& writer) {
+  const SegmentLayout& l = source.layout();
+  const uint32_t heads = l.shape.n_kv_heads;
+  const auto step =
+      static_cast<uint32_t>(std::max<size_t>(1, kCopyBytes / (size_t{heads} * l.row_bytes())));
+  std::vector<std::byte> rows;
+  for (uint32_t layer = 0; layer < l.shape.n_layers; ++layer) {
+    for (uint32_t begin = 0; begin < l.shape.n_tokens; begin += step) {
+      const uint32_t n = std::min(step, l.shape.n_tokens - begin);
+      const size_t head_bytes = size_t{n} * l.row_bytes();
+      rows.resize(heads * head_bytes);
+      for (uint32_t head = 0; head < heads; ++head) {
+        PREFIXD_TRY(ReadStored(core, source, layer, head, begin, begin + n,
+                               std::span(rows).subspan(head * head_bytes, head_bytes)));
+      }
+      PREFIXD_TRY(writer.WriteRows(layer, source.header().tokens.begin + begin, n, rows));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options) {
+  if (options.chunk_tokens == 0 || options.chunk_tokens > kMaxChunkTokens || !options.order) {
+    return InvalidArgument("settling needs an order and chunks of 1..65536 tokens");
+  }
+  const SegmentId segment = core.tree.Resolve(id).first;
+  PREFIXD_ASSIGN(const ChainPin pin, core.tree.PinSegment(segment));
+  PREFIXD_ASSIGN(const SegmentRecord old, core.tree.Record(segment));
+  if (old.settled) return {};
+  PREFIXD_ASSIGN(const auto source, core.OpenSegment(segment));
+  PREFIXD_ASSIGN(const SegmentManifest manifest, ManifestOf(core, old));
+
+  SegmentHeader header = source->header();
+  RandomBytes(header.file);
+  header.chunk_tokens = options.chunk_tokens;
+  PREFIXD_ASSIGN(NewFile file, CreateFile(core, header, EncodeManifest(manifest),
+                                          {source->tokens().begin(), source->tokens().end()}));
+  PREFIXD_TRY(WriteSettled(core, *source, options, *file.writer));
+  SegmentRecord record = old;
+  record.sequence = core.next_sequence++;
+  PREFIXD_TRY(Seal(core, *file.writer, record.sequence));
+  {
+    std::lock_guard commit(core.commit_mutex);
+    // What people may have changed meanwhile (listed, pinned, when it expires) stays theirs.
+    PREFIXD_ASSIGN(SegmentRecord now, core.tree.Record(segment));
+    now.file = header.file;
+    now.sequence = record.sequence;
+    now.file_bytes = file.writer->layout().file_bytes();
+    now.settled = true;
+    CatalogChange change;
+    change.put.push_back({now, std::nullopt});
+    bool asked = false;
+    Status swapped = core.tree.Update(now, old.file, [&] {
+      asked = true;
+      return core.catalog->Apply(change);
+    });
+    if (!swapped.ok()) {
+      // When the commit itself failed, which file it names is unknown until the catalog is opened
+      // anew: recovery frees the other one.
+      if (!asked) file.writer->Discard();
+      return swapped;
+    }
+  }
+  core.settled++;
+  PREFIXD_TRY(core.FreeFile(old));
+  return SyncDirectory(core.options.dir / "segments");
+}
+
+Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
+  PREFIXD_ASSIGN(const SegmentRecord last, core.tree.Record(core.tree.Resolve(leaf).first));
+  PREFIXD_ASSIGN(const SegmentRecord first, core.tree.MergeParent(last.id));
+  const uint32_t n = last.tokens.end - first.tokens.begin;
+  if (n > max_tokens) {
+    return Error{Code::kFailedPrecondition, "together the segments have " + std::to_string(n) +
+                                                " tokens, more than " + std::to_string(max_tokens)};
+  }
+  SegmentRecord merged = last;
+  RandomBytes(merged.id.bytes);
+  merged.file = merged.id.bytes;
+  merged.parent = first.parent;
+  merged.tokens = {first.tokens.begin, last.tokens.end};
+  merged.first_token = first.first_token;
+  merged.settled = false;
+  merged.listed = false;  // the old names stand for it
+  merged.pinned = first.pinned || last.pinned;
+  merged.expires_unix_ms = first.expires_unix_ms == 0 || last.expires_unix_ms == 0
+                               ? 0
+                               : std::max(first.expires_unix_ms, last.expires_unix_ms);
+  CatalogChange change;
+  change.remove = {last.id, first.id};
+  for (const SegmentRecord& record : {first, last}) {
+    for (AliasRecord alias : core.tree.AliasesInto(record.id)) {
+      alias.segment = merged.id;
+      change.put_aliases.push_back(std::move(alias));
+    }
+    if (!record.listed) continue;
+    change.put_aliases.push_back(
+        {record.id, merged.id, record.tokens.end, record.label, record.created_unix_ms});
+  }
+
+  NewFile file;
+  {
+    // Both stay pinned while their rows are read, and are let go before the swap.
+    PREFIXD_ASSIGN(const auto prefix, OpenStoredPrefix(core.shared_from_this(), last.id, 0));
+    PREFIXD_ASSIGN(const auto first_file, core.OpenSegment(first.id));
+    PREFIXD_ASSIGN(const auto last_file, core.OpenSegment(last.id));
+    if (first_file->header().encoding != last_file->header().encoding) {
+      return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
+    }
+    const auto tokens = prefix->tokens();
+    const auto& meta = core.catalog->meta();
+    const auto hashes =
+        BlockHashes(prefix->model().fingerprint, last.tenant, tokens, meta.block_tokens);
+    const size_t skip = std::min<size_t>(hashes.size(), merged.tokens.begin / meta.block_tokens);
+    change.put.push_back(
+        {merged, std::vector(hashes.begin() + static_cast<ptrdiff_t>(skip), hashes.end())});
+
+    SegmentHeader header = first_file->header();
+    header.segment = merged.id.bytes;
+    header.file = merged.file;
+    header.tokens = merged.tokens;
+    header.chunk_tokens = 0;
+    header.created_unix_ms = last.created_unix_ms;
+    const SegmentManifest manifest{prefix->model(), last.tenant, last.label, meta.block_tokens,
+                                   change.put_aliases};
+    PREFIXD_ASSIGN(file, CreateFile(core, header, EncodeManifest(manifest),
+                                    {tokens.begin() + merged.tokens.begin, tokens.end()}));
+    PREFIXD_TRY(CopyRows(core, *first_file, *file.writer));
+    PREFIXD_TRY(CopyRows(core, *last_file, *file.writer));
+  }
+  merged.sequence = core.next_sequence++;
+  merged.file_bytes = file.writer->layout().file_bytes();
+  change.put.front().record = merged;
+  PREFIXD_TRY(Seal(core, *file.writer, merged.sequence));
+  {
+    std::lock_guard commit(core.commit_mutex);
+    // Settled, removed or continued in the meantime: what was copied is still right, but what the
+    // catalog says of the two may not be. Next time.
+    const auto first_now = core.tree.Record(first.id), last_now = core.tree.Record(last.id);
+    const bool unchanged =
+        first_now.ok() && last_now.ok() && *first_now == first && *last_now == last &&
+        core.tree.AliasesInto(first.id).size() + core.tree.AliasesInto(last.id).size() +
+                first.listed + last.listed ==
+            change.put_aliases.size();
+    if (!unchanged) {
+      file.writer->Discard();
+      return Error{Code::kFailedPrecondition, "the segments changed while they were merged"};
+    }
+    bool asked = false;
+    Status swapped = core.tree.Merge(last.id, merged, change.put_aliases, [&] {
+      asked = true;
+      return core.catalog->Apply(change);
+    });
+    if (!swapped.ok()) {
+      if (!asked) file.writer->Discard();
+      return std::move(swapped).error();
+    }
+  }
+  core.merged++;
+  PREFIXD_TRY(core.FreeSegment(first));
+  PREFIXD_TRY(core.FreeSegment(last));
+  core.FreeUnneeded();  // both may have been unlisted
+  return merged.id;
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,331 @@
+// Settling and merging: the same rows in other places, under the same names.
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "storage/store_dir.h"
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+std::vector<uint32_t> Iota(uint32_t n, uint32_t first = 0) {
+  std::vector<uint32_t> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+std::vector<uint32_t> Join(std::vector<uint32_t> a, const std::vector<uint32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Any order will do: these tests ask whether rows are found again.
+SettleOptions RandomOrder(uint32_t chunk_tokens, uint64_t seed, size_t row_bytes) {
+  SettleOptions options;
+  options.chunk_tokens = chunk_tokens;
+  options.order = [rng = std::mt19937_64(seed), row_bytes](
+                      uint32_t, uint32_t, uint32_t,
+                      std::span<const std::byte> rows) mutable -> Result<std::vector<uint32_t>> {
+    std::vector<uint32_t> order(rows.size() / row_bytes);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), rng);
+    return order;
+  };
+  return options;
+}
+
+class RewriteTest : public ::testing::Test {
+ protected:
+  RewriteTest() { Open(); }
+
+  void Open() {
+    store_.reset();
+    auto store = PrefixStore::Open(options_);
+    ASSERT_OK(store);
+    store_ = std::move(*store);
+    ASSERT_OK(store_->PutModel(model_));
+  }
+
+  SegmentId Stored(const std::vector<uint32_t>& tokens) {
+    const auto id = Put(*store_, model_, tokens);
+    EXPECT_TRUE(id.ok()) << id.error().ToString();
+    return id.ok() ? *id : SegmentId{};
+  }
+
+  void ExpectPrefix(const SegmentId& id, const std::vector<uint32_t>& tokens) {
+    const auto prefix = store_->OpenPrefix(id, 0);
+    ASSERT_OK(prefix);
+    const auto compared = Compare(**prefix, tokens);
+    ASSERT_OK(compared);
+    EXPECT_EQ(*compared, "");
+  }
+
+  // Keys and values alone, by ids and by range, must be the halves of the rows.
+  void ExpectParts(const SegmentId& id) {
+    const auto opened = store_->OpenPrefix(id, 0);
+    ASSERT_OK(opened);
+    const StoredPrefix& prefix = **opened;
+    const RowShape row = model_.geometry.row();
+    const uint32_t n = prefix.n_tokens();
+    std::vector<uint32_t> ids;
+    for (uint32_t t = 1; t < n; t += 3) ids.push_back(t);
+    std::vector<std::byte> whole(n * row.bytes()), part(n * 64), some(ids.size() * 64);
+    for (uint32_t run = 0; run < model_.geometry.n_layers * model_.geometry.n_kv_heads; ++run) {
+      const uint32_t l = run / model_.geometry.n_kv_heads, h = run % model_.geometry.n_kv_heads;
+      ASSERT_OK(prefix.ReadRange(l, h, {0, n}, whole, nullptr));
+      for (const RowPart p : {RowPart::kKey, RowPart::kValue}) {
+        const size_t bytes = PartBytes(row, p), skip = p == RowPart::kKey ? 0 : row.key_bytes();
+        ASSERT_OK(prefix.ReadRange(l, h, {0, n}, p, {part, 64}, nullptr));
+        ASSERT_OK(prefix.ReadRows(l, h, ids, p, {some, 64}, nullptr));
+        for (uint32_t t = 0; t < n; ++t) {
+          ASSERT_EQ(std::memcmp(part.data() + t * 64, whole.data() + t * row.bytes() + skip, bytes),
+                    0);
+        }
+        for (size_t i = 0; i < ids.size(); ++i) {
+          ASSERT_EQ(
+              std::memcmp(some.data() + i * 64, whole.data() + ids[i] * row.bytes() + skip, bytes),
+              0);
+        }
+      }
+    }
+  }
+
+  TempDir dir_;
+  StoreOptions options_ = TestOptions(dir_.path());
+  ModelRecord model_ = TestModel();
+  const size_t row_bytes_ = model_.geometry.row().bytes();
+  std::unique_ptr<PrefixStore> store_;
+};
+
+TEST_F(RewriteTest, SettledRowsReadTheSame) {
+  const uint64_t seed = Seed("RewriteTest.SettledRowsReadTheSame");
+  for (const uint32_t chunk : {1u, 50u, 64u, 4096u}) {
+    const auto tokens = Iota(333, chunk * 10'000);
+    const SegmentId id = Stored(tokens);
+    ASSERT_OK(store_->Settle(id, RandomOrder(chunk, seed + chunk, row_bytes_)));
+    EXPECT_TRUE(store_->GetPrefix(id)->settled);
+    ExpectPrefix(id, tokens);
+    ExpectParts(id);
+    Open();
+    EXPECT_TRUE(store_->GetPrefix(id)->settled);
+    ExpectPrefix(id, tokens);
+    const auto report = store_->Verify(&id, nullptr);
+    ASSERT_OK(report);
+    EXPECT_TRUE(report->damaged.empty());
+    EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, 333u);
+    ASSERT_OK(store_->Settle(id, RandomOrder(chunk, seed, row_bytes_)));  // nothing to do
+  }
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 4u);  // the old files are gone
+}
+
+TEST_F(RewriteTest, ReadersKeepTheirFileAndBranchesFindTheirs) {
+  const auto base = Iota(100), longer = Join(base, Iota(80, 5000));
+  const auto branch = Join(Iota(40), Iota(60, 9000));
+  const SegmentId a = Stored(base), b = Stored(longer), c = Stored(branch);
+  const auto open = store_->OpenPrefix(b, 0);
+  ASSERT_OK(open);
+  for (const SegmentId& id : {a, b, c}) {
+    ASSERT_OK(store_->Settle(id, RandomOrder(32, 1, row_bytes_)));
+  }
+  EXPECT_EQ(*Compare(**open, longer), "");  // from the files it has open
+  ExpectPrefix(a, base);
+  ExpectPrefix(b, longer);
+  ExpectPrefix(c, branch);
+  const auto stats = store_->stats();
+  EXPECT_EQ(stats.settled, 3u);
+  EXPECT_GT(stats.bytes_rewritten, 0u);
+  EXPECT_LT(stats.bytes_rewritten, stats.bytes_written);
+}
+
+TEST_F(RewriteTest, ReadsGoOnWhileSettling) {
+  const auto tokens = Iota(600);
+  const SegmentId id = Stored(tokens);
+  std::thread reader([&] {
+    for (int i = 0; i < 60; ++i) ExpectPrefix(id, tokens);
+  });
+  ASSERT_OK(store_->Settle(id, RandomOrder(128, 2, row_bytes_)));
+  reader.join();
+  EXPECT_FALSE(store_->GetPrefix(id)->quarantined);
+}
+
+TEST_F(RewriteTest, AFailedOrderOrAStopChangesNothing) {
+  const auto tokens = Iota(200);
+  const SegmentId id = Stored(tokens);
+  SettleOptions bad = RandomOrder(64, 3, row_bytes_);
+  bad.order = [](uint32_t, uint32_t, uint32_t, auto) -> Result<std::vector<uint32_t>> {
+    return std::vector<uint32_t>(64, 0);
+  };
+  EXPECT_CODE(store_->Settle(id, bad), Code::kInvalidArgument);
+  SettleOptions stopped = RandomOrder(64, 3, row_bytes_);
+  stopped.progress = [](uint64_t done, uint64_t total, std::string_view) {
+    EXPECT_LE(done, total);
+    return done < total / 2;
+  };
+  EXPECT_CODE(store_->Settle(id, stopped), Code::kCancelled);
+  EXPECT_CODE(store_->Settle(id, {0, bad.order, nullptr}), Code::kInvalidArgument);
+  EXPECT_CODE(store_->Settle(SegmentId{}, bad), Code::kNotFound);
+  EXPECT_FALSE(store_->GetPrefix(id)->settled);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
+  ExpectPrefix(id, tokens);
+}
+
+TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
+  std::mt19937_64 rng(Seed("RewriteTest.DamageInASettledSegment"));
+  options_.host_tier_bytes = 0;
+  Open();
+  const auto tokens = Iota(300);
+  const SegmentId id = Stored(tokens);
+  ASSERT_OK(store_->Settle(id, RandomOrder(100, 4, row_bytes_)));
+  std::filesystem::path path;
+  for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
+    path = entry.path();
+  }
+  const uint64_t bytes = std::filesystem::file_size(path);
+  for (int i = 0; i < 100; ++i) {
+    const uint64_t at = rng() % bytes;
+    Open();
+    FlipByte(path, at);
+    const auto prefix = store_->OpenPrefix(id, 0);
+    if (prefix.ok()) {
+      const auto compared = Compare(**prefix, tokens);
+      if (compared.ok()) {
+        EXPECT_EQ(*compared, "");  // the flip hit what reading does not need
+      }
+    }
+    FlipByte(path, at);
+    ASSERT_OK(store_->Verify(&id, nullptr));
+  }
+  ExpectPrefix(id, tokens);
+}
+
+TEST_F(RewriteTest, SharingPagesNamesExactlyTheNeighbours) {
+  std::mt19937_64 rng(Seed("RewriteTest.SharingPages"));
+  options_.host_tier_bytes = 0;
+  Open();
+  const auto tokens = Iota(900);
+  const SegmentId id = Stored(tokens);
+  for (const bool settled : {false, true}) {
+    if (settled) {
+      ASSERT_OK(store_->Settle(id, RandomOrder(256, 5, row_bytes_)));
+    }
+    const auto opened = store_->OpenPrefix(id, 700);
+    ASSERT_OK(opened);
+    const StoredPrefix& prefix = **opened;
+    for (const RowPart part : {RowPart::kRow, RowPart::kKey, RowPart::kValue}) {
+      std::set<uint32_t> wanted;
+      for (int i = 0; i < 12; ++i) wanted.insert(static_cast<uint32_t>(rng() % 700));
+      const std::vector<uint32_t> ids(wanted.begin(), wanted.end());
+      const auto sharing = prefix.SharingPages(1, 1, ids, part);
+      ASSERT_OK(sharing);
+      EXPECT_TRUE(std::includes(sharing->begin(), sharing->end(), ids.begin(), ids.end()));
+      EXPECT_LT(sharing->back(), 700u);
+      const auto pages = [&](std::span<const uint32_t> some) {
+        ReadStats stats;
+        std::vector<std::byte> out(some.size() * row_bytes_);
+        EXPECT_TRUE(prefix.ReadRows(1, 1, some, part, {out, row_bytes_}, &stats).ok());
+        return stats.pages_ssd;
+      };
+      // They come at no further page, and nobody else would.
+      const uint64_t read = pages(ids);
+      EXPECT_EQ(pages(*sharing), read);
+      for (uint32_t t = 0; t < 700; ++t) {
+        if (std::binary_search(sharing->begin(), sharing->end(), t)) continue;
+        std::vector<uint32_t> more = *sharing;
+        more.insert(std::lower_bound(more.begin(), more.end(), t), t);
+        ASSERT_GT(pages(more), read) << t;
+      }
+    }
+  }
+}
+
+TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
+  const auto one = Iota(40), two = Join(one, Iota(30, 1000)), three = Join(two, Iota(50, 2000));
+  const SegmentId a = Stored(one), b = Stored(two), c = Stored(three);
+  ASSERT_OK(store_->Settle(a, RandomOrder(16, 6, row_bytes_)));
+  EXPECT_CODE(store_->Merge(b, 1000), Code::kFailedPrecondition);  // continued
+  EXPECT_CODE(store_->Merge(a, 1000), Code::kFailedPrecondition);  // no parent
+  EXPECT_CODE(store_->Merge(c, 79), Code::kFailedPrecondition);    // too long together
+  {
+    const auto open = store_->OpenPrefix(c, 0);
+    ASSERT_OK(open);
+    EXPECT_CODE(store_->Merge(c, 1000), Code::kFailedPrecondition);
+  }
+  const auto bc = store_->Merge(c, 1000);
+  ASSERT_OK(bc);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
+  const auto abc = store_->Merge(c, 1000);  // by its old name
+  ASSERT_OK(abc);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
+  for (const bool reopened : {false, true}) {
+    if (reopened) Open();
+    ExpectPrefix(a, one);
+    ExpectPrefix(b, two);
+    ExpectPrefix(c, three);
+    EXPECT_EQ(store_->GetPrefix(b)->n_tokens, 70u);
+    EXPECT_EQ(store_->GetPrefix(b)->chain, std::vector<SegmentId>{*abc});
+    const auto match = store_->LongestMatch("m", "t", Join(two, Iota(5, 7)));
+    ASSERT_OK(match);
+    EXPECT_EQ(match->n_tokens, 70u);
+    EXPECT_EQ(match->id, *abc);
+    EXPECT_EQ(store_->ListPrefixes().size(), 3u);
+  }
+  // A put of what is there gives the name that is there; one that branches off goes below it.
+  EXPECT_EQ(Stored(two), b);
+  const auto branch = Join(Iota(35), Iota(40, 8000));
+  const SegmentId d = Stored(branch);
+  ExpectPrefix(d, branch);
+  ASSERT_OK(store_->Remove(c));
+  ASSERT_OK(store_->Remove(a));
+  EXPECT_CODE(store_->Remove(a), Code::kNotFound);
+  EXPECT_CODE(store_->OpenPrefix(a, 0), Code::kNotFound);
+  ExpectPrefix(b, two);
+  ASSERT_OK(store_->Remove(b));
+  ExpectPrefix(d, branch);
+  ASSERT_OK(store_->Remove(d));
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
+  EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
+}
+
+// A store as version 1 wrote it (tests/data/store-v1): 40 tokens, 30 that continue them, 20 that
+// branch off after 25, one blob.
+TEST(StoreUpgrade, VersionOneIsReadAndWrittenOn) {
+  TempDir dir;
+  StoreOptions options = TestOptions(dir.path());
+  std::filesystem::copy(std::filesystem::path(PREFIXD_SOURCE_DIR) / "tests/data/store-v1",
+                        options.dir, std::filesystem::copy_options::recursive);
+  const auto a = Iota(40, 1000), b = Join(a, Iota(30, 2000));
+  const auto c = Join(Iota(25, 1000), Iota(20, 3000));
+  const auto model = TestModel();
+  for (int round = 0; round < 2; ++round) {
+    auto store = PrefixStore::Open(options);
+    ASSERT_OK(store);
+    for (const auto& tokens : {a, b, c}) {
+      const auto match = (*store)->LongestMatch("m", "tenant", tokens);
+      ASSERT_OK(match);
+      ASSERT_EQ(match->n_tokens, tokens.size());
+      const auto prefix = (*store)->OpenPrefix(match->id, match->n_tokens);
+      ASSERT_OK(prefix);
+      EXPECT_EQ(*Compare(**prefix, tokens), "");
+    }
+    const auto root = (*store)->LongestMatch("m", "tenant", a)->id;
+    const auto blob = (*store)->GetBlob(root, "note", "maker/1");
+    ASSERT_OK(blob);
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(blob->data()), blob->size()),
+              "derived data of version 1");
+    EXPECT_EQ((*store)->stats().recovered_orphans, 0u);
+    const auto more = Put(**store, model, Join(b, Iota(20, 4000)), "tenant");
+    ASSERT_OK(more);
+    ASSERT_OK((*store)->Settle(root, RandomOrder(16, 9, model.geometry.row().bytes())));
+    EXPECT_TRUE((*store)->Verify(nullptr, nullptr)->damaged.empty());
+  }
+  const auto identity = ReadOrCreateIdentity(options.dir);
+  ASSERT_OK(identity);
+  EXPECT_EQ(identity->format_version, 2u);
+}
+
+}  // namespace
+}  // namespace prefixd::storage
