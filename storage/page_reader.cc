@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kWindowPages = 1024;
+constexpr size_t kWindowPages = kReadBufferBytes / kPageBytes;
+constexpr size_t kWindows = 3;  // in flight: the disk works while one is verified and copied
 constexpr size_t kMaxOpPages = 128;
 
 // Reads one set of ascending pages into scratch memory, verified.
@@ -16,15 +18,16 @@ class Window {
  public:
   Window(const ReadServices& services, const SegmentFile& file, IoPriority priority)
       : services_(services), file_(file), priority_(priority) {}
-  ~Window() { batch_.Wait(); }
+  ~Window() {
+    batch_.Wait();
+    services_.buffers->Give(std::move(scratch_));
+  }
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
   void Start(std::vector<uint64_t> pages) {
     pages_ = std::move(pages);
-    if (scratch_.size() < pages_.size() * kPageBytes) {
-      scratch_ = AlignedBuffer(pages_.size() * kPageBytes);
-    }
+    if (scratch_.size() == 0) scratch_ = services_.buffers->Take();
     ops_.clear();
     for (size_t i = 0; i < pages_.size();) {
       size_t n = 1;
@@ -105,16 +108,19 @@ class PieceReader {
   Status Run() {
     const IoPriority priority =
         access_ == Access::kBackground ? IoPriority::kScrub : IoPriority::kStepRead;
-    std::array<Window, 2> windows{Window{services_, file_, priority},
-                                  Window{services_, file_, priority}};
-    std::array<WindowPieces, 2> wanted;
-    size_t current = 0;
-    bool more = Start(windows[current], wanted[current]);
-    while (more) {
-      const size_t next = 1 - current;
-      more = Start(windows[next], wanted[next]);
-      PREFIXD_TRY(Deliver(windows[current], wanted[current]));
-      current = next;
+    std::array<Window, kWindows> windows{Window{services_, file_, priority},
+                                         Window{services_, file_, priority},
+                                         Window{services_, file_, priority}};
+    std::array<WindowPieces, kWindows> wanted;
+    bool more = true;
+    for (size_t begun = 0, delivered = 0; more || delivered < begun;) {
+      if (more && begun - delivered < kWindows) {
+        more = Start(windows[begun % kWindows], wanted[begun % kWindows]);
+        begun += more ? 1 : 0;
+        continue;
+      }
+      PREFIXD_TRY(Deliver(windows[delivered % kWindows], wanted[delivered % kWindows]));
+      ++delivered;
     }
     return {};
   }

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "storage/segment_format.h"
+#include "storage/segment_layout.h"
 
 namespace prefixd::bench {
 
@@ -32,16 +32,21 @@ PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t 
 
 Result<Placement> ArrivalPlacement(const RetrievalTrace& trace) {
   const KvGeometry& g = trace.geometry;
-  PREFIXD_ASSIGN(const storage::SegmentLayout layout,
-                 storage::SegmentLayout::Of(g.n_layers, g.n_kv_heads,
-                                            static_cast<uint32_t>(g.row().bytes()), trace.n_tokens,
-                                            /*manifest_bytes=*/0));
-  return Placement([layout, heads = g.n_kv_heads](size_t head) {
-    PageMap pages(layout.n_tokens);
-    for (uint32_t i = 0; i < layout.n_tokens; ++i) {
+  storage::SegmentShape shape;
+  shape.n_layers = g.n_layers;
+  shape.n_kv_heads = g.n_kv_heads;
+  shape.key_bytes = static_cast<uint32_t>(g.row().key_bytes());
+  shape.value_bytes = static_cast<uint32_t>(g.row().value_bytes());
+  shape.n_tokens = trace.n_tokens;
+  shape.manifest_bytes = 1;
+  PREFIXD_ASSIGN(const storage::SegmentLayout layout, storage::SegmentLayout::Of(shape));
+  return Placement([layout](size_t head) {
+    const uint32_t heads = layout.shape.n_kv_heads;
+    PageMap pages(layout.shape.n_tokens);
+    for (uint32_t i = 0; i < pages.size(); ++i) {
       pages[i] = layout.run_page(static_cast<uint32_t>(head / heads),
                                  static_cast<uint32_t>(head % heads)) +
-                 layout.row_page(i);
+                 layout.row.page(i);
     }
     return pages;
   });
