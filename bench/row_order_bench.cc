@@ -20,14 +20,11 @@ struct Options {
 
 std::vector<OrderVariant> Variants(uint32_t n_tokens) {
   std::vector<OrderVariant> variants;
-  for (const RowPart part : {RowPart::kRow, RowPart::kValues}) {
-    variants.push_back({part, 0, {}});
+  for (const auto part : {storage::RowPart::kRow, storage::RowPart::kValue}) {
+    variants.push_back({part, 0, false});
     for (const uint32_t chunk : {2048u, 4096u, 8192u, 16384u}) {
       if (chunk / 2 >= n_tokens) continue;  // the same as the chunk before
-      for (const auto likeness :
-           {index::RowLikeness::kKeys, index::RowLikeness::kScores, index::RowLikeness::kHits}) {
-        variants.push_back({part, chunk, likeness});
-      }
+      for (const bool by_scores : {false, true}) variants.push_back({part, chunk, by_scores});
     }
   }
   return variants;
@@ -39,9 +36,9 @@ Status Run(const Options& options) {
   const size_t steps = trace.heads[0].sets[0].size();
   std::printf("%u tokens, %zu steps, %zu heads; pages read and amplification of one step\n",
               trace.n_tokens, steps, trace.heads.size());
-  std::printf("%-48s", "");
+  std::printf("%-32s", "");
   for (const double f : fractions) std::printf("   %22s %4g%%", "K =", 100 * f);
-  std::printf("\n%-48s", "order");
+  std::printf("\n%-32s", "order");
   for (size_t i = 0; i < fractions.size(); ++i)
     std::printf("   %7s %6s %5s %6s", "pages", "ampl.", "best", "/arr.");
   std::printf("   ms/16k head\n");
@@ -50,7 +47,7 @@ Status Run(const Options& options) {
   for (const OrderVariant& variant : Variants(trace.n_tokens)) {
     PREFIXD_ASSIGN(const OrderResult result, MeasureOrder(trace, variant));
     if (arrival.empty()) arrival = result.reads;  // whole rows in order of arrival come first
-    std::printf("%-48s", result.name.c_str());
+    std::printf("%-32s", result.name.c_str());
     json row = {{"order", result.name}, {"ms_per_16k_head", 1e3 * result.seconds_per_16k_head}};
     for (size_t f = 0; f < fractions.size(); ++f) {
       const PageReads& r = result.reads[f];

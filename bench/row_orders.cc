@@ -2,28 +2,27 @@
 
 #include <chrono>
 
-#include "storage/segment_format.h"
+#include "index/row_order.h"
+#include "storage/segment_layout.h"
 
 namespace prefixd::bench {
 namespace {
 
+using storage::RowPart;
 using Clock = std::chrono::steady_clock;
 
 std::string Name(const OrderVariant& variant) {
-  const std::string what = variant.part == RowPart::kRow ? "key and value" : "values";
-  if (variant.chunk_tokens == 0) return what + ", arrival";
-  const char* like = variant.likeness == index::RowLikeness::kKeys     ? "keys"
-                     : variant.likeness == index::RowLikeness::kScores ? "scores"
-                                                                       : "hits";
-  return what + ", by " + like + " in chunks of " + std::to_string(variant.chunk_tokens);
+  const std::string what = variant.part == RowPart::kRow ? "rows" : "values";
+  if (variant.chunk_tokens == 0) return what + " in order of arrival";
+  return what + (variant.by_scores ? " by scores" : " by keys") + " in chunks of " +
+         std::to_string(variant.chunk_tokens);
 }
 
 }  // namespace
 
 Result<OrderResult> MeasureOrder(const RetrievalTrace& trace, const OrderVariant& variant) {
   const KvGeometry& g = trace.geometry;
-  const auto bytes = static_cast<uint32_t>(variant.part == RowPart::kRow ? g.row().bytes()
-                                                                         : g.row().value_bytes());
+  const auto bytes = static_cast<uint32_t>(storage::PartBytes(g.row(), variant.part));
   OrderResult result{variant, Name(variant), {}, 0};
   Placement placement;
   if (variant.chunk_tokens == 0) {
@@ -38,8 +37,7 @@ Result<OrderResult> MeasureOrder(const RetrievalTrace& trace, const OrderVariant
                           g.key_dim * sizeof(float), RowShape{g.key_dim, 0, DType::kF32}};
       index::RowOrderOptions options;
       options.rows_per_page = static_cast<uint32_t>(storage::kPageBytes / bytes);
-      options.likeness = variant.likeness;
-      options.queries = of.sample_queries;
+      if (variant.by_scores) options.queries = of.sample_queries;
       return index::ClusterOrder(keys.Sub(chunk.begin, chunk.size()), options);
     };
     // Ordered once; the placement is asked for every fraction.

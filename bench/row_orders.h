@@ -5,20 +5,16 @@
 #include <vector>
 
 #include "bench/support/page_reads.h"
-#include "index/row_order.h"
+#include "storage/prefix_store.h"
 
 namespace prefixd::bench {
 
-// What one read of a page brings.
-enum class RowPart : uint8_t {
-  kRow,     // key and value adjacent
-  kValues,  // values in pages of their own; the exact keys are in memory
-};
-
 struct OrderVariant {
-  RowPart part = RowPart::kRow;
+  // kRow: key and value adjacent. kValue: values in pages of their own and read alone, as when the
+  // exact keys are in memory.
+  storage::RowPart part = storage::RowPart::kRow;
   uint32_t chunk_tokens = 0;  // 0: in order of arrival
-  index::RowLikeness likeness = index::RowLikeness::kHits;
+  bool by_scores = false;     // keys are alike when the put's sampled queries score them alike
 };
 
 struct OrderResult {
@@ -28,8 +24,9 @@ struct OrderResult {
   double seconds_per_16k_head = 0;  // of ordering, one core
 };
 
-// What background settling is to do, unless measured otherwise.
-inline constexpr OrderVariant kSettled = {RowPart::kValues, 16384, index::RowLikeness::kHits};
+// The settled layout of storage/segment_layout.h as it is by default.
+inline const OrderVariant kSettled = {storage::RowPart::kValue,
+                                      storage::SettleOptions{}.chunk_tokens, false};
 
 Result<OrderResult> MeasureOrder(const RetrievalTrace& trace, const OrderVariant& variant);
 

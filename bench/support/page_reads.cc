@@ -10,9 +10,9 @@ namespace prefixd::bench {
 
 using storage::kPageBytes;
 
-PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t row_bytes,
+PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t part_bytes,
                          const Placement& placement) {
-  const auto per_page = static_cast<size_t>(std::max<uint64_t>(1, kPageBytes / row_bytes));
+  const auto per_page = static_cast<size_t>(std::max<uint64_t>(1, kPageBytes / part_bytes));
   uint64_t rows = 0, pages = 0, best = 0;
   for (size_t head = 0; head < trace.heads.size(); ++head) {
     const PageMap page_of = placement(head);
@@ -25,7 +25,7 @@ PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t 
     }
   }
   const auto steps = double(trace.heads[0].sets[fraction].size());
-  const double bytes = double(rows) * row_bytes;
+  const double bytes = double(rows * trace.geometry.row().bytes());
   return {double(rows) / steps, double(pages) / steps, double(best) / steps,
           double(pages * kPageBytes) / bytes, double(best * kPageBytes) / bytes};
 }

@@ -17,13 +17,14 @@ using Placement = std::function<PageMap(size_t head)>;
 
 struct PageReads {
   double rows = 0, pages = 0, best_pages = 0;  // of one step, all layers and KV heads; means
-  // 4096 * pages read / bytes of the rows wanted.
+  // 4096 * pages / bytes of the rows, key and value: below 1 is possible where values alone are
+  // read.
   double amplification = 0, best = 0;
 };
 
-// `row_bytes`: of what is wanted of a row; `rows_per_page`: how many such fit, which bounds the
-// best packing. `fraction`: index into TraceOptions::fractions.
-PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t row_bytes,
+// `part_bytes`: of what is read of each row, which bounds the best packing. `fraction`: index into
+// TraceOptions::fractions.
+PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t part_bytes,
                          const Placement& placement);
 
 // Rows in order of arrival, keys and values adjacent: as a put writes them.

@@ -31,7 +31,6 @@ TEST(RowOrder, IsAPermutationAndTheSameEveryTime) {
     const std::vector<float> queries = Normal(random, size_t{dim} * Uniform(random, 0, 40));
     RowOrderOptions options;
     options.rows_per_page = Uniform(random, 1, 40);
-    options.metric = Uniform(random, 0, 1) == 1;
     options.queries = queries;
     const std::vector<uint32_t> order = ClusterOrder(View(keys, dim), options);
     ExpectPermutation(order, n);
