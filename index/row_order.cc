@@ -49,26 +49,16 @@ Features KeyFeatures(const RowsView& keys) {
   return out;
 }
 
-// A column for each sampled query: its scores, less what keys have in common where only the
-// highest count.
-Features ScoreFeatures(const Features& keys, size_t n, size_t dim, const RowOrderOptions& options) {
-  const size_t n_queries = options.queries.size() / dim;
+// A column for each sampled query: the scores it gives.
+Features ScoreFeatures(const Features& keys, size_t n, size_t dim, std::span<const float> queries) {
+  const size_t n_queries = queries.size() / dim;
   const size_t columns = std::min(n_queries, kMaxFeatures);
   Features out(n, columns);
-  std::vector<float> query(keys.width), scores(n), sorted;
+  std::vector<float> query(keys.width);
   for (size_t c = 0; c < columns; ++c) {
-    const auto q = options.queries.subspan(c * n_queries / columns * dim, dim);
+    const auto q = queries.subspan(c * n_queries / columns * dim, dim);
     std::copy(q.begin(), q.end(), query.begin());
-    for (size_t i = 0; i < n; ++i) scores[i] = Dot(keys.row(i), query.data(), keys.width);
-    if (options.likeness == RowLikeness::kHits) {
-      sorted = scores;
-      const auto hits =
-          static_cast<ptrdiff_t>(std::min(double(n - 1), std::ceil(options.hit_share * double(n))));
-      std::nth_element(sorted.begin(), sorted.begin() + hits, sorted.end(), std::greater<>());
-      const float cut = sorted[static_cast<size_t>(hits)];
-      for (float& s : scores) s = std::max(0.0f, s - cut);
-    }
-    for (size_t i = 0; i < n; ++i) out.row(i)[c] = scores[i];
+    for (size_t i = 0; i < n; ++i) out.row(i)[c] = Dot(keys.row(i), query.data(), keys.width);
   }
   return out;
 }
@@ -159,7 +149,8 @@ class Bisection {
   // others; equal places keep their order of arrival.
   void Cut(std::span<uint32_t> rows, size_t left) {
     for (const uint32_t i : rows) {
-      along_[i] = Dot(points_.row(i), direction_.data(), points_.width);
+      const float along = Dot(points_.row(i), direction_.data(), points_.width);
+      along_[i] = std::isfinite(along) ? along : 0;  // huge keys overflow
     }
     std::nth_element(rows.begin(), rows.begin() + ptrdiff_t(left), rows.end(),
                      [&](uint32_t a, uint32_t b) {
@@ -197,10 +188,8 @@ std::vector<uint32_t> ClusterOrder(const RowsView& keys, const RowOrderOptions& 
   const size_t n = keys.count, dim = keys.shape.key_dim;
   assert(options.rows_per_page > 0 && options.queries.size() % dim == 0);
   const Features own = KeyFeatures(keys);
-  if (n == 0 || options.likeness == RowLikeness::kKeys || options.queries.empty()) {
-    return Bisection(own, n, options.rows_per_page).Run();
-  }
-  return Bisection(ScoreFeatures(own, n, dim, options), n, options.rows_per_page).Run();
+  if (n == 0 || options.queries.empty()) return Bisection(own, n, options.rows_per_page).Run();
+  return Bisection(ScoreFeatures(own, n, dim, options.queries), n, options.rows_per_page).Run();
 }
 
 }  // namespace prefixd::index

@@ -1,6 +1,7 @@
 #include "runtime/put_stream.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -16,25 +17,35 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// NaN and Inf have all exponent bits set.
-bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
-  if (dtype == DType::kF32) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, bytes + i * 4, 4);
-      bad |= static_cast<uint32_t>((bits & 0x7f800000u) == 0x7f800000u);
-    }
-    return bad == 0;
-  }
-  const uint16_t exponent = dtype == DType::kBf16 ? 0x7f80 : 0x7c00;
-  uint32_t bad = 0;
+// Rows are interleaved in tiles that stay in the core's own cache until they are checksummed.
+constexpr size_t kTileBytes = 256u << 10;
+
+// NaN and Inf have all exponent bits set: the largest exponent field tells.
+template <typename Bits>
+bool ExponentsBelow(Bits exponent, const std::byte* bytes, size_t n) {
+  Bits largest = 0;
   for (size_t i = 0; i < n; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, bytes + i * 2, 2);
-    bad |= static_cast<uint32_t>((bits & exponent) == exponent);
+    Bits bits;
+    std::memcpy(&bits, bytes + i * sizeof(Bits), sizeof(Bits));
+    largest = std::max(largest, static_cast<Bits>(bits & exponent));
   }
-  return bad == 0;
+  return largest < exponent;
+}
+
+bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
+  if (dtype == DType::kF32) return ExponentsBelow<int32_t>(0x7f800000, bytes, n);
+  return ExponentsBelow<int16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, bytes, n);
+}
+
+// As memcpy; the usual sizes of keys and values need no call.
+void CopyItem(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes == 128) {
+    std::memcpy(to, from, 128);
+  } else if (bytes == 256) {
+    std::memcpy(to, from, 256);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 class PutStreamImpl : public PutStream {
@@ -64,17 +75,14 @@ class PutStreamImpl : public PutStream {
     PREFIXD_TRY(CheckFinite("key", layer, begin, row.dtype, k, end - begin));
     PREFIXD_TRY(CheckFinite("value", layer, begin, row.dtype, v, end - begin));
 
-    const size_t run = end - begin;
-    rows_.resize(run * geometry.n_kv_heads * row.bytes());
-    std::byte* out = rows_.data();
-    for (uint32_t h = 0; h < geometry.n_kv_heads; ++h) {
-      for (size_t t = 0; t < run; ++t, out += row.bytes()) {
-        std::memcpy(out, k.data() + t * k_token + h * row.key_bytes(), row.key_bytes());
-        std::memcpy(out + row.key_bytes(), v.data() + t * v_token + h * row.value_bytes(),
-                    row.value_bytes());
-      }
+    const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / (k_token + v_token)));
+    for (size_t at = 0; at < end - begin; at += tile) {
+      const size_t n_tile = std::min<size_t>(tile, end - begin - at);
+      Interleave(n_tile, k.data() + at * k_token, v.data() + at * v_token);
+      PREFIXD_TRY(writer_->WriteRows(layer, begin + static_cast<uint32_t>(at),
+                                     static_cast<uint32_t>(n_tile), rows_));
     }
-    return writer_->WriteRows(layer, begin, static_cast<uint32_t>(run), rows_);
+    return {};
   }
 
   Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
@@ -158,6 +166,21 @@ class PutStreamImpl : public PutStream {
     while (AllFinite(dtype, bytes.data() + at * token, token / DTypeBytes(dtype))) ++at;
     return InvalidArgument(std::string(what) + " of layer " + std::to_string(layer) + ", token " +
                            std::to_string(first + at) + " is NaN or Inf; nothing was stored of it");
+  }
+
+  // rows_ [n_kv_heads][n][row] of n tokens' k [n][n_kv_heads][key] and v likewise.
+  void Interleave(size_t n, const std::byte* k, const std::byte* v) {
+    const size_t heads = context_.geometry.n_kv_heads;
+    const RowShape row = context_.geometry.row();
+    const size_t key = row.key_bytes(), value = row.value_bytes();
+    rows_.resize(n * heads * row.bytes());
+    std::byte* out = rows_.data();
+    for (size_t h = 0; h < heads; ++h) {
+      for (size_t t = 0; t < n; ++t, out += key + value) {
+        CopyItem(out, k + (t * heads + h) * key, key);
+        CopyItem(out + key, v + (t * heads + h) * value, value);
+      }
+    }
   }
 
   PutContext context_;

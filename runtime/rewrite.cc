@@ -6,56 +6,34 @@
 
 #include "index/row_order.h"
 #include "runtime/ingest.h"
-#include "runtime/query_samples.h"
 
 namespace prefixd {
 namespace {
 
 using storage::SegmentId;
 
-// The sampled queries of one KV head's group, densely: [n][key_dim].
-std::vector<float> GroupQueries(const QuerySamples& samples, const KvGeometry& geometry,
-                                uint32_t layer, uint32_t kv_head) {
-  if (samples.layers.empty()) return {};
-  const std::vector<float>& q = samples.layers[layer].q;
-  const size_t group = geometry.group_size() * size_t{geometry.key_dim};
-  const size_t token = geometry.n_q_heads * size_t{geometry.key_dim};
-  std::vector<float> out;
-  for (size_t at = kv_head * group; at + group <= q.size(); at += token) {
-    out.insert(out.end(), q.begin() + static_cast<ptrdiff_t>(at),
-               q.begin() + static_cast<ptrdiff_t>(at + group));
-  }
-  return out;
-}
-
 Status Settle(const Rooms& rooms, const Model& model, const SegmentId& id, WorkProgress& progress) {
-  const KvGeometry& geometry = model.spec.geometry;
-  const RowShape row = geometry.row();
-  QuerySamples samples;  // without any, keys are compared themselves
-  if (const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer); blob.ok()) {
-    if (auto read = QuerySamples::Deserialize(*blob, geometry); read.ok()) {
-      samples = std::move(read).value();
-    }
-  }
+  const RowShape row = model.spec.geometry.row();
   PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
   const Anchors anchors = rooms.options->anchors;
   storage::SettleOptions settle;
   settle.chunk_tokens = rooms.options->settle_chunk_tokens;
-  settle.order = [&](uint32_t layer, uint32_t kv_head, uint32_t first,
+  settle.order = [&](uint32_t, uint32_t, uint32_t first,
                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-    const std::vector<float> queries = GroupQueries(samples, geometry, layer, kv_head);
     index::RowOrderOptions order;
     order.rows_per_page = std::max(1u, static_cast<uint32_t>(4096 / row.value_bytes()));
-    order.queries = queries;
-    // Anchors are always read together, and in their order: they stay where they are.
+    // Anchors are always read together: sinks and tail lie side by side at the end of the chunk,
+    // the pages of the others begin with it.
     const auto n = static_cast<uint32_t>(rows.size() / row.bytes());
-    const uint32_t begin = first == 0 ? std::min(n, anchors.n_sink) : 0;
-    const uint32_t end = first + n == info.n_tokens ? n - std::min(n - begin, anchors.n_tail) : n;
-    std::vector<uint32_t> out(n);
-    std::iota(out.begin(), out.end(), 0);
-    const std::byte* mid = rows.data() + begin * row.bytes();
-    const auto likeness = index::ClusterOrder({mid, end - begin, row.bytes(), row}, order);
-    for (uint32_t slot = begin; slot < end; ++slot) out[slot] = begin + likeness[slot - begin];
+    const uint32_t sinks = first == 0 ? std::min(n, anchors.n_sink) : 0;
+    const uint32_t tail = first + n == info.n_tokens ? std::min(n - sinks, anchors.n_tail) : 0;
+    const uint32_t mid = n - sinks - tail;
+    const std::byte* mid_rows = rows.data() + sinks * row.bytes();
+    std::vector<uint32_t> out = index::ClusterOrder({mid_rows, mid, row.bytes(), row}, order);
+    for (uint32_t& i : out) i += sinks;
+    out.resize(n);
+    std::iota(out.begin() + mid, out.begin() + mid + sinks, 0);
+    std::iota(out.begin() + mid + sinks, out.end(), sinks + mid);
     return out;
   };
   settle.progress = [&](uint64_t done, uint64_t total, std::string_view) {

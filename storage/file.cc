@@ -1,10 +1,12 @@
 #include "storage/file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
@@ -13,6 +15,8 @@
 #include "storage/errors.h"
 
 namespace prefixd::storage {
+
+constexpr size_t kHugePageBytes = 2u << 20;
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
   if (this != &other) {
@@ -85,9 +89,12 @@ Result<uint64_t> FileBytes(int fd, const std::filesystem::path& path) {
 }
 
 AlignedBuffer::AlignedBuffer(size_t bytes) : size_(bytes) {
-  const size_t rounded = (bytes + 4095) / 4096 * 4096;
-  data_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, rounded ? rounded : 4096)));
+  // Huge pages where they fit: the kernel pins one instead of 512 for every direct read or write.
+  const size_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
+  const size_t rounded = std::max(unit, (bytes + unit - 1) / unit * unit);
+  data_.reset(static_cast<std::byte*>(std::aligned_alloc(unit, rounded)));
   if (!data_) throw std::bad_alloc();
+  if (unit == kHugePageBytes) ::madvise(data_.get(), rounded, MADV_HUGEPAGE);  // a wish
 }
 
 void AlignedBuffer::Free::operator()(std::byte* p) const { std::free(p); }

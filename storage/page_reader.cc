@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "storage/errors.h"
@@ -12,12 +13,20 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kWindowPages = 1024;
+constexpr size_t kWindowPages = kReadBufferBytes / kPageBytes;
+constexpr size_t kWindows = 3;  // in flight: the disk works while one is verified and copied
 constexpr size_t kMaxOpPages = 128;
 
 // What one batch of reads touches. Shared with the engine, because the disk may write into it long
 // after the reader has given up.
 struct Flight {
+  explicit Flight(std::shared_ptr<BufferPool> pool)
+      : buffers(std::move(pool)), scratch(buffers->Take()) {}
+  ~Flight() { buffers->Give(std::move(scratch)); }
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+
+  const std::shared_ptr<BufferPool> buffers;
   std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
   std::vector<uint64_t> pages;
   AlignedBuffer scratch;
@@ -38,12 +47,9 @@ class Window {
   Window& operator=(const Window&) = delete;
 
   void Start(std::vector<uint64_t> pages) {
-    if (!flight_) flight_ = std::make_shared<Flight>();
+    if (!flight_) flight_ = std::make_shared<Flight>(services_.buffers);
     flight_->file = file_.shared_from_this();
     flight_->pages = std::move(pages);
-    if (flight_->scratch.size() < flight_->pages.size() * kPageBytes) {
-      flight_->scratch = AlignedBuffer(flight_->pages.size() * kPageBytes);
-    }
     flight_->ops.clear();
     const std::vector<uint64_t>& p = flight_->pages;
     for (size_t i = 0; i < p.size();) {
@@ -153,16 +159,19 @@ class PieceReader {
     const bool background = access_ == Access::kBackground;
     const IoPriority priority = background ? IoPriority::kScrub : IoPriority::kStepRead;
     const auto deadline = background ? std::chrono::milliseconds(0) : services_.read_deadline;
-    std::array<Window, 2> windows{Window{services_, file_, priority, deadline},
-                                  Window{services_, file_, priority, deadline}};
-    std::array<WindowPieces, 2> wanted;
-    size_t current = 0;
-    bool more = Start(windows[current], wanted[current]);
-    while (more) {
-      const size_t next = 1 - current;
-      more = Start(windows[next], wanted[next]);
-      PREFIXD_TRY(Deliver(windows[current], wanted[current]));
-      current = next;
+    std::array<Window, kWindows> windows{Window{services_, file_, priority, deadline},
+                                         Window{services_, file_, priority, deadline},
+                                         Window{services_, file_, priority, deadline}};
+    std::array<WindowPieces, kWindows> wanted;
+    bool more = true;
+    for (size_t begun = 0, delivered = 0; more || delivered < begun;) {
+      if (more && begun - delivered < kWindows) {
+        more = Start(windows[begun % kWindows], wanted[begun % kWindows]);
+        begun += more ? 1 : 0;
+        continue;
+      }
+      PREFIXD_TRY(Deliver(windows[delivered % kWindows], wanted[delivered % kWindows]));
+      ++delivered;
     }
     return {};
   }

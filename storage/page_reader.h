@@ -1,15 +1,17 @@
-// Reads pieces of verified pages: host tier first, then the file in coalesced batches, two windows
-// in flight. Every byte handed out passed its page's checksum.
+// Reads pieces of verified pages: host tier first, then the file in coalesced batches, several
+// windows in flight. Every byte handed out passed its page's checksum.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "attention/result.h"
+#include "storage/buffer_pool.h"
 #include "storage/host_tier.h"
 #include "storage/io_engine.h"
 #include "storage/prefix_store.h"
@@ -24,6 +26,8 @@ struct PagePiece {
   std::byte* out = nullptr;
 };
 
+inline constexpr size_t kReadBufferBytes = 2u << 20;  // of one window
+
 struct ReadServices {
   IoEngine* engine = nullptr;
   HostTier* tier = nullptr;
@@ -33,6 +37,7 @@ struct ReadServices {
   std::function<void(const SegmentId&, const std::string&)> on_corrupt;
   // How long ReadPieces waits for the disk, for each of its batches. 0: as long as it takes.
   std::chrono::milliseconds read_deadline{0};
+  std::shared_ptr<BufferPool> buffers = std::make_shared<BufferPool>(kReadBufferBytes, 16);
 };
 
 // `pieces` ascending by page. A failed or mismatching read is tried once more; then kIo or

@@ -171,21 +171,21 @@ Result<ModelRecord> DecodeModel(std::string_view bytes) {
 
 std::string EncodeSegment(const SegmentRecord& r) {
   json value = {{"id", Binary(r.id.bytes)},
-               {"file", Binary(r.file)},
-               {"sequence", r.sequence},
-               {"model", r.model},
-               {"tenant", r.tenant},
-               {"label", r.label},
-               {"parent", Binary(r.parent.bytes)},
-               {"begin", r.tokens.begin},
-               {"end", r.tokens.end},
-               {"first_token", r.first_token},
-               {"file_bytes", r.file_bytes},
-               {"created", r.created_unix_ms},
-               {"settled", r.settled},
-               {"listed", r.listed},
-               {"pinned", r.pinned},
-               {"expires", r.expires_unix_ms}};
+                {"file", Binary(r.file)},
+                {"sequence", r.sequence},
+                {"model", r.model},
+                {"tenant", r.tenant},
+                {"label", r.label},
+                {"parent", Binary(r.parent.bytes)},
+                {"begin", r.tokens.begin},
+                {"end", r.tokens.end},
+                {"first_token", r.first_token},
+                {"file_bytes", r.file_bytes},
+                {"created", r.created_unix_ms},
+                {"settled", r.settled},
+                {"listed", r.listed},
+                {"pinned", r.pinned},
+                {"expires", r.expires_unix_ms}};
   if (!r.lead.empty()) value["lead"] = r.lead;
   return Pack(std::move(value));
 }

@@ -13,6 +13,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr size_t kSlabPages = 1024;
+constexpr size_t kMaxSlabs = 8;
 constexpr size_t kMaxOpPages = 256;  // 1 MiB, and below the iovec limit
 constexpr size_t kMaxPartialPages = (256u << 20) / kPageBytes;
 
@@ -39,7 +40,8 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
       have_(layout.shape.n_layers, std::vector<bool>(layout.shape.n_tokens)),
       have_count_(layout.shape.n_layers) {
   const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
-  const size_t n = std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), 2, 4);
+  const size_t n =
+      std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), 2, kMaxSlabs);
   for (size_t i = 0; i < n; ++i) slabs_.push_back(std::make_unique<Slab>(pages));
 }
 

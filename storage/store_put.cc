@@ -52,7 +52,8 @@ class PutWriter final : public SegmentWriter {
     file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
     file.direct = core_->direct;
-    file.max_buffer_bytes = core_->options.max_inflight_bytes;
+    // Twice what the disk works on: it has its next writes before the caller comes with more.
+    file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
     return {};
   }

@@ -1,0 +1,24 @@
+// How long a decoder waits for a stored prompt: attach, and the first completed step, with a store
+// that was just opened (cold) and with one that has served the prompt before (warm).
+#pragma once
+
+#include <filesystem>
+
+#include "bench/storage_speed.h"
+#include "bench/support/statistics.h"
+
+namespace prefixd::bench {
+
+struct AttachReport {
+  double ingest_seconds = 0;  // of what follows the commit in the background
+  double cold_attach_ms = 0, cold_step_ms = 0;
+  Spread warm_attach_ms, warm_step_ms;
+};
+
+// A completed step: all layers, K and the moment estimator by a budget of 2%. Cold means an empty
+// host tier; small files beside the segment may be in the kernel's page cache either way. Between
+// two warm attaches no session is left: nothing prepared is shared.
+Result<AttachReport> MeasureAttach(const Prompt& prompt, const std::filesystem::path& dir,
+                                   uint32_t repeats);
+
+}  // namespace prefixd::bench

@@ -1,0 +1,224 @@
+// Is storage as fast as the disk? Durable put, full restore and random rows beside fio on the same
+// file system, the host tier beside memcpy, attach of a stored prompt, and how many pages a real
+// model's retrieval reads. Every pair is measured in turns; checksums are on throughout.
+//
+// A put counts until Commit returned: rows durable, summaries not yet built. Geometry:
+// Llama-3.2-1B (16 layers, 8 KV heads of 64, bf16), 16384 tokens, so 512 MiB of rows.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "bench/attach_time.h"
+#include "bench/row_orders.h"
+#include "bench/storage_speed.h"
+#include "bench/support/fio.h"
+
+namespace prefixd::bench {
+namespace {
+
+using nlohmann::json;
+
+// Lines of the table, with the names of their ratios, and the other parts of the report.
+const std::vector<std::pair<std::string, std::string>> kLines = {{"put", "put_vs_fio"},
+                                                                 {"segment", "put_segment_vs_fio"},
+                                                                 {"restore", "restore_vs_fio"},
+                                                                 {"rows", "row_iops_vs_fio"},
+                                                                 {"host", "host_vs_memcpy"}};
+constexpr const char* kAttach = "attach";
+constexpr const char* kAmplification = "amplification";
+
+struct Options {
+  bool Wants(const std::string& part) const {
+    return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
+  }
+
+  uint32_t tokens = 16384;
+  SpeedOptions speed{.dir = std::filesystem::temp_directory_path()};
+  TraceOptions trace;
+  std::vector<std::string> parts;  // of kParts; empty: all
+  std::string json_file;
+};
+
+json SpreadJson(const Spread& s) {
+  return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
+}
+
+json PairedJson(const Paired& p) {
+  return {{"name", p.name},
+          {"floor", p.floor_name},
+          {"ours_per_second", SpreadJson(p.ours)},
+          {"floor_per_second", SpreadJson(p.floor)},
+          {"ratio", SpreadJson(p.ratio)},
+          {"cpu_seconds_per_gb", p.ours_cpu},
+          {"floor_cpu_seconds_per_gb", p.floor_cpu}};
+}
+
+void PrintPaired(const Paired& p) {
+  const double d = p.unit_divisor;
+  std::printf(
+      "%-24s %7.0f (%5.0f-%5.0f)  %-13s %7.0f (%5.0f-%5.0f) %-5s %5.2f (%.2f-%.2f) %6.2f %6.2f\n",
+      p.name.c_str(), p.ours.median / d, p.ours.low / d, p.ours.high / d, p.floor_name.c_str(),
+      p.floor.median / d, p.floor.low / d, p.floor.high / d, p.unit.c_str(), p.ratio.median,
+      p.ratio.low, p.ratio.high, p.ours_cpu, p.floor_cpu);
+}
+
+// The measurements' own folder on the disk, removed at the end.
+struct Scratch {
+  std::filesystem::path dir;
+  explicit Scratch(const std::filesystem::path& parent)
+      : dir(parent / ("prefixd-storage-" + std::to_string(std::random_device{}()))) {}
+  ~Scratch() {
+    std::error_code ec;
+    std::filesystem::remove_all(dir, ec);
+  }
+};
+
+Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, json& report) {
+  PREFIXD_ASSIGN(const std::string fio, FioVersion());
+  std::fprintf(stderr, "   %u pairs of every line ...\n", speed.pairs);
+  PREFIXD_ASSIGN(const SpeedReport measured, MeasureSpeed(prompt, speed));
+  std::printf("%.0f MiB of rows; I/O by %s, %s by %s; %u threads read; medians (quartiles)\n",
+              double(prompt.row_bytes()) / (1 << 20), measured.io_backend.c_str(), fio.c_str(),
+              measured.fio_engine.c_str(), measured.threads);
+  std::printf("%-24s %-22s %-13s %-27s %-17s %s\n", "", "prefixd", "floor", "", "ratio",
+              "CPU s/GB, floor's");
+  for (const auto& [part, ratio] : kLines) {
+    const auto line = measured.lines.find(part);
+    if (line == measured.lines.end()) continue;
+    PrintPaired(line->second);
+    report["speed"].push_back(PairedJson(line->second));
+    report["ratios"][ratio] = line->second.ratio.median;
+  }
+  report["fio"] = fio;
+  report["io_backend"] = measured.io_backend;
+  report["row_bytes"] = prompt.row_bytes();
+  return {};
+}
+
+Status MeasureAttaching(const Options& options, const Prompt& prompt,
+                        const std::filesystem::path& dir, json& report) {
+  std::fprintf(stderr, "   building the summaries of a prefix to attach to ...\n");
+  PREFIXD_ASSIGN(const AttachReport a, MeasureAttach(prompt, dir, options.speed.pairs));
+  std::printf(
+      "\nattach of %u tokens: warm %.1f ms (%.1f-%.1f), store just opened %.1f ms\n"
+      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; summaries were "
+      "ready %.1f s after the put\n",
+      options.tokens, a.warm_attach_ms.median, a.warm_attach_ms.low, a.warm_attach_ms.high,
+      a.cold_attach_ms, a.warm_step_ms.median, a.warm_step_ms.low, a.warm_step_ms.high,
+      a.cold_step_ms, a.ingest_seconds);
+  report["attach"] = {{"warm_attach_ms", SpreadJson(a.warm_attach_ms)},
+                      {"warm_first_step_ms", SpreadJson(a.warm_step_ms)},
+                      {"cold_attach_ms", a.cold_attach_ms},
+                      {"cold_first_step_ms", a.cold_step_ms},
+                      {"ingest_seconds", a.ingest_seconds}};
+  report["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median;
+  return {};
+}
+
+Status MeasureDisk(const Options& options, json& report) {
+  SpeedOptions speed = options.speed;
+  speed.parts.clear();
+  for (const auto& [part, ratio] : kLines) {
+    if (options.Wants(part)) speed.parts.push_back(part);
+  }
+  if (speed.parts.empty() && !options.Wants(kAttach)) return {};
+  const Scratch scratch(options.speed.dir);
+  std::error_code ec;
+  if (!std::filesystem::create_directory(scratch.dir, ec)) {
+    return Error{Code::kIo, "cannot create '" + scratch.dir.string() + "': " + ec.message()};
+  }
+  speed.dir = scratch.dir;
+  std::fprintf(stderr, "   making %u tokens of keys and values ...\n", options.tokens);
+  const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens);
+  if (!speed.parts.empty()) PREFIXD_TRY(MeasureLines(prompt, speed, report));
+  if (options.Wants(kAttach)) {
+    PREFIXD_TRY(MeasureAttaching(options, prompt, scratch.dir, report));
+  }
+  return {};
+}
+
+Status MeasureAmplification(const Options& options, json& report) {
+  std::fprintf(stderr, "   capturing what a real model retrieves ...\n");
+  PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+  std::printf("\npages read for one cold step, as bytes over those of the rows (%u tokens)\n",
+              trace.n_tokens);
+  std::printf("%-32s", "");
+  for (const double f : options.trace.fractions) std::printf("   K = %g%%  best packing", 100 * f);
+  std::printf("\n");
+  std::vector<OrderResult> results;
+  for (const OrderVariant& variant : {OrderVariant{storage::RowPart::kRow, 0, false}, kSettled}) {
+    PREFIXD_ASSIGN(OrderResult result, MeasureOrder(trace, variant));
+    std::printf("%-32s", result.name.c_str());
+    json reads = json::array();
+    for (size_t f = 0; f < result.reads.size(); ++f) {
+      const PageReads& r = result.reads[f];
+      std::printf("   %6.2f  %12.2f", r.amplification, r.best);
+      reads.push_back({{"fraction", options.trace.fractions[f]},
+                       {"pages", r.pages},
+                       {"amplification", r.amplification},
+                       {"best_packing", r.best}});
+    }
+    std::printf("\n");
+    report["amplification"].push_back({{"order", result.name}, {"reads", reads}});
+    results.push_back(std::move(result));
+  }
+  json& ratios = report["ratios"];
+  ratios["ssd_amplification"] = results.back().reads.front().amplification;
+  ratios["ssd_amplification_arrival"] = results.front().reads.front().amplification;
+  ratios["ssd_amplification_best"] = results.back().reads.front().best;
+  return {};
+}
+
+Status Run(const Options& options) {
+  json report;
+  PREFIXD_TRY(MeasureDisk(options, report));
+  if (options.Wants(kAmplification)) PREFIXD_TRY(MeasureAmplification(options, report));
+  if (options.json_file.empty()) return {};
+  std::ofstream out(options.json_file);
+  out << report.dump(1) << '\n';
+  if (!out.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  return {};
+}
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("Storage beside the disk's and the memory's own speed, on this machine.");
+  app.add_option("--tokens", options.tokens, "Tokens of the stored prompt")
+      ->check(CLI::Range(1024, 1 << 18))
+      ->capture_default_str();
+  app.add_option("--pairs", options.speed.pairs, "Measured pairs per line")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--threads", options.speed.threads, "Threads of a restore; 0: one per core")
+      ->capture_default_str();
+  app.add_option("--io", options.speed.io, "How the store reads and writes")
+      ->check(CLI::IsMember({"auto", "uring", "threads"}))
+      ->capture_default_str();
+  app.add_option("--dir", options.speed.dir,
+                 "Where temporary files lie: on the disk to be measured")
+      ->capture_default_str();
+  app.add_option("--model", options.trace.model_dir, "Checkpoint whose retrieval is captured")
+      ->capture_default_str();
+  app.add_option("--document", options.trace.document, "What it reads: UTF-8 text")
+      ->capture_default_str();
+  std::vector<std::string> parts = {prefixd::bench::kAttach, prefixd::bench::kAmplification};
+  for (const auto& [part, ratio] : prefixd::bench::kLines) parts.push_back(part);
+  app.add_option("--only", options.parts, "Only these parts of the report")
+      ->check(CLI::IsMember(parts));
+  app.add_option("--json", options.json_file, "Also write the figures here");
+  CLI11_PARSE(app, argc, argv);
+  const prefixd::Status status = prefixd::bench::Run(options);
+  if (!status.ok()) {
+    std::fprintf(stderr, "storage_bench: %s\n", status.error().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

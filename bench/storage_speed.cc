@@ -1,0 +1,385 @@
+#include "bench/storage_speed.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "bench/support/fio.h"
+#include "bench/support/synthetic_kv.h"
+#include "runtime/thread_pool.h"
+#include "storage/file.h"
+#include "storage/prefix_store.h"
+#include "storage/segment_format.h"
+
+namespace prefixd::bench {
+namespace {
+
+using storage::PrefixStore;
+using storage::StoredPrefix;
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kBlockTokens = 1024;  // of a put: what a chunked prefill hands over at once
+// What the store does by default, and so what fio is asked to do: 16 MiB in flight, in writes of
+// 1 MiB and sequential reads of 512 KiB; 64 operations when they are pages.
+constexpr uint64_t kInflightBytes = 16u << 20, kWriteBytes = 1u << 20, kReadBytes = 512u << 10;
+constexpr uint32_t kRowDepth = 64;
+constexpr double kGb = 1e9;
+
+double CpuSeconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) { return double(t.tv_sec) + 1e-6 * double(t.tv_usec); };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Times `work`, which moves `amount` (bytes or operations) and `bytes`.
+template <typename Work>
+Result<Sample> Timed(double amount, double bytes, Work work) {
+  const double cpu = CpuSeconds();
+  const auto begun = Clock::now();
+  PREFIXD_TRY(work());
+  const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
+  return Sample{amount / seconds, (CpuSeconds() - cpu) / (bytes / kGb)};
+}
+
+class SpeedBench {
+ public:
+  SpeedBench(const Prompt& prompt, const SpeedOptions& options)
+      : prompt_(prompt),
+        options_(options),
+        pool_(options.threads),
+        layer_(prompt.row_bytes() / prompt.geometry.n_layers) {}
+
+  Result<SpeedReport> Run() {
+    SpeedReport report;
+    report.threads = pool_.threads();
+    PREFIXD_TRY(FindBackend(report));
+    for (const std::string& part : options_.parts) {
+      if (part == "put") {
+        PREFIXD_ASSIGN(report.lines[part], MeasurePut());
+      } else if (part == "segment") {
+        PREFIXD_ASSIGN(report.lines[part], MeasureSegmentPut());
+      } else if (part == "restore") {
+        PREFIXD_TRY(OpenStored(0));
+        PREFIXD_ASSIGN(report.lines[part], MeasureRestore());
+      } else if (part == "rows") {
+        PREFIXD_TRY(OpenStored(0));
+        PREFIXD_ASSIGN(report.lines[part], MeasureRows());
+      } else if (part == "host") {
+        PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
+        PREFIXD_ASSIGN(report.lines[part], MeasureHost());
+      }
+    }
+    prefix_.reset();
+    store_.reset();
+    std::error_code ec;
+    std::filesystem::remove_all(StoreDir(), ec);
+    std::filesystem::remove_all(options_.dir / "runtime", ec);
+    return report;
+  }
+
+ private:
+  std::filesystem::path StoreDir() const { return options_.dir / "store"; }
+
+  // fio uses what the store uses, where it can.
+  Status FindBackend(SpeedReport& report) {
+    PREFIXD_TRY(OpenStore(0));
+    report.io_backend = store_->stats().io_backend;
+    report.fio_engine = fio_engine_ = report.io_backend == "io_uring" ? "io_uring" : "libaio";
+    return {};
+  }
+
+  Result<Sample> Fio(FioJob job, bool operations) const {
+    job.engine = fio_engine_;
+    PREFIXD_ASSIGN(const FioFigure figure, RunFio(job));
+    const double bytes = figure.bytes_per_second * figure.seconds;
+    return Sample{operations ? figure.operations_per_second : figure.bytes_per_second,
+                  figure.cpu_seconds / (bytes / kGb)};
+  }
+
+  Result<Sample> FioWrite() const {
+    FioJob job;
+    job.pattern = "write";
+    job.file = options_.dir / "fio";
+    job.bytes = prompt_.row_bytes();
+    job.block_bytes = kWriteBytes;
+    job.depth = kInflightBytes / kWriteBytes;
+    auto sample = Fio(job, false);
+    std::error_code ec;
+    std::filesystem::remove(job.file, ec);
+    return sample;
+  }
+
+  // The durable put of the runtime: keys and values as an engine has them, until Commit returned.
+  Result<Paired> MeasurePut() {
+    RuntimeOptions runtime;
+    runtime.dir = options_.dir / "runtime";
+    runtime.io = options_.io;
+    runtime.host_tier_bytes = 0;
+    PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
+    PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
+    std::string prefix;
+    return MeasurePairs(
+        {"durable put", "MB/s", "fio write", 1e6}, options_.pairs,
+        [&]() -> Result<Sample> {
+          const auto bytes = double(prompt_.row_bytes());
+          PREFIXD_ASSIGN(const Sample sample, Timed(bytes, bytes, [&]() -> Status {
+                           PREFIXD_ASSIGN(const auto put,
+                                          store->BeginPut({kModelName, "", prompt_.tokens, "put"}));
+                           PREFIXD_TRY(WritePrompt(prompt_, *put));
+                           PREFIXD_ASSIGN(const PutResult result, put->Commit());
+                           prefix = result.prefix;
+                           return {};
+                         }));
+          // Also ends what the background has begun for it: fio's turn is undisturbed.
+          PREFIXD_TRY(store->Remove(prefix));
+          return sample;
+        },
+        [&] { return FioWrite(); });
+  }
+
+  // The same through storage's SegmentWriter alone: rows interleaved beforehand.
+  Result<Paired> MeasureSegmentPut() {
+    PREFIXD_TRY(OpenStore(0));
+    PREFIXD_TRY(RemoveStored());
+    const auto rows = InterleavedRows();
+    return MeasurePairs(
+        {"put of a segment", "MB/s", "fio write", 1e6}, options_.pairs,
+        [&]() -> Result<Sample> {
+          PREFIXD_TRY(RemoveStored());
+          const auto bytes = double(prompt_.row_bytes());
+          return Timed(bytes, bytes, [&] { return PutSegment(rows); });
+        },
+        [&] { return FioWrite(); });
+  }
+
+  std::vector<std::vector<std::byte>> InterleavedRows() const {
+    const KvGeometry& g = prompt_.geometry;
+    const RowShape row = g.row();
+    const size_t n = prompt_.tokens.size();
+    std::vector<std::vector<std::byte>> rows(g.n_layers);
+    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+      rows[layer].resize(n * g.n_kv_heads * row.bytes());
+      std::byte* out = rows[layer].data();
+      for (size_t h = 0; h < g.n_kv_heads; ++h) {
+        for (size_t t = 0; t < n; ++t, out += row.bytes()) {
+          const size_t at = t * g.n_kv_heads + h;
+          std::memcpy(out, &prompt_.k[layer][at * row.key_bytes()], row.key_bytes());
+          std::memcpy(out + row.key_bytes(), &prompt_.v[layer][at * row.value_bytes()],
+                      row.value_bytes());
+        }
+      }
+    }
+    return rows;
+  }
+
+  Status PutSegment(const std::vector<std::vector<std::byte>>& rows) {
+    PREFIXD_ASSIGN(const auto put, store_->BeginPut(kModelName, "", prompt_.tokens, "segment"));
+    for (uint32_t layer = 0; layer < rows.size(); ++layer) {
+      PREFIXD_TRY(put->WriteRows(layer, 0, put->range().end, rows[layer]));
+    }
+    PREFIXD_ASSIGN(id_, put->Commit());
+    stored_ = true;
+    return {};
+  }
+
+  Status RemoveStored() {
+    if (!stored_) return {};
+    stored_ = false;
+    return store_->Remove(id_);
+  }
+
+  storage::StoreOptions StorageOptions(uint64_t host_bytes) const {
+    storage::StoreOptions at;
+    at.dir = StoreDir();
+    at.host_tier_bytes = host_bytes;
+    if (options_.io != "auto") {
+      at.io = options_.io == "uring" ? storage::IoBackend::kUring : storage::IoBackend::kThreads;
+    }
+    return at;
+  }
+
+  Status OpenStore(uint64_t host_bytes) {
+    prefix_.reset();
+    store_.reset();
+    PREFIXD_ASSIGN(store_, PrefixStore::Open(StorageOptions(host_bytes)));
+    const KvGeometry& g = prompt_.geometry;
+    return store_->PutModel({kModelName, {}, g, "{}"});
+  }
+
+  // The prompt stored and opened, its rows in no memory of ours.
+  Status OpenStored(uint64_t host_bytes) {
+    PREFIXD_TRY(OpenStore(host_bytes));
+    if (!stored_) PREFIXD_TRY(PutSegment(InterleavedRows()));
+    PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
+    return {};
+  }
+
+  // All rows, first layer first; the heads of a layer are shared out among the threads.
+  Status Restore() {
+    const KvGeometry& g = prompt_.geometry;
+    const TokenRange all{0, prefix_->n_tokens()};
+    const size_t head_bytes = layer_.size() / g.n_kv_heads;
+    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+      PREFIXD_TRY(pool_.ParallelFor(g.n_kv_heads, [&](size_t h) {
+        return prefix_->ReadRange(layer, static_cast<uint32_t>(h), all,
+                                  layer_.span().subspan(h * head_bytes, head_bytes), nullptr);
+      }));
+    }
+    return {};
+  }
+
+  FioJob ReadJob(const char* pattern) const {
+    FioJob job;
+    job.pattern = pattern;
+    job.file = StoreDir() / "segments" / (id_.ToString() + ".seg");
+    job.offset = storage::kPageBytes;  // after the header: the very rows that we read
+    job.bytes = prompt_.row_bytes();
+    return job;
+  }
+
+  Result<Paired> MeasureRestore() {
+    const auto bytes = double(prompt_.row_bytes());
+    FioJob job = ReadJob("read");
+    job.block_bytes = kReadBytes;
+    job.depth = kInflightBytes / kReadBytes;
+    return MeasurePairs(
+        {"full restore, cold", "MB/s", "fio read", 1e6}, options_.pairs,
+        [&] { return Timed(bytes, bytes, [&] { return Restore(); }); },
+        [&] { return Fio(job, false); });
+  }
+
+  // Single rows, each in a page of its own and no two pages adjacent, so that every row costs one
+  // read; all heads of all layers, in the order in which a step would ask.
+  Result<Paired> MeasureRows() {
+    const KvGeometry& g = prompt_.geometry;
+    const auto per_page =
+        static_cast<uint32_t>(std::max<size_t>(1, storage::kPageBytes / g.row().bytes()));
+    const auto pages = static_cast<uint32_t>(prompt_.tokens.size() / per_page);
+    std::mt19937_64 rng(3);
+    std::vector<std::vector<uint32_t>> ids(size_t{g.n_layers} * g.n_kv_heads);
+    size_t reads = 0;
+    for (auto& of_head : ids) {
+      for (uint32_t p = 0; p + 4 <= pages; p += 4) {
+        of_head.push_back((p + static_cast<uint32_t>(rng() % 3)) * per_page +
+                          static_cast<uint32_t>(rng() % per_page));
+      }
+      reads += of_head.size();
+    }
+    FioJob job = ReadJob("randread");
+    job.block_bytes = storage::kPageBytes;
+    job.total_bytes = reads * storage::kPageBytes;
+    job.depth = kRowDepth;
+    const auto read_all = [&] {
+      return pool_.ParallelFor(ids.size(), [&](size_t head) {
+        std::vector<std::byte> out(ids[head].size() * g.row().bytes());
+        return prefix_->ReadRows(static_cast<uint32_t>(head / g.n_kv_heads),
+                                 static_cast<uint32_t>(head % g.n_kv_heads), ids[head], out,
+                                 nullptr);
+      });
+    };
+    return MeasurePairs(
+        {"random rows, cold", "k/s", "fio randread", 1e3}, options_.pairs,
+        [&] { return Timed(double(reads), double(job.total_bytes), read_all); },
+        [&] { return Fio(job, true); });
+  }
+
+  // The same restore from pages that the host tier holds, against memcpy of as much to the same
+  // place on the same number of threads.
+  Result<Paired> MeasureHost() {
+    const auto bytes = double(prompt_.row_bytes());
+    storage::AlignedBuffer source(prompt_.row_bytes());
+    std::memset(source.data(), 1, source.size());
+    const uint32_t heads = prompt_.geometry.n_kv_heads;
+    const size_t head_bytes = layer_.size() / heads;
+    const auto copy = [&]() -> Status {
+      for (size_t at = 0; at < source.size(); at += layer_.size()) {
+        PREFIXD_TRY(pool_.ParallelFor(heads, [&](size_t h) -> Status {
+          std::memcpy(layer_.data() + h * head_bytes, source.data() + at + h * head_bytes,
+                      head_bytes);
+          return {};
+        }));
+      }
+      return {};
+    };
+    PREFIXD_ASSIGN(Paired host,
+                   MeasurePairs(
+                       {"full restore, host tier", "MB/s", "memcpy", 1e6}, options_.pairs,
+                       [&] { return Timed(bytes, bytes, [&] { return Restore(); }); },
+                       [&] { return Timed(bytes, bytes, copy); }));
+    const auto stats = store_->stats();
+    if (stats.host_tier_bytes < prompt_.row_bytes()) {
+      return Error{Code::kInternal, "the host tier holds " + std::to_string(stats.host_tier_bytes) +
+                                        " bytes of the rows' " +
+                                        std::to_string(prompt_.row_bytes())};
+    }
+    return host;
+  }
+
+  const Prompt& prompt_;
+  const SpeedOptions& options_;
+  ThreadPool pool_;
+  storage::AlignedBuffer layer_;  // where a restore's layer goes: [n_kv_heads][n][row bytes]
+  std::string fio_engine_;
+  std::unique_ptr<PrefixStore> store_;
+  storage::SegmentId id_;
+  bool stored_ = false;
+  std::shared_ptr<const StoredPrefix> prefix_;
+};
+
+}  // namespace
+
+KvGeometry Llama1B() {
+  KvGeometry g{16, 32, 8, 64, 64, DType::kBf16, {}};
+  g.layers.assign(g.n_layers, {.scale = 1.0f / std::sqrt(float(g.key_dim))});
+  return g;
+}
+
+ModelSpec BenchModel(const KvGeometry& geometry) {
+  return {kModelName, geometry, {{"weights", "synthetic"}}, {}};
+}
+
+Prompt SyntheticPrompt(const KvGeometry& geometry, uint32_t n_tokens) {
+  Prompt prompt{geometry, std::vector<uint32_t>(n_tokens), {}, {}};
+  for (uint32_t i = 0; i < n_tokens; ++i) prompt.tokens[i] = i;
+  prompt.k.resize(geometry.n_layers);
+  prompt.v.resize(geometry.n_layers);
+  const size_t token = size_t{geometry.n_kv_heads} * geometry.key_dim;
+  std::vector<float> k(n_tokens * token), v(k.size());
+  for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+    SyntheticKv synthetic(geometry.n_kv_heads, geometry.key_dim, layer + 1);
+    for (uint32_t i = 0; i < n_tokens; ++i) synthetic.Token(&k[i * token], &v[i * token]);
+    for (auto [floats, bytes] : {std::pair{&k, &prompt.k[layer]}, {&v, &prompt.v[layer]}}) {
+      bytes->resize(floats->size() * DTypeBytes(geometry.dtype));
+      FromFloat(geometry.dtype, *floats, bytes->data());
+    }
+  }
+  return prompt;
+}
+
+Status WritePrompt(const Prompt& prompt, PutStream& put) {
+  const auto n = static_cast<uint32_t>(prompt.tokens.size());
+  const KvGeometry& g = prompt.geometry;
+  const size_t k_token = g.n_kv_heads * g.row().key_bytes();
+  const size_t v_token = g.n_kv_heads * g.row().value_bytes();
+  for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+    for (uint32_t first = 0; first < n; first += kBlockTokens) {
+      const uint32_t count = std::min(kBlockTokens, n - first);
+      PREFIXD_TRY(put.Write(layer, first, count,
+                            std::span(prompt.k[layer]).subspan(first * k_token, count * k_token),
+                            std::span(prompt.v[layer]).subspan(first * v_token, count * v_token)));
+    }
+  }
+  return {};
+}
+
+Result<SpeedReport> MeasureSpeed(const Prompt& prompt, const SpeedOptions& options) {
+  return SpeedBench(prompt, options).Run();
+}
+
+}  // namespace prefixd::bench

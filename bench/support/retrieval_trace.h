@@ -1,0 +1,42 @@
+// What a real model retrieves: the exact Top-K sets of every (layer, KV head) over the steps of a
+// decode, with the keys they were chosen from and the queries that a put would have sampled.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "attention/kv_shape.h"
+#include "attention/partition.h"
+#include "attention/result.h"
+
+namespace prefixd::bench {
+
+struct TraceOptions {
+  std::filesystem::path model_dir = "models/prefixd-tiny";
+  std::filesystem::path document = "/usr/share/common-licenses/GPL-3";
+  uint32_t prompt_tokens = 8192;  // upper bound; the document with planted facts
+  uint32_t steps = 64;            // half of them text that follows, half questions about facts
+  std::vector<double> fractions = {0.01, 0.04};  // of the mid region: K
+  uint32_t query_samples = 32;                   // tokens of the last quarter
+};
+
+struct RetrievalTrace {
+  KvGeometry geometry;
+  uint32_t n_tokens = 0;
+  TokenRange mid;  // where retrieved tokens lie: all but sinks and tail
+
+  struct Head {
+    std::vector<float> keys;            // [n_tokens][key_dim], as stored (rounded to the dtype)
+    std::vector<float> sample_queries;  // [samples * group][key_dim]
+    // [fraction][step]: the tokens retrieved, ascending
+    std::vector<std::vector<std::vector<uint32_t>>> sets;
+  };
+  std::vector<Head> heads;  // [n_layers * n_kv_heads]
+};
+
+// Prefills the model's own decoder with the document (seconds to a minute) and decodes with exact
+// attention, so that what is retrieved does not depend on any approximation.
+Result<RetrievalTrace> CaptureTrace(const TraceOptions& options);
+
+}  // namespace prefixd::bench
