@@ -80,9 +80,13 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
     LogWarning("the store keeps its block_tokens = " +
                std::to_string(catalog->meta().block_tokens));
   }
-  tier = std::make_unique<HostTier>(options.host_tier_bytes);
+  PREFIXD_ASSIGN(tier, HostTier::Create({.capacity_bytes = options.host_tier_bytes,
+                                         .shares = options.host_tier_shares,
+                                         .hugetlb = options.host_tier_hugetlb,
+                                         .lock_memory = options.host_tier_mlock,
+                                         .on_block = options.on_host_block}));
   blobs = std::make_unique<BlobStore>(options.dir, *engine);
-  services = {engine.get(), tier.get(), &bytes_read, &checksum_failures,
+  services = {engine.get(), nullptr, &bytes_read, &checksum_failures,
               [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); }};
   return {};
 }
@@ -238,7 +242,7 @@ Status StoreCore::Remove(const SegmentId& id) {
     return removed;
   }
   files.Erase(id);
-  tier->EraseSegment(record.sequence);
+  tier->EraseSegment(record.tenant, record.sequence);
   // It is gone for good; what follows frees space, and recovery would do it too.
   PREFIXD_TRY(RemoveFile(SegmentPath(options.dir, id)));
   PREFIXD_TRY(blobs->RemoveAll(id));

@@ -12,13 +12,23 @@ struct Link {
   TokenRange tokens;
 };
 
+// What borrowed rows need: their region's memory, and their pages in it.
+struct Hold {
+  std::shared_ptr<TierRegion> region;
+  std::vector<PagePins> pins;
+};
+
 class OpenPrefix final : public StoredPrefix {
  public:
   OpenPrefix(std::shared_ptr<StoreCore> core, ChainPin pin, ModelRecord model, PrefixInfo info)
       : core_(std::move(core)),
         pin_(std::move(pin)),
         model_(std::move(model)),
-        info_(std::move(info)) {}
+        info_(std::move(info)),
+        tier_(core_->tier->ForTenant(info_.tenant)),
+        services_(core_->services) {
+    services_.tier = tier_.get();
+  }
 
   Status Load(uint32_t n_tokens) {
     const auto& chain = pin_.chain();
@@ -41,25 +51,55 @@ class OpenPrefix final : public StoredPrefix {
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out, ReadStats* stats) const override {
     PREFIXD_TRY(CheckRequest(layer, kv_head, ids.size(), out.size()));
-    if (!std::is_sorted(ids.begin(), ids.end()) || (!ids.empty() && ids.back() >= n_tokens())) {
-      return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
-    }
+    PREFIXD_TRY(CheckIds(ids));
     ReadStats ignored;
     size_t at = 0;
     for (const Link& link : links_) {
-      const auto end =
-          std::lower_bound(ids.begin() + static_cast<ptrdiff_t>(at), ids.end(), link.tokens.end) -
-          ids.begin();
+      const std::span<const uint32_t> own = OfLink(link, ids.subspan(at));
       std::vector<PagePiece> pieces;
-      pieces.reserve(static_cast<size_t>(end) - at);
-      for (; at < static_cast<size_t>(end); ++at) {
-        AddRow(link, layer, kv_head, ids[at], out.data() + at * row_bytes(), pieces);
+      pieces.reserve(own.size());
+      for (const uint32_t id : own) {
+        AddRow(link, layer, kv_head, id, out.data() + at++ * row_bytes(), pieces);
       }
       if (pieces.empty()) continue;
-      PREFIXD_TRY(ReadPieces(core_->services, *link.file, pieces, Access::kPoint,
-                             stats ? stats : &ignored));
+      PREFIXD_TRY(
+          ReadPieces(services_, *link.file, pieces, Access::kPoint, stats ? stats : &ignored));
     }
     return {};
+  }
+
+  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                                  ReadStats* stats) const override {
+    PREFIXD_TRY(CheckRequest(layer, kv_head, ids.size(), ids.size() * row_bytes()));
+    PREFIXD_TRY(CheckIds(ids));
+    if (row_bytes() > kPageBytes) {
+      return Error{Code::kFailedPrecondition,
+                   "rows of " + std::to_string(row_bytes()) + " bytes are larger than a page of " +
+                       std::to_string(kPageBytes) + " and cannot be read in place; use ReadRows"};
+    }
+    ReadStats ignored;
+    BorrowedRows out;
+    out.rows.reserve(ids.size());
+    auto hold = std::make_shared<Hold>();
+    hold->region = tier_;
+    for (const Link& link : links_) {
+      const std::span<const uint32_t> own = OfLink(link, ids.subspan(out.rows.size()));
+      std::vector<PagePiece> pieces;
+      pieces.reserve(own.size());
+      for (const uint32_t id : own) AddRow(link, layer, kv_head, id, nullptr, pieces);
+      if (pieces.empty()) continue;
+      std::vector<const std::byte*> where(pieces.size());
+      PREFIXD_ASSIGN(PagePins held,
+                     PinPieces(services_, *link.file, pieces, where, stats ? stats : &ignored));
+      hold->pins.push_back(std::move(held));
+      const size_t key_bytes = model_.geometry.row().key_bytes();
+      for (const std::byte* row : where) out.rows.push_back({row, row + key_bytes});
+    }
+    out.region_id = tier_->id();
+    out.region = tier_->bytes();
+    out.region_fd = tier_->memory() != nullptr ? tier_->memory()->read_only_fd() : -1;
+    out.hold = std::move(hold);
+    return out;
   }
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, std::span<std::byte> out,
@@ -79,7 +119,7 @@ class OpenPrefix final : public StoredPrefix {
       AddRun(link, layer, kv_head, part, out.data() + (part.begin - range.begin) * row_bytes(),
              pieces);
       PREFIXD_TRY(
-          ReadPieces(core_->services, *link.file, pieces, Access::kScan, stats ? stats : &ignored));
+          ReadPieces(services_, *link.file, pieces, Access::kScan, stats ? stats : &ignored));
     }
     return {};
   }
@@ -100,6 +140,19 @@ class OpenPrefix final : public StoredPrefix {
                              std::to_string(rows) + " rows of " + std::to_string(row_bytes()));
     }
     return {};
+  }
+
+  Status CheckIds(std::span<const uint32_t> ids) const {
+    if (!std::is_sorted(ids.begin(), ids.end()) || (!ids.empty() && ids.back() >= n_tokens())) {
+      return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
+    }
+    return {};
+  }
+
+  // The first of `ids`, as many as lie in the link.
+  static std::span<const uint32_t> OfLink(const Link& link, std::span<const uint32_t> ids) {
+    const auto end = std::lower_bound(ids.begin(), ids.end(), link.tokens.end);
+    return ids.first(static_cast<size_t>(end - ids.begin()));
   }
 
   // One row: a piece of one page, or one piece for each of a large row's pages.
@@ -143,6 +196,8 @@ class OpenPrefix final : public StoredPrefix {
   const ChainPin pin_;
   const ModelRecord model_;
   const PrefixInfo info_;
+  const std::shared_ptr<TierRegion> tier_;
+  ReadServices services_;
   std::vector<Link> links_;
   std::vector<uint32_t> tokens_;
 };
