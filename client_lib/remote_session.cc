@@ -102,6 +102,7 @@ class RemoteSession final : public Session {
 
   Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
                                   std::span<const uint32_t> ids) override {
+    if (!open_) return Detached();
     BorrowedRows out;
     auto holds = std::make_shared<std::vector<std::unique_ptr<RemoteHold>>>();
     const size_t run = RowsPerMessage(sizeof(uint32_t) + 2 * sizeof(uint64_t));

@@ -100,18 +100,24 @@ double HostTier::ConfiguredShare(const std::string& tenant) const {
   return it == options_.shares.end() ? 0 : it->second;
 }
 
-uint64_t HostTier::Share(const TierRegion& region, const TierRegion& asks) const {
+void HostTier::Count(const TierRegion& region, Division& division) const {
+  const double configured = ConfiguredShare(region.tenant());
+  division.rest -= configured;
+  division.equals += configured == 0;
+}
+
+HostTier::Division HostTier::Divide(const TierRegion& asks) const {
+  Division division;
+  for (const auto& [tenant, region] : regions_) {
+    if (region->blocks() > 0 || region.get() == &asks) Count(*region, division);
+  }
+  return division;
+}
+
+uint64_t HostTier::Share(const TierRegion& region, const Division& division) const {
   double fraction = ConfiguredShare(region.tenant());
   if (fraction == 0) {
-    double rest = 1;
-    uint64_t equals = 0;
-    for (const auto& [tenant, other] : regions_) {
-      if (other->blocks() == 0 && other.get() != &region && other.get() != &asks) continue;
-      const double configured = ConfiguredShare(tenant);
-      rest -= configured;
-      equals += configured == 0;
-    }
-    fraction = std::max(rest, 0.0) / double(std::max<uint64_t>(equals, 1));
+    fraction = std::max(division.rest, 0.0) / double(std::max<uint64_t>(division.equals, 1));
   }
   // A tenth and nine tenths are the whole, whatever binary fractions make of them.
   return std::max<uint64_t>(1, static_cast<uint64_t>(double(n_blocks_) * fraction + 1e-6));
@@ -119,17 +125,19 @@ uint64_t HostTier::Share(const TierRegion& region, const TierRegion& asks) const
 
 uint64_t HostTier::ShareBytes(const TierRegion& region) {
   std::lock_guard lock(mutex_);
-  return Share(region, region) * block_bytes();
+  return Share(region, Divide(region)) * block_bytes();
 }
 
 bool HostTier::Grow(TierRegion& region, Access access) {
   std::lock_guard lock(mutex_);
   if (free_blocks_ == 0) {
-    if (access == Access::kScan || region.blocks() >= Share(region, region)) return false;
+    if (access == Access::kScan) return false;
+    const Division division = Divide(region);
+    if (region.blocks() >= Share(region, division)) return false;
     // The tenant most above its share, by blocks; the next one if all of its blocks hold pins.
     std::vector<std::pair<uint64_t, TierRegion*>> above;
     for (const auto& [tenant, other] : regions_) {
-      const uint64_t share = Share(*other, region);
+      const uint64_t share = Share(*other, division);
       if (other.get() != &region && other->blocks() > share) {
         above.emplace_back(other->blocks() - share, other.get());
       }
@@ -154,6 +162,10 @@ HostTier::Stats HostTier::stats() const {
   Stats out;
   out.capacity = n_blocks_ * block_bytes();
   out.huge_pages = huge_pages_;
+  Division division;
+  for (const auto& [tenant, region] : regions_) {
+    if (region->blocks() > 0) Count(*region, division);
+  }
   for (const auto& [tenant, region] : regions_) {
     region->GiveBackStray();
     const TierRegion::Stats s = region->stats();
@@ -163,7 +175,9 @@ HostTier::Stats HostTier::stats() const {
     out.hits += s.hits;
     out.misses += s.misses;
     out.evictions += s.evictions;
-    out.tenants.push_back({tenant, Share(*region, *region) * block_bytes(), s});
+    Division with = division;
+    if (region->blocks() == 0) Count(*region, with);
+    out.tenants.push_back({tenant, Share(*region, with) * block_bytes(), s});
   }
   return out;
 }

@@ -3,6 +3,7 @@
 // first what nobody has; then, to a tenant below its share, a block of the tenant most above its
 // own, whose memory is really given back in between; otherwise a tenant's pages replace each other.
 // So a tenant may use all of the tier while nobody else needs it, and always keeps its share.
+// Blocks with pinned pages are never taken: they stay above the share until they are released.
 //
 // Thread-safety: all methods may be called concurrently. Regions may outlive the tier only in the
 // hands of PagePins.
@@ -63,9 +64,16 @@ class HostTier final : public TierBudget {
   explicit HostTier(const HostTierOptions& options);
   Result<std::shared_ptr<TierRegion>> NewRegion(std::string_view tenant);
   uint64_t block_bytes() const { return kPageBytes << block_pages_log2_; }
-  // Needs mutex_. In blocks, at least one. Tenants with memory count, and the one that asks.
-  uint64_t Share(const TierRegion& region, const TierRegion& asks) const;
-  double ConfiguredShare(const std::string& tenant) const;  // 0: none
+  // How the tier is divided among tenants that have memory or ask for some.
+  struct Division {
+    double rest = 1;      // of the whole, for those without a share of their own
+    uint64_t equals = 0;  // how many those are
+  };
+  // These need mutex_.
+  Division Divide(const TierRegion& asks) const;
+  void Count(const TierRegion& region, Division& division) const;
+  uint64_t Share(const TierRegion& region, const Division& division) const;  // in blocks; 1 or more
+  double ConfiguredShare(const std::string& tenant) const;                   // 0: none
 
   const HostTierOptions options_;
   uint32_t block_pages_log2_ = 0;

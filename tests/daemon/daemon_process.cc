@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <algorithm>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>

@@ -151,6 +151,17 @@ TEST(HostTier, HugePagesThatAreNotThereAreDoneWithout) {
   EXPECT_FALSE((*tier)->stats().huge_pages.empty());
 }
 
+TEST(HostTier, LockedMemoryIsGivenBackToo) {
+  // Where the limit on locked memory is low, the tier goes on without.
+  auto tier = HostTier::Create({.capacity_bytes = kMiB, .lock_memory = true});
+  ASSERT_TRUE(tier.ok()) << tier.error().message;
+  const Region region = (*tier)->ForTenant("t");
+  for (uint64_t p = 0; p < 256; ++p) Insert(*region, {1, p});
+  for (uint64_t p = 0; p < 256; ++p) EXPECT_TRUE(Holds(*region, {1, p})) << p;
+  (*tier)->EraseSegment("t", 1);
+  EXPECT_EQ(region->memory()->resident_bytes(), 0u);
+}
+
 // ---- tenants ------------------------------------------------------------------------------------
 
 TEST(HostTierTenants, OneMayUseAllUntilAnotherClaimsItsShare) {
