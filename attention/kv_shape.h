@@ -52,6 +52,12 @@ struct RowsView {
   RowsView Sub(size_t begin, size_t n) const { return {data + begin * stride, n, stride, shape}; }
 };
 
+// One row whose key and value lie wherever they lie. Owns nothing.
+struct RowRef {
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;
+};
+
 // Per layer (spec §1). Scores are scale * q.k, softcapped where softcap > 0.
 struct LayerGeometry {
   float scale = 0;              // usually 1/sqrt(key_dim)

@@ -119,6 +119,12 @@ void Describe(V& v, Is<PrefixDetail> auto& s) {
   v("summary", s.summary), v("chain", s.chain), v("blobs", s.blobs), v("choices", s.choices);
 }
 template <class V>
+void Describe(V& v, Is<HostTierTenant> auto& s) {
+  v("tenant", s.tenant), v("bytes", s.bytes), v("memory_bytes", s.memory_bytes);
+  v("share_bytes", s.share_bytes), v("pinned_bytes", s.pinned_bytes), v("hits", s.hits);
+  v("misses", s.misses), v("evictions", s.evictions);
+}
+template <class V>
 void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("version", s.version), v("compute", s.compute), v("io_backend", s.io_backend);
   v("uptime_ms", s.uptime_ms), v("models", s.models), v("prefixes", s.prefixes);
@@ -131,6 +137,9 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
   v("bytes_rewritten", s.bytes_rewritten), v("settled", s.settled), v("merged", s.merged);
   v("rewrite_queue", s.rewrite_queue);
+  v("host_tier_pinned", s.host_tier_pinned), v("host_evictions", s.host_evictions);
+  v("host_tier_huge_pages", s.host_tier_huge_pages), v("host_tier_gpu", s.host_tier_gpu);
+  v("host_tenants", s.host_tenants);
 }
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {
@@ -385,6 +394,7 @@ template Result<bool> Field<bool>(const Json&, const char*);
 template Result<uint32_t> Field<uint32_t>(const Json&, const char*);
 template Result<uint64_t> Field<uint64_t>(const Json&, const char*);
 template Result<double> Field<double>(const Json&, const char*);
+template Result<std::vector<uint64_t>> Field<std::vector<uint64_t>>(const Json&, const char*);
 template Result<std::string> Field<std::string>(const Json&, const char*);
 template Result<TokenRange> Field<TokenRange>(const Json&, const char*);
 template Result<StepPolicy> Field<StepPolicy>(const Json&, const char*);

@@ -67,7 +67,7 @@ Json ErrorToJson(const Error& error);
 Error ErrorFromJson(const Json& json);
 
 // One field of an object; kInvalidArgument when absent or of the wrong type or range.
-//   T: bool, uint32_t, uint64_t, double, std::string, std::vector<Extent>
+//   T: bool, uint32_t, uint64_t, double, std::string, std::vector<uint64_t>, std::vector<Extent>
 template <typename T>
 Result<T> Field(const Json& json, const char* key);
 

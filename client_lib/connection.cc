@@ -56,6 +56,7 @@ Status Connection::SayHello(const ConnectOptions& options) {
   call.control = wire::ToJson(wire::Hello{"prefixd_client", options.tenant, options.token,
                                           options.admin, options.shared_memory});
   PREFIXD_ASSIGN(Reply reply, Do(std::move(call)));
+  region_ = std::move(reply.region);
   PREFIXD_ASSIGN(hello_, wire::FromJson<wire::HelloReply>(reply.control, "hello"));
   if (hello_.region_bytes > 0 && region_.empty()) {
     return Malformed("shared memory was announced but not passed");
@@ -66,6 +67,27 @@ Status Connection::SayHello(const ConnectOptions& options) {
 bool Connection::alive() const {
   std::lock_guard lock(mutex_);
   return broken_.empty();
+}
+
+std::shared_ptr<const SharedRegion> Connection::FindTierRegion(uint64_t id) const {
+  std::lock_guard lock(tier_mutex_);
+  const auto it = tier_regions_.find(id);
+  return it == tier_regions_.end() ? nullptr : it->second;
+}
+
+std::vector<uint64_t> Connection::TierRegionIds() const {
+  std::lock_guard lock(tier_mutex_);
+  std::vector<uint64_t> ids;
+  for (const auto& [id, region] : tier_regions_) ids.push_back(id);
+  return ids;
+}
+
+std::shared_ptr<const SharedRegion> Connection::AddTierRegion(uint64_t id, SharedRegion region) {
+  std::lock_guard lock(tier_mutex_);
+  std::erase_if(tier_regions_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  auto& held = tier_regions_[id];
+  if (!held) held = std::make_shared<const SharedRegion>(std::move(region));
+  return held;
 }
 
 uint64_t Connection::chunk_bytes() const {
@@ -146,7 +168,8 @@ Status Connection::SendCancel(uint64_t id, Socket::Deadline deadline) {
   return SendRequest(cancel, next_id_++, false, deadline);
 }
 
-Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline) {
+Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
+                                                    SharedRegion* region) {
   std::array<std::byte, wire::kHeaderBytes> bytes{};
   int fd = -1;
   Status received = socket_.ReceiveWithFd(bytes, deadline, &fd);
@@ -160,11 +183,14 @@ Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline) {
   if (fd >= 0) {
     // Its size comes with the control part; until then as long as the file is.
     const off_t size = ::lseek(fd, 0, SEEK_END);
-    if (!header.ok() || (header->flags & wire::kFlagRegion) == 0 || !region_.empty() || size <= 0) {
+    if (!header.ok() || (header->flags & wire::kFlagRegion) == 0 || size <= 0) {
       ::close(fd);
     } else {
-      PREFIXD_ASSIGN(region_, SharedRegion::Map(fd, static_cast<uint64_t>(size)));
-      region_.CloseFd();
+      const auto length = static_cast<uint64_t>(size);
+      const bool hello = hello_.server.empty();
+      PREFIXD_ASSIGN(*region,
+                     hello ? SharedRegion::Map(fd, length) : SharedRegion::MapReadOnly(fd, length));
+      region->CloseFd();
     }
   }
   return header;
@@ -178,7 +204,8 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
     return error;
   };
   while (true) {
-    auto header = ReceiveHeader(deadline);
+    Reply reply;
+    auto header = ReceiveHeader(deadline, &reply.region);
     if (!header.ok()) return fail(header.error());
     std::vector<std::byte> control(header->control_bytes);
     if (Status s = socket_.Receive(control, deadline); !s.ok()) return fail(s.error());
@@ -206,7 +233,6 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
     }
     if (header->type != MessageType::kReply) return fail(Malformed("unexpected frame"));
 
-    Reply reply;
     reply.control = *std::move(json);
     if (header->request_id != id || shared || call.out.empty()) {
       reply.payload.resize(header->payload_bytes);

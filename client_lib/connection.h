@@ -7,6 +7,7 @@
 // timeout every call fails with kUnavailable.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -33,6 +34,7 @@ class Connection {
   struct Reply {
     wire::Json control;
     std::vector<std::byte> payload;  // empty when the call has outputs
+    SharedRegion region;             // what came along; writable in the reply to hello only
   };
 
   static Result<std::shared_ptr<Connection>> Open(const Address& address,
@@ -42,6 +44,11 @@ class Connection {
 
   bool alive() const;
   const wire::HelloReply& hello() const { return hello_; }
+  // Where rows lie that are read in place, by the daemon's number of the region; null: not mapped.
+  std::shared_ptr<const SharedRegion> FindTierRegion(uint64_t id) const;
+  std::vector<uint64_t> TierRegionIds() const;
+  // Keeps a region that arrived, and those still in use.
+  std::shared_ptr<const SharedRegion> AddTierRegion(uint64_t id, SharedRegion region);
   // Largest sum of tensor bytes that one call should carry: splitting above it is the caller's.
   uint64_t chunk_bytes() const;
 
@@ -51,7 +58,7 @@ class Connection {
   Result<Reply> DoLocked(Call& call);
   Status SendRequest(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   Status SendCancel(uint64_t id, Socket::Deadline deadline);
-  Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline);
+  Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, SharedRegion* region);
   Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   Socket::Deadline CallDeadline() const;
 
@@ -61,6 +68,8 @@ class Connection {
   wire::HelloReply hello_;
   uint32_t call_timeout_ms_ = 0;
   uint64_t next_id_ = 1;
+  mutable std::mutex tier_mutex_;
+  std::map<uint64_t, std::shared_ptr<const SharedRegion>> tier_regions_;
   std::string broken_;  // why the connection can no longer be used; empty: it can
 };
 

@@ -73,6 +73,10 @@ std::string_view MessageName(MessageType type) {
       return "stats";
     case MessageType::kCancel:
       return "cancel";
+    case MessageType::kBorrowRows:
+      return "borrow_rows";
+    case MessageType::kReleaseRows:
+      return "release_rows";
     case MessageType::kReply:
       return "reply";
     case MessageType::kError:
@@ -84,7 +88,7 @@ std::string_view MessageName(MessageType type) {
 }
 
 bool IsRequest(MessageType type) {
-  return type >= MessageType::kHello && type <= MessageType::kCancel;
+  return type >= MessageType::kHello && type <= MessageType::kReleaseRows;
 }
 
 std::array<std::byte, kHeaderBytes> EncodeHeader(const FrameHeader& header) {

@@ -39,7 +39,8 @@ inline constexpr size_t kTensorAlignment = 64;  // of tensors that the client pl
 
 // Tensors of the request (and of its reply) lie in the connection's shared memory.
 inline constexpr uint32_t kFlagShared = 1u << 0;
-// A file descriptor of the shared memory travels with this frame (hello reply).
+// A file descriptor of memory travels with this frame: of the connection's own (hello reply), or
+// read-only of a tenant's part of the host tier (borrow_rows reply).
 inline constexpr uint32_t kFlagRegion = 1u << 1;
 inline constexpr uint32_t kKnownFlags = kFlagShared | kFlagRegion;
 
@@ -70,6 +71,8 @@ enum class MessageType : uint16_t {
   kWaitReady = 24,
   kStats = 25,
   kCancel = 26,
+  kBorrowRows = 27,
+  kReleaseRows = 28,
   kReply = 0x8000,     // request_id says of what
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply

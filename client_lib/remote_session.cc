@@ -14,6 +14,25 @@ using wire::FromJson;
 using wire::Json;
 using wire::MessageType;
 
+// Borrowed rows of one call: what they lie in, and the daemon's pins, given up at the end.
+class RemoteHold {
+ public:
+  RemoteHold(std::shared_ptr<Connection> connection, uint64_t borrow)
+      : connection_(std::move(connection)), borrow_(borrow) {}
+  ~RemoteHold() {
+    // Without a connection the daemon has released them itself.
+    (void)connection_->Do({MessageType::kReleaseRows, {{"borrow", borrow_}}, {}, {}, nullptr});
+  }
+  RemoteHold(const RemoteHold&) = delete;
+  RemoteHold& operator=(const RemoteHold&) = delete;
+
+  std::shared_ptr<const SharedRegion> region;
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+  const uint64_t borrow_;
+};
+
 class RemoteSession final : public Session {
  public:
   RemoteSession(std::shared_ptr<Connection> connection, uint64_t session, SessionInfo info,
@@ -79,6 +98,21 @@ class RemoteSession final : public Session {
       done += m;
     }
     return {};
+  }
+
+  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                  std::span<const uint32_t> ids) override {
+    if (!open_) return Detached();
+    BorrowedRows out;
+    auto holds = std::make_shared<std::vector<std::unique_ptr<RemoteHold>>>();
+    const size_t run = RowsPerMessage(sizeof(uint32_t) + 2 * sizeof(uint64_t));
+    for (size_t done = 0; done < ids.size();) {
+      const size_t m = std::min(run, ids.size() - done);
+      PREFIXD_TRY(BorrowRun(layer, kv_head, ids.subspan(done, m), *holds, out));
+      done += m;
+    }
+    out.hold = std::move(holds);
+    return out;
   }
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
@@ -155,6 +189,43 @@ class RemoteSession final : public Session {
   }
 
  private:
+  Status BorrowRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                   std::vector<std::unique_ptr<RemoteHold>>& holds, BorrowedRows& out) {
+    auto call = Make(MessageType::kBorrowRows);
+    call.control["layer"] = layer;
+    call.control["kv_head"] = kv_head;
+    call.control["regions"] = connection_->TierRegionIds();
+    std::vector<uint64_t> offsets(2 * ids.size());
+    call.in = {wire::BytesOf(ids)};
+    call.out = {std::as_writable_bytes(std::span(offsets))};
+    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    PREFIXD_ASSIGN(const uint64_t borrow, Field<uint64_t>(reply.control, "borrow"));
+    holds.push_back(std::make_unique<RemoteHold>(connection_, borrow));
+    PREFIXD_ASSIGN(const uint64_t id, Field<uint64_t>(reply.control, "region"));
+    auto region = reply.region.empty() ? connection_->FindTierRegion(id)
+                                       : connection_->AddTierRegion(id, std::move(reply.region));
+    if (region == nullptr) {
+      return Error{Code::kUnavailable,
+                   "the daemon did not pass the memory that the rows lie in; try again"};
+    }
+    holds.back()->region = region;
+    const std::span<const std::byte> bytes = region->bytes();
+    const RowShape row = info_.geometry.row();
+    const auto inside = [&](uint64_t offset, size_t n) {
+      return n <= bytes.size() && offset <= bytes.size() - n;
+    };
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const uint64_t key = offsets[2 * i], value = offsets[2 * i + 1];
+      if (!inside(key, row.key_bytes()) || !inside(value, row.value_bytes())) {
+        return Error{Code::kUnavailable, "the daemon sent a malformed answer: rows outside of " +
+                                             std::to_string(bytes.size()) + " bytes"};
+      }
+      out.rows.push_back({bytes.data() + key, bytes.data() + value});
+    }
+    out.region = {id, bytes, -1};
+    return {};
+  }
+
   Connection::Call Make(MessageType type) const {
     return {type, {{"session", session_}}, {}, {}, nullptr};
   }

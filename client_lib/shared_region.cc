@@ -59,6 +59,14 @@ Result<SharedRegion> SharedRegion::Create(uint64_t bytes) {
 }
 
 Result<SharedRegion> SharedRegion::Map(int fd, uint64_t bytes) {
+  return MapWith(fd, bytes, PROT_READ | PROT_WRITE);
+}
+
+Result<SharedRegion> SharedRegion::MapReadOnly(int fd, uint64_t bytes) {
+  return MapWith(fd, bytes, PROT_READ);
+}
+
+Result<SharedRegion> SharedRegion::MapWith(int fd, uint64_t bytes, int protection) {
   SharedRegion region;
   region.fd_ = fd;
   struct stat st {};
@@ -70,7 +78,7 @@ Result<SharedRegion> SharedRegion::Map(int fd, uint64_t bytes) {
   if (bytes == 0 || static_cast<uint64_t>(st.st_size) < bytes) {
     return InvalidArgument("the daemon's shared memory is shorter than it says");
   }
-  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* at = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return Errno("mmap");
   region.data_ = static_cast<std::byte*>(at);
   region.size_ = bytes;

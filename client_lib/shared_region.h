@@ -27,12 +27,17 @@ class SharedRegion {
   // it is shorter than `bytes` or could still shrink.
   static Result<SharedRegion> Map(int fd, uint64_t bytes);
 
+  // As Map, for memory that only the other side writes: writing to it here is a fault.
+  static Result<SharedRegion> MapReadOnly(int fd, uint64_t bytes);
+
   bool empty() const { return data_ == nullptr; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
   int fd() const { return fd_; }
   void CloseFd();  // the mapping stays
 
  private:
+  static Result<SharedRegion> MapWith(int fd, uint64_t bytes, int protection);
+
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   int fd_ = -1;

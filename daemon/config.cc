@@ -211,7 +211,43 @@ Status SetItem(const ConfigItem& item, std::string_view text, Config* config) {
   return Assign(item, value, config);
 }
 
+Result<std::vector<std::pair<std::string, double>>> ParseShares(std::string_view text) {
+  std::vector<std::pair<std::string, double>> shares;
+  double sum = 0;
+  const auto trim = [](std::string_view s) {
+    const size_t begin = s.find_first_not_of(" \t"), end = s.find_last_not_of(" \t");
+    return begin == s.npos ? std::string_view() : s.substr(begin, end - begin + 1);
+  };
+  std::stringstream stream{std::string(text)};
+  for (std::string part; std::getline(stream, part, ',');) {
+    const size_t equals = part.rfind('=');
+    const std::string_view number =
+        equals == part.npos ? "" : trim(std::string_view(part).substr(equals + 1));
+    double share = 0;
+    const auto [end, ec] = std::from_chars(number.data(), number.data() + number.size(), share);
+    if (equals == part.npos || ec != std::errc{} || end != number.data() + number.size() ||
+        !(share > 0 && share <= 1)) {
+      return InvalidArgument(
+          "store.host_tier_shares must be TENANT=FRACTION between commas, with "
+          "fractions above 0 and up to 1, not " +
+          Quoted(part));
+    }
+    const std::string tenant(trim(std::string_view(part).substr(0, equals)));
+    if (std::ranges::find(shares, tenant, &std::pair<std::string, double>::first) != shares.end()) {
+      return InvalidArgument("store.host_tier_shares names tenant " + Quoted(tenant) + " twice");
+    }
+    shares.emplace_back(tenant, share);
+    sum += share;
+  }
+  if (sum > 1 + 1e-9) {
+    return InvalidArgument("store.host_tier_shares add up to " + Number(sum) +
+                           "; they may be 1 at most");
+  }
+  return shares;
+}
+
 Status CheckConfig(const Config& config) {
+  PREFIXD_TRY(ParseShares(config.host_tier_shares));
   if (config.dir.empty()) return InvalidArgument("dir is empty: name the store's directory");
   if (config.socket.empty() && config.tcp.empty()) {
     return InvalidArgument("nothing to listen on: set listen.socket or listen.tcp");
@@ -253,6 +289,12 @@ RuntimeOptions Config::Runtime() const {
   o.dir = dir;
   o.io = io;
   o.host_tier_bytes = host_tier_mib << 20;
+  if (auto shares = ParseShares(host_tier_shares); shares.ok()) {  // else CheckConfig refused it
+    o.host_tier_shares = *std::move(shares);
+  }
+  o.host_tier_hugetlb = host_tier_hugetlb;
+  o.host_tier_mlock = host_tier_mlock;
+  o.pin_host_tier = pin_host_tier;
   o.min_free_bytes = min_free_mib << 20;
   o.quota_bytes = quota_mib << 20;
   o.read_deadline_ms = static_cast<uint32_t>(read_deadline_ms);

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -25,6 +26,10 @@ struct Config {
 
   std::string io = "auto";
   uint64_t host_tier_mib = 1024;
+  std::string host_tier_shares;
+  bool host_tier_hugetlb = false;
+  bool host_tier_mlock = false;
+  bool pin_host_tier = false;
   uint64_t min_free_mib = 256;
   uint64_t quota_mib = 0;
   uint64_t read_deadline_ms = 30'000;
@@ -81,6 +86,8 @@ std::span<const ConfigItem> ConfigItems();
 Status LoadConfig(const std::filesystem::path& file, Config* config);
 // Sets one key from text, as the command line gives it.
 Status SetItem(const ConfigItem& item, std::string_view text, Config* config);
+// "team-a=0.5, team-b=0.25" as pairs; kInvalidArgument says what is wrong with it.
+Result<std::vector<std::pair<std::string, double>>> ParseShares(std::string_view text);
 // What only whole configurations can violate (socket path length, TCP without a token ...).
 Status CheckConfig(const Config& config);
 // A commented TOML file that LoadConfig reads back to the same Config.

@@ -14,6 +14,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <cerrno>
 #include <cstring>
 
 namespace prefixd::daemon {
@@ -55,6 +56,26 @@ std::vector<std::byte> Encode(wire::FrameHeader header, const Json& control) {
   std::vector<std::byte> head(encoded.size() + packed.size());
   std::copy(packed.begin(), packed.end(), std::copy(encoded.begin(), encoded.end(), head.begin()));
   return head;
+}
+
+// What fits of `bytes`, without waiting, and a descriptor with the first of them (-1: none). As
+// sendmsg.
+ssize_t SendWithDescriptor(int socket, std::span<std::byte> bytes, int fd) {
+  iovec iov{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  if (fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+  }
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 }  // namespace
@@ -159,6 +180,7 @@ Result<wire::HelloReply> Connection::Admit(const wire::Hello& hello, Peer* peer)
     return InvalidArgument("the tenant's name is longer than 256 bytes");
   }
   peer->tenant = hello.tenant;
+  peer->local = local_;
   peer->trusted = local_ && SameUser(socket_.native_handle());
   peer->admin = hello.admin;
   if (hello.admin && !peer->trusted) {
@@ -192,22 +214,7 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
   header.request_id = request_id;
   header.flags = region_.empty() ? 0 : wire::kFlagRegion;
   std::vector<std::byte> bytes = Encode(header, wire::ToJson(reply));
-  iovec iov{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &iov;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  if (!region_.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    const int fd = region_.fd();
-    std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
-  }
-  const ssize_t sent = ::sendmsg(socket_.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = SendWithDescriptor(socket_.native_handle(), bytes, region_.fd());
   region_.CloseFd();
   context_.counters.bytes_out += bytes.size();
   return sent == static_cast<ssize_t>(bytes.size());
@@ -352,7 +359,7 @@ void Connection::Finish(const Frame& frame, Response response) {
          true);
   } else {
     Send(MessageType::kReply, frame.header.request_id, response.control,
-         std::move(response.payload), true);
+         std::move(response.payload), true, response.fd, std::move(response.held));
   }
   ReleaseWhenUnused();
 }
@@ -368,7 +375,8 @@ void Connection::Fatal(const Error& error) {
 // --------------------------------------------------------------------------------------
 
 void Connection::Send(MessageType type, uint64_t request_id, const Json& control,
-                      std::vector<std::byte> payload, bool ends_call) {
+                      std::vector<std::byte> payload, bool ends_call, int fd,
+                      std::shared_ptr<const void> held) {
   if (closed_) {
     if (ends_call) --calls_in_flight_;
     return;
@@ -377,30 +385,56 @@ void Connection::Send(MessageType type, uint64_t request_id, const Json& control
   header.type = type;
   header.request_id = request_id;
   header.payload_bytes = payload.size();
-  outgoing_.push_back({Encode(header, control), std::move(payload), ends_call});
+  header.flags = fd >= 0 ? wire::kFlagRegion : 0;
+  outgoing_.push_back(
+      {Encode(header, control), std::move(payload), ends_call, fd, std::move(held)});
   if (outgoing_.size() == 1) WriteNext();
 }
 
 void Connection::WriteNext() {
   const Outgoing& next = outgoing_.front();
+  if (next.fd >= 0) return WriteDescriptor();
   const std::array<asio::const_buffer, 2> buffers = {
       asio::buffer(next.head.data(), next.head.size()),
       asio::buffer(next.payload.data(), next.payload.size())};
   asio::async_write(socket_, buffers,
                     [self = shared_from_this()](boost::system::error_code ec, size_t bytes) {
-                      self->context_.counters.bytes_out += bytes;
-                      if (self->outgoing_.front().ends_call) --self->calls_in_flight_;
-                      self->outgoing_.pop_front();
-                      if (ec || self->closed_) {
-                        for (const Outgoing& o : self->outgoing_) {
-                          if (o.ends_call) --self->calls_in_flight_;
-                        }
-                        self->outgoing_.clear();
-                        return self->Close();
-                      }
-                      if (!self->outgoing_.empty()) return self->WriteNext();
-                      self->CloseIfDrained();
+                      self->Written(ec, bytes);
                     });
+}
+
+// The first bytes of a frame, as many as the socket takes now; the rest follows as usual.
+void Connection::WriteDescriptor() {
+  Outgoing& next = outgoing_.front();
+  const ssize_t sent = SendWithDescriptor(socket_.native_handle(), next.head, next.fd);
+  if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+    return socket_.async_wait(Socket::wait_write,
+                              [self = shared_from_this()](boost::system::error_code ec) {
+                                if (ec || self->closed_) return self->Written(ec, 0);
+                                self->WriteDescriptor();
+                              });
+  }
+  if (sent < 0) return Written({errno, boost::system::system_category()}, 0);
+  context_.counters.bytes_out += static_cast<uint64_t>(sent);
+  next.head.erase(next.head.begin(), next.head.begin() + sent);
+  next.fd = -1;
+  next.held.reset();
+  WriteNext();
+}
+
+void Connection::Written(boost::system::error_code ec, size_t bytes) {
+  context_.counters.bytes_out += bytes;
+  if (outgoing_.front().ends_call) --calls_in_flight_;
+  outgoing_.pop_front();
+  if (ec || closed_) {
+    for (const Outgoing& o : outgoing_) {
+      if (o.ends_call) --calls_in_flight_;
+    }
+    outgoing_.clear();
+    return Close();
+  }
+  if (!outgoing_.empty()) return WriteNext();
+  CloseIfDrained();
 }
 
 // ---- the end

@@ -45,6 +45,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     std::vector<std::byte> head;  // header and control part
     std::vector<std::byte> payload;
     bool ends_call = false;
+    int fd = -1;                       // goes with the first byte
+    std::shared_ptr<const void> held;  // keeps it open
   };
   using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
@@ -63,8 +65,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Fatal(const Error& error);  // tells the client, then closes
 
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
-            std::vector<std::byte> payload, bool ends_call);
+            std::vector<std::byte> payload, bool ends_call, int fd = -1,
+            std::shared_ptr<const void> held = nullptr);
   void WriteNext();
+  void WriteDescriptor();
+  void Written(boost::system::error_code ec, size_t bytes);
   bool idle() const { return calls_in_flight_ == 0 && outgoing_.empty(); }
   void CloseIfDrained();
   void ReleaseWhenUnused();

@@ -102,10 +102,20 @@ Status ShowStats(RemoteClient& client, const Options& options) {
   std::vector<std::vector<std::string>> rows = {{"counter", "value"}};
   for (const char* part : {"runtime", "server"}) {
     for (const auto& [key, value] : json[part].items()) {
+      if (value.is_array()) continue;  // tenants, below
       rows.push_back({std::string(part) + "." + key,
                       value.is_string() ? value.get<std::string>() : value.dump()});
     }
   }
+  PrintTable(rows);
+  if (runtime.host_tenants.empty()) return {};
+  rows = {{"HOST TIER OF", "PAGES", "MEMORY", "SHARE", "IN PLACE", "HITS", "MISSES", "EVICTIONS"}};
+  for (const HostTierTenant& t : runtime.host_tenants) {
+    rows.push_back({"'" + t.tenant + "'", Bytes(t.bytes), Bytes(t.memory_bytes),
+                    Bytes(t.share_bytes), Bytes(t.pinned_bytes), Count(t.hits), Count(t.misses),
+                    Count(t.evictions)});
+  }
+  std::puts("");
   PrintTable(rows);
   return {};
 }

@@ -59,12 +59,16 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
   } catch (const std::exception& e) {
     response.error = Error{Code::kInternal, std::string("unexpected: ") + e.what()};
   }
-  if (response.error) response.payload.clear();
+  if (response.error) {
+    response.payload.clear();
+    response.fd = -1;
+  }
   return response;
 }
 
 void RequestHandler::ReleaseAll() {
   puts_.clear();  // destroyed without commit: aborted
+  borrows_.clear();
   for (auto& [handle, session] : sessions_) (void)session->Detach();
   sessions_.clear();
 }
@@ -96,6 +100,10 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return AttendExact(request, response);
     case MessageType::kReadRows:
       return ReadRows(request, response);
+    case MessageType::kBorrowRows:
+      return BorrowRows(request, response);
+    case MessageType::kReleaseRows:
+      return ReleaseRows(request);
     case MessageType::kReadRange:
       return ReadRange(request, response);
     case MessageType::kSelect:
@@ -122,7 +130,7 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
     case MessageType::kWaitReady:
       return WaitReady(request, progress);
     case MessageType::kStats:
-      return Json{{"runtime", ToJson(store_.stats())}, {"server", ToJson(server_stats_())}};
+      return Stats();
     default:
       return InvalidArgument("message " + std::string(wire::MessageName(request.type)) +
                              " is not expected here");
@@ -239,6 +247,15 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
   }
   PREFIXD_TRY(store_.RegisterModel(spec));
   return Json::object();
+}
+
+Result<Json> RequestHandler::Stats() const {
+  RuntimeStats stats = store_.stats();
+  if (!peer_.admin) {  // not even the names of the others
+    std::erase_if(stats.host_tenants,
+                  [&](const HostTierTenant& t) { return t.tenant != peer_.tenant; });
+  }
+  return Json{{"runtime", ToJson(stats)}, {"server", ToJson(server_stats_())}};
 }
 
 Result<Json> RequestHandler::Match(const Request& request) const {

@@ -27,6 +27,7 @@ struct Peer {
   std::string tenant;
   bool admin = false;    // asked for and allowed
   bool trusted = false;  // the daemon's own user (or root) over a Unix socket
+  bool local = false;    // over a Unix socket: can be passed descriptors
 };
 
 struct Request {
@@ -40,6 +41,8 @@ struct Response {
   std::optional<Error> error;
   wire::Json control = wire::Json::object();
   std::vector<std::byte> payload;
+  int fd = -1;                       // to be passed along
+  std::shared_ptr<const void> held;  // what keeps it open until then
 };
 
 struct HandlerLimits {
@@ -55,7 +58,7 @@ class RequestHandler {
                  std::function<wire::ServerStats()> server_stats);
 
   Response Handle(const Request& request, const ProgressFn& progress);
-  // Detaches every session and aborts every put.
+  // Detaches every session, aborts every put and lets go of borrowed rows.
   void ReleaseAll();
 
  private:
@@ -93,6 +96,7 @@ class RequestHandler {
   Result<wire::Json> PutQueries(const Request& request);
   Result<wire::Json> PutCommit(const Request& request);
   Result<wire::Json> PutAbort(const Request& request);
+  Result<wire::Json> Stats() const;
   Result<wire::Json> Match(const Request& request) const;
   Result<wire::Json> Prefixes() const;
   Result<wire::Json> Remove(const Request& request);
@@ -105,6 +109,8 @@ class RequestHandler {
   Result<wire::Json> Step(const Request& request, Response* response);
   Result<wire::Json> AttendExact(const Request& request, Response* response);
   Result<wire::Json> ReadRows(const Request& request, Response* response);
+  Result<wire::Json> BorrowRows(const Request& request, Response* response);
+  Result<wire::Json> ReleaseRows(const Request& request);
   Result<wire::Json> ReadRange(const Request& request, Response* response);
   Result<wire::Json> Select(const Request& request, Response* response);
   Result<wire::Json> Summary(const Request& request, Response* response);
@@ -121,6 +127,7 @@ class RequestHandler {
   uint64_t next_handle_ = 1;
   std::map<uint64_t, std::unique_ptr<PutStream>> puts_;
   std::map<uint64_t, std::shared_ptr<Session>> sessions_;
+  std::map<uint64_t, BorrowedRows> borrows_;
 };
 
 }  // namespace prefixd::daemon

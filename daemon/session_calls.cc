@@ -1,5 +1,6 @@
 // What a connection asks of its sessions.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -120,6 +121,60 @@ Result<Json> RequestHandler::ReadRows(const Request& request, Response* response
   PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
   PREFIXD_TRY(session->ReadRows(layer, kv_head, ids, rows));
   HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+// The rows stay pinned until they are released or the connection ends. The client says which
+// regions it has mapped; the descriptor of another comes with the reply.
+Result<Json> RequestHandler::BorrowRows(const Request& request, Response* response) {
+  if (!peer_.local) {
+    return Error{Code::kFailedPrecondition,
+                 "rows can be read in place over a Unix socket only; use ReadRows"};
+  }
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const auto mapped, Field<std::vector<uint64_t>>(request.control, "regions"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
+  if (ids.empty()) return InvalidArgument("there are no rows to borrow: the list of ids is empty");
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto places, out.Bytes(0));
+  const size_t want = ids.size() * 2 * sizeof(uint64_t);
+  if (places.size() != want) {
+    return InvalidArgument("the places of " + std::to_string(ids.size()) + " rows take " +
+                           std::to_string(want) + " bytes, not " + std::to_string(places.size()));
+  }
+  PREFIXD_ASSIGN(BorrowedRows rows, session->BorrowRows(layer, kv_head, ids));
+  if (std::ranges::find(mapped, rows.region.id) == mapped.end()) {
+    if (rows.region.fd < 0) {
+      return Error{Code::kFailedPrecondition,
+                   "the host tier's memory cannot be passed on (the daemon runs without /proc); "
+                   "use ReadRows"};
+    }
+    response->fd = rows.region.fd;
+    response->held = rows.hold;
+  }
+  const std::byte* const base = rows.region.bytes.data();
+  for (size_t i = 0; i < rows.rows.size(); ++i) {
+    const std::array<uint64_t, 2> place = {static_cast<uint64_t>(rows.rows[i].key - base),
+                                           static_cast<uint64_t>(rows.rows[i].value - base)};
+    std::memcpy(places.data() + i * sizeof(place), place.data(), sizeof(place));
+  }
+  HandOver(request, std::move(out), response);
+  const uint64_t handle = next_handle_++;
+  Json reply = {
+      {"borrow", handle}, {"region", rows.region.id}, {"region_bytes", rows.region.bytes.size()}};
+  borrows_.emplace(handle, std::move(rows));
+  return reply;
+}
+
+Result<Json> RequestHandler::ReleaseRows(const Request& request) {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "borrow"));
+  if (borrows_.erase(handle) == 0) {
+    return Error{Code::kNotFound,
+                 "no borrowed rows " + std::to_string(handle) + " on this connection"};
+  }
   return Json::object();
 }
 

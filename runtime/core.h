@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "runtime/compute.h"
+#include "runtime/host_pinning.h"
 #include "runtime/ingest_queue.h"
 #include "runtime/models.h"
 #include "runtime/prepared_prefix.h"
@@ -36,6 +37,7 @@ struct Core {
   const Rooms rooms;
   PreparedCache prepared;
 
+  std::shared_ptr<HostPinning> pinning;  // null: not asked for
   std::atomic<uint64_t> sessions{0}, sessions_total{0}, steps{0};
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 

@@ -160,6 +160,16 @@ Result<size_t> SessionImpl::CheckHead(uint32_t layer, uint32_t kv_head) const {
   return size_t{layer} * info_.geometry.n_kv_heads + kv_head;
 }
 
+Status SessionImpl::CheckIds(std::span<const uint32_t> ids) const {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= info_.n_tokens || (i > 0 && ids[i] <= ids[i - 1])) {
+      return InvalidArgument("ids must ascend and lie below " + std::to_string(info_.n_tokens) +
+                             "; id " + std::to_string(i) + " is " + std::to_string(ids[i]));
+    }
+  }
+  return {};
+}
+
 Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<float> y,
                          std::span<float> lse, StepInfo* info) {
   StepRequest request{this, layer, q, y, lse, info, {}};
@@ -204,12 +214,7 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
   PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
   const size_t want = ids.size() * info_.geometry.row().bytes();
   if (out.size() != want) return WrongSize("out", out.size(), want);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= info_.n_tokens || (i > 0 && ids[i] <= ids[i - 1])) {
-      return InvalidArgument("ids must ascend and lie below " + std::to_string(info_.n_tokens) +
-                             "; id " + std::to_string(i) + " is " + std::to_string(ids[i]));
-    }
-  }
+  PREFIXD_TRY(CheckIds(ids));
   storage::ReadStats reads;
   PREFIXD_TRY(plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads));
   Ledger ledger;
@@ -218,6 +223,23 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
   ChargeReads(reads, ledger);
   Charge(head, ledger);
   return {};
+}
+
+Result<BorrowedRows> SessionImpl::BorrowRows(uint32_t layer, uint32_t kv_head,
+                                             std::span<const uint32_t> ids) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  PREFIXD_TRY(CheckIds(ids));
+  storage::ReadStats reads;
+  PREFIXD_ASSIGN(storage::BorrowedRows rows,
+                 plan->prefix->stored().BorrowRows(layer, kv_head, ids, &reads));
+  Ledger ledger;
+  ledger.retrieved_tokens = ids.size();
+  ledger.logical_bytes = ids.size() * info_.geometry.row().bytes();
+  ChargeReads(reads, ledger);
+  Charge(head, ledger);
+  return BorrowedRows{
+      std::move(rows.rows), {rows.region_id, rows.region, rows.region_fd}, std::move(rows.hold)};
 }
 
 Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,

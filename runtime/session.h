@@ -6,12 +6,29 @@
 #include <span>
 #include <vector>
 
+#include "attention/kv_shape.h"
 #include "attention/partition.h"
 #include "attention/result.h"
 #include "attention/selection.h"
 #include "runtime/types.h"
 
 namespace prefixd {
+
+// Rows read in place: verified bytes that stay as they are until the last copy of this is gone,
+// also after Detach. Those of a remote session do so while its connection lives; after that they
+// may change. Keep them for a step, not for a session: what is held cannot make room for others.
+// Thread-safety: a plain value; letting go of the last copy may talk to the daemon.
+struct BorrowedRows {
+  // What all rows of a tenant lie in.
+  struct Region {
+    uint64_t id = 0;
+    std::span<const std::byte> bytes;
+    int fd = -1;  // for passing on, read-only; -1: cannot be. Owned by the region.
+  };
+  std::vector<RowRef> rows;  // in the order of the ids; both pointers lie in the region
+  Region region;
+  std::shared_ptr<const void> hold;
+};
 
 // Thread-safety: steps of one session may run concurrently (different layers or batches).
 class Session {
@@ -35,6 +52,11 @@ class Session {
   // For engines that compute themselves. ids ascending; out: [ids.size()][row bytes].
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                           std::span<std::byte> out) = 0;
+  // The same rows where they lie in the host tier, without a copy; all of them or an error.
+  // kFailedPrecondition: rows larger than a page, no host tier, or a client over TCP; use ReadRows.
+  // kResourceExhausted: the tenant reads as much in place as it may (half its share of the tier).
+  virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                          std::span<const uint32_t> ids) = 0;
   // A run of rows of one head: out [range.size()][row bytes].
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                            std::span<std::byte> out) = 0;

@@ -32,6 +32,8 @@ class SessionImpl : public Session {
                      std::span<float> lse) override;
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override;
+  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                  std::span<const uint32_t> ids) override;
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override;
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
@@ -53,6 +55,7 @@ class SessionImpl : public Session {
  private:
   SessionImpl(std::shared_ptr<Core> core, SessionInfo info);
   Result<size_t> CheckHead(uint32_t layer, uint32_t kv_head) const;
+  Status CheckIds(std::span<const uint32_t> ids) const;
   Error Detached() const;
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);

@@ -231,6 +231,14 @@ class StoreImpl : public Store {
     stats.host_tier_capacity = stored.host_tier_capacity;
     stats.host_hits = stored.host_hits;
     stats.host_misses = stored.host_misses;
+    stats.host_tier_pinned = stored.host_tier_pinned;
+    stats.host_evictions = stored.host_evictions;
+    stats.host_tier_huge_pages = stored.host_tier_huge_pages;
+    stats.host_tier_gpu = core_->pinning ? core_->pinning->state() : "off";
+    for (const auto& t : stored.host_tenants) {
+      stats.host_tenants.push_back({t.tenant, t.bytes, t.memory_bytes, t.share_bytes,
+                                    t.pinned_bytes, t.hits, t.misses, t.evictions});
+    }
     stats.checksum_failures = stored.checksum_failures;
     stats.puts = stored.puts;
     stats.puts_aborted = stored.puts_aborted;
@@ -285,12 +293,21 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   at.dir = options.dir;
   PREFIXD_ASSIGN(at.io, IoFromName(options.io));
   at.host_tier_bytes = options.host_tier_bytes;
+  at.host_tier_shares = options.host_tier_shares;
+  at.host_tier_hugetlb = options.host_tier_hugetlb;
+  at.host_tier_mlock = options.host_tier_mlock;
+  std::shared_ptr<HostPinning> pinning;
+  if (options.pin_host_tier) {
+    pinning = HostPinning::Open();
+    at.on_host_block = HostPinning::Hook(pinning);
+  }
   at.min_free_bytes = options.min_free_bytes;
   at.quota_bytes = options.quota_bytes;
   at.read_deadline_ms = options.read_deadline_ms;
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
   auto core = std::make_shared<Core>(options, std::move(storage), std::move(compute));
+  core->pinning = std::move(pinning);
   PREFIXD_TRY(core->models.LoadAll());
   core->ingest = std::make_unique<IngestQueue>(
       [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {

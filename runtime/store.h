@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/result.h"
@@ -24,6 +25,11 @@ struct RuntimeOptions {
   std::filesystem::path dir;
   std::string io = "auto";  // "auto", "uring", "threads"
   uint64_t host_tier_bytes = 1ull << 30;
+  // Fractions of it that tenants may always have, by name; the others share the rest equally.
+  std::vector<std::pair<std::string, double>> host_tier_shares;
+  bool host_tier_hugetlb = false;  // from the system's pool of huge pages, where it has one
+  bool host_tier_mlock = false;    // never swapped out
+  bool pin_host_tier = false;      // registered with the CUDA device, where there is one
   uint64_t min_free_bytes = 256ull << 20;
   uint64_t quota_bytes = 0;           // 0: none
   uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none

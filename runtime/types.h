@@ -137,6 +137,16 @@ struct PrefixDetail {
   std::vector<HeadChoice> choices;
 };
 
+// A tenant's part of the host tier, since the start.
+struct HostTierTenant {
+  std::string tenant;
+  uint64_t bytes = 0;         // of pages held
+  uint64_t memory_bytes = 0;  // of memory taken for them
+  uint64_t share_bytes = 0;   // it may always have so much
+  uint64_t pinned_bytes = 0;  // in pages read in place now; one borrowed twice counts twice
+  uint64_t hits = 0, misses = 0, evictions = 0;  // of pages
+};
+
 struct RuntimeStats {
   std::string version, compute;  // compute: "cpu" or "cuda: <device>"
   std::string io_backend;
@@ -147,6 +157,10 @@ struct RuntimeStats {
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
   // Background rewriting (settling, merging), which bytes_written counts too.
   uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
+  uint64_t host_tier_pinned = 0, host_evictions = 0;
+  std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
+  std::string host_tier_gpu;         // "off", "registered", or why it is not
+  std::vector<HostTierTenant> host_tenants;
 };
 
 struct VerifySummary {

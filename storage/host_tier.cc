@@ -1,188 +1,183 @@
 #include "storage/host_tier.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstring>
-#include <deque>
-#include <mutex>
-#include <new>
-#include <unordered_map>
+#include <bit>
+#include <cmath>
+
+#include "storage/errors.h"
 
 namespace prefixd::storage {
 namespace {
 
-constexpr uint8_t kMaxUses = 3;
-
-uint64_t Mix(const PageKey& key) {
-  uint64_t h = key.segment * 0x9E3779B97F4A7C15ull + key.page;
-  h = (h ^ (h >> 32)) * 0xD6E8FEB86659FD93ull;
-  h = (h ^ (h >> 32)) * 0xD6E8FEB86659FD93ull;
-  return h ^ (h >> 32);
-}
-
-struct KeyHash {
-  size_t operator()(const PageKey& key) const { return Mix(key); }
-};
+constexpr uint64_t kBlockPages = (2ull << 20) / kPageBytes;
+constexpr uint64_t kMinBlocks = 32;  // in a tier too small for blocks of 2 MiB
 
 }  // namespace
 
-class HostTier::Shard {
- public:
-  Shard(std::byte* frames, uint32_t n_frames) : frames_(frames), slots_(n_frames) {
-    for (uint32_t i = n_frames; i > 0; --i) free_.push_back(i - 1);
-  }
-
-  std::byte* frame(uint32_t i) const { return frames_ + i * kPageBytes; }
-
-  // Needs mutex. The frame, or null.
-  const std::byte* Find(const PageKey& key, Access access) {
-    const auto it = index_.find(key);
-    if (it == index_.end()) {
-      ++misses;
-      return nullptr;
+Result<std::unique_ptr<HostTier>> HostTier::Create(const HostTierOptions& options) {
+  double sum = 0;
+  for (const auto& [tenant, share] : options.shares) {
+    if (!(share > 0 && share <= 1)) {
+      return InvalidArgument("the host tier share of tenant '" + tenant + "' must be above 0 and " +
+                             "at most 1, not " + std::to_string(share));
     }
-    ++hits;
-    Slot& slot = slots_[it->second];
-    if (access == Access::kPoint) slot.uses = std::min<uint8_t>(kMaxUses, slot.uses + 1);
-    return frame(it->second);
+    sum += share;
   }
-
-  void Insert(const PageKey& key, ConstPageBytes page, Access access) {
-    std::lock_guard lock(mutex);
-    if (slots_.empty() || index_.contains(key)) return;
-    if (free_.empty()) {
-      if (access == Access::kScan) return;
-      Evict();
-    }
-    const uint32_t i = free_.back();
-    free_.pop_back();
-    const bool returning = access == Access::kPoint && ghosts_.erase(Mix(key)) > 0;
-    slots_[i] = {key, 0, true};
-    (returning ? main_ : small_).push_back(i);
-    index_.emplace(key, i);
-    std::memcpy(frame(i), page.data(), kPageBytes);
+  if (sum > 1 + 1e-9) {
+    return InvalidArgument("the host tier shares of tenants add up to " + std::to_string(sum) +
+                           "; they may be 1 at most");
   }
-
-  void EraseSegment(uint64_t segment) {
-    std::lock_guard lock(mutex);
-    for (std::deque<uint32_t>* queue : {&small_, &main_}) {
-      std::erase_if(*queue, [&](uint32_t i) {
-        if (slots_[i].key.segment != segment) return false;
-        Release(i);
-        return true;
-      });
+  std::unique_ptr<HostTier> tier(new HostTier(options));
+  if (tier->n_blocks_ == 0) return tier;
+  if (tier->n_blocks_ << tier->block_pages_log2_ >= kNoFrame) {
+    return Error{Code::kResourceExhausted,
+                 "a host tier of " + std::to_string(options.capacity_bytes) +
+                     " bytes is more than prefixd can address (16 TiB); choose a smaller one"};
+  }
+  // Said now rather than when the first tenant comes.
+  if (options.hugetlb) {
+    tier->hugetlb_ = true;
+    auto probe = TierMemory::Create(tier->n_blocks_ * tier->block_bytes(), true);
+    Status taken = probe.ok() ? probe->Take(0, tier->block_bytes()) : Status(probe.error());
+    if (!taken.ok()) {
+      LogWarning(taken.error().message +
+                 "; the host tier uses ordinary pages (see vm.nr_hugepages)");
+      tier->hugetlb_ = false;
     }
   }
-
-  uint64_t used() const { return slots_.size() - free_.size(); }
-
-  mutable std::mutex mutex;
-  uint64_t hits = 0, misses = 0;
-
- private:
-  struct Slot {
-    PageKey key;
-    uint8_t uses = 0;  // since it entered its queue
-    bool live = false;
-  };
-
-  void Release(uint32_t i) {
-    index_.erase(slots_[i].key);
-    slots_[i] = {};
-    free_.push_back(i);
+  auto memory = TierMemory::Create(tier->n_blocks_ * tier->block_bytes(), tier->hugetlb_);
+  if (!memory.ok()) {
+    return Error{memory.error().code, memory.error().message + "; choose a smaller host tier"};
   }
+  tier->huge_pages_ = memory->huge_pages();
+  return tier;
+}
 
-  // Frees exactly one frame. Terminates: every pass lowers a use count or frees a frame.
-  void Evict() {
-    while (true) {
-      const bool from_small =
-          !small_.empty() && (small_.size() * 10 >= slots_.size() || main_.empty());
-      std::deque<uint32_t>& queue = from_small ? small_ : main_;
-      const uint32_t i = queue.front();
-      queue.pop_front();
-      Slot& slot = slots_[i];
-      if (slot.uses > 0) {
-        // Used again: moves up from the small queue, or stays with one life less.
-        slot.uses = from_small ? 0 : slot.uses - 1;
-        main_.push_back(i);
-        continue;
+HostTier::HostTier(const HostTierOptions& options) : options_(options) {
+  const uint64_t pages = options.capacity_bytes / kPageBytes;
+  const uint64_t wanted = options.hugetlb ? kBlockPages : pages / kMinBlocks;
+  const uint64_t block_pages = std::bit_floor(std::clamp<uint64_t>(wanted, 1, kBlockPages));
+  block_pages_log2_ = static_cast<uint32_t>(std::countr_zero(block_pages));
+  n_blocks_ = free_blocks_ = pages / block_pages;
+}
+
+std::shared_ptr<TierRegion> HostTier::ForTenant(std::string_view tenant) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = regions_.find(tenant); it != regions_.end()) return it->second;
+  // Regions without memory that nobody reads through are only addresses and a descriptor.
+  std::erase_if(regions_, [](const auto& entry) {
+    return entry.second.use_count() == 1 && entry.second->blocks() == 0;
+  });
+  auto region = NewRegion(tenant);
+  if (!region.ok() && !std::exchange(warned_, true)) LogWarning(region.error().message);
+  if (!region.ok()) region = TierRegion::Create({.tenant = std::string(tenant)}, this);
+  regions_.emplace(tenant, *region);
+  return *region;
+}
+
+Result<std::shared_ptr<TierRegion>> HostTier::NewRegion(std::string_view tenant) {
+  return TierRegion::Create({.tenant = std::string(tenant),
+                             .id = next_id_++,
+                             .blocks = n_blocks_,
+                             .block_pages_log2 = block_pages_log2_,
+                             .hugetlb = hugetlb_,
+                             .lock_memory = options_.lock_memory,
+                             .on_block = options_.on_block},
+                            this);
+}
+
+void HostTier::EraseSegment(std::string_view tenant, uint64_t segment) {
+  std::lock_guard lock(mutex_);
+  const auto it = regions_.find(tenant);
+  if (it == regions_.end()) return;
+  it->second->EraseSegment(segment);
+  free_blocks_ += it->second->RemoveEmptyBlocks();
+}
+
+double HostTier::ConfiguredShare(const std::string& tenant) const {
+  const auto it = std::find_if(options_.shares.begin(), options_.shares.end(),
+                               [&](const auto& share) { return share.first == tenant; });
+  return it == options_.shares.end() ? 0 : it->second;
+}
+
+void HostTier::Count(const TierRegion& region, Division& division) const {
+  const double configured = ConfiguredShare(region.tenant());
+  division.rest -= configured;
+  division.equals += configured == 0;
+}
+
+HostTier::Division HostTier::Divide(const TierRegion& asks) const {
+  Division division;
+  for (const auto& [tenant, region] : regions_) {
+    if (region->blocks() > 0 || region.get() == &asks) Count(*region, division);
+  }
+  return division;
+}
+
+uint64_t HostTier::Share(const TierRegion& region, const Division& division) const {
+  double fraction = ConfiguredShare(region.tenant());
+  if (fraction == 0) {
+    fraction = std::max(division.rest, 0.0) / double(std::max<uint64_t>(division.equals, 1));
+  }
+  // A tenth and nine tenths are the whole, whatever binary fractions make of them.
+  return std::max<uint64_t>(1, static_cast<uint64_t>(double(n_blocks_) * fraction + 1e-6));
+}
+
+uint64_t HostTier::ShareBytes(const TierRegion& region) {
+  std::lock_guard lock(mutex_);
+  return Share(region, Divide(region)) * block_bytes();
+}
+
+bool HostTier::Grow(TierRegion& region, Access access) {
+  std::lock_guard lock(mutex_);
+  if (free_blocks_ == 0) {
+    if (access == Access::kScan) return false;
+    const Division division = Divide(region);
+    if (region.blocks() >= Share(region, division)) return false;
+    // The tenant most above its share, by blocks; the next one if all of its blocks hold pins.
+    std::vector<std::pair<uint64_t, TierRegion*>> above;
+    for (const auto& [tenant, other] : regions_) {
+      const uint64_t share = Share(*other, division);
+      if (other.get() != &region && other->blocks() > share) {
+        above.emplace_back(other->blocks() - share, other.get());
       }
-      if (from_small) Remember(slot.key);
-      Release(i);
-      return;
     }
+    std::sort(above.rbegin(), above.rend());
+    const bool took = std::any_of(above.begin(), above.end(),
+                                  [](const auto& other) { return other.second->RemoveBlock(); });
+    if (!took) return false;
+    ++free_blocks_;
   }
-
-  void Remember(const PageKey& key) {
-    const uint64_t hash = Mix(key);
-    if (!ghosts_.emplace(hash, 0).second) return;
-    ghost_order_.push_back(hash);
-    while (ghost_order_.size() > slots_.size()) {
-      ghosts_.erase(ghost_order_.front());
-      ghost_order_.pop_front();
-    }
+  region.GiveBackStray();
+  if (Status added = region.AddBlock(); !added.ok()) {
+    if (!std::exchange(warned_, true)) LogWarning(added.error().message);
+    return false;
   }
-
-  std::byte* frames_;
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;
-  std::deque<uint32_t> small_, main_;
-  std::unordered_map<PageKey, uint32_t, KeyHash> index_;
-  std::unordered_map<uint64_t, uint8_t> ghosts_;
-  std::deque<uint64_t> ghost_order_;
-};
-
-HostTier::HostTier(uint64_t capacity_bytes) : capacity_pages_(capacity_bytes / kPageBytes) {
-  const uint64_t n_shards = std::clamp<uint64_t>(capacity_pages_ / 64, 1, 16);
-  const uint64_t per_shard = capacity_pages_ / n_shards;
-  capacity_pages_ = per_shard * n_shards;
-  if (capacity_pages_ > 0) {
-    void* p = ::mmap(nullptr, capacity_pages_ * kPageBytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
-    arena_ = static_cast<std::byte*>(p);
-  }
-  for (uint64_t i = 0; i < n_shards; ++i) {
-    shards_.push_back(std::make_unique<Shard>(arena_ + i * per_shard * kPageBytes,
-                                              static_cast<uint32_t>(per_shard)));
-  }
-}
-
-HostTier::~HostTier() {
-  if (arena_ != nullptr) ::munmap(arena_, capacity_pages_ * kPageBytes);
-}
-
-HostTier::Shard& HostTier::ShardOf(const PageKey& key) const {
-  return *shards_[(Mix(key) >> 40) % shards_.size()];
-}
-
-const std::byte* HostTier::Pin(const PageKey& key, Access access) {
-  Shard& shard = ShardOf(key);
-  shard.mutex.lock();
-  const std::byte* page = shard.Find(key, access);
-  if (page == nullptr) shard.mutex.unlock();
-  return page;
-}
-
-void HostTier::Unpin(const PageKey& key) { ShardOf(key).mutex.unlock(); }
-
-void HostTier::Insert(const PageKey& key, ConstPageBytes page, Access access) {
-  ShardOf(key).Insert(key, page, access);
-}
-
-void HostTier::EraseSegment(uint64_t segment) {
-  for (const auto& shard : shards_) shard->EraseSegment(segment);
+  --free_blocks_;
+  return true;
 }
 
 HostTier::Stats HostTier::stats() const {
+  std::lock_guard lock(mutex_);
   Stats out;
-  out.capacity = capacity_pages_ * kPageBytes;
-  for (const auto& shard : shards_) {
-    std::lock_guard lock(shard->mutex);
-    out.bytes += shard->used() * kPageBytes;
-    out.hits += shard->hits;
-    out.misses += shard->misses;
+  out.capacity = n_blocks_ * block_bytes();
+  out.huge_pages = huge_pages_;
+  Division division;
+  for (const auto& [tenant, region] : regions_) {
+    if (region->blocks() > 0) Count(*region, division);
+  }
+  for (const auto& [tenant, region] : regions_) {
+    region->GiveBackStray();
+    const TierRegion::Stats s = region->stats();
+    out.bytes += s.bytes;
+    out.memory_bytes += s.memory_bytes;
+    out.pinned_bytes += s.pinned_bytes;
+    out.hits += s.hits;
+    out.misses += s.misses;
+    out.evictions += s.evictions;
+    Division with = division;
+    if (region->blocks() == 0) Count(*region, with);
+    out.tenants.push_back({tenant, Share(*region, with) * block_bytes(), s});
   }
   return out;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "storage/errors.h"
+#include "storage/stream_copy.h"
 
 namespace prefixd::storage {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 constexpr size_t kWindowPages = kReadBufferBytes / kPageBytes;
 constexpr size_t kWindows = 3;  // in flight: the disk works while one is verified and copied
 constexpr size_t kMaxOpPages = 128;
+constexpr size_t kLookupPages = 256;         // looked up, pinned and copied together
+constexpr uint64_t kStreamBytes = 4u << 20;  // scans from here on go past the caches
 
 // What one batch of reads touches. Shared with the engine, because the disk may write into it long
 // after the reader has given up.
@@ -153,7 +156,12 @@ class PieceReader {
  public:
   PieceReader(const ReadServices& services, const SegmentFile& file,
               std::span<const PagePiece> pieces, Access access, ReadStats* stats)
-      : services_(services), file_(file), pieces_(pieces), access_(access), stats_(stats) {}
+      : services_(services), file_(file), pieces_(pieces), access_(access), stats_(stats) {
+    if (access != Access::kScan) return;
+    uint64_t bytes = 0;
+    for (const PagePiece& piece : pieces) bytes += piece.bytes;
+    stream_ = bytes >= kStreamBytes;
+  }
 
   Status Run() {
     const bool background = access_ == Access::kBackground;
@@ -182,18 +190,34 @@ class PieceReader {
     wanted.missing.clear();
     std::vector<uint64_t> pages;
     while (at_ < pieces_.size() && pages.size() < kWindowPages) {
-      size_t end = at_ + 1;
-      while (end < pieces_.size() && pieces_[end].page == pieces_[at_].page) ++end;
-      const PageKey key{file_.record().sequence, pieces_[at_].page};
-      const bool hit = services_.tier->Lookup(
-          key, access_, [&](ConstPageBytes page) { Copy(page, at_, end, Tier::kHost); });
-      if (hit) {
-        stats_->pages_host += 1;
-      } else {
-        pages.push_back(key.page);
-        wanted.missing.push_back({at_, end});
+      std::array<uint64_t, kLookupPages> batch;
+      std::array<WindowPieces::Group, kLookupPages> groups;
+      std::array<uint32_t, kLookupPages> frames;
+      const size_t room = std::min(kLookupPages, kWindowPages - pages.size());
+      size_t n = 0;
+      for (; n < room && at_ < pieces_.size(); ++n) {
+        const size_t begin = at_++;
+        while (at_ < pieces_.size() && pieces_[at_].page == pieces_[begin].page) ++at_;
+        batch[n] = pieces_[begin].page;
+        groups[n] = {begin, at_};
       }
-      at_ = end;
+      if (access_ == Access::kBackground) {
+        std::fill_n(frames.begin(), n, kNoFrame);
+      } else {
+        services_.tier->Pin(file_.record().sequence, std::span(batch).first(n), access_,
+                            std::span(frames).first(n));
+      }
+      for (size_t i = 0; i < n; ++i) {
+        if (frames[i] != kNoFrame) {
+          Copy(services_.tier->page(frames[i]), groups[i].begin, groups[i].end, Tier::kHost);
+          stats_->pages_host += 1;
+        } else {
+          pages.push_back(batch[i]);
+          wanted.missing.push_back(groups[i]);
+        }
+      }
+      FlushCopy();
+      if (access_ != Access::kBackground) services_.tier->Unpin(std::span(frames).first(n));
     }
     if (pages.empty()) return false;
     window.Start(std::move(pages));
@@ -210,15 +234,31 @@ class PieceReader {
       if (access_ == Access::kBackground) continue;
       services_.tier->Insert({file_.record().sequence, window.pages()[i]}, page, access_);
     }
+    FlushCopy();
     return {};
   }
 
+  // Pieces that follow one another on both sides are copied as one.
   void Copy(ConstPageBytes page, size_t begin, size_t end, Tier from) {
     for (size_t i = begin; i < end; ++i) {
       const PagePiece& piece = pieces_[i];
-      std::memcpy(piece.out, page.data() + piece.offset, piece.bytes);
+      const std::byte* source = page.data() + piece.offset;
+      if (source != copy_.from + copy_.bytes || piece.out != copy_.to + copy_.bytes) {
+        FlushCopy();
+        copy_ = {source, piece.out, 0};
+      }
+      copy_.bytes += piece.bytes;
       if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
     }
+  }
+
+  void FlushCopy() {
+    if (stream_) {
+      StreamCopy(copy_.to, copy_.from, copy_.bytes);
+    } else if (copy_.bytes > 0) {
+      std::memcpy(copy_.to, copy_.from, copy_.bytes);
+    }
+    copy_ = {};
   }
 
   const ReadServices& services_;
@@ -226,7 +266,13 @@ class PieceReader {
   const std::span<const PagePiece> pieces_;
   const Access access_;
   ReadStats* const stats_;
+  bool stream_ = false;
   size_t at_ = 0;
+  struct {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    size_t bytes = 0;
+  } copy_;  // not done yet
 };
 
 }  // namespace
@@ -234,6 +280,51 @@ class PieceReader {
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats) {
   return PieceReader(services, file, pieces, access, stats).Run();
+}
+
+Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
+                           std::span<const PagePiece> pieces, std::span<const std::byte*> where,
+                           ReadStats* stats) {
+  TierRegion& tier = *services.tier;
+  const uint64_t segment = file.record().sequence;
+  std::vector<uint64_t> pages;
+  for (const PagePiece& piece : pieces) {
+    if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
+  }
+  PREFIXD_ASSIGN(PagePins pins, tier.Promise(pages.size()));
+  std::vector<uint32_t> frames(pages.size());
+  tier.Pin(segment, pages, frames, pins);
+  for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
+    if (pieces[i].page != pages[p]) ++p;
+    if (frames[p] != kNoFrame) stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].bytes;
+  }
+  Window window(services, file, IoPriority::kStepRead, services.read_deadline);
+  for (size_t at = 0; at < pages.size();) {
+    std::vector<uint64_t> missing;
+    std::vector<size_t> index;
+    for (; at < pages.size() && missing.size() < kWindowPages; ++at) {
+      if (frames[at] != kNoFrame) {
+        stats->pages_host += 1;
+        continue;
+      }
+      missing.push_back(pages[at]);
+      index.push_back(at);
+    }
+    if (missing.empty()) break;
+    window.Start(std::move(missing));
+    PREFIXD_TRY(window.Finish());
+    stats->pages_ssd += index.size();
+    stats->bytes[static_cast<size_t>(Tier::kSsd)] += index.size() * kPageBytes;
+    for (size_t i = 0; i < index.size(); ++i) {
+      PREFIXD_ASSIGN(frames[index[i]],
+                     tier.InsertPinned({segment, window.pages()[i]}, window.page(i), pins));
+    }
+  }
+  for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
+    if (pieces[i].page != pages[p]) ++p;
+    where[i] = tier.page(frames[p]).data() + pieces[i].offset;
+  }
+  return pins;
 }
 
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,

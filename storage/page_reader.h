@@ -12,10 +12,10 @@
 
 #include "attention/result.h"
 #include "storage/buffer_pool.h"
-#include "storage/host_tier.h"
 #include "storage/io_engine.h"
 #include "storage/prefix_store.h"
 #include "storage/segment_file.h"
+#include "storage/tier_region.h"
 
 namespace prefixd::storage {
 
@@ -30,7 +30,7 @@ inline constexpr size_t kReadBufferBytes = 2u << 20;  // of one window
 
 struct ReadServices {
   IoEngine* engine = nullptr;
-  HostTier* tier = nullptr;
+  TierRegion* tier = nullptr;  // of the tenant whose pages are read
   std::atomic<uint64_t>* bytes_read = nullptr;
   std::atomic<uint64_t>* checksum_failures = nullptr;
   // Told when a page did not verify twice.
@@ -45,6 +45,14 @@ struct ReadServices {
 // within services.read_deadline: that says nothing about the bytes, and the segment stays in use.
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats);
+
+// Pins the pages of `pieces` (ascending by page) in the tier, reading first what is not there:
+// where[i] is the piece's first byte, in place while the pins live. All or an error; as ReadPieces,
+// and kResourceExhausted where the tier can hold no more pinned pages. `out` of a piece is not
+// used.
+Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
+                           std::span<const PagePiece> pieces, std::span<const std::byte*> where,
+                           ReadStats* stats);
 
 // Reads and verifies every page below the checksum table; bypasses the tier. `page_done(n)` is
 // called as pages are done and may return false to stop (kCancelled).

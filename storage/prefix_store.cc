@@ -133,6 +133,13 @@ class Store final : public PrefixStore {
     s.host_tier_capacity = tier.capacity;
     s.host_hits = tier.hits;
     s.host_misses = tier.misses;
+    s.host_tier_pinned = tier.pinned_bytes;
+    s.host_evictions = tier.evictions;
+    s.host_tier_huge_pages = tier.huge_pages;
+    for (const auto& [tenant, share, r] : tier.tenants) {
+      s.host_tenants.push_back(
+          {tenant, r.bytes, r.memory_bytes, share, r.pinned_bytes, r.hits, r.misses, r.evictions});
+    }
     s.bytes_written = core_->bytes_written;
     s.bytes_read = core_->bytes_read;
     s.bytes_rewritten = core_->bytes_rewritten;

@@ -31,9 +31,15 @@ namespace prefixd::storage {
 enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
 
 struct StoreOptions {
-  std::filesystem::path dir;               // created if missing (its parent must exist)
-  IoBackend io = IoBackend::kAuto;         // io_uring when a probing read works, else threads
-  uint64_t host_tier_bytes = 1ull << 30;   // bound of the verified-page cache
+  std::filesystem::path dir;              // created if missing (its parent must exist)
+  IoBackend io = IoBackend::kAuto;        // io_uring when a probing read works, else threads
+  uint64_t host_tier_bytes = 1ull << 30;  // bound of the verified-page cache (host_tier.h)
+  // Fractions of it for tenants by name; the others have equal parts of the rest.
+  std::vector<std::pair<std::string, double>> host_tier_shares;
+  bool host_tier_hugetlb = false;  // from the system's pool of huge pages, where it has one
+  bool host_tier_mlock = false;    // never swapped out
+  // Told of every block of the tier's memory before its first use and after its last; quick.
+  std::function<void(std::span<std::byte> block, bool taken)> on_host_block;
   uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: puts below it are refused
   uint64_t quota_bytes = 0;                // physical bytes of all segments; 0: none
   uint64_t max_inflight_bytes = 16ull << 20;
@@ -142,6 +148,17 @@ struct RowSink {
   size_t stride = 0;
 };
 
+// Rows read in place: verified, and as they are while this lives, even after the prefix is closed.
+struct BorrowedRows {
+  std::vector<RowRef> rows;  // in the order of the ids
+  // The memory all of them lie in: one region per tenant, mappable read-only through `region_fd`
+  // (-1: it cannot be passed on) by whoever receives that. Valid as long as `hold`.
+  uint64_t region_id = 0;  // never the same for two regions of a store
+  std::span<const std::byte> region;
+  int region_fd = -1;
+  std::shared_ptr<const void> hold;  // letting go of it lets go of the rows
+};
+
 // A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
 class StoredPrefix {
  public:
@@ -177,6 +194,13 @@ class StoredPrefix {
   virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                                      std::span<const uint32_t> ids,
                                                      RowPart part) const = 0;
+  // Rows where they lie in the host tier, read into it first where they are not there; nothing is
+  // copied. All of them or an error: kFailedPrecondition for rows larger than a page and without a
+  // host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold in place (half its
+  // share of the tier, counted in pages).
+  virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                          std::span<const uint32_t> ids,
+                                          ReadStats* stats) const = 0;
 };
 
 class PrefixStore {
@@ -242,6 +266,17 @@ class PrefixStore {
     std::string io_backend;  // "io_uring" or "threads"
     uint64_t segments = 0, bytes_on_disk = 0, bytes_free = 0;
     uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
+    uint64_t host_tier_pinned = 0, host_evictions = 0;
+    std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
+    struct Tenant {
+      std::string tenant;
+      uint64_t bytes = 0;         // of pages held
+      uint64_t memory_bytes = 0;  // of memory taken for them
+      uint64_t share_bytes = 0;   // it may always have so much
+      uint64_t pinned_bytes = 0;  // read in place now; a page borrowed twice counts twice
+      uint64_t hits = 0, misses = 0, evictions = 0;  // in pages
+    };
+    std::vector<Tenant> host_tenants;  // of those that have read since the start
     uint64_t bytes_written = 0, bytes_read = 0, puts = 0, puts_aborted = 0;
     // Rewriting: bytes_written counts it too, so write amplification is bytes_written over
     // (bytes_written - bytes_rewritten).

@@ -87,10 +87,14 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
     LogWarning("the store keeps its block_tokens = " +
                std::to_string(catalog->meta().block_tokens));
   }
-  tier = std::make_unique<HostTier>(options.host_tier_bytes);
+  PREFIXD_ASSIGN(tier, HostTier::Create({.capacity_bytes = options.host_tier_bytes,
+                                         .shares = options.host_tier_shares,
+                                         .hugetlb = options.host_tier_hugetlb,
+                                         .lock_memory = options.host_tier_mlock,
+                                         .on_block = options.on_host_block}));
   blobs = std::make_unique<BlobStore>(options.dir, *engine);
   services = {engine.get(),
-              tier.get(),
+              nullptr,  // readers have their tenant's
               &bytes_read,
               &checksum_failures,
               [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); },
@@ -291,7 +295,7 @@ Status StoreCore::FreeSegment(const SegmentRecord& record) {
 
 Status StoreCore::FreeFile(const SegmentRecord& old) {
   files.Erase(old);
-  tier->EraseSegment(old.sequence);
+  tier->EraseSegment(old.tenant, old.sequence);
   return RemoveFile(SegmentPath(options.dir, old.file));
 }
 

@@ -97,7 +97,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<HostTier> tier;
   SegmentCache files{128};
-  ReadServices services;
+  ReadServices services;  // those of a prefix add its tenant's tier
 
   std::mutex commit_mutex;  // one commit at a time, so that equal prompts find each other
   std::atomic<uint64_t> next_sequence{1};

@@ -13,13 +13,23 @@ struct Link {
   uint32_t first() const { return tokens.begin; }
 };
 
+// What borrowed rows need: their region's memory, and their pages in it.
+struct Hold {
+  std::shared_ptr<TierRegion> region;
+  std::vector<PagePins> pins;
+};
+
 class OpenPrefix final : public StoredPrefix {
  public:
   OpenPrefix(std::shared_ptr<StoreCore> core, ChainPin pin, ModelRecord model, PrefixInfo info)
       : core_(std::move(core)),
         pin_(std::move(pin)),
         model_(std::move(model)),
-        info_(std::move(info)) {}
+        info_(std::move(info)),
+        tier_(core_->tier->ForTenant(info_.tenant)),
+        services_(core_->services) {
+    services_.tier = tier_.get();
+  }
 
   Status Load(uint32_t n_tokens) {
     const auto& chain = pin_.chain();
@@ -75,6 +85,40 @@ class OpenPrefix final : public StoredPrefix {
       PREFIXD_TRY(Read(link, pieces, Access::kScan, stats));
     }
     return {};
+  }
+
+  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                                  ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    ReadStats ignored;
+    BorrowedRows out;
+    out.rows.resize(ids.size());
+    auto hold = std::make_shared<Hold>();
+    hold->region = tier_;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_TRY(CheckBorrowable(link));
+      const auto rows = std::span(out.rows).subspan(at, end - at);
+      // Keys and values have one page in the arrival layout and two in the settled one.
+      const auto own = ids.subspan(at, end - at);
+      if (link.file->layout().settled()) {
+        PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kKey, rows, *hold,
+                           stats ? stats : &ignored));
+        PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kValue, rows, *hold,
+                           stats ? stats : &ignored));
+      } else {
+        PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kRow, rows, *hold,
+                           stats ? stats : &ignored));
+      }
+      at = end;
+    }
+    out.region_id = tier_->id();
+    out.region = tier_->bytes();
+    out.region_fd = tier_->memory() != nullptr ? tier_->memory()->read_only_fd() : -1;
+    out.hold = std::move(hold);
+    return out;
   }
 
   uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override {
@@ -141,6 +185,34 @@ class OpenPrefix final : public StoredPrefix {
     return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
   }
 
+  static Status CheckBorrowable(const Link& link) {
+    const SegmentLayout& l = link.file->layout();
+    const uint32_t bytes = l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
+    if (bytes <= kPageBytes) return {};
+    return Error{Code::kFailedPrecondition,
+                 "rows of " + std::to_string(bytes) + " bytes are larger than a page of " +
+                     std::to_string(kPageBytes) + " and cannot be read in place; use ReadRows"};
+  }
+
+  // Pins one part of rows and notes where it lies; kRow, in one piece, gives both.
+  Status Borrow(const Link& link, uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                RowPart part, std::span<RowRef> rows, Hold& hold, ReadStats* stats) const {
+    PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+    std::vector<std::byte> marks(ids.size());  // pieces come sorted by page: whose is whose
+    for (size_t i = 0; i < ids.size(); ++i) pieces.AddRow(ids[i] - link.first(), &marks[i]);
+    const std::vector<PagePiece> sorted = pieces.Take();
+    std::vector<const std::byte*> where(sorted.size());
+    PREFIXD_ASSIGN(PagePins pins, PinPieces(services_, *link.file, sorted, where, stats));
+    hold.pins.push_back(std::move(pins));
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      RowRef& row = rows[static_cast<size_t>(sorted[i].out - marks.data())];
+      if (part != RowPart::kValue) row.key = where[i];
+      if (part == RowPart::kValue) row.value = where[i];
+      if (part == RowPart::kRow) row.value = where[i] + link.file->layout().shape.key_bytes;
+    }
+    return {};
+  }
+
   Result<RowPieces> Pieces(const Link& link, uint32_t layer, uint32_t kv_head, RowPart part) const {
     auto order = link.file->Order(*core_->engine, layer, kv_head);
     if (!order.ok()) {
@@ -155,7 +227,7 @@ class OpenPrefix final : public StoredPrefix {
 
   Status Read(const Link& link, RowPieces& pieces, Access access, ReadStats* stats) const {
     ReadStats ignored;
-    return ReadPieces(core_->services, *link.file, pieces.Take(), access, stats ? stats : &ignored);
+    return ReadPieces(services_, *link.file, pieces.Take(), access, stats ? stats : &ignored);
   }
 
   // Destroyed in reverse: the pin needs the core.
@@ -163,6 +235,8 @@ class OpenPrefix final : public StoredPrefix {
   const ChainPin pin_;
   const ModelRecord model_;
   const PrefixInfo info_;
+  const std::shared_ptr<TierRegion> tier_;
+  ReadServices services_;
   std::vector<Link> links_;
   std::vector<uint32_t> tokens_;
 };

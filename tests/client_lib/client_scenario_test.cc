@@ -236,6 +236,57 @@ TEST_P(ClientScenario, ExactAttentionRowsSelectionAndSummaries) {
   EXPECT_EQ(phi.error().code, Code::kNotFound);
 }
 
+TEST_P(ClientScenario, RowsAreReadInPlace) {
+  Put(*client_);
+  auto session = Attach(*client_);
+  ASSERT_TRUE(session);
+  std::vector<uint32_t> ids;
+  for (uint32_t t = 0; t < kTokens; t += 1 + t % 5) ids.push_back(t);
+  const RowShape row = prompt_.model.geometry.row();
+  std::vector<std::byte> copied(ids.size() * row.bytes());
+  ASSERT_TRUE(session->ReadRows(1, 1, ids, copied).ok());
+  auto rows = session->BorrowRows(1, 1, ids);
+  if (GetParam() == Kind::kTcp) {
+    ASSERT_FALSE(rows.ok());
+    EXPECT_EQ(rows.error().code, Code::kFailedPrecondition);
+    EXPECT_NE(rows.error().message.find("use ReadRows"), std::string::npos);
+    return;
+  }
+  ASSERT_TRUE(rows.ok()) << rows.error().message;
+  const auto expect_rows = [&](const BorrowedRows& borrowed) {
+    ASSERT_EQ(borrowed.rows.size(), ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const std::byte* want = copied.data() + i * row.bytes();
+      EXPECT_TRUE(std::equal(want, want + row.key_bytes(), borrowed.rows[i].key)) << ids[i];
+      EXPECT_TRUE(std::equal(want + row.key_bytes(), want + row.bytes(), borrowed.rows[i].value));
+      EXPECT_GE(borrowed.rows[i].key, borrowed.region.bytes.data());
+      EXPECT_LT(borrowed.rows[i].value,
+                borrowed.region.bytes.data() + borrowed.region.bytes.size());
+    }
+  };
+  expect_rows(*rows);
+  const auto pinned = [&] { return client_->Stats()->host_tier_pinned; };
+  const uint64_t once = pinned();
+  EXPECT_GT(once, 0u);
+  auto more = session->BorrowRows(1, 1, ids);
+  ASSERT_TRUE(more.ok());
+  EXPECT_EQ(more->region.bytes.data(), rows->region.bytes.data());  // mapped once
+  EXPECT_EQ(pinned(), 2 * once);
+  *more = {};
+  EXPECT_EQ(pinned(), once);
+  const std::vector<uint32_t> beyond = {0, kTokens};
+  EXPECT_FALSE(session->BorrowRows(1, 1, beyond).ok());
+  EXPECT_FALSE(session->BorrowRows(2, 0, ids).ok());
+  EXPECT_EQ(pinned(), once);
+  auto none = session->BorrowRows(0, 0, {});
+  EXPECT_TRUE(none.ok() && none->rows.empty());
+  ASSERT_TRUE(session->Detach().ok());
+  EXPECT_FALSE(session->BorrowRows(1, 1, ids).ok());
+  expect_rows(*rows);  // also after the session
+  *rows = {};
+  EXPECT_EQ(pinned(), 0u);
+}
+
 TEST_P(ClientScenario, RefusalsAreTheSameEverywhere) {
   Put(*client_);
   auto session = Attach(*client_);

@@ -35,6 +35,8 @@ TEST_F(ConfigTest, PrintedFormReadsBackToTheSame) {
   c.dir = "/data/with \"quotes\" and \\";
   c.tcp = "127.0.0.1:7411";
   c.host_tier_mib = 12345;
+  c.host_tier_shares = "team-a=0.5, b=c=0.25";
+  c.pin_host_tier = true;
   c.moment_cross = true;
   c.choice_budgets = {0.005, 1, 0.25};
   c.log_level = "debug";
@@ -43,6 +45,21 @@ TEST_F(ConfigTest, PrintedFormReadsBackToTheSame) {
   EXPECT_EQ(PrintConfig(config_), printed);
   EXPECT_EQ(config_.dir, c.dir);
   EXPECT_EQ(config_.choice_budgets, c.choice_budgets);
+}
+
+TEST_F(ConfigTest, SharesOfTheHostTier) {
+  const auto shares = ParseShares(" team-a = 0.5,b=c=0.25,=0.25");
+  ASSERT_TRUE(shares.ok()) << shares.error().message;
+  using Share = std::pair<std::string, double>;
+  EXPECT_EQ(*shares, (std::vector<Share>{{"team-a", 0.5}, {"b=c", 0.25}, {"", 0.25}}));
+  EXPECT_TRUE(ParseShares("").ok());
+  for (const char* bad : {"a", "a=", "a=x", "a=0", "a=1.5", "a=-1", "a=nan", "a=0.5,", "a=0.5 b",
+                          "a=0.5,a=0.1", "a=0.7,b=0.7"}) {
+    EXPECT_EQ(ParseShares(bad).ok(), std::string(bad) == "a=0.5,") << bad;
+  }
+  Config config;
+  config.host_tier_shares = "a=2";
+  EXPECT_FALSE(CheckConfig(config).ok());
 }
 
 TEST_F(ConfigTest, RefusalsNameFileLineAndKey) {

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -80,12 +82,14 @@ DaemonProcess::DaemonProcess(const std::filesystem::path& dir, const std::vector
   int fds[2];
   if (::pipe2(fds, 0) != 0) return;
   ::fcntl(fds[0], F_SETFD, FD_CLOEXEC);
-  std::vector<std::string> all = {"--dir",           (dir / "store").string(),
-                                  "--socket",        socket_,
-                                  "--min-free-mib",  "0",
-                                  "--threads",       "2",
-                                  "--host-tier-mib", "64",
-                                  "--ready-fd",      std::to_string(fds[1])};
+  std::vector<std::string> all = {"--dir",          (dir / "store").string(),
+                                  "--socket",       socket_,
+                                  "--min-free-mib", "0",
+                                  "--threads",      "2",
+                                  "--ready-fd",     std::to_string(fds[1])};
+  if (std::find(args.begin(), args.end(), "--host-tier-mib") == args.end()) {
+    all.insert(all.end(), {"--host-tier-mib", "64"});
+  }
   all.insert(all.end(), args.begin(), args.end());
   pid_ = Spawn(PREFIXD_BINARY, all, dir / "stdout", err_file_);
   ::close(fds[1]);

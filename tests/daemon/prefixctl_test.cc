@@ -53,6 +53,11 @@ class PrefixctlTest : public ::testing::Test {
 TEST_F(PrefixctlTest, JsonOfEveryCommand) {
   EXPECT_EQ(RunJson({"status"})["server"]["pid"], daemon_->pid());
   EXPECT_EQ(RunJson({"stats"})["runtime"]["prefixes"], 1);
+  const json tier = RunJson({"stats", "--tenant", "team-a"})["runtime"]["host_tenants"];
+  ASSERT_EQ(tier.size(), 1u);
+  EXPECT_EQ(tier[0]["tenant"], "team-a");
+  EXPECT_GT(tier[0]["bytes"], 0);
+  EXPECT_EQ(RunJson({"stats"})["runtime"]["host_tenants"].size(), 0u);
   EXPECT_EQ(RunJson({"models", "list"})[0]["name"], "test-model");
   EXPECT_EQ(RunJson({"models", "show", "test-model"})["geometry"]["n_kv_heads"], 2);
   EXPECT_EQ(RunJson({"prefixes", "list"}).size(), 0u);  // of tenant ""
@@ -70,6 +75,7 @@ TEST_F(PrefixctlTest, JsonOfEveryCommand) {
 TEST_F(PrefixctlTest, TextSaysTheSame) {
   EXPECT_NE(Run({"status"}).out.find("prefixes"), std::string::npos);
   EXPECT_NE(Run({"stats"}).out.find("runtime.bytes_on_disk"), std::string::npos);
+  EXPECT_NE(Run({"stats", "--all-tenants"}).out.find("'team-a'"), std::string::npos);
   EXPECT_NE(Run({"models", "list"}).out.find("2 layers, 4/2 heads"), std::string::npos);
   EXPECT_NE(Run({"prefixes", "list", "--all-tenants"}).out.find(prefix_), std::string::npos);
   EXPECT_NE(Run({"prefixes", "show", prefix_, "--tenant", "team-a"}).out.find("a label"),

@@ -182,25 +182,98 @@ TEST_F(RequestHandlerTest, OpenPutsAreBounded) {
             Code::kResourceExhausted);
 }
 
+TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
+  Put("alice");
+  Put("bob");
+  const Peer peer{"alice", false, true, true};
+  auto alice = Handler(peer);
+  const Response attached = Ask(*alice, MessageType::kAttach, AttachControl("alice"), Tokens());
+  ASSERT_FALSE(attached.error) << attached.error->message;
+  const std::vector<uint32_t> ids = {3, 50, 99};
+  const auto payload = [&](std::span<const uint32_t> list) {
+    const auto bytes = wire::BytesOf(list);
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+  const Json good = {{"session", attached.control["session"]},
+                     {"layer", 1},
+                     {"kv_head", 0},
+                     {"regions", Json::array()},
+                     {"in", {{0, 12}}},
+                     {"out", {{0, 48}}}};
+  const Response first = Ask(*alice, MessageType::kBorrowRows, good, payload(ids));
+  ASSERT_FALSE(first.error) << first.error->message;
+  EXPECT_GE(first.fd, 0);
+  ASSERT_EQ(first.payload.size(), 48u);
+  EXPECT_GT(store_->stats().host_tier_pinned, 0u);
+  Json again = good;
+  again["regions"] = {first.control["region"]};
+  const Response second = Ask(*alice, MessageType::kBorrowRows, again, payload(ids));
+  ASSERT_FALSE(second.error);
+  EXPECT_EQ(second.fd, -1);  // it has that one
+  EXPECT_EQ(second.payload, first.payload);
+
+  const auto refused = [&](const char* key, Json value) {
+    Json bad = good;
+    bad[key] = std::move(value);
+    return CodeOf(Ask(*alice, MessageType::kBorrowRows, bad, payload(ids)));
+  };
+  EXPECT_EQ(refused("session", 77), Code::kNotFound);
+  EXPECT_EQ(refused("layer", 2), Code::kInvalidArgument);
+  EXPECT_EQ(refused("regions", "all"), Code::kInvalidArgument);
+  EXPECT_EQ(refused("in", Json::parse("[[0, 0]]")), Code::kInvalidArgument);
+  EXPECT_EQ(refused("in", Json::parse("[[0, 16]]")), Code::kInvalidArgument);
+  EXPECT_EQ(refused("out", Json::parse("[[0, 47]]")), Code::kInvalidArgument);
+  EXPECT_EQ(refused("out", Json::array()), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kBorrowRows, good,
+                       payload(std::vector<uint32_t>{3, 50, 100}))),
+            Code::kInvalidArgument);
+  Peer far = peer;
+  far.local = false;
+  auto remote = Handler(far);
+  ASSERT_FALSE(Ask(*remote, MessageType::kAttach, AttachControl("alice"), Tokens()).error);
+  EXPECT_EQ(CodeOf(Ask(*remote, MessageType::kBorrowRows, good, payload(ids))),
+            Code::kFailedPrecondition);
+
+  // Names of tenants are their own.
+  auto bob = Handler({"bob", false, true, true});
+  ASSERT_FALSE(Ask(*bob, MessageType::kAttach, AttachControl("bob"), Tokens()).error);
+  const Json seen = Ask(*bob, MessageType::kStats, Json::object()).control["runtime"];
+  ASSERT_EQ(seen["host_tenants"].size(), 1u);
+  EXPECT_EQ(seen["host_tenants"][0]["tenant"], "bob");
+  auto admin = Handler({"", true, true, true});
+  const Json all = Ask(*admin, MessageType::kStats, Json::object()).control["runtime"];
+  EXPECT_EQ(all["host_tenants"].size(), 2u);
+
+  const uint64_t both = store_->stats().host_tier_pinned;
+  const Json release = {{"borrow", second.control["borrow"]}};
+  EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kReleaseRows, release)), Code::kNotFound);
+  EXPECT_FALSE(Ask(*alice, MessageType::kReleaseRows, release).error);
+  EXPECT_EQ(store_->stats().host_tier_pinned, both / 2);
+  EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kReleaseRows, release)), Code::kNotFound);
+  alice->ReleaseAll();
+  // The answer that carries the descriptor keeps it open until it is sent.
+  EXPECT_EQ(store_->stats().host_tier_pinned, both / 2);
+}
+
 // Any message with any control part: an error or an answer, never a crash.
 TEST_F(RequestHandlerTest, RandomRequests) {
   std::mt19937_64 rng(prefixd::testing::Seed("RequestHandler.Random"));
   Put("");
-  auto handler = Handler({"", false, false});
+  auto handler = Handler({"", false, false, true});
   ASSERT_FALSE(Ask(*handler, MessageType::kAttach, AttachControl(""), Tokens()).error);
   const Json values = Json::parse(R"([0, 1, 2, 18446744073709551615, -1, 1.5, "x", "phi", null,
       true, [], [[0, 256]], [[0, 4], [4, 4]], [[0, 256], [256, 16]], {},
       {"session": 1, "layer": 0}, [{"session": 1, "layer": 0, "info": 7}]])");
-  const char* keys[] = {"session", "put",   "layer",  "kv_head", "first",  "n",
-                        "k",       "in",    "out",    "kind",    "begin",  "end",
-                        "steps",   "model", "prefix", "attach",  "policy", "tenant"};
+  const char* keys[] = {"session", "put",    "layer",  "kv_head", "first",   "n",     "k",
+                        "in",      "out",    "kind",   "begin",   "end",     "steps", "model",
+                        "prefix",  "attach", "policy", "tenant",  "regions", "borrow"};
   for (int i = 0; i < 3000; ++i) {
     Json control = Json::object();
     for (const char* key : keys) {
       if (rng() % 3) control[key] = values[rng() % values.size()];
     }
     if (rng() % 2) control["session"] = 1;
-    const auto type = static_cast<MessageType>(2 + rng() % 25);
+    const auto type = static_cast<MessageType>(2 + rng() % 27);
     if (type == MessageType::kDetach && rng() % 50) continue;
     (void)Ask(*handler, type, control, std::vector<std::byte>(rng() % 1024), rng() % 2);
   }

@@ -183,6 +183,22 @@ TEST_F(StoreTest, RemoveWaitsForSessions) {
   EXPECT_TRUE(store_->Prefixes().empty());
 }
 
+TEST_F(StoreTest, AHostTierThatNoDeviceCanBeGivenIsSaidAndDoneWithout) {
+  options_.pin_host_tier = true;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 300, 8);
+  PutReady(prompt);
+  const auto session = Attach(prompt, {.k = 5});
+  const std::vector<uint32_t> ids = {0, 7, 299};
+  const auto rows = session->BorrowRows(1, 1, ids);
+  ASSERT_OK(rows);
+  EXPECT_EQ(rows->rows.size(), 3u);
+  const RuntimeStats stats = store_->stats();
+  EXPECT_GT(stats.host_tier_pinned, 0u);
+  EXPECT_FALSE(stats.host_tier_gpu.empty());
+  EXPECT_NE(stats.host_tier_gpu, "off");  // "registered", or why not
+}
+
 TEST_F(StoreTest, VerifyAndStatsCountWhatIsThere) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 300, 8);

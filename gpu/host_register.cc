@@ -1,0 +1,19 @@
+#include "gpu/host_register.h"
+
+#include "gpu/cuda_status.h"
+
+namespace prefixd::gpu {
+
+using internal::CudaStatus;
+
+Status RegisterHostMemory(std::span<std::byte> bytes) {
+  return CudaStatus(cudaHostRegister(bytes.data(), bytes.size(),
+                                     cudaHostRegisterPortable | cudaHostRegisterMapped),
+                    "registering host memory");
+}
+
+Status UnregisterHostMemory(std::span<std::byte> bytes) {
+  return CudaStatus(cudaHostUnregister(bytes.data()), "unregistering host memory");
+}
+
+}  // namespace prefixd::gpu

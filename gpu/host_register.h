@@ -1,0 +1,19 @@
+// Host memory that others allocated, made readable by kernels at its own address.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "attention/result.h"
+
+namespace prefixd::gpu {
+
+// Page-locks whole pages of memory for every device of this process, so that copies run at the
+// bus's speed and kernels may read it in place. kResourceExhausted when the system cannot lock so
+// much; kUnavailable without a device; kInternal when it is registered already.
+// Thread-safety: any thread; takes time in proportion to the bytes.
+Status RegisterHostMemory(std::span<std::byte> bytes);
+// Before the memory goes away, and after the last kernel that reads it. The same span.
+Status UnregisterHostMemory(std::span<std::byte> bytes);
+
+}  // namespace prefixd::gpu

@@ -1,0 +1,379 @@
+#include "storage/tier_region.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "storage/errors.h"
+
+namespace prefixd::storage {
+namespace {
+
+constexpr uint64_t kMaxShards = 16;
+constexpr uint64_t kMinPagesPerShard = 64;
+constexpr int kRetireAttempts = 8;
+
+}  // namespace
+
+PagePins& PagePins::operator=(PagePins&& other) noexcept {
+  if (this != &other) {
+    Release();
+    region_ = std::move(other.region_);
+    frames_ = std::exchange(other.frames_, {});
+    promised_ = std::exchange(other.promised_, 0);
+  }
+  return *this;
+}
+
+void PagePins::Release() {
+  if (!region_) return;
+  region_->Unpin(frames_);
+  region_->pinned_pages_.fetch_sub(promised_, std::memory_order_relaxed);
+  frames_.clear();
+  promised_ = 0;
+  region_.reset();
+}
+
+Result<std::shared_ptr<TierRegion>> TierRegion::Create(const Options& options, TierBudget* budget) {
+  std::shared_ptr<TierRegion> region(new TierRegion(options, budget));
+  if (options.blocks == 0) return region;
+  const uint64_t pages = options.blocks << options.block_pages_log2;
+  PREFIXD_ASSIGN(TierMemory memory, TierMemory::Create(pages * kPageBytes, options.hugetlb));
+  region->memory_.emplace(std::move(memory));
+  const uint64_t n = std::clamp<uint64_t>(pages / kMinPagesPerShard, 1, kMaxShards);
+  for (uint64_t i = 0; i < n; ++i) {
+    region->shards_.push_back(
+        std::make_unique<TierShard>(region->frames_, static_cast<uint8_t>(i)));
+  }
+  return region;
+}
+
+TierRegion::TierRegion(const Options& options, TierBudget* budget)
+    : options_(options),
+      budget_(budget),
+      frames_(static_cast<uint32_t>(options.blocks), options.block_pages_log2) {}
+
+TierRegion::~TierRegion() {
+  if (!options_.on_block) return;
+  for (uint32_t i = 0; i < frames_.n_blocks(); ++i) {
+    if (frames_.block(i)) options_.on_block(BlockBytes(i), false);
+  }
+}
+
+TierShard& TierRegion::ShardOf(uint64_t segment, uint64_t page) const {
+  return *shards_[(HashOf({segment, page / kExtentPages}) >> 40) % shards_.size()];
+}
+
+// ---- pages --------------------------------------------------------------------------------------
+
+void TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+                     std::span<uint32_t> out) {
+  if (shards_.empty()) {
+    std::fill(out.begin(), out.end(), kNoFrame);
+    return;
+  }
+  for (size_t i = 0; i < pages.size();) {
+    size_t n = 1;
+    while (i + n < pages.size() && pages[i + n] / kExtentPages == pages[i] / kExtentPages) ++n;
+    TierShard& shard = ShardOf(segment, pages[i]);
+    std::lock_guard lock(shard.mutex);
+    shard.Pin(segment, pages.subspan(i, n), access, out.subspan(i, n));
+    i += n;
+  }
+}
+
+void TierRegion::Unpin(std::span<const uint32_t> frames) {
+  for (const uint32_t f : frames) {
+    if (f != kNoFrame) frames_[f].pins.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) {
+  if (shards_.empty()) return;
+  const uint32_t f = AcquireFrame(key, access);
+  if (f == kNoFrame) return;
+  std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
+  TierShard& shard = ShardOf(key.segment, key.page);
+  uint32_t holder = kNoFrame;
+  {
+    std::lock_guard lock(shard.mutex);
+    holder = shard.Add(key, f, access, false);
+  }
+  if (holder != f) Free({&f, 1});
+}
+
+Result<PagePins> TierRegion::Promise(uint64_t pages) {
+  if (shards_.empty()) {
+    return Error{Code::kFailedPrecondition,
+                 "the host tier holds nothing (its size is 0, or it could not be mapped), so rows "
+                 "cannot be read in place; use ReadRows"};
+  }
+  const uint64_t share = budget_->ShareBytes(*this);
+  const uint64_t bound = share / kPageBytes / 2;
+  const uint64_t before = pinned_pages_.fetch_add(pages, std::memory_order_relaxed);
+  if (before + pages > bound) {
+    pinned_pages_.fetch_sub(pages, std::memory_order_relaxed);
+    return Error{
+        Code::kResourceExhausted,
+        "tenant '" + tenant() + "' would hold " + std::to_string((before + pages) * kPageBytes) +
+            " bytes of the host tier in place and may hold " + std::to_string(bound * kPageBytes) +
+            " (half its share); release borrowed rows, borrow fewer, or use ReadRows"};
+  }
+  PagePins pins;
+  pins.region_ = shared_from_this();
+  pins.promised_ = pages;
+  pins.frames_.reserve(pages);
+  return pins;
+}
+
+void TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
+                     PagePins& pins) {
+  Pin(segment, pages, Access::kPoint, out);
+  for (const uint32_t f : out) {
+    if (f != kNoFrame) pins.frames_.push_back(f);
+  }
+}
+
+Result<uint32_t> TierRegion::InsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins) {
+  const uint32_t f = AcquireFrame(key, Access::kPoint);
+  if (f == kNoFrame) {
+    return Error{Code::kResourceExhausted,
+                 "the host tier has no room for another page of tenant '" + tenant() +
+                     "': what it holds is in use; release borrowed rows or use ReadRows"};
+  }
+  std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
+  TierShard& shard = ShardOf(key.segment, key.page);
+  uint32_t holder = kNoFrame;
+  {
+    std::lock_guard lock(shard.mutex);
+    holder = shard.Add(key, f, Access::kPoint, true);
+  }
+  pins.frames_.push_back(holder);
+  if (holder != f) Free({&f, 1});
+  return holder;
+}
+
+void TierRegion::EraseSegment(uint64_t segment) {
+  for (const auto& shard : shards_) {
+    std::vector<uint32_t> left;
+    {
+      std::lock_guard lock(shard->mutex);
+      shard->EraseSegment(segment, left);
+    }
+    std::lock_guard lock(pool_mutex_);
+    for (const uint32_t f : left) {
+      // Nobody finds it any more, so it cannot be pinned anew.
+      if (frames_[f].pins.load(std::memory_order_acquire) > 0) {
+        limbo_.push_back(f);
+      } else {
+        FreeLocked(f);
+      }
+    }
+  }
+}
+
+TierRegion::Stats TierRegion::stats() const {
+  Stats out;
+  out.memory_bytes = n_blocks_ * frames_.block_pages() * kPageBytes;
+  out.pinned_bytes = pinned_pages_.load(std::memory_order_relaxed) * kPageBytes;
+  for (const auto& shard : shards_) {
+    std::lock_guard lock(shard->mutex);
+    out.bytes += shard->pages() * kPageBytes;
+    out.hits += shard->hits;
+    out.misses += shard->misses;
+    out.evictions += shard->evictions;
+  }
+  return out;
+}
+
+// ---- frames -------------------------------------------------------------------------------------
+
+uint32_t TierRegion::AcquireFrame(const PageKey& key, Access access) {
+  uint32_t f = TakeFree();
+  while (f == kNoFrame && budget_->Grow(*this, access)) f = TakeFree();
+  if (f != kNoFrame || access == Access::kScan) return f;
+  const size_t home = (HashOf({key.segment, key.page / kExtentPages}) >> 40) % shards_.size();
+  for (size_t i = 0; i < shards_.size() && f == kNoFrame; ++i) {
+    TierShard& shard = *shards_[(home + i) % shards_.size()];
+    std::lock_guard lock(shard.mutex);
+    f = shard.Evict();
+  }
+  return f;
+}
+
+uint32_t TierRegion::TakeFree() {
+  std::lock_guard lock(pool_mutex_);
+  for (int pass = 0; pass < 2; ++pass) {
+    while (!open_.empty()) {
+      TierBlock& block = *frames_.block(open_.back());
+      if (!block.free.empty() && !block.retiring) {
+        const uint32_t f = block.free.back();
+        block.free.pop_back();
+        return f;
+      }
+      open_.pop_back();
+    }
+    SweepLimbo();
+  }
+  return kNoFrame;
+}
+
+void TierRegion::SweepLimbo() {
+  std::erase_if(limbo_, [&](uint32_t f) {
+    if (frames_[f].pins.load(std::memory_order_acquire) > 0) return false;
+    FreeLocked(f);
+    return true;
+  });
+}
+
+void TierRegion::Free(std::span<const uint32_t> frames) {
+  std::lock_guard lock(pool_mutex_);
+  for (const uint32_t f : frames) FreeLocked(f);
+}
+
+void TierRegion::FreeLocked(uint32_t f) {
+  TierBlock& block = frames_.block_of(f);
+  block.free.push_back(f);
+  if (block.free.size() == 1 && !block.retiring)
+    open_.push_back(block.first / frames_.block_pages());
+}
+
+// ---- blocks -------------------------------------------------------------------------------------
+
+std::span<std::byte> TierRegion::BlockBytes(uint32_t index) const {
+  const uint64_t block_bytes = frames_.block_pages() * kPageBytes;
+  return bytes().subspan(index * block_bytes, block_bytes);
+}
+
+Status TierRegion::AddBlock() {
+  while (first_gap_ < frames_.n_blocks() && frames_.block(first_gap_)) ++first_gap_;
+  const uint32_t index = first_gap_;
+  if (index == frames_.n_blocks()) {
+    return Error{Code::kInternal, "the host tier's region is larger than its budget"};
+  }
+  const std::span<std::byte> where = BlockBytes(index);
+  const uint64_t offset = static_cast<uint64_t>(where.data() - bytes().data());
+  if (Status taken = memory_->Take(offset, where.size()); !taken.ok()) {
+    (void)memory_->GiveBack(offset, where.size());  // what part of it was taken
+    return taken;
+  }
+  if (options_.lock_memory) {
+    Status locked = memory_->Lock(offset, where.size());
+    if (!locked.ok() && !warned_of_lock_.exchange(true)) {
+      LogWarning(locked.error().message + "; raise the memlock limit (ulimit -l)");
+    }
+  }
+  if (options_.on_block) options_.on_block(where, true);
+  const uint32_t n = frames_.block_pages();
+  auto block = std::make_unique<TierBlock>(index * n, n);
+  block->free.reserve(n);
+  // The lowest goes first, so that runs that are read together lie together.
+  for (uint32_t i = n; i > 0; --i) block->free.push_back(block->first + i - 1);
+  std::lock_guard lock(pool_mutex_);
+  frames_.block(index) = std::move(block);
+  open_.push_back(index);
+  ++n_blocks_;
+  return {};
+}
+
+bool TierRegion::Pinned(TierBlock& block) const {
+  return std::any_of(block.frames.begin(), block.frames.end(), [](const TierFrame& frame) {
+    return frame.pins.load(std::memory_order_relaxed) > 0;
+  });
+}
+
+bool TierRegion::RemoveBlock() {
+  struct Candidate {
+    uint32_t hot, index;
+    auto operator<=>(const Candidate&) const = default;
+  };
+  std::vector<Candidate> candidates;
+  for (uint32_t i = 0; i < frames_.n_blocks(); ++i) {
+    if (const auto& block = frames_.block(i)) {
+      candidates.push_back({block->hot.load(std::memory_order_relaxed), i});
+    }
+  }
+  std::make_heap(candidates.begin(), candidates.end(), std::greater<>());
+  for (int attempts = 0; !candidates.empty() && attempts < kRetireAttempts;) {
+    std::pop_heap(candidates.begin(), candidates.end(), std::greater<>());
+    const uint32_t index = candidates.back().index;
+    candidates.pop_back();
+    if (Pinned(*frames_.block(index))) continue;
+    if (Retire(index)) return true;
+    ++attempts;
+  }
+  return false;
+}
+
+// Empties a block and gives its memory back. A pin or an insert under way may come in between: then
+// the block stays, with what is left in it.
+bool TierRegion::Retire(uint32_t index) {
+  TierBlock& block = *frames_.block(index);
+  {
+    std::lock_guard lock(pool_mutex_);
+    block.retiring = true;
+  }
+  std::vector<uint32_t> left;
+  for (uint32_t i = 0; i < block.frames.size(); ++i) {
+    const uint8_t shard = block.frames[i].shard.load(std::memory_order_relaxed);
+    if (shard == 0) continue;
+    TierShard& s = *shards_[shard - 1];
+    std::lock_guard lock(s.mutex);
+    if (s.Evict(block.first + i)) left.push_back(block.first + i);
+  }
+  {
+    std::lock_guard lock(pool_mutex_);
+    for (const uint32_t f : left) FreeLocked(f);
+    SweepLimbo();
+    if (block.free.size() < block.frames.size()) {
+      block.retiring = false;
+      open_.push_back(index);
+      return false;
+    }
+    std::erase(open_, index);
+  }
+  DropBlock(index);
+  return true;
+}
+
+uint64_t TierRegion::RemoveEmptyBlocks() {
+  uint64_t removed = 0;
+  for (uint32_t i = 0; i < frames_.n_blocks(); ++i) {
+    if (!frames_.block(i)) continue;
+    {
+      std::lock_guard lock(pool_mutex_);
+      TierBlock& block = *frames_.block(i);
+      if (block.free.size() < block.frames.size()) continue;
+      block.retiring = true;
+      std::erase(open_, i);
+    }
+    DropBlock(i);
+    ++removed;
+  }
+  return removed;
+}
+
+void TierRegion::GiveBackStray() {
+  if (!memory_) return;
+  const uint64_t block_bytes = frames_.block_pages() * kPageBytes;
+  if (memory_->resident_bytes() <= n_blocks_ * block_bytes) return;
+  for (uint32_t i = 0, end = 0; i < frames_.n_blocks(); i = end) {
+    for (end = i; end < frames_.n_blocks() && !frames_.block(end);) ++end;
+    if (end > i) (void)memory_->GiveBack(i * block_bytes, (end - i) * block_bytes);
+    end = std::max(end, i + 1);
+  }
+}
+
+void TierRegion::DropBlock(uint32_t index) {
+  const std::span<std::byte> where = BlockBytes(index);
+  if (options_.on_block) options_.on_block(where, false);
+  Status given =
+      memory_->GiveBack(static_cast<uint64_t>(where.data() - bytes().data()), where.size());
+  if (!given.ok()) LogWarning(given.error().message);
+  std::lock_guard lock(pool_mutex_);
+  frames_.block(index).reset();
+  first_gap_ = std::min(first_gap_, index);
+  --n_blocks_;
+}
+
+}  // namespace prefixd::storage

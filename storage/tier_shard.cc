@@ -1,0 +1,141 @@
+#include "storage/tier_shard.h"
+
+#include <algorithm>
+
+namespace prefixd::storage {
+namespace {
+
+constexpr uint8_t kMaxUses = 3;
+
+PageKey ExtentOf(const PageKey& key) { return {key.segment, key.page / kExtentPages}; }
+
+}  // namespace
+
+uint64_t HashOf(const PageKey& key) {
+  uint64_t h = key.segment * 0x9E3779B97F4A7C15ull + key.page;
+  h = (h ^ (h >> 32)) * 0xD6E8FEB86659FD93ull;
+  h = (h ^ (h >> 32)) * 0xD6E8FEB86659FD93ull;
+  return h ^ (h >> 32);
+}
+
+size_t TierShard::KeyHash::operator()(const PageKey& key) const { return HashOf(key); }
+
+void TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+                    std::span<uint32_t> out) {
+  const auto it = extents_.find(ExtentOf({segment, pages.front()}));
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const uint32_t f = it == extents_.end() ? kNoFrame : it->second.frames[pages[i] % kExtentPages];
+    out[i] = f;
+    if (f == kNoFrame) {
+      ++misses;
+      continue;
+    }
+    ++hits;
+    TierFrame& frame = frames_[f];
+    if (access == Access::kPoint) frame.uses = std::min<uint8_t>(kMaxUses, frame.uses + 1);
+    frame.pins.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin) {
+  const auto [it, fresh] = extents_.try_emplace(ExtentOf(key));
+  Extent& extent = it->second;
+  if (fresh) extent.frames.fill(kNoFrame);
+  uint32_t& slot = extent.frames[key.page % kExtentPages];
+  if (slot == kNoFrame) {
+    slot = f;
+    ++extent.used;
+    TierFrame& frame = frames_[f];
+    frame.key = key;
+    frame.uses = 0;
+    frame.shard.store(static_cast<uint8_t>(number_ + 1), std::memory_order_relaxed);
+    const bool returning = access == Access::kPoint && ghosts_.erase(HashOf(key)) > 0;
+    Append(returning ? main_ : small_, f);
+  }
+  if (pin) frames_[slot].pins.fetch_add(1, std::memory_order_relaxed);
+  return slot;
+}
+
+uint32_t TierShard::Evict() {
+  // Every pass lowers a use count, finds a pin or frees a frame.
+  for (uint64_t patience = pages() * (kMaxUses + 2); patience > 0; --patience) {
+    const bool from_small = small_.size > 0 && (small_.size * 10 >= pages() || main_.size == 0);
+    const uint32_t f = (from_small ? small_ : main_).head;
+    TierFrame& frame = frames_[f];
+    if (frame.uses > 0 || frame.pins.load(std::memory_order_acquire) > 0) {
+      // In use: moves up from the small queue, or stays with one life less.
+      frame.uses = from_small || frame.uses == 0 ? 0 : frame.uses - 1;
+      Unlink(f);
+      Append(main_, f);
+      continue;
+    }
+    if (from_small) Remember(frame.key);
+    Remove(f);
+    ++evictions;
+    return f;
+  }
+  return kNoFrame;
+}
+
+bool TierShard::Evict(uint32_t f) {
+  TierFrame& frame = frames_[f];
+  if (frame.shard.load(std::memory_order_relaxed) != number_ + 1) return false;
+  if (frame.pins.load(std::memory_order_acquire) > 0) return false;
+  Remove(f);
+  ++evictions;
+  return true;
+}
+
+void TierShard::EraseSegment(uint64_t segment, std::vector<uint32_t>& left) {
+  for (auto it = extents_.begin(); it != extents_.end();) {
+    const Extent extent = it->second;
+    const bool ours = (it++)->first.segment == segment;  // the last Remove erases the entry
+    if (!ours) continue;
+    for (const uint32_t f : extent.frames) {
+      if (f == kNoFrame) continue;
+      Remove(f);
+      left.push_back(f);
+    }
+  }
+}
+
+void TierShard::Append(Queue& queue, uint32_t f) {
+  TierFrame& frame = frames_[f];
+  frame.in_main = &queue == &main_;
+  if (frame.in_main) frames_.block_of(f).hot.fetch_add(1, std::memory_order_relaxed);
+  frame.prev = queue.tail;
+  frame.next = kNoFrame;
+  (queue.tail == kNoFrame ? queue.head : frames_[queue.tail].next) = f;
+  queue.tail = f;
+  ++queue.size;
+}
+
+void TierShard::Unlink(uint32_t f) {
+  TierFrame& frame = frames_[f];
+  Queue& queue = frame.in_main ? main_ : small_;
+  if (frame.in_main) frames_.block_of(f).hot.fetch_sub(1, std::memory_order_relaxed);
+  (frame.prev == kNoFrame ? queue.head : frames_[frame.prev].next) = frame.next;
+  (frame.next == kNoFrame ? queue.tail : frames_[frame.next].prev) = frame.prev;
+  --queue.size;
+}
+
+void TierShard::Remove(uint32_t f) {
+  TierFrame& frame = frames_[f];
+  Unlink(f);
+  const auto it = extents_.find(ExtentOf(frame.key));
+  it->second.frames[frame.key.page % kExtentPages] = kNoFrame;
+  if (--it->second.used == 0) extents_.erase(it);
+  frame.shard.store(0, std::memory_order_relaxed);
+}
+
+void TierShard::Remember(const PageKey& key) {
+  const uint64_t hash = HashOf(key);
+  if (!ghosts_.insert(hash).second) return;
+  ghost_order_.push_back(hash);
+  while (ghost_order_.size() > pages()) {
+    ghosts_.erase(ghost_order_.front());
+    ghost_order_.pop_front();
+  }
+}
+
+}  // namespace prefixd::storage

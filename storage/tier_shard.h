@@ -1,0 +1,123 @@
+// Which pages of a region are here, and which leaves next: an index and S3-FIFO queues (Yang et
+// al., SOSP 2023) over a part of the region's keys. Newcomers wait in a small queue and reach the
+// main one only when used again, so that pages read once leave first. Internal to the host tier.
+//
+// Thread-safety: everything needs `mutex`, except pins, which are taken under it and given up
+// without it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace prefixd::storage {
+
+struct PageKey {
+  uint64_t segment = 0;  // the segment's sequence number, unique in a store
+  uint64_t page = 0;
+  bool operator==(const PageKey&) const = default;
+};
+
+// Scans neither raise a page's worth nor evict anything. Background reading (rewriting, copying)
+// leaves the tier alone.
+enum class Access : uint8_t { kPoint, kScan, kBackground };
+
+inline constexpr uint32_t kNoFrame = UINT32_MAX;
+inline constexpr uint64_t kExtentPages = 16;  // pages that are found by one look into the index
+
+// One page's place in a region.
+struct TierFrame {
+  PageKey key;
+  uint32_t next = kNoFrame, prev = kNoFrame;  // in its queue
+  std::atomic<uint32_t> pins{0};
+  std::atomic<uint8_t> shard{0};  // 1 + the shard that holds a page here; 0: none
+  uint8_t uses = 0;               // since it entered its queue
+  bool in_main = false;
+};
+
+// Frames come and go in blocks; frame numbers stay what they are.
+struct TierBlock {
+  TierBlock(uint32_t first_frame, uint32_t n) : first(first_frame), frames(n) {}
+  const uint32_t first;
+  std::vector<TierFrame> frames;
+  std::vector<uint32_t> free;    // guarded by the region's pool mutex
+  std::atomic<uint32_t> hot{0};  // frames in main queues
+  bool retiring = false;         // its free frames are not handed out
+};
+
+// Finds frames by number. A block's frames may be looked up while one of them is in use.
+class TierFrames {
+ public:
+  TierFrames(uint32_t n_blocks, uint32_t block_pages_log2)
+      : shift_(block_pages_log2), blocks_(n_blocks) {}
+  TierFrame& operator[](uint32_t f) { return block_of(f).frames[f & (block_pages() - 1)]; }
+  TierBlock& block_of(uint32_t f) { return *blocks_[f >> shift_]; }
+  std::unique_ptr<TierBlock>& block(uint32_t b) { return blocks_[b]; }
+  uint32_t n_blocks() const { return static_cast<uint32_t>(blocks_.size()); }
+  uint32_t block_pages() const { return 1u << shift_; }
+
+ private:
+  const uint32_t shift_;
+  std::vector<std::unique_ptr<TierBlock>> blocks_;
+};
+
+class TierShard {
+ public:
+  TierShard(TierFrames& frames, uint8_t number) : frames_(frames), number_(number) {}
+
+  // `pages` lie in one extent of `segment`. Those here are pinned and counted as used; the others
+  // are kNoFrame in `out`.
+  void Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+           std::span<uint32_t> out);
+  // Makes `frame`, whose bytes are in place, the page's. When the page is here already it stays
+  // where it is. Returns the frame that holds the page; pins it if asked.
+  uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin);
+  // The page worth least that nobody has pinned leaves; its frame, or kNoFrame.
+  uint32_t Evict();
+  // One certain page leaves, if it is still here and nobody has pinned it.
+  bool Evict(uint32_t frame);
+  // All pages of a segment leave, the pinned ones too (their bytes stay until they are unpinned).
+  void EraseSegment(uint64_t segment, std::vector<uint32_t>& left);
+
+  uint64_t pages() const { return small_.size + main_.size; }
+
+  mutable std::mutex mutex;
+  uint64_t hits = 0, misses = 0, evictions = 0;
+
+ private:
+  struct Queue {
+    uint32_t head = kNoFrame, tail = kNoFrame;
+    uint64_t size = 0;
+  };
+  struct Extent {
+    std::array<uint32_t, kExtentPages> frames;
+    uint32_t used = 0;
+  };
+  struct KeyHash {
+    size_t operator()(const PageKey& key) const;
+  };
+
+  void Append(Queue& queue, uint32_t f);
+  void Unlink(uint32_t f);
+  void Remove(uint32_t f);
+  void Remember(const PageKey& key);
+
+  TierFrames& frames_;
+  const uint8_t number_;
+  Queue small_, main_;
+  std::unordered_map<PageKey, Extent, KeyHash> extents_;  // by (segment, page / kExtentPages)
+  std::unordered_set<uint64_t> ghosts_;                   // hashes of pages that left early
+  std::deque<uint64_t> ghost_order_;
+};
+
+// Spreads keys over shards and hash tables.
+uint64_t HashOf(const PageKey& key);
+
+}  // namespace prefixd::storage
