@@ -66,7 +66,7 @@ void Describe(V& v, Is<PutResult> auto& s) {
 template <class V>
 void Describe(V& v, Is<StepPolicy> auto& s) {
   v("mode", s.mode), v("estimator", s.estimator), v("budget", s.budget), v("k", s.k);
-  v("l_gen", s.l_gen), v("selector", s.selector);
+  v("l_gen", s.l_gen), v("selector", s.selector), v("page_granular", s.page_granular);
 }
 template <class V>
 void Describe(V& v, Is<AttachSpec> auto& s) {
@@ -112,7 +112,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("n_tokens", s.n_tokens), v("own_tokens", s.own_tokens), v("children", s.children);
   v("own_bytes", s.own_bytes), v("created_unix_ms", s.created_unix_ms);
   v("last_used_unix_ms", s.last_used_unix_ms), v("quarantined", s.quarantined);
-  v("ingest", s.ingest), v("ingest_error", s.ingest_error);
+  v("settled", s.settled), v("ingest", s.ingest), v("ingest_error", s.ingest_error);
 }
 template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {
@@ -129,6 +129,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("host_hits", s.host_hits), v("host_misses", s.host_misses);
   v("checksum_failures", s.checksum_failures), v("puts", s.puts);
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
+  v("bytes_rewritten", s.bytes_rewritten), v("settled", s.settled), v("merged", s.merged);
+  v("rewrite_queue", s.rewrite_queue);
 }
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {

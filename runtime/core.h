@@ -39,7 +39,8 @@ struct Core {
   std::atomic<uint64_t> sessions{0}, sessions_total{0}, steps{0};
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
-  std::unique_ptr<IngestQueue> ingest;  // last: its thread uses all the others
+  // Last: their threads use all the others. Rewriting begins when the ingest of a segment is done.
+  std::unique_ptr<IngestQueue> ingest, rewrites;
 };
 
 }  // namespace prefixd

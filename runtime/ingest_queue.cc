@@ -110,6 +110,22 @@ Status IngestQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pro
   }
 }
 
+Status IngestQueue::WaitIdle(const ProgressFn& progress) {
+  std::unique_lock lock(mutex_);
+  while (!queue_.empty() || running_) {
+    if (stopping_) return Error{Code::kCancelled, "the store is closing"};
+    if (progress) {
+      const uint64_t left = queue_.size() + 1;
+      lock.unlock();
+      const bool go_on = progress(0, left, "segments");
+      lock.lock();
+      if (!go_on) return Error{Code::kCancelled, "waiting was stopped by the caller"};
+    }
+    changed_.wait_for(lock, std::chrono::milliseconds(50));
+  }
+  return {};
+}
+
 void IngestQueue::Forget(const SegmentId& id) {
   std::unique_lock lock(mutex_);
   std::erase(queue_, id);

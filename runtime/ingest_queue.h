@@ -1,4 +1,5 @@
-// The background thread that derives what lies beside a segment, and where each segment stands.
+// A background thread with one kind of work per segment, and where each segment stands: the ingest
+// that derives what lies beside it, or its rewriting.
 //
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
@@ -41,6 +42,8 @@ class IngestQueue {
   // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops; the
   // ingest's own error, naming the segment, when it failed.
   Status Wait(std::span<const storage::SegmentId> chain, const ProgressFn& progress);
+  // Waits until nothing is queued or running. kCancelled as Wait.
+  Status WaitIdle(const ProgressFn& progress);
   // Takes a segment out, stopping its work if it is under way, and forgets it.
   void Forget(const storage::SegmentId& id);
   // Stops the work between two heads; what is not done stays for the next start of the store.

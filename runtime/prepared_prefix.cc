@@ -159,17 +159,8 @@ Result<RowsView> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads)
     std::lock_guard lock(state.mutex);
     if (!state.has_keys.load(std::memory_order_relaxed)) {
       std::vector<std::byte> keys(partition_.mid.size() * row.key_bytes());
-      std::byte* out = keys.data();
-      const auto scratch = rooms_.scratch->Acquire();
-      for (uint32_t at = partition_.mid.begin; at < partition_.mid.end;) {
-        const TokenRange run{at, std::min(partition_.mid.end, at + kRunTokens)};
-        const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
-        PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), run, bytes, reads));
-        for (uint32_t i = 0; i < run.size(); ++i, out += row.key_bytes()) {
-          std::memcpy(out, bytes.data() + i * row.bytes(), row.key_bytes());
-        }
-        at = run.end;
-      }
+      PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), partition_.mid,
+                                     storage::RowPart::kKey, {keys, row.key_bytes()}, reads));
       state.keys = std::move(keys);
       state.has_keys.store(true, std::memory_order_release);
     }

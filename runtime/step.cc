@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "attention/step.h"
@@ -28,6 +29,29 @@ class StageTimer {
   const Clock::time_point begun_ = Clock::now();
 };
 
+// The tokens of the mid region whose values lie in the pages that reading `ids` takes anyway.
+Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32_t>& ids) {
+  PREFIXD_ASSIGN(ids, prefix.stored().SharingPages(prefix.layer_of(head), prefix.kv_head_of(head),
+                                                   ids, storage::RowPart::kValue));
+  const TokenRange mid = prefix.partition().mid;
+  std::erase_if(ids, [&](uint32_t id) { return id < mid.begin || id >= mid.end; });
+  return {};
+}
+
+// Rows of `ids`: their keys are in memory since the selection, so that values alone are read.
+Status ReadRetrieved(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
+                     std::span<std::byte> rows, storage::ReadStats& reads) {
+  const RowShape row = prefix.model()->spec.geometry.row();
+  PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    std::memcpy(rows.data() + i * row.bytes(),
+                keys.data + (ids[i] - prefix.partition().mid.begin) * keys.stride, row.key_bytes());
+  }
+  return prefix.stored().ReadRows(prefix.layer_of(head), prefix.kv_head_of(head), ids,
+                                  storage::RowPart::kValue,
+                                  {rows.subspan(row.key_bytes()), row.bytes()}, &reads);
+}
+
 // Anchors and, in mode kRetrieve, the retrieved rows and the estimated remainder.
 Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
                      std::span<const float> q, std::span<float> y, std::span<float> lse,
@@ -51,9 +75,9 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
   if (head_plan.k > 0 && prefix.partition().mid.size() > 0) {
     PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, head_plan.k, ledger));
     StageTimer timer(ledger.read_ns);
+    if (plan.policy.page_granular) PREFIXD_TRY(AddPageNeighbours(prefix, head, selection.ids));
     retrieved = Scratch::Take(scratch->rows, selection.ids.size() * row.bytes());
-    PREFIXD_TRY(
-        prefix.stored().ReadRows(layer, prefix.kv_head_of(head), selection.ids, retrieved, &reads));
+    PREFIXD_TRY(ReadRetrieved(prefix, head, selection.ids, retrieved, reads));
   }
 
   GroupStepInput in;
@@ -146,8 +170,9 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
   storage::ReadStats reads;
-  for (uint32_t at = 0; at < n; at += kRunTokens) {
-    const TokenRange run{at, std::min(n, at + kRunTokens)};
+  for (uint32_t at = 0, end = 0; at < n; at = end) {
+    end = prefix.stored().RunEnd(at, kRunTokens);
+    const TokenRange run{at, end};
     const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
     {
       StageTimer timer(ledger.read_ns);

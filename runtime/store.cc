@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "runtime/core.h"
 #include "runtime/ingest.h"
 #include "runtime/put_stream.h"
+#include "runtime/rewrite.h"
 #include "runtime/session_impl.h"
 
 namespace prefixd {
@@ -27,6 +29,9 @@ Result<storage::IoBackend> IoFromName(const std::string& name) {
 Status CheckOptions(const RuntimeOptions& options) {
   if (options.checkpoint_tokens == 0) {
     return InvalidArgument("checkpoint_tokens must be at least 1");
+  }
+  if (options.settle_chunk_tokens == 0 || options.settle_chunk_tokens > 65536) {
+    return InvalidArgument("settle_chunk_tokens must lie in 1..65536");
   }
   if (options.max_sessions == 0) return InvalidArgument("max_sessions must be at least 1");
   if (options.anchors.n_sink + uint64_t{options.anchors.n_tail} > 65536) {
@@ -48,18 +53,29 @@ Error NoSuchPrefix(std::string_view id) {
 class StoreImpl : public Store {
  public:
   explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
-  ~StoreImpl() override { core_->ingest->Stop(); }
+  ~StoreImpl() override {
+    core_->rewrites->Stop();
+    core_->ingest->Stop();
+  }
 
   // Segments that lack derived data go (back) to the ingest, parents first.
   void Resume(const std::string* only_model) {
-    auto prefixes = core_->storage->ListPrefixes();
-    std::sort(prefixes.begin(), prefixes.end(),
+    std::set<SegmentId> segments;
+    for (const storage::PrefixInfo& info : core_->storage->ListPrefixes()) {
+      segments.insert(info.chain.begin(), info.chain.end());
+    }
+    std::vector<storage::PrefixInfo> infos;
+    for (const SegmentId& id : segments) {
+      if (auto info = core_->storage->GetPrefix(id); info.ok()) infos.push_back(std::move(*info));
+    }
+    std::sort(infos.begin(), infos.end(),
               [](const auto& a, const auto& b) { return a.chain.size() < b.chain.size(); });
-    for (const storage::PrefixInfo& info : prefixes) {
+    for (const storage::PrefixInfo& info : infos) {
       if (info.quarantined || (only_model && info.model != *only_model)) continue;
       const auto model = core_->models.Find(info.model);
       if (model.ok() && IngestComplete(core_->rooms, **model, info)) {
         core_->ingest->MarkReady(info.id);
+        if (core_->options.settle) core_->rewrites->Enqueue(info.id);
       } else {
         core_->ingest->Enqueue(info.id);
       }
@@ -100,6 +116,15 @@ class StoreImpl : public Store {
     PREFIXD_ASSIGN(const auto info, Find(prefix));
     for (const SegmentId& id : info.chain) core_->ingest->EnqueueUnknown(id);
     return core_->ingest->Wait(info.chain, progress);
+  }
+
+  Status WaitSettled(const ProgressFn& progress) override {
+    // A merged segment goes back to the ingest, and from there to the rewriting.
+    while (core_->ingest->queued() + core_->rewrites->queued() > 0) {
+      PREFIXD_TRY(core_->ingest->WaitIdle(progress));
+      PREFIXD_TRY(core_->rewrites->WaitIdle(progress));
+    }
+    return {};
   }
 
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
@@ -151,10 +176,10 @@ class StoreImpl : public Store {
     PrefixDetail detail;
     detail.summary = Summary(info);
     for (const SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
-    detail.blobs = core_->storage->ListBlobs(info.id);
+    detail.blobs = core_->storage->ListBlobs(info.chain.back());
     if (const auto model = core_->models.Find(info.model); model.ok()) {
-      const auto blob =
-          core_->storage->GetBlob(info.id, kChoiceBlob, ChoiceProducer(core_->options, **model));
+      const auto blob = core_->storage->GetBlob(info.chain.back(), kChoiceBlob,
+                                                ChoiceProducer(core_->options, **model));
       if (blob.ok()) {
         PREFIXD_ASSIGN(detail.choices, DeserializeChoices(*blob));
       }
@@ -164,9 +189,12 @@ class StoreImpl : public Store {
 
   Status Remove(std::string_view prefix) override {
     PREFIXD_ASSIGN(const auto info, Find(prefix));
-    core_->ingest->Forget(info.id);
+    const SegmentId segment = info.chain.back();
+    core_->rewrites->Forget(segment);
+    core_->ingest->Forget(segment);
     Status status = core_->storage->Remove(info.id);
-    if (!status.ok()) core_->ingest->Enqueue(info.id);  // finds what is stored already
+    // Still there: refused, or others need it. The ingest finds what is stored already.
+    if (core_->storage->GetPrefix(segment).ok()) core_->ingest->Enqueue(segment);
     return status;
   }
 
@@ -206,7 +234,11 @@ class StoreImpl : public Store {
     stats.checksum_failures = stored.checksum_failures;
     stats.puts = stored.puts;
     stats.puts_aborted = stored.puts_aborted;
+    stats.bytes_rewritten = stored.bytes_rewritten;
+    stats.settled = stored.settled;
+    stats.merged = stored.merged;
     stats.ingest_queue = core_->ingest->queued();
+    stats.rewrite_queue = core_->rewrites->queued();
     return stats;
   }
 
@@ -235,7 +267,8 @@ class StoreImpl : public Store {
     s.created_unix_ms = info.created_unix_ms;
     s.last_used_unix_ms = info.last_used_unix_ms;
     s.quarantined = info.quarantined;
-    const auto standing = core_->ingest->Get(info.id);
+    s.settled = info.settled;
+    const auto standing = core_->ingest->Get(info.chain.back());
     s.ingest = standing.state;
     if (standing.error) s.ingest_error = standing.error->message;
     return s;
@@ -262,7 +295,19 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
       [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
-        return IngestSegment(c->rooms, *model, id, progress);
+        PREFIXD_TRY(IngestSegment(c->rooms, *model, info.chain.back(), progress));
+        if (c->options.settle) c->rewrites->Enqueue(info.chain.back());
+        return {};
+      });
+  core->rewrites = std::make_unique<IngestQueue>(
+      [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+        PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
+        PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
+        PREFIXD_ASSIGN(const Rewritten done, RewriteSegment(c->rooms, *model, id, progress));
+        if (!done.merged) return {};
+        for (const SegmentId& gone : done.gone) c->ingest->Forget(gone);
+        c->ingest->Enqueue(*done.merged);
+        return {};
       });
   auto store = std::make_unique<StoreImpl>(core);
   store->Resume(nullptr);

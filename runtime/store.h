@@ -35,6 +35,13 @@ struct RuntimeOptions {
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
   bool build_ivf = true;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;
+  // Rewriting in the background: segments of at least settle_min_tokens are settled (rows that are
+  // retrieved together share pages), small ones merged with what they continue as long as together
+  // they have at most merge_max_tokens. 0 and false: never.
+  bool settle = true;
+  uint32_t settle_min_tokens = 2048;
+  uint32_t settle_chunk_tokens = 16384;  // rows move only within a chunk; at most 65536
+  uint32_t merge_max_tokens = 8192;
   uint32_t max_sessions = 1024;
 };
 
@@ -74,6 +81,8 @@ class Store {
                                     std::span<const uint32_t> tokens) const = 0;
   // Waits until the prefix's summaries, indexes and choices are ready, or says why not.
   virtual Status WaitReady(std::string_view prefix, const ProgressFn& progress) = 0;
+  // Waits until the background has nothing left to rewrite. For benchmarks and tests.
+  virtual Status WaitSettled(const ProgressFn& progress) = 0;
 
   // kNotFound when no stored prefix matches.
   virtual Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) = 0;

@@ -74,6 +74,9 @@ struct StepPolicy {
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
   std::string selector = "auto";  // "auto", "exact", "ivf"
+  // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
+  // I/O. They count as read in the ledger, beyond what the budget planned.
+  bool page_granular = false;
   bool operator==(const StepPolicy&) const = default;
 };
 
@@ -122,6 +125,7 @@ struct PrefixSummary {
   uint64_t own_bytes = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
+  bool settled = false;  // rows lie by similarity of keys
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
 };
@@ -141,6 +145,8 @@ struct RuntimeStats {
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
+  // Background rewriting (settling, merging), which bytes_written counts too.
+  uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
 };
 
 struct VerifySummary {

@@ -3,6 +3,7 @@
 
 #include "storage/file.h"
 #include "storage/hex.h"
+#include "storage/remote_segment.h"
 #include "storage/segment_rewrite.h"
 #include "storage/store_core.h"
 
@@ -107,6 +108,14 @@ class Store final : public PrefixStore {
 
   Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) override {
     return MergeSegment(*core_, leaf, max_tokens);
+  }
+
+  Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) override {
+    return PushChain(*core_, id, remote, progress);
+  }
+
+  Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) override {
+    return PullChain(*core_, id, remote, progress);
   }
 
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {

@@ -24,6 +24,7 @@
 #include "attention/partition.h"
 #include "attention/result.h"
 #include "storage/identity.h"
+#include "storage/remote_tier.h"
 
 namespace prefixd::storage {
 
@@ -165,6 +166,9 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
+  // Where a sequential read that begins at `begin` had best end: `max_tokens` further, but in the
+  // settled layout at the end of a chunk, because part of a chunk costs the pages of all of it.
+  virtual uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const = 0;
   // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
   // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
   virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
@@ -220,6 +224,13 @@ class PrefixStore {
   // over (ranges changed: make them again for the returned segment). kFailedPrecondition says what
   // stands in the way.
   virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) = 0;
+  // Copies the chain of a prefix to a remote tier; what is there already stays. A tier that fails
+  // halfway is asked again: nothing counts until a segment's last object is there.
+  virtual Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) = 0;
+  // Fetches a prefix by the id it was pushed under, with whatever it continues, verified page by
+  // page, and commits it here as a put would: durable and visible when it returns.
+  virtual Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) = 0;
+
   // Reads and verifies everything of one segment (or all): damaged segments are quarantined, and
   // a quarantined one that verifies again is released.
   virtual Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) = 0;

@@ -77,6 +77,18 @@ class OpenPrefix final : public StoredPrefix {
     return {};
   }
 
+  uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override {
+    for (const Link& link : links_) {
+      if (begin >= link.tokens.end) continue;
+      const SegmentLayout& l = link.file->layout();
+      const uint32_t own = begin - link.first();
+      const uint32_t end = l.settled() ? (own / l.chunk_tokens() + 1) * l.chunk_tokens()
+                                       : own + std::min(max_tokens, link.tokens.size());
+      return std::min(link.first() + end, link.tokens.end);
+    }
+    return n_tokens();
+  }
+
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids,
                                              RowPart part) const override {

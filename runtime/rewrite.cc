@@ -1,0 +1,88 @@
+#include "runtime/rewrite.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "index/row_order.h"
+#include "runtime/ingest.h"
+#include "runtime/query_samples.h"
+
+namespace prefixd {
+namespace {
+
+using storage::SegmentId;
+
+Status Settle(const Rooms& rooms, const Model& model, const SegmentId& id, WorkProgress& progress) {
+  const RowShape row = model.spec.geometry.row();
+  PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
+  const Anchors anchors = rooms.options->anchors;
+  storage::SettleOptions settle;
+  settle.chunk_tokens = rooms.options->settle_chunk_tokens;
+  settle.order = [&](uint32_t, uint32_t, uint32_t first,
+                     std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    index::RowOrderOptions order;
+    order.rows_per_page = std::max(1u, static_cast<uint32_t>(4096 / row.value_bytes()));
+    // Anchors are always read together, and in their order: they stay where they are.
+    const auto n = static_cast<uint32_t>(rows.size() / row.bytes());
+    const uint32_t begin = first == 0 ? std::min(n, anchors.n_sink) : 0;
+    const uint32_t end = first + n == info.n_tokens ? n - std::min(n - begin, anchors.n_tail) : n;
+    std::vector<uint32_t> out(n);
+    std::iota(out.begin(), out.end(), 0);
+    const std::byte* mid = rows.data() + begin * row.bytes();
+    const auto likeness = index::ClusterOrder({mid, end - begin, row.bytes(), row}, order);
+    for (uint32_t slot = begin; slot < end; ++slot) out[slot] = begin + likeness[slot - begin];
+    return out;
+  };
+  settle.progress = [&](uint64_t done, uint64_t total, std::string_view) {
+    progress.done = done;
+    progress.total = total;
+    return !progress.cancelled;
+  };
+  return rooms.storage->Settle(id, settle);
+}
+
+// Worth it when the two are of like size: then each token is copied a logarithmic number of times
+// however many turns a conversation has.
+bool WorthMerging(const Rooms& rooms, const storage::PrefixInfo& leaf) {
+  if (leaf.children > 0 || leaf.chain.size() < 2) return false;
+  const auto parent = rooms.storage->GetPrefix(leaf.chain[leaf.chain.size() - 2]);
+  return parent.ok() && parent->children == 1 && parent->own_tokens <= 2 * leaf.own_tokens &&
+         parent->own_tokens + leaf.own_tokens <= rooms.options->merge_max_tokens;
+}
+
+}  // namespace
+
+Result<Rewritten> RewriteSegment(const Rooms& rooms, const Model& model, const SegmentId& id,
+                                 WorkProgress& progress) {
+  Rewritten out;
+  PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
+  if (WorthMerging(rooms, info)) {
+    const auto samples = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+    const auto merged = rooms.storage->Merge(id, rooms.options->merge_max_tokens);
+    if (merged.ok()) {
+      if (samples.ok()) {
+        // Without them the prefix is untuned, no more.
+        static_cast<void>(
+            rooms.storage->PutBlob(*merged, kQueriesBlob, kQueriesProducer, *samples));
+      }
+      out.merged = *merged;
+      out.gone = {info.chain[info.chain.size() - 2], id};
+      return out;
+    }
+    if (merged.error().code != Code::kFailedPrecondition &&
+        merged.error().code != Code::kResourceExhausted) {
+      return merged.error();
+    }
+  }
+  if (info.settled || info.own_tokens < rooms.options->settle_min_tokens) return out;
+  Status settled = Settle(rooms, model, id, progress);
+  out.settled = settled.ok();
+  if (settled.ok() || settled.error().code == Code::kResourceExhausted ||
+      settled.error().code == Code::kUnavailable) {
+    return out;
+  }
+  return std::move(settled).error();
+}
+
+}  // namespace prefixd

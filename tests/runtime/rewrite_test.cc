@@ -1,0 +1,143 @@
+// Background rewriting as a user of the store sees it: nothing changes but where rows lie.
+#include <cstring>
+#include <numeric>
+
+#include "tests/runtime/runtime_fixture.h"
+
+namespace prefixd {
+namespace {
+
+using testing::MakePrompt;
+
+class RewriteTest : public testing::RuntimeTest {
+ protected:
+  RewriteTest() {
+    options_.settle_min_tokens = 100;
+    options_.settle_chunk_tokens = 256;
+  }
+
+  std::vector<Output> Steps(const testing::SyntheticPrompt& prompt, const StepPolicy& policy,
+                            uint64_t seed) {
+    std::vector<Output> out;
+    auto session = Attach(prompt, policy);
+    if (!session) return out;
+    testing::Random random(seed);
+    for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
+      std::vector<float> q(size_t{spec_.geometry.n_q_heads} * spec_.geometry.key_dim);
+      for (float& x : q) x = random.Normal();
+      out.push_back(Step(*session, layer, q));
+    }
+    return out;
+  }
+
+  static void ExpectSame(const std::vector<Output>& a, const std::vector<Output>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].y, b[i].y) << i;
+      EXPECT_EQ(a[i].lse, b[i].lse) << i;
+    }
+  }
+};
+
+TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
+  options_.settle = false;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 700, 21);
+  const std::string id = PutReady(prompt);
+  StepPolicy retrieve, full;
+  retrieve.k = 40;
+  full.mode = StepMode::kFull;
+  const auto before = Steps(prompt, retrieve, 3), exact = Steps(prompt, full, 3);
+  ASSERT_OK(store_->WaitSettled(nullptr));
+  EXPECT_FALSE(store_->Prefix(id)->summary.settled);
+  options_.settle = true;
+  Open();
+  ASSERT_OK(store_->WaitSettled(nullptr));
+  EXPECT_TRUE(store_->Prefix(id)->summary.settled);
+  EXPECT_EQ(store_->stats().settled, 1u);
+  EXPECT_GT(store_->stats().bytes_rewritten, 0u);
+  ExpectSame(before, Steps(prompt, retrieve, 3));
+  // Exact attention runs over other pieces: equal but for rounding.
+  const auto settled = Steps(prompt, full, 3);
+  ASSERT_EQ(settled.size(), exact.size());
+  for (size_t i = 0; i < exact.size(); ++i) {
+    for (size_t j = 0; j < exact[i].y.size(); ++j) {
+      EXPECT_NEAR(exact[i].y[j], settled[i].y[j], 1e-5);
+    }
+  }
+  Open();
+  ASSERT_OK(store_->WaitSettled(nullptr));
+  EXPECT_EQ(store_->stats().settled, 0u);  // it is already
+  ExpectSame(before, Steps(prompt, retrieve, 3));
+}
+
+TEST_F(RewriteTest, PageNeighboursJoinTheExactSetAndAreCounted) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 2000, 22);
+  PutReady(prompt);
+  ASSERT_OK(store_->WaitSettled(nullptr));
+  StepPolicy policy, full;
+  policy.estimator = EstimatorKind::kNone;
+  policy.k = 40;
+  full.mode = StepMode::kFull;
+  const auto rows = Steps(prompt, policy, 4), exact = Steps(prompt, full, 4);
+  policy.page_granular = true;
+  const auto pages = Steps(prompt, policy, 4);
+  const auto error = [&](const std::vector<Output>& steps) {
+    double sum = 0;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      for (size_t j = 0; j < steps[i].y.size(); ++j) {
+        sum += std::abs(steps[i].y[j] - exact[i].y[j]);
+      }
+    }
+    return sum;
+  };
+  ASSERT_EQ(pages.size(), rows.size());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    EXPECT_GT(pages[i].info.ledger.retrieved_tokens, rows[i].info.ledger.retrieved_tokens);
+    // With every head's dense keys in memory, values alone are read: the pages are the same.
+    EXPECT_EQ(pages[i].info.ledger.physical_bytes[2], 0u);
+  }
+  EXPECT_LT(error(pages), error(rows));
+}
+
+TEST_F(RewriteTest, TurnsOfAConversationAreMergedAndKeepTheirNames) {
+  Open();
+  std::vector<std::string> ids;
+  for (uint32_t turn = 1; turn <= 8; ++turn) {
+    ids.push_back(PutReady(MakePrompt(spec_.geometry, turn * 60, 23)));
+    ASSERT_OK(store_->WaitSettled(nullptr));
+  }
+  EXPECT_GT(store_->stats().merged, 0u);
+  EXPECT_LT(store_->Prefix(ids.back())->chain.size(), 8u);
+  EXPECT_EQ(store_->Prefixes().size(), 8u);
+  for (const bool reopened : {false, true}) {
+    if (reopened) Open();
+    for (uint32_t turn = 1; turn <= 8; ++turn) {
+      const auto prompt = MakePrompt(spec_.geometry, turn * 60, 23);
+      ASSERT_OK(store_->WaitReady(ids[turn - 1], nullptr));
+      EXPECT_EQ(store_->Prefix(ids[turn - 1])->summary.n_tokens, turn * 60);
+      StepPolicy full;
+      full.mode = StepMode::kFull;
+      auto session = store_->Attach({spec_.name, "", {}, ids[turn - 1], 0, full});
+      ASSERT_OK(session);
+      EXPECT_EQ((*session)->info().n_tokens, turn * 60);
+      std::vector<std::byte> rows(size_t{60} * turn * spec_.geometry.row().bytes());
+      ASSERT_OK((*session)->ReadRange(1, 1, {0, turn * 60}, rows));
+      const auto expected = prompt.K(1, 0, turn * 60);
+      const size_t key = spec_.geometry.row().key_bytes(), row = spec_.geometry.row().bytes();
+      for (uint32_t t = 0; t < turn * 60; ++t) {
+        ASSERT_EQ(
+            std::memcmp(rows.data() + t * row,
+                        expected.data() + (size_t{t} * spec_.geometry.n_kv_heads + 1) * key, key),
+            0);
+      }
+    }
+  }
+  for (const std::string& id : ids) ASSERT_OK(store_->Remove(id));
+  EXPECT_TRUE(store_->Prefixes().empty());
+  EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
+}
+
+}  // namespace
+}  // namespace prefixd
