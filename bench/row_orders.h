@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bench/support/page_reads.h"
+#include "runtime/store.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd::bench {
@@ -26,7 +27,7 @@ struct OrderResult {
 
 // The settled layout of storage/segment_layout.h as it is by default.
 inline const OrderVariant kSettled = {storage::RowPart::kValue,
-                                      storage::SettleOptions{}.chunk_tokens, false};
+                                      RuntimeOptions{}.settle_chunk_tokens, false};
 
 Result<OrderResult> MeasureOrder(const RetrievalTrace& trace, const OrderVariant& variant);
 

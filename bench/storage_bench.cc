@@ -115,7 +115,8 @@ Status MeasureAttaching(const Options& options, const Prompt& prompt,
                       {"warm_first_step_ms", SpreadJson(a.warm_step_ms)},
                       {"cold_attach_ms", a.cold_attach_ms},
                       {"cold_first_step_ms", a.cold_step_ms},
-                      {"ingest_seconds", a.ingest_seconds}};
+                      {"ingest_seconds", a.ingest_seconds},
+                      {"settled_seconds", a.settled_seconds}};
   report["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median;
   return {};
 }

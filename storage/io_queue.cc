@@ -20,9 +20,8 @@ uint64_t Cost(const QueuedOp& queued) { return std::max(queued.bytes, kLeastCost
 bool IsBackground(size_t priority) { return priority >= static_cast<size_t>(IoPriority::kWrite); }
 
 // What writes and scrub may take of the caps. The rest is there for a step read at once, instead of
-// after the next of their large operations: with caps of two such operations it halved the median
-// step read under a flood of them; with the default caps the disk's own queue is what one waits
-// for. The flood itself moved as much.
+// after the next of their large operations; with the default caps the disk's own queue is what one
+// waits for, and the share makes no difference that was seen.
 IoLimits BackgroundShare(const IoLimits& limits) {
   return {limits.max_inflight_bytes / 4 * 3, std::max(1u, limits.max_inflight_ops * 3 / 4)};
 }

@@ -135,7 +135,7 @@ TEST_F(StoreBorrowTest, WhatCannotBeBorrowedIsSaid) {
               Code::kFailedPrecondition);
   store_.reset();
   options_.host_tier_bytes = 1ull << 62;
-  EXPECT_CODE(PrefixStore::Open(options_), Code::kResourceExhausted);
+  EXPECT_CODE(PrefixStore::Open(options_), Code::kInvalidArgument);
   options_.host_tier_bytes = 1 << 20;
   options_.host_tier_shares = {{"a", 2.0}};
   EXPECT_CODE(PrefixStore::Open(options_), Code::kInvalidArgument);
