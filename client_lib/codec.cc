@@ -53,6 +53,11 @@ void Describe(V& v, Is<ModelSpec> auto& s) {
 template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
+  v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
+}
+template <class V>
+void Describe(V& v, Is<Retention> auto& s) {
+  v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
 }
 template <class V>
 void Describe(V& v, Is<PrefixMatch> auto& s) {
@@ -112,11 +117,18 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("n_tokens", s.n_tokens), v("own_tokens", s.own_tokens), v("children", s.children);
   v("own_bytes", s.own_bytes), v("created_unix_ms", s.created_unix_ms);
   v("last_used_unix_ms", s.last_used_unix_ms), v("quarantined", s.quarantined);
+  v("pinned", s.pinned), v("expires_unix_ms", s.expires_unix_ms);
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
 }
 template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {
   v("summary", s.summary), v("chain", s.chain), v("blobs", s.blobs), v("choices", s.choices);
+}
+template <class V>
+void Describe(V& v, Is<TenantStats> auto& s) {
+  v("tenant", s.tenant), v("bytes", s.bytes), v("reserved_bytes", s.reserved_bytes);
+  v("quota_bytes", s.quota_bytes), v("evictions", s.evictions);
+  v("evicted_bytes", s.evicted_bytes);
 }
 template <class V>
 void Describe(V& v, Is<RuntimeStats> auto& s) {
@@ -129,6 +141,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("host_hits", s.host_hits), v("host_misses", s.host_misses);
   v("checksum_failures", s.checksum_failures), v("puts", s.puts);
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
+  v("quota_bytes", s.quota_bytes), v("evictions", s.evictions);
+  v("evicted_bytes", s.evicted_bytes), v("expired", s.expired), v("tenants", s.tenants);
 }
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {
@@ -361,6 +375,7 @@ PREFIXD_CODEC(Extent)
 PREFIXD_CODEC(KvGeometry)
 PREFIXD_CODEC(ModelSpec)
 PREFIXD_CODEC(PutSpec)
+PREFIXD_CODEC(Retention)
 PREFIXD_CODEC(PrefixMatch)
 PREFIXD_CODEC(PutResult)
 PREFIXD_CODEC(StepPolicy)

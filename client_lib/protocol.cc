@@ -73,6 +73,8 @@ std::string_view MessageName(MessageType type) {
       return "stats";
     case MessageType::kCancel:
       return "cancel";
+    case MessageType::kSetRetention:
+      return "set_retention";
     case MessageType::kReply:
       return "reply";
     case MessageType::kError:
@@ -84,7 +86,7 @@ std::string_view MessageName(MessageType type) {
 }
 
 bool IsRequest(MessageType type) {
-  return type >= MessageType::kHello && type <= MessageType::kCancel;
+  return type >= MessageType::kHello && type <= MessageType::kSetRetention;
 }
 
 std::array<std::byte, kHeaderBytes> EncodeHeader(const FrameHeader& header) {

@@ -70,6 +70,7 @@ enum class MessageType : uint16_t {
   kWaitReady = 24,
   kStats = 25,
   kCancel = 26,
+  kSetRetention = 27,
   kReply = 0x8000,     // request_id says of what
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply

@@ -8,6 +8,7 @@
 
 #include "runtime/compute.h"
 #include "runtime/ingest_queue.h"
+#include "runtime/maintenance.h"
 #include "runtime/models.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/scratch.h"
@@ -39,7 +40,8 @@ struct Core {
   std::atomic<uint64_t> sessions{0}, sessions_total{0}, steps{0};
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
-  std::unique_ptr<IngestQueue> ingest;  // last: its thread uses all the others
+  std::unique_ptr<IngestQueue> ingest;       // its thread uses all the others,
+  std::unique_ptr<Maintenance> maintenance;  // and this one's the ingest too
 };
 
 }  // namespace prefixd

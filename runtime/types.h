@@ -34,6 +34,15 @@ struct PutSpec {
   std::string tenant;  // private per tenant; "" is a tenant of its own
   std::vector<uint32_t> tokens;
   std::string label;  // for people: shown by `prefixctl prefixes list`
+  // How long it is kept at least; what is stored already is never kept for shorter.
+  bool pinned = false;       // never evicted
+  uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
+};
+
+// How long a stored prefix is kept; what is absent stays as it is.
+struct Retention {
+  std::optional<bool> pinned;           // never evicted
+  std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
 };
 
 struct PrefixMatch {
@@ -122,6 +131,8 @@ struct PrefixSummary {
   uint64_t own_bytes = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
+  bool pinned = false;          // never evicted
+  int64_t expires_unix_ms = 0;  // 0: never
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
 };
@@ -133,6 +144,13 @@ struct PrefixDetail {
   std::vector<HeadChoice> choices;
 };
 
+struct TenantStats {
+  std::string tenant;
+  uint64_t bytes = 0, reserved_bytes = 0;     // stored; promised to puts under way
+  uint64_t quota_bytes = 0;                   // 0: none
+  uint64_t evictions = 0, evicted_bytes = 0;  // segments, since the start
+};
+
 struct RuntimeStats {
   std::string version, compute;  // compute: "cpu" or "cuda: <device>"
   std::string io_backend;
@@ -141,6 +159,8 @@ struct RuntimeStats {
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
+  uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
+  std::vector<TenantStats> tenants;  // the daemon shows others only to an admin
 };
 
 struct VerifySummary {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "storage/eviction.h"
+
 namespace prefixd::storage {
 namespace {
 
@@ -35,14 +37,21 @@ PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
 
 void PrefixTree::Insert(const CatalogSegment& segment, const BlockHash& scope) {
   std::lock_guard lock(mutex_);
-  InsertNode({segment.record, scope, segment.quarantine, segment.last_used_unix_ms,
-              segment.last_used_unix_ms, 0, 0});
+  InsertNode({segment.record,
+              scope,
+              segment.quarantine,
+              segment.last_used_unix_ms,
+              segment.last_used_unix_ms,
+              segment.heat,
+              0,
+              0,
+              {}});
 }
 
 void PrefixTree::InsertNode(Node node) {
   const SegmentId id = node.record.id;
   children_[KeyOf(node)].insert(id);
-  file_bytes_ += node.record.file_bytes;
+  usage_.Add(node.record.tenant, node.record.file_bytes);
   if (!node.record.is_root()) {
     if (const auto parent = nodes_.find(node.record.parent); parent != nodes_.end()) {
       ++parent->second.children;
@@ -58,7 +67,8 @@ void PrefixTree::EraseNode(const SegmentId& id) {
   const auto siblings = children_.find(KeyOf(it->second));
   siblings->second.erase(id);
   if (siblings->second.empty()) children_.erase(siblings);
-  file_bytes_ -= it->second.record.file_bytes;
+  usage_.Subtract(it->second.record.tenant, it->second.record.file_bytes);
+  for (const SegmentId& alias : it->second.aliases) aliases_.erase(alias);
   const auto parent = nodes_.find(it->second.record.parent);
   if (parent != nodes_.end()) --parent->second.children;
   nodes_.erase(it);
@@ -101,7 +111,8 @@ Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const C
   }
   assert(known.parent == record.parent && known.tokens == record.tokens);
   PREFIXD_TRY(commit());
-  file_bytes_ += record.file_bytes - known.file_bytes;
+  usage_.Subtract(known.tenant, known.file_bytes);
+  usage_.Add(record.tenant, record.file_bytes);
   known = record;
   return {};
 }
@@ -145,33 +156,50 @@ Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
               "",
               std::max(node.last_used_unix_ms, parent->last_used_unix_ms),
               node.last_recorded_unix_ms,
+              std::max(node.heat, parent->heat),
               0,
-              0};
+              0,
+              {}};
   const SegmentId parent_id = parent->record.id;
   PREFIXD_TRY(commit());
   EraseNode(leaf);
   EraseNode(parent_id);
   InsertNode(std::move(joined));
-  for (const AliasRecord& alias : aliases) aliases_[alias.id] = alias;
+  for (const AliasRecord& alias : aliases) PutAlias(alias);
   return {};
 }
 
 std::vector<SegmentId> PrefixTree::Unneeded() const {
   std::lock_guard lock(mutex_);
-  std::set<SegmentId> named;
-  for (const auto& [id, alias] : aliases_) named.insert(alias.segment);
   std::vector<SegmentId> out;
   for (const auto& [id, node] : nodes_) {
-    if (!node.record.listed && node.children == 0 && node.pins == 0 && !named.contains(id)) {
+    if (!node.record.listed && node.children == 0 && node.pins == 0 && node.aliases.empty()) {
       out.push_back(id);
     }
   }
   return out;
 }
 
+void PrefixTree::PutAlias(const AliasRecord& alias) {
+  aliases_[alias.id] = alias;
+  if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
+    it->second.aliases.insert(alias.id);
+  }
+}
+
 void PrefixTree::InsertAlias(const AliasRecord& alias) {
   std::lock_guard lock(mutex_);
-  aliases_[alias.id] = alias;
+  PutAlias(alias);
+}
+
+Status PrefixTree::UpdateAlias(const AliasRecord& alias, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(alias.id);
+  if (it == aliases_.end()) return NoPrefix(alias.id);
+  assert(it->second.segment == alias.segment);
+  PREFIXD_TRY(commit());
+  it->second = alias;
+  return {};
 }
 
 Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& commit) {
@@ -181,6 +209,9 @@ Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& co
   PREFIXD_TRY(commit());
   AliasRecord alias = std::move(it->second);
   aliases_.erase(it);
+  if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
+    node->second.aliases.erase(id);
+  }
   return alias;
 }
 
@@ -192,8 +223,11 @@ std::vector<AliasRecord> PrefixTree::Aliases() const {
 }
 
 std::vector<AliasRecord> PrefixTree::AliasesInto(const SegmentId& segment) const {
-  std::vector<AliasRecord> out = Aliases();
-  std::erase_if(out, [&](const AliasRecord& alias) { return alias.segment != segment; });
+  std::lock_guard lock(mutex_);
+  std::vector<AliasRecord> out;
+  if (const auto it = nodes_.find(segment); it != nodes_.end()) {
+    for (const SegmentId& id : it->second.aliases) out.push_back(aliases_.at(id));
+  }
   return out;
 }
 
@@ -257,10 +291,51 @@ void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
   }
 }
 
-bool PrefixTree::Usable(const SegmentId& id) const {
+bool PrefixTree::Named(const Node& node, int64_t now) const {
+  if (node.record.listed && !Expired(node.record.expires_unix_ms, now)) return true;
+  return std::any_of(node.aliases.begin(), node.aliases.end(), [&](const SegmentId& id) {
+    return !Expired(aliases_.at(id).expires_unix_ms, now);
+  });
+}
+
+bool PrefixTree::AliveNode(const Node& node, int64_t now) const {
+  std::vector<const Node*> open{&node};
+  while (!open.empty()) {
+    const Node& next = *open.back();
+    open.pop_back();
+    if (Named(next, now)) return true;
+    if (next.children == 0) continue;
+    const std::array<uint8_t, 16>& parent = next.record.id.bytes;
+    for (auto it = children_.lower_bound({parent, 0, 0});
+         it != children_.end() && std::get<0>(it->first) == parent; ++it) {
+      for (const SegmentId& child : it->second) open.push_back(&nodes_.at(child));
+    }
+  }
+  return false;
+}
+
+bool PrefixTree::Alive(const SegmentId& id, int64_t now) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  return it != nodes_.end() && AliveNode(it->second, now);
+}
+
+std::vector<SegmentId> PrefixTree::ExpiredNames(int64_t now) const {
+  std::lock_guard lock(mutex_);
+  std::vector<SegmentId> out;
+  for (const auto& [id, node] : nodes_) {
+    if (node.record.listed && Expired(node.record.expires_unix_ms, now)) out.push_back(id);
+  }
+  for (const auto& [id, alias] : aliases_) {
+    if (Expired(alias.expires_unix_ms, now)) out.push_back(id);
+  }
+  return out;
+}
+
+bool PrefixTree::Usable(const SegmentId& id, int64_t now) const {
   std::lock_guard lock(mutex_);
   const std::vector<const Node*> chain = ChainOf(id);
-  return !chain.empty() && chain.front()->record.is_root() &&
+  return !chain.empty() && chain.front()->record.is_root() && AliveNode(*chain.back(), now) &&
          std::all_of(chain.begin(), chain.end(),
                      [](const Node* node) { return node->quarantine.empty(); });
 }
@@ -289,15 +364,48 @@ bool PrefixTree::SetQuarantine(const SegmentId& id, const std::string& reason) {
   return true;
 }
 
-bool PrefixTree::Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms) {
+std::vector<PrefixTree::Use> PrefixTree::Touch(const SegmentId& id, int64_t unix_ms,
+                                               int64_t step_ms) {
   std::lock_guard lock(mutex_);
-  const auto it = nodes_.find(id);
-  if (it == nodes_.end()) return false;
-  Node& node = it->second;
-  node.last_used_unix_ms = std::max(node.last_used_unix_ms, unix_ms);
-  if (unix_ms - node.last_recorded_unix_ms < step_ms) return false;
-  node.last_recorded_unix_ms = unix_ms;
-  return true;
+  std::vector<Use> worth_recording;
+  for (auto it = nodes_.find(id); it != nodes_.end(); it = nodes_.find(it->second.record.parent)) {
+    Node& node = it->second;
+    node.heat = DecayedHeat(node.heat, unix_ms - node.last_used_unix_ms) + 1;
+    node.last_used_unix_ms = std::max(node.last_used_unix_ms, unix_ms);
+    if (unix_ms - node.last_recorded_unix_ms >= step_ms) {
+      node.last_recorded_unix_ms = unix_ms;
+      worth_recording.push_back({it->first, node.heat});
+    }
+    if (node.record.is_root()) break;
+  }
+  return worth_recording;
+}
+
+std::vector<EvictionNode> PrefixTree::EvictionNodes(int64_t now) const {
+  std::lock_guard lock(mutex_);
+  std::vector<EvictionNode> out;
+  out.reserve(nodes_.size());
+  for (const auto& [id, node] : nodes_) {
+    const SegmentRecord& r = node.record;
+    EvictionNode& e = out.emplace_back();
+    e.id = id;
+    e.parent = r.parent;
+    e.tenant = r.tenant;
+    e.bytes = r.file_bytes;
+    e.tokens = r.tokens;
+    e.heat = DecayedHeat(node.heat, now - node.last_used_unix_ms);
+    e.named = r.listed || !node.aliases.empty();
+    e.useless = !node.quarantine.empty() || !Named(node, now);
+    e.held = node.pins > 0 || (r.listed && r.pinned) ||
+             std::any_of(node.aliases.begin(), node.aliases.end(),
+                         [&](const SegmentId& alias) { return aliases_.at(alias).pinned; });
+  }
+  return out;
+}
+
+TenantBytes PrefixTree::Usage() const {
+  std::lock_guard lock(mutex_);
+  return usage_;
 }
 
 Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
@@ -326,6 +434,8 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
     info.label = alias->second.label;
     info.n_tokens = alias->second.n_tokens;
     info.created_unix_ms = alias->second.created_unix_ms;
+    info.pinned = alias->second.pinned;
+    info.expires_unix_ms = alias->second.expires_unix_ms;
   }
   const std::vector<const Node*> chain = ChainOf(node.record.id);
   info.quarantined = !chain.front()->record.is_root();  // a lost ancestor
@@ -347,7 +457,7 @@ std::vector<SegmentRecord> PrefixTree::Records() const {
 
 uint64_t PrefixTree::file_bytes() const {
   std::lock_guard lock(mutex_);
-  return file_bytes_;
+  return usage_.total();
 }
 
 size_t PrefixTree::size() const {

@@ -93,7 +93,9 @@ json AliasToJson(const AliasRecord& a) {
           {"segment", Binary(a.segment.bytes)},
           {"n_tokens", a.n_tokens},
           {"label", a.label},
-          {"created", a.created_unix_ms}};
+          {"created", a.created_unix_ms},
+          {"pinned", a.pinned},
+          {"expires", a.expires_unix_ms}};
 }
 
 Result<AliasRecord> AliasFromJson(const json& v) {
@@ -104,6 +106,8 @@ Result<AliasRecord> AliasFromJson(const json& v) {
   a.n_tokens = v.at("n_tokens").get<uint32_t>();
   a.label = v.at("label").get<std::string>();
   a.created_unix_ms = v.at("created").get<int64_t>();
+  a.pinned = v.value("pinned", false);
+  a.expires_unix_ms = v.value("expires", int64_t{0});
   return a;
 }
 

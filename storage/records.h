@@ -28,12 +28,17 @@ struct SegmentRecord {
   bool settled = false;  // rows are in the settled layout
   // A prompt that somebody put ends here. False: kept only because others continue it.
   bool listed = true;
+  // Of the segment's own name; cleared when the name goes.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
 
   bool is_root() const { return parent == SegmentId{}; }
   bool operator==(const SegmentRecord&) const = default;
 };
+
+inline bool Expired(int64_t expires_unix_ms, int64_t now_unix_ms) {
+  return expires_unix_ms != 0 && expires_unix_ms <= now_unix_ms;
+}
 
 // A prefix whose segment was merged into the one that continued it.
 struct AliasRecord {
@@ -42,6 +47,10 @@ struct AliasRecord {
   uint32_t n_tokens = 0;
   std::string label;
   int64_t created_unix_ms = 0;
+  bool pinned = false;
+  int64_t expires_unix_ms = 0;  // 0: never
+
+  bool operator==(const AliasRecord&) const = default;
 };
 
 std::string EncodeModel(const ModelRecord& model);

@@ -69,6 +69,7 @@ TEST_F(ConfigTest, FlagsSetEveryKey) {
                        : item.member.index() == 1 ? "17"
                        : item.member.index() == 2 ? "true"
                        : item.member.index() == 3 ? "0.5,0.25"
+                       : item.member.index() == 4 ? "a=1,b c=20"
                                                   : "text";
     Status s = SetItem(item, text, &c);
     EXPECT_TRUE(s.ok()) << item.path() << (s.ok() ? "" : s.error().message);
