@@ -1,5 +1,6 @@
 // Limits at work: making room for puts, retention, and the sweep that keeps both in order.
 #include <algorithm>
+#include <cstdio>
 
 #include "storage/errors.h"
 #include "storage/eviction.h"
@@ -58,9 +59,11 @@ size_t StoreCore::Evict(std::span<const EvictionNode> victims, const char* why) 
     std::lock_guard commit(commit_mutex);
     if (Retained(victim.id) || !EraseSegment(victim.id).ok()) continue;  // pinned or needed again
     ++done;
-    LogInfo("evicted segment " + victim.id.ToString() + " of tenant '" + victim.tenant + "', " +
-            std::to_string(victim.tokens.size()) + " tokens in " + std::to_string(victim.bytes) +
-            " bytes, used " + std::to_string(victim.heat) + " times of late, " + why);
+    char uses[16];
+    std::snprintf(uses, sizeof(uses), "%.2f", double{victim.heat});
+    LogInfo("evicted segment " + victim.id.ToString() + " of tenant '" + victim.tenant + "' (" +
+            std::to_string(victim.tokens.size()) + " tokens, " + std::to_string(victim.bytes) +
+            " bytes, " + uses + " recent uses) " + why);
     std::lock_guard guard(mutex_);
     EvictionCount& count = evicted_[victim.tenant];
     ++count.segments;
@@ -133,7 +136,7 @@ void StoreCore::SweepExpired() {
     if (RemoveName(id).ok()) ++done;  // else it is open: another time
   }
   expired += done;
-  if (done > 0) LogInfo(std::to_string(done) + " prefixes have expired");
+  if (done > 0) LogInfo("prefixes that expired: " + std::to_string(done));
 }
 
 // Only when puts came since the last time: an idle store keeps what it has, whoever else fills the

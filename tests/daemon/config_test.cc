@@ -37,12 +37,14 @@ TEST_F(ConfigTest, PrintedFormReadsBackToTheSame) {
   c.host_tier_mib = 12345;
   c.moment_cross = true;
   c.choice_budgets = {0.005, 1, 0.25};
+  c.tenant_quotas_mib = {{"", 1}, {"team a", 0}, {"b=\"c\"", 7}};
   c.log_level = "debug";
   const std::string printed = PrintConfig(c);
   ASSERT_TRUE(Load(printed).ok()) << Refusal(printed);
   EXPECT_EQ(PrintConfig(config_), printed);
   EXPECT_EQ(config_.dir, c.dir);
   EXPECT_EQ(config_.choice_budgets, c.choice_budgets);
+  EXPECT_EQ(config_.tenant_quotas_mib, c.tenant_quotas_mib);
 }
 
 TEST_F(ConfigTest, RefusalsNameFileLineAndKey) {
@@ -58,6 +60,9 @@ TEST_F(ConfigTest, RefusalsNameFileLineAndKey) {
   EXPECT_NE(Refusal("[log]\nlevel = 'loud'\n").find("must be one of trace"), std::string::npos);
   EXPECT_NE(Refusal("[ingest]\nchoice_budgets = [0.1, 2.0]\n").find("choice_budgets"),
             std::string::npos);
+  EXPECT_NE(Refusal("[store.tenant_quotas_mib]\na = -1\n").find("store.tenant_quotas_mib must be"),
+            std::string::npos);
+  EXPECT_NE(Refusal("[store]\ntenant_quotas_mib = 5\n").find("must be a table"), std::string::npos);
   EXPECT_EQ(Refusal("dir = \n").find(file_ + ":1: "), 0u);
   EXPECT_EQ(LoadConfig("/nonexistent/x.toml", &config_).error().code, Code::kNotFound);
 }
@@ -96,10 +101,16 @@ TEST_F(ConfigTest, WholeConfigurations) {
 }
 
 TEST_F(ConfigTest, EveryKeyReachesItsPlaceAndIsDocumented) {
-  ASSERT_TRUE(Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\n[ingest]\nn_tail = 9\n").ok());
+  ASSERT_TRUE(
+      Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\ntenant_quota_mib = 2\nevict = 'never'\n"
+           "[store.tenant_quotas_mib]\nteam-a = 4\n[ingest]\nn_tail = 9\n")
+          .ok());
   const RuntimeOptions o = config_.Runtime();
   EXPECT_EQ(o.host_tier_bytes, 3u << 20);
   EXPECT_EQ(o.quota_bytes, 7u << 20);
+  EXPECT_EQ(o.tenant_quota_bytes, 2u << 20);
+  EXPECT_EQ(o.tenant_quotas, (std::map<std::string, uint64_t>{{"team-a", 4u << 20}}));
+  EXPECT_EQ(o.evict, "never");
   EXPECT_EQ(o.anchors.n_tail, 9u);
 
   std::stringstream docs;
