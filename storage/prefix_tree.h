@@ -3,7 +3,7 @@
 //
 // A segment stays while somebody needs it: a prompt that was put ends there (it is listed, or an
 // alias names a place in it), or others continue it. It is alive, and matched, while one of these
-// names has not expired; what expired is swept away later (space.h).
+// names has not expired; what expired is swept away later.
 //
 // Thread-safety: all methods may be called concurrently; every call is short and does no I/O, save
 // the `commit` that some take: it runs under the tree's lock, so that what the catalog and the tree
