@@ -56,6 +56,7 @@ class Client {
   virtual Result<std::vector<PrefixSummary>> Prefixes() = 0;
   virtual Result<PrefixDetail> Prefix(std::string_view prefix) = 0;
   virtual Status Remove(std::string_view prefix) = 0;
+  virtual Status SetRetention(std::string_view prefix, const Retention& retention) = 0;
   virtual Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) = 0;
   virtual Result<RuntimeStats> Stats() = 0;
 };

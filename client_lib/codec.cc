@@ -53,6 +53,11 @@ void Describe(V& v, Is<ModelSpec> auto& s) {
 template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
+  v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
+}
+template <class V>
+void Describe(V& v, Is<Retention> auto& s) {
+  v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
 }
 template <class V>
 void Describe(V& v, Is<PrefixMatch> auto& s) {
@@ -112,7 +117,8 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("n_tokens", s.n_tokens), v("own_tokens", s.own_tokens), v("children", s.children);
   v("own_bytes", s.own_bytes), v("created_unix_ms", s.created_unix_ms);
   v("last_used_unix_ms", s.last_used_unix_ms), v("quarantined", s.quarantined);
-  v("settled", s.settled), v("ingest", s.ingest), v("ingest_error", s.ingest_error);
+  v("settled", s.settled), v("pinned", s.pinned), v("expires_unix_ms", s.expires_unix_ms);
+  v("ingest", s.ingest), v("ingest_error", s.ingest_error);
 }
 template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {
@@ -123,6 +129,12 @@ void Describe(V& v, Is<HostTierTenant> auto& s) {
   v("tenant", s.tenant), v("bytes", s.bytes), v("memory_bytes", s.memory_bytes);
   v("share_bytes", s.share_bytes), v("pinned_bytes", s.pinned_bytes), v("hits", s.hits);
   v("misses", s.misses), v("evictions", s.evictions);
+}
+template <class V>
+void Describe(V& v, Is<TenantStats> auto& s) {
+  v("tenant", s.tenant), v("bytes", s.bytes), v("reserved_bytes", s.reserved_bytes);
+  v("quota_bytes", s.quota_bytes), v("evictions", s.evictions);
+  v("evicted_bytes", s.evicted_bytes);
 }
 template <class V>
 void Describe(V& v, Is<RuntimeStats> auto& s) {
@@ -140,6 +152,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("host_tier_pinned", s.host_tier_pinned), v("host_evictions", s.host_evictions);
   v("host_tier_huge_pages", s.host_tier_huge_pages), v("host_tier_gpu", s.host_tier_gpu);
   v("host_tenants", s.host_tenants);
+  v("quota_bytes", s.quota_bytes), v("evictions", s.evictions);
+  v("evicted_bytes", s.evicted_bytes), v("expired", s.expired), v("tenants", s.tenants);
 }
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {
@@ -372,6 +386,7 @@ PREFIXD_CODEC(Extent)
 PREFIXD_CODEC(KvGeometry)
 PREFIXD_CODEC(ModelSpec)
 PREFIXD_CODEC(PutSpec)
+PREFIXD_CODEC(Retention)
 PREFIXD_CODEC(PrefixMatch)
 PREFIXD_CODEC(PutResult)
 PREFIXD_CODEC(StepPolicy)

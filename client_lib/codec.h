@@ -53,7 +53,7 @@ struct ServerStats {
 
 // Instantiated for every type below; see codec.cc.
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
-//   PrefixMatch, PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo,
+//   Retention, PrefixMatch, PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo,
 //   SessionReport, PrefixSummary, PrefixDetail, RuntimeStats, VerifySummary, TokenRange, Selection
 //   (no ids)
 template <typename T>

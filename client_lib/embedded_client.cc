@@ -29,6 +29,9 @@ class EmbeddedClient final : public Client {
   Result<std::vector<PrefixSummary>> Prefixes() override { return store_->Prefixes(); }
   Result<PrefixDetail> Prefix(std::string_view prefix) override { return store_->Prefix(prefix); }
   Status Remove(std::string_view prefix) override { return store_->Remove(prefix); }
+  Status SetRetention(std::string_view prefix, const Retention& retention) override {
+    return store_->SetRetention(prefix, retention);
+  }
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
     return store_->Verify(prefix, progress);
   }

@@ -77,6 +77,8 @@ std::string_view MessageName(MessageType type) {
       return "borrow_rows";
     case MessageType::kReleaseRows:
       return "release_rows";
+    case MessageType::kSetRetention:
+      return "set_retention";
     case MessageType::kReply:
       return "reply";
     case MessageType::kError:
@@ -88,7 +90,7 @@ std::string_view MessageName(MessageType type) {
 }
 
 bool IsRequest(MessageType type) {
-  return type >= MessageType::kHello && type <= MessageType::kReleaseRows;
+  return type >= MessageType::kHello && type <= MessageType::kSetRetention;
 }
 
 std::array<std::byte, kHeaderBytes> EncodeHeader(const FrameHeader& header) {

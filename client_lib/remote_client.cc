@@ -119,6 +119,12 @@ Status RemoteClient::Remove(std::string_view prefix) {
   return {};
 }
 
+Status RemoteClient::SetRetention(std::string_view prefix, const Retention& retention) {
+  Json control = {{"prefix", prefix}, {"retention", ToJson(retention)}};
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kSetRetention, std::move(control), {}, {}, nullptr}));
+  return {};
+}
+
 Result<VerifySummary> RemoteClient::Verify(std::string_view prefix, const ProgressFn& progress) {
   PREFIXD_ASSIGN(auto reply,
                  DoAside({MessageType::kVerify, {{"prefix", prefix}}, {}, {}, &progress}));

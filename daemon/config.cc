@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <optional>
 #include <sstream>
+#include <utility>
 
 #include "client_lib/address.h"
 
@@ -13,7 +15,8 @@ namespace prefixd::daemon {
 namespace {
 
 // The value of one key, from either source.
-using Value = std::variant<std::string, uint64_t, bool, std::vector<double>>;
+using Table = std::map<std::string, uint64_t>;
+using Value = std::variant<std::string, uint64_t, bool, std::vector<double>, Table>;
 
 std::string Quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
@@ -25,6 +28,9 @@ std::string Number(double x) {
 
 Status Assign(const ConfigItem& item, const Value& value, Config* config) {
   const auto bad = [&](const std::string& why) { return InvalidArgument(item.path() + " " + why); };
+  const auto in_bounds = [&](uint64_t n) { return n >= item.min && n <= item.max; };
+  const std::string bounds =
+      "must be from " + std::to_string(item.min) + " to " + std::to_string(item.max) + ", not ";
   if (auto* m = std::get_if<std::string Config::*>(&item.member)) {
     const std::string& text = std::get<std::string>(value);
     if (!item.choices.empty() && std::ranges::find(item.choices, text) == item.choices.end()) {
@@ -35,13 +41,17 @@ Status Assign(const ConfigItem& item, const Value& value, Config* config) {
     config->** m = text;
   } else if (auto* n = std::get_if<uint64_t Config::*>(&item.member)) {
     const uint64_t number = std::get<uint64_t>(value);
-    if (number < item.min || number > item.max) {
-      return bad("must be from " + std::to_string(item.min) + " to " + std::to_string(item.max) +
-                 ", not " + std::to_string(number));
-    }
+    if (!in_bounds(number)) return bad(bounds + std::to_string(number));
     config->** n = number;
   } else if (auto* b = std::get_if<bool Config::*>(&item.member)) {
     config->** b = std::get<bool>(value);
+  } else if (auto* t = std::get_if<Table Config::*>(&item.member)) {
+    for (const auto& [name, number] : std::get<Table>(value)) {
+      if (!in_bounds(number)) {
+        return bad("of " + Quoted(name) + " " + bounds + std::to_string(number));
+      }
+    }
+    config->** t = std::get<Table>(value);
   } else {
     const auto& list = std::get<std::vector<double>>(value);
     for (double x : list) {
@@ -70,6 +80,16 @@ Result<Value> FromToml(const ConfigItem& item, const toml::node& node) {
     case 2:
       if (!node.is_boolean()) return wrong("true or false");
       return Value(node.value<bool>().value());
+    case 4: {
+      Table out;
+      if (!node.is_table()) return wrong("a table of whole numbers, { name = number }");
+      for (const auto& [key, entry] : *node.as_table()) {
+        const auto number = entry.is_integer() ? entry.value<int64_t>() : std::nullopt;
+        if (!number || *number < 0) return wrong("a table of whole numbers, { name = number }");
+        out[std::string(key.str())] = static_cast<uint64_t>(*number);
+      }
+      return Value(std::move(out));
+    }
     default: {
       std::vector<double> list;
       if (!node.is_array()) return wrong("a list of numbers");
@@ -82,17 +102,39 @@ Result<Value> FromToml(const ConfigItem& item, const toml::node& node) {
   }
 }
 
+std::optional<uint64_t> WholeNumber(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (ec != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
 Result<Value> FromText(const ConfigItem& item, std::string_view text) {
   switch (item.member.index()) {
     case 0:
       return Value(std::string(text));
     case 1: {
-      uint64_t number = 0;
-      const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
-      if (ec != std::errc{} || end != text.data() + text.size()) {
+      const auto number = WholeNumber(text);
+      if (!number) {
         return InvalidArgument(item.path() + " must be a whole number, not " + Quoted(text));
       }
-      return Value(number);
+      return Value(*number);
+    }
+    case 4: {
+      Table out;
+      std::stringstream stream{std::string(text)};
+      for (std::string part; std::getline(stream, part, ',');) {
+        const size_t equals = part.rfind('=');
+        const auto number = equals == part.npos
+                                ? std::nullopt
+                                : WholeNumber(std::string_view(part).substr(equals + 1));
+        if (!number) {
+          return InvalidArgument(item.path() + " must be name=number pairs between commas, not " +
+                                 Quoted(text));
+        }
+        out[part.substr(0, equals)] = *number;
+      }
+      return Value(std::move(out));
     }
     case 2:
       if (text == "true" || text == "on" || text == "1") return Value(true);
@@ -127,6 +169,13 @@ std::string TomlText(const ConfigItem& item, const Config& config) {
           out << (value ? "true" : "false");
         } else if constexpr (std::is_same_v<T, uint64_t>) {
           out << value;
+        } else if constexpr (std::is_same_v<T, Table>) {
+          out << '{';
+          const char* before = " ";
+          for (const auto& [name, number] : value) {
+            out << std::exchange(before, ", ") << toml::value<std::string>(name) << " = " << number;
+          }
+          out << (value.empty() ? "}" : " }");
         } else {
           out << '[';
           for (size_t i = 0; i < value.size(); ++i) {
@@ -143,7 +192,7 @@ std::string TomlText(const ConfigItem& item, const Config& config) {
 std::string Bounds(const ConfigItem& item) {
   std::string text;
   for (std::string_view c : item.choices) text += (text.empty() ? "" : " | ") + std::string(c);
-  if (item.member.index() == 1) {
+  if (item.member.index() == 1 || item.member.index() == 4) {
     text = std::to_string(item.min) + " to " + std::to_string(item.max);
   } else if (item.member.index() == 2) {
     text = "true | false";
@@ -298,6 +347,12 @@ RuntimeOptions Config::Runtime() const {
   o.min_free_bytes = min_free_mib << 20;
   o.quota_bytes = quota_mib << 20;
   o.read_deadline_ms = static_cast<uint32_t>(read_deadline_ms);
+  o.tenant_quota_bytes = tenant_quota_mib << 20;
+  for (const auto& [tenant, mib] : tenant_quotas_mib) o.tenant_quotas[tenant] = mib << 20;
+  o.evict = evict;
+  o.settle = settle;
+  o.settle_min_tokens = static_cast<uint32_t>(settle_min_tokens);
+  o.merge_max_tokens = static_cast<uint32_t>(merge_max_tokens);
   o.threads = static_cast<uint32_t>(threads);
   o.compute = compute;
   o.anchors = {static_cast<uint32_t>(n_sink), static_cast<uint32_t>(n_tail)};

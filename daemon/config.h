@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,6 +34,12 @@ struct Config {
   uint64_t min_free_mib = 256;
   uint64_t quota_mib = 0;
   uint64_t read_deadline_ms = 30'000;
+  uint64_t tenant_quota_mib = 0;
+  std::map<std::string, uint64_t> tenant_quotas_mib;
+  std::string evict = "worth";
+  bool settle = true;
+  uint64_t settle_min_tokens = 2048;
+  uint64_t merge_max_tokens = 8192;
 
   std::string compute = "auto";
   uint64_t threads = 0;
@@ -63,13 +70,13 @@ struct Config {
   RuntimeOptions Runtime() const;
 };
 
-// One key. `choices` (strings) and [min, max] (numbers) are its bounds.
+// One key. `choices` (strings) and [min, max] (numbers, and those of a table) are its bounds.
 struct ConfigItem {
   const char* section;  // "" for the top of the file
   const char* key;
   const char* flag;  // on the command line, without "--"
   std::variant<std::string Config::*, uint64_t Config::*, bool Config::*,
-               std::vector<double> Config::*>
+               std::vector<double> Config::*, std::map<std::string, uint64_t> Config::*>
       member;
   uint64_t min = 0, max = 0;
   std::vector<std::string_view> choices;

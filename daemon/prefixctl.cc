@@ -88,6 +88,21 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
              "prefixctl prefixes remove 0123456789abcdef0123456789abcdef", o, chosen, RemovePrefix)
       ->add_option("prefix", o->prefix, "Id of the prefix.")
       ->required();
+  AddCommand(prefixes, "pin", "Never evict a prefix to make room.",
+             "prefixctl prefixes pin 0123456789abcdef0123456789abcdef", o, chosen, PinPrefix)
+      ->add_option("prefix", o->prefix, "Id of the prefix.")
+      ->required();
+  AddCommand(prefixes, "unpin", "Let a prefix be evicted again when room is needed.",
+             "prefixctl prefixes unpin 0123456789abcdef0123456789abcdef", o, chosen, UnpinPrefix)
+      ->add_option("prefix", o->prefix, "Id of the prefix.")
+      ->required();
+  CLI::App* ttl = AddCommand(prefixes, "ttl", "Say how long a prefix lives from now on.",
+                             "prefixctl prefixes ttl 0123456789abcdef0123456789abcdef 86400", o,
+                             chosen, LimitPrefix);
+  ttl->add_option("prefix", o->prefix, "Id of the prefix.")->required();
+  ttl->add_option("seconds", o->ttl, "Seconds (at least 1), or never.")
+      ->type_name("SECONDS|never")
+      ->required();
   CLI::App* verify = AddCommand(
       prefixes, "verify", "Read and check every stored byte; damaged prefixes are quarantined.",
       "prefixctl prefixes verify --all-tenants", o, chosen, VerifyPrefixes);

@@ -1,6 +1,7 @@
 #include "daemon/prefixctl_commands.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -30,6 +31,13 @@ std::string ErrorText(double error) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.4f", error);
   return text;
+}
+
+// "until 2026-01-31 12:00:00, pinned", or "-".
+std::string KeptText(const PrefixSummary& p) {
+  std::string text = p.expires_unix_ms == 0 ? "" : "until " + Time(p.expires_unix_ms);
+  if (p.pinned) text += text.empty() ? "pinned" : ", pinned";
+  return text.empty() ? "-" : text;
 }
 
 // A model file may leave out "layers" (then all are equal, with "scale" or 1/sqrt(key_dim)) and
@@ -108,6 +116,16 @@ Status ShowStats(RemoteClient& client, const Options& options) {
     }
   }
   PrintTable(rows);
+  if (!runtime.tenants.empty()) {
+    rows = {{"TENANT", "ON DISK", "RESERVED", "QUOTA", "EVICTIONS", "EVICTED"}};
+    for (const TenantStats& t : runtime.tenants) {
+      rows.push_back({t.tenant.empty() ? "-" : t.tenant, Bytes(t.bytes), Bytes(t.reserved_bytes),
+                      t.quota_bytes == 0 ? "-" : Bytes(t.quota_bytes), Count(t.evictions),
+                      Bytes(t.evicted_bytes)});
+    }
+    std::puts("");
+    PrintTable(rows);
+  }
   if (runtime.host_tenants.empty()) return {};
   rows = {{"HOST TIER OF", "PAGES", "MEMORY", "SHARE", "IN PLACE", "HITS", "MISSES", "EVICTIONS"}};
   for (const HostTierTenant& t : runtime.host_tenants) {
@@ -173,13 +191,14 @@ Status ListPrefixes(RemoteClient& client, const Options& options) {
     PrintJson(ToJson(prefixes));
     return {};
   }
-  std::vector<std::vector<std::string>> rows = {
-      {"PREFIX", "MODEL", "TENANT", "TOKENS", "ON DISK", "STATE", "LAST USED (UTC)", "LABEL"}};
+  std::vector<std::vector<std::string>> rows = {{"PREFIX", "MODEL", "TENANT", "TOKENS", "ON DISK",
+                                                 "STATE", "LAST USED (UTC)", "KEPT (UTC)",
+                                                 "LABEL"}};
   for (const PrefixSummary& p : prefixes) {
     rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, Count(p.n_tokens),
                     Bytes(p.own_bytes),
                     p.quarantined ? "quarantined" : std::string(IngestStateName(p.ingest)),
-                    Time(p.last_used_unix_ms), p.label});
+                    Time(p.last_used_unix_ms), KeptText(p), p.label});
   }
   PrintTable(rows);
   return {};
@@ -204,6 +223,7 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
                {"state", state},
                {"created (UTC)", Time(p.created_unix_ms)},
                {"last used (UTC)", Time(p.last_used_unix_ms)},
+               {"kept (UTC)", KeptText(p)},
                {"continued by", Count(p.children)}});
   for (size_t i = 0; i < detail.chain.size(); ++i) {
     std::printf("%s%s\n", i == 0 ? "chain             " : "               -> ",
@@ -231,6 +251,41 @@ Status RemovePrefix(RemoteClient& client, const Options& options) {
     std::printf("removed %s\n", options.prefix.c_str());
   }
   return {};
+}
+
+namespace {
+
+Status ChangeRetention(RemoteClient& client, const Options& options, const Retention& retention) {
+  PREFIXD_TRY(client.SetRetention(options.prefix, retention));
+  PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
+  if (options.json) {
+    PrintJson(ToJson(detail));
+  } else {
+    std::printf("%s: %s\n", options.prefix.c_str(), KeptText(detail.summary).c_str());
+  }
+  return {};
+}
+
+}  // namespace
+
+Status PinPrefix(RemoteClient& client, const Options& options) {
+  return ChangeRetention(client, options, {true, std::nullopt});
+}
+
+Status UnpinPrefix(RemoteClient& client, const Options& options) {
+  return ChangeRetention(client, options, {false, std::nullopt});
+}
+
+Status LimitPrefix(RemoteClient& client, const Options& options) {
+  if (options.ttl == "never") return ChangeRetention(client, options, {std::nullopt, 0});
+  uint64_t seconds = 0;
+  const char* end = options.ttl.data() + options.ttl.size();
+  const auto [at, ec] = std::from_chars(options.ttl.data(), end, seconds);
+  if (ec != std::errc{} || at != end || seconds == 0) {
+    return InvalidArgument("the time to live is a whole number of seconds, at least 1, or never; " +
+                           ("not '" + options.ttl + "'"));
+  }
+  return ChangeRetention(client, options, {std::nullopt, seconds});
 }
 
 Status VerifyPrefixes(RemoteClient& client, const Options& options) {

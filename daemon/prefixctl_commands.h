@@ -18,7 +18,7 @@ struct Options {
   std::string address;  // overrides socket
   std::string tenant, token_file;
   bool all_tenants = false, json = false, quiet = false;
-  std::string name, prefix, geometry_file;  // of single commands
+  std::string name, prefix, geometry_file, ttl;  // of single commands
 };
 
 // Prints to stdout; an error is returned (main says it and picks the exit code).
@@ -30,6 +30,9 @@ Status RegisterModel(RemoteClient& client, const Options& options);
 Status ListPrefixes(RemoteClient& client, const Options& options);
 Status ShowPrefix(RemoteClient& client, const Options& options);
 Status RemovePrefix(RemoteClient& client, const Options& options);
+Status PinPrefix(RemoteClient& client, const Options& options);
+Status UnpinPrefix(RemoteClient& client, const Options& options);
+Status LimitPrefix(RemoteClient& client, const Options& options);  // its time to live
 Status VerifyPrefixes(RemoteClient& client, const Options& options);
 
 }  // namespace prefixd::ctl

@@ -131,6 +131,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return WaitReady(request, progress);
     case MessageType::kStats:
       return Stats();
+    case MessageType::kSetRetention:
+      return SetRetention(request);
     default:
       return InvalidArgument("message " + std::string(wire::MessageName(request.type)) +
                              " is not expected here");
@@ -281,6 +283,24 @@ Result<Json> RequestHandler::Remove(const Request& request) {
   PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
   PREFIXD_TRY(store_.Remove(detail.summary.id));
   return Json::object();
+}
+
+Result<Json> RequestHandler::SetRetention(const Request& request) {
+  PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
+  const Json nothing = Json::object();
+  PREFIXD_ASSIGN(const auto retention,
+                 FromJson<Retention>(request.control.value("retention", nothing), "retention"));
+  PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
+  PREFIXD_TRY(store_.SetRetention(detail.summary.id, retention));
+  return Json::object();
+}
+
+RuntimeStats RequestHandler::StatsToShow() const {
+  RuntimeStats stats = store_.stats();
+  if (!peer_.admin) {
+    std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
+  }
+  return stats;
 }
 
 Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& progress) {

@@ -9,6 +9,7 @@
 #include "runtime/compute.h"
 #include "runtime/host_pinning.h"
 #include "runtime/ingest_queue.h"
+#include "runtime/maintenance.h"
 #include "runtime/models.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/scratch.h"
@@ -43,6 +44,7 @@ struct Core {
 
   // Last: their threads use all the others. Rewriting begins when the ingest of a segment is done.
   std::unique_ptr<IngestQueue> ingest, rewrites;
+  std::unique_ptr<Maintenance> maintenance;
 };
 
 }  // namespace prefixd

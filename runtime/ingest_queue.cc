@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 namespace prefixd {
 
@@ -135,6 +136,22 @@ void IngestQueue::Forget(const SegmentId& id) {
   }
   std::erase(queue_, id);
   entries_.erase(id);
+  changed_.notify_all();
+}
+
+void IngestQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
+  std::vector<SegmentId> known;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, entry] : entries_) known.push_back(id);
+  }
+  std::erase_if(known, [&](const SegmentId& id) { return stored(id); });  // may take its time
+  std::lock_guard lock(mutex_);
+  for (const SegmentId& id : known) {
+    if (running_ == id) continue;
+    std::erase(queue_, id);
+    entries_.erase(id);
+  }
   changed_.notify_all();
 }
 

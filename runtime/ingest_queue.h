@@ -46,6 +46,8 @@ class IngestQueue {
   Status WaitIdle(const ProgressFn& progress);
   // Takes a segment out, stopping its work if it is under way, and forgets it.
   void Forget(const storage::SegmentId& id);
+  // Drops what is known of segments that are not stored any more; not the one being worked on.
+  void Prune(const std::function<bool(const storage::SegmentId&)>& stored);
   // Stops the work between two heads; what is not done stays for the next start of the store.
   void Stop();
   uint64_t queued() const;

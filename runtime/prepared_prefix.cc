@@ -196,7 +196,10 @@ Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
   std::lock_guard lock(mutex_);
   std::erase_if(prefixes_, [](const auto& entry) { return entry.second.expired(); });
   auto& slot = prefixes_[{id, n_tokens}];
-  if (auto shared = slot.lock(); shared && shared->model() == model) return shared;
+  if (auto shared = slot.lock(); shared && shared->model() == model) {
+    rooms.storage->NoteUse(id);
+    return shared;
+  }
   PREFIXD_ASSIGN(auto prepared, PreparedPrefix::Open(rooms, model, id, n_tokens));
   slot = prepared;
   return prepared;

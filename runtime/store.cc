@@ -26,6 +26,19 @@ Result<storage::IoBackend> IoFromName(const std::string& name) {
   return InvalidArgument("io must be auto, uring or threads, not '" + name + "'");
 }
 
+Result<storage::Eviction> EvictionFromName(const std::string& name) {
+  if (name == "worth") return storage::Eviction::kByWorth;
+  if (name == "never") return storage::Eviction::kNever;
+  return InvalidArgument("evict must be worth or never, not '" + name + "'");
+}
+
+constexpr uint64_t kMaxTtlSeconds = 1000ull * 365 * 24 * 3600;
+
+Status CheckTtl(uint64_t ttl_seconds) {
+  if (ttl_seconds <= kMaxTtlSeconds) return {};
+  return InvalidArgument("ttl_seconds is at most 1000 years; 0 keeps the prefix for ever");
+}
+
 Status CheckOptions(const RuntimeOptions& options) {
   if (options.checkpoint_tokens == 0) {
     return InvalidArgument("checkpoint_tokens must be at least 1");
@@ -33,6 +46,7 @@ Status CheckOptions(const RuntimeOptions& options) {
   if (options.settle_chunk_tokens == 0 || options.settle_chunk_tokens > 65536) {
     return InvalidArgument("settle_chunk_tokens must lie in 1..65536");
   }
+  if (options.maintenance_ms == 0) return InvalidArgument("maintenance_ms must be at least 1");
   if (options.max_sessions == 0) return InvalidArgument("max_sessions must be at least 1");
   if (options.anchors.n_sink + uint64_t{options.anchors.n_tail} > 65536) {
     return InvalidArgument("anchors are sinks and tail tokens, at most 65536 together");
@@ -54,6 +68,7 @@ class StoreImpl : public Store {
  public:
   explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   ~StoreImpl() override {
+    core_->maintenance->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();
   }
@@ -92,8 +107,10 @@ class StoreImpl : public Store {
 
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
     PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
+    PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
     PREFIXD_ASSIGN(auto writer,
-                   core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label));
+                   core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label,
+                                            {spec.pinned, spec.ttl_seconds * 1000}));
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
@@ -198,6 +215,21 @@ class StoreImpl : public Store {
     return status;
   }
 
+  Status SetRetention(std::string_view prefix, const Retention& retention) override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    storage::RetentionChange change;
+    change.pinned = retention.pinned;
+    if (retention.ttl_seconds) {
+      PREFIXD_TRY(CheckTtl(*retention.ttl_seconds));
+      const auto ttl = std::chrono::seconds(*retention.ttl_seconds);
+      const auto expires = std::chrono::system_clock::now().time_since_epoch() + ttl;
+      change.expires_unix_ms =
+          ttl.count() == 0 ? 0
+                           : std::chrono::duration_cast<std::chrono::milliseconds>(expires).count();
+    }
+    return core_->storage->SetRetention(info.id, change);
+  }
+
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
     std::optional<SegmentId> only;
     if (!prefix.empty()) {
@@ -247,6 +279,14 @@ class StoreImpl : public Store {
     stats.merged = stored.merged;
     stats.ingest_queue = core_->ingest->queued();
     stats.rewrite_queue = core_->rewrites->queued();
+    stats.quota_bytes = stored.quota_bytes;
+    stats.evictions = stored.evictions;
+    stats.evicted_bytes = stored.evicted_bytes;
+    stats.expired = stored.expired;
+    for (const storage::TenantUsage& t : stored.tenants) {
+      stats.tenants.push_back(
+          {t.tenant, t.bytes, t.reserved_bytes, t.quota_bytes, t.evictions, t.evicted_bytes});
+    }
     return stats;
   }
 
@@ -276,6 +316,8 @@ class StoreImpl : public Store {
     s.last_used_unix_ms = info.last_used_unix_ms;
     s.quarantined = info.quarantined;
     s.settled = info.settled;
+    s.pinned = info.pinned;
+    s.expires_unix_ms = info.expires_unix_ms;
     const auto standing = core_->ingest->Get(info.chain.back());
     s.ingest = standing.state;
     if (standing.error) s.ingest_error = standing.error->message;
@@ -304,6 +346,9 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   at.min_free_bytes = options.min_free_bytes;
   at.quota_bytes = options.quota_bytes;
   at.read_deadline_ms = options.read_deadline_ms;
+  at.tenant_quota_bytes = options.tenant_quota_bytes;
+  at.tenant_quotas = options.tenant_quotas;
+  PREFIXD_ASSIGN(at.eviction, EvictionFromName(options.evict));
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
   auto core = std::make_shared<Core>(options, std::move(storage), std::move(compute));
@@ -327,6 +372,13 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
         c->ingest->Enqueue(*done.merged);
         return {};
       });
+  core->maintenance = std::make_unique<Maintenance>(std::vector<MaintenanceTask>{
+      {"limits", std::chrono::milliseconds(options.maintenance_ms),
+       [c = core.get()](const std::stop_token&) {
+         Status done = c->storage->Maintain();
+         c->ingest->Prune([c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); });
+         return done;
+       }}});
   auto store = std::make_unique<StoreImpl>(core);
   store->Resume(nullptr);
   return std::unique_ptr<Store>(std::move(store));

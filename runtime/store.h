@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,8 +32,14 @@ struct RuntimeOptions {
   bool host_tier_mlock = false;    // never swapped out
   bool pin_host_tier = false;      // registered with the CUDA device, where there is one
   uint64_t min_free_bytes = 256ull << 20;
-  uint64_t quota_bytes = 0;           // 0: none
   uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none
+  uint64_t quota_bytes = 0;                       // 0: none
+  uint64_t tenant_quota_bytes = 0;                // of each tenant, 0: none ...
+  std::map<std::string, uint64_t> tenant_quotas;  // ... save these, in bytes
+  // When a put does not fit: "worth" evicts what is worth the least (storage/eviction.h), "never"
+  // refuses the put.
+  std::string evict = "worth";
+  uint32_t maintenance_ms = 10'000;   // period of the background sweep (expiry, headroom)
   uint32_t threads = 0;               // compute threads; 0: one per core
   std::string compute = "auto";       // "auto", "cpu", "cuda"
   Anchors anchors;                    // of every session: summaries are built for them
@@ -97,6 +104,8 @@ class Store {
   virtual std::vector<PrefixSummary> Prefixes() const = 0;
   virtual Result<PrefixDetail> Prefix(std::string_view prefix) const = 0;
   virtual Status Remove(std::string_view prefix) = 0;
+  // Durable when it returns. kNotFound when the prefix was removed or has expired.
+  virtual Status SetRetention(std::string_view prefix, const Retention& retention) = 0;
   // prefix "": everything.
   virtual Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) = 0;
   virtual RuntimeStats stats() const = 0;

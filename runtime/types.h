@@ -34,6 +34,15 @@ struct PutSpec {
   std::string tenant;  // private per tenant; "" is a tenant of its own
   std::vector<uint32_t> tokens;
   std::string label;  // for people: shown by `prefixctl prefixes list`
+  // How long it is kept at least; what is stored already is never kept for shorter.
+  bool pinned = false;       // never evicted
+  uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
+};
+
+// How long a stored prefix is kept; what is absent stays as it is.
+struct Retention {
+  std::optional<bool> pinned;           // never evicted
+  std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
 };
 
 struct PrefixMatch {
@@ -126,6 +135,8 @@ struct PrefixSummary {
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
   bool settled = false;  // rows lie by similarity of keys
+  bool pinned = false;          // never evicted
+  int64_t expires_unix_ms = 0;  // 0: never
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
 };
@@ -147,6 +158,13 @@ struct HostTierTenant {
   uint64_t hits = 0, misses = 0, evictions = 0;  // of pages
 };
 
+struct TenantStats {
+  std::string tenant;
+  uint64_t bytes = 0, reserved_bytes = 0;     // stored; promised to puts under way
+  uint64_t quota_bytes = 0;                   // 0: none
+  uint64_t evictions = 0, evicted_bytes = 0;  // segments, since the start
+};
+
 struct RuntimeStats {
   std::string version, compute;  // compute: "cpu" or "cuda: <device>"
   std::string io_backend;
@@ -161,6 +179,8 @@ struct RuntimeStats {
   std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
   std::string host_tier_gpu;         // "off", "registered", or why it is not
   std::vector<HostTierTenant> host_tenants;
+  uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
+  std::vector<TenantStats> tenants;  // the daemon shows others only to an admin
 };
 
 struct VerifySummary {

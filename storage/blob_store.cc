@@ -12,8 +12,12 @@
 
 namespace prefixd::storage {
 
-Status BlobStore::Put(const SegmentId& id, std::string_view name, std::string_view producer,
-                      std::span<const std::byte> bytes) {
+uint64_t BlobStore::BytesFor(std::string_view name, std::string_view producer, size_t payload) {
+  return kBlobHeaderBytes + name.size() + producer.size() + payload;
+}
+
+Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::string_view name,
+                      std::string_view producer, std::span<const std::byte> bytes) {
   const std::vector<std::byte> file = EncodeBlob({id, name, producer, bytes});
   const std::filesystem::path path = BlobPath(dir_, id, name);
   std::filesystem::path temp = path;
@@ -34,9 +38,7 @@ Status BlobStore::Put(const SegmentId& id, std::string_view name, std::string_vi
     if (std::rename(temp.c_str(), path.c_str()) != 0) {
       return ErrnoError(errno, "cannot rename " + temp.string());
     }
-    uint64_t& size = files_[id][std::string(name)];
-    total_bytes_ += file.size() - size;
-    size = file.size();
+    Note(id, tenant, name, file.size());
   }
   return SyncDirectory(path.parent_path());
 }
@@ -91,7 +93,7 @@ std::vector<std::string> BlobStore::List(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> names;
   if (const auto it = files_.find(id); it != files_.end()) {
-    for (const auto& [name, bytes] : it->second) names.push_back(name);
+    for (const auto& [name, bytes] : it->second.bytes) names.push_back(name);
   }
   return names;
 }
@@ -100,33 +102,48 @@ uint64_t BlobStore::BytesOf(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   uint64_t sum = 0;
   if (const auto it = files_.find(id); it != files_.end()) {
-    for (const auto& [name, bytes] : it->second) sum += bytes;
+    for (const auto& [name, bytes] : it->second.bytes) sum += bytes;
   }
   return sum;
 }
 
-uint64_t BlobStore::TotalBytes() const {
+TenantBytes BlobStore::Usage() const {
   std::lock_guard lock(mutex_);
-  return total_bytes_;
+  return usage_;
 }
 
-void BlobStore::Register(const SegmentId& id, std::string_view name, uint64_t file_bytes) {
+uint64_t BlobStore::TotalBytes() const {
   std::lock_guard lock(mutex_);
-  files_[id][std::string(name)] = file_bytes;
-  total_bytes_ += file_bytes;
+  return usage_.total();
+}
+
+void BlobStore::Note(const SegmentId& id, const std::string& tenant, std::string_view name,
+                     uint64_t file_bytes) {
+  Files& files = files_[id];
+  files.tenant = tenant;
+  uint64_t& size = files.bytes[std::string(name)];
+  usage_.Subtract(tenant, size);
+  usage_.Add(tenant, file_bytes);
+  size = file_bytes;
+}
+
+void BlobStore::Register(const SegmentId& id, const std::string& tenant, std::string_view name,
+                         uint64_t file_bytes) {
+  std::lock_guard lock(mutex_);
+  Note(id, tenant, name, file_bytes);
 }
 
 Status BlobStore::RemoveAll(const SegmentId& id) {
-  std::map<std::string, uint64_t, std::less<>> names;
+  Files files;
   {
     std::lock_guard lock(mutex_);
     const auto it = files_.find(id);
     if (it == files_.end()) return {};
-    names = std::move(it->second);
+    files = std::move(it->second);
     files_.erase(it);
-    for (const auto& [name, bytes] : names) total_bytes_ -= bytes;
+    for (const auto& [name, bytes] : files.bytes) usage_.Subtract(files.tenant, bytes);
   }
-  for (const auto& [name, bytes] : names) PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  for (const auto& [name, bytes] : files.bytes) PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
   return {};
 }
 

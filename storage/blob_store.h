@@ -17,6 +17,7 @@
 
 #include "storage/io_engine.h"
 #include "storage/prefix_tree.h"
+#include "storage/tenant_bytes.h"
 
 namespace prefixd::storage {
 
@@ -24,8 +25,9 @@ class BlobStore {
  public:
   BlobStore(const std::filesystem::path& dir, IoEngine& engine) : dir_(dir), engine_(engine) {}
 
-  Status Put(const SegmentId& id, std::string_view name, std::string_view producer,
-             std::span<const std::byte> bytes);
+  // `tenant` is the segment's: its bytes count there.
+  Status Put(const SegmentId& id, const std::string& tenant, std::string_view name,
+             std::string_view producer, std::span<const std::byte> bytes);
   // kNotFound: none, or of another producer. kCorrupt: does not verify.
   Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
                                      std::string_view producer) const;
@@ -34,9 +36,13 @@ class BlobStore {
 
   std::vector<std::string> List(const SegmentId& id) const;
   uint64_t BytesOf(const SegmentId& id) const;
+  TenantBytes Usage() const;
   uint64_t TotalBytes() const;
+  // Physical bytes of a blob file with this payload.
+  static uint64_t BytesFor(std::string_view name, std::string_view producer, size_t payload);
   // Takes note of a file found at open.
-  void Register(const SegmentId& id, std::string_view name, uint64_t file_bytes);
+  void Register(const SegmentId& id, const std::string& tenant, std::string_view name,
+                uint64_t file_bytes);
   // Removes the files of a segment that is gone from the catalog.
   Status RemoveAll(const SegmentId& id);
 
@@ -46,14 +52,20 @@ class BlobStore {
     std::vector<std::byte> payload;
     uint64_t file_bytes = 0;
   };
+  struct Files {
+    std::string tenant;
+    std::map<std::string, uint64_t, std::less<>> bytes;  // by name
+  };
   Result<Blob> Read(const SegmentId& id, std::string_view name) const;
+  void Note(const SegmentId& id, const std::string& tenant, std::string_view name,
+            uint64_t file_bytes);  // needs mutex_
 
   const std::filesystem::path dir_;
   IoEngine& engine_;
   std::atomic<uint64_t> temp_counter_{0};
   mutable std::mutex mutex_;
-  std::unordered_map<SegmentId, std::map<std::string, uint64_t, std::less<>>, SegmentIdHash> files_;
-  uint64_t total_bytes_ = 0;
+  std::unordered_map<SegmentId, Files, SegmentIdHash> files_;
+  TenantBytes usage_;
 };
 
 }  // namespace prefixd::storage

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,6 +34,7 @@ struct CatalogSegment {
   SegmentRecord record;
   std::string quarantine;  // why; empty: sound
   int64_t last_used_unix_ms = 0;
+  float heat = 1;  // uses, those before the last one decayed (eviction.h)
 };
 
 // What changes together.
@@ -50,9 +52,11 @@ struct CatalogChange {
 
 class Catalog {
  public:
-  // Creates an empty catalog with `fresh` if there is none.
+  // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write
+  // and refuses it where the disk is so full that the database would fail in the middle.
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
-                                               const CatalogMeta& fresh);
+                                               const CatalogMeta& fresh,
+                                               std::function<Status()> make_room = {});
   virtual ~Catalog() = default;
 
   virtual const CatalogMeta& meta() const = 0;
@@ -62,7 +66,7 @@ class Catalog {
   // Synced and atomic: the commit point of puts, removals, rewrites and merges.
   virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
-  virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) = 0;  // not synced
   // A row that does not decode comes with its id alone and no tokens.
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
   virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;

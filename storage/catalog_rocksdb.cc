@@ -6,7 +6,7 @@
 //   h <hash> <segment id>    -> empty
 //   q <segment id>           -> why it is quarantined
 //   a <alias id>             -> alias record
-//   u <segment id>           -> last use, unix ms (written without sync)
+//   u <segment id>           -> last use, unix ms; decayed uses, float32 (written without sync)
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
@@ -17,6 +17,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "storage/catalog.h"
 #include "storage/errors.h"
@@ -25,6 +26,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint32_t kMetaBytes = 4 + 4 + 16;
+constexpr size_t kUseBytes = sizeof(int64_t) + sizeof(float);  // older rows: the time alone
 
 Error DbError(const rocksdb::Status& status, const char* what) {
   const Code code = status.IsCorruption() ? Code::kCorrupt
@@ -59,7 +61,8 @@ class QuietLogger final : public rocksdb::Logger {
 class RocksCatalog final : public Catalog {
  public:
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
-                                               const CatalogMeta& fresh) {
+                                               const CatalogMeta& fresh,
+                                               std::function<Status()> make_room) {
     rocksdb::Options options;
     options.create_if_missing = true;
     options.paranoid_checks = true;
@@ -80,6 +83,7 @@ class RocksCatalog final : public Catalog {
     options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
 
     auto catalog = std::make_unique<RocksCatalog>();
+    catalog->make_room_ = std::move(make_room);
     rocksdb::DB* db = nullptr;
     const rocksdb::Status status = rocksdb::DB::Open(options, dir.string(), &db);
     if (!status.ok()) return DbError(status, "open");
@@ -138,10 +142,12 @@ class RocksCatalog final : public Catalog {
     return Write(batch, true, "recording a quarantine");
   }
 
-  Status SetLastUsed(const SegmentId& segment, int64_t unix_ms) override {
+  Status SetLastUsed(const SegmentId& segment, int64_t unix_ms, float heat) override {
+    char value[kUseBytes];
+    std::memcpy(value, &unix_ms, sizeof(unix_ms));
+    std::memcpy(value + sizeof(unix_ms), &heat, sizeof(heat));
     rocksdb::WriteBatch batch = NewBatch();
-    batch.Put(Key('u', Raw(segment.bytes)),
-              rocksdb::Slice(reinterpret_cast<const char*>(&unix_ms), sizeof(unix_ms)));
+    batch.Put(Key('u', Raw(segment.bytes)), rocksdb::Slice(value, sizeof(value)));
     return Write(batch, false, "recording a use");
   }
 
@@ -170,7 +176,8 @@ class RocksCatalog final : public Catalog {
       PREFIXD_TRY(GetOptional(Key('q', id), s.quarantine));
       std::string used;
       PREFIXD_TRY(GetOptional(Key('u', id), used));
-      if (used.size() == sizeof(int64_t)) std::memcpy(&s.last_used_unix_ms, used.data(), 8);
+      if (used.size() >= sizeof(int64_t)) std::memcpy(&s.last_used_unix_ms, used.data(), 8);
+      if (used.size() >= kUseBytes) std::memcpy(&s.heat, used.data() + 8, sizeof(s.heat));
     }
     return segments;
   }
@@ -215,6 +222,7 @@ class RocksCatalog final : public Catalog {
   }
 
   Status Write(rocksdb::WriteBatch& batch, bool sync, const char* what) {
+    if (make_room_) PREFIXD_TRY(make_room_());
     rocksdb::WriteOptions options;
     options.sync = sync;
     const rocksdb::Status status = db_->Write(options, &batch);
@@ -268,6 +276,7 @@ class RocksCatalog final : public Catalog {
     return Write(batch, true, "upgrading");
   }
 
+  std::function<Status()> make_room_;
   std::unique_ptr<rocksdb::DB> db_;
   CatalogMeta meta_;
 };
@@ -275,8 +284,9 @@ class RocksCatalog final : public Catalog {
 }  // namespace
 
 Result<std::unique_ptr<Catalog>> Catalog::Open(const std::filesystem::path& dir,
-                                               const CatalogMeta& fresh) {
-  return RocksCatalog::Open(dir, fresh);
+                                               const CatalogMeta& fresh,
+                                               std::function<Status()> make_room) {
+  return RocksCatalog::Open(dir, fresh, std::move(make_room));
 }
 
 }  // namespace prefixd::storage

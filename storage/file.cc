@@ -65,12 +65,12 @@ Result<uint64_t> FreeBytes(const std::filesystem::path& path) {
   return uint64_t{fs.f_bavail} * uint64_t{fs.f_frsize};
 }
 
-Status Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path) {
+Result<bool> Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path) {
   int rc = 0;
   do {
     rc = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
   } while (rc != 0 && errno == EINTR);
-  if (rc == 0) return {};
+  if (rc == 0) return true;
   if (errno != EOPNOTSUPP) {
     return ErrnoError(errno,
                       "cannot allocate " + std::to_string(bytes) + " bytes for " + path.string());
@@ -79,7 +79,7 @@ Status Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path) {
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     return ErrnoError(errno, "cannot size " + path.string());
   }
-  return {};
+  return false;
 }
 
 Result<uint64_t> FileBytes(int fd, const std::filesystem::path& path) {

@@ -36,8 +36,9 @@ Status SyncDirectory(const std::filesystem::path& dir);
 Status RemoveFile(const std::filesystem::path& path);
 // Free bytes for unprivileged writers on the file system of `path`.
 Result<uint64_t> FreeBytes(const std::filesystem::path& path);
-// Allocates the blocks of [0, bytes): a full disk is found before anything is written.
-Status Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path);
+// Allocates the blocks of [0, bytes): a full disk is found before anything is written. False where
+// the file system cannot; the file then has the size alone.
+Result<bool> Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path);
 Result<uint64_t> FileBytes(int fd, const std::filesystem::path& path);
 
 // Page-aligned memory, fit for O_DIRECT; contents are unspecified.

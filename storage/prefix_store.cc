@@ -54,8 +54,9 @@ class Store final : public PrefixStore {
 
   Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model, std::string_view tenant,
                                                   std::span<const uint32_t> tokens,
-                                                  std::string_view label) override {
-    return storage::BeginPut(core_, model, tenant, tokens, label);
+                                                  std::string_view label,
+                                                  const PutOptions& options) override {
+    return storage::BeginPut(core_, model, tenant, tokens, label, options);
   }
 
   Result<std::shared_ptr<const StoredPrefix>> OpenPrefix(const SegmentId& id,
@@ -71,8 +72,11 @@ class Store final : public PrefixStore {
           "producer at most 1024 bytes");
     }
     PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
-    PREFIXD_ASSIGN(const SpaceReservation space, core_->Reserve(bytes.size()));
-    return core_->blobs->Put(id, name, producer, bytes);
+    const std::string& tenant = pin.chain().back().tenant;
+    const uint64_t file_bytes = BlobStore::BytesFor(name, producer, bytes.size());
+    PREFIXD_ASSIGN(const SpaceReservation space,
+                   core_->Reserve(tenant, file_bytes, Room::kMayEvict));
+    return core_->blobs->Put(id, tenant, name, producer, bytes);
   }
 
   Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
@@ -101,6 +105,13 @@ class Store final : public PrefixStore {
 
   Result<PrefixInfo> GetPrefix(const SegmentId& id) const override { return core_->Info(id); }
   Status Remove(const SegmentId& id) override { return core_->Remove(id); }
+
+  Status SetRetention(const SegmentId& id, const RetentionChange& change) override {
+    return core_->SetRetention(id, change);
+  }
+
+  void NoteUse(const SegmentId& id) override { core_->Touch(core_->tree.Resolve(id).first); }
+  Status Maintain() override { return core_->Maintain(); }
 
   Status Settle(const SegmentId& id, const SettleOptions& options) override {
     return SettleSegment(*core_, id, options);
@@ -149,6 +160,13 @@ class Store final : public PrefixStore {
     s.puts_aborted = core_->puts_aborted;
     s.recovered_orphans = core_->recovered_orphans;
     s.checksum_failures = core_->checksum_failures;
+    s.quota_bytes = core_->options.quota_bytes;
+    s.expired = core_->expired;
+    s.tenants = core_->Tenants();
+    for (const TenantUsage& t : s.tenants) {
+      s.evictions += t.evictions;
+      s.evicted_bytes += t.evicted_bytes;
+    }
     return s;
   }
 

@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +31,9 @@
 namespace prefixd::storage {
 
 enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
+// What happens to a put that does not fit: it is refused, or prefixes of the least worth
+// (eviction.h) make room for it.
+enum class Eviction : uint8_t { kNever, kByWorth };
 
 struct StoreOptions {
   std::filesystem::path dir;              // created if missing (its parent must exist)
@@ -40,8 +45,12 @@ struct StoreOptions {
   bool host_tier_mlock = false;    // never swapped out
   // Told of every block of the tier's memory before its first use and after its last; quick.
   std::function<void(std::span<std::byte> block, bool taken)> on_host_block;
-  uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: puts below it are refused
-  uint64_t quota_bytes = 0;                // physical bytes of all segments; 0: none
+  uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: no put goes below it
+  uint64_t ballast_bytes = 16ull << 20;    // given away on a full disk (ballast.h); 0: none
+  uint64_t quota_bytes = 0;                // physical bytes of all segments and blobs; 0: none
+  uint64_t tenant_quota_bytes = 0;         // the same of each tenant, 0: none ...
+  std::map<std::string, uint64_t> tenant_quotas;  // ... save these
+  Eviction eviction = Eviction::kByWorth;
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
   // Reads of rows (not of scrub) the disk has not answered by then fail with kUnavailable; 0: wait
@@ -77,10 +86,30 @@ struct PrefixInfo {
   uint32_t children = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
-  bool listed = true;           // false: kept only because others continue it
-  bool settled = false;         // the last segment's rows lie by similarity of keys
+  bool listed = true;    // false: kept only because others continue it
+  bool settled = false;  // the last segment's rows lie by similarity of keys
+  // Of this name: several may stand for one segment, which stays as long as any of them.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
+};
+
+// How long a put keeps its prefix. Putting what is stored already never shortens that.
+struct PutOptions {
+  bool pinned = false;
+  uint64_t ttl_ms = 0;  // from the commit on; 0: for ever
+};
+
+// What is absent stays as it is.
+struct RetentionChange {
+  std::optional<bool> pinned;
+  std::optional<int64_t> expires_unix_ms;  // 0: never
+};
+
+struct TenantUsage {
+  std::string tenant;
+  uint64_t bytes = 0, reserved_bytes = 0;     // stored; promised to puts under way
+  uint64_t quota_bytes = 0;                   // 0: none
+  uint64_t evictions = 0, evicted_bytes = 0;  // segments, since the store was opened
 };
 
 struct Match {
@@ -223,7 +252,8 @@ class PrefixStore {
   virtual Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model,
                                                           std::string_view tenant,
                                                           std::span<const uint32_t> tokens,
-                                                          std::string_view label) = 0;
+                                                          std::string_view label,
+                                                          const PutOptions& options = {}) = 0;
   // n_tokens cuts the prefix (0: all of it).
   virtual Result<std::shared_ptr<const StoredPrefix>> OpenPrefix(const SegmentId& id,
                                                                  uint32_t n_tokens) = 0;
@@ -241,6 +271,15 @@ class PrefixStore {
   // Removes the prefix's name and whatever is stored for it alone; tokens that others continue stay
   // until those are gone. kFailedPrecondition when it is open.
   virtual Status Remove(const SegmentId& id) = 0;
+
+  // One synced commit. A prefix whose time is over is no match from that moment on; whoever has it
+  // open reads on, and tokens that others continue stay. kNotFound when it was removed or expired.
+  virtual Status SetRetention(const SegmentId& id, const RetentionChange& change) = 0;
+  // Takes note of a use that did not open the prefix: what is used is evicted last.
+  virtual void NoteUse(const SegmentId& id) = 0;
+  // What wants doing every few seconds, a bounded piece of it: removes what has expired, evicts a
+  // little ahead of the puts, restores the ballast.
+  virtual Status Maintain() = 0;
 
   // Rewrites the segment's rows in the settled layout (segment_layout.h): neighbours in key space
   // share pages, keys and values can be read apart. Readers are not disturbed. Does nothing when it
@@ -282,6 +321,8 @@ class PrefixStore {
     // (bytes_written - bytes_rewritten).
     uint64_t bytes_rewritten = 0, settled = 0, merged = 0;
     uint64_t recovered_orphans = 0, checksum_failures = 0;
+    uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
+    std::vector<TenantUsage> tenants;
   };
   virtual Stats stats() const = 0;
 };

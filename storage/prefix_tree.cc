@@ -36,13 +36,21 @@ PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
 void PrefixTree::Insert(const Entry& entry) {
   std::lock_guard lock(mutex_);
   const CatalogSegment& segment = entry.segment;
-  InsertNode({segment.record, entry.scope, segment.quarantine, segment.last_used_unix_ms,
-              segment.last_used_unix_ms, 0, 0, entry.linked});
+  InsertNode({segment.record,
+              entry.scope,
+              segment.quarantine,
+              segment.last_used_unix_ms,
+              segment.last_used_unix_ms,
+              segment.heat,
+              0,
+              0,
+              entry.linked,
+              {}});
 }
 
 void PrefixTree::InsertNode(Node node) {
   const SegmentId id = node.record.id;
-  file_bytes_ += node.record.file_bytes;
+  usage_.Add(node.record.tenant, node.record.file_bytes);
   if (node.linked) {
     children_[KeyOf(node)].insert(id);
     if (const auto parent = nodes_.find(node.record.parent); parent != nodes_.end()) {
@@ -57,7 +65,8 @@ void PrefixTree::InsertNode(Node node) {
 void PrefixTree::EraseNode(const SegmentId& id) {
   const auto it = nodes_.find(id);
   const Node& node = it->second;
-  file_bytes_ -= node.record.file_bytes;
+  usage_.Subtract(node.record.tenant, node.record.file_bytes);
+  for (const SegmentId& alias : node.aliases) aliases_.erase(alias);
   if (node.linked) {
     const auto siblings = children_.find(KeyOf(node));
     siblings->second.erase(id);
@@ -105,7 +114,8 @@ Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const C
   }
   assert(known.parent == record.parent && known.tokens == record.tokens);
   PREFIXD_TRY(commit());
-  file_bytes_ += record.file_bytes - known.file_bytes;
+  usage_.Subtract(known.tenant, known.file_bytes);
+  usage_.Add(record.tenant, record.file_bytes);
   known = record;
   return {};
 }
@@ -149,33 +159,51 @@ Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
               "",
               std::max(node.last_used_unix_ms, parent->last_used_unix_ms),
               node.last_recorded_unix_ms,
+              std::max(node.heat, parent->heat),
               0,
-              0};
+              0,
+              true,
+              {}};
   const SegmentId parent_id = parent->record.id;
   PREFIXD_TRY(commit());
   EraseNode(leaf);
   EraseNode(parent_id);
   InsertNode(std::move(joined));
-  for (const AliasRecord& alias : aliases) aliases_[alias.id] = alias;
+  for (const AliasRecord& alias : aliases) PutAlias(alias);
   return {};
 }
 
 std::vector<SegmentId> PrefixTree::Unneeded() const {
   std::lock_guard lock(mutex_);
-  std::set<SegmentId> named;
-  for (const auto& [id, alias] : aliases_) named.insert(alias.segment);
   std::vector<SegmentId> out;
   for (const auto& [id, node] : nodes_) {
-    if (!node.record.listed && node.children == 0 && node.pins == 0 && !named.contains(id)) {
+    if (!node.record.listed && node.children == 0 && node.pins == 0 && node.aliases.empty()) {
       out.push_back(id);
     }
   }
   return out;
 }
 
+void PrefixTree::PutAlias(const AliasRecord& alias) {
+  aliases_[alias.id] = alias;
+  if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
+    it->second.aliases.insert(alias.id);
+  }
+}
+
 void PrefixTree::InsertAlias(const AliasRecord& alias) {
   std::lock_guard lock(mutex_);
-  aliases_[alias.id] = alias;
+  PutAlias(alias);
+}
+
+Status PrefixTree::UpdateAlias(const AliasRecord& alias, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(alias.id);
+  if (it == aliases_.end()) return NoPrefix(alias.id);
+  assert(it->second.segment == alias.segment);
+  PREFIXD_TRY(commit());
+  it->second = alias;
+  return {};
 }
 
 Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& commit) {
@@ -185,6 +213,9 @@ Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& co
   PREFIXD_TRY(commit());
   AliasRecord alias = std::move(it->second);
   aliases_.erase(it);
+  if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
+    node->second.aliases.erase(id);
+  }
   return alias;
 }
 
@@ -196,8 +227,11 @@ std::vector<AliasRecord> PrefixTree::Aliases() const {
 }
 
 std::vector<AliasRecord> PrefixTree::AliasesInto(const SegmentId& segment) const {
-  std::vector<AliasRecord> out = Aliases();
-  std::erase_if(out, [&](const AliasRecord& alias) { return alias.segment != segment; });
+  std::lock_guard lock(mutex_);
+  std::vector<AliasRecord> out;
+  if (const auto it = nodes_.find(segment); it != nodes_.end()) {
+    for (const SegmentId& id : it->second.aliases) out.push_back(aliases_.at(id));
+  }
   return out;
 }
 
@@ -265,11 +299,12 @@ void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
   }
 }
 
-bool PrefixTree::Usable(const SegmentId& id) const {
+bool PrefixTree::Usable(const SegmentId& id, int64_t now) const {
   std::lock_guard lock(mutex_);
   const std::vector<const Node*> chain = ChainOf(id);
-  return Complete(chain) && std::all_of(chain.begin(), chain.end(),
-                                        [](const Node* node) { return node->quarantine.empty(); });
+  return Complete(chain) && AliveNode(*chain.back(), now) &&
+         std::all_of(chain.begin(), chain.end(),
+                     [](const Node* node) { return node->quarantine.empty(); });
 }
 
 std::vector<SegmentId> PrefixTree::ChildrenOf(const SegmentId& parent, uint32_t begin,
@@ -318,15 +353,9 @@ bool PrefixTree::SetQuarantine(const SegmentId& id, const std::string& reason) {
   return true;
 }
 
-bool PrefixTree::Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms) {
+TenantBytes PrefixTree::Usage() const {
   std::lock_guard lock(mutex_);
-  const auto it = nodes_.find(id);
-  if (it == nodes_.end()) return false;
-  Node& node = it->second;
-  node.last_used_unix_ms = std::max(node.last_used_unix_ms, unix_ms);
-  if (unix_ms - node.last_recorded_unix_ms < step_ms) return false;
-  node.last_recorded_unix_ms = unix_ms;
-  return true;
+  return usage_;
 }
 
 Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
@@ -355,6 +384,8 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
     info.label = alias->second.label;
     info.n_tokens = alias->second.n_tokens;
     info.created_unix_ms = alias->second.created_unix_ms;
+    info.pinned = alias->second.pinned;
+    info.expires_unix_ms = alias->second.expires_unix_ms;
   }
   const std::vector<const Node*> chain = ChainOf(node.record.id);
   info.quarantined = !Complete(chain);  // a lost ancestor
@@ -376,7 +407,7 @@ std::vector<SegmentRecord> PrefixTree::Records() const {
 
 uint64_t PrefixTree::file_bytes() const {
   std::lock_guard lock(mutex_);
-  return file_bytes_;
+  return usage_.total();
 }
 
 size_t PrefixTree::size() const {

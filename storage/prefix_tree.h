@@ -2,7 +2,8 @@
 // Pins are objects: while one lives, no segment of its chain can be removed or merged.
 //
 // A segment stays while somebody needs it: a prompt that was put ends there (it is listed, or an
-// alias names a place in it), or others continue it.
+// alias names a place in it), or others continue it. It is alive, and matched, while one of these
+// names has not expired; what expired is swept away later.
 //
 // Thread-safety: all methods may be called concurrently; every call is short and does no I/O, save
 // the `commit` that some take: it runs under the tree's lock, so that what the catalog and the tree
@@ -25,10 +26,12 @@
 #include "storage/catalog.h"
 #include "storage/identity.h"
 #include "storage/records.h"
+#include "storage/tenant_bytes.h"
 
 namespace prefixd::storage {
 
 class PrefixTree;
+struct EvictionNode;
 
 struct SegmentIdHash {
   size_t operator()(const SegmentId& id) const {
@@ -69,7 +72,8 @@ class PrefixTree {
   };
   // A linked segment's parent must be there already.
   void Insert(const Entry& entry);
-  // kNotFound; kFailedPrecondition when continued or pinned. On success it is out of the tree.
+  // kNotFound; kFailedPrecondition when continued or open. On success it is out of the tree, and
+  // with it the names that stand for it.
   Result<SegmentRecord> Erase(const SegmentId& id, const Commit& commit);
   Result<SegmentRecord> Record(const SegmentId& id) const;  // kNotFound
   // Replaces the record of a segment; id, parent and tokens stay. kUnavailable when it is not the
@@ -87,6 +91,7 @@ class PrefixTree {
   // Names that outlived their segments.
   void InsertAlias(const AliasRecord& alias);
   Result<AliasRecord> EraseAlias(const SegmentId& id, const Commit& commit);  // kNotFound
+  Status UpdateAlias(const AliasRecord& alias, const Commit& commit);         // kNotFound
   std::vector<AliasRecord> Aliases() const;
   std::vector<AliasRecord> AliasesInto(const SegmentId& segment) const;
   // The segment that a prefix's name stands for, and its length (0: all of it).
@@ -95,8 +100,12 @@ class PrefixTree {
   Result<ChainPin> Pin(const SegmentId& id);
   // As Pin, for the segment alone, quarantined or not.
   Result<ChainPin> PinSegment(const SegmentId& id);
-  // False for unknown segments, and when any segment of the chain is quarantined.
-  bool Usable(const SegmentId& id) const;
+  // Whether a name that has not expired needs the segment: its own, or of what continues it.
+  bool Alive(const SegmentId& id, int64_t now_unix_ms) const;
+  // False for segments that are unknown or not alive, and when any of the chain is quarantined.
+  bool Usable(const SegmentId& id, int64_t now_unix_ms) const;
+  // Names whose time is over, of segments and aliases.
+  std::vector<SegmentId> ExpiredNames(int64_t now_unix_ms) const;
 
   // Segments that branch off `parent` at token position `begin` with this token.
   std::vector<SegmentId> ChildrenOf(const SegmentId& parent, uint32_t begin, uint32_t token) const;
@@ -109,12 +118,20 @@ class PrefixTree {
 
   // An empty reason lifts it. False when the segment is unknown or nothing changed.
   bool SetQuarantine(const SegmentId& id, const std::string& reason);
-  // True when the last recorded use is at least `step_ms` ago: worth writing down.
-  bool Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
+  struct Use {
+    SegmentId id;
+    float heat = 0;
+  };
+  // A use of the segment, and so of the chain that it ends. Returns those whose last recorded use
+  // is at least `step_ms` ago: worth writing down.
+  std::vector<Use> Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
 
   // Of a segment or an alias. own_bytes is that of the segment file; the caller adds blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
+  // Everything as the eviction sees it now; `bytes` is that of the segment files.
+  std::vector<EvictionNode> EvictionNodes(int64_t now_unix_ms) const;
+  TenantBytes Usage() const;  // of the segment files
   uint64_t file_bytes() const;
   size_t size() const;
 
@@ -125,8 +142,10 @@ class PrefixTree {
     BlockHash scope{};
     std::string quarantine;
     int64_t last_used_unix_ms = 0, last_recorded_unix_ms = 0;
+    float heat = 0;  // as of the last use
     uint32_t pins = 0, children = 0;
     bool linked = true;
+    std::set<SegmentId> aliases;
   };
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
@@ -135,6 +154,9 @@ class PrefixTree {
   Result<Node*> MergeParentNode(const SegmentId& leaf) const;
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
+  void PutAlias(const AliasRecord& alias);
+  bool Named(const Node& node, int64_t now_unix_ms) const;
+  bool AliveNode(const Node& node, int64_t now_unix_ms) const;
   // Root first; stops at the first unknown or unlinked segment.
   std::vector<const Node*> ChainOf(const SegmentId& id) const;
   // Whether a chain reaches back to token 0.
@@ -146,7 +168,7 @@ class PrefixTree {
   std::unordered_map<SegmentId, Node, SegmentIdHash> nodes_;
   std::map<ChildKey, std::set<SegmentId>> children_;
   std::map<SegmentId, AliasRecord> aliases_;
-  uint64_t file_bytes_ = 0;
+  TenantBytes usage_;
 };
 
 }  // namespace prefixd::storage

@@ -143,11 +143,10 @@ Result<ModelRecord> ModelFromJson(const json& v) {
 }
 
 json AliasToJson(const AliasRecord& a) {
-  return {{"id", Binary(a.id.bytes)},
-          {"segment", Binary(a.segment.bytes)},
-          {"n_tokens", a.n_tokens},
-          {"label", a.label},
-          {"created", a.created_unix_ms}};
+  return {{"id", Binary(a.id.bytes)},     {"segment", Binary(a.segment.bytes)},
+          {"n_tokens", a.n_tokens},       {"label", a.label},
+          {"created", a.created_unix_ms}, {"pinned", a.pinned},
+          {"expires", a.expires_unix_ms}};
 }
 
 Result<AliasRecord> AliasFromJson(const json& v) {
@@ -158,6 +157,8 @@ Result<AliasRecord> AliasFromJson(const json& v) {
   a.n_tokens = Whole<uint32_t>(v.at("n_tokens"));
   a.label = v.at("label").get<std::string>();
   a.created_unix_ms = Whole<int64_t>(v.at("created"));
+  if (const auto pinned = v.find("pinned"); pinned != v.end()) a.pinned = pinned->get<bool>();
+  if (const auto at = v.find("expires"); at != v.end()) a.expires_unix_ms = Whole<int64_t>(*at);
   return a;
 }
 

@@ -28,6 +28,7 @@ struct SegmentRecord {
   bool settled = false;  // rows are in the settled layout
   // A prompt that somebody put ends here. False: kept only because others continue it.
   bool listed = true;
+  // Of the segment's own name; cleared when the name goes.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
   // Of a segment that starts at token 0: its first ids, up to a block and kMaxLeadTokens, so that a
@@ -38,6 +39,10 @@ struct SegmentRecord {
   bool operator==(const SegmentRecord&) const = default;
 };
 
+inline bool Expired(int64_t expires_unix_ms, int64_t now_unix_ms) {
+  return expires_unix_ms != 0 && expires_unix_ms <= now_unix_ms;
+}
+
 // A prefix whose segment was merged into the one that continued it.
 struct AliasRecord {
   SegmentId id;
@@ -45,6 +50,10 @@ struct AliasRecord {
   uint32_t n_tokens = 0;
   std::string label;
   int64_t created_unix_ms = 0;
+  bool pinned = false;
+  int64_t expires_unix_ms = 0;  // 0: never
+
+  bool operator==(const AliasRecord&) const = default;
 };
 inline constexpr uint32_t kMaxLeadTokens = 256;
 

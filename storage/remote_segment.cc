@@ -183,7 +183,8 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
 
   SegmentHeader header = source.header();
   header.store = core.identity.store;
-  PREFIXD_ASSIGN(SpaceReservation space, core.Reserve(record.file_bytes));
+  PREFIXD_ASSIGN(SpaceReservation space,
+                 core.Reserve(record.tenant, record.file_bytes, Room::kMayEvict));
   record.sequence = core.next_sequence++;
   const auto path = SegmentPath(core.options.dir, record.file);
   Status written = WriteLocal(core, source, remote, path, header, record.sequence, progress);

@@ -63,7 +63,7 @@ Result<std::unique_ptr<SegmentFileWriter>> SegmentFileWriter::Create(IoEngine& e
 Status SegmentFileWriter::Allocate() {
   PREFIXD_ASSIGN(fd_, OpenMaybeDirect(plan_.path, O_WRONLY | O_CREAT | O_EXCL, plan_.direct));
   exists_ = true;
-  PREFIXD_TRY(Preallocate(fd_.get(), layout_.file_bytes(), plan_.path));
+  PREFIXD_ASSIGN(allocated_, Preallocate(fd_.get(), layout_.file_bytes(), plan_.path));
   std::vector<std::byte> header(kPageBytes);
   plan_.header.Encode(PageBytes(header.data(), kPageBytes));
   return PutPage(0, header);

@@ -53,6 +53,8 @@ class SegmentFileWriter {
   void Discard();
 
   uint64_t bytes_written() const { return bytes_written_; }
+  // Whether the file system has set all blocks of the file aside (some cannot).
+  bool allocated() const { return allocated_; }
 
  private:
   struct Slab;
@@ -83,7 +85,7 @@ class SegmentFileWriter {
   const SegmentFilePlan plan_;
   const SegmentLayout layout_;
   UniqueFd fd_;
-  bool exists_ = false, sealed_ = false;
+  bool exists_ = false, sealed_ = false, allocated_ = false;
   std::vector<std::unique_ptr<Slab>> slabs_;
   size_t current_ = 0;
   std::unordered_map<uint64_t, Partial> partials_;  // by file page

@@ -44,20 +44,22 @@ struct NewFile {
   std::unique_ptr<SegmentFileWriter> writer;
 };
 
-Result<NewFile> CreateFile(StoreCore& core, const SegmentHeader& header, std::string manifest,
-                           std::vector<uint32_t> token_ids) {
+Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const SegmentHeader& header,
+                           std::string manifest, std::vector<uint32_t> token_ids) {
   NewFile out;
   SegmentFilePlan plan;
   plan.header = header;
   plan.manifest = std::move(manifest);
   plan.header.manifest_bytes = plan.manifest.size();
   PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
-  PREFIXD_ASSIGN(out.space, core.Reserve(layout.file_bytes()));
+  // A better layout is not worth evicting anything for: without room it waits.
+  PREFIXD_ASSIGN(out.space, core.Reserve(tenant, layout.file_bytes(), Room::kAsItIs));
   plan.path = SegmentPath(core.options.dir, header.file);
   plan.token_ids = std::move(token_ids);
   plan.direct = core.direct;
   plan.max_buffer_bytes = core.options.max_inflight_bytes;
   PREFIXD_ASSIGN(out.writer, SegmentFileWriter::Create(*core.engine, std::move(plan)));
+  if (out.writer->allocated()) out.space.Allocated();
   return out;
 }
 
@@ -132,7 +134,7 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
   SegmentHeader header = source->header();
   RandomBytes(header.file);
   header.chunk_tokens = options.chunk_tokens;
-  PREFIXD_ASSIGN(NewFile file, CreateFile(core, header, EncodeManifest(manifest),
+  PREFIXD_ASSIGN(NewFile file, CreateFile(core, old.tenant, header, EncodeManifest(manifest),
                                           {source->tokens().begin(), source->tokens().end()}));
   PREFIXD_TRY(WriteSettled(core, *source, options, *file.writer));
   SegmentRecord record = old;
@@ -182,21 +184,24 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   merged.lead = first.lead;
   merged.settled = false;
   merged.listed = false;  // the old names stand for it
-  merged.pinned = first.pinned || last.pinned;
-  merged.expires_unix_ms = first.expires_unix_ms == 0 || last.expires_unix_ms == 0
-                               ? 0
-                               : std::max(first.expires_unix_ms, last.expires_unix_ms);
+  merged.pinned = false;  // each name keeps its own
+  merged.expires_unix_ms = 0;
+  const auto names = [&] {
+    std::vector<AliasRecord> out;
+    for (const SegmentRecord& record : {first, last}) {
+      for (AliasRecord alias : core.tree.AliasesInto(record.id)) {
+        alias.segment = merged.id;
+        out.push_back(std::move(alias));
+      }
+      if (!record.listed) continue;
+      out.push_back({record.id, merged.id, record.tokens.end, record.label, record.created_unix_ms,
+                     record.pinned, record.expires_unix_ms});
+    }
+    return out;
+  };
   CatalogChange change;
   change.remove = {last.id, first.id};
-  for (const SegmentRecord& record : {first, last}) {
-    for (AliasRecord alias : core.tree.AliasesInto(record.id)) {
-      alias.segment = merged.id;
-      change.put_aliases.push_back(std::move(alias));
-    }
-    if (!record.listed) continue;
-    change.put_aliases.push_back(
-        {record.id, merged.id, record.tokens.end, record.label, record.created_unix_ms});
-  }
+  change.put_aliases = names();
 
   NewFile file;
   {
@@ -223,7 +228,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
     header.created_unix_ms = last.created_unix_ms;
     const SegmentManifest manifest{prefix->model(), last.tenant, last.label, meta.block_tokens,
                                    change.put_aliases};
-    PREFIXD_ASSIGN(file, CreateFile(core, header, EncodeManifest(manifest),
+    PREFIXD_ASSIGN(file, CreateFile(core, last.tenant, header, EncodeManifest(manifest),
                                     {tokens.begin() + merged.tokens.begin, tokens.end()}));
     PREFIXD_TRY(CopyRows(core, *first_file, *file.writer));
     PREFIXD_TRY(CopyRows(core, *last_file, *file.writer));
@@ -237,11 +242,8 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
     // Settled, removed or continued in the meantime: what was copied is still right, but what the
     // catalog says of the two may not be. Next time.
     const auto first_now = core.tree.Record(first.id), last_now = core.tree.Record(last.id);
-    const bool unchanged =
-        first_now.ok() && last_now.ok() && *first_now == first && *last_now == last &&
-        core.tree.AliasesInto(first.id).size() + core.tree.AliasesInto(last.id).size() +
-                first.listed + last.listed ==
-            change.put_aliases.size();
+    const bool unchanged = first_now.ok() && last_now.ok() && *first_now == first &&
+                           *last_now == last && names() == change.put_aliases;
     if (!unchanged) {
       file.writer->Discard();
       return Error{Code::kFailedPrecondition, "the segments changed while they were merged"};

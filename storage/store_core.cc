@@ -45,28 +45,15 @@ int64_t NowUnixMs() {
   return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-SpaceReservation& SpaceReservation::operator=(SpaceReservation&& other) noexcept {
-  if (this != &other) {
-    Release();
-    core_ = std::exchange(other.core_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-  }
-  return *this;
-}
-
-void SpaceReservation::Release() {
-  if (core_ == nullptr) return;
-  std::lock_guard lock(core_->mutex_);
-  core_->reserved_bytes_ -= bytes_;
-  core_ = nullptr;
-}
-
 Result<std::shared_ptr<StoreCore>> StoreCore::Open(const StoreOptions& options,
                                                    const EngineWrapper& wrap) {
   PREFIXD_TRY(ValidateOptions(options));
   std::shared_ptr<StoreCore> core(new StoreCore(options));
   PREFIXD_TRY(core->OpenParts(wrap));
   PREFIXD_TRY(core->Recover());
+  core->SweepExpired();
+  core->FreeUnneeded();
+  core->ballast->Restore(options.min_free_bytes);
   return core;
 }
 
@@ -74,11 +61,14 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_TRY(CreateStoreDir(options.dir));
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
+  // Before anything is written: a store on a full disk must open, to be made smaller.
+  ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);
+  PREFIXD_TRY(ballast->MakeRoom());
   PREFIXD_TRY(OpenEngine(wrap));
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
-  PREFIXD_ASSIGN(catalog,
-                 Catalog::Open(options.dir / "catalog",
-                               {kStoreFormatVersion, options.block_tokens, identity.store}));
+  PREFIXD_ASSIGN(catalog, Catalog::Open(options.dir / "catalog",
+                                        {kStoreFormatVersion, options.block_tokens, identity.store},
+                                        [this] { return ballast->MakeRoom(); }));
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +
                                      " belongs to another store than its STORE file"};
@@ -93,6 +83,7 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
                                          .lock_memory = options.host_tier_mlock,
                                          .on_block = options.on_host_block}));
   blobs = std::make_unique<BlobStore>(options.dir, *engine);
+  space = std::make_unique<SpaceAccount>(options, tree, *blobs, *ballast);
   services = {engine.get(),
               nullptr,  // readers have their tenant's
               &bytes_read,
@@ -215,75 +206,57 @@ void StoreCore::LiftQuarantine(const SegmentId& id) {
 
 void StoreCore::Touch(const SegmentId& id) {
   const int64_t now = NowUnixMs();
-  if (!tree.Touch(id, now, kTouchStepMs)) return;
-  if (Status saved = catalog->SetLastUsed(id, now); !saved.ok()) LogWarning(saved.error().message);
+  for (const PrefixTree::Use& use : tree.Touch(id, now, kTouchStepMs)) {
+    Status saved = catalog->SetLastUsed(use.id, now, use.heat);
+    if (!saved.ok()) return LogWarning(saved.error().message);
+  }
 }
 
 Result<PrefixInfo> StoreCore::Info(const SegmentId& id) const {
   PREFIXD_ASSIGN(PrefixInfo info, tree.Info(id));
   info.own_bytes += blobs->BytesOf(id);
+  info.listed = info.listed && !Expired(info.expires_unix_ms, NowUnixMs());
   return info;
-}
-
-Result<SpaceReservation> StoreCore::Reserve(uint64_t bytes) {
-  PREFIXD_ASSIGN(const uint64_t free, FreeBytes(options.dir));
-  if (free < options.min_free_bytes || free - options.min_free_bytes < bytes) {
-    return Error{Code::kResourceExhausted,
-                 "the disk is too full: " + std::to_string(free) + " bytes are free, " +
-                     std::to_string(options.min_free_bytes) + " must stay free and " +
-                     std::to_string(bytes) + " are needed; remove prefixes or free space"};
-  }
-  const uint64_t stored = tree.file_bytes() + blobs->TotalBytes();
-  std::lock_guard guard(mutex_);
-  if (options.quota_bytes > 0 && stored + reserved_bytes_ + bytes > options.quota_bytes) {
-    return Error{Code::kResourceExhausted,
-                 "the store's quota of " + std::to_string(options.quota_bytes) +
-                     " bytes is used up: " + std::to_string(stored + reserved_bytes_) +
-                     " are taken and " + std::to_string(bytes) + " are needed; remove prefixes"};
-  }
-  reserved_bytes_ += bytes;
-  return SpaceReservation(this, bytes);
 }
 
 Status StoreCore::Remove(const SegmentId& id) {
   {
     // Under the commit lock, so that no put commits below a segment on its way out.
     std::lock_guard commit(commit_mutex);
-    CatalogChange change;
-    if (tree.Resolve(id).second > 0) {
-      change.remove_aliases.push_back(id);
-      PREFIXD_ASSIGN(const AliasRecord alias,
-                     tree.EraseAlias(id, [&] { return catalog->Apply(change); }));
-    } else {
-      PREFIXD_ASSIGN(const PrefixInfo info, Info(id));
-      PREFIXD_ASSIGN(SegmentRecord record, tree.Record(id));
-      if (!record.listed) {
-        return Error{Code::kNotFound, "prefix " + id.ToString() +
-                                          " was removed; its tokens stay while others need them"};
-      }
-      if (info.children > 0 || !tree.AliasesInto(id).empty()) {
-        record.listed = false;
-        change.put.push_back({record, std::nullopt});
-        PREFIXD_TRY(tree.Update(record, record.file, [&] { return catalog->Apply(change); }));
-      } else {
-        change.remove.push_back(id);
-        PREFIXD_ASSIGN(record, tree.Erase(id, [&] { return catalog->Apply(change); }));
-        PREFIXD_TRY(FreeSegment(record));
-      }
-    }
+    PREFIXD_TRY(RemoveName(id));
   }
   FreeUnneeded();
   return {};
 }
 
-Status StoreCore::Relist(const SegmentId& id) {
-  std::lock_guard commit(commit_mutex);
-  PREFIXD_ASSIGN(SegmentRecord record, tree.Record(id));
-  if (record.listed) return {};
-  record.listed = true;
+Status StoreCore::RemoveName(const SegmentId& id) {
   CatalogChange change;
+  if (tree.Resolve(id).second > 0) {
+    change.remove_aliases.push_back(id);
+    PREFIXD_ASSIGN(const AliasRecord alias,
+                   tree.EraseAlias(id, [&] { return catalog->Apply(change); }));
+    return {};
+  }
+  PREFIXD_ASSIGN(const PrefixInfo info, Info(id));
+  PREFIXD_ASSIGN(SegmentRecord record, tree.Record(id));
+  if (!record.listed) {
+    return Error{Code::kNotFound, "prefix " + id.ToString() +
+                                      " was removed; its tokens stay while others need them"};
+  }
+  if (info.children == 0 && tree.AliasesInto(id).empty()) return EraseSegment(id);
+  record.listed = record.pinned = false;
+  record.expires_unix_ms = 0;
   change.put.push_back({record, std::nullopt});
   return tree.Update(record, record.file, [&] { return catalog->Apply(change); });
+}
+
+Status StoreCore::EraseSegment(const SegmentId& id) {
+  CatalogChange change;
+  change.remove.push_back(id);
+  for (const AliasRecord& alias : tree.AliasesInto(id)) change.remove_aliases.push_back(alias.id);
+  PREFIXD_ASSIGN(const SegmentRecord record,
+                 tree.Erase(id, [&] { return catalog->Apply(change); }));
+  return FreeSegment(record);
 }
 
 Status StoreCore::FreeSegment(const SegmentRecord& record) {
@@ -305,12 +278,12 @@ void StoreCore::FreeUnneeded() {
     bool freed = false;
     for (const SegmentId& id : tree.Unneeded()) {
       std::lock_guard commit(commit_mutex);
-      CatalogChange change;
-      change.remove.push_back(id);
-      const auto record = tree.Erase(id, [&] { return catalog->Apply(change); });
-      if (!record.ok()) continue;  // needed again, or held
+      const auto record = tree.Record(id);
+      if (!record.ok() || record->listed) continue;  // gone, or needed again
+      const Status done = EraseSegment(id);
+      if (tree.Record(id).ok()) continue;  // held, or the catalog refused
       freed = true;
-      if (Status done = FreeSegment(*record); !done.ok()) LogWarning(done.error().message);
+      if (!done.ok()) LogWarning(done.error().message);
     }
     if (!freed) return;
   }

@@ -13,36 +13,23 @@
 #include <string>
 #include <vector>
 
+#include "storage/ballast.h"
 #include "storage/blob_store.h"
 #include "storage/catalog.h"
+#include "storage/eviction.h"
 #include "storage/host_tier.h"
 #include "storage/io_engine.h"
 #include "storage/page_reader.h"
 #include "storage/prefix_store.h"
 #include "storage/prefix_tree.h"
 #include "storage/segment_cache.h"
+#include "storage/space.h"
 #include "storage/store_dir.h"
 
 namespace prefixd::storage {
 
-class StoreCore;
-
-// Bytes promised to a put that is not in the catalog yet; given back when destroyed.
-class SpaceReservation {
- public:
-  SpaceReservation() = default;
-  SpaceReservation(StoreCore* core, uint64_t bytes) : core_(core), bytes_(bytes) {}
-  SpaceReservation(SpaceReservation&& other) noexcept { *this = std::move(other); }
-  SpaceReservation& operator=(SpaceReservation&& other) noexcept;
-  ~SpaceReservation() { Release(); }
-  void Release();
-  // Never given back while the store is open: the bytes are taken and no record says so.
-  void Keep() { core_ = nullptr; }
-
- private:
-  StoreCore* core_ = nullptr;
-  uint64_t bytes_ = 0;
-};
+// Whether others may be evicted for what is about to be written.
+enum class Room : uint8_t { kMayEvict, kAsItIs };
 
 // Lets tests wrap the engine that Open chose.
 using EngineWrapper = std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)>;
@@ -73,12 +60,19 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   void Touch(const SegmentId& id);
   Result<PrefixInfo> Info(const SegmentId& id) const;
 
-  // kResourceExhausted below the free-space watermark or above the quota.
-  Result<SpaceReservation> Reserve(uint64_t bytes);
   // Removes a prefix's name, and every segment that nobody needs any more.
   Status Remove(const SegmentId& id);
-  // Makes a prefix a listed one again; nothing happens when it is.
-  Status Relist(const SegmentId& id);
+
+  // Limits (store_limits.cc). kResourceExhausted below the free-space watermark or above a quota,
+  // when evicting does not help either; then nothing was evicted.
+  Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
+  Status SetRetention(const SegmentId& id, const RetentionChange& change);
+  // The prefix was put again: its name stays at least as asked, and comes back if it was gone.
+  Status Keep(const SegmentId& id, bool pinned, int64_t expires_unix_ms);
+  void SweepExpired();
+  Status Maintain();
+  std::vector<TenantUsage> Tenants() const;
+
   // Frees the files and the memory of a segment that is gone from catalog and tree.
   Status FreeSegment(const SegmentRecord& record);
   void FreeUnneeded();
@@ -92,9 +86,11 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   StoreIdentity identity;
   bool direct = false;  // whether the file system takes O_DIRECT
   std::unique_ptr<IoEngine> engine;
+  std::unique_ptr<Ballast> ballast;
   std::unique_ptr<Catalog> catalog;
   PrefixTree tree;
   std::unique_ptr<BlobStore> blobs;
+  std::unique_ptr<SpaceAccount> space;
   std::unique_ptr<HostTier> tier;
   SegmentCache files{128};
   ReadServices services;  // those of a prefix add its tenant's tier
@@ -103,10 +99,9 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::atomic<uint64_t> next_sequence{1};
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
-  std::atomic<uint64_t> recovered_orphans{0}, checksum_failures{0};
+  std::atomic<uint64_t> recovered_orphans{0}, checksum_failures{0}, expired{0};
 
  private:
-  friend class SpaceReservation;
   explicit StoreCore(const StoreOptions& o) : options(o) {}
   Status OpenParts(const EngineWrapper& wrap);
   Status OpenEngine(const EngineWrapper& wrap);
@@ -120,9 +115,32 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   Status VerifySegment(const SegmentRecord& record, VerifyReport& report,
                        const std::function<bool(uint64_t)>& page_done);
 
-  mutable std::mutex mutex_;  // guards models_ and reserved_bytes_
+  // These two need commit_mutex. A segment goes with every name that stands for it.
+  Status RemoveName(const SegmentId& id);
+  Status EraseSegment(const SegmentId& id);
+
+  // store_limits.cc
+  struct Name {
+    bool gone = false;  // removed or expired
+    bool pinned = false;
+    int64_t expires_unix_ms = 0;
+  };
+  // One synced commit of what `edit` makes of a prefix's name; afterwards it is listed.
+  Status ChangeName(const SegmentId& id, const std::function<Status(Name&)>& edit);
+  EvictionPlan NewEvictionPlan() const;
+  bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
+  size_t Evict(std::span<const EvictionNode> victims, const char* why);
+  bool Retained(const SegmentId& id) const;
+  Status MakeHeadroom();
+
+  std::mutex eviction_mutex_;  // before commit_mutex
+  std::atomic<bool> wanted_room_{false};
+  struct EvictionCount {
+    uint64_t segments = 0, bytes = 0;
+  };
+  mutable std::mutex mutex_;  // guards models_ and evicted_
   std::map<std::string, ModelRecord, std::less<>> models_;
-  uint64_t reserved_bytes_ = 0;
+  std::map<std::string, EvictionCount> evicted_;
 };
 
 int64_t NowUnixMs();
@@ -134,7 +152,7 @@ Result<std::unique_ptr<PrefixStore>> OpenStoreWithEngine(const StoreOptions& opt
 Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
                                                 std::string_view model, std::string_view tenant,
                                                 std::span<const uint32_t> tokens,
-                                                std::string_view label);
+                                                std::string_view label, const PutOptions& options);
 // stored_prefix.cc
 Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<StoreCore> core,
                                                              const SegmentId& id,

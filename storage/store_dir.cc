@@ -69,8 +69,11 @@ Result<DirLock> DirLock::Acquire(const fs::path& dir) {
                                                 (pid.empty() ? "(unknown)" : pid)};
   }
   const std::string pid = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(lock.fd_.get(), 0) != 0 ||
-      ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+  // A full disk must not keep the store from being opened, and made smaller: the pid is for people.
+  const bool noted =
+      ::ftruncate(lock.fd_.get(), 0) == 0 &&
+      ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) == static_cast<ssize_t>(pid.size());
+  if (!noted && errno != ENOSPC) {
     return ErrnoError(errno, "cannot write " + path.string());
   }
   return lock;

@@ -3,6 +3,7 @@
 //   lock                          flock; holds the owner's pid
 //   STORE                         format version and uuid, readable before anything else is opened
 //   catalog/                      RocksDB
+//   ballast                       room to give away on a full disk (ballast.h)
 //   segments/<file>.seg           the rows of one segment
 //   segments/<id>.<name>.blob     one blob beside a segment
 //   segments/*.tmp                unfinished; removed at open

@@ -18,13 +18,15 @@ uint32_t CommonTokens(std::span<const uint32_t> stored, std::span<const uint32_t
 
 class Matcher {
  public:
-  Matcher(StoreCore& core, std::span<const uint32_t> tokens) : core_(core), tokens_(tokens) {}
+  Matcher(StoreCore& core, std::span<const uint32_t> tokens, int64_t now_unix_ms)
+      : core_(core), tokens_(tokens), now_unix_ms_(now_unix_ms) {}
 
   // Compares the whole chain of `id`; if the prompt agrees up to `at_least`, goes on into the
   // segments that branch off behind that point, and remembers the longest match.
   Status Consider(const SegmentId& id, uint32_t at_least) {
     auto pin = core_.tree.Pin(id);
     if (!pin.ok()) return {};  // removed or quarantined meanwhile: not a match
+    if (!core_.tree.Alive(id, now_unix_ms_)) return {};
     const auto& chain = pin->chain();
     uint32_t matched = 0;
     for (size_t i = 0; i < chain.size(); ++i) {
@@ -58,6 +60,7 @@ class Matcher {
 
   StoreCore& core_;
   const std::span<const uint32_t> tokens_;
+  const int64_t now_unix_ms_;
   Match best_;
 };
 
@@ -66,16 +69,18 @@ class Matcher {
 Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
                                      std::span<const uint32_t> tokens) {
   if (tokens.empty()) return Match{};
+  const int64_t now = NowUnixMs();
   const auto usable_holders = [&](size_t count) -> Result<std::vector<SegmentId>> {
     PREFIXD_ASSIGN(std::vector<SegmentId> ids, catalog->FindBlock(hashes[count - 1]));
-    std::erase_if(ids, [&](const SegmentId& id) { return !tree.Usable(id); });
+    std::erase_if(ids, [&](const SegmentId& id) { return !tree.Usable(id, now); });
     return ids;
   };
   const uint32_t block = catalog->meta().block_tokens;
   size_t high = hashes.size();
   while (true) {
     // Usable chains are closed under taking prefixes (a segment that others continue is never
-    // removed), so "some usable chain holds this block" is monotone: binary search.
+    // removed, and lives as long as they), so "some usable chain holds this block" is monotone:
+    // binary search.
     size_t low = 0;
     std::vector<SegmentId> candidates;
     while (low < high) {
@@ -88,7 +93,7 @@ Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHa
         candidates = std::move(holders);
       }
     }
-    Matcher matcher(*this, tokens);
+    Matcher matcher(*this, tokens, now);
     if (low == 0) {
       // Thousands of prompts may share a first token: only those that could match most are opened.
       for (const auto& [id, at_most] : tree.Roots(scope.id, tokens)) {

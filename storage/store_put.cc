@@ -9,6 +9,7 @@ namespace {
 
 constexpr size_t kMaxLabelBytes = 4096;
 constexpr int kMatchAttempts = 16;
+constexpr uint64_t kMaxTtlMs = 1000ull * 365 * 24 * 3600 * 1000;
 
 // What a put is about; fixed at BeginPut.
 struct PutPlan {
@@ -16,6 +17,7 @@ struct PutPlan {
   std::vector<uint32_t> tokens;  // the whole prompt
   std::vector<BlockHash> hashes;
   std::string label;
+  PutOptions options;
   Match match;
   ChainPin pin;  // of the segment that the new one continues
 };
@@ -48,13 +50,15 @@ class PutWriter final : public SegmentWriter {
     header.manifest_bytes = file.manifest.size();
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
-    PREFIXD_ASSIGN(space_, core_->Reserve(layout.file_bytes()));
+    PREFIXD_ASSIGN(space_,
+                   core_->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict));
     file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
     file.direct = core_->direct;
     // Twice what the disk works on: it has its next writes before the caller comes with more.
     file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
+    if (file_->allocated()) space_.Allocated();
     return {};
   }
 
@@ -129,6 +133,8 @@ class PutWriter final : public SegmentWriter {
     }
     record.file_bytes = file_->layout().file_bytes();
     record.created_unix_ms = created_unix_ms_;
+    record.pinned = plan_.options.pinned;
+    record.expires_unix_ms = Expires();
     const auto own_hashes = std::span(plan_.hashes).subspan(record.tokens.begin / block);
     CatalogChange change;
     change.put.push_back({record, std::vector(own_hashes.begin(), own_hashes.end())});
@@ -141,7 +147,7 @@ class PutWriter final : public SegmentWriter {
       Release();
       return committed.error();
     }
-    core_->tree.Insert({{record, "", record.created_unix_ms}, plan_.scope.id});
+    core_->tree.Insert({{record, "", record.created_unix_ms, 0}, plan_.scope.id});
     core_->puts++;
     return Match{};
   }
@@ -151,14 +157,21 @@ class PutWriter final : public SegmentWriter {
     const auto n_tokens = static_cast<uint32_t>(plan_.tokens.size());
     SegmentId name = match.id;
     uint32_t best = UINT32_MAX;
+    const int64_t now = NowUnixMs();
     for (const AliasRecord& alias : core_->tree.AliasesInto(match.id)) {
       if (alias.n_tokens < n_tokens || alias.n_tokens >= best) continue;
+      if (Expired(alias.expires_unix_ms, now)) continue;
       best = alias.n_tokens;
       name = alias.id;
     }
-    if (name == match.id) PREFIXD_TRY(core_->Relist(match.id));
+    PREFIXD_TRY(core_->Keep(name, plan_.options.pinned, Expires()));
     Finish(match.id);
     return name;
+  }
+
+  int64_t Expires() const {
+    const auto ttl = static_cast<int64_t>(plan_.options.ttl_ms);
+    return ttl == 0 ? 0 : NowUnixMs() + ttl;
   }
 
   SegmentId Finish(const SegmentId& segment) {
@@ -208,11 +221,13 @@ Status MatchAndPin(StoreCore& core, PutPlan& plan) {
 Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
                                                 std::string_view model, std::string_view tenant,
                                                 std::span<const uint32_t> tokens,
-                                                std::string_view label) {
+                                                std::string_view label, const PutOptions& options) {
   if (tokens.empty()) return InvalidArgument("a prefix needs at least one token");
   if (tokens.size() > 1u << 31) return InvalidArgument("a prefix has at most 2^31 tokens");
   if (label.size() > kMaxLabelBytes) return InvalidArgument("a label has at most 4096 bytes");
+  if (options.ttl_ms > kMaxTtlMs) return InvalidArgument("a prefix lives at most 1000 years");
   PutPlan plan;
+  plan.options = options;
   PREFIXD_ASSIGN(plan.scope, core->ResolveScope(model, tenant));
   plan.tokens.assign(tokens.begin(), tokens.end());
   plan.hashes =

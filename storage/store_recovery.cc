@@ -119,7 +119,8 @@ Status StoreCore::SweepSegmentFiles() {
       PREFIXD_TRY(RemoveFile(entry.path()));
       ++removed;
     } else if (!parsed->blob.empty()) {
-      blobs->Register({parsed->id}, parsed->blob, entry.file_size(error));
+      blobs->Register({parsed->id}, tree.Record({parsed->id})->tenant, parsed->blob,
+                      entry.file_size(error));
     }
   }
   if (removed == 0) return {};

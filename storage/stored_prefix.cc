@@ -248,6 +248,9 @@ Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<Sto
                                                              uint32_t n_tokens) {
   const auto [segment, named_tokens] = core->tree.Resolve(id);
   PREFIXD_ASSIGN(ChainPin pin, core->tree.Pin(segment));
+  if (!core->tree.Alive(segment, NowUnixMs())) {
+    return Error{Code::kNotFound, "prefix " + id.ToString() + " has expired"};
+  }
   const SegmentRecord last = pin.chain().back();
   const uint32_t all = named_tokens == 0 ? last.tokens.end : named_tokens;
   if (n_tokens > all) {

@@ -108,6 +108,29 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
   std::string prefix_;
 };
 
+TEST_P(ClientScenario, RetentionTravelsWithThePutAndAfterIt) {
+  ASSERT_TRUE(client_->RegisterModel(prompt_.model).ok());
+  auto put = client_->BeginPut({prompt_.model.name, "", prompt_.tokens, "", true, 1000});
+  ASSERT_TRUE(put.ok() && testing::WriteRows(**put, prompt_).ok());
+  const auto done = (*put)->Commit();
+  ASSERT_TRUE(done.ok());
+  auto detail = client_->Prefix(done->prefix);
+  ASSERT_TRUE(detail.ok());
+  EXPECT_TRUE(detail->summary.pinned);
+  EXPECT_GT(detail->summary.expires_unix_ms, detail->summary.created_unix_ms);
+  ASSERT_TRUE(client_->SetRetention(done->prefix, {false, {}}).ok());
+  ASSERT_TRUE(client_->SetRetention(done->prefix, {{}, 0}).ok());
+  detail = client_->Prefix(done->prefix);
+  ASSERT_TRUE(detail.ok());
+  EXPECT_FALSE(detail->summary.pinned);
+  EXPECT_EQ(detail->summary.expires_unix_ms, 0);
+  EXPECT_EQ(client_->SetRetention(std::string(32, '0'), {true, {}}).error().code, Code::kNotFound);
+  const auto stats = client_->Stats();
+  ASSERT_TRUE(stats.ok());
+  ASSERT_EQ(stats->tenants.size(), 1u);
+  EXPECT_GT(stats->tenants[0].bytes, 0u);
+}
+
 TEST_P(ClientScenario, PutMatchAttachStepDetach) {
   Put(*client_);
   auto models = client_->Models();

@@ -39,12 +39,14 @@ TEST_F(ConfigTest, PrintedFormReadsBackToTheSame) {
   c.pin_host_tier = true;
   c.moment_cross = true;
   c.choice_budgets = {0.005, 1, 0.25};
+  c.tenant_quotas_mib = {{"", 1}, {"team a", 0}, {"b=\"c\"", 7}};
   c.log_level = "debug";
   const std::string printed = PrintConfig(c);
   ASSERT_TRUE(Load(printed).ok()) << Refusal(printed);
   EXPECT_EQ(PrintConfig(config_), printed);
   EXPECT_EQ(config_.dir, c.dir);
   EXPECT_EQ(config_.choice_budgets, c.choice_budgets);
+  EXPECT_EQ(config_.tenant_quotas_mib, c.tenant_quotas_mib);
 }
 
 TEST_F(ConfigTest, SharesOfTheHostTier) {
@@ -75,6 +77,9 @@ TEST_F(ConfigTest, RefusalsNameFileLineAndKey) {
   EXPECT_NE(Refusal("[log]\nlevel = 'loud'\n").find("must be one of trace"), std::string::npos);
   EXPECT_NE(Refusal("[ingest]\nchoice_budgets = [0.1, 2.0]\n").find("choice_budgets"),
             std::string::npos);
+  EXPECT_NE(Refusal("[store.tenant_quotas_mib]\na = -1\n").find("store.tenant_quotas_mib must be"),
+            std::string::npos);
+  EXPECT_NE(Refusal("[store]\ntenant_quotas_mib = 5\n").find("must be a table"), std::string::npos);
   EXPECT_EQ(Refusal("dir = \n").find(file_ + ":1: "), 0u);
   EXPECT_EQ(LoadConfig("/nonexistent/x.toml", &config_).error().code, Code::kNotFound);
 }
@@ -86,6 +91,7 @@ TEST_F(ConfigTest, FlagsSetEveryKey) {
                        : item.member.index() == 1 ? "17"
                        : item.member.index() == 2 ? "true"
                        : item.member.index() == 3 ? "0.5,0.25"
+                       : item.member.index() == 4 ? "a=1,b c=20"
                                                   : "text";
     Status s = SetItem(item, text, &c);
     EXPECT_TRUE(s.ok()) << item.path() << (s.ok() ? "" : s.error().message);
@@ -112,13 +118,17 @@ TEST_F(ConfigTest, WholeConfigurations) {
 }
 
 TEST_F(ConfigTest, EveryKeyReachesItsPlaceAndIsDocumented) {
-  ASSERT_TRUE(Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\nread_deadline_ms = "
-                   "250\n[ingest]\nn_tail = 9\n")
-                  .ok());
+  ASSERT_TRUE(
+      Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\ntenant_quota_mib = 2\nevict = 'never'\n"
+           "read_deadline_ms = 250\n[store.tenant_quotas_mib]\nteam-a = 4\n[ingest]\nn_tail = 9\n")
+          .ok());
   const RuntimeOptions o = config_.Runtime();
   EXPECT_EQ(o.host_tier_bytes, 3u << 20);
   EXPECT_EQ(o.quota_bytes, 7u << 20);
   EXPECT_EQ(o.read_deadline_ms, 250u);
+  EXPECT_EQ(o.tenant_quota_bytes, 2u << 20);
+  EXPECT_EQ(o.tenant_quotas, (std::map<std::string, uint64_t>{{"team-a", 4u << 20}}));
+  EXPECT_EQ(o.evict, "never");
   EXPECT_EQ(o.anchors.n_tail, 9u);
 
   std::stringstream docs;

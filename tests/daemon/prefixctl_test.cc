@@ -86,6 +86,42 @@ TEST_F(PrefixctlTest, TextSaysTheSame) {
   EXPECT_EQ(Run({"prefixes", "verify", "--all-tenants", "--quiet"}).err, "");
 }
 
+TEST_F(PrefixctlTest, PinsUnpinsAndLimitsTheTimeToLive) {
+  const auto kept = [&](const char* field) {
+    const json shown = RunJson({"prefixes", "show", prefix_, "--tenant", "team-a"});
+    const json listed = RunJson({"prefixes", "list", "--tenant", "team-a"});
+    EXPECT_EQ(shown["summary"][field], listed.at(0)[field]);
+    return shown["summary"][field];
+  };
+  const auto run = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), "prefixes");
+    args.insert(args.end(), {"--tenant", "team-a"});
+    return Run(args);
+  };
+  EXPECT_EQ(kept("pinned"), false);
+  EXPECT_NE(run({"pin", prefix_}).out.find("pinned"), std::string::npos);
+  EXPECT_EQ(kept("pinned"), true);
+  EXPECT_NE(run({"list"}).out.find("pinned"), std::string::npos);
+  EXPECT_EQ(run({"ttl", prefix_, "100000"}).code, 0);
+  EXPECT_GT(kept("expires_unix_ms"), 0);
+  EXPECT_NE(run({"show", prefix_}).out.find("until 2"), std::string::npos);
+  EXPECT_EQ(kept("pinned"), true);
+  EXPECT_EQ(run({"ttl", prefix_, "never"}).code, 0);
+  EXPECT_EQ(kept("expires_unix_ms"), 0);
+  EXPECT_EQ(RunJson({"prefixes", "unpin", prefix_, "--all-tenants"})["summary"]["pinned"], false);
+
+  for (const char* wrong : {"0", "soon", "1d"}) {
+    EXPECT_EQ(Run({"prefixes", "ttl", "--tenant", "team-a", prefix_, wrong}).code, 1) << wrong;
+  }
+  EXPECT_EQ(Run({"prefixes", "pin", prefix_}).code, 3);  // another tenant's
+  const json tenants = RunJson({"stats", "--all-tenants"})["runtime"]["tenants"];
+  ASSERT_EQ(tenants.size(), 1u);
+  EXPECT_EQ(tenants[0]["tenant"], "team-a");
+  EXPECT_GT(tenants[0]["bytes"], 0);
+  EXPECT_EQ(RunJson({"stats"})["runtime"]["tenants"].size(), 0u);  // of tenant ""
+  EXPECT_NE(Run({"stats", "--all-tenants"}).out.find("team-a"), std::string::npos);
+}
+
 TEST_F(PrefixctlTest, RegistersAModelFromAFile) {
   std::ofstream(dir_.path() / "m.json")
       << R"({"geometry": {"n_layers": 3, "n_q_heads": 8, "n_kv_heads": 4, "key_dim": 64,
@@ -125,6 +161,9 @@ TEST(PrefixctlHelp, EveryCommandExplainsItselfWithAnExample) {
                                              {"prefixes", "list"},
                                              {"prefixes", "show"},
                                              {"prefixes", "remove"},
+                                             {"prefixes", "pin"},
+                                             {"prefixes", "unpin"},
+                                             {"prefixes", "ttl"},
                                              {"prefixes", "verify"}}) {
     auto args = command;
     args.push_back("--help");

@@ -226,9 +226,59 @@ TEST_F(StoreTest, VerifyAndStatsCountWhatIsThere) {
   EXPECT_EQ(detail->chain, std::vector<std::string>{id});
 }
 
+TEST_F(StoreTest, RetentionIsKeptAndTheSweepRemovesWhatExpired) {
+  options_.maintenance_ms = 20;
+  Open();
+  const auto first = MakePrompt(spec_.geometry, 100, 21),
+             second = MakePrompt(spec_.geometry, 90, 22);
+  const std::string kept = PutReady(first), short_lived = PutReady(second);
+  ASSERT_OK(store_->SetRetention(kept, {true, 3600}));
+  ASSERT_OK(store_->SetRetention(kept, {std::nullopt, 7200}));
+  const auto detail = store_->Prefix(kept);
+  ASSERT_OK(detail);
+  EXPECT_TRUE(detail->summary.pinned);
+  EXPECT_GT(detail->summary.expires_unix_ms, detail->summary.created_unix_ms + 7'000'000);
+  EXPECT_CODE(store_->SetRetention(kept, {std::nullopt, ~0ull}), Code::kInvalidArgument);
+  EXPECT_CODE(store_->SetRetention(std::string(32, '0'), {true, {}}), Code::kNotFound);
+  auto put = store_->BeginPut({"tiny", "", first.tokens, "", false, ~0ull});
+  EXPECT_CODE(put, Code::kInvalidArgument);
+
+  ASSERT_OK(store_->SetRetention(short_lived, {std::nullopt, 1}));
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (store_->stats().expired == 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_EQ(store_->stats().expired, 1u);
+  EXPECT_EQ(store_->Prefixes().size(), 1u);
+  EXPECT_CODE(store_->Attach({"tiny", "", second.tokens, "", 0, {}}), Code::kNotFound);
+  EXPECT_EQ(store_->stats().tenants.size(), 1u);
+  EXPECT_EQ(store_->stats().tenants[0].bytes, store_->stats().bytes_on_disk);
+}
+
+TEST_F(StoreTest, AFullStoreEvictsWhatIsUsedTheLeast) {
+  Open();
+  const auto used = MakePrompt(spec_.geometry, 100, 31), idle = MakePrompt(spec_.geometry, 100, 32);
+  PutReady(used);
+  options_.quota_bytes = 5 * store_->stats().bytes_on_disk / 2;  // two and a half of them
+  Open();
+  PutReady(idle);
+  StepPolicy policy;
+  policy.k = 5;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Attach(used, policy));
+  PutReady(MakePrompt(spec_.geometry, 100, 33));
+  const RuntimeStats stats = store_->stats();
+  EXPECT_EQ(stats.evictions, 1u);
+  EXPECT_LE(stats.bytes_on_disk, options_.quota_bytes);
+  EXPECT_TRUE(Attach(used, policy));
+  EXPECT_CODE(store_->Attach({"tiny", "", idle.tokens, "", 0, policy}), Code::kNotFound);
+}
+
 TEST_F(StoreTest, BadOptionsAreRefused) {
   RuntimeOptions bad = options_;
   bad.io = "floppy";
+  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  bad = options_;
+  bad.evict = "always";
   EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
   bad = options_;
   bad.compute = "abacus";

@@ -34,8 +34,8 @@ class FailingCatalog final : public Catalog {
   Status SetQuarantine(const SegmentId& id, const std::string& reason) override {
     return inner_->SetQuarantine(id, reason);
   }
-  Status SetLastUsed(const SegmentId& id, int64_t unix_ms) override {
-    return inner_->SetLastUsed(id, unix_ms);
+  Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) override {
+    return inner_->SetLastUsed(id, unix_ms, heat);
   }
   Result<std::vector<CatalogSegment>> LoadSegments() const override {
     return inner_->LoadSegments();
@@ -237,10 +237,10 @@ TEST_F(RelationsTest, AFailedRemovalChangesNothing) {
   catalog.fail_remove = true;
   EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
   EXPECT_CODE((*core)->Remove(other_), Code::kIo);
-  EXPECT_TRUE((*core)->tree.Usable(other_));
-  EXPECT_FALSE((*core)->tree.Usable(grandchild_));
+  EXPECT_TRUE((*core)->tree.Usable(other_, NowUnixMs()));
+  EXPECT_FALSE((*core)->tree.Usable(grandchild_, NowUnixMs()));
   (*core)->LiftQuarantine(root_);
-  EXPECT_TRUE((*core)->tree.Usable(grandchild_));
+  EXPECT_TRUE((*core)->tree.Usable(grandchild_, NowUnixMs()));
   // One that was quarantined for itself still is, for the same reason.
   (*core)->Quarantine(grandchild_, "its own fault");
   EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
@@ -270,13 +270,13 @@ TEST_F(RelationsTest, ACommitOfUnknownOutcomeStillCountsAgainstTheQuota) {
     failing->fail_commit = true;
     (*core)->catalog = std::move(failing);
     {
-      auto writer = BeginPut(*core, "m", "t", tokens, "");
+      auto writer = BeginPut(*core, "m", "t", tokens, "", {});
       ASSERT_OK(writer);
       ASSERT_OK(WriteAll(**writer, model_.geometry, tokens, 50, true));
       EXPECT_CODE((*writer)->Commit(), Code::kIo);
     }
     EXPECT_EQ(FilesIn(options_.dir / "segments"), 5u);  // its outcome is unknown: the file stays
-    EXPECT_CODE(BeginPut(*core, "m", "t", Prompt(400, 30000), ""), Code::kResourceExhausted);
+    EXPECT_CODE(BeginPut(*core, "m", "t", Prompt(400, 30000), "", {}), Code::kResourceExhausted);
   }
   Open();  // it never became true
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 4u);

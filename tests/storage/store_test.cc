@@ -532,6 +532,7 @@ TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
   const uint64_t used = store_->stats().bytes_on_disk;
+  options_.eviction = Eviction::kNever;
   options_.quota_bytes = used + 20'000;
   Reopen();
   EXPECT_CODE(Put(*store_, model_, Iota(400, 9000)), Code::kResourceExhausted);

@@ -1,0 +1,111 @@
+// What goes first when room is needed: the plan alone, on invented snapshots.
+#include "storage/eviction.h"
+
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+SegmentId Id(uint8_t n) {
+  SegmentId id;
+  id.bytes[0] = n;
+  return id;
+}
+
+EvictionNode Node(uint8_t n, float heat, uint64_t bytes = 100, const std::string& tenant = "t",
+                  uint8_t parent = 0) {
+  EvictionNode node;
+  node.id = Id(n);
+  if (parent != 0) node.parent = Id(parent);
+  node.tenant = tenant;
+  node.bytes = bytes;
+  node.tokens = {0, 100};
+  node.heat = heat;
+  node.named = true;
+  return node;
+}
+
+std::vector<uint8_t> Victims(const EvictionPlan& plan) {
+  std::vector<uint8_t> out;
+  for (const EvictionNode& v : plan.victims()) out.push_back(v.id.bytes[0]);
+  return out;
+}
+
+using Order = std::vector<uint8_t>;
+
+TEST(EvictionTest, WorthIsRecentUsesTimesCostPerByte) {
+  constexpr int64_t kDay = 24 * 3600 * 1000;
+  EXPECT_FLOAT_EQ(DecayedHeat(8, kDay), 4);
+  EXPECT_FLOAT_EQ(DecayedHeat(8, 3 * kDay), 1);
+  EXPECT_FLOAT_EQ(DecayedHeat(8, -kDay), 8);  // a clock that went back
+  EXPECT_DOUBLE_EQ(PrefillCost({0, 1}), 1);
+  EXPECT_DOUBLE_EQ(PrefillCost({32768, 32769}), 2);
+  EXPECT_DOUBLE_EQ(PrefillCost({0, 1000}) + PrefillCost({1000, 5000}), PrefillCost({0, 5000}));
+  EvictionNode early = Node(1, 1), late = Node(2, 1);
+  late.tokens = {100000, 100100};
+  EXPECT_GT(late.worth(), early.worth());
+  EvictionNode large = Node(3, 1, 200);
+  EXPECT_LT(large.worth(), early.worth());
+}
+
+TEST(EvictionTest, TheLeastWorthGoesFirstAndNoMoreThanNeeded) {
+  EvictionPlan plan({Node(1, 3), Node(2, 1), Node(3, 2)});
+  ASSERT_TRUE(plan.Free(150, nullptr));
+  EXPECT_EQ(Victims(plan), (Order{2, 3}));
+  EXPECT_EQ(plan.freed(), 200u);
+  ASSERT_TRUE(plan.Free(100, nullptr));
+  EXPECT_EQ(plan.freed(), 300u);
+  EXPECT_FALSE(plan.Free(1, nullptr));
+}
+
+TEST(EvictionTest, QuarantinedAndExpiredGoFirstAndHeldNever) {
+  std::vector<EvictionNode> nodes{Node(1, 1), Node(2, 9), Node(3, 0.1f)};
+  nodes[1].useless = true;
+  nodes[2].held = true;
+  EvictionPlan plan(nodes);
+  ASSERT_TRUE(plan.Free(200, nullptr));
+  EXPECT_EQ(Victims(plan), (Order{2, 1}));
+  EXPECT_FALSE(plan.Free(1, nullptr));
+}
+
+TEST(EvictionTest, OnlyLeavesGoAndUnnamedParentsFollow) {
+  // 1 <- 2 <- 3, and 1 <- 4: the parents are worth little.
+  std::vector<EvictionNode> nodes{Node(1, 0.1f), Node(2, 0.2f, 100, "t", 1),
+                                  Node(3, 5, 100, "t", 2), Node(4, 7, 100, "t", 1)};
+  nodes[1].named = false;
+  EvictionPlan plan(nodes);
+  ASSERT_TRUE(plan.Free(100, nullptr));
+  EXPECT_EQ(Victims(plan), (Order{3}));
+  EXPECT_EQ(plan.freed(), 200u);  // 2 goes with it; 1 is continued by 4
+  ASSERT_TRUE(plan.Free(150, nullptr));
+  EXPECT_EQ(Victims(plan), (Order{3, 4, 1}));
+  // An open parent stays, named or not.
+  nodes[1].held = true;
+  EvictionPlan held(nodes);
+  EXPECT_FALSE(held.Free(1000, nullptr));
+  EXPECT_EQ(Victims(held), (Order{3, 4}));
+}
+
+TEST(EvictionTest, ATenantGivesOnlyItsOwn) {
+  const std::string a = "a", nobody = "nobody";
+  EvictionPlan plan({Node(1, 5, 100, "a"), Node(2, 1, 100, "b"), Node(3, 4, 100, "a")});
+  ASSERT_TRUE(plan.Free(150, &a));
+  EXPECT_EQ(Victims(plan), (Order{3, 1}));
+  EXPECT_FALSE(plan.Free(1, &a));
+  EXPECT_FALSE(plan.Free(1, &nobody));
+  EXPECT_TRUE(plan.Free(1, nullptr));
+}
+
+TEST(EvictionTest, TenantsOverTheirShareGiveFirst) {
+  // b floods; what a has is older and worth less.
+  std::vector<EvictionNode> nodes{Node(1, 0.1f, 100, "a"), Node(2, 1, 100, "b"),
+                                  Node(3, 2, 100, "b"), Node(4, 3, 100, "b")};
+  EvictionPlan plan(nodes);
+  ASSERT_TRUE(plan.Free(200, nullptr));
+  EXPECT_EQ(Victims(plan), (Order{2, 3}));
+  ASSERT_TRUE(plan.Free(100, nullptr));  // now they are equal, and worth decides
+  EXPECT_EQ(Victims(plan), (Order{2, 3, 1}));
+}
+
+}  // namespace
+}  // namespace prefixd::storage

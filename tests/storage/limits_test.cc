@@ -1,0 +1,507 @@
+// Limits of a store as its users meet them: quotas, eviction, retention, a full disk.
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <thread>
+
+#include "storage/file.h"
+#include "storage/segment_format.h"
+#include "storage/store_dir.h"
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+using Tokens = std::vector<uint32_t>;
+constexpr int64_t kPast = 1;  // Unix ms: whatever expires then has expired
+constexpr int64_t kFuture = 1ll << 52;
+
+// Tokens that no other `first` shares.
+Tokens Prompt(uint32_t first, uint32_t n = 200) {
+  Tokens tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first * 10000);
+  return tokens;
+}
+
+class LimitsTest : public ::testing::Test {
+ protected:
+  LimitsTest() { Open(); }
+
+  void Open() {
+    store_.reset();
+    auto opened = PrefixStore::Open(options_);
+    ASSERT_OK(opened);
+    store_ = std::move(*opened);
+    ASSERT_OK(store_->PutModel(model_));
+  }
+  SegmentId Stored(const Tokens& tokens, const std::string& tenant = "t",
+                   const PutOptions& options = {}) {
+    const auto id = TryPut(tokens, tenant, options);
+    EXPECT_TRUE(id.ok()) << id.error().ToString();
+    return id.ok() ? *id : SegmentId{};
+  }
+  Result<SegmentId> TryPut(const Tokens& tokens, const std::string& tenant = "t",
+                           const PutOptions& options = {}) {
+    PREFIXD_ASSIGN(auto writer, store_->BeginPut(model_.name, tenant, tokens, "", options));
+    PREFIXD_TRY(WriteAll(*writer, model_.geometry, tokens, 64, true));
+    return writer->Commit();
+  }
+  uint32_t Matched(const Tokens& tokens, const std::string& tenant = "t") {
+    const auto match = store_->LongestMatch(model_.name, tenant, tokens);
+    EXPECT_TRUE(match.ok());
+    return match.ok() ? match->n_tokens : 0;
+  }
+  bool There(const Tokens& tokens, const std::string& tenant = "t") {
+    return Matched(tokens, tenant) == tokens.size();
+  }
+  void Use(const SegmentId& id, int times) {
+    for (int i = 0; i < times; ++i) store_->NoteUse(id);
+  }
+  void ExpectPrefix(const SegmentId& id, const Tokens& tokens) {
+    const auto prefix = store_->OpenPrefix(id, static_cast<uint32_t>(tokens.size()));
+    ASSERT_OK(prefix);
+    const auto difference = Compare(**prefix, tokens);
+    ASSERT_OK(difference);
+    EXPECT_EQ(*difference, "");
+  }
+  // Physical bytes of one prompt of 200 tokens.
+  uint64_t PromptBytes() {
+    const SegmentId id = Stored(Prompt(999));
+    const uint64_t bytes = store_->GetPrefix(id)->own_bytes;
+    EXPECT_TRUE(store_->Remove(id).ok());
+    return bytes;
+  }
+
+  // What lies in segments/, by tenant: every file says or names whose it is.
+  std::map<std::string, uint64_t> OnDisk() {
+    std::map<std::string, uint64_t> out;
+    for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
+      const auto name = ParseSegmentsEntry(entry.path().filename().string());
+      EXPECT_TRUE(name.has_value()) << entry.path();
+      if (!name) continue;
+      SegmentId id{name->id};
+      if (name->blob.empty()) {
+        std::vector<std::byte> page(kPageBytes);
+        std::ifstream(entry.path()).read(reinterpret_cast<char*>(page.data()), kPageBytes);
+        const auto header = SegmentHeader::Decode(ConstPageBytes(page.data(), kPageBytes));
+        EXPECT_TRUE(header.ok());
+        id.bytes = header->segment;
+      }
+      const auto info = store_->GetPrefix(id);
+      EXPECT_TRUE(info.ok()) << entry.path() << " belongs to nobody";
+      if (info.ok()) out[info->tenant] += entry.file_size();
+    }
+    return out;
+  }
+  void ExpectAccountIsTrue() {
+    const auto files = OnDisk();
+    uint64_t total = 0;
+    std::map<std::string, uint64_t> counted;
+    for (const TenantUsage& t : store_->stats().tenants) {
+      EXPECT_EQ(t.reserved_bytes, 0u) << t.tenant;
+      if (t.bytes > 0) counted[t.tenant] = t.bytes;
+      total += t.bytes;
+    }
+    EXPECT_EQ(counted, files);
+    EXPECT_EQ(store_->stats().bytes_on_disk, total);
+  }
+
+  TempDir dir_;
+  StoreOptions options_ = TestOptions(dir_.path());
+  ModelRecord model_ = TestModel();
+  std::unique_ptr<PrefixStore> store_;
+};
+
+TEST_F(LimitsTest, ATenantsQuotaIsItsOwnAndSaysSo) {
+  const uint64_t one = PromptBytes();
+  options_.eviction = Eviction::kNever;
+  options_.tenant_quota_bytes = one + 100;
+  options_.tenant_quotas = {{"rich", 3 * one}, {"free", 0}};
+  Open();
+  Stored(Prompt(1), "poor");
+  const auto refused = TryPut(Prompt(2), "poor");
+  EXPECT_CODE(refused, Code::kResourceExhausted);
+  for (const std::string& part : {std::string("tenant 'poor'"), std::to_string(one + 100),
+                                  std::to_string(one) + " are taken", std::string("remove")}) {
+    EXPECT_NE(refused.error().message.find(part), std::string::npos) << refused.error().message;
+  }
+  for (uint32_t i = 1; i <= 3; ++i) Stored(Prompt(i), "rich");
+  EXPECT_CODE(TryPut(Prompt(4), "rich"), Code::kResourceExhausted);
+  for (uint32_t i = 1; i <= 5; ++i) Stored(Prompt(i), "free");
+  EXPECT_EQ(store_->stats().evictions, 0u);
+  ExpectAccountIsTrue();
+}
+
+TEST_F(LimitsTest, UnfinishedPutsCountForTheirTenant) {
+  const uint64_t one = PromptBytes();
+  options_.tenant_quota_bytes = 2 * one;
+  Open();
+  auto first = store_->BeginPut("m", "a", Prompt(1), "");
+  auto second = store_->BeginPut("m", "a", Prompt(2), "");
+  ASSERT_OK(first);
+  ASSERT_OK(second);
+  EXPECT_CODE(store_->BeginPut("m", "a", Prompt(3), ""), Code::kResourceExhausted);
+  EXPECT_TRUE(store_->BeginPut("m", "b", Prompt(3), "").ok());
+  first->reset();
+  EXPECT_TRUE(store_->BeginPut("m", "a", Prompt(3), "").ok());
+}
+
+TEST_F(LimitsTest, WhatIsUsedStaysAndTheLeastWorthGoes) {
+  const uint64_t one = PromptBytes();
+  options_.quota_bytes = 3 * one;
+  Open();
+  const SegmentId a = Stored(Prompt(1)), b = Stored(Prompt(2)), c = Stored(Prompt(3));
+  Use(a, 3);
+  Use(c, 1);
+  Stored(Prompt(4));
+  EXPECT_FALSE(There(Prompt(2)));
+  EXPECT_TRUE(There(Prompt(1)) && There(Prompt(3)) && There(Prompt(4)));
+  EXPECT_CODE(store_->GetPrefix(b), Code::kNotFound);
+  const auto stats = store_->stats();
+  EXPECT_EQ(stats.evictions, 1u);
+  EXPECT_EQ(stats.evicted_bytes, one);
+  ExpectPrefix(a, Prompt(1));
+  ExpectAccountIsTrue();
+}
+
+TEST_F(LimitsTest, PinnedOpenAndContinuedPrefixesAreNeverEvicted) {
+  const uint64_t one = PromptBytes();
+  const SegmentId pinned = Stored(Prompt(1), "t", {true, 0});
+  const SegmentId open = Stored(Prompt(2));
+  const SegmentId root = Stored(Prompt(3));
+  Tokens longer = Prompt(3);
+  for (const uint32_t t : Prompt(4)) longer.push_back(t);
+  const SegmentId leaf = Stored(longer);
+  Use(leaf, 1);
+  options_.quota_bytes = store_->stats().bytes_on_disk;
+  Open();
+  auto reader = store_->OpenPrefix(open, 0);
+  ASSERT_OK(reader);
+  Stored(Prompt(5));
+  EXPECT_TRUE(There(Prompt(1)) && There(Prompt(2)) && There(Prompt(3)));
+  EXPECT_FALSE(There(longer));  // the only leaf that may go
+  Use(root, 5);
+  Stored(Prompt(6));
+  EXPECT_FALSE(There(Prompt(5)));
+  // All that may go is too little: nothing goes.
+  const uint64_t before = store_->stats().evictions;
+  EXPECT_CODE(TryPut(Prompt(7, 1000)), Code::kResourceExhausted);
+  EXPECT_EQ(store_->stats().evictions, before);
+  EXPECT_TRUE(There(Prompt(3)) && There(Prompt(6)));
+  ASSERT_OK(store_->SetRetention(pinned, {false, {}}));
+  reader->reset();
+  options_.quota_bytes = one;
+  Open();
+  Stored(Prompt(8));
+  EXPECT_EQ(store_->ListPrefixes().size(), 1u);
+  ExpectAccountIsTrue();
+}
+
+TEST_F(LimitsTest, ATenantOverItsQuotaEvictsOnlyItsOwn) {
+  const uint64_t one = PromptBytes();
+  options_.tenant_quota_bytes = 2 * one;
+  Open();
+  Stored(Prompt(1), "a");
+  Use(Stored(Prompt(2), "b"), 9);
+  Use(Stored(Prompt(3), "b"), 8);
+  Stored(Prompt(4), "b");
+  EXPECT_TRUE(There(Prompt(1), "a"));
+  EXPECT_TRUE(There(Prompt(2), "b") && There(Prompt(4), "b"));
+  EXPECT_FALSE(There(Prompt(3), "b"));
+  for (const TenantUsage& t : store_->stats().tenants) {
+    EXPECT_EQ(t.evictions, t.tenant == "b" ? 1u : 0u);
+    EXPECT_EQ(t.quota_bytes, 2 * one);
+  }
+}
+
+TEST_F(LimitsTest, AnExpiredPrefixIsNoMatchAtOnceAndGoesWithTheSweep) {
+  const SegmentId id = Stored(Prompt(1), "t", {false, 1'000'000});
+  EXPECT_GT(store_->GetPrefix(id)->expires_unix_ms, 0);
+  ASSERT_OK(store_->SetRetention(id, {{}, kFuture}));
+  EXPECT_EQ(store_->GetPrefix(id)->expires_unix_ms, kFuture);
+  EXPECT_TRUE(There(Prompt(1)));
+  auto reader = store_->OpenPrefix(id, 0);
+  ASSERT_OK(reader);
+
+  ASSERT_OK(store_->SetRetention(id, {{}, kPast}));
+  EXPECT_EQ(Matched(Prompt(1)), 0u);
+  EXPECT_TRUE(store_->ListPrefixes().empty());
+  EXPECT_CODE(store_->OpenPrefix(id, 0), Code::kNotFound);
+  EXPECT_CODE(store_->SetRetention(id, {{}, kFuture}), Code::kNotFound);
+  ASSERT_OK(store_->Maintain());  // it is open: the read goes on
+  const auto difference = Compare(**reader, Prompt(1));
+  ASSERT_OK(difference);
+  EXPECT_EQ(*difference, "");
+  reader->reset();
+  ASSERT_OK(store_->Maintain());
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
+  EXPECT_EQ(store_->stats().expired, 1u);
+  // The same prompt may come back.
+  EXPECT_TRUE(There(Prompt(1)) || Stored(Prompt(1)) != id);
+  EXPECT_TRUE(There(Prompt(1)));
+}
+
+TEST_F(LimitsTest, ExpiringNeverTakesTokensThatOthersContinue) {
+  const SegmentId root = Stored(Prompt(1));
+  Tokens longer = Prompt(1);
+  for (const uint32_t t : Prompt(2)) longer.push_back(t);
+  const SegmentId leaf = Stored(longer);
+  ASSERT_OK(store_->SetRetention(root, {{}, kPast}));
+  EXPECT_EQ(store_->ListPrefixes().size(), 1u);
+  EXPECT_TRUE(There(longer));
+  ASSERT_OK(store_->Maintain());
+  ExpectPrefix(leaf, longer);
+  // Putting it again makes it a prefix again, under the new terms.
+  EXPECT_EQ(Stored(Prompt(1), "t", {true, 0}), root);
+  EXPECT_EQ(store_->ListPrefixes().size(), 2u);
+  EXPECT_TRUE(store_->GetPrefix(root)->pinned);
+  EXPECT_EQ(store_->GetPrefix(root)->expires_unix_ms, 0);
+  ASSERT_OK(store_->Remove(root));
+  ASSERT_OK(store_->SetRetention(leaf, {{}, kPast}));
+  EXPECT_EQ(Matched(longer), 0u);  // nobody needs any of it now
+  Open();                          // at open it goes
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
+}
+
+TEST_F(LimitsTest, PuttingAgainNeverShortens) {
+  const SegmentId id = Stored(Prompt(1), "t", {true, 1'000'000'000});
+  const int64_t until = store_->GetPrefix(id)->expires_unix_ms;
+  EXPECT_EQ(Stored(Prompt(1), "t", {false, 1000}), id);
+  EXPECT_TRUE(store_->GetPrefix(id)->pinned);
+  EXPECT_EQ(store_->GetPrefix(id)->expires_unix_ms, until);
+  Stored(Prompt(1));
+  EXPECT_EQ(store_->GetPrefix(id)->expires_unix_ms, 0);
+  EXPECT_CODE(TryPut(Prompt(1), "t", {false, ~0ull}), Code::kInvalidArgument);
+  Open();
+  EXPECT_TRUE(store_->GetPrefix(id)->pinned);
+}
+
+TEST_F(LimitsTest, NamesOfAMergedSegmentKeepTheirOwnTerms) {
+  const SegmentId first = Stored(Prompt(1), "t", {true, 0});
+  Tokens longer = Prompt(1);
+  for (const uint32_t t : Prompt(2)) longer.push_back(t);
+  const SegmentId second = Stored(longer, "t", {false, 1'000'000'000});
+  const auto merged = store_->Merge(second, 1000);
+  ASSERT_OK(merged);
+  const auto expect_terms = [&] {
+    EXPECT_TRUE(store_->GetPrefix(first)->pinned);
+    EXPECT_EQ(store_->GetPrefix(first)->expires_unix_ms, 0);
+    EXPECT_FALSE(store_->GetPrefix(second)->pinned);
+    EXPECT_GT(store_->GetPrefix(second)->expires_unix_ms, 0);
+  };
+  expect_terms();
+  Open();
+  expect_terms();
+  // One name is pinned: the segment stays.
+  options_.quota_bytes = store_->stats().bytes_on_disk;
+  Open();
+  EXPECT_CODE(TryPut(Prompt(3)), Code::kResourceExhausted);
+  ASSERT_OK(store_->SetRetention(second, {{}, kPast}));
+  ASSERT_OK(store_->Maintain());
+  EXPECT_CODE(store_->GetPrefix(second), Code::kNotFound);
+  ExpectPrefix(first, Prompt(1));
+  // Without the pin it goes with its name.
+  ASSERT_OK(store_->SetRetention(first, {false, {}}));
+  Stored(Prompt(3));
+  EXPECT_CODE(store_->GetPrefix(first), Code::kNotFound);
+  Open();
+  EXPECT_EQ(store_->ListPrefixes().size(), 1u);
+  ExpectAccountIsTrue();
+}
+
+TEST_F(LimitsTest, TheSweepKeepsHeadroomForPutsThatCame) {
+  const uint64_t one = PromptBytes();
+  options_.quota_bytes = 4 * one;
+  Open();
+  for (uint32_t i = 1; i <= 4; ++i) Stored(Prompt(i));
+  EXPECT_EQ(store_->stats().evictions, 0u);
+  ASSERT_OK(store_->Maintain());
+  EXPECT_EQ(store_->stats().evictions, 1u);
+  ASSERT_OK(store_->Maintain());
+  EXPECT_EQ(store_->stats().evictions, 1u);
+  options_.quota_bytes = 3 * one;  // full again, but nobody puts
+  Open();
+  ASSERT_OK(store_->Maintain());
+  EXPECT_EQ(store_->ListPrefixes().size(), 3u);
+}
+
+TEST_F(LimitsTest, TheAccountEqualsTheFilesAfterRandomOperations) {
+  std::mt19937_64 rng(Seed("LimitsTest.TheAccountEqualsTheFiles"));
+  options_.quota_bytes = 20 * PromptBytes();
+  options_.tenant_quotas["b"] = options_.quota_bytes / 4;
+  Open();
+  SettleOptions settle;
+  settle.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
+    std::vector<uint32_t> order(rows.size() / TestGeometry().row().bytes());
+    std::iota(order.begin(), order.end(), 0);
+    return Result<std::vector<uint32_t>>(std::move(order));
+  };
+  uint64_t evictions = 0, expired = 0;
+  for (int i = 0; i < 300; ++i) {
+    const auto listed = store_->ListPrefixes();
+    const SegmentId some = listed.empty() ? SegmentId{} : listed[rng() % listed.size()].id;
+    switch (rng() % 9) {
+      case 0:
+        (void)store_->Remove(some);
+        break;
+      case 1:
+        (void)store_->PutBlob(some, "b" + std::to_string(rng() % 3), "p",
+                              std::vector<std::byte>(rng() % 9000));
+        break;
+      case 2:
+        (void)store_->Settle(some, settle);
+        break;
+      case 3:
+        (void)store_->Merge(some, 400);
+        break;
+      case 4:
+        (void)store_->SetRetention(some, {rng() % 4 == 0, rng() % 4 == 0 ? kPast : 0});
+        break;
+      case 5:
+        ASSERT_OK(store_->Maintain());
+        break;
+      default:
+        const auto put = TryPut(RandomTokens(rng, 1 + rng() % 300, 2), rng() % 3 == 0 ? "b" : "a");
+        if (!put.ok()) {
+          EXPECT_CODE(put, Code::kResourceExhausted);
+        }
+    }
+    if (i % 100 == 99) {
+      evictions += store_->stats().evictions;
+      expired += store_->stats().expired;
+      Open();
+    }
+    if (i % 10 == 9) ExpectAccountIsTrue();
+    ASSERT_LE(store_->stats().bytes_on_disk, options_.quota_bytes);
+  }
+  EXPECT_GT(evictions, 0u);
+  EXPECT_GT(expired, 0u);
+}
+
+TEST_F(LimitsTest, ConcurrentPutsStayWithinTheQuota) {
+  const uint64_t quota = options_.quota_bytes = 6 * PromptBytes() + 1000;
+  Open();
+  std::atomic<uint32_t> done{0}, wrong{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint32_t i = 0; i < 25; ++i) {
+        const auto put = TryPut(Prompt(1 + t * 100 + i), t % 2 ? "a" : "b");
+        put.ok() ? ++done : wrong += put.error().code != Code::kResourceExhausted;
+        if (store_->stats().bytes_on_disk > quota) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(done, 100u);  // four unfinished puts and what they continue always fit
+  ExpectAccountIsTrue();
+}
+
+// A small file system of our own, where root may mount one.
+class FullDiskTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    mounted_ = ::mount("tmpfs", dir_.path().c_str(), "tmpfs", 0, "size=64m") == 0;
+    if (!mounted_) GTEST_SKIP() << "a full disk needs a file system of its own: run as root";
+    options_.min_free_bytes = 0;
+    Open();
+    ASSERT_OK(store_->PutModel(model_));
+  }
+  void TearDown() override {
+    store_.reset();
+    if (mounted_) {
+      EXPECT_EQ(::umount(dir_.path().c_str()), 0);
+    }
+  }
+
+  void Open() {
+    store_.reset();
+    auto opened = PrefixStore::Open(options_);
+    ASSERT_OK(opened);
+    store_ = std::move(*opened);
+  }
+  std::filesystem::path Filler() const { return dir_.path() / "filler"; }
+  // Somebody else takes every free byte.
+  void FillDisk() {
+    std::ofstream out(Filler(), std::ios::app | std::ios::binary);
+    const std::string block(4096, 'x');
+    while (out.write(block.data(), 4096).flush()) continue;
+    ASSERT_LT(FreeBytes(dir_.path()).value(), 4096u);
+  }
+  bool Ballast() const { return std::filesystem::exists(options_.dir / "ballast"); }
+  void ExpectPrefix(const SegmentId& id, const Tokens& tokens) {
+    const auto prefix = store_->OpenPrefix(id, 0);
+    ASSERT_OK(prefix);
+    const auto difference = Compare(**prefix, tokens);
+    ASSERT_OK(difference);
+    EXPECT_EQ(*difference, "");
+  }
+
+  TempDir dir_;
+  bool mounted_ = false;
+  StoreOptions options_ = TestOptions(dir_.path());
+  ModelRecord model_ = TestModel();
+  std::unique_ptr<PrefixStore> store_;
+};
+
+TEST_F(FullDiskTest, RefusesPutsServesAndCanBeMadeSmaller) {
+  ASSERT_TRUE(Ballast());
+  options_.eviction = Eviction::kNever;
+  Open();
+  std::vector<SegmentId> ids;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const auto id = Put(*store_, model_, Prompt(i, 2000));
+    ASSERT_OK(id);
+    ids.push_back(*id);
+  }
+  FillDisk();
+  EXPECT_CODE(Put(*store_, model_, Prompt(9, 2000)), Code::kResourceExhausted);
+  for (uint32_t i = 0; i < 4; ++i) ExpectPrefix(ids[i], Prompt(i, 2000));
+  ASSERT_OK(store_->Remove(ids[0]));  // committed in the room of the ballast
+  EXPECT_FALSE(Ballast());
+  FillDisk();  // now nothing is left to give away
+  EXPECT_CODE(store_->Remove(ids[1]), Code::kResourceExhausted);
+  EXPECT_CODE(Put(*store_, model_, Prompt(9, 2000)), Code::kResourceExhausted);
+  ExpectPrefix(ids[1], Prompt(1, 2000));
+  std::filesystem::remove(Filler());
+  ASSERT_OK(store_->Remove(ids[1]));
+  ASSERT_OK(store_->Maintain());
+  EXPECT_TRUE(Ballast());
+  ASSERT_OK(Put(*store_, model_, Prompt(9, 2000)));
+}
+
+TEST_F(FullDiskTest, OpensAndEvicts) {
+  std::vector<SegmentId> ids;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const auto id = Put(*store_, model_, Prompt(i, 2000));
+    ASSERT_OK(id);
+    ids.push_back(*id);
+  }
+  store_.reset();
+  FillDisk();
+  Open();  // in the room of the ballast
+  EXPECT_FALSE(Ballast());
+  for (uint32_t i = 0; i < 4; ++i) ExpectPrefix(ids[i], Prompt(i, 2000));
+  std::filesystem::resize_file(Filler(), std::filesystem::file_size(Filler()) - (1 << 20));
+  store_->NoteUse(ids[3]);
+  // The ballast must fit again beside a put: that is more than all there is to evict.
+  EXPECT_CODE(Put(*store_, model_, Prompt(9, 20000)), Code::kResourceExhausted);
+  EXPECT_EQ(store_->ListPrefixes().size(), 4u);
+  std::filesystem::remove(Filler());
+  ASSERT_OK(store_->Maintain());
+  ASSERT_TRUE(Ballast());
+  // Puts alone fill the disk: they evict one another and never run into it.
+  for (uint32_t i = 10; i < 60; ++i) ASSERT_OK(Put(*store_, model_, Prompt(i, 12000)));
+  EXPECT_GT(store_->stats().evictions, 0u);
+  ExpectPrefix(store_->ListPrefixes().back().id, Prompt(59, 12000));
+  Open();
+  ExpectPrefix(store_->ListPrefixes().back().id, Prompt(59, 12000));
+}
+
+}  // namespace
+}  // namespace prefixd::storage
