@@ -40,6 +40,11 @@ void SpaceReservation::Release() {
   account_ = nullptr;
 }
 
+void SpaceReservation::Keep() {
+  Allocated();
+  account_ = nullptr;
+}
+
 uint64_t SpaceAccount::QuotaOf(const std::string& tenant) const {
   const auto own = options_.tenant_quotas.find(tenant);
   return own == options_.tenant_quotas.end() ? options_.tenant_quota_bytes : own->second;

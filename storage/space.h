@@ -36,6 +36,8 @@ class SpaceReservation {
   // The file system has set the blocks aside: its own count of free bytes shows them now.
   void Allocated();
   void Release();
+  // Counts on until the store is closed: what it was for may or may not have been committed.
+  void Keep();
 
  private:
   friend class SpaceAccount;

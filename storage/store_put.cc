@@ -135,7 +135,8 @@ class PutWriter final : public SegmentWriter {
     change.put.push_back({record, std::vector(own_hashes.begin(), own_hashes.end())});
     if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
-      // keeps or frees the file, so it must stay.
+      // keeps or frees the file, so it must stay, and so must what it takes of the quota.
+      space_.Keep();
       done_ = true;
       core_->puts_aborted++;
       Release();
