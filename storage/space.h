@@ -36,7 +36,7 @@ class SpaceReservation {
   // The file system has set the blocks aside: its own count of free bytes shows them now.
   void Allocated();
   void Release();
-  // Never given back while the store is open: the bytes are taken and no record says so.
+  // Counts on until the store is closed: what it was for may or may not have been committed.
   void Keep();
 
  private:

@@ -128,8 +128,9 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // One synced commit of what `edit` makes of a prefix's name; afterwards it is listed.
   Status ChangeName(const SegmentId& id, const std::function<Status(Name&)>& edit);
   EvictionPlan NewEvictionPlan() const;
+  // False, and nothing is evicted: what may go is too little.
   bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
-  size_t Evict(std::span<const EvictionNode> victims, const char* why);
+  void Evict(std::span<const EvictionNode> victims, const char* why);
   bool Retained(const SegmentId& id) const;
   Status MakeHeadroom();
 

@@ -20,22 +20,22 @@ int64_t Later(int64_t a, int64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, 
 
 Result<SpaceReservation> StoreCore::Reserve(const std::string& tenant, uint64_t bytes, Room room) {
   SpaceReservation reserved;
-  PREFIXD_ASSIGN(SpaceShortage shortage, space->TryReserve(tenant, bytes, &reserved));
   const bool may_evict = room == Room::kMayEvict && options.eviction == Eviction::kByWorth;
-  if (may_evict) wanted_room_ = true;
-  if (shortage.any() && may_evict) {
-    // One at a time, so that two puts do not both evict for what one of them needs.
-    std::lock_guard evicting(eviction_mutex_);
-    for (int attempt = 0; attempt < kEvictionAttempts; ++attempt) {
-      PREFIXD_ASSIGN(shortage, space->TryReserve(tenant, bytes, &reserved));
-      if (!shortage.any() || !EvictFor(tenant, shortage, "to make room for a put")) break;
-    }
-    if (shortage.any()) {
-      PREFIXD_ASSIGN(shortage, space->TryReserve(tenant, bytes, &reserved));
+  if (!may_evict) {
+    PREFIXD_ASSIGN(const SpaceShortage shortage, space->TryReserve(tenant, bytes, &reserved));
+    if (shortage.any()) return space->Refusal(tenant, bytes, shortage);
+    return reserved;
+  }
+  wanted_room_ = true;
+  // One at a time, so that nobody takes the room that another has just made.
+  std::lock_guard evicting(eviction_mutex_);
+  for (int attempt = 0;; ++attempt) {
+    PREFIXD_ASSIGN(const SpaceShortage shortage, space->TryReserve(tenant, bytes, &reserved));
+    if (!shortage.any()) return reserved;
+    if (attempt == kEvictionAttempts || !EvictFor(tenant, shortage, "to make room for a put")) {
+      return space->Refusal(tenant, bytes, shortage);
     }
   }
-  if (shortage.any()) return space->Refusal(tenant, bytes, shortage);
-  return reserved;
 }
 
 EvictionPlan StoreCore::NewEvictionPlan() const {
@@ -50,15 +50,14 @@ bool StoreCore::EvictFor(const std::string& tenant, const SpaceShortage& shortag
   if (shortage.tenant > 0 && !plan.Free(shortage.tenant, &tenant)) return false;
   const uint64_t total = std::max(shortage.disk, shortage.store);
   if (total > plan.freed() && !plan.Free(total - plan.freed(), nullptr)) return false;
-  return Evict(plan.victims(), why) > 0;
+  Evict(plan.victims(), why);
+  return true;
 }
 
-size_t StoreCore::Evict(std::span<const EvictionNode> victims, const char* why) {
-  size_t done = 0;
+void StoreCore::Evict(std::span<const EvictionNode> victims, const char* why) {
   for (const EvictionNode& victim : victims) {
     std::lock_guard commit(commit_mutex);
     if (Retained(victim.id) || !EraseSegment(victim.id).ok()) continue;  // pinned or needed again
-    ++done;
     char uses[16];
     std::snprintf(uses, sizeof(uses), "%.2f", double{victim.heat});
     LogInfo("evicted segment " + victim.id.ToString() + " of tenant '" + victim.tenant + "' (" +
@@ -70,7 +69,6 @@ size_t StoreCore::Evict(std::span<const EvictionNode> victims, const char* why) 
     count.bytes += victim.bytes;
   }
   FreeUnneeded();
-  return done;
 }
 
 bool StoreCore::Retained(const SegmentId& id) const {

@@ -148,6 +148,7 @@ class PutWriter final : public SegmentWriter {
       return committed.error();
     }
     core_->tree.Insert({{record, "", record.created_unix_ms, 0}, plan_.scope.id});
+    space_.Release();  // counted in the tree from here on
     core_->puts++;
     return Match{};
   }
