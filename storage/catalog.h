@@ -17,6 +17,7 @@
 #include "storage/identity.h"
 #include "storage/records.h"
 #include "storage/segment_format.h"
+#include "storage/sequences.h"
 
 namespace prefixd::storage {
 
@@ -33,6 +34,7 @@ struct CatalogSegment {
   SegmentRecord record;
   std::string quarantine;  // why; empty: sound
   int64_t last_used_unix_ms = 0;
+  int64_t verified_unix_ms = 0;  // when all of it last verified; at first, when it was stored
 };
 
 // What changes together.
@@ -48,6 +50,12 @@ struct CatalogChange {
   std::vector<AliasRecord> put_aliases;
 };
 
+// Where the scrub stands inside the segment it is at; all zero: nowhere.
+struct ScrubPosition {
+  Uuid file{};
+  uint64_t next_page = 0;
+};
+
 class Catalog {
  public:
   // Creates an empty catalog with `fresh` if there is none.
@@ -59,10 +67,15 @@ class Catalog {
   virtual Status PutModel(const ModelRecord& model) = 0;  // synced
   virtual Result<std::vector<ModelRecord>> LoadModels() const = 0;
 
-  // Synced and atomic: the commit point of puts, removals, rewrites and merges.
+  // Numbers for segment files; every Apply writes down which of them are decided.
+  virtual Sequences& sequences() = 0;
+  // Synced and atomic: the commit point of puts, removals, rewrites and merges. One at a time.
   virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  virtual Status SetVerified(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  virtual Status SetScrubPosition(const ScrubPosition& position) = 0;                // not synced
+  virtual Result<ScrubPosition> LoadScrubPosition() const = 0;
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
   virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;
 

@@ -132,6 +132,7 @@ class Store final : public PrefixStore {
     s.puts = core_->puts;
     s.puts_aborted = core_->puts_aborted;
     s.recovered_orphans = core_->recovered_orphans;
+    s.recovered_commits = core_->recovered_commits;
     s.checksum_failures = core_->checksum_failures;
     return s;
   }

@@ -232,7 +232,7 @@ class PrefixStore {
     // Rewriting: bytes_written counts it too, so write amplification is bytes_written over
     // (bytes_written - bytes_rewritten).
     uint64_t bytes_rewritten = 0, settled = 0, merged = 0;
-    uint64_t recovered_orphans = 0, checksum_failures = 0;
+    uint64_t recovered_orphans = 0, recovered_commits = 0, checksum_failures = 0;
   };
   virtual Stats stats() const = 0;
 };

@@ -56,7 +56,9 @@ struct SegmentManifest {
   ModelRecord model;
   std::string tenant, label;
   uint32_t block_tokens = 0;
+  bool listed = true;                // when the file was written
   std::vector<AliasRecord> aliases;  // of prefixes that end inside the segment
+  std::vector<SegmentId> replaces;   // merged: the segments whose tokens this one took over
 };
 std::string EncodeManifest(const SegmentManifest& manifest);
 Result<SegmentManifest> DecodeManifest(std::string_view bytes);

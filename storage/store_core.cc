@@ -69,9 +69,15 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   PREFIXD_TRY(OpenEngine(wrap));
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
-  PREFIXD_ASSIGN(catalog,
-                 Catalog::Open(options.dir / "catalog",
-                               {kStoreFormatVersion, options.block_tokens, identity.store}));
+  auto opened = Catalog::Open(options.dir / "catalog",
+                              {kStoreFormatVersion, options.block_tokens, identity.store});
+  if (!opened.ok()) {
+    const Code code = opened.error().code;
+    const bool damaged = code == Code::kCorrupt || code == Code::kIo;
+    return Error{code, opened.error().message +
+                           (damaged ? "; if the disk is well, " + HowToRecover(options.dir) : "")};
+  }
+  catalog = std::move(*opened);
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +
                                      " belongs to another store than its STORE file"};

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -98,10 +99,9 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   ReadServices services;
 
   std::mutex commit_mutex;  // one commit at a time, so that equal prompts find each other
-  std::atomic<uint64_t> next_sequence{1};
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
-  std::atomic<uint64_t> recovered_orphans{0}, checksum_failures{0};
+  std::atomic<uint64_t> recovered_orphans{0}, recovered_commits{0}, checksum_failures{0};
 
  private:
   friend class SpaceReservation;
@@ -111,12 +111,14 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // store_recovery.cc
   Status Recover();
   Status LoadSegments();
+  Status AdoptLostCommits();  // store_adopt.cc
   Status SweepSegmentFiles();
   void CheckSegments();
   Status VerifySegment(const SegmentRecord& record, VerifyReport& report,
                        const std::function<bool(uint64_t)>& page_done);
 
-  mutable std::mutex mutex_;  // guards models_ and reserved_bytes_
+  std::set<Uuid> left_alone_;  // files that Recover neither knows nor may free
+  mutable std::mutex mutex_;   // guards models_ and reserved_bytes_
   std::map<std::string, ModelRecord, std::less<>> models_;
   uint64_t reserved_bytes_ = 0;
 };

@@ -28,7 +28,29 @@ std::string ReadSmallFile(const fs::path& path) {
 
 constexpr std::string_view kIdentityWord = "prefixd-store";
 
-Result<StoreIdentity> ParseIdentity(const fs::path& path) {
+}  // namespace
+
+Result<DirLock> DirLock::Acquire(const fs::path& dir) {
+  const fs::path path = dir / "lock";
+  DirLock lock;
+  PREFIXD_ASSIGN(lock.fd_, OpenFile(path, O_RDWR | O_CREAT));
+  if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoError(errno, "cannot lock " + path.string());
+    std::string pid = ReadSmallFile(path);
+    std::erase(pid, '\n');
+    return Error{Code::kFailedPrecondition, "the store " + dir.string() + " is in use by process " +
+                                                (pid.empty() ? "(unknown)" : pid)};
+  }
+  const std::string pid = std::to_string(::getpid()) + "\n";
+  if (::ftruncate(lock.fd_.get(), 0) != 0 ||
+      ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+    return ErrnoError(errno, "cannot write " + path.string());
+  }
+  return lock;
+}
+
+Result<StoreIdentity> ReadIdentityFile(const fs::path& dir) {
+  const fs::path path = dir / "STORE";
   std::istringstream in(ReadSmallFile(path));
   std::string word, format_key, uuid_key, uuid;
   StoreIdentity identity;
@@ -49,31 +71,14 @@ Result<StoreIdentity> ParseIdentity(const fs::path& path) {
   return identity;
 }
 
-Status WriteIdentity(const fs::path& path, const StoreIdentity& identity) {
-  return WriteFileAtomically(path, std::string(kIdentityWord) + "\nformat " +
-                                       std::to_string(identity.format_version) + "\nuuid " +
-                                       ToHex(identity.store) + "\n");
+Status WriteIdentityFile(const fs::path& dir, const StoreIdentity& identity) {
+  return WriteFileAtomically(dir / "STORE", std::string(kIdentityWord) + "\nformat " +
+                                                std::to_string(identity.format_version) +
+                                                "\nuuid " + ToHex(identity.store) + "\n");
 }
 
-}  // namespace
-
-Result<DirLock> DirLock::Acquire(const fs::path& dir) {
-  const fs::path path = dir / "lock";
-  DirLock lock;
-  PREFIXD_ASSIGN(lock.fd_, OpenFile(path, O_RDWR | O_CREAT));
-  if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return ErrnoError(errno, "cannot lock " + path.string());
-    std::string pid = ReadSmallFile(path);
-    std::erase(pid, '\n');
-    return Error{Code::kFailedPrecondition, "the store " + dir.string() + " is in use by process " +
-                                                (pid.empty() ? "(unknown)" : pid)};
-  }
-  const std::string pid = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(lock.fd_.get(), 0) != 0 ||
-      ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-    return ErrnoError(errno, "cannot write " + path.string());
-  }
-  return lock;
+std::string HowToRecover(const fs::path& dir) {
+  return "`prefixctl recover --dir " + dir.string() + "` makes it anew from the segment files";
 }
 
 Status CreateStoreDir(const fs::path& dir) {
@@ -96,9 +101,8 @@ Status RefuseLostCatalog(const fs::path& dir) {
     const auto entry = ParseSegmentsEntry(it->path().filename().string());
     if (!entry || !entry->blob.empty()) continue;
     return Error{Code::kCorrupt, "the catalog of the store " + dir.string() +
-                                     " is missing although segments are there; restore " +
-                                     (dir / "catalog").string() +
-                                     " from a backup, or start from an empty directory"};
+                                     " is missing although segments are there; " +
+                                     HowToRecover(dir)};
   }
   return {};
 }
@@ -107,23 +111,24 @@ Result<StoreIdentity> ReadOrCreateIdentity(const fs::path& dir) {
   const fs::path path = dir / "STORE";
   std::error_code ignored;
   if (fs::exists(path, ignored)) {
-    PREFIXD_ASSIGN(StoreIdentity identity, ParseIdentity(path));
+    PREFIXD_ASSIGN(StoreIdentity identity, ReadIdentityFile(dir));
     if (identity.format_version < kStoreFormatVersion) {
       LogInfo("upgrading the store " + dir.string() + " from format " +
               std::to_string(identity.format_version) + " to " +
               std::to_string(kStoreFormatVersion));
       identity.format_version = kStoreFormatVersion;
-      PREFIXD_TRY(WriteIdentity(path, identity));
+      PREFIXD_TRY(WriteIdentityFile(dir, identity));
     }
     return identity;
   }
   if (fs::exists(dir / "catalog" / "CURRENT", ignored)) {
-    return Error{Code::kCorrupt, path.string() + " is missing but there is a catalog; restore it " +
-                                     "or start from an empty directory"};
+    return Error{
+        Code::kCorrupt,
+        path.string() + " is missing but there is a catalog; restore it, or " + HowToRecover(dir)};
   }
   StoreIdentity identity{kStoreFormatVersion, {}};
   RandomBytes(identity.store);
-  PREFIXD_TRY(WriteIdentity(path, identity));
+  PREFIXD_TRY(WriteIdentityFile(dir, identity));
   return identity;
 }
 
@@ -159,6 +164,17 @@ std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file) {
   entry.blob = rest.substr(1, rest.size() - kSuffix.size() - 1);
   if (!ValidBlobName(entry.blob)) return std::nullopt;
   return entry;
+}
+
+Result<std::vector<fs::directory_entry>> ListDirectory(const fs::path& dir) {
+  std::error_code error;
+  std::vector<fs::directory_entry> entries;
+  for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    entries.push_back(*it);
+  }
+  if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
+  return entries;
 }
 
 Status WriteFileAtomically(const fs::path& path, std::string_view bytes) {

@@ -2,6 +2,7 @@
 
 #include "storage/errors.h"
 #include "storage/segment_file_writer.h"
+#include "storage/segment_inspect.h"
 #include "storage/store_core.h"
 
 namespace prefixd::storage {
@@ -31,8 +32,13 @@ class PutWriter final : public SegmentWriter {
     if (range().size() == 0) return {};
     const ModelRecord& model = plan_.scope.model;
     SegmentFilePlan file;
-    file.manifest = EncodeManifest(
-        {model, plan_.scope.tenant, plan_.label, core_->catalog->meta().block_tokens, {}});
+    file.manifest = EncodeManifest({model,
+                                    plan_.scope.tenant,
+                                    plan_.label,
+                                    core_->catalog->meta().block_tokens,
+                                    true,
+                                    {},
+                                    {}});
     SegmentHeader& header = file.header;
     header.store = core_->identity.store;
     RandomBytes(id_.bytes);
@@ -76,8 +82,8 @@ class PutWriter final : public SegmentWriter {
     PREFIXD_TRY(CheckOpen());
     if (!file_) return FinishStored(plan_.match);
     PREFIXD_TRY(file_->CheckComplete());
-    const uint64_t sequence = core_->next_sequence++;
-    if (Status sealed = file_->Seal(sequence, NowUnixMs()); !sealed.ok()) {
+    SequenceTicket sequence = core_->catalog->sequences().Next();
+    if (Status sealed = file_->Seal(sequence.number(), NowUnixMs()); !sealed.ok()) {
       Abort();
       return sealed.error();
     }
@@ -104,7 +110,7 @@ class PutWriter final : public SegmentWriter {
 
   // The commit point: after it the prefix is durable and visible. Another put of the same tokens
   // may have come first; then its bytes serve, and where they are is returned.
-  Result<Match> Publish(uint64_t sequence) {
+  Result<Match> Publish(SequenceTicket& sequence) {
     std::lock_guard commit(core_->commit_mutex);
     auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens);
     if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
@@ -114,7 +120,7 @@ class PutWriter final : public SegmentWriter {
     SegmentRecord record;
     record.id = id_;
     record.file = id_.bytes;
-    record.sequence = sequence;
+    record.sequence = sequence.number();
     record.model = plan_.scope.model.name;
     record.tenant = plan_.scope.tenant;
     record.label = plan_.label;
@@ -124,18 +130,19 @@ class PutWriter final : public SegmentWriter {
     record.file_bytes = file_->layout().file_bytes();
     record.created_unix_ms = created_unix_ms_;
     const uint32_t block = core_->catalog->meta().block_tokens;
-    const auto own_hashes = std::span(plan_.hashes).subspan(record.tokens.begin / block);
     CatalogChange change;
-    change.put.push_back({record, std::vector(own_hashes.begin(), own_hashes.end())});
+    change.put.push_back({record, OwnHashes(plan_.hashes, record.tokens.begin, block)});
     if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
       // keeps or frees the file, so it must stay.
+      sequence.LeaveOpen();
       done_ = true;
       core_->puts_aborted++;
       Release();
       return committed.error();
     }
-    core_->tree.Insert({record, "", record.created_unix_ms}, plan_.scope.id);
+    core_->tree.Insert({record, "", record.created_unix_ms, record.created_unix_ms},
+                       plan_.scope.id);
     core_->puts++;
     return Match{};
   }

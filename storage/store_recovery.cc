@@ -1,7 +1,5 @@
 // What Open does with a directory that may have been left at any moment, and what Verify does with
 // a living one.
-#include <dirent.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -14,6 +12,7 @@ namespace fs = std::filesystem;
 
 Status StoreCore::Recover() {
   PREFIXD_TRY(LoadSegments());
+  PREFIXD_TRY(AdoptLostCommits());
   PREFIXD_TRY(SweepSegmentFiles());
   CheckSegments();
   FreeUnneeded();
@@ -35,7 +34,7 @@ Status StoreCore::LoadSegments() {
                                        " is of the unknown model '" + segment.record.model + "'"};
     }
     tree.Insert(segment, PrefixScope(model->second.fingerprint, segment.record.tenant));
-    next_sequence = std::max<uint64_t>(next_sequence, segment.record.sequence + 1);
+    catalog->sequences().Saw(segment.record.sequence);
   }
   PREFIXD_ASSIGN(const std::vector<AliasRecord> aliases, catalog->LoadAliases());
   for (const AliasRecord& alias : aliases) tree.InsertAlias(alias);
@@ -45,13 +44,8 @@ Status StoreCore::LoadSegments() {
 // Files that the catalog does not know are puts that never committed, or removals cut short.
 Status StoreCore::SweepSegmentFiles() {
   const fs::path dir = options.dir / "segments";
+  PREFIXD_ASSIGN(const auto entries, ListDirectory(dir));
   std::error_code error;
-  std::vector<fs::directory_entry> entries;
-  for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    entries.push_back(*it);
-  }
-  if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
   std::set<Uuid> known_files;
   for (const SegmentRecord& record : tree.Records()) known_files.insert(record.file);
   uint64_t removed = 0;
@@ -59,6 +53,7 @@ Status StoreCore::SweepSegmentFiles() {
     const std::string name = entry.path().filename().string();
     const auto parsed = ParseSegmentsEntry(name);
     const bool unfinished = name.ends_with(".tmp");
+    if (parsed && parsed->blob.empty() && left_alone_.contains(parsed->id)) continue;
     if (!parsed && !unfinished) {
       LogWarning("left alone: " + entry.path().string() + " is not a file of the store");
       continue;
