@@ -83,15 +83,15 @@ Status BlobStore::Put(const SegmentId& id, std::string_view name, std::string_vi
   return SyncDirectory(path.parent_path());
 }
 
-Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view name) const {
+Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view name,
+                                        IoPriority priority) const {
   const std::filesystem::path path = BlobPath(dir_, id, name);
   PREFIXD_ASSIGN(UniqueFd fd, OpenFile(path, O_RDONLY));
   PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd.get(), path));
   const Error damaged{Code::kCorrupt, "blob " + path.string() + " is damaged"};
   if (bytes < sizeof(BlobHeader)) return damaged;
   std::vector<std::byte> file(bytes);
-  PREFIXD_TRY(
-      ReadFully(engine_, fd.get(), 0, file, IoPriority::kStepRead, "reading " + path.string()));
+  PREFIXD_TRY(ReadFully(engine_, fd.get(), 0, file, priority, "reading " + path.string()));
   BlobHeader header;
   std::memcpy(&header, file.data(), sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
@@ -122,8 +122,7 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
 
 Result<std::vector<std::byte>> BlobStore::Get(const SegmentId& id, std::string_view name,
                                               std::string_view producer) const {
-  auto blob = Read(id, name);
-  if (!blob.ok() && blob.error().code == Code::kCorrupt) blob = Read(id, name);
+  auto blob = ReadTwice(id, name, IoPriority::kStepRead);
   if (!blob.ok()) {
     if (blob.error().code == Code::kNotFound) {
       return Error{Code::kNotFound,
@@ -139,9 +138,32 @@ Result<std::vector<std::byte>> BlobStore::Get(const SegmentId& id, std::string_v
   return std::move(blob->payload);
 }
 
-Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name) const {
-  PREFIXD_ASSIGN(const Blob blob, Read(id, name));
+Result<BlobStore::Blob> BlobStore::ReadTwice(const SegmentId& id, std::string_view name,
+                                             IoPriority priority) const {
+  auto blob = Read(id, name, priority);
+  if (!blob.ok() && blob.error().code == Code::kCorrupt) return Read(id, name, priority);
+  return blob;
+}
+
+Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name,
+                                  IoPriority priority) const {
+  PREFIXD_ASSIGN(const Blob blob, ReadTwice(id, name, priority));
   return blob.file_bytes;
+}
+
+Result<bool> BlobStore::DropDamaged(const SegmentId& id, std::string_view name) {
+  // Under the lock that renames take: what is deleted is what was just read.
+  std::lock_guard lock(mutex_);
+  const auto blob = ReadTwice(id, name, IoPriority::kStepRead);
+  if (blob.ok() || blob.error().code != Code::kCorrupt) return false;
+  PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  const auto it = files_.find(id);
+  if (it == files_.end()) return true;
+  if (const auto file = it->second.find(name); file != it->second.end()) {
+    total_bytes_ -= file->second;
+    it->second.erase(file);
+  }
+  return true;
 }
 
 std::vector<std::string> BlobStore::List(const SegmentId& id) const {

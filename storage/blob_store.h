@@ -30,7 +30,9 @@ class BlobStore {
   Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
                                      std::string_view producer) const;
   // Reads and verifies, whoever made it. Returns the file's bytes.
-  Result<uint64_t> Check(const SegmentId& id, std::string_view name) const;
+  Result<uint64_t> Check(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Deletes the file, unless it verifies after all. Returns whether it did.
+  Result<bool> DropDamaged(const SegmentId& id, std::string_view name);
 
   std::vector<std::string> List(const SegmentId& id) const;
   uint64_t BytesOf(const SegmentId& id) const;
@@ -46,7 +48,9 @@ class BlobStore {
     std::vector<std::byte> payload;
     uint64_t file_bytes = 0;
   };
-  Result<Blob> Read(const SegmentId& id, std::string_view name) const;
+  Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Once more if it does not verify.
+  Result<Blob> ReadTwice(const SegmentId& id, std::string_view name, IoPriority priority) const;
 
   const std::filesystem::path dir_;
   IoEngine& engine_;

@@ -8,7 +8,6 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kWindowPages = 1024;
 constexpr size_t kMaxOpPages = 128;
 
 // Reads one set of ascending pages into scratch memory, verified.
@@ -180,12 +179,13 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
 }
 
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
-                      const std::function<bool(uint64_t)>& page_done) {
+                      const std::function<bool(uint64_t)>& page_done, uint64_t first_page,
+                      size_t window_pages) {
   Window window(services, file, IoPriority::kScrub);
   const uint64_t end = file.layout().table_page;
-  for (uint64_t page = 0; page < end;) {
+  for (uint64_t page = first_page; page < end;) {
     std::vector<uint64_t> pages;
-    for (; page < end && pages.size() < kWindowPages; ++page) pages.push_back(page);
+    for (; page < end && pages.size() < window_pages; ++page) pages.push_back(page);
     const uint64_t n = pages.size();
     window.Start(std::move(pages));
     PREFIXD_TRY(window.Finish());

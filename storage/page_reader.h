@@ -23,6 +23,9 @@ struct PagePiece {
   std::byte* out = nullptr;
 };
 
+// Read and verified in one go, with the next ones on their way.
+inline constexpr size_t kWindowPages = 1024;
+
 struct ReadServices {
   IoEngine* engine = nullptr;
   HostTier* tier = nullptr;
@@ -37,9 +40,10 @@ struct ReadServices {
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats);
 
-// Reads and verifies every page below the checksum table; bypasses the tier. `page_done(n)` is
-// called as pages are done and may return false to stop (kCancelled).
+// Reads and verifies every page from `first_page` up to the checksum table; bypasses the tier.
+// `page_done(n)` is called as pages are done and may return false to stop (kCancelled).
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
-                      const std::function<bool(uint64_t n)>& page_done);
+                      const std::function<bool(uint64_t n)>& page_done, uint64_t first_page = 0,
+                      size_t window_pages = kWindowPages);
 
 }  // namespace prefixd::storage

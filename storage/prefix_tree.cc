@@ -36,7 +36,7 @@ PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
 void PrefixTree::Insert(const CatalogSegment& segment, const BlockHash& scope) {
   std::lock_guard lock(mutex_);
   InsertNode({segment.record, scope, segment.quarantine, segment.last_used_unix_ms,
-              segment.last_used_unix_ms, 0, 0});
+              segment.last_used_unix_ms, 0, 0, segment.verified_unix_ms});
 }
 
 void PrefixTree::InsertNode(Node node) {
@@ -146,7 +146,8 @@ Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
               std::max(node.last_used_unix_ms, parent->last_used_unix_ms),
               node.last_recorded_unix_ms,
               0,
-              0};
+              0,
+              std::min(node.verified_unix_ms, parent->verified_unix_ms)};
   const SegmentId parent_id = parent->record.id;
   PREFIXD_TRY(commit());
   EraseNode(leaf);
@@ -300,6 +301,24 @@ bool PrefixTree::Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms) {
   return true;
 }
 
+std::optional<std::pair<SegmentRecord, int64_t>> PrefixTree::LeastRecentlyVerified() const {
+  std::lock_guard lock(mutex_);
+  const Node* oldest = nullptr;
+  for (const auto& [id, node] : nodes_) {
+    if (oldest == nullptr || node.verified_unix_ms < oldest->verified_unix_ms) oldest = &node;
+  }
+  if (oldest == nullptr) return std::nullopt;
+  return std::pair(oldest->record, oldest->verified_unix_ms);
+}
+
+bool PrefixTree::SetVerified(const SegmentId& id, int64_t unix_ms) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return false;
+  it->second.verified_unix_ms = unix_ms;
+  return true;
+}
+
 Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   const auto alias = aliases_.find(id);
@@ -328,11 +347,15 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
     info.created_unix_ms = alias->second.created_unix_ms;
   }
   const std::vector<const Node*> chain = ChainOf(node.record.id);
-  info.quarantined = !chain.front()->record.is_root();  // a lost ancestor
+  if (!chain.front()->record.is_root()) {
+    info.quarantine =
+        "segment " + chain.front()->record.id.ToString() + " lacks the segment it continues";
+  }
   for (const Node* link : chain) {
     info.chain.push_back(link->record.id);
-    info.quarantined |= !link->quarantine.empty();
+    if (!link->quarantine.empty() && info.quarantine.empty()) info.quarantine = link->quarantine;
   }
+  info.quarantined = !info.quarantine.empty();
   return info;
 }
 

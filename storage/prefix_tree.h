@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -102,6 +103,11 @@ class PrefixTree {
   // True when the last recorded use is at least `step_ms` ago: worth writing down.
   bool Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
 
+  // The segment whose last verification is the longest ago, and when that was.
+  std::optional<std::pair<SegmentRecord, int64_t>> LeastRecentlyVerified() const;
+  // False when the segment is unknown.
+  bool SetVerified(const SegmentId& id, int64_t unix_ms);
+
   // Of a segment or an alias. own_bytes is that of the segment file; the caller adds blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
@@ -116,6 +122,7 @@ class PrefixTree {
     std::string quarantine;
     int64_t last_used_unix_ms = 0, last_recorded_unix_ms = 0;
     uint32_t pins = 0, children = 0;
+    int64_t verified_unix_ms = 0;
   };
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 

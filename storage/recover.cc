@@ -164,7 +164,8 @@ class Rebuilder {
 
   // Every header names its store. Without STORE they must agree.
   Status CheckIdentity() {
-    if (store_) {
+    // A STORE that no segment agrees with was written after the loss.
+    if (store_ && (stores_.empty() || stores_.contains(*store_))) {
       std::erase_if(found_, [&](const Found& f) {
         const auto& own = stores_[*store_];
         if (std::find(own.begin(), own.end(), f.path) != own.end()) return false;

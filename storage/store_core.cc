@@ -66,17 +66,12 @@ Result<std::shared_ptr<StoreCore>> StoreCore::Open(const StoreOptions& options,
 Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_TRY(CreateStoreDir(options.dir));
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
+  PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   PREFIXD_TRY(OpenEngine(wrap));
-  PREFIXD_TRY(RefuseLostCatalog(options.dir));
   auto opened = Catalog::Open(options.dir / "catalog",
                               {kStoreFormatVersion, options.block_tokens, identity.store});
-  if (!opened.ok()) {
-    const Code code = opened.error().code;
-    const bool damaged = code == Code::kCorrupt || code == Code::kIo;
-    return Error{code, opened.error().message +
-                           (damaged ? "; if the disk is well, " + HowToRecover(options.dir) : "")};
-  }
+  if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
   catalog = std::move(*opened);
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +

@@ -84,6 +84,17 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Frees a file that the catalog does not name any more; readers keep theirs open.
   Status FreeFile(const SegmentRecord& old);
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress);
+  // Reads and verifies one segment and its blobs; adds what it finds to `report`. kCancelled by
+  // `page_done`.
+  struct VerifyRun {
+    ScrubPosition from;  // pages before it are taken as verified, if the file is still this one
+    size_t window_pages = kWindowPages;
+    IoPriority blobs = IoPriority::kStepRead;
+    std::function<bool(const SegmentRecord& record, uint64_t n)> page_done;
+  };
+  Status VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report);
+  // Deletes a blob unless it verifies after all, and tells whoever makes it again.
+  void DropDamagedBlob(const SegmentId& id, std::string_view name);
 
   const StoreOptions options;
   // Members are destroyed in reverse: the lock goes last.
@@ -102,6 +113,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
   std::atomic<uint64_t> recovered_orphans{0}, recovered_commits{0}, checksum_failures{0};
+  std::atomic<uint64_t> scrub_bytes{0}, scrub_damaged{0};
+  PrefixStore::BlobLost blob_lost;
 
  private:
   friend class SpaceReservation;
@@ -114,8 +127,6 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   Status AdoptLostCommits();  // store_adopt.cc
   Status SweepSegmentFiles();
   void CheckSegments();
-  Status VerifySegment(const SegmentRecord& record, VerifyReport& report,
-                       const std::function<bool(uint64_t)>& page_done);
 
   std::set<Uuid> left_alone_;  // files that Recover neither knows nor may free
   mutable std::mutex mutex_;   // guards models_ and reserved_bytes_

@@ -81,6 +81,13 @@ std::string HowToRecover(const fs::path& dir) {
   return "`prefixctl recover --dir " + dir.string() + "` makes it anew from the segment files";
 }
 
+Error WithHowToRecover(Error error, const fs::path& dir) {
+  if (error.code == Code::kCorrupt || error.code == Code::kIo) {
+    error.message += "; if the disk is well, " + HowToRecover(dir);
+  }
+  return error;
+}
+
 Status CreateStoreDir(const fs::path& dir) {
   for (const fs::path& path : {dir, dir / "segments", dir / "catalog"}) {
     if (::mkdir(path.c_str(), 0700) == 0) {
@@ -111,7 +118,9 @@ Result<StoreIdentity> ReadOrCreateIdentity(const fs::path& dir) {
   const fs::path path = dir / "STORE";
   std::error_code ignored;
   if (fs::exists(path, ignored)) {
-    PREFIXD_ASSIGN(StoreIdentity identity, ReadIdentityFile(dir));
+    auto read = ReadIdentityFile(dir);
+    if (!read.ok()) return WithHowToRecover(read.error(), dir);
+    StoreIdentity identity = *read;
     if (identity.format_version < kStoreFormatVersion) {
       LogInfo("upgrading the store " + dir.string() + " from format " +
               std::to_string(identity.format_version) + " to " +

@@ -45,6 +45,8 @@ Result<StoreIdentity> ReadIdentityFile(const std::filesystem::path& dir);
 Status WriteIdentityFile(const std::filesystem::path& dir, const StoreIdentity& identity);
 // The sentence that says how a lost or damaged catalog is made again.
 std::string HowToRecover(const std::filesystem::path& dir);
+// Adds it to an error that damage could explain.
+Error WithHowToRecover(Error error, const std::filesystem::path& dir);
 
 std::filesystem::path SegmentPath(const std::filesystem::path& dir, const Uuid& file);
 std::filesystem::path BlobPath(const std::filesystem::path& dir, const SegmentId& id,
