@@ -112,6 +112,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("n_tokens", s.n_tokens), v("own_tokens", s.own_tokens), v("children", s.children);
   v("own_bytes", s.own_bytes), v("created_unix_ms", s.created_unix_ms);
   v("last_used_unix_ms", s.last_used_unix_ms), v("quarantined", s.quarantined);
+  v("quarantine", s.quarantine);
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
 }
 template <class V>
@@ -129,6 +130,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("host_hits", s.host_hits), v("host_misses", s.host_misses);
   v("checksum_failures", s.checksum_failures), v("puts", s.puts);
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
+  v("scrub_bytes", s.scrub_bytes), v("scrub_damaged", s.scrub_damaged);
+  v("verified_since_unix_ms", s.verified_since_unix_ms);
 }
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {

@@ -255,6 +255,8 @@ RuntimeOptions Config::Runtime() const {
   o.host_tier_bytes = host_tier_mib << 20;
   o.min_free_bytes = min_free_mib << 20;
   o.quota_bytes = quota_mib << 20;
+  o.scrub_bytes_per_second = scrub_mib_per_second << 20;
+  o.scrub_interval_hours = static_cast<uint32_t>(scrub_interval_hours);
   o.threads = static_cast<uint32_t>(threads);
   o.compute = compute;
   o.anchors = {static_cast<uint32_t>(n_sink), static_cast<uint32_t>(n_tail)};

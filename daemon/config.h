@@ -28,6 +28,9 @@ struct Config {
   uint64_t min_free_mib = 256;
   uint64_t quota_mib = 0;
 
+  uint64_t scrub_mib_per_second = 32;
+  uint64_t scrub_interval_hours = 168;
+
   std::string compute = "auto";
   uint64_t threads = 0;
 

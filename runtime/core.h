@@ -11,6 +11,7 @@
 #include "runtime/models.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/scratch.h"
+#include "runtime/scrubber.h"
 #include "runtime/store.h"
 #include "runtime/summaries.h"
 #include "runtime/thread_pool.h"
@@ -39,7 +40,9 @@ struct Core {
   std::atomic<uint64_t> sessions{0}, sessions_total{0}, steps{0};
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
-  std::unique_ptr<IngestQueue> ingest;  // last: its thread uses all the others
+  // Last: their threads use all the others.
+  std::unique_ptr<IngestQueue> ingest;
+  std::unique_ptr<Scrubber> scrubber;
 };
 
 }  // namespace prefixd

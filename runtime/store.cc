@@ -28,6 +28,9 @@ Status CheckOptions(const RuntimeOptions& options) {
   if (options.checkpoint_tokens == 0) {
     return InvalidArgument("checkpoint_tokens must be at least 1");
   }
+  if (options.scrub_bytes_per_second > 0 && options.scrub_interval_hours == 0) {
+    return InvalidArgument("scrub_interval_hours must be at least 1");
+  }
   if (options.max_sessions == 0) return InvalidArgument("max_sessions must be at least 1");
   if (options.anchors.n_sink + uint64_t{options.anchors.n_tail} > 65536) {
     return InvalidArgument("anchors are sinks and tail tokens, at most 65536 together");
@@ -48,7 +51,10 @@ Error NoSuchPrefix(std::string_view id) {
 class StoreImpl : public Store {
  public:
   explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
-  ~StoreImpl() override { core_->ingest->Stop(); }
+  ~StoreImpl() override {
+    core_->scrubber->Stop();
+    core_->ingest->Stop();
+  }
 
   // Segments that lack derived data go (back) to the ingest, parents first.
   void Resume(const std::string* only_model) {
@@ -207,6 +213,9 @@ class StoreImpl : public Store {
     stats.puts = stored.puts;
     stats.puts_aborted = stored.puts_aborted;
     stats.ingest_queue = core_->ingest->queued();
+    stats.scrub_bytes = stored.scrub_bytes;
+    stats.scrub_damaged = stored.scrub_damaged;
+    stats.verified_since_unix_ms = stored.verified_since_unix_ms;
     return stats;
   }
 
@@ -235,6 +244,7 @@ class StoreImpl : public Store {
     s.created_unix_ms = info.created_unix_ms;
     s.last_used_unix_ms = info.last_used_unix_ms;
     s.quarantined = info.quarantined;
+    s.quarantine = info.quarantine;
     const auto standing = core_->ingest->Get(info.id);
     s.ingest = standing.state;
     if (standing.error) s.ingest_error = standing.error->message;
@@ -264,6 +274,13 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         return IngestSegment(c->rooms, *model, id, progress);
       });
+  // What was derived can be derived again.
+  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view) {
+    (void)MarkIncomplete(c->rooms, id);  // if it fails, the queue below still does the work
+    c->ingest->Enqueue(id);
+  });
+  core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,
+                                              options.scrub_interval_hours);
   auto store = std::make_unique<StoreImpl>(core);
   store->Resume(nullptr);
   return std::unique_ptr<Store>(std::move(store));

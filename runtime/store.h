@@ -36,6 +36,8 @@ struct RuntimeOptions {
   bool build_ivf = true;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;
   uint32_t max_sessions = 1024;
+  uint64_t scrub_bytes_per_second = 32ull << 20;  // of the background verification; 0: none
+  uint32_t scrub_interval_hours = 168;            // everything is verified at least so often
 };
 
 // One put: rows stream in layer by layer (or in any order), so that it overlaps with the prefill.

@@ -122,6 +122,7 @@ struct PrefixSummary {
   uint64_t own_bytes = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
+  std::string quarantine;  // why
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
 };
@@ -141,6 +142,9 @@ struct RuntimeStats {
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
+  // Background verification: since the start, and since when all that is stored has verified.
+  uint64_t scrub_bytes = 0, scrub_damaged = 0;
+  int64_t verified_since_unix_ms = 0;
 };
 
 struct VerifySummary {

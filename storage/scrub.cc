@@ -106,7 +106,7 @@ Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options) {
     if (!next) return NowUnixMs() + options.interval_ms;
     // What this call verified is not due again within it, however short the interval.
     const int64_t due = next->second + options.interval_ms;
-    if (due > NowUnixMs() || next->second >= started) return due;
+    if (due > NowUnixMs() || next->second > started) return due;
     PREFIXD_TRY(scrub.Segment(next->first));
   }
 }

@@ -150,8 +150,9 @@ void StoreCore::DropDamagedBlob(const SegmentId& id, std::string_view name) {
 
 Result<VerifyReport> StoreCore::Verify(const SegmentId* only, const Progress& progress) {
   std::vector<SegmentRecord> records;
+  const SegmentId wanted = only == nullptr ? SegmentId{} : tree.Resolve(*only).first;
   for (SegmentRecord& record : tree.Records()) {
-    if (only == nullptr || record.id == *only) records.push_back(std::move(record));
+    if (only == nullptr || record.id == wanted) records.push_back(std::move(record));
   }
   if (only != nullptr && records.empty()) {
     return Error{Code::kNotFound, "no stored prefix " + only->ToString()};

@@ -99,6 +99,8 @@ TEST_F(ConfigTest, EveryKeyReachesItsPlaceAndIsDocumented) {
   const RuntimeOptions o = config_.Runtime();
   EXPECT_EQ(o.host_tier_bytes, 3u << 20);
   EXPECT_EQ(o.quota_bytes, 7u << 20);
+  EXPECT_EQ(o.scrub_bytes_per_second, 32u << 20);
+  EXPECT_EQ(o.scrub_interval_hours, 168u);
   EXPECT_EQ(o.anchors.n_tail, 9u);
 
   std::stringstream docs;

@@ -616,7 +616,7 @@ TEST_P(StoreTest, ANewerStoreIsRefusedUnchanged) {
     text.assign(std::istreambuf_iterator<char>(in), {});
   }
   std::string newer = text;
-  newer.replace(newer.find("format 1"), 8, "format 9");
+  newer.replace(newer.find("format 2"), 8, "format 9");
   std::ofstream(path) << newer;
   const auto catalog_time = std::filesystem::last_write_time(options_.dir / "catalog");
   EXPECT_CODE(PrefixStore::Open(options_), Code::kFailedPrecondition);
