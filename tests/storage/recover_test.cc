@@ -190,6 +190,8 @@ TEST_F(RecoverTest, FlippedBytesInTheCatalog) {
     auto opened = PrefixStore::Open(options_);
     if (!opened.ok()) {
       ++refused;
+      // Damage to the log costs commits, and those are made again.
+      EXPECT_NE(path.extension(), ".log") << opened.error().message;
       EXPECT_NE(opened.error().message.find("prefixctl recover"), std::string::npos)
           << opened.error().message;
     } else {
@@ -267,7 +269,8 @@ TEST_F(RecoverTest, TwinsOfOneSegmentAndMergedOnes) {
   const size_t files = FilesIn(segments);
   store_.reset();
   // As if neither rewrite had removed the files that it replaced.
-  fs::copy(dir_.path() / "before", segments, fs::copy_options::skip_existing);
+  fs::copy(dir_.path() / "before", segments,
+           fs::copy_options::recursive | fs::copy_options::skip_existing);
   fs::remove_all(catalog());
   const RecoverReport report = Recovered();
   EXPECT_EQ(report.freed, 3u);
@@ -284,7 +287,9 @@ TEST_F(RecoverTest, DamagedSegmentsAreNeverTrusted) {
   fs::remove_all(catalog());
   // `a_`, on which `b_` and `c_` stand, loses its footer, the other tenant's its header; a row page
   // of the merged one goes bad.
-  for (const auto& entry : ListDirectory(options_.dir / "segments").value()) {
+  const auto entries = ListDirectory(options_.dir / "segments");
+  ASSERT_OK(entries);
+  for (const auto& entry : *entries) {
     std::string page(kPageBytes, 0);
     std::ifstream(entry.path(), std::ios::binary).read(page.data(), kPageBytes);
     const auto header = SegmentHeader::Decode(
