@@ -138,6 +138,11 @@ class StoreImpl : public Store {
                              " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
     }
     if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
+    // Also where an open session still holds what it has read: nobody new begins on damaged ground.
+    if (info.quarantined) {
+      return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
+                                       info.quarantine + "; put the prompt again"};
+    }
     PREFIXD_ASSIGN(const auto model, core_->models.Find(info.model));
     // Sessions on the same tokens share what they load: name them by the segment they end in.
     PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
