@@ -118,6 +118,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("own_bytes", s.own_bytes), v("created_unix_ms", s.created_unix_ms);
   v("last_used_unix_ms", s.last_used_unix_ms), v("quarantined", s.quarantined);
   v("settled", s.settled), v("pinned", s.pinned), v("expires_unix_ms", s.expires_unix_ms);
+  v("quarantine", s.quarantine);
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
 }
 template <class V>
@@ -154,6 +155,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("host_tenants", s.host_tenants);
   v("quota_bytes", s.quota_bytes), v("evictions", s.evictions);
   v("evicted_bytes", s.evicted_bytes), v("expired", s.expired), v("tenants", s.tenants);
+  v("scrub_bytes", s.scrub_bytes), v("scrub_damaged", s.scrub_damaged);
+  v("verified_since_unix_ms", s.verified_since_unix_ms);
 }
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {

@@ -353,6 +353,8 @@ RuntimeOptions Config::Runtime() const {
   o.settle = settle;
   o.settle_min_tokens = static_cast<uint32_t>(settle_min_tokens);
   o.merge_max_tokens = static_cast<uint32_t>(merge_max_tokens);
+  o.scrub_bytes_per_second = scrub_mib_per_second << 20;
+  o.scrub_interval_hours = static_cast<uint32_t>(scrub_interval_hours);
   o.threads = static_cast<uint32_t>(threads);
   o.compute = compute;
   o.anchors = {static_cast<uint32_t>(n_sink), static_cast<uint32_t>(n_tail)};

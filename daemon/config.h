@@ -41,6 +41,9 @@ struct Config {
   uint64_t settle_min_tokens = 2048;
   uint64_t merge_max_tokens = 8192;
 
+  uint64_t scrub_mib_per_second = 32;
+  uint64_t scrub_interval_hours = 168;
+
   std::string compute = "auto";
   uint64_t threads = 0;
 

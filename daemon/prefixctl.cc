@@ -8,11 +8,13 @@
 
 #include "daemon/prefixctl_commands.h"
 #include "daemon/prefixctl_output.h"
+#include "daemon/prefixctl_recover.h"
 
 namespace prefixd::ctl {
 namespace {
 
 using Command = std::function<Status(RemoteClient&, const Options&)>;
+using LocalCommand = std::function<Status(const Options&)>;  // needs no daemon
 
 // Flags that every command takes, before or after its name (`top`: on prefixctl itself). The
 // environment counts once, at the top, so that it never overrides a flag.
@@ -40,6 +42,22 @@ CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help, const
   sub->footer(std::string("Example: ") + example);
   sub->callback([=] { *chosen = command; });
   return sub;
+}
+
+void DeclareRecover(CLI::App* app, Options* o, LocalCommand* chosen) {
+  CLI::App* recover = app->add_subcommand(
+      "recover",
+      "Make the catalog of a store anew from its segment files. For a store whose catalog or STORE "
+      "file is lost or damaged; no daemon may be running on it. The old catalog is kept.");
+  recover->footer("Example: prefixctl recover --dir /srv/prefixd");
+  recover->add_option("--dir", o->dir, "Directory of the store.")->type_name("PATH")->required();
+  recover->add_flag("--verify-data", o->verify_data,
+                    "Read and check every stored byte, not only what describes the rows.");
+  recover->add_flag("--prune", o->prune,
+                    "Free the files of unfinished puts now (else the next start does).");
+  recover->add_flag("--json", o->json, "Print JSON instead of text.");
+  recover->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+  recover->callback([=] { *chosen = RecoverStore; });
 }
 
 void Declare(CLI::App* app, Options* o, Command* chosen) {
@@ -142,11 +160,15 @@ int main(int argc, char** argv) {
   CLI::App app("prefixctl looks after a running prefixd.");
   Options options;
   Command command;
+  LocalCommand local;
   Declare(&app, &options, &command);
+  DeclareRecover(&app, &options, &local);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kExitOk : kExitUsage;
   }
-  return Run(options, command);
+  if (!local) return Run(options, command);
+  const prefixd::Status status = local(options);
+  return status.ok() ? kExitOk : Fail(status.error());
 }

@@ -83,19 +83,22 @@ Status ShowStatus(RemoteClient& client, const Options& options) {
     PrintJson({{"running", true}, {"server", ToJson(server)}, {"runtime", ToJson(r)}});
     return {};
   }
-  PrintFields({{"prefixd", server.version + ", pid " + Count(server.pid)},
-               {"address", server.address},
-               {"directory", server.dir},
-               {"running for", Duration(server.uptime_ms)},
-               {"compute", r.compute},
-               {"file I/O", r.io_backend},
-               {"models", Count(r.models)},
-               {"prefixes", Count(r.prefixes)},
-               {"sessions", Count(r.sessions)},
-               {"ingest queue", Count(r.ingest_queue)},
-               {"on disk", Bytes(r.bytes_on_disk) + ", " + Bytes(r.bytes_free) + " free"},
-               {"host tier", Bytes(r.host_tier_bytes) + " of " + Bytes(r.host_tier_capacity)},
-               {"checksum failures", Count(r.checksum_failures)}});
+  PrintFields(
+      {{"prefixd", server.version + ", pid " + Count(server.pid)},
+       {"address", server.address},
+       {"directory", server.dir},
+       {"running for", Duration(server.uptime_ms)},
+       {"compute", r.compute},
+       {"file I/O", r.io_backend},
+       {"models", Count(r.models)},
+       {"prefixes", Count(r.prefixes)},
+       {"sessions", Count(r.sessions)},
+       {"ingest queue", Count(r.ingest_queue)},
+       {"on disk", Bytes(r.bytes_on_disk) + ", " + Bytes(r.bytes_free) + " free"},
+       {"host tier", Bytes(r.host_tier_bytes) + " of " + Bytes(r.host_tier_capacity)},
+       {"checksum failures", Count(r.checksum_failures)},
+       {"verified since", Time(r.verified_since_unix_ms) + " UTC"},
+       {"scrub", Bytes(r.scrub_bytes) + " verified, " + Count(r.scrub_damaged) + " damaged"}});
   return {};
 }
 
@@ -201,6 +204,9 @@ Status ListPrefixes(RemoteClient& client, const Options& options) {
                     Time(p.last_used_unix_ms), KeptText(p), p.label});
   }
   PrintTable(rows);
+  for (const PrefixSummary& p : prefixes) {
+    if (p.quarantined) std::printf("%s is quarantined: %s\n", p.id.c_str(), p.quarantine.c_str());
+  }
   return {};
 }
 
@@ -212,7 +218,7 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
   }
   const PrefixSummary& p = detail.summary;
   std::string state(IngestStateName(p.ingest));
-  if (p.quarantined) state = "quarantined: stored bytes did not verify";
+  if (p.quarantined) state = "quarantined: " + p.quarantine;
   if (!p.ingest_error.empty()) state += " (" + p.ingest_error + ")";
   PrintFields({{"prefix", p.id},
                {"label", p.label.empty() ? "-" : p.label},
@@ -302,8 +308,9 @@ Status VerifyPrefixes(RemoteClient& client, const Options& options) {
   }
   if (v.damaged.empty()) return {};
   return Error{Code::kCorrupt, Count(v.damaged.size()) +
-                                   " damaged; they are quarantined and will not be served: put "
-                                   "those prompts again, then remove the damaged prefixes"};
+                                   " damaged; segments are quarantined and will not be served: put "
+                                   "those prompts again, then remove the damaged prefixes. Damaged "
+                                   "derived files were deleted and are made again"};
 }
 
 }  // namespace prefixd::ctl

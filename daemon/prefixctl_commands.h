@@ -18,7 +18,8 @@ struct Options {
   std::string address;  // overrides socket
   std::string tenant, token_file;
   bool all_tenants = false, json = false, quiet = false;
-  std::string name, prefix, geometry_file, ttl;  // of single commands
+  std::string name, prefix, geometry_file, ttl, dir;  // of single commands
+  bool verify_data = false, prune = false;
 };
 
 // Prints to stdout; an error is returned (main says it and picks the exit code).

@@ -13,6 +13,7 @@
 #include "runtime/models.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/scratch.h"
+#include "runtime/scrubber.h"
 #include "runtime/store.h"
 #include "runtime/summaries.h"
 #include "runtime/thread_pool.h"
@@ -45,6 +46,7 @@ struct Core {
   // Last: their threads use all the others. Rewriting begins when the ingest of a segment is done.
   std::unique_ptr<IngestQueue> ingest, rewrites;
   std::unique_ptr<Maintenance> maintenance;
+  std::unique_ptr<Scrubber> scrubber;
 };
 
 }  // namespace prefixd

@@ -138,4 +138,8 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
   return true;
 }
 
+Status MarkIncomplete(const Rooms& rooms, const storage::SegmentId& id) {
+  return rooms.storage->PutBlob(id, kDoneBlob, "incomplete", {});
+}
+
 }  // namespace prefixd

@@ -21,4 +21,7 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
 // Whether a segment has all that IngestSegment makes, from the same producers.
 bool IngestComplete(const Rooms& rooms, const Model& model, const storage::PrefixInfo& info);
 
+// Something of it was lost: IngestComplete says no until IngestSegment has made it again.
+Status MarkIncomplete(const Rooms& rooms, const storage::SegmentId& id);
+
 }  // namespace prefixd

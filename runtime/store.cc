@@ -47,6 +47,9 @@ Status CheckOptions(const RuntimeOptions& options) {
     return InvalidArgument("settle_chunk_tokens must lie in 1..65536");
   }
   if (options.maintenance_ms == 0) return InvalidArgument("maintenance_ms must be at least 1");
+  if (options.scrub_bytes_per_second > 0 && options.scrub_interval_hours == 0) {
+    return InvalidArgument("scrub_interval_hours must be at least 1");
+  }
   if (options.max_sessions == 0) return InvalidArgument("max_sessions must be at least 1");
   if (options.anchors.n_sink + uint64_t{options.anchors.n_tail} > 65536) {
     return InvalidArgument("anchors are sinks and tail tokens, at most 65536 together");
@@ -68,6 +71,7 @@ class StoreImpl : public Store {
  public:
   explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   ~StoreImpl() override {
+    core_->scrubber->Stop();
     core_->maintenance->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();
@@ -174,6 +178,11 @@ class StoreImpl : public Store {
                              " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
     }
     if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
+    // Also where an open session still holds what it has read: nobody new begins on damaged ground.
+    if (info.quarantined) {
+      return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
+                                       info.quarantine + "; put the prompt again"};
+    }
     PREFIXD_ASSIGN(const auto model, core_->models.Find(info.model));
     // Sessions on the same tokens share what they load: name them by the segment they end in.
     PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
@@ -287,6 +296,9 @@ class StoreImpl : public Store {
       stats.tenants.push_back(
           {t.tenant, t.bytes, t.reserved_bytes, t.quota_bytes, t.evictions, t.evicted_bytes});
     }
+    stats.scrub_bytes = stored.scrub_bytes;
+    stats.scrub_damaged = stored.scrub_damaged;
+    stats.verified_since_unix_ms = stored.verified_since_unix_ms;
     return stats;
   }
 
@@ -318,6 +330,7 @@ class StoreImpl : public Store {
     s.settled = info.settled;
     s.pinned = info.pinned;
     s.expires_unix_ms = info.expires_unix_ms;
+    s.quarantine = info.quarantine;
     const auto standing = core_->ingest->Get(info.chain.back());
     s.ingest = standing.state;
     if (standing.error) s.ingest_error = standing.error->message;
@@ -379,6 +392,13 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
          c->ingest->Prune([c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); });
          return done;
        }}});
+  // What was derived can be derived again.
+  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view) {
+    (void)MarkIncomplete(c->rooms, id);  // if it fails, the queue below still does the work
+    c->ingest->Enqueue(id);
+  });
+  core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,
+                                              options.scrub_interval_hours);
   auto store = std::make_unique<StoreImpl>(core);
   store->Resume(nullptr);
   return std::unique_ptr<Store>(std::move(store));

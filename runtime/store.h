@@ -33,8 +33,8 @@ struct RuntimeOptions {
   bool pin_host_tier = false;      // registered with the CUDA device, where there is one
   uint64_t min_free_bytes = 256ull << 20;
   uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none
-  uint64_t quota_bytes = 0;                       // 0: none
-  uint64_t tenant_quota_bytes = 0;                // of each tenant, 0: none ...
+  uint64_t quota_bytes = 0;           // 0: none
+  uint64_t tenant_quota_bytes = 0;    // of each tenant, 0: none ...
   std::map<std::string, uint64_t> tenant_quotas;  // ... save these, in bytes
   // When a put does not fit: "worth" evicts what is worth the least (storage/eviction.h), "never"
   // refuses the put.
@@ -57,6 +57,8 @@ struct RuntimeOptions {
   uint32_t settle_chunk_tokens = 16384;  // rows move only within a chunk; at most 65536
   uint32_t merge_max_tokens = 8192;
   uint32_t max_sessions = 1024;
+  uint64_t scrub_bytes_per_second = 32ull << 20;  // of the background verification; 0: none
+  uint32_t scrub_interval_hours = 168;            // everything is verified at least so often
 };
 
 // One put: rows stream in layer by layer (or in any order), so that it overlaps with the prefill.

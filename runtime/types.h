@@ -134,9 +134,10 @@ struct PrefixSummary {
   uint64_t own_bytes = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
-  bool settled = false;  // rows lie by similarity of keys
+  bool settled = false;         // rows lie by similarity of keys
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
+  std::string quarantine;       // why
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
 };
@@ -181,6 +182,9 @@ struct RuntimeStats {
   std::vector<HostTierTenant> host_tenants;
   uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
   std::vector<TenantStats> tenants;  // the daemon shows others only to an admin
+  // Background verification: since the start, and since when all that is stored has verified.
+  uint64_t scrub_bytes = 0, scrub_damaged = 0;
+  int64_t verified_since_unix_ms = 0;
 };
 
 struct VerifySummary {

@@ -43,13 +43,13 @@ Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::strin
   return SyncDirectory(path.parent_path());
 }
 
-Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view name) const {
+Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view name,
+                                        IoPriority priority) const {
   const std::filesystem::path path = BlobPath(dir_, id, name);
   PREFIXD_ASSIGN(UniqueFd fd, OpenFile(path, O_RDONLY));
   PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd.get(), path));
   std::vector<std::byte> file(bytes);
-  PREFIXD_TRY(
-      ReadFully(engine_, fd.get(), 0, file, IoPriority::kStepRead, "reading " + path.string()));
+  PREFIXD_TRY(ReadFully(engine_, fd.get(), 0, file, priority, "reading " + path.string()));
   const auto decoded = DecodeBlob(file);
   if (!decoded.ok()) {
     return Error{decoded.error().code, "blob " + path.string() + " " + decoded.error().message};
@@ -67,8 +67,7 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
 
 Result<std::vector<std::byte>> BlobStore::Get(const SegmentId& id, std::string_view name,
                                               std::string_view producer) const {
-  auto blob = Read(id, name);
-  if (!blob.ok() && blob.error().code == Code::kCorrupt) blob = Read(id, name);
+  auto blob = ReadTwice(id, name, IoPriority::kStepRead);
   if (!blob.ok()) {
     if (blob.error().code == Code::kNotFound) {
       return Error{Code::kNotFound,
@@ -84,9 +83,33 @@ Result<std::vector<std::byte>> BlobStore::Get(const SegmentId& id, std::string_v
   return std::move(blob->payload);
 }
 
-Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name) const {
-  PREFIXD_ASSIGN(const Blob blob, Read(id, name));
+Result<BlobStore::Blob> BlobStore::ReadTwice(const SegmentId& id, std::string_view name,
+                                             IoPriority priority) const {
+  auto blob = Read(id, name, priority);
+  if (!blob.ok() && blob.error().code == Code::kCorrupt) return Read(id, name, priority);
+  return blob;
+}
+
+Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name,
+                                  IoPriority priority) const {
+  PREFIXD_ASSIGN(const Blob blob, ReadTwice(id, name, priority));
   return blob.file_bytes;
+}
+
+Result<bool> BlobStore::DropDamaged(const SegmentId& id, std::string_view name) {
+  // Under the lock that renames take: what is deleted is what was just read.
+  std::lock_guard lock(mutex_);
+  const auto blob = ReadTwice(id, name, IoPriority::kStepRead);
+  if (blob.ok() || blob.error().code != Code::kCorrupt) return false;
+  PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  const auto it = files_.find(id);
+  if (it == files_.end()) return true;
+  Files& files = it->second;
+  if (const auto file = files.bytes.find(name); file != files.bytes.end()) {
+    usage_.Subtract(files.tenant, file->second);
+    files.bytes.erase(file);
+  }
+  return true;
 }
 
 std::vector<std::string> BlobStore::List(const SegmentId& id) const {

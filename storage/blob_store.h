@@ -32,7 +32,9 @@ class BlobStore {
   Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
                                      std::string_view producer) const;
   // Reads and verifies, whoever made it. Returns the file's bytes.
-  Result<uint64_t> Check(const SegmentId& id, std::string_view name) const;
+  Result<uint64_t> Check(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Deletes the file, unless it verifies after all. Returns whether it did.
+  Result<bool> DropDamaged(const SegmentId& id, std::string_view name);
 
   std::vector<std::string> List(const SegmentId& id) const;
   uint64_t BytesOf(const SegmentId& id) const;
@@ -56,7 +58,9 @@ class BlobStore {
     std::string tenant;
     std::map<std::string, uint64_t, std::less<>> bytes;  // by name
   };
-  Result<Blob> Read(const SegmentId& id, std::string_view name) const;
+  Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Once more if it does not verify.
+  Result<Blob> ReadTwice(const SegmentId& id, std::string_view name, IoPriority priority) const;
   void Note(const SegmentId& id, const std::string& tenant, std::string_view name,
             uint64_t file_bytes);  // needs mutex_
 

@@ -18,6 +18,7 @@
 #include "storage/identity.h"
 #include "storage/records.h"
 #include "storage/segment_format.h"
+#include "storage/sequences.h"
 
 namespace prefixd::storage {
 
@@ -34,7 +35,8 @@ struct CatalogSegment {
   SegmentRecord record;
   std::string quarantine;  // why; empty: sound
   int64_t last_used_unix_ms = 0;
-  float heat = 1;  // uses, those before the last one decayed (eviction.h)
+  float heat = 1;                // uses, those before the last one decayed (eviction.h)
+  int64_t verified_unix_ms = 0;  // when all of it last verified; at first, when it was stored
 };
 
 // What changes together.
@@ -50,6 +52,12 @@ struct CatalogChange {
   std::vector<AliasRecord> put_aliases;
 };
 
+// Where the scrub stands inside the segment it is at; all zero: nowhere.
+struct ScrubPosition {
+  Uuid file{};
+  uint64_t next_page = 0;
+};
+
 class Catalog {
  public:
   // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write
@@ -63,10 +71,15 @@ class Catalog {
   virtual Status PutModel(const ModelRecord& model) = 0;  // synced
   virtual Result<std::vector<ModelRecord>> LoadModels() const = 0;
 
-  // Synced and atomic: the commit point of puts, removals, rewrites and merges.
+  // Numbers for segment files; every Apply writes down which of them are decided.
+  virtual Sequences& sequences() = 0;
+  // Synced and atomic: the commit point of puts, removals, rewrites and merges. One at a time.
   virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) = 0;  // not synced
+  virtual Status SetVerified(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  virtual Status SetScrubPosition(const ScrubPosition& position) = 0;                // not synced
+  virtual Result<ScrubPosition> LoadScrubPosition() const = 0;
   // A row that does not decode comes with its id alone and no tokens.
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
   virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;

@@ -7,6 +7,10 @@
 //   q <segment id>           -> why it is quarantined
 //   a <alias id>             -> alias record
 //   u <segment id>           -> last use, unix ms; decayed uses, float32 (written without sync)
+//   c <segment id>           -> when it last verified, unix ms (written without sync)
+//   p                        -> where the scrub stands: file uuid, next page (written without sync)
+//   n                        -> sequence numbers: the highest, then the undecided ones (uint64
+//   each)
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
@@ -27,6 +31,7 @@ namespace {
 
 constexpr uint32_t kMetaBytes = 4 + 4 + 16;
 constexpr size_t kUseBytes = sizeof(int64_t) + sizeof(float);  // older rows: the time alone
+constexpr size_t kScrubPositionBytes = 16 + 8;
 
 Error DbError(const rocksdb::Status& status, const char* what) {
   const Code code = status.IsCorruption() ? Code::kCorrupt
@@ -67,9 +72,10 @@ class RocksCatalog final : public Catalog {
     options.create_if_missing = true;
     options.paranoid_checks = true;
     options.track_and_verify_wals_in_manifest = true;
-    // Damage in the middle of the log must stop the opening: RocksDB's default would silently drop
-    // the commits after it, and recovery would take their segments for orphans.
-    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+    // The log is cut at the first damage (a power cut may tear its last record). Commits that go
+    // with it are not lost: their sealed segments carry numbers that the catalog then has not
+    // decided about, and recovery commits them again.
+    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
     options.info_log = std::make_shared<QuietLogger>();
     options.compression = rocksdb::kNoCompression;  // hashes do not compress
     options.write_buffer_size = 4 << 20;
@@ -89,6 +95,9 @@ class RocksCatalog final : public Catalog {
     if (!status.ok()) return DbError(status, "open");
     catalog->db_.reset(db);
     PREFIXD_TRY(catalog->LoadOrWriteMeta(fresh));
+    std::string numbers;
+    PREFIXD_TRY(catalog->GetOptional("n", numbers));
+    PREFIXD_TRY(catalog->sequences_.Restore(numbers));
     return std::unique_ptr<Catalog>(std::move(catalog));
   }
 
@@ -109,11 +118,16 @@ class RocksCatalog final : public Catalog {
     return models;
   }
 
+  Sequences& sequences() override { return sequences_; }
+
   Status Apply(const CatalogChange& change) override {
     rocksdb::WriteBatch batch = NewBatch();
+    std::vector<uint64_t> deciding;
+    for (const CatalogChange::Put& put : change.put) deciding.push_back(put.record.sequence);
+    batch.Put("n", sequences_.Row(deciding));
     for (const SegmentId& id : change.remove) {
       PREFIXD_TRY(DeleteHashes(batch, id));
-      for (const char kind : {'s', 'q', 'u'}) batch.Delete(Key(kind, Raw(id.bytes)));
+      for (const char kind : {'s', 'q', 'u', 'c'}) batch.Delete(Key(kind, Raw(id.bytes)));
     }
     for (const CatalogChange::Put& put : change.put) {
       const std::string_view id = Raw(put.record.id.bytes);
@@ -132,7 +146,9 @@ class RocksCatalog final : public Catalog {
     for (const AliasRecord& alias : change.put_aliases) {
       batch.Put(Key('a', Raw(alias.id.bytes)), EncodeAlias(alias));
     }
-    return Write(batch, true, "committing");
+    PREFIXD_TRY(Write(batch, true, "committing"));
+    for (const uint64_t number : deciding) sequences_.Decide(number);
+    return {};
   }
 
   Status SetQuarantine(const SegmentId& segment, const std::string& reason) override {
@@ -151,6 +167,28 @@ class RocksCatalog final : public Catalog {
     return Write(batch, false, "recording a use");
   }
 
+  Status SetVerified(const SegmentId& segment, int64_t unix_ms) override {
+    return SetTime('c', segment, unix_ms, "recording a verification");
+  }
+
+  Status SetScrubPosition(const ScrubPosition& position) override {
+    std::string value(Raw(position.file));
+    value.append(reinterpret_cast<const char*>(&position.next_page), sizeof(uint64_t));
+    rocksdb::WriteBatch batch = NewBatch();
+    batch.Put("p", value);
+    return Write(batch, false, "recording where the scrub stands");
+  }
+
+  Result<ScrubPosition> LoadScrubPosition() const override {
+    ScrubPosition position;
+    std::string value;
+    PREFIXD_TRY(GetOptional("p", value));
+    if (value.size() != kScrubPositionBytes) return position;
+    std::memcpy(position.file.data(), value.data(), position.file.size());
+    std::memcpy(&position.next_page, value.data() + position.file.size(), sizeof(uint64_t));
+    return position;
+  }
+
   Result<std::vector<CatalogSegment>> LoadSegments() const override {
     std::vector<CatalogSegment> segments;
     PREFIXD_TRY(Scan("s", [&](std::string_view id, std::string_view value) -> Status {
@@ -167,7 +205,7 @@ class RocksCatalog final : public Catalog {
       } else {
         return record.error();
       }
-      s.last_used_unix_ms = s.record.created_unix_ms;
+      s.last_used_unix_ms = s.verified_unix_ms = s.record.created_unix_ms;
       segments.push_back(std::move(s));
       return {};
     }));
@@ -178,6 +216,7 @@ class RocksCatalog final : public Catalog {
       PREFIXD_TRY(GetOptional(Key('u', id), used));
       if (used.size() >= sizeof(int64_t)) std::memcpy(&s.last_used_unix_ms, used.data(), 8);
       if (used.size() >= kUseBytes) std::memcpy(&s.heat, used.data() + 8, sizeof(s.heat));
+      PREFIXD_TRY(GetTime('c', id, s.verified_unix_ms));
     }
     return segments;
   }
@@ -230,6 +269,21 @@ class RocksCatalog final : public Catalog {
     return {};
   }
 
+  Status SetTime(char kind, const SegmentId& segment, int64_t unix_ms, const char* what) {
+    rocksdb::WriteBatch batch = NewBatch();
+    batch.Put(Key(kind, Raw(segment.bytes)),
+              rocksdb::Slice(reinterpret_cast<const char*>(&unix_ms), sizeof(unix_ms)));
+    return Write(batch, false, what);
+  }
+
+  // Leaves `unix_ms` as it is when there is no such row.
+  Status GetTime(char kind, std::string_view segment, int64_t& unix_ms) const {
+    std::string value;
+    PREFIXD_TRY(GetOptional(Key(kind, segment), value));
+    if (value.size() == sizeof(unix_ms)) std::memcpy(&unix_ms, value.data(), sizeof(unix_ms));
+    return {};
+  }
+
   Status GetOptional(const std::string& key, std::string& value) const {
     value.clear();
     const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), key, &value);
@@ -259,6 +313,7 @@ class RocksCatalog final : public Catalog {
       std::memcpy(value.data() + 8, meta_.store.data(), 16);
       rocksdb::WriteBatch batch = NewBatch();
       batch.Put("v", value);
+      batch.Put("n", sequences_.Row({}));
       return Write(batch, true, "creating");
     }
     if (value.size() != kMetaBytes) {
@@ -267,7 +322,13 @@ class RocksCatalog final : public Catalog {
     std::memcpy(&meta_.format_version, value.data(), 4);
     std::memcpy(&meta_.block_tokens, value.data() + 4, 4);
     std::memcpy(meta_.store.data(), value.data() + 8, 16);
-    if (meta_.format_version >= fresh.format_version) return {};
+    if (meta_.format_version > fresh.format_version) {
+      return Error{Code::kFailedPrecondition,
+                   "the catalog has format version " + std::to_string(meta_.format_version) +
+                       "; this prefixd knows up to " + std::to_string(fresh.format_version) +
+                       ". It was left unchanged"};
+    }
+    if (meta_.format_version == fresh.format_version) return {};
     // Every older record is still read: the number is all there is to raise.
     meta_.format_version = fresh.format_version;
     std::memcpy(value.data(), &meta_.format_version, 4);
@@ -279,6 +340,7 @@ class RocksCatalog final : public Catalog {
   std::function<Status()> make_room_;
   std::unique_ptr<rocksdb::DB> db_;
   CatalogMeta meta_;
+  Sequences sequences_;
 };
 
 }  // namespace

@@ -14,7 +14,6 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kWindowPages = kReadBufferBytes / kPageBytes;
 constexpr size_t kWindows = 3;  // in flight: the disk works while one is verified and copied
 constexpr size_t kMaxOpPages = 128;
 constexpr size_t kLookupPages = 256;         // looked up, pinned and copied together
@@ -328,12 +327,13 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
 }
 
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
-                      const std::function<bool(uint64_t)>& page_done) {
+                      const std::function<bool(uint64_t)>& page_done, uint64_t first_page,
+                      size_t window_pages) {
   Window window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0));
   const uint64_t end = file.layout().table_page;
-  for (uint64_t page = 0; page < end;) {
+  for (uint64_t page = first_page; page < end;) {
     std::vector<uint64_t> pages;
-    for (; page < end && pages.size() < kWindowPages; ++page) pages.push_back(page);
+    for (; page < end && pages.size() < window_pages; ++page) pages.push_back(page);
     const uint64_t n = pages.size();
     window.Start(std::move(pages));
     PREFIXD_TRY(window.Finish());

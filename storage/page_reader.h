@@ -27,6 +27,8 @@ struct PagePiece {
 };
 
 inline constexpr size_t kReadBufferBytes = 2u << 20;  // of one window
+// Read and verified in one go, with the next ones on their way.
+inline constexpr size_t kWindowPages = kReadBufferBytes / kPageBytes;
 
 struct ReadServices {
   IoEngine* engine = nullptr;
@@ -54,9 +56,10 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
                            std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                            ReadStats* stats);
 
-// Reads and verifies every page below the checksum table; bypasses the tier. `page_done(n)` is
-// called as pages are done and may return false to stop (kCancelled).
+// Reads and verifies every page from `first_page` up to the checksum table; bypasses the tier.
+// `page_done(n)` is called as pages are done and may return false to stop (kCancelled).
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
-                      const std::function<bool(uint64_t n)>& page_done);
+                      const std::function<bool(uint64_t n)>& page_done, uint64_t first_page = 0,
+                      size_t window_pages = kWindowPages);
 
 }  // namespace prefixd::storage

@@ -4,6 +4,7 @@
 #include "storage/file.h"
 #include "storage/hex.h"
 #include "storage/remote_segment.h"
+#include "storage/scrub.h"
 #include "storage/segment_rewrite.h"
 #include "storage/store_core.h"
 
@@ -84,7 +85,10 @@ class Store final : public PrefixStore {
     if (!ValidBlobName(name)) return InvalidArgument("not a blob name: " + std::string(name));
     PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
     auto bytes = core_->blobs->Get(id, name, producer);
-    if (!bytes.ok() && bytes.error().code == Code::kCorrupt) core_->checksum_failures++;
+    if (!bytes.ok() && bytes.error().code == Code::kCorrupt) {
+      core_->checksum_failures++;
+      core_->DropDamagedBlob(id, name);
+    }
     return bytes;
   }
 
@@ -133,6 +137,12 @@ class Store final : public PrefixStore {
     return core_->Verify(only, progress);
   }
 
+  Result<int64_t> Scrub(const ScrubOptions& options) override {
+    return ScrubStore(*core_, options);
+  }
+
+  void OnBlobLost(BlobLost told) override { core_->blob_lost = std::move(told); }
+
   Stats stats() const override {
     Stats s;
     s.io_backend = core_->engine->name();
@@ -159,6 +169,7 @@ class Store final : public PrefixStore {
     s.puts = core_->puts;
     s.puts_aborted = core_->puts_aborted;
     s.recovered_orphans = core_->recovered_orphans;
+    s.recovered_commits = core_->recovered_commits;
     s.checksum_failures = core_->checksum_failures;
     s.quota_bytes = core_->options.quota_bytes;
     s.expired = core_->expired;
@@ -166,6 +177,11 @@ class Store final : public PrefixStore {
     for (const TenantUsage& t : s.tenants) {
       s.evictions += t.evictions;
       s.evicted_bytes += t.evicted_bytes;
+    }
+    s.scrub_bytes = core_->scrub_bytes;
+    s.scrub_damaged = core_->scrub_damaged;
+    if (const auto oldest = core_->tree.LeastRecentlyVerified()) {
+      s.verified_since_unix_ms = oldest->second;
     }
     return s;
   }

@@ -10,6 +10,7 @@
 // verify and were not returned; kResourceExhausted a full disk or quota (nothing stored is lost).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -86,8 +87,9 @@ struct PrefixInfo {
   uint32_t children = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
-  bool listed = true;    // false: kept only because others continue it
-  bool settled = false;  // the last segment's rows lie by similarity of keys
+  std::string quarantine;  // why; of this segment or of one it needs
+  bool listed = true;      // false: kept only because others continue it
+  bool settled = false;    // the last segment's rows lie by similarity of keys
   // Of this name: several may stand for one segment, which stays as long as any of them.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
@@ -128,6 +130,13 @@ struct ReadStats {
 struct VerifyReport {
   uint64_t segments = 0, pages = 0, blobs = 0, bytes = 0;
   std::vector<std::string> damaged;  // one sentence each: what and where
+};
+
+struct ScrubOptions {
+  uint64_t bytes_per_second = 32ull << 20;    // above 0
+  int64_t interval_ms = 7ll * 24 * 3600'000;  // how long a segment counts as verified
+  // Sleeps for so long (0: not at all). False: stop now.
+  std::function<bool(std::chrono::nanoseconds)> wait;
 };
 
 // (done, total, unit) for long work; called from the working thread, must be quick. Returning
@@ -299,7 +308,17 @@ class PrefixStore {
 
   // Reads and verifies everything of one segment (or all): damaged segments are quarantined, and
   // a quarantined one that verifies again is released.
+  // Damaged blobs are deleted.
   virtual Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) = 0;
+  // The same in the background, for one thread: slowly, least recently verified segments first,
+  // behind everything else that reads. Returns when nothing is due, with the time (Unix ms) when
+  // something will be; kCancelled when `wait` said so: the next call goes on where it stopped, also
+  // after a restart.
+  virtual Result<int64_t> Scrub(const ScrubOptions& options) = 0;
+  // Told when a damaged blob was deleted, by the thread that met it; the caller may hold locks of
+  // its own. Set once, before anything is read.
+  using BlobLost = std::function<void(const SegmentId&, std::string_view name)>;
+  virtual void OnBlobLost(BlobLost told) = 0;
 
   struct Stats {
     std::string io_backend;  // "io_uring" or "threads"
@@ -320,7 +339,10 @@ class PrefixStore {
     // Rewriting: bytes_written counts it too, so write amplification is bytes_written over
     // (bytes_written - bytes_rewritten).
     uint64_t bytes_rewritten = 0, settled = 0, merged = 0;
-    uint64_t recovered_orphans = 0, checksum_failures = 0;
+    uint64_t recovered_orphans = 0, recovered_commits = 0, checksum_failures = 0;
+    // Of the scrub since the store was opened; all segments were verified (or stored) since then.
+    uint64_t scrub_bytes = 0, scrub_damaged = 0;
+    int64_t verified_since_unix_ms = 0;  // 0: nothing is stored
     uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
     std::vector<TenantUsage> tenants;
   };

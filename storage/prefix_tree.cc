@@ -45,7 +45,8 @@ void PrefixTree::Insert(const Entry& entry) {
               0,
               0,
               entry.linked,
-              {}});
+              {},
+              segment.verified_unix_ms});
 }
 
 void PrefixTree::InsertNode(Node node) {
@@ -163,7 +164,8 @@ Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
               0,
               0,
               true,
-              {}};
+              {},
+              std::min(node.verified_unix_ms, parent->verified_unix_ms)};
   const SegmentId parent_id = parent->record.id;
   PREFIXD_TRY(commit());
   EraseNode(leaf);
@@ -358,6 +360,24 @@ TenantBytes PrefixTree::Usage() const {
   return usage_;
 }
 
+std::optional<std::pair<SegmentRecord, int64_t>> PrefixTree::LeastRecentlyVerified() const {
+  std::lock_guard lock(mutex_);
+  const Node* oldest = nullptr;
+  for (const auto& [id, node] : nodes_) {
+    if (oldest == nullptr || node.verified_unix_ms < oldest->verified_unix_ms) oldest = &node;
+  }
+  if (oldest == nullptr) return std::nullopt;
+  return std::pair(oldest->record, oldest->verified_unix_ms);
+}
+
+bool PrefixTree::SetVerified(const SegmentId& id, int64_t unix_ms) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return false;
+  it->second.verified_unix_ms = unix_ms;
+  return true;
+}
+
 Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   const auto alias = aliases_.find(id);
@@ -388,11 +408,15 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
     info.expires_unix_ms = alias->second.expires_unix_ms;
   }
   const std::vector<const Node*> chain = ChainOf(node.record.id);
-  info.quarantined = !Complete(chain);  // a lost ancestor
+  if (!Complete(chain)) {
+    info.quarantine =
+        "segment " + chain.front()->record.id.ToString() + " lacks the segment it continues";
+  }
   for (const Node* link : chain) {
     info.chain.push_back(link->record.id);
-    info.quarantined |= !link->quarantine.empty();
+    if (!link->quarantine.empty() && info.quarantine.empty()) info.quarantine = link->quarantine;
   }
+  info.quarantined = !info.quarantine.empty();
   return info;
 }
 

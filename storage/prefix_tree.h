@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -126,6 +127,11 @@ class PrefixTree {
   // is at least `step_ms` ago: worth writing down.
   std::vector<Use> Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
 
+  // The segment whose last verification is the longest ago, and when that was.
+  std::optional<std::pair<SegmentRecord, int64_t>> LeastRecentlyVerified() const;
+  // False when the segment is unknown.
+  bool SetVerified(const SegmentId& id, int64_t unix_ms);
+
   // Of a segment or an alias. own_bytes is that of the segment file; the caller adds blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
@@ -146,6 +152,7 @@ class PrefixTree {
     uint32_t pins = 0, children = 0;
     bool linked = true;
     std::set<SegmentId> aliases;
+    int64_t verified_unix_ms = 0;
   };
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 

@@ -232,13 +232,16 @@ Result<AliasRecord> DecodeAlias(std::string_view bytes) {
 }
 
 std::string EncodeManifest(const SegmentManifest& m) {
-  json aliases = json::array();
+  json aliases = json::array(), replaces = json::array();
   for (const AliasRecord& alias : m.aliases) aliases.push_back(AliasToJson(alias));
+  for (const SegmentId& id : m.replaces) replaces.push_back(Binary(id.bytes));
   return Pack({{"model", ModelToJson(m.model)},
                {"tenant", m.tenant},
                {"label", m.label},
                {"block_tokens", m.block_tokens},
-               {"aliases", std::move(aliases)}});
+               {"listed", m.listed},
+               {"aliases", std::move(aliases)},
+               {"replaces", std::move(replaces)}});
 }
 
 Result<SegmentManifest> DecodeManifest(std::string_view bytes) {
@@ -252,6 +255,12 @@ Result<SegmentManifest> DecodeManifest(std::string_view bytes) {
         if (Whole<int>(v.at("v")) >= 2) {
           for (const json& alias : v.at("aliases")) {
             PREFIXD_ASSIGN(m.aliases.emplace_back(), AliasFromJson(alias));
+          }
+          m.listed = v.value("listed", true);
+          for (const json& id : v.value("replaces", json::array())) {
+            if (!GetBinary(id, m.replaces.emplace_back().bytes)) {
+              return Error{Code::kCorrupt, "a stored manifest has an id of the wrong length"};
+            }
           }
         }
         return m;

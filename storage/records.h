@@ -2,7 +2,9 @@
 // fields can be added. Malformed bytes give kCorrupt.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +58,11 @@ struct AliasRecord {
   bool operator==(const AliasRecord&) const = default;
 };
 inline constexpr uint32_t kMaxLeadTokens = 256;
+// The lead of a segment that starts with `tokens`.
+inline std::vector<uint32_t> LeadOf(std::span<const uint32_t> tokens, uint32_t block_tokens) {
+  const auto lead = tokens.first(std::min<size_t>({tokens.size(), block_tokens, kMaxLeadTokens}));
+  return {lead.begin(), lead.end()};
+}
 
 std::string EncodeModel(const ModelRecord& model);
 Result<ModelRecord> DecodeModel(std::string_view bytes);
@@ -69,7 +76,9 @@ struct SegmentManifest {
   ModelRecord model;
   std::string tenant, label;
   uint32_t block_tokens = 0;
+  bool listed = true;                // when the file was written
   std::vector<AliasRecord> aliases;  // of prefixes that end inside the segment
+  std::vector<SegmentId> replaces;   // merged: the segments whose tokens this one took over
 };
 std::string EncodeManifest(const SegmentManifest& manifest);
 Result<SegmentManifest> DecodeManifest(std::string_view bytes);

@@ -174,10 +174,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   const std::vector<uint32_t> own = source.tokens();
   tokens.insert(tokens.end(), own.begin(), own.end());
   const uint32_t block = core.catalog->meta().block_tokens;
-  if (record.is_root()) {
-    const size_t n = std::min<size_t>({own.size(), block, kMaxLeadTokens});
-    record.lead.assign(own.begin(), own.begin() + static_cast<ptrdiff_t>(n));
-  }
+  if (record.is_root()) record.lead = LeadOf(own, block);
   auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
   hashes.erase(hashes.begin(), hashes.begin() + record.tokens.begin / block);
 
@@ -185,7 +182,8 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   header.store = core.identity.store;
   PREFIXD_ASSIGN(SpaceReservation space,
                  core.Reserve(record.tenant, record.file_bytes, Room::kMayEvict));
-  record.sequence = core.next_sequence++;
+  SequenceTicket sequence = core.catalog->sequences().Next();
+  record.sequence = sequence.number();
   const auto path = SegmentPath(core.options.dir, record.file);
   Status written = WriteLocal(core, source, remote, path, header, record.sequence, progress);
   if (written.ok()) {
@@ -198,9 +196,11 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
       // After a failed commit the file stays: recovery knows which of them the catalog names.
       if (Status committed = core.catalog->Apply(change); !committed.ok()) {
         space.Keep();
+        sequence.LeaveOpen();
         return committed;
       }
-      core.tree.Insert({{record, "", NowUnixMs()}, scope.id});
+      const int64_t now = NowUnixMs();
+      core.tree.Insert({{record, "", now, 0, now}, scope.id});
       return {};
     }
   }

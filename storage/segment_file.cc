@@ -91,6 +91,15 @@ Status SegmentFile::LoadTokens(IoEngine& engine) {
   return {};
 }
 
+Result<std::string> SegmentFile::Manifest(IoEngine& engine) const {
+  AlignedBuffer buffer;
+  PREFIXD_TRY(Twice([&] {
+    return ReadPages(engine, layout_.manifest_page,
+                     (header_.manifest_bytes + kPageBytes - 1) / kPageBytes, buffer, "manifest");
+  }));
+  return std::string(reinterpret_cast<const char*>(buffer.data()), header_.manifest_bytes);
+}
+
 Status SegmentFile::ReadPages(IoEngine& engine, uint64_t first, uint64_t n, AlignedBuffer& out,
                               const char* what) const {
   const std::string who = "segment " + record_.id.ToString();

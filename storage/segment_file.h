@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "storage/file.h"
@@ -44,6 +45,9 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   bool VerifyPage(uint64_t page, ConstPageBytes bytes) const {
     return PageChecksum(header_.file, page, bytes) == table_[page];
   }
+
+  // The manifest's bytes, verified (records.h decodes them).
+  Result<std::string> Manifest(IoEngine& engine) const;
 
   // Of one run; null in the arrival layout. Lives as long as the file. kCorrupt when it does not
   // verify: the caller quarantines.

@@ -6,6 +6,7 @@
 #include "storage/errors.h"
 #include "storage/row_pieces.h"
 #include "storage/segment_file_writer.h"
+#include "storage/segment_inspect.h"
 
 namespace prefixd::storage {
 namespace {
@@ -65,8 +66,13 @@ Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const Seg
 
 Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record) {
   PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
-  return SegmentManifest{scope.model, record.tenant, record.label,
-                         core.catalog->meta().block_tokens, core.tree.AliasesInto(record.id)};
+  return SegmentManifest{scope.model,
+                         record.tenant,
+                         record.label,
+                         core.catalog->meta().block_tokens,
+                         record.listed,
+                         core.tree.AliasesInto(record.id),
+                         {}};
 }
 
 Status Seal(StoreCore& core, SegmentFileWriter& writer, uint64_t sequence) {
@@ -137,15 +143,14 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
   PREFIXD_ASSIGN(NewFile file, CreateFile(core, old.tenant, header, EncodeManifest(manifest),
                                           {source->tokens().begin(), source->tokens().end()}));
   PREFIXD_TRY(WriteSettled(core, *source, options, *file.writer));
-  SegmentRecord record = old;
-  record.sequence = core.next_sequence++;
-  PREFIXD_TRY(Seal(core, *file.writer, record.sequence));
+  SequenceTicket sequence = core.catalog->sequences().Next();
+  PREFIXD_TRY(Seal(core, *file.writer, sequence.number()));
   {
     std::lock_guard commit(core.commit_mutex);
     // What people may have changed meanwhile (listed, pinned, when it expires) stays theirs.
     PREFIXD_ASSIGN(SegmentRecord now, core.tree.Record(segment));
     now.file = header.file;
-    now.sequence = record.sequence;
+    now.sequence = sequence.number();
     now.file_bytes = file.writer->layout().file_bytes();
     now.settled = true;
     CatalogChange change;
@@ -158,7 +163,12 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
     if (!swapped.ok()) {
       // When the commit itself failed, which file it names is unknown until the catalog is opened
       // anew: recovery frees the other one.
-      asked ? file.space.Keep() : file.writer->Discard();
+      if (asked) {
+        file.space.Keep();
+        sequence.LeaveOpen();
+      } else {
+        file.writer->Discard();
+      }
       return swapped;
     }
   }
@@ -216,9 +226,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
     const auto& meta = core.catalog->meta();
     const auto hashes =
         BlockHashes(prefix->model().fingerprint, last.tenant, tokens, meta.block_tokens);
-    const size_t skip = std::min<size_t>(hashes.size(), merged.tokens.begin / meta.block_tokens);
-    change.put.push_back(
-        {merged, std::vector(hashes.begin() + static_cast<ptrdiff_t>(skip), hashes.end())});
+    change.put.push_back({merged, OwnHashes(hashes, merged.tokens.begin, meta.block_tokens)});
 
     SegmentHeader header = first_file->header();
     header.segment = merged.id.bytes;
@@ -226,14 +234,16 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
     header.tokens = merged.tokens;
     header.chunk_tokens = 0;
     header.created_unix_ms = last.created_unix_ms;
-    const SegmentManifest manifest{prefix->model(), last.tenant, last.label, meta.block_tokens,
-                                   change.put_aliases};
+    const SegmentManifest manifest{prefix->model(),   last.tenant,   last.label,
+                                   meta.block_tokens, merged.listed, change.put_aliases,
+                                   change.remove};
     PREFIXD_ASSIGN(file, CreateFile(core, last.tenant, header, EncodeManifest(manifest),
                                     {tokens.begin() + merged.tokens.begin, tokens.end()}));
     PREFIXD_TRY(CopyRows(core, *first_file, *file.writer));
     PREFIXD_TRY(CopyRows(core, *last_file, *file.writer));
   }
-  merged.sequence = core.next_sequence++;
+  SequenceTicket sequence = core.catalog->sequences().Next();
+  merged.sequence = sequence.number();
   merged.file_bytes = file.writer->layout().file_bytes();
   change.put.front().record = merged;
   PREFIXD_TRY(Seal(core, *file.writer, merged.sequence));
@@ -254,7 +264,12 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
       return core.catalog->Apply(change);
     });
     if (!swapped.ok()) {
-      asked ? file.space.Keep() : file.writer->Discard();
+      if (asked) {
+        file.space.Keep();
+        sequence.LeaveOpen();
+      } else {
+        file.writer->Discard();
+      }
       return std::move(swapped).error();
     }
   }

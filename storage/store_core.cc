@@ -60,15 +60,17 @@ Result<std::shared_ptr<StoreCore>> StoreCore::Open(const StoreOptions& options,
 Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_TRY(CreateStoreDir(options.dir));
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
+  PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   // Before anything is written: a store on a full disk must open, to be made smaller.
   ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);
   PREFIXD_TRY(ballast->MakeRoom());
   PREFIXD_TRY(OpenEngine(wrap));
-  PREFIXD_TRY(RefuseLostCatalog(options.dir));
-  PREFIXD_ASSIGN(catalog, Catalog::Open(options.dir / "catalog",
-                                        {kStoreFormatVersion, options.block_tokens, identity.store},
-                                        [this] { return ballast->MakeRoom(); }));
+  auto opened = Catalog::Open(options.dir / "catalog",
+                              {kStoreFormatVersion, options.block_tokens, identity.store},
+                              [this] { return ballast->MakeRoom(); });
+  if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
+  catalog = std::move(*opened);
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +
                                      " belongs to another store than its STORE file"};

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -79,6 +80,17 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Frees a file that the catalog does not name any more; readers keep theirs open.
   Status FreeFile(const SegmentRecord& old);
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress);
+  // Reads and verifies one segment and its blobs; adds what it finds to `report`. kCancelled by
+  // `page_done`.
+  struct VerifyRun {
+    ScrubPosition from;  // pages before it are taken as verified, if the file is still this one
+    size_t window_pages = kWindowPages;
+    IoPriority blobs = IoPriority::kStepRead;
+    std::function<bool(const SegmentRecord& record, uint64_t n)> page_done;
+  };
+  Status VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report);
+  // Deletes a blob unless it verifies after all, and tells whoever makes it again.
+  void DropDamagedBlob(const SegmentId& id, std::string_view name);
 
   const StoreOptions options;
   // Members are destroyed in reverse: the lock goes last.
@@ -96,10 +108,11 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   ReadServices services;  // those of a prefix add its tenant's tier
 
   std::mutex commit_mutex;  // one commit at a time, so that equal prompts find each other
-  std::atomic<uint64_t> next_sequence{1};
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
-  std::atomic<uint64_t> recovered_orphans{0}, checksum_failures{0}, expired{0};
+  std::atomic<uint64_t> recovered_orphans{0}, recovered_commits{0}, checksum_failures{0};
+  std::atomic<uint64_t> scrub_bytes{0}, scrub_damaged{0}, expired{0};
+  PrefixStore::BlobLost blob_lost;
 
  private:
   explicit StoreCore(const StoreOptions& o) : options(o) {}
@@ -108,12 +121,11 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // store_recovery.cc
   Status Recover();
   Status LoadSegments();
+  Status AdoptLostCommits();  // store_adopt.cc
   Status SweepSegmentFiles();
   void CheckSegments();
   Status CheckRelations(const SegmentRecord& record) const;
   Status CheckModel(const SegmentRecord& record, const SegmentHeader& header) const;
-  Status VerifySegment(const SegmentRecord& record, VerifyReport& report,
-                       const std::function<bool(uint64_t)>& page_done);
 
   // These two need commit_mutex. A segment goes with every name that stands for it.
   Status RemoveName(const SegmentId& id);
@@ -134,6 +146,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   bool Retained(const SegmentId& id) const;
   Status MakeHeadroom();
 
+  std::set<Uuid> left_alone_;  // files that Recover neither knows nor may free
   std::mutex eviction_mutex_;  // before commit_mutex
   std::atomic<bool> wanted_room_{false};
   struct EvictionCount {

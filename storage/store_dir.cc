@@ -28,33 +28,6 @@ std::string ReadSmallFile(const fs::path& path) {
 
 constexpr std::string_view kIdentityWord = "prefixd-store";
 
-Result<StoreIdentity> ParseIdentity(const fs::path& path) {
-  std::istringstream in(ReadSmallFile(path));
-  std::string word, format_key, uuid_key, uuid;
-  StoreIdentity identity;
-  in >> word >> format_key >> identity.format_version;
-  if (!in || word != kIdentityWord || format_key != "format") {
-    return Error{Code::kCorrupt, path.string() + " is not the identity of a prefixd store"};
-  }
-  if (identity.format_version > kStoreFormatVersion) {
-    return Error{Code::kFailedPrecondition,
-                 "the store " + path.parent_path().string() + " has format version " +
-                     std::to_string(identity.format_version) + "; this prefixd knows up to " +
-                     std::to_string(kStoreFormatVersion) + ". It was left unchanged"};
-  }
-  in >> uuid_key >> uuid;
-  if (!in || uuid_key != "uuid" || !FromHex(uuid, identity.store)) {
-    return Error{Code::kCorrupt, path.string() + " holds no store uuid"};
-  }
-  return identity;
-}
-
-Status WriteIdentity(const fs::path& path, const StoreIdentity& identity) {
-  return WriteFileAtomically(path, std::string(kIdentityWord) + "\nformat " +
-                                       std::to_string(identity.format_version) + "\nuuid " +
-                                       ToHex(identity.store) + "\n");
-}
-
 }  // namespace
 
 Result<DirLock> DirLock::Acquire(const fs::path& dir) {
@@ -79,6 +52,45 @@ Result<DirLock> DirLock::Acquire(const fs::path& dir) {
   return lock;
 }
 
+Result<StoreIdentity> ReadIdentityFile(const fs::path& dir) {
+  const fs::path path = dir / "STORE";
+  std::istringstream in(ReadSmallFile(path));
+  std::string word, format_key, uuid_key, uuid;
+  StoreIdentity identity;
+  in >> word >> format_key >> identity.format_version;
+  if (!in || word != kIdentityWord || format_key != "format") {
+    return Error{Code::kCorrupt, path.string() + " is not the identity of a prefixd store"};
+  }
+  if (identity.format_version > kStoreFormatVersion) {
+    return Error{Code::kFailedPrecondition,
+                 "the store " + path.parent_path().string() + " has format version " +
+                     std::to_string(identity.format_version) + "; this prefixd knows up to " +
+                     std::to_string(kStoreFormatVersion) + ". It was left unchanged"};
+  }
+  in >> uuid_key >> uuid;
+  if (!in || uuid_key != "uuid" || !FromHex(uuid, identity.store)) {
+    return Error{Code::kCorrupt, path.string() + " holds no store uuid"};
+  }
+  return identity;
+}
+
+Status WriteIdentityFile(const fs::path& dir, const StoreIdentity& identity) {
+  return WriteFileAtomically(dir / "STORE", std::string(kIdentityWord) + "\nformat " +
+                                                std::to_string(identity.format_version) +
+                                                "\nuuid " + ToHex(identity.store) + "\n");
+}
+
+std::string HowToRecover(const fs::path& dir) {
+  return "`prefixctl recover --dir " + dir.string() + "` makes it anew from the segment files";
+}
+
+Error WithHowToRecover(Error error, const fs::path& dir) {
+  if (error.code == Code::kCorrupt || error.code == Code::kIo) {
+    error.message += "; if the disk is well, " + HowToRecover(dir);
+  }
+  return error;
+}
+
 Status CreateStoreDir(const fs::path& dir) {
   for (const fs::path& path : {dir, dir / "segments", dir / "catalog"}) {
     if (::mkdir(path.c_str(), 0700) == 0) {
@@ -99,9 +111,8 @@ Status RefuseLostCatalog(const fs::path& dir) {
     const auto entry = ParseSegmentsEntry(it->path().filename().string());
     if (!entry || !entry->blob.empty()) continue;
     return Error{Code::kCorrupt, "the catalog of the store " + dir.string() +
-                                     " is missing although segments are there; restore " +
-                                     (dir / "catalog").string() +
-                                     " from a backup, or start from an empty directory"};
+                                     " is missing although segments are there; " +
+                                     HowToRecover(dir)};
   }
   return {};
 }
@@ -110,23 +121,26 @@ Result<StoreIdentity> ReadOrCreateIdentity(const fs::path& dir) {
   const fs::path path = dir / "STORE";
   std::error_code ignored;
   if (fs::exists(path, ignored)) {
-    PREFIXD_ASSIGN(StoreIdentity identity, ParseIdentity(path));
+    auto read = ReadIdentityFile(dir);
+    if (!read.ok()) return WithHowToRecover(read.error(), dir);
+    StoreIdentity identity = *read;
     if (identity.format_version < kStoreFormatVersion) {
       LogInfo("upgrading the store " + dir.string() + " from format " +
               std::to_string(identity.format_version) + " to " +
               std::to_string(kStoreFormatVersion));
       identity.format_version = kStoreFormatVersion;
-      PREFIXD_TRY(WriteIdentity(path, identity));
+      PREFIXD_TRY(WriteIdentityFile(dir, identity));
     }
     return identity;
   }
   if (fs::exists(dir / "catalog" / "CURRENT", ignored)) {
-    return Error{Code::kCorrupt, path.string() + " is missing but there is a catalog; restore it " +
-                                     "or start from an empty directory"};
+    return Error{
+        Code::kCorrupt,
+        path.string() + " is missing but there is a catalog; restore it, or " + HowToRecover(dir)};
   }
   StoreIdentity identity{kStoreFormatVersion, {}};
   RandomBytes(identity.store);
-  PREFIXD_TRY(WriteIdentity(path, identity));
+  PREFIXD_TRY(WriteIdentityFile(dir, identity));
   return identity;
 }
 
@@ -162,6 +176,17 @@ std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file) {
   entry.blob = rest.substr(1, rest.size() - kSuffix.size() - 1);
   if (!ValidBlobName(entry.blob)) return std::nullopt;
   return entry;
+}
+
+Result<std::vector<fs::directory_entry>> ListDirectory(const fs::path& dir) {
+  std::error_code error;
+  std::vector<fs::directory_entry> entries;
+  for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    entries.push_back(*it);
+  }
+  if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
+  return entries;
 }
 
 Status WriteFileAtomically(const fs::path& path, std::string_view bytes) {

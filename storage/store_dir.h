@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attention/result.h"
 #include "storage/file.h"
@@ -40,6 +41,13 @@ struct StoreIdentity {
 // read, and an older prefixd refuses the store from then on.
 Status CreateStoreDir(const std::filesystem::path& dir);
 Result<StoreIdentity> ReadOrCreateIdentity(const std::filesystem::path& dir);
+// As they are. kCorrupt when the file is missing or malformed.
+Result<StoreIdentity> ReadIdentityFile(const std::filesystem::path& dir);
+Status WriteIdentityFile(const std::filesystem::path& dir, const StoreIdentity& identity);
+// The sentence that says how a lost or damaged catalog is made again.
+std::string HowToRecover(const std::filesystem::path& dir);
+// Adds it to an error that damage could explain.
+Error WithHowToRecover(Error error, const std::filesystem::path& dir);
 
 std::filesystem::path SegmentPath(const std::filesystem::path& dir, const Uuid& file);
 std::filesystem::path BlobPath(const std::filesystem::path& dir, const SegmentId& id,
@@ -52,6 +60,8 @@ struct SegmentsEntry {
   std::string blob;  // empty: rows
 };
 std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file_name);
+Result<std::vector<std::filesystem::directory_entry>> ListDirectory(
+    const std::filesystem::path& dir);
 
 // kCorrupt when there are segment files but no catalog: opening would make an empty one, and
 // recovery would take every segment for an orphan. Nothing is changed.

@@ -2,6 +2,7 @@
 
 #include "storage/errors.h"
 #include "storage/segment_file_writer.h"
+#include "storage/segment_inspect.h"
 #include "storage/store_core.h"
 
 namespace prefixd::storage {
@@ -33,8 +34,13 @@ class PutWriter final : public SegmentWriter {
     if (range().size() == 0) return {};
     const ModelRecord& model = plan_.scope.model;
     SegmentFilePlan file;
-    file.manifest = EncodeManifest(
-        {model, plan_.scope.tenant, plan_.label, core_->catalog->meta().block_tokens, {}});
+    file.manifest = EncodeManifest({model,
+                                    plan_.scope.tenant,
+                                    plan_.label,
+                                    core_->catalog->meta().block_tokens,
+                                    true,
+                                    {},
+                                    {}});
     SegmentHeader& header = file.header;
     header.store = core_->identity.store;
     RandomBytes(id_.bytes);
@@ -81,8 +87,8 @@ class PutWriter final : public SegmentWriter {
     PREFIXD_TRY(CheckOpen());
     if (!file_) return FinishStored(plan_.match);
     PREFIXD_TRY(file_->CheckComplete());
-    const uint64_t sequence = core_->next_sequence++;
-    if (Status sealed = file_->Seal(sequence, NowUnixMs()); !sealed.ok()) {
+    SequenceTicket sequence = core_->catalog->sequences().Next();
+    if (Status sealed = file_->Seal(sequence.number(), NowUnixMs()); !sealed.ok()) {
       Abort();
       return sealed.error();
     }
@@ -109,7 +115,7 @@ class PutWriter final : public SegmentWriter {
 
   // The commit point: after it the prefix is durable and visible. Another put of the same tokens
   // may have come first; then its bytes serve, and where they are is returned.
-  Result<Match> Publish(uint64_t sequence) {
+  Result<Match> Publish(SequenceTicket& sequence) {
     std::lock_guard commit(core_->commit_mutex);
     auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens);
     if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
@@ -119,7 +125,7 @@ class PutWriter final : public SegmentWriter {
     SegmentRecord record;
     record.id = id_;
     record.file = id_.bytes;
-    record.sequence = sequence;
+    record.sequence = sequence.number();
     record.model = plan_.scope.model.name;
     record.tenant = plan_.scope.tenant;
     record.label = plan_.label;
@@ -127,27 +133,25 @@ class PutWriter final : public SegmentWriter {
     record.tokens = range();
     record.first_token = plan_.tokens[record.tokens.begin];
     const uint32_t block = core_->catalog->meta().block_tokens;
-    if (record.is_root()) {
-      const size_t n = std::min<size_t>({plan_.tokens.size(), block, kMaxLeadTokens});
-      record.lead.assign(plan_.tokens.begin(), plan_.tokens.begin() + static_cast<ptrdiff_t>(n));
-    }
+    if (record.is_root()) record.lead = LeadOf(plan_.tokens, block);
     record.file_bytes = file_->layout().file_bytes();
     record.created_unix_ms = created_unix_ms_;
     record.pinned = plan_.options.pinned;
     record.expires_unix_ms = Expires();
-    const auto own_hashes = std::span(plan_.hashes).subspan(record.tokens.begin / block);
     CatalogChange change;
-    change.put.push_back({record, std::vector(own_hashes.begin(), own_hashes.end())});
+    change.put.push_back({record, OwnHashes(plan_.hashes, record.tokens.begin, block)});
     if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
       // keeps or frees the file, so it must stay, and so must what it takes of the quota.
+      sequence.LeaveOpen();
       done_ = true;
       space_.Keep();
       core_->puts_aborted++;
       Release();
       return committed.error();
     }
-    core_->tree.Insert({{record, "", record.created_unix_ms, 0}, plan_.scope.id});
+    core_->tree.Insert(
+        {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
     space_.Release();  // counted in the tree from here on
     core_->puts++;
     return Match{};

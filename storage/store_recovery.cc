@@ -1,7 +1,5 @@
 // What Open does with a directory that may have been left at any moment, and what Verify does with
 // a living one.
-#include <dirent.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -13,7 +11,10 @@ namespace prefixd::storage {
 namespace fs = std::filesystem;
 
 Status StoreCore::Recover() {
-  PREFIXD_TRY(LoadSegments());
+  if (Status loaded = LoadSegments(); !loaded.ok()) {
+    return WithHowToRecover(loaded.error(), options.dir);
+  }
+  PREFIXD_TRY(AdoptLostCommits());
   PREFIXD_TRY(SweepSegmentFiles());
   CheckSegments();
   FreeUnneeded();
@@ -34,7 +35,7 @@ Status StoreCore::LoadSegments() {
                                 ? BlockHash{}
                                 : PrefixScope(model->second.fingerprint, segment.record.tenant);
     tree.Insert({segment, scope, CheckRelations(segment.record).ok()});
-    next_sequence = std::max<uint64_t>(next_sequence, segment.record.sequence + 1);
+    catalog->sequences().Saw(segment.record.sequence);
   }
   PREFIXD_ASSIGN(const std::vector<AliasRecord> aliases, catalog->LoadAliases());
   for (const AliasRecord& alias : aliases) tree.InsertAlias(alias);
@@ -89,13 +90,8 @@ Status StoreCore::CheckModel(const SegmentRecord& record, const SegmentHeader& h
 // Files that the catalog does not know are puts that never committed, or removals cut short.
 Status StoreCore::SweepSegmentFiles() {
   const fs::path dir = options.dir / "segments";
+  PREFIXD_ASSIGN(const auto entries, ListDirectory(dir));
   std::error_code error;
-  std::vector<fs::directory_entry> entries;
-  for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    entries.push_back(*it);
-  }
-  if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
   std::set<Uuid> known_files;
   bool records_damaged = false;
   for (const SegmentRecord& record : tree.Records()) {
@@ -107,6 +103,7 @@ Status StoreCore::SweepSegmentFiles() {
     const std::string name = entry.path().filename().string();
     const auto parsed = ParseSegmentsEntry(name);
     const bool unfinished = name.ends_with(".tmp");
+    if (parsed && parsed->blob.empty() && left_alone_.contains(parsed->id)) continue;
     if (!parsed && !unfinished) {
       LogWarning("left alone: " + entry.path().string() + " is not a file of the store");
       continue;
@@ -148,48 +145,72 @@ void StoreCore::CheckSegments() {
   }
 }
 
-Status StoreCore::VerifySegment(const SegmentRecord& record, VerifyReport& report,
-                                const std::function<bool(uint64_t)>& page_done) {
+Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report) {
+  ReadServices unheard = services;  // what is found is judged here
+  unheard.on_corrupt = [](const SegmentId&, const std::string&) {};
   const std::string who = "segment " + record.id.ToString();
-  Status sound = [&]() -> Status {
-    PREFIXD_TRY(CheckRelations(record));
-    // Opened afresh: what is in memory may be better than what is on the disk.
-    PREFIXD_ASSIGN(
-        const auto file,
-        SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
-    PREFIXD_TRY(CheckModel(record, file->header()));
-    PREFIXD_TRY(VerifyAllPages(services, *file, page_done));
-    report.pages += file->layout().table_page;
-    report.bytes += record.file_bytes;
-    return {};
-  }();
-  if (!sound.ok() && sound.error().code == Code::kCancelled) return sound;
+  Status sound;
+  while (true) {
+    sound = [&]() -> Status {
+      PREFIXD_TRY(CheckRelations(record));
+      // Opened afresh: what is in memory may be better than what is on the disk.
+      PREFIXD_ASSIGN(
+          const auto file,
+          SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
+      PREFIXD_TRY(CheckModel(record, file->header()));
+      const uint64_t first = run.from.file == record.file ? run.from.next_page : 0;
+      PREFIXD_TRY(VerifyAllPages(
+          unheard, *file, [&](uint64_t n) { return run.page_done(record, n); }, first,
+          run.window_pages));
+      report.pages += file->layout().table_page;
+      report.bytes += record.file_bytes;
+      return {};
+    }();
+    if (sound.ok()) break;
+    if (sound.error().code == Code::kCancelled) return sound;
+    const auto now = tree.Record(record.id);
+    if (!now.ok()) return {};  // removed meanwhile
+    if (now->file == record.file) break;
+    record = *now;  // rewritten meanwhile: its new file is what counts
+  }
   ++report.segments;
-  if (!sound.ok()) {
+  if (sound.ok()) {
+    LiftQuarantine(record.id);
+  } else {
     report.damaged.push_back(who + ": " + sound.error().message);
     if (sound.error().code == Code::kCorrupt) {
       files.Erase(record);
       Quarantine(record.id, sound.error().message);
     }
-  } else {
-    LiftQuarantine(record.id);
   }
   for (const std::string& name : blobs->List(record.id)) {
     ++report.blobs;
-    const auto checked = blobs->Check(record.id, name);
+    const auto checked = blobs->Check(record.id, name, run.blobs);
     if (checked.ok()) {
       report.bytes += *checked;
-    } else {
-      report.damaged.push_back(who + ", blob " + name + ": " + checked.error().message);
+      continue;
     }
+    if (checked.error().code == Code::kNotFound) continue;  // removed or replaced meanwhile
+    report.damaged.push_back(who + ", blob " + name + ": " + checked.error().message);
+    if (checked.error().code == Code::kCorrupt) DropDamagedBlob(record.id, name);
   }
   return {};
 }
 
+void StoreCore::DropDamagedBlob(const SegmentId& id, std::string_view name) {
+  const auto dropped = blobs->DropDamaged(id, name);
+  if (!dropped.ok()) return LogWarning(dropped.error().message);
+  if (!*dropped) return;
+  LogWarning("blob " + std::string(name) + " of segment " + id.ToString() +
+             " was damaged and is deleted; it can be made again");
+  if (blob_lost) blob_lost(id, name);
+}
+
 Result<VerifyReport> StoreCore::Verify(const SegmentId* only, const Progress& progress) {
   std::vector<SegmentRecord> records;
+  const SegmentId wanted = only == nullptr ? SegmentId{} : tree.Resolve(*only).first;
   for (SegmentRecord& record : tree.Records()) {
-    if (only == nullptr || record.id == *only) records.push_back(std::move(record));
+    if (only == nullptr || record.id == wanted) records.push_back(std::move(record));
   }
   if (only != nullptr && records.empty()) {
     return Error{Code::kNotFound, "no stored prefix " + only->ToString()};
@@ -197,14 +218,14 @@ Result<VerifyReport> StoreCore::Verify(const SegmentId* only, const Progress& pr
   uint64_t done = 0, total = 0;
   for (const SegmentRecord& record : records) total += record.file_bytes / kPageBytes;
   VerifyReport report;
+  VerifyRun run;
+  run.page_done = [&](const SegmentRecord&, uint64_t n) {
+    done += n;
+    return !progress || progress(std::min(done, total), total, "pages");
+  };
   for (const SegmentRecord& record : records) {
     const uint64_t before = done;
-    const auto pin = tree.PinSegment(record.id);
-    if (!pin.ok()) continue;  // removed meanwhile
-    PREFIXD_TRY(VerifySegment(record, report, [&](uint64_t n) {
-      done += n;
-      return !progress || progress(done, total, "pages");
-    }));
+    PREFIXD_TRY(VerifySegment(record, run, report));
     done = before + record.file_bytes / kPageBytes;
     if (progress && !progress(done, total, "pages")) {
       return Error{Code::kCancelled, "verification was stopped"};

@@ -129,6 +129,8 @@ TEST_F(ConfigTest, EveryKeyReachesItsPlaceAndIsDocumented) {
   EXPECT_EQ(o.tenant_quota_bytes, 2u << 20);
   EXPECT_EQ(o.tenant_quotas, (std::map<std::string, uint64_t>{{"team-a", 4u << 20}}));
   EXPECT_EQ(o.evict, "never");
+  EXPECT_EQ(o.scrub_bytes_per_second, 32u << 20);
+  EXPECT_EQ(o.scrub_interval_hours, 168u);
   EXPECT_EQ(o.anchors.n_tail, 9u);
 
   std::stringstream docs;

@@ -1,6 +1,7 @@
 // prefixctl against the real daemon: every command, as text and as JSON, and its exit codes.
 #include <signal.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -148,11 +149,42 @@ TEST_F(PrefixctlTest, ExitCodes) {
   EXPECT_EQ(testing::RunProgram(PREFIXCTL_BINARY, {}).code, 2);
 }
 
+TEST_F(PrefixctlTest, RecoversALostCatalog) {
+  const auto store = dir_.path() / "store";
+  ASSERT_TRUE(std::filesystem::exists(store / "catalog"));
+  const auto recover = [&](std::vector<std::string> more) {
+    std::vector<std::string> args{"recover", "--dir", store};
+    args.insert(args.end(), more.begin(), more.end());
+    return testing::RunProgram(PREFIXCTL_BINARY, args);
+  };
+  const Finished in_use = recover({});
+  EXPECT_EQ(in_use.code, 1);
+  EXPECT_NE(in_use.err.find("in use by process"), std::string::npos) << in_use.err;
+  daemon_.reset();
+  std::filesystem::remove_all(store / "catalog");
+  EXPECT_EQ(recover({"--nonsense"}).code, 2);
+  const Finished done = recover({"--json", "--verify-data", "--quiet"});
+  ASSERT_EQ(done.code, 0) << done.err;
+  EXPECT_EQ(done.err, "");
+  const json report = json::parse(done.out, nullptr, false);
+  EXPECT_EQ(report["segments"], 1);
+  EXPECT_EQ(report["prefixes"], 1);
+  daemon_ = std::make_unique<DaemonProcess>(dir_.path());
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  EXPECT_EQ(RunJson({"prefixes", "list", "--all-tenants"})[0]["id"], prefix_);
+  EXPECT_EQ(RunJson({"prefixes", "verify", "--all-tenants"})["segments"], 1);
+  daemon_.reset();
+  EXPECT_NE(recover({}).out.find("old catalog"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(store / "catalog.lost-1"));
+  EXPECT_EQ(testing::RunProgram(PREFIXCTL_BINARY, {"recover", "--dir", "/nonexistent"}).code, 3);
+}
+
 TEST(PrefixctlHelp, EveryCommandExplainsItselfWithAnExample) {
   for (const std::vector<std::string>& command :
        std::vector<std::vector<std::string>>{{},
                                              {"status"},
                                              {"stats"},
+                                             {"recover"},
                                              {"models"},
                                              {"models", "list"},
                                              {"models", "show"},

@@ -1,5 +1,7 @@
 // Store: models, puts, refusals, sessions' registry, restart.
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <thread>
 
@@ -9,6 +11,14 @@ namespace prefixd::testing {
 namespace {
 
 using StoreTest = RuntimeTest;
+
+void FlipBit(const std::filesystem::path& path, std::streamoff at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const int byte = file.get();
+  file.seekp(at);
+  file.put(static_cast<char>(byte ^ 0x10));
+}
 
 TEST_F(StoreTest, UnknownModelsAndPrefixesAreNamed) {
   Open();
@@ -271,6 +281,71 @@ TEST_F(StoreTest, AFullStoreEvictsWhatIsUsedTheLeast) {
   EXPECT_LE(stats.bytes_on_disk, options_.quota_bytes);
   EXPECT_TRUE(Attach(used, policy));
   EXPECT_CODE(store_->Attach({"tiny", "", idle.tokens, "", 0, policy}), Code::kNotFound);
+}
+
+// A damaged summary is not used, and is made again.
+TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
+  const uint64_t seed = Seed("DamagedDerivedDataAreMadeAgain");
+  options_.scrub_bytes_per_second = 0;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 600, seed);
+  const std::string id = PutReady(prompt);
+  const auto blobs = store_->Prefix(id)->blobs;
+  store_.reset();
+  const auto path = options_.dir / "segments" / (id + ".moments.128.blob");
+  ASSERT_TRUE(std::filesystem::exists(path));
+  FlipBit(path, 500);
+  Open();
+  ASSERT_OK(store_->Verify("", nullptr));
+  ASSERT_OK(store_->WaitReady(id, nullptr));
+  EXPECT_EQ(store_->Prefix(id)->blobs, blobs);
+  const auto again = store_->Verify("", nullptr);
+  ASSERT_OK(again);
+  EXPECT_EQ(again->damaged, std::vector<std::string>{});
+  EXPECT_FALSE(store_->Prefixes().at(0).quarantined);
+}
+
+// A page that goes bad under an open session is an error of the steps that need it, and a miss for
+// whoever comes next; others do not notice, and the prompt can be put anew.
+TEST_F(StoreTest, DamageUnderAnOpenSession) {
+  const uint64_t seed = Seed("DamageUnderAnOpenSession");
+  options_.host_tier_bytes = 0;
+  options_.scrub_bytes_per_second = 0;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 600, seed);
+  const auto apart = MakePrompt(spec_.geometry, 600, seed + 1);
+  const std::string id = PutReady(prompt), other = PutReady(apart);
+  StepPolicy full;
+  full.mode = StepMode::kFull;
+  const auto session = Attach(prompt, full), sound = Attach(apart, full);
+  ASSERT_TRUE(session && sound);
+  const std::vector<float> q(spec_.geometry.n_q_heads * spec_.geometry.key_dim, 0.5f);
+  FlipBit(options_.dir / "segments" / (id + ".seg"), 4 * 4096 + 9);  // of layer 0, KV head 0
+  std::vector<float> y(spec_.geometry.n_q_heads * spec_.geometry.value_dim);
+  std::vector<float> lse(spec_.geometry.n_q_heads);
+  EXPECT_CODE(session->Step(0, q, y, lse, nullptr), Code::kCorrupt);
+  ASSERT_OK(session->Step(1, q, y, lse, nullptr));
+  Step(*sound, 0, q);
+  EXPECT_EQ(store_->Match(spec_.name, "", prompt.tokens)->n_tokens, 0u);
+  EXPECT_CODE(store_->Attach({spec_.name, "", {}, id, 0, full}), Code::kCorrupt);
+  const auto listed = store_->Prefix(id);
+  ASSERT_OK(listed);
+  EXPECT_TRUE(listed->summary.quarantined);
+  EXPECT_NE(listed->summary.quarantine.find("does not verify"), std::string::npos);
+  const std::string anew = PutReady(prompt);
+  EXPECT_NE(anew, id);
+  Step(*Attach(prompt, full), 0, q);
+}
+
+// However slowly it is told to go, it does not hold up the closing of the store.
+TEST_F(StoreTest, TheScrubEndsWithTheStore) {
+  options_.scrub_bytes_per_second = 1;
+  options_.scrub_interval_hours = 1;
+  Open();
+  PutReady(MakePrompt(spec_.geometry, 600, 3));
+  Open();
+  EXPECT_GT(store_->stats().verified_since_unix_ms, 0);
+  EXPECT_EQ(store_->stats().scrub_bytes, 0u);  // nothing is due
 }
 
 TEST_F(StoreTest, BadOptionsAreRefused) {

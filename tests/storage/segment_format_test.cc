@@ -172,8 +172,8 @@ TEST(Records, RoundTripAndTruncationIsCorrupt) {
   ASSERT_OK(model_back);
   EXPECT_EQ(model_back->geometry, model.geometry);
   EXPECT_EQ(model_back->fingerprint, model.fingerprint);
-  const auto manifest =
-      DecodeManifest(EncodeManifest({model, "t", "l", 16, {{{}, {}, 7, "x", 9}}}));
+  const auto manifest = DecodeManifest(
+      EncodeManifest({model, "t", "l", 16, false, {{{}, {}, 7, "x", 9}}, {SegmentId{}}}));
   ASSERT_OK(manifest);
   EXPECT_EQ(manifest->model.name, "name");
   EXPECT_EQ(manifest->block_tokens, 16u);

@@ -37,6 +37,14 @@ class FailingCatalog final : public Catalog {
   Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) override {
     return inner_->SetLastUsed(id, unix_ms, heat);
   }
+  Sequences& sequences() override { return inner_->sequences(); }
+  Status SetVerified(const SegmentId& id, int64_t unix_ms) override {
+    return inner_->SetVerified(id, unix_ms);
+  }
+  Status SetScrubPosition(const ScrubPosition& position) override {
+    return inner_->SetScrubPosition(position);
+  }
+  Result<ScrubPosition> LoadScrubPosition() const override { return inner_->LoadScrubPosition(); }
   Result<std::vector<CatalogSegment>> LoadSegments() const override {
     return inner_->LoadSegments();
   }

@@ -1,0 +1,436 @@
+// Catalogs that are lost, damaged or cut short, and what is made of them.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+
+#include "storage/catalog.h"
+#include "storage/recover.h"
+#include "storage/store_dir.h"
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+namespace fs = std::filesystem;
+using Tokens = std::vector<uint32_t>;
+
+Tokens Iota(uint32_t n, uint32_t first = 0) {
+  Tokens tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+Tokens Join(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+SettleOptions Reversed(size_t row_bytes) {
+  SettleOptions options;
+  options.chunk_tokens = 32;
+  options.order = [row_bytes](uint32_t, uint32_t, uint32_t,
+                              std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    std::vector<uint32_t> order(rows.size() / row_bytes);
+    std::iota(order.rbegin(), order.rend(), 0);
+    return order;
+  };
+  return options;
+}
+
+class RecoverTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Open(); }
+
+  void Open() {
+    store_.reset();
+    auto store = PrefixStore::Open(options_);
+    ASSERT_OK(store);
+    store_ = std::move(*store);
+    ASSERT_OK(store_->PutModel(model_));
+  }
+
+  SegmentId Stored(const Tokens& tokens) {
+    const auto id = Put(*store_, model_, tokens);
+    EXPECT_TRUE(id.ok()) << id.error().ToString();
+    if (!id.ok()) return {};
+    prompts_[*id] = tokens;
+    return *id;
+  }
+
+  // Chains, branches, a settled segment, merged ones, a second tenant, blobs.
+  void Fill() {
+    const Tokens base = Iota(40), longer = Join(base, Iota(50, 1000));
+    a_ = Stored(base);
+    b_ = Stored(longer);
+    c_ = Stored(Join(Iota(25), Iota(30, 2000)));
+    const Tokens one = Iota(30, 5000), two = Join(one, Iota(20, 6000));
+    d_ = Stored(one);
+    e_ = Stored(two);
+    ASSERT_OK(store_->Settle(a_, Reversed(row_bytes_)));
+    merged_ = store_->Merge(e_, 1000).value();
+    const auto other = Put(*store_, model_, Iota(60, 9000), "another tenant");
+    ASSERT_OK(other);
+    ASSERT_OK(store_->PutBlob(b_, "note", "maker", std::vector<std::byte>(100)));
+  }
+
+  void ExpectAll() {
+    for (const auto& [id, tokens] : prompts_) {
+      const auto prefix = store_->OpenPrefix(id, 0);
+      ASSERT_OK(prefix);
+      const auto compared = Compare(**prefix, tokens);
+      ASSERT_OK(compared);
+      EXPECT_EQ(*compared, "");
+      EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, tokens.size());
+    }
+    EXPECT_EQ(store_->ListPrefixes().size(), prompts_.size() + 1);
+    EXPECT_EQ(store_->LongestMatch("m", "another tenant", Iota(60, 9000))->n_tokens, 60u);
+    EXPECT_EQ(store_->LongestMatch("m", "t", Iota(60, 9000))->n_tokens, 0u);
+    EXPECT_TRUE(store_->GetBlob(b_, "note", "maker").ok());
+    EXPECT_TRUE(store_->Verify(nullptr, nullptr)->damaged.empty());
+    EXPECT_TRUE(store_->GetPrefix(a_)->settled);
+    EXPECT_EQ(store_->GetPrefix(d_)->chain, std::vector<SegmentId>{merged_});
+  }
+
+  RecoverReport Recovered(bool verify_data = false) {
+    RecoverOptions options;
+    options.dir = options_.dir;
+    options.verify_data = verify_data;
+    uint64_t last_done = 0, last_total = 0;
+    const auto report =
+        RecoverCatalog(options, [&](uint64_t done, uint64_t total, std::string_view) {
+          EXPECT_GE(done, last_done);
+          last_done = done;
+          last_total = total;
+          return true;
+        });
+    EXPECT_TRUE(report.ok()) << report.error().ToString();
+    EXPECT_EQ(last_done, last_total);
+    return report.ok() ? *report : RecoverReport{};
+  }
+
+  fs::path FileOf(const SegmentId& id) const { return SegmentPath(options_.dir, id.bytes); }
+  fs::path catalog() const { return options_.dir / "catalog"; }
+
+  TempDir dir_;
+  StoreOptions options_ = TestOptions(dir_.path());
+  ModelRecord model_ = TestModel();
+  const size_t row_bytes_ = model_.geometry.row().bytes();
+  std::unique_ptr<PrefixStore> store_;
+  std::map<SegmentId, Tokens> prompts_;
+  SegmentId a_, b_, c_, d_, e_, merged_;
+};
+
+TEST_F(RecoverTest, WithoutACatalog) {
+  Fill();
+  store_.reset();
+  fs::remove_all(catalog());
+  const auto refused = PrefixStore::Open(options_);
+  EXPECT_CODE(refused, Code::kCorrupt);
+  EXPECT_NE(refused.error().message.find("prefixctl recover --dir"), std::string::npos);
+  const RecoverReport report = Recovered(true);
+  EXPECT_EQ(report.segments, 5u);
+  EXPECT_EQ(report.names, 6u);
+  EXPECT_EQ(report.models, 1u);
+  EXPECT_TRUE(report.quarantined.empty() && report.set_aside.empty());
+  EXPECT_EQ(report.old_catalog, fs::path());
+  Open();
+  ExpectAll();
+  EXPECT_EQ(store_->stats().recovered_orphans, 0u);
+  Stored(Join(Iota(25), Iota(30, 3000)));  // and it is written on
+  Open();
+  ExpectAll();
+}
+
+TEST_F(RecoverTest, WithoutStoreFileOrWithOneWrittenAfterTheLoss) {
+  Fill();
+  store_.reset();
+  const fs::path identity = options_.dir / "STORE";
+  fs::remove(identity);
+  EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
+  EXPECT_TRUE(Recovered().identity_rebuilt);
+  Open();
+  ExpectAll();
+  store_.reset();
+  std::ofstream(identity) << "prefixd-store\nformat 2\nuuid " << std::string(32, '7') << "\n";
+  EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
+  EXPECT_TRUE(Recovered().identity_rebuilt);
+  Open();
+  ExpectAll();
+  store_.reset();
+  std::ofstream(identity) << "garbage";
+  EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
+  EXPECT_TRUE(Recovered().identity_rebuilt);
+  Open();
+  ExpectAll();
+  EXPECT_TRUE(fs::exists(options_.dir / "catalog.lost-3"));
+}
+
+// Whatever a flipped byte of the catalog does to opening it, nothing wrong is served, and
+// recovering brings everything back.
+TEST_F(RecoverTest, FlippedBytesInTheCatalog) {
+  std::mt19937_64 rng(Seed("RecoverTest.FlippedBytesInTheCatalog"));
+  Fill();
+  store_.reset();
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(catalog())) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".log") || name.starts_with("MANIFEST") || name == "CURRENT") {
+      files.push_back(name);
+    }
+  }
+  fs::copy(options_.dir, dir_.path() / "whole", fs::copy_options::recursive);
+  uint32_t refused = 0;
+  for (int i = 0; i < 12; ++i) {
+    fs::remove_all(options_.dir);
+    fs::copy(dir_.path() / "whole", options_.dir, fs::copy_options::recursive);
+    const fs::path path = catalog() / files[rng() % files.size()];
+    FlipByte(path, rng() % fs::file_size(path));
+    auto opened = PrefixStore::Open(options_);
+    if (!opened.ok()) {
+      ++refused;
+      // Damage to the log costs commits, and those are made again.
+      EXPECT_NE(path.extension(), ".log") << opened.error().message;
+      EXPECT_NE(opened.error().message.find("prefixctl recover"), std::string::npos)
+          << opened.error().message;
+    } else {
+      for (const auto& [id, tokens] : prompts_) {
+        const auto prefix = (*opened)->OpenPrefix(id, 0);
+        if (!prefix.ok()) continue;
+        EXPECT_EQ(Compare(**prefix, tokens).value(), "");
+      }
+      opened->reset();
+    }
+    Recovered();
+    Open();
+    ExpectAll();
+    store_.reset();
+  }
+  std::printf("[ INFO     ] %u of 12 were refused\n", refused);
+}
+
+// The log loses its tail: what was acknowledged is committed again, what was removed stays away.
+TEST_F(RecoverTest, CommitsLostWithTheEndOfTheLog) {
+  const SegmentId gone = Stored(Iota(50, 700));
+  const fs::path file = FileOf(gone);
+  fs::copy_file(file, dir_.path() / "gone.seg");
+  ASSERT_OK(store_->Remove(gone));
+  prompts_.clear();
+  const auto log = [&] {
+    fs::path last;
+    for (const auto& entry : fs::directory_iterator(catalog())) {
+      if (entry.path().extension() == ".log" && entry.path() > last) last = entry.path();
+    }
+    return last;
+  };
+  const uint64_t before = fs::file_size(log());
+  Fill();
+  const fs::path cut = log();
+  store_.reset();
+  fs::copy_file(dir_.path() / "gone.seg", file);  // the unlink that a power cut undid
+  fs::copy(options_.dir, dir_.path() / "whole", fs::copy_options::recursive);
+  const uint64_t bytes = fs::file_size(cut);
+  std::mt19937_64 rng(Seed("RecoverTest.CommitsLostWithTheEndOfTheLog"));
+  uint64_t again = 0;
+  for (int i = 0; i < 12; ++i) {
+    fs::remove_all(options_.dir);
+    fs::copy(dir_.path() / "whole", options_.dir, fs::copy_options::recursive);
+    fs::resize_file(cut, before + rng() % (bytes - before));
+    Open();
+    again += store_->stats().recovered_commits;
+    ExpectAll();
+    EXPECT_FALSE(fs::exists(file)) << "a removed prefix came back";
+    EXPECT_EQ(store_->LongestMatch("m", "t", Iota(50, 700))->n_tokens, 0u);
+    Open();  // and stays so
+    EXPECT_EQ(store_->stats().recovered_commits, 0u);
+    ExpectAll();
+    store_.reset();
+  }
+  EXPECT_GT(again, 5u);
+  // Negative control: a whole log needs nothing.
+  fs::remove_all(options_.dir);
+  fs::copy(dir_.path() / "whole", options_.dir, fs::copy_options::recursive);
+  Open();
+  EXPECT_EQ(store_->stats().recovered_commits, 0u);
+  EXPECT_EQ(store_->stats().recovered_orphans, 1u);
+  ExpectAll();
+}
+
+TEST_F(RecoverTest, TwinsOfOneSegmentAndMergedOnes) {
+  Fill();
+  const fs::path segments = options_.dir / "segments";
+  fs::copy(segments, dir_.path() / "before", fs::copy_options::recursive);
+  ASSERT_OK(store_->Settle(b_, Reversed(row_bytes_)));
+  const SegmentId f = Stored(Iota(30, 20'000)), g = Stored(Join(Iota(30, 20'000), Iota(20, 1)));
+  for (const SegmentId& id : {f, g})
+    fs::copy_file(FileOf(id), dir_.path() / "before" / FileOf(id).filename());
+  ASSERT_OK(store_->Merge(g, 1000));
+  const size_t files = FilesIn(segments);
+  store_.reset();
+  // As if neither rewrite had removed the files that it replaced.
+  fs::copy(dir_.path() / "before", segments,
+           fs::copy_options::recursive | fs::copy_options::skip_existing);
+  fs::remove_all(catalog());
+  const RecoverReport report = Recovered();
+  EXPECT_EQ(report.freed, 3u);
+  EXPECT_EQ(report.segments, 6u);
+  EXPECT_EQ(FilesIn(segments), files);
+  Open();
+  EXPECT_TRUE(store_->GetPrefix(b_)->settled);
+  ExpectAll();
+}
+
+TEST_F(RecoverTest, DamagedSegmentsAreNeverTrusted) {
+  Fill();
+  store_.reset();
+  fs::remove_all(catalog());
+  // `a_`, on which `b_` and `c_` stand, loses its footer, the other tenant's its header; a row page
+  // of the merged one goes bad.
+  const auto entries = ListDirectory(options_.dir / "segments");
+  ASSERT_OK(entries);
+  for (const auto& entry : *entries) {
+    std::string page(kPageBytes, 0);
+    std::ifstream(entry.path(), std::ios::binary).read(page.data(), kPageBytes);
+    const auto header = SegmentHeader::Decode(
+        ConstPageBytes(reinterpret_cast<const std::byte*>(page.data()), kPageBytes));
+    if (!header.ok()) continue;  // a blob
+    if (header->segment == a_.bytes) FlipByte(entry.path(), entry.file_size() - 100);
+    if (header->parent == Uuid{} && header->segment != a_.bytes &&
+        header->segment != merged_.bytes) {
+      FlipByte(entry.path(), 100);
+    }
+  }
+  FlipByte(FileOf(merged_), kPageBytes + 5);
+  std::ofstream(options_.dir / "segments" / "notes.txt") << "a stranger's";
+  const RecoverReport report = Recovered(true);
+  EXPECT_EQ(report.segments, 3u);
+  ASSERT_EQ(report.set_aside.size() + report.quarantined.size(), 5u);
+  uint32_t lacking = 0;
+  for (const std::string& what : report.quarantined) {
+    lacking += what.find("lacks the segment it continues") != std::string::npos;
+  }
+  EXPECT_EQ(lacking, 2u);
+  EXPECT_EQ(FilesIn(options_.dir / "damaged"), report.set_aside.size());
+  Open();
+  for (const SegmentId& id : {b_, c_, d_, e_}) {
+    EXPECT_CODE(store_->OpenPrefix(id, 0), Code::kCorrupt);
+    EXPECT_EQ(store_->LongestMatch("m", "t", prompts_.at(id))->n_tokens, 0u);
+    const auto info = store_->GetPrefix(id);
+    ASSERT_OK(info);
+    EXPECT_TRUE(info->quarantined);
+    EXPECT_NE(info->quarantine, "");
+  }
+  // The prompts can be stored anew beside the ruins.
+  for (const SegmentId& id : {b_, d_}) {
+    const Tokens tokens = prompts_.at(id);
+    const auto anew = Put(*store_, model_, tokens);
+    ASSERT_OK(anew);
+    EXPECT_EQ(Compare(**store_->OpenPrefix(*anew, 0), tokens).value(), "");
+  }
+}
+
+TEST_F(RecoverTest, InterruptedAnywhereItCanBeDoneAgain) {
+  Fill();
+  store_.reset();
+  FlipByte(catalog() / "CURRENT", 3);
+  fs::remove(options_.dir / "STORE");
+  fs::copy(options_.dir, dir_.path() / "whole", fs::copy_options::recursive);
+  for (int stop = 0;; ++stop) {
+    ASSERT_LT(stop, 20);
+    fs::remove_all(options_.dir);
+    fs::copy(dir_.path() / "whole", options_.dir, fs::copy_options::recursive);
+    RecoverOptions options;
+    options.dir = options_.dir;
+    int steps = 0;
+    options.before_step = [&](std::string_view) { return steps++ < stop; };
+    const auto first = RecoverCatalog(options, nullptr);
+    if (first.ok()) {
+      EXPECT_GE(steps, 5);
+      break;
+    }
+    EXPECT_CODE(first, Code::kCancelled);
+    // Either it opens and is whole, or it refuses and says what to do.
+    if (auto opened = PrefixStore::Open(options_); opened.ok()) {
+      store_ = std::move(*opened);
+      ExpectAll();
+      store_.reset();
+    } else {
+      EXPECT_NE(opened.error().message.find("prefixctl recover"), std::string::npos);
+    }
+    Recovered();
+    Open();
+    ExpectAll();
+    store_.reset();
+  }
+}
+
+TEST_F(RecoverTest, RefusesWhatItMustNotTouch) {
+  Fill();
+  RecoverOptions options;
+  options.dir = options_.dir;
+  EXPECT_CODE(RecoverCatalog(options, nullptr), Code::kFailedPrecondition);  // in use
+  store_.reset();
+  EXPECT_CODE(RecoverCatalog(options, [](auto, auto, auto) { return false; }), Code::kCancelled);
+  EXPECT_FALSE(fs::exists(options_.dir / "catalog.new"));
+  RecoverOptions nowhere;
+  nowhere.dir = dir_.path() / "nowhere";
+  EXPECT_CODE(RecoverCatalog(nowhere, nullptr), Code::kNotFound);
+  EXPECT_FALSE(fs::exists(nowhere.dir));
+  std::ofstream(options_.dir / "STORE") << "prefixd-store\nformat 9\nuuid 00\n";
+  EXPECT_CODE(RecoverCatalog(options, nullptr), Code::kFailedPrecondition);
+}
+
+TEST_F(RecoverTest, WhatANewerPrefixdWroteIsLeftAlone) {
+  const SegmentId id = Stored(Iota(64));
+  store_.reset();
+  std::string bytes(fs::file_size(FileOf(id)), 0);
+  std::ifstream(FileOf(id), std::ios::binary).read(bytes.data(), std::streamsize(bytes.size()));
+  auto header = SegmentHeader::Decode(
+      ConstPageBytes(reinterpret_cast<const std::byte*>(bytes.data()), kPageBytes));
+  ASSERT_OK(header);
+  header->incompat = 1;
+  header->Encode(PageBytes(reinterpret_cast<std::byte*>(bytes.data()), kPageBytes));
+  const fs::path newer = options_.dir / "segments" / (std::string(32, '2') + ".seg");
+  std::ofstream(newer, std::ios::binary) << bytes;
+  Open();
+  EXPECT_TRUE(fs::exists(newer));
+  EXPECT_EQ(store_->stats().recovered_orphans, 0u);
+  store_.reset();
+  RecoverOptions options;
+  options.dir = options_.dir;
+  EXPECT_CODE(RecoverCatalog(options, nullptr), Code::kFailedPrecondition);
+  EXPECT_TRUE(fs::exists(newer));
+  EXPECT_FALSE(fs::exists(options_.dir / "catalog.lost-1"));
+
+  const fs::path other = dir_.path() / "newer-catalog";
+  ASSERT_OK(Catalog::Open(other, {kStoreFormatVersion + 1, 16, Uuid{}}));
+  EXPECT_CODE(Catalog::Open(other, {kStoreFormatVersion, 16, Uuid{}}), Code::kFailedPrecondition);
+  const std::string record("\x81\xa1v\x09", 4);  // a map with v = 9
+  EXPECT_CODE(DecodeSegment(record), Code::kFailedPrecondition);
+  EXPECT_CODE(DecodeModel(record), Code::kFailedPrecondition);
+  EXPECT_CODE(DecodeAlias(record), Code::kFailedPrecondition);
+  EXPECT_CODE(DecodeManifest(record), Code::kFailedPrecondition);
+}
+
+TEST_F(RecoverTest, UnfinishedFilesAreToldFromDamagedOnes) {
+  const SegmentId id = Stored(Iota(64));
+  store_.reset();
+  // As a put leaves it that dies: header written, the rest allocated.
+  const fs::path file = options_.dir / "segments" / (std::string(32, '1') + ".seg");
+  fs::copy_file(FileOf(id), file);
+  const uint64_t bytes = fs::file_size(file);
+  fs::resize_file(file, kPageBytes);
+  fs::resize_file(file, bytes);
+  EXPECT_EQ(Recovered().unfinished, 1u);
+  EXPECT_TRUE(fs::exists(file));
+  RecoverOptions options;
+  options.dir = options_.dir;
+  options.prune = true;
+  EXPECT_EQ(RecoverCatalog(options, nullptr)->unfinished, 1u);
+  EXPECT_FALSE(fs::exists(file));
+  EXPECT_FALSE(fs::exists(options_.dir / "damaged"));
+}
+
+}  // namespace
+}  // namespace prefixd::storage
