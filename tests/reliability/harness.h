@@ -1,0 +1,35 @@
+// The harnesses: each proves one thing about the store, cycle by cycle. The CI tests
+// (reliability_test.cc) run a fixed number of cycles, the torture driver (torture.cc) as many as it
+// is given time for.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "tests/reliability/cycles.h"
+#include "tests/reliability/disk/sim_disk.h"
+
+namespace prefixd::storage::reliability {
+
+struct Prepared {
+  Cycle cycle;
+  uint64_t cycles = 0;  // after which everything was tried once; 0: random without end
+  std::string skipped;  // why this machine cannot run it; empty: it can
+};
+
+struct Harness {
+  const char* name;
+  const char* what;
+  const char* unit;      // what the figure counts: a name of Totals::counts, or "cycles"
+  uint64_t ci, torture;  // how many cycles
+  Prepared (*prepare)(bool torture);
+};
+
+std::span<const Harness> Harnesses();
+const Harness& FindHarness(const std::string& name);
+
+// disk_harness.cc. The disk crashes at a random call, one to three times in a row.
+Prepared PrepareDisk(bool torture);
+void DiskCycle(uint64_t seed, Journal& report, Lie lie);
+
+}  // namespace prefixd::storage::reliability

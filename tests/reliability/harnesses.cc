@@ -1,0 +1,26 @@
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/reliability/harness.h"
+
+namespace prefixd::storage::reliability {
+namespace {
+
+constexpr Harness kHarnesses[] = {
+    {"disk", "a simulated disk crashes; unsynced writes are kept, dropped, torn or corrupted",
+     "cycles", 1000, 100'000, PrepareDisk},
+};
+
+}  // namespace
+
+std::span<const Harness> Harnesses() { return kHarnesses; }
+
+const Harness& FindHarness(const std::string& name) {
+  for (const Harness& harness : kHarnesses) {
+    if (name == harness.name) return harness;
+  }
+  std::fprintf(stderr, "no harness is called '%s'\n", name.c_str());
+  std::abort();
+}
+
+}  // namespace prefixd::storage::reliability

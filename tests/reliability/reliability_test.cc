@@ -1,0 +1,64 @@
+// The reliability harnesses in CI size. What each of them proves: docs/reliability.md.
+#include <cstdio>
+
+#include "tests/reliability/harness.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd::storage::reliability {
+namespace {
+
+using prefixd::testing::Seed;
+
+Totals Run(const CyclesPlan& plan, const Cycle& cycle) {
+  Totals totals = RunCycles(plan, cycle);
+  std::printf("[ INFO     ] %llu cycles", static_cast<unsigned long long>(totals.cycles));
+  for (const auto& [name, n] : totals.counts) {
+    std::printf(", %llu %s", static_cast<unsigned long long>(n), name.c_str());
+  }
+  std::printf("\n");
+  return totals;
+}
+
+// Runs the CI size of a harness; there must be no violation.
+void Prove(const char* name) {
+  const Harness& harness = FindHarness(name);
+  const Prepared prepared = harness.prepare(/*torture=*/false);
+  if (!prepared.skipped.empty()) GTEST_SKIP() << prepared.skipped;
+  CyclesPlan plan;
+  plan.seed = Seed(name);
+  plan.end = prepared.cycles > 0 ? prepared.cycles : harness.ci;
+  const Totals totals = Run(plan, prepared.cycle);
+  EXPECT_EQ(totals.violations, std::vector<std::string>{});
+  if (totals.violations.empty()) {
+    EXPECT_EQ(totals.cycles, plan.end);
+  }
+}
+
+// A negative control: within `bound` cycles the harness must see what is broken.
+void SeenToFail(const char* name, uint64_t bound, const Cycle& cycle) {
+  CyclesPlan plan;
+  plan.seed = Seed(name);
+  plan.end = bound;
+  plan.batch = 4;
+  const Totals totals = Run(plan, cycle);
+  ASSERT_FALSE(totals.violations.empty()) << "the harness did not see it";
+  std::printf("[ INFO     ] seen: %s\n", totals.violations.front().c_str());
+}
+
+TEST(Disk, NothingIsLostAndNothingWrongIsServedAfterACrash) { Prove("disk"); }
+
+TEST(DiskControl, SegmentsThatAreNotSyncedAreSeen) {
+  SeenToFail("DiskControl.Sync", 200, [](uint64_t, uint64_t seed, Journal& report) {
+    DiskCycle(seed, report, Lie::kSegmentSync);
+  });
+}
+
+TEST(DiskControl, DirectoriesThatAreNotSyncedAreSeen) {
+  SeenToFail("DiskControl.DirectorySync", 200, [](uint64_t, uint64_t seed, Journal& report) {
+    DiskCycle(seed, report, Lie::kDirectorySync);
+  });
+}
+
+}  // namespace
+}  // namespace prefixd::storage::reliability

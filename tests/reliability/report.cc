@@ -1,0 +1,41 @@
+#include "tests/reliability/report.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "tests/reliability/checker.h"
+
+namespace prefixd::storage::reliability {
+namespace fs = std::filesystem;
+
+std::string Where(const std::string& harness, uint64_t seed, const std::string& what) {
+  return harness + ", cycle seed " + std::to_string(seed) + ": " + what;
+}
+
+std::string Tail(const fs::path& file) {
+  constexpr size_t kMost = 1500;
+  std::ifstream in(file, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(in), {});
+  if (text.empty()) return "";
+  if (text.size() > kMost) text = "..." + text.substr(text.size() - kMost);
+  return "; it said: " + text;
+}
+
+void CheckInChild(const std::string& harness, uint64_t seed, const fs::path& dir, Truth& truth,
+                  Journal& journal, Journal& report, const fs::path& errors) {
+  const ChildEnd end = RunChild(
+      [&] {
+        CheckStore(dir, truth, journal, /*use=*/true);
+        return 0;
+      },
+      errors);
+  Absorb(journal, truth, report, Where(harness, seed, "after the crash"));
+  if (!end.exited || end.code != 0) {
+    report.Violation(Where(harness, seed, "the check: " + end.Describe() + Tail(errors)));
+    if (const char* keep = std::getenv("PREFIXD_RELIABILITY_KEEP"))
+      fs::copy(dir, keep, fs::copy_options::recursive);
+  }
+}
+
+}  // namespace prefixd::storage::reliability
