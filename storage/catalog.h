@@ -26,6 +26,11 @@ struct CatalogMeta {
 };
 inline constexpr uint32_t kStoreFormatVersion = 1;
 
+// What to do about a damaged commit log: fail with kCorrupt, or drop what follows the damage. A
+// power cut can leave the record that was being written torn; nothing acknowledged follows it then,
+// but the log alone cannot tell that from rot.
+enum class LogDamage : uint8_t { kRefuse, kCut };
+
 // One row as loaded at open.
 struct CatalogSegment {
   SegmentRecord record;
@@ -37,7 +42,7 @@ class Catalog {
  public:
   // Creates an empty catalog with `fresh` if there is none.
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
-                                               const CatalogMeta& fresh);
+                                               const CatalogMeta& fresh, LogDamage on_damage);
   virtual ~Catalog() = default;
 
   virtual const CatalogMeta& meta() const = 0;

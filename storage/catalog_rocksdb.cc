@@ -58,14 +58,16 @@ class QuietLogger final : public rocksdb::Logger {
 class RocksCatalog final : public Catalog {
  public:
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
-                                               const CatalogMeta& fresh) {
+                                               const CatalogMeta& fresh, LogDamage on_damage) {
     rocksdb::Options options;
     options.create_if_missing = true;
     options.paranoid_checks = true;
     options.track_and_verify_wals_in_manifest = true;
-    // Damage in the middle of the log must stop the opening: RocksDB's default would silently drop
-    // the commits after it, and recovery would take their segments for orphans.
-    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+    // Damage in the log must not go unnoticed: RocksDB's default silently drops the commits after
+    // it, and recovery would take their segments for orphans.
+    options.wal_recovery_mode = on_damage == LogDamage::kRefuse
+                                    ? rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords
+                                    : rocksdb::WALRecoveryMode::kPointInTimeRecovery;
     options.info_log = std::make_shared<QuietLogger>();
     options.compression = rocksdb::kNoCompression;  // hashes do not compress
     options.write_buffer_size = 4 << 20;
@@ -238,8 +240,8 @@ class RocksCatalog final : public Catalog {
 }  // namespace
 
 Result<std::unique_ptr<Catalog>> Catalog::Open(const std::filesystem::path& dir,
-                                               const CatalogMeta& fresh) {
-  return RocksCatalog::Open(dir, fresh);
+                                               const CatalogMeta& fresh, LogDamage on_damage) {
+  return RocksCatalog::Open(dir, fresh, on_damage);
 }
 
 }  // namespace prefixd::storage

@@ -69,9 +69,7 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   PREFIXD_TRY(OpenEngine(wrap));
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
-  PREFIXD_ASSIGN(catalog,
-                 Catalog::Open(options.dir / "catalog",
-                               {kStoreFormatVersion, options.block_tokens, identity.store}));
+  PREFIXD_TRY(OpenCatalog());
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +
                                      " belongs to another store than its STORE file"};
@@ -84,6 +82,22 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   blobs = std::make_unique<BlobStore>(options.dir, *engine);
   services = {engine.get(), tier.get(), &bytes_read, &checksum_failures,
               [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); }};
+  return {};
+}
+
+// A damaged commit log is cut, and a note says that commits may have been cut off with the damage:
+// recovery then makes them again from their segments, however often it is interrupted.
+Status StoreCore::OpenCatalog() {
+  const CatalogMeta fresh{kStoreFormatVersion, options.block_tokens, identity.store};
+  const std::filesystem::path path = options.dir / "catalog";
+  auto opened = Catalog::Open(path, fresh, LogDamage::kRefuse);
+  if (!opened.ok() && opened.error().code == Code::kCorrupt) {
+    LogWarning(opened.error().message + "; its log is cut at the damage");
+    PREFIXD_TRY(WriteFileAtomically(options.dir / kLogWasCut, ""));
+    opened = Catalog::Open(path, fresh, LogDamage::kCut);
+  }
+  if (!opened.ok()) return opened.error();
+  catalog = std::move(*opened);
   return {};
 }
 

@@ -98,11 +98,15 @@ class StoreCore {
   explicit StoreCore(const StoreOptions& o) : options(o) {}
   Status OpenParts(const EngineWrapper& wrap);
   Status OpenEngine(const EngineWrapper& wrap);
+  Status OpenCatalog();
   // store_recovery.cc
   Status Recover();
   Status LoadSegments();
   Status SweepSegmentFiles();
   void CheckSegments();
+  // store_adopt.cc
+  Status AdoptSegments();
+  Status AdoptSegment(const SegmentRecord& sealed, const ModelRecord& model);
   Status VerifySegment(const SegmentRecord& record, VerifyReport& report,
                        const std::function<bool(uint64_t)>& page_done);
 

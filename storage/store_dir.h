@@ -51,6 +51,9 @@ struct SegmentsEntry {
 };
 std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file_name);
 
+// There while commits that a cut log may have lost are being made again.
+inline constexpr const char* kLogWasCut = "log-was-cut";
+
 // kCorrupt when there are segment files but no catalog: opening would make an empty one, and
 // recovery would take every segment for an orphan. Nothing is changed.
 Status RefuseLostCatalog(const std::filesystem::path& dir);

@@ -13,6 +13,7 @@ namespace fs = std::filesystem;
 
 Status StoreCore::Recover() {
   PREFIXD_TRY(LoadSegments());
+  PREFIXD_TRY(AdoptSegments());
   PREFIXD_TRY(SweepSegmentFiles());
   CheckSegments();
   return {};
