@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/file.h"
 #include "storage/store_dir.h"
@@ -62,14 +63,17 @@ Status BlobStore::Put(const SegmentId& id, std::string_view name, std::string_vi
   temp += "." + std::to_string(temp_counter_++) + ".tmp";
   Status written = [&]() -> Status {
     PREFIXD_ASSIGN(UniqueFd fd, OpenFile(temp, O_WRONLY | O_CREAT | O_EXCL));
+    CrashPoint("blob.created");
     PREFIXD_TRY(
         WriteFully(engine_, fd.get(), 0, file, IoPriority::kWrite, "writing " + temp.string()));
+    CrashPoint("blob.before_sync");
     return DataSync(engine_, fd.get(), "syncing " + temp.string());
   }();
   if (!written.ok()) {
     if (Status removed = RemoveFile(temp); !removed.ok()) LogWarning(removed.error().message);
     return written;
   }
+  CrashPoint("blob.before_rename");
   {
     // Two puts of one name: the later rename wins, and the map says its size.
     std::lock_guard lock(mutex_);
@@ -80,6 +84,7 @@ Status BlobStore::Put(const SegmentId& id, std::string_view name, std::string_vi
     total_bytes_ += file.size() - size;
     size = file.size();
   }
+  CrashPoint("blob.before_directory_sync");
   return SyncDirectory(path.parent_path());
 }
 
@@ -183,7 +188,10 @@ Status BlobStore::RemoveAll(const SegmentId& id) {
     files_.erase(it);
     for (const auto& [name, bytes] : names) total_bytes_ -= bytes;
   }
-  for (const auto& [name, bytes] : names) PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  for (const auto& [name, bytes] : names) {
+    CrashPoint("remove.before_blob");
+    PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  }
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/file.h"
 #include "storage/page_reader.h"
@@ -107,6 +108,7 @@ Status StoreCore::AdoptSegment(const SegmentRecord& sealed, const ModelRecord& m
     return Error{Code::kCorrupt, "segment " + sealed.id.ToString() + " is of another model '" +
                                      model.name + "' than the store's"};
   }
+  CrashPoint("adopt.before_commit");
   SegmentRecord record = sealed;
   record.first_token = tokens[record.tokens.begin];
   const uint32_t block = catalog->meta().block_tokens;
@@ -145,6 +147,7 @@ Status StoreCore::AdoptSegments() {
     if (adopted.error().code != Code::kCorrupt) return adopted;
     LogWarning("not recovered: " + adopted.error().message);
   }
+  CrashPoint("adopt.done");
   PREFIXD_TRY(RemoveFile(note));
   return SyncDirectory(options.dir);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/file.h"
 
@@ -66,9 +67,11 @@ Result<std::shared_ptr<StoreCore>> StoreCore::Open(const StoreOptions& options,
 Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_TRY(CreateStoreDir(options.dir));
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
+  CrashPoint("open.locked");
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   PREFIXD_TRY(OpenEngine(wrap));
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
+  CrashPoint("open.before_catalog");
   PREFIXD_TRY(OpenCatalog());
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +
@@ -94,10 +97,12 @@ Status StoreCore::OpenCatalog() {
   if (!opened.ok() && opened.error().code == Code::kCorrupt) {
     LogWarning(opened.error().message + "; its log is cut at the damage");
     PREFIXD_TRY(WriteFileAtomically(options.dir / kLogWasCut, ""));
+    CrashPoint("open.before_cut");
     opened = Catalog::Open(path, fresh, LogDamage::kCut);
   }
   if (!opened.ok()) return opened.error();
   catalog = std::move(*opened);
+  CrashPoint("open.catalog");
   return {};
 }
 
@@ -122,6 +127,7 @@ Status StoreCore::OpenEngine(const EngineWrapper& wrap) {
   const IoLimits limits{options.max_inflight_bytes, options.max_inflight_ops};
   PREFIXD_ASSIGN(engine, NewEngine(options.io, limits, direct ? direct_fd->get() : fd.get()));
   if (wrap) engine = wrap(std::move(engine));
+  CrashPoint("open.before_probe_removed");
   return RemoveFile(path);
 }
 
@@ -162,7 +168,9 @@ Status StoreCore::PutModel(const ModelRecord& model) {
                                              "', which has another geometry"};
     }
   }
+  CrashPoint("model.begin");
   PREFIXD_TRY(catalog->PutModel(model));
+  CrashPoint("model.done");
   models_.emplace(model.name, model);
   return {};
 }
@@ -191,6 +199,7 @@ Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentR
 void StoreCore::Quarantine(const SegmentId& id, const std::string& reason) {
   if (!tree.SetQuarantine(id, reason)) return;
   LogWarning("segment " + id.ToString() + " is quarantined: " + reason);
+  CrashPoint("quarantine.begin");
   if (Status saved = catalog->SetQuarantine(id, reason); !saved.ok()) {
     LogWarning("the quarantine lasts until the store is closed: " + saved.error().message);
   }
@@ -199,6 +208,7 @@ void StoreCore::Quarantine(const SegmentId& id, const std::string& reason) {
 void StoreCore::LiftQuarantine(const SegmentId& id) {
   if (!tree.SetQuarantine(id, "")) return;
   LogInfo("segment " + id.ToString() + " verifies again; its quarantine is lifted");
+  CrashPoint("quarantine.before_lift");
   if (Status saved = catalog->SetQuarantine(id, ""); !saved.ok()) {
     LogWarning(saved.error().message);
   }
@@ -241,6 +251,7 @@ Status StoreCore::Remove(const SegmentId& id) {
   std::lock_guard commit(commit_mutex);
   PREFIXD_ASSIGN(const PrefixInfo info, Info(id));
   PREFIXD_ASSIGN(const SegmentRecord record, tree.Erase(id));
+  CrashPoint("remove.begin");
   if (Status removed = catalog->RemoveSegment(id); !removed.ok()) {
     ModelRecord model;
     {
@@ -251,11 +262,14 @@ Status StoreCore::Remove(const SegmentId& id) {
                 PrefixScope(model.fingerprint, record.tenant));
     return removed;
   }
+  CrashPoint("remove.committed");
   files.Erase(id);
   tier->EraseSegment(record.sequence);
   // It is gone for good; what follows frees space, and recovery would do it too.
   PREFIXD_TRY(RemoveFile(SegmentPath(options.dir, id)));
+  CrashPoint("remove.segment_removed");
   PREFIXD_TRY(blobs->RemoveAll(id));
+  CrashPoint("remove.before_directory_sync");
   return SyncDirectory(options.dir / "segments");
 }
 

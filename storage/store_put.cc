@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/segment_file_writer.h"
 #include "storage/store_core.h"
@@ -49,11 +50,13 @@ class PutWriter final : public SegmentWriter {
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
     PREFIXD_ASSIGN(space_, core_->Reserve(layout.file_bytes()));
+    CrashPoint("put.begin");
     file.path = SegmentPath(core_->options.dir, id_);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
     file.direct = core_->direct;
     file.max_buffer_bytes = core_->options.max_inflight_bytes;
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
+    CrashPoint("put.created");
     return {};
   }
 
@@ -76,11 +79,13 @@ class PutWriter final : public SegmentWriter {
     PREFIXD_TRY(CheckOpen());
     if (!file_) return Finish(plan_.match.id);
     PREFIXD_TRY(file_->CheckComplete());
+    CrashPoint("put.before_seal");
     const uint64_t sequence = core_->next_sequence++;
     if (Status sealed = file_->Seal(sequence, NowUnixMs()); !sealed.ok()) {
       Abort();
       return sealed.error();
     }
+    CrashPoint("put.sealed");
     core_->bytes_written += file_->bytes_written();
     return Publish(sequence);
   }
@@ -123,6 +128,7 @@ class PutWriter final : public SegmentWriter {
     record.created_unix_ms = created_unix_ms_;
     const uint32_t block = core_->catalog->meta().block_tokens;
     const auto own_hashes = std::span(plan_.hashes).subspan(record.tokens.begin / block);
+    CrashPoint("commit.begin");
     if (Status committed = core_->catalog->CommitSegment(record, own_hashes); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
       // keeps or frees the file, so it must stay.
@@ -131,6 +137,7 @@ class PutWriter final : public SegmentWriter {
       Release();
       return committed.error();
     }
+    CrashPoint("commit.done");
     core_->tree.Insert({record, "", record.created_unix_ms}, plan_.scope.id);
     core_->puts++;
     return Finish(id_);
@@ -139,6 +146,7 @@ class PutWriter final : public SegmentWriter {
   SegmentId Finish(const SegmentId& id) {
     done_ = true;
     core_->Touch(id);
+    CrashPoint("commit.before_acknowledgement");
     Release();
     return id;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/store_core.h"
 
@@ -13,9 +14,12 @@ namespace fs = std::filesystem;
 
 Status StoreCore::Recover() {
   PREFIXD_TRY(LoadSegments());
+  CrashPoint("recover.loaded");
   PREFIXD_TRY(AdoptSegments());
   PREFIXD_TRY(SweepSegmentFiles());
+  CrashPoint("recover.swept");
   CheckSegments();
+  CrashPoint("recover.done");
   return {};
 }
 
@@ -58,6 +62,7 @@ Status StoreCore::SweepSegmentFiles() {
       continue;
     }
     if (unfinished || !tree.Info(parsed->id).ok()) {
+      CrashPoint("recover.before_orphan");
       PREFIXD_TRY(RemoveFile(entry.path()));
       ++removed;
     } else if (!parsed->blob.empty()) {
@@ -66,6 +71,7 @@ Status StoreCore::SweepSegmentFiles() {
   }
   if (removed == 0) return {};
   recovered_orphans = removed;
+  CrashPoint("recover.before_directory_sync");
   LogInfo("recovery freed " + std::to_string(removed) + " unfinished or orphaned files");
   return SyncDirectory(dir);
 }
@@ -106,6 +112,7 @@ Status StoreCore::VerifySegment(const SegmentRecord& record, VerifyReport& repor
     }
   } else {
     LiftQuarantine(record.id);
+    CrashPoint("verify.sound");
   }
   for (const std::string& name : blobs->List(record.id)) {
     ++report.blobs;
