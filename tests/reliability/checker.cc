@@ -1,8 +1,5 @@
 #include "tests/reliability/checker.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <memory>
 
 #include "storage/store_dir.h"
@@ -20,7 +17,7 @@ class Check {
       : dir_(std::move(dir)), truth_(truth), journal_(journal) {}
 
   bool Open() {
-    Repair();
+    RepairSpoiled(dir_, truth_);
     auto opened = PrefixStore::Open(WorkloadOptions(dir_));
     if (!opened.ok()) return Wrong("it does not open: " + opened.error().ToString());
     store_ = std::move(*opened);
@@ -49,22 +46,8 @@ class Check {
     journal_.Append(event);
   }
 
-  // Damage that the workload did on purpose and could not undo.
-  void Repair() {
-    for (const auto& [number, p] : truth_.prompts()) {
-      if (!p.spoiled) continue;
-      const int fd = ::open(SegmentPath(dir_, p.spoiled->id).c_str(), O_WRONLY | O_CLOEXEC);
-      if (fd < 0) continue;
-      if (::pwrite(fd, &p.spoiled->right, 1, p.spoiled->offset) != 1) Wrong("cannot repair");
-      ::close(fd);
-    }
-  }
-
   void LiftQuarantines() {
-    std::vector<uint32_t> repaired;
-    for (const auto& [number, p] : truth_.prompts()) {
-      if (p.spoiled) repaired.push_back(number);
-    }
+    const std::vector<uint32_t> repaired = truth_.Spoiled();
     if (repaired.empty()) return;
     CheckVerify();
     for (const uint32_t number : repaired) Tell({EventKind::kSpoilEnd, {number}});

@@ -44,8 +44,9 @@ void DiskCycle(uint64_t seed, Journal& report, Lie lie) {
 }
 
 Prepared PrepareDisk(bool) {
-  return {[](uint64_t, uint64_t seed, Journal& report) { DiskCycle(seed, report, Lie::kNone); }, 0,
-          ""};
+  return {.cycle = [](uint64_t, uint64_t seed, Journal& report) {
+    DiskCycle(seed, report, Lie::kNone);
+  }};
 }
 
 }  // namespace prefixd::storage::reliability

@@ -13,8 +13,9 @@ namespace prefixd::storage::reliability {
 
 struct Prepared {
   Cycle cycle;
-  uint64_t cycles = 0;  // after which everything was tried once; 0: random without end
-  std::string skipped;  // why this machine cannot run it; empty: it can
+  uint64_t cycles = 0;              // after which everything was tried once; 0: random without end
+  std::vector<std::string> points;  // the named points found (kill)
+  std::string skipped;              // why this machine cannot run it; empty: it can
 };
 
 struct Harness {
@@ -30,6 +31,10 @@ const Harness& FindHarness(const std::string& name);
 
 // disk_harness.cc. The disk crashes at a random call, one to three times in a row.
 Prepared PrepareDisk(bool torture);
+// fault_harness.cc. In CI a part of the calls, in the torture run every one.
+Prepared PrepareFaults(bool torture);
+// kill_harness.cc
+Prepared PrepareKill(bool torture);
 void DiskCycle(uint64_t seed, Journal& report, Lie lie);
 
 }  // namespace prefixd::storage::reliability

@@ -9,6 +9,9 @@ namespace {
 constexpr Harness kHarnesses[] = {
     {"disk", "a simulated disk crashes; unsynced writes are kept, dropped, torn or corrupted",
      "cycles", 1000, 100'000, PrepareDisk},
+    {"faults", "the N-th system call fails, once and for good", "stories with a fault", 0, 100'000,
+     PrepareFaults},
+    {"kill", "kill -9 at named points and random moments", "cycles", 100, 10'000, PrepareKill},
 };
 
 }  // namespace

@@ -60,5 +60,9 @@ TEST(DiskControl, DirectoriesThatAreNotSyncedAreSeen) {
   });
 }
 
+TEST(Faults, EveryCallMayFailOnceAndForGood) { Prove("faults"); }
+
+TEST(Kill, AtNamedPointsAndRandomMoments) { Prove("kill"); }
+
 }  // namespace
 }  // namespace prefixd::storage::reliability

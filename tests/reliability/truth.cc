@@ -72,7 +72,7 @@ void Truth::Apply(const Event& event) {
       p.blobs[w[1]] = {w[2]};
       return;
     case EventKind::kSpoilBegin:
-      p.spoiled = Spoiled{IdAt(event, 1), w[5], static_cast<uint8_t>(w[6])};
+      p.spoiled = SpoiledByte{IdAt(event, 1), w[5], static_cast<uint8_t>(w[6])};
       return;
     case EventKind::kSpoilEnd:
       p.spoiled.reset();
@@ -86,6 +86,14 @@ std::vector<uint32_t> Truth::Sure() const {
   std::vector<uint32_t> out;
   for (const auto& [number, p] : prompts_) {
     if (p.sure()) out.push_back(number);
+  }
+  return out;
+}
+
+std::vector<uint32_t> Truth::Spoiled() const {
+  std::vector<uint32_t> out;
+  for (const auto& [number, p] : prompts_) {
+    if (p.spoiled) out.push_back(number);
   }
   return out;
 }

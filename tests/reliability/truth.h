@@ -22,7 +22,7 @@ using Tokens = std::vector<uint32_t>;
 
 enum class Presence : uint8_t { kSure, kMaybe, kGone };
 
-struct Spoiled {
+struct SpoiledByte {
   SegmentId id;
   uint32_t offset = 0;
   uint8_t right = 0;
@@ -34,7 +34,7 @@ struct Prompt {
   Presence presence = Presence::kMaybe;
   bool removing = false;                         // a removal began and was not refused
   std::map<uint32_t, std::set<uint32_t>> blobs;  // versions that may be found; 0: none
-  std::optional<Spoiled> spoiled;
+  std::optional<SpoiledByte> spoiled;
   std::optional<SegmentId> id;
 
   bool sure() const { return presence == Presence::kSure && !removing; }
@@ -52,6 +52,7 @@ class Truth {
   uint32_t next_version() const { return version_ + 1; }
   // Those certainly there.
   std::vector<uint32_t> Sure() const;
+  std::vector<uint32_t> Spoiled() const;
   // The prompt with these tokens, if it was ever put.
   std::optional<uint32_t> Find(uint32_t tenant, const Tokens& tokens) const;
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "storage/store_dir.h"
 #include "tests/storage/store_fixture.h"
@@ -42,6 +43,16 @@ StoreOptions WorkloadOptions(const std::filesystem::path& dir) {
 
 ModelRecord WorkloadModel() { return TestModel("m", TestGeometry(/*layers=*/1, /*kv_heads=*/2)); }
 
+void RepairSpoiled(const std::filesystem::path& dir, const Truth& truth) {
+  for (const uint32_t number : truth.Spoiled()) {
+    const SpoiledByte& spoiled = *truth.at(number).spoiled;
+    const int fd = ::open(SegmentPath(dir, spoiled.id).c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    (void)!::pwrite(fd, &spoiled.right, 1, spoiled.offset);
+    ::close(fd);
+  }
+}
+
 Workload::Workload(WorkloadPlan plan, Truth& truth, Journal& journal)
     : plan_(std::move(plan)),
       truth_(truth),
@@ -62,6 +73,8 @@ bool Workload::Refused(const char* what, const Error& error) {
 }
 
 bool Workload::Open() {
+  const bool first = !std::exchange(opened_, true);
+  if (first) RepairSpoiled(plan_.dir, truth_);
   StoreOptions options = WorkloadOptions(plan_.dir);
   options.io = plan_.io;
   auto opened = PrefixStore::Open(options);
@@ -69,6 +82,10 @@ bool Workload::Open() {
   store_ = std::move(*opened);
   if (Status put = store_->PutModel(model_); !put.ok()) return Refused("put model", put.error());
   Tell({EventKind::kModel, {}});
+  if (first && !truth_.Spoiled().empty()) {
+    Verify();
+    for (const uint32_t number : truth_.Spoiled()) Tell({EventKind::kSpoilEnd, {number}});
+  }
   return true;
 }
 

@@ -19,6 +19,9 @@ namespace prefixd::storage::reliability {
 StoreOptions WorkloadOptions(const std::filesystem::path& dir);
 ModelRecord WorkloadModel();
 
+// Undoes what Workload::Spoil did to files; Verify then lifts the quarantines.
+void RepairSpoiled(const std::filesystem::path& dir, const Truth& truth);
+
 struct WorkloadPlan {
   std::filesystem::path dir;  // of the store
   uint64_t seed = 0;
@@ -34,7 +37,8 @@ class Workload {
   Workload(WorkloadPlan plan, Truth& truth, Journal& journal);
   ~Workload();
 
-  // False when the store cannot be opened; in the journal as a violation unless errors are fine.
+  // First undoes the damage of a workload that was killed while it spoiled. False when the store
+  // cannot be opened; in the journal as a violation unless errors are fine.
   bool Open();
   void Close();
   void Run();
@@ -65,6 +69,7 @@ class Workload {
   std::mt19937_64 rng_;
   ModelRecord model_;
   std::unique_ptr<PrefixStore> store_;
+  bool opened_ = false;
 };
 
 }  // namespace prefixd::storage::reliability

@@ -64,7 +64,7 @@ class SimDisk final : public IoHook {
   long RunLocked(const Call& call, const std::function<long()>& real);
   // Whether this call is to fail; how is Spoil's.
   bool Hit(const Call& call);
-  long Spoil(const Call& call, const std::function<long()>& real);
+  long Spoil(const Call& call);
   long Opened(const Call& call, const std::function<long()>& real);
   void Record(const Call& call, long result);
   void Sync(int fd);

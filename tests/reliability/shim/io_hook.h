@@ -41,6 +41,7 @@ struct Call {
   int flags = 0;               // open: O_...; allocate: FALLOC_FL_...
   uint64_t offset = 0;         // write: where; truncate: the new size; allocate: the end
   std::span<const iovec> iov;  // write and read: the caller's memory
+  bool at_position = false;    // write and read that move the file's position
 };
 
 class IoHook {

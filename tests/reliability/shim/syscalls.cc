@@ -63,8 +63,8 @@ uint64_t Position(int fd) {
 }
 
 long Moved(CallKind kind, int fd, uint64_t offset, std::span<const iovec> iov,
-           const std::function<long()>& real) {
-  return hook.load()->Run({kind, fd, "", "", 0, offset, iov}, real);
+           const std::function<long()>& real, bool at_position = false) {
+  return hook.load()->Run({kind, fd, "", "", 0, offset, iov, at_position}, real);
 }
 
 long OnFd(CallKind kind, int fd, uint64_t offset, int flags, const std::function<long()>& real) {
@@ -198,22 +198,25 @@ int sync_file_range(int fd, off_t offset, off_t n, unsigned flags) {
 ssize_t write(int fd, const void* data, size_t n) {
   if (!WatchedFd(fd)) return RealWrite(fd, data, n);
   const iovec iov{const_cast<void*>(data), n};
-  return Moved(CallKind::kWrite, fd, Position(fd), {&iov, 1},
-               [&]() -> long { return RealWrite(fd, data, n); });
+  return Moved(
+      CallKind::kWrite, fd, Position(fd), {&iov, 1},
+      [&]() -> long { return RealWrite(fd, data, n); }, true);
 }
 
 ssize_t writev(int fd, const iovec* iov, int count) {
   static const auto next = Next<ssize_t(int, const iovec*, int)>("writev");
   if (!WatchedFd(fd)) return next(fd, iov, count);
-  return Moved(CallKind::kWrite, fd, Position(fd), {iov, static_cast<size_t>(count)},
-               [&]() -> long { return next(fd, iov, count); });
+  return Moved(
+      CallKind::kWrite, fd, Position(fd), {iov, static_cast<size_t>(count)},
+      [&]() -> long { return next(fd, iov, count); }, true);
 }
 
 ssize_t read(int fd, void* data, size_t n) {
   static const auto next = Next<ssize_t(int, void*, size_t)>("read");
   if (!WatchedFd(fd)) return next(fd, data, n);
   const iovec iov{data, n};
-  return Moved(CallKind::kRead, fd, 0, {&iov, 1}, [&]() -> long { return next(fd, data, n); });
+  return Moved(
+      CallKind::kRead, fd, 0, {&iov, 1}, [&]() -> long { return next(fd, data, n); }, true);
 }
 
 int close(int fd) {
