@@ -94,11 +94,11 @@ ChildEnd RunChild(const std::function<int()>& body, const fs::path& errors) {
   return Child(body, errors).Wait();
 }
 
-Scratch::Scratch() {
+Scratch::Scratch(bool on_device) {
   const char* chosen = std::getenv("PREFIXD_RELIABILITY_DIR");
-  const fs::path base = chosen != nullptr                 ? fs::path(chosen)
-                        : ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm")
-                                                          : fs::temp_directory_path();
+  const fs::path base = chosen != nullptr                               ? fs::path(chosen)
+                        : !on_device && ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm")
+                                                                        : fs::temp_directory_path();
   std::string pattern = (base / "prefixd-reliability-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) {
     std::perror(pattern.c_str());

@@ -44,10 +44,10 @@ class Child {
 ChildEnd RunChild(const std::function<int()>& body, const std::filesystem::path& errors = {});
 
 // A directory of its own, gone afterwards: below PREFIXD_RELIABILITY_DIR if that is set; else in
-// memory (/dev/shm) where there is, because nothing here depends on the device.
+// memory (/dev/shm) where there is, because little here depends on the device.
 class Scratch {
  public:
-  Scratch();
+  explicit Scratch(bool on_device = false);  // true: among the temporary files
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

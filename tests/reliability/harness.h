@@ -35,6 +35,8 @@ Prepared PrepareDisk(bool torture);
 Prepared PrepareFaults(bool torture);
 // kill_harness.cc
 Prepared PrepareKill(bool torture);
+// power_harness.cc. A cycle is five cuts.
+Prepared PreparePower(bool torture);
 void DiskCycle(uint64_t seed, Journal& report, Lie lie);
 
 }  // namespace prefixd::storage::reliability

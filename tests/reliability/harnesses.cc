@@ -12,6 +12,7 @@ constexpr Harness kHarnesses[] = {
     {"faults", "the N-th system call fails, once and for good", "stories with a fault", 0, 100'000,
      PrepareFaults},
     {"kill", "kill -9 at named points and random moments", "cycles", 100, 10'000, PrepareKill},
+    {"power", "a file system is shut down under load", "power cuts", 10, 200, PreparePower},
 };
 
 }  // namespace

@@ -64,5 +64,7 @@ TEST(Faults, EveryCallMayFailOnceAndForGood) { Prove("faults"); }
 
 TEST(Kill, AtNamedPointsAndRandomMoments) { Prove("kill"); }
 
+TEST(Power, NothingIsLostWhenTheFileSystemIsShutDown) { Prove("power"); }
+
 }  // namespace
 }  // namespace prefixd::storage::reliability

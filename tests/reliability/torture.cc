@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   uint64_t n = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 10;
   auto t0 = std::chrono::steady_clock::now();
   auto p = FindHarness(argv[3]).prepare(true);
+  std::printf("%s\n", p.skipped.c_str());
   if (p.cycles) n = std::min(n, p.cycles);
   CyclesPlan plan;
   plan.end = n;
