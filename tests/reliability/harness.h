@@ -37,6 +37,9 @@ Prepared PrepareFaults(bool torture);
 Prepared PrepareKill(bool torture);
 // power_harness.cc. A cycle is five cuts.
 Prepared PreparePower(bool torture);
+// damage_harness.cc. The first 22 cycles change every byte of metadata, later ones rows.
+Prepared PrepareDamage(bool torture);
+void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums);
 void DiskCycle(uint64_t seed, Journal& report, Lie lie);
 
 }  // namespace prefixd::storage::reliability

@@ -13,6 +13,7 @@ constexpr Harness kHarnesses[] = {
      PrepareFaults},
     {"kill", "kill -9 at named points and random moments", "cycles", 100, 10'000, PrepareKill},
     {"power", "a file system is shut down under load", "power cuts", 10, 200, PreparePower},
+    {"damage", "bytes and pages at rest are changed", "data flips", 34, 1222, PrepareDamage},
 };
 
 }  // namespace

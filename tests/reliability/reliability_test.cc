@@ -66,5 +66,13 @@ TEST(Kill, AtNamedPointsAndRandomMoments) { Prove("kill"); }
 
 TEST(Power, NothingIsLostWhenTheFileSystemIsShutDown) { Prove("power"); }
 
+TEST(Damage, NothingWrongIsServed) { Prove("damage"); }
+
+TEST(DamageControl, WithoutChecksumsWrongBytesAreSeen) {
+  SeenToFail("DamageControl", 4, [](uint64_t number, uint64_t seed, Journal& report) {
+    DamageCycle(1000 + number, seed, report, /*checksums=*/false);
+  });
+}
+
 }  // namespace
 }  // namespace prefixd::storage::reliability
