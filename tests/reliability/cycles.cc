@@ -51,6 +51,8 @@ Totals RunCycles(const CyclesPlan& plan, const Cycle& cycle) {
     for (uint32_t w = 0; w < plan.workers; ++w) {
       workers.push_back(std::make_unique<Child>([&, w] {
         for (uint64_t n; !shared->stop && (n = shared->next++) < end;) {
+          reports[w]->SetContext("seed " + std::to_string(plan.seed) + ", cycle " +
+                                 std::to_string(n) + ": ");
           cycle(n, SeedOf(plan.seed, n), *reports[w]);
         }
         return 0;

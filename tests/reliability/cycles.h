@@ -1,5 +1,5 @@
-// Runs numbered cycles in forked workers, batch by batch. A cycle is replayed by its seed alone,
-// whatever ran before it.
+// Runs numbered cycles in forked workers, batch by batch. A cycle follows from the seed and its
+// number (and, as far as threads go, from the moment), whatever ran before it.
 #pragma once
 
 #include <cstdint>

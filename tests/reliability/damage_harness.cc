@@ -56,7 +56,7 @@ struct Damage {
 class Damager {
  public:
   Damager(fs::path dir, uint64_t seed, Journal& report)
-      : dir_(std::move(dir)), seed_(seed), rng_(seed), report_(report) {}
+      : dir_(std::move(dir)), rng_(seed), report_(report) {}
 
   bool Build() {
     if (!Open()) return false;
@@ -177,7 +177,7 @@ class Damager {
 
  private:
   bool Wrong(const std::string& what) {
-    report_.Violation(Where("damage", seed_, what));
+    report_.Violation(what);
     return false;
   }
 
@@ -282,7 +282,6 @@ class Damager {
   }
 
   fs::path dir_;
-  const uint64_t seed_;
   std::mt19937_64 rng_;
   Journal& report_;
   ModelRecord model_ = WorkloadModel();
@@ -313,7 +312,7 @@ void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums
       },
       errors);
   if (!end.exited || end.code != 0) {
-    report.Violation(Where("damage", seed, end.Describe() + Tail(errors)));
+    report.Violation(end.Describe() + Tail(errors));
   }
 }
 

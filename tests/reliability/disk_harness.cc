@@ -32,15 +32,15 @@ void DiskCycle(uint64_t seed, Journal& report, Lie lie) {
           return 1;
         },
         errors);
-    Absorb(journal, truth, report, Where("disk", seed, "before crash " + std::to_string(i)));
+    Absorb(journal, truth, report, Where("disk", "before crash " + std::to_string(i)));
     if (end.code != SimDisk::kCrashed) {
-      report.Violation(Where("disk", seed, end.Describe() + Tail(errors)));
+      report.Violation(Where("disk", end.Describe() + Tail(errors)));
       return;
     }
     report.Count(1, "crashes");
     live = disk_plan.image;
   }
-  CheckInChild("disk", seed, live / "store", truth, journal, report, errors);
+  CheckInChild("disk", live / "store", truth, journal, report, errors);
 }
 
 Prepared PrepareDisk(bool) {

@@ -68,15 +68,15 @@ void FaultCycle(const FaultCase& fault, uint64_t seed, Journal& report) {
   Truth truth;
   Journal journal;
   const ChildEnd end = Tell(scratch.path(), fault, seed, truth, journal, seed % 2 == 0, errors);
-  Absorb(journal, truth, report, Where(what, seed, "under faults"));
+  Absorb(journal, truth, report, Where(what, "under faults"));
   if (end.code == SimDisk::kAborted) {
     report.Count(1, "stories with a fault");
     report.Count(1, "assertions of RocksDB");
   } else if (end.code != SimDisk::kCrashed) {
-    report.Violation(Where(what, seed, end.Describe() + Tail(errors)));
+    report.Violation(Where(what, end.Describe() + Tail(errors)));
     return;
   }
-  CheckInChild(what, seed, scratch.path() / "image" / "store", truth, journal, report, errors);
+  CheckInChild(what, scratch.path() / "image" / "store", truth, journal, report, errors);
 }
 
 // How many calls of the story a fault can befall.

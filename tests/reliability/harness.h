@@ -21,7 +21,6 @@ struct Prepared {
 struct Harness {
   const char* name;
   const char* what;
-  const char* unit;      // what the figure counts: a name of Totals::counts, or "cycles"
   uint64_t ci, torture;  // how many cycles
   Prepared (*prepare)(bool torture);
 };
@@ -41,5 +40,7 @@ Prepared PreparePower(bool torture);
 Prepared PrepareDamage(bool torture);
 void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums);
 void DiskCycle(uint64_t seed, Journal& report, Lie lie);
+// random_harness.cc
+Prepared PrepareRandom(bool torture);
 
 }  // namespace prefixd::storage::reliability

@@ -7,13 +7,16 @@ namespace prefixd::storage::reliability {
 namespace {
 
 constexpr Harness kHarnesses[] = {
-    {"disk", "a simulated disk crashes; unsynced writes are kept, dropped, torn or corrupted",
-     "cycles", 1000, 100'000, PrepareDisk},
-    {"faults", "the N-th system call fails, once and for good", "stories with a fault", 0, 100'000,
+    {"disk", "a simulated disk crashes; unsynced writes are kept, dropped, torn or corrupted", 1000,
+     100'000, PrepareDisk},
+    {"faults", "the N-th system call fails, for every N, once and for good", 0, 20'000,
      PrepareFaults},
-    {"kill", "kill -9 at named points and random moments", "cycles", 100, 10'000, PrepareKill},
-    {"power", "a file system is shut down under load", "power cuts", 10, 200, PreparePower},
-    {"damage", "bytes and pages at rest are changed", "data flips", 34, 1222, PrepareDamage},
+    {"kill", "kill -9 at every named point and at random moments", 100, 10'000, PrepareKill},
+    {"power", "an ext4 file system is shut down under load, five times a cycle", 10, 200,
+     PreparePower},
+    {"damage", "bytes and pages at rest are changed", 34, 1222, PrepareDamage},
+    {"random", "random operations against a plain map, on both I/O backends", 30, 10'000,
+     PrepareRandom},
 };
 
 }  // namespace

@@ -54,8 +54,13 @@ class Journal {
   // When it is full, the process ends: a test that writes so much is broken.
   void Append(const Event& event);
   void AppendText(EventKind kind, std::string_view text, std::vector<uint32_t> words = {});
-  void Violation(std::string_view text) { AppendText(EventKind::kViolation, text); }
+  void Violation(std::string_view text) {
+    AppendText(EventKind::kViolation, context_ + std::string(text));
+  }
   void Count(uint32_t n, std::string_view name) { AppendText(EventKind::kCount, name, {n}); }
+
+  // Put before every violation from now on, in this process and those forked later.
+  void SetContext(std::string context) { context_ = std::move(context); }
 
   // Everything appended since the last Take.
   std::vector<Event> Take();
@@ -64,6 +69,7 @@ class Journal {
   struct Shared;
   std::mutex mutex_;
   Shared* shared_;
+  std::string context_;
 };
 
 }  // namespace prefixd::storage::reliability

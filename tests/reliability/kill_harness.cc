@@ -131,24 +131,21 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
         child.WaitFor(std::chrono::microseconds(at_point ? 1'500'000 : rng() % 80'000));
     if (!by_itself) child.Kill();
     const ChildEnd end = child.Wait();
-    Absorb(journal, truth, report, Where("kill " + point, seed, "before the kill"));
+    Absorb(journal, truth, report, Where("kill " + point, "before the kill"));
     if (end.signal != SIGKILL) {
-      report.Violation(Where("kill " + point, seed, end.Describe() + Tail(errors)));
+      report.Violation(Where("kill " + point, end.Describe() + Tail(errors)));
       return;
     }
     report.Count(1, at_point && by_itself ? "kills at a named point" : "kills at a random moment");
     if ((adopt && !last) || rng() % 3 == 0) TearLog(dir, rng);
   }
-  CheckInChild("kill " + point, seed, dir, truth, journal, report, errors);
+  CheckInChild("kill " + point, dir, truth, journal, report, errors);
 }
 
 }  // namespace
 
 Prepared PrepareKill(bool) {
   auto names = std::make_shared<std::vector<std::string>>(RecordPoints());
-  std::printf("%zu named points:", names->size());
-  for (const std::string& name : *names) std::printf(" %s", name.c_str());
-  std::printf("\n");
   const auto cycle = [names](uint64_t number, uint64_t seed, Journal& report) {
     const bool named = number % 3 != 2 && !names->empty();
     KillCycle(named ? (*names)[(number / 3 * 2 + number % 3) % names->size()] : "", seed, report);

@@ -129,10 +129,10 @@ Status CutPower(const fs::path& scratch, uint64_t seed, int cuts, Journal& repor
     PREFIXD_TRY(mounted->Shutdown(rng() % 2 ? kFlushLog : kNoFlushLog));
     child.Kill();
     (void)child.Wait();
-    Absorb(journal, truth, report, Where("power", seed, "before cut " + std::to_string(cut)));
+    Absorb(journal, truth, report, Where("power", "before cut " + std::to_string(cut)));
     mounted.reset();
     PREFIXD_ASSIGN(mounted, Mounted::Mount(loop->path(), at));
-    CheckInChild("power", seed, dir, truth, journal, report, errors);
+    CheckInChild("power", dir, truth, journal, report, errors);
     report.Count(1, "power cuts");
   }
   return {};
@@ -146,10 +146,10 @@ Prepared PreparePower(bool) {
     // In a process of its own, which alone has the mounts.
     const ChildEnd end = RunChild([&] {
       Status cut = CutPower(scratch.path(), seed, kCutsPerDisk, report);
-      if (!cut.ok()) report.Violation(Where("power", seed, cut.error().ToString()));
+      if (!cut.ok()) report.Violation(Where("power", cut.error().ToString()));
       return 0;
     });
-    if (!end.exited) report.Violation(Where("power", seed, end.Describe()));
+    if (!end.exited) report.Violation(Where("power", end.Describe()));
   };
   // One cut, to see whether this machine allows it.
   const Scratch scratch(/*on_device=*/true);

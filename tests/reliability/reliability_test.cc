@@ -1,7 +1,10 @@
 // The reliability harnesses in CI size. What each of them proves: docs/reliability.md.
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "tests/reliability/harness.h"
+#include "tests/reliability/workload.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -64,6 +67,10 @@ TEST(Faults, EveryCallMayFailOnceAndForGood) { Prove("faults"); }
 
 TEST(Kill, AtNamedPointsAndRandomMoments) { Prove("kill"); }
 
+TEST(Kill, ThereAreEnoughNamedPoints) {
+  EXPECT_GE(FindHarness("kill").prepare(/*torture=*/false).points.size(), 25u);
+}
+
 TEST(Power, NothingIsLostWhenTheFileSystemIsShutDown) { Prove("power"); }
 
 TEST(Damage, NothingWrongIsServed) { Prove("damage"); }
@@ -72,6 +79,42 @@ TEST(DamageControl, WithoutChecksumsWrongBytesAreSeen) {
   SeenToFail("DamageControl", 4, [](uint64_t number, uint64_t seed, Journal& report) {
     DamageCycle(1000 + number, seed, report, /*checksums=*/false);
   });
+}
+
+TEST(Random, BehavesLikeAPlainMap) { Prove("random"); }
+
+// Two real processes: the second is told who the first is, and gets the store when it is gone.
+TEST(TwoProcesses, TheSecondIsRefusedWithTheOwnersPid) {
+  const Scratch scratch;
+  const StoreOptions options = WorkloadOptions(scratch.path() / "store");
+  Journal first_says, second_says;
+  Child first([&] {
+    const auto store = PrefixStore::Open(options);
+    first_says.AppendText(EventKind::kPoint, store.ok() ? "open" : store.error().ToString());
+    ::pause();
+    return 0;
+  });
+  std::vector<Event> said;
+  while (said.empty() && !first.WaitFor(std::chrono::milliseconds(2))) said = first_says.Take();
+  ASSERT_EQ(said.size(), 1u);
+  ASSERT_EQ(said[0].Text(), "open");
+  const auto open_it = [&] {
+    const auto store = PrefixStore::Open(options);
+    second_says.AppendText(EventKind::kPoint, store.ok() ? "open" : store.error().ToString());
+    return 0;
+  };
+  RunChild(open_it);
+  said = second_says.Take();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_NE(said[0].Text().find("failed_precondition"), std::string::npos) << said[0].Text();
+  EXPECT_NE(said[0].Text().find("process " + std::to_string(first.pid())), std::string::npos)
+      << said[0].Text();
+  first.Kill();
+  (void)first.Wait();
+  RunChild(open_it);
+  said = second_says.Take();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0].Text(), "open");
 }
 
 }  // namespace

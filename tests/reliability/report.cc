@@ -1,6 +1,5 @@
 #include "tests/reliability/report.h"
 
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -9,8 +8,8 @@
 namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 
-std::string Where(const std::string& harness, uint64_t seed, const std::string& what) {
-  return harness + ", cycle seed " + std::to_string(seed) + ": " + what;
+std::string Where(const std::string& harness, const std::string& what) {
+  return harness + ": " + what;
 }
 
 std::string Tail(const fs::path& file) {
@@ -22,19 +21,17 @@ std::string Tail(const fs::path& file) {
   return "; it said: " + text;
 }
 
-void CheckInChild(const std::string& harness, uint64_t seed, const fs::path& dir, Truth& truth,
-                  Journal& journal, Journal& report, const fs::path& errors) {
+void CheckInChild(const std::string& harness, const fs::path& dir, Truth& truth, Journal& journal,
+                  Journal& report, const fs::path& errors) {
   const ChildEnd end = RunChild(
       [&] {
         CheckStore(dir, truth, journal, /*use=*/true);
         return 0;
       },
       errors);
-  Absorb(journal, truth, report, Where(harness, seed, "after the crash"));
+  Absorb(journal, truth, report, Where(harness, "after the crash"));
   if (!end.exited || end.code != 0) {
-    report.Violation(Where(harness, seed, "the check: " + end.Describe() + Tail(errors)));
-    if (const char* keep = std::getenv("PREFIXD_RELIABILITY_KEEP"))
-      fs::copy(dir, keep, fs::copy_options::recursive);
+    report.Violation(Where(harness, "the check: " + end.Describe() + Tail(errors)));
   }
 }
 
