@@ -2,9 +2,14 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 
+#include "storage/store_dir.h"
 #include "tests/reliability/harness.h"
+#include "tests/reliability/report.h"
 #include "tests/reliability/workload.h"
+#include "tests/storage/store_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -47,6 +52,46 @@ void SeenToFail(const char* name, uint64_t bound, const Cycle& cycle) {
   const Totals totals = Run(plan, cycle);
   ASSERT_FALSE(totals.violations.empty()) << "the harness did not see it";
   std::printf("[ INFO     ] seen: %s\n", totals.violations.front().c_str());
+}
+
+// The judge of all harnesses sees one damaged byte, one lost file and one stray file.
+TEST(Checker, SeesDamageLossAndLeaks) {
+  const Scratch scratch;
+  const auto dir = scratch.path() / "store";
+  const uint64_t seed = Seed("Checker");
+  Truth truth;
+  Journal journal, report;
+  const auto violations = [&] {
+    Truth as_it_was = truth;
+    CheckInChild("checker", dir, as_it_was, journal, report, {});
+    Totals totals;
+    totals.Add(report.Take());
+    return totals.violations;
+  };
+  RunChild([&] {
+    Workload workload({.dir = dir, .seed = seed}, truth, journal);
+    if (workload.Open() && workload.Put()) workload.PutBlob();
+    return 0;
+  });
+  Absorb(journal, truth, report, "");
+  ASSERT_EQ(truth.Sure().size(), 1u);
+  const auto sound = scratch.path() / "sound";
+  std::filesystem::copy(dir, sound, std::filesystem::copy_options::recursive);
+  EXPECT_EQ(violations(), std::vector<std::string>{});
+  const auto restore = [&] {
+    std::filesystem::remove_all(dir);
+    std::filesystem::copy(sound, dir, std::filesystem::copy_options::recursive);
+  };
+  const auto segment = SegmentPath(dir, *truth.at(1).id);
+  restore();
+  FlipByte(segment, 4096 + 10);
+  EXPECT_FALSE(violations().empty()) << "a damaged byte";
+  restore();
+  std::filesystem::remove(segment);
+  EXPECT_FALSE(violations().empty()) << "a lost file";
+  restore();
+  std::ofstream(dir / "segments" / "stray") << "stray";
+  EXPECT_FALSE(violations().empty()) << "a stray file";
 }
 
 TEST(Disk, NothingIsLostAndNothingWrongIsServedAfterACrash) { Prove("disk"); }
