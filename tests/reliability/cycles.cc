@@ -39,6 +39,20 @@ void Totals::Add(const std::vector<Event>& events) {
   }
 }
 
+std::string Totals::Text(const std::map<std::string, uint64_t>& counts) {
+  std::string text;
+  size_t points = 0;
+  for (const auto& [name, n] : counts) {
+    if (name.starts_with(kAtPoint)) {
+      ++points;
+    } else {
+      text += (text.empty() ? "" : ", ") + std::to_string(n) + " " + name;
+    }
+  }
+  if (points > 0) text += ", kills at " + std::to_string(points) + " different points";
+  return text;
+}
+
 Totals RunCycles(const CyclesPlan& plan, const Cycle& cycle) {
   const auto shared = NewShared();
   std::vector<std::unique_ptr<Journal>> reports;

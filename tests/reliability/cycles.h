@@ -17,12 +17,17 @@ namespace prefixd::storage::reliability {
 // Reports counts and violations. Called in a worker process.
 using Cycle = std::function<void(uint64_t number, uint64_t seed, Journal& report)>;
 
+// Counts whose names begin so are of one named point each.
+inline const std::string kAtPoint = "killed at ";
+
 struct Totals {
   uint64_t cycles = 0;
   std::map<std::string, uint64_t> counts;
   std::vector<std::string> violations;
 
   void Add(const std::vector<Event>& events);
+  // "12 puts acknowledged, ..., kills at 42 different points".
+  static std::string Text(const std::map<std::string, uint64_t>& counts);
 };
 
 struct CyclesPlan {

@@ -76,13 +76,13 @@ std::vector<std::string> RecordPoints() {
   Truth truth;
   for (int i = 0; i < 8; ++i) {
     Journal journal;
+    WorkloadPlan plan = Plan(dir, rng());
+    plan.operations = 120;
     RunChild([&] {
       points.journal = &journal;
       points.deadly = i % 2 == 0 ? kSealed : "";
       points.hits_left = 10;
       crash_point_hook = NotePoint;
-      WorkloadPlan plan = Plan(dir, rng());
-      plan.operations = 120;
       Workload workload(plan, truth, journal);
       if (workload.Open()) workload.Run();
       std::_Exit(0);  // not closed: the next open has something to recover
@@ -136,7 +136,9 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
       report.Violation(Where("kill " + point, end.Describe() + Tail(errors)));
       return;
     }
-    report.Count(1, at_point && by_itself ? "kills at a named point" : "kills at a random moment");
+    const bool reached = at_point && by_itself;
+    report.Count(1, reached ? "kills at a named point" : "kills at a random moment");
+    if (reached) report.Count(1, kAtPoint + deadly);
     if ((adopt && !last) || rng() % 3 == 0) TearLog(dir, rng);
   }
   CheckInChild("kill " + point, dir, truth, journal, report, errors);

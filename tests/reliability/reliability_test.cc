@@ -20,11 +20,8 @@ using prefixd::testing::Seed;
 
 Totals Run(const CyclesPlan& plan, const Cycle& cycle) {
   Totals totals = RunCycles(plan, cycle);
-  std::printf("[ INFO     ] %llu cycles", static_cast<unsigned long long>(totals.cycles));
-  for (const auto& [name, n] : totals.counts) {
-    std::printf(", %llu %s", static_cast<unsigned long long>(n), name.c_str());
-  }
-  std::printf("\n");
+  std::printf("[ INFO     ] %llu cycles, %s\n", static_cast<unsigned long long>(totals.cycles),
+              Totals::Text(totals.counts).c_str());
   return totals;
 }
 

@@ -79,10 +79,7 @@ void Print(const Harness& harness, const Progress& p) {
               static_cast<unsigned long long>(p.next), static_cast<unsigned long long>(p.end),
               p.seconds, p.seconds > 0 ? static_cast<double>(p.next) / p.seconds : 0.0,
               p.violations.size());
-  for (const auto& [name, n] : p.counts) {
-    std::printf("; %llu %s", static_cast<unsigned long long>(n), name.c_str());
-  }
-  std::printf("\n");
+  std::printf("; %s\n", Totals::Text(p.counts).c_str());
   std::fflush(stdout);
 }
 

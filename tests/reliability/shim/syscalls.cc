@@ -71,7 +71,7 @@ long OnFd(CallKind kind, int fd, uint64_t offset, int flags, const std::function
   return hook.load()->Run({kind, fd, "", "", flags, offset, {}}, real);
 }
 
-// A hook's own I/O and writable mappings are refused by name, so that nothing escapes the model.
+// Whether a mapping lets writes reach its file past every call.
 bool WritesShared(int prot, int flags) {
   return (prot & PROT_WRITE) != 0 && (flags & MAP_TYPE) != MAP_PRIVATE;
 }
@@ -114,7 +114,9 @@ using namespace prefixd::storage::reliability;
     va_end(args);                                  \
   }
 
-// Two names of one function where offsets are 64 bits anyway.
+// One definition for each kind of call: several have two names, since offsets are 64 bits anyway.
+// openat is left alone: neither librocksdb nor the store opens files that way. O_DIRECT is dropped,
+// for the file system below may not take it (alignment is the power harness's to test).
 #define PREFIXD_SYNC(name)                                                                        \
   int name(int fd) {                                                                              \
     static const auto next = Next<int(int)>(#name);                                               \
@@ -129,7 +131,6 @@ using namespace prefixd::storage::reliability;
       return next(path, WatchedPath(path) ? flags & ~O_DIRECT : flags, mode); \
     });                                                                       \
   }
-// Directory-relative names are passed on: nothing watched is opened that way for writing.
 #define PREFIXD_PAT(name, kind, buffer)                                        \
   ssize_t name(int fd, buffer data, size_t n, off_t offset) {                  \
     static const auto next = Next<ssize_t(int, buffer, size_t, off_t)>(#name); \
