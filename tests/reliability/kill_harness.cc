@@ -107,12 +107,15 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
   std::mt19937_64 rng(seed);
   Truth truth;
   Journal journal;
-  // Killed at random first, so that the second process has something to recover; or where a torn
-  // log makes it adopt a segment.
+  // Killed first at random, or at the point (some are met only by the process that makes the
+  // store), or when a segment is sealed: then the second process has an orphan to remove or, its
+  // log torn, to adopt.
   const bool adopt = point.starts_with("adopt.") || point == "open.before_cut" || rng() % 4 == 0;
+  const bool orphan = adopt || point.starts_with("recover.");
+  const bool twice = rng() % 3 == 0;
   for (const bool last : {false, true}) {
     const WorkloadPlan plan = Plan(dir, rng());
-    const std::string deadly = last ? point : adopt ? kSealed : "";
+    const std::string deadly = last || twice ? point : orphan ? kSealed : "";
     const uint64_t hits = 1 + rng() % (rng() % 2 ? 1 : 6);
     const bool at_point = !deadly.empty();
     Child child(
@@ -139,7 +142,8 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
     const bool reached = at_point && by_itself;
     report.Count(1, reached ? "kills at a named point" : "kills at a random moment");
     if (reached) report.Count(1, kAtPoint + deadly);
-    if ((adopt && !last) || rng() % 3 == 0) TearLog(dir, rng);
+    // Not where it would make the orphan that the point is about a segment again.
+    if ((adopt && !last) || (adopt == orphan && rng() % 3 == 0)) TearLog(dir, rng);
   }
   CheckInChild("kill " + point, dir, truth, journal, report, errors);
 }
