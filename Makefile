@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz demo bench format \
+.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz torture demo bench format \
         check-format tidy gpu-only model phi golden clean
 
 BUILD := build/release
@@ -45,6 +45,10 @@ tsan: setup  ## unit tests under the thread sanitizer
 
 fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 per target, or FUZZ_RUNS=N executions (resumable)
 	@cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS) && scripts/fuzz.sh
+
+torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, again goes on; TORTURE_ARGS="disk --cycles 1000"
+	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_torture
+	@$(BUILD)/tests/reliability/prefixd_torture --resume --json build/torture/figures.json $(TORTURE_ARGS)
 
 gpu-only:  ## attention/ and gpu/ alone: needs a compiler, CMake and CUDA
 	@cmake --preset gpu-only && cmake --build --preset gpu-only -j $(JOBS) && ctest --preset gpu-only

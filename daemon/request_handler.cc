@@ -254,6 +254,7 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
 Result<Json> RequestHandler::Stats() const {
   RuntimeStats stats = store_.stats();
   if (!peer_.admin) {  // not even the names of the others
+    std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
     std::erase_if(stats.host_tenants,
                   [&](const HostTierTenant& t) { return t.tenant != peer_.tenant; });
   }
@@ -293,14 +294,6 @@ Result<Json> RequestHandler::SetRetention(const Request& request) {
   PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
   PREFIXD_TRY(store_.SetRetention(detail.summary.id, retention));
   return Json::object();
-}
-
-RuntimeStats RequestHandler::StatsToShow() const {
-  RuntimeStats stats = store_.stats();
-  if (!peer_.admin) {
-    std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
-  }
-  return stats;
 }
 
 Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& progress) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "storage/blob_format.h"
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/file.h"
 #include "storage/store_dir.h"
@@ -24,14 +25,17 @@ Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::strin
   temp += "." + std::to_string(temp_counter_++) + ".tmp";
   Status written = [&]() -> Status {
     PREFIXD_ASSIGN(UniqueFd fd, OpenFile(temp, O_WRONLY | O_CREAT | O_EXCL));
+    CrashPoint("blob.created");
     PREFIXD_TRY(
         WriteFully(engine_, fd.get(), 0, file, IoPriority::kWrite, "writing " + temp.string()));
+    CrashPoint("blob.before_sync");
     return DataSync(engine_, fd.get(), "syncing " + temp.string());
   }();
   if (!written.ok()) {
     if (Status removed = RemoveFile(temp); !removed.ok()) LogWarning(removed.error().message);
     return written;
   }
+  CrashPoint("blob.before_rename");
   {
     // Two puts of one name: the later rename wins, and the map says its size.
     std::lock_guard lock(mutex_);
@@ -40,6 +44,7 @@ Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::strin
     }
     Note(id, tenant, name, file.size());
   }
+  CrashPoint("blob.before_directory_sync");
   return SyncDirectory(path.parent_path());
 }
 
@@ -166,7 +171,10 @@ Status BlobStore::RemoveAll(const SegmentId& id) {
     files_.erase(it);
     for (const auto& [name, bytes] : files.bytes) usage_.Subtract(files.tenant, bytes);
   }
-  for (const auto& [name, bytes] : files.bytes) PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  for (const auto& [name, bytes] : files.bytes) {
+    CrashPoint("remove.before_blob");
+    PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
+  }
   return {};
 }
 

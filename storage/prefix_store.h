@@ -80,10 +80,11 @@ struct SegmentId {
 struct PrefixInfo {
   SegmentId id;
   std::string model, tenant, label;
-  uint32_t n_tokens = 0;         // of the whole chain
-  uint32_t own_tokens = 0;       // stored in this segment
-  std::vector<SegmentId> chain;  // root first, ending in `id`
-  uint64_t own_bytes = 0;        // physical, on disk, blobs included
+  uint32_t n_tokens = 0;           // of the whole chain
+  uint32_t own_tokens = 0;         // stored in this segment
+  std::vector<SegmentId> chain;    // root first, ending in `id`
+  std::array<uint8_t, 16> file{};  // names the file that holds the last segment's rows now
+  uint64_t own_bytes = 0;          // physical, on disk, blobs included
   uint32_t children = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;

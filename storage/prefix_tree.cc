@@ -390,6 +390,7 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   info.tenant = node.record.tenant;
   info.label = node.record.label;
   info.n_tokens = node.record.tokens.end;
+  info.file = node.record.file;
   info.own_tokens = node.record.tokens.size();
   info.own_bytes = node.record.file_bytes;
   info.children = node.children;

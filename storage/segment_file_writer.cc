@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/segment_file.h"
 
@@ -63,9 +64,11 @@ Result<std::unique_ptr<SegmentFileWriter>> SegmentFileWriter::Create(IoEngine& e
 Status SegmentFileWriter::Allocate() {
   PREFIXD_ASSIGN(fd_, OpenMaybeDirect(plan_.path, O_WRONLY | O_CREAT | O_EXCL, plan_.direct));
   exists_ = true;
+  CrashPoint("segment.created");
   PREFIXD_ASSIGN(allocated_, Preallocate(fd_.get(), layout_.file_bytes(), plan_.path));
   std::vector<std::byte> header(kPageBytes);
   plan_.header.Encode(PageBytes(header.data(), kPageBytes));
+  CrashPoint("segment.allocated");
   return PutPage(0, header);
 }
 
@@ -294,9 +297,13 @@ Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms) {
     PREFIXD_TRY(PutBytes(layout_.token_page, std::as_bytes(std::span(plan_.token_ids))));
     PREFIXD_TRY(PutBytes(layout_.manifest_page, std::as_bytes(std::span(plan_.manifest))));
     PREFIXD_TRY(FlushSlab());
+    CrashPoint("seal.rows_in_flight");
     for (const auto& slab : slabs_) PREFIXD_TRY(Reap(*slab));
+    CrashPoint("seal.rows_written");
     PREFIXD_TRY(WriteTableAndFooter(sequence, unix_ms));
+    CrashPoint("seal.before_sync");
     PREFIXD_TRY(DataSync(engine_, fd_.get(), "syncing " + plan_.path.string()));
+    CrashPoint("seal.before_directory_sync");
     return SyncDirectory(plan_.path.parent_path());
   }();
   if (!failed_.ok()) return failed_;
@@ -334,6 +341,7 @@ void SegmentFileWriter::Discard() {
   if (failed_.ok()) failed_ = Error{Code::kCancelled, "the put was aborted"};
   if (!exists_) return;
   exists_ = false;
+  CrashPoint("segment.before_discard");
   if (Status removed = RemoveFile(plan_.path); !removed.ok()) {
     LogWarning(removed.error().message + " (it will be freed when the store is opened next)");
   }

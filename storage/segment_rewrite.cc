@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/row_pieces.h"
 #include "storage/segment_file_writer.h"
@@ -155,6 +156,7 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
     now.settled = true;
     CatalogChange change;
     change.put.push_back({now, std::nullopt});
+    CrashPoint("settle.before_commit");
     bool asked = false;
     Status swapped = core.tree.Update(now, old.file, [&] {
       asked = true;
@@ -172,6 +174,7 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
       return swapped;
     }
   }
+  CrashPoint("settle.committed");
   core.settled++;
   PREFIXD_TRY(core.FreeFile(old));
   return SyncDirectory(core.options.dir / "segments");
@@ -258,6 +261,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
       file.writer->Discard();
       return Error{Code::kFailedPrecondition, "the segments changed while they were merged"};
     }
+    CrashPoint("merge.before_commit");
     bool asked = false;
     Status swapped = core.tree.Merge(last.id, merged, change.put_aliases, [&] {
       asked = true;
@@ -273,6 +277,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
       return std::move(swapped).error();
     }
   }
+  CrashPoint("merge.committed");
   core.merged++;
   PREFIXD_TRY(core.FreeSegment(first));
   PREFIXD_TRY(core.FreeSegment(last));

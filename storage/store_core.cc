@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/file.h"
 
@@ -60,17 +61,20 @@ Result<std::shared_ptr<StoreCore>> StoreCore::Open(const StoreOptions& options,
 Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   PREFIXD_TRY(CreateStoreDir(options.dir));
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
+  CrashPoint("open.locked");
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
   // Before anything is written: a store on a full disk must open, to be made smaller.
   ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);
   PREFIXD_TRY(ballast->MakeRoom());
   PREFIXD_TRY(OpenEngine(wrap));
+  CrashPoint("open.before_catalog");
   auto opened = Catalog::Open(options.dir / "catalog",
                               {kStoreFormatVersion, options.block_tokens, identity.store},
                               [this] { return ballast->MakeRoom(); });
   if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
   catalog = std::move(*opened);
+  CrashPoint("open.catalog");
   if (catalog->meta().store != identity.store) {
     return Error{Code::kCorrupt, "the catalog in " + options.dir.string() +
                                      " belongs to another store than its STORE file"};
@@ -116,6 +120,7 @@ Status StoreCore::OpenEngine(const EngineWrapper& wrap) {
   const IoLimits limits{options.max_inflight_bytes, options.max_inflight_ops};
   PREFIXD_ASSIGN(engine, NewEngine(options.io, limits, direct ? direct_fd->get() : fd.get()));
   if (wrap) engine = wrap(std::move(engine));
+  CrashPoint("open.before_probe_removed");
   return RemoveFile(path);
 }
 
@@ -156,7 +161,9 @@ Status StoreCore::PutModel(const ModelRecord& model) {
                                              "', which has another geometry"};
     }
   }
+  CrashPoint("model.begin");
   PREFIXD_TRY(catalog->PutModel(model));
+  CrashPoint("model.done");
   models_.emplace(model.name, model);
   return {};
 }
@@ -193,6 +200,7 @@ Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentI
 void StoreCore::Quarantine(const SegmentId& id, const std::string& reason) {
   if (!tree.SetQuarantine(id, reason)) return;
   LogWarning("segment " + id.ToString() + " is quarantined: " + reason);
+  CrashPoint("quarantine.begin");
   if (Status saved = catalog->SetQuarantine(id, reason); !saved.ok()) {
     LogWarning("the quarantine lasts until the store is closed: " + saved.error().message);
   }
@@ -201,6 +209,7 @@ void StoreCore::Quarantine(const SegmentId& id, const std::string& reason) {
 void StoreCore::LiftQuarantine(const SegmentId& id) {
   if (!tree.SetQuarantine(id, "")) return;
   LogInfo("segment " + id.ToString() + " verifies again; its quarantine is lifted");
+  CrashPoint("quarantine.before_lift");
   if (Status saved = catalog->SetQuarantine(id, ""); !saved.ok()) {
     LogWarning(saved.error().message);
   }
@@ -256,15 +265,19 @@ Status StoreCore::EraseSegment(const SegmentId& id) {
   CatalogChange change;
   change.remove.push_back(id);
   for (const AliasRecord& alias : tree.AliasesInto(id)) change.remove_aliases.push_back(alias.id);
+  CrashPoint("remove.before_commit");
   PREFIXD_ASSIGN(const SegmentRecord record,
                  tree.Erase(id, [&] { return catalog->Apply(change); }));
+  CrashPoint("remove.committed");
   return FreeSegment(record);
 }
 
 Status StoreCore::FreeSegment(const SegmentRecord& record) {
   // It is gone for good; what follows frees space, and recovery would do it too.
   PREFIXD_TRY(FreeFile(record));
+  CrashPoint("remove.before_blobs");
   PREFIXD_TRY(blobs->RemoveAll(record.id));
+  CrashPoint("remove.before_directory_sync");
   return SyncDirectory(options.dir / "segments");
 }
 

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "storage/catalog.h"
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/hex.h"
 
@@ -200,9 +201,11 @@ Status WriteFileAtomically(const fs::path& path, std::string_view bytes) {
     }
     if (::fsync(fd.get()) != 0) return ErrnoError(errno, "cannot sync " + temp.string());
   }
+  CrashPoint("file.before_rename");
   if (::rename(temp.c_str(), path.c_str()) != 0) {
     return ErrnoError(errno, "cannot rename " + temp.string());
   }
+  CrashPoint("file.before_directory_sync");
   return SyncDirectory(path.parent_path());
 }
 

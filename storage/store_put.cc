@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/segment_file_writer.h"
 #include "storage/segment_inspect.h"
@@ -58,6 +59,7 @@ class PutWriter final : public SegmentWriter {
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
     PREFIXD_ASSIGN(space_,
                    core_->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict));
+    CrashPoint("put.begin");
     file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
     file.direct = core_->direct;
@@ -65,6 +67,7 @@ class PutWriter final : public SegmentWriter {
     file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
     if (file_->allocated()) space_.Allocated();
+    CrashPoint("put.created");
     return {};
   }
 
@@ -87,11 +90,13 @@ class PutWriter final : public SegmentWriter {
     PREFIXD_TRY(CheckOpen());
     if (!file_) return FinishStored(plan_.match);
     PREFIXD_TRY(file_->CheckComplete());
+    CrashPoint("put.before_seal");
     SequenceTicket sequence = core_->catalog->sequences().Next();
     if (Status sealed = file_->Seal(sequence.number(), NowUnixMs()); !sealed.ok()) {
       Abort();
       return sealed.error();
     }
+    CrashPoint("put.sealed");
     core_->bytes_written += file_->bytes_written();
     PREFIXD_ASSIGN(const Match stored, Publish(sequence));
     return stored.n_tokens > 0 ? FinishStored(stored) : Finish(id_);
@@ -140,6 +145,7 @@ class PutWriter final : public SegmentWriter {
     record.expires_unix_ms = Expires();
     CatalogChange change;
     change.put.push_back({record, OwnHashes(plan_.hashes, record.tokens.begin, block)});
+    CrashPoint("put.before_commit");
     if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
       // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
       // keeps or frees the file, so it must stay, and so must what it takes of the quota.
@@ -150,6 +156,7 @@ class PutWriter final : public SegmentWriter {
       Release();
       return committed.error();
     }
+    CrashPoint("put.committed");
     core_->tree.Insert(
         {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
     space_.Release();  // counted in the tree from here on

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/store_core.h"
 
@@ -16,6 +17,7 @@ Status StoreCore::Recover() {
   }
   PREFIXD_TRY(AdoptLostCommits());
   PREFIXD_TRY(SweepSegmentFiles());
+  CrashPoint("recover.swept");
   CheckSegments();
   FreeUnneeded();
   return {};
@@ -122,6 +124,7 @@ Status StoreCore::SweepSegmentFiles() {
   }
   if (removed == 0) return {};
   recovered_orphans = removed;
+  CrashPoint("recover.before_directory_sync");
   LogInfo("recovery freed " + std::to_string(removed) + " unfinished or orphaned files");
   return SyncDirectory(dir);
 }

@@ -87,7 +87,7 @@ class RelationsTest : public ::testing::Test {
   // Changes the stored record of `id` behind the store's back.
   void Change(const SegmentId& id, const std::function<void(SegmentRecord&)>& change) {
     store_.reset();
-    auto catalog = Catalog::Open(options_.dir / "catalog", {});
+    auto catalog = Catalog::Open(options_.dir / "catalog", {kStoreFormatVersion, 0, {}});
     ASSERT_OK(catalog);
     const auto segments = (*catalog)->LoadSegments();
     ASSERT_OK(segments);
@@ -103,7 +103,7 @@ class RelationsTest : public ::testing::Test {
 
   void ChangeModel(const std::function<void(ModelRecord&)>& change) {
     store_.reset();
-    auto catalog = Catalog::Open(options_.dir / "catalog", {});
+    auto catalog = Catalog::Open(options_.dir / "catalog", {kStoreFormatVersion, 0, {}});
     ASSERT_OK(catalog);
     ModelRecord model = model_;
     change(model);

@@ -1,0 +1,15 @@
+// Judges a store as it lies on the disk after a crash: opens it and holds it against the truth.
+#pragma once
+
+#include <filesystem>
+
+#include "tests/reliability/truth.h"
+
+namespace prefixd::storage::reliability {
+
+// Runs in a process of its own. Violations go to the journal, and so does what was found of all
+// that the truth leaves open, so that the store can be used on. With `use`, the store is also
+// written to and opened once more.
+void CheckStore(const std::filesystem::path& dir, Truth& truth, Journal& journal, bool use);
+
+}  // namespace prefixd::storage::reliability

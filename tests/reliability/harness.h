@@ -1,0 +1,46 @@
+// The harnesses: each proves one thing about the store, cycle by cycle. The CI tests
+// (reliability_test.cc) run a fixed number of cycles, the torture driver (torture.cc) as many as it
+// is given time for.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "tests/reliability/cycles.h"
+#include "tests/reliability/disk/sim_disk.h"
+
+namespace prefixd::storage::reliability {
+
+struct Prepared {
+  Cycle cycle;
+  uint64_t cycles = 0;              // after which everything was tried once; 0: random without end
+  std::vector<std::string> points;  // the named points found (kill)
+  std::string skipped;              // why this machine cannot run it; empty: it can
+};
+
+struct Harness {
+  const char* name;
+  const char* what;
+  uint64_t ci, torture;  // how many cycles
+  Prepared (*prepare)(bool torture);
+};
+
+std::span<const Harness> Harnesses();
+const Harness& FindHarness(const std::string& name);
+
+// disk_harness.cc. The disk crashes at a random call, one to three times in a row.
+Prepared PrepareDisk(bool torture);
+// fault_harness.cc. In CI a part of the calls, in the torture run every one.
+Prepared PrepareFaults(bool torture);
+// kill_harness.cc
+Prepared PrepareKill(bool torture);
+// power_harness.cc. A cycle is five cuts.
+Prepared PreparePower(bool torture);
+// damage_harness.cc. The first 22 cycles change every byte of metadata, later ones rows.
+Prepared PrepareDamage(bool torture);
+void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums);
+void DiskCycle(uint64_t seed, Journal& report, Lie lie);
+// random_harness.cc
+Prepared PrepareRandom(bool torture);
+
+}  // namespace prefixd::storage::reliability

@@ -1,0 +1,75 @@
+// What a process says about its store before it dies: events in shared memory, which survive
+// kill -9 of the writer and are read by its parent. An event counts from the moment it is complete.
+//
+// Thread-safety: one writing process (any thread of it), read when it is gone.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace prefixd::storage::reliability {
+
+enum class EventKind : uint32_t {
+  kPutBegin,       // prompt, tenant, tokens...
+  kPutDone,        // prompt, segment id (4 words): acknowledged
+  kPutDropped,     // prompt: failed or aborted before its commit
+  kPutFailed,      // prompt: the commit failed; whether it is there is unknown
+  kRemoveBegin,    // prompt
+  kRemoveDone,     // prompt: acknowledged
+  kRemoveRefused,  // prompt: others continue it
+  kRemoveFailed,   // prompt: unknown
+  kBlobBegin,      // prompt, name, version
+  kBlobDone,       // prompt, name, version: acknowledged
+  kBlobFailed,     // prompt, name, version: unknown
+  kSpoilBegin,     // prompt, segment id (4 words), file offset, right byte: about to be damaged
+  kSpoilEnd,       // prompt: repaired and verified
+  kModel,          // the model is acknowledged
+  kSeen,           // prompt, segment id (4 words): found by a check
+  kNotSeen,        // prompt
+  kBlobSeen,       // prompt, name, version (0: none)
+  kCount,          // how many, name...: a figure for the report
+  kPoint,          // name...: a crash point was met
+  kViolation,      // text...
+};
+
+struct Event {
+  EventKind kind;
+  std::vector<uint32_t> words;
+
+  std::string Text(size_t from = 0) const;  // the words from `from` on, as TextEvent packed them
+};
+
+class Journal {
+ public:
+  Journal();
+  ~Journal();
+  Journal(const Journal&) = delete;
+  Journal& operator=(const Journal&) = delete;
+
+  // When it is full, the process ends: a test that writes so much is broken.
+  void Append(const Event& event);
+  void AppendText(EventKind kind, std::string_view text, std::vector<uint32_t> words = {});
+  void Violation(std::string_view text) {
+    AppendText(EventKind::kViolation, context_ + std::string(text));
+  }
+  void Count(uint32_t n, std::string_view name) { AppendText(EventKind::kCount, name, {n}); }
+
+  // Put before every violation from now on, in this process and those forked later.
+  void SetContext(std::string context) { context_ = std::move(context); }
+
+  // Everything appended since the last Take.
+  std::vector<Event> Take();
+
+ private:
+  struct Shared;
+  std::mutex mutex_;
+  Shared* shared_;
+  std::string context_;
+};
+
+}  // namespace prefixd::storage::reliability

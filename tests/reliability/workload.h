@@ -1,0 +1,76 @@
+// A user of the store who never stops: random operations, each announced and acknowledged in the
+// journal, each answer compared with the truth. New features join in by adding a row to
+// kOperations (workload.cc).
+//
+// Thread-safety: one thread at a time.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "storage/prefix_store.h"
+#include "tests/reliability/truth.h"
+
+namespace prefixd::storage::reliability {
+
+StoreOptions WorkloadOptions(const std::filesystem::path& dir);
+ModelRecord WorkloadModel();
+
+// Undoes what Workload::Spoil did to files; Verify then lifts the quarantines.
+void RepairSpoiled(const std::filesystem::path& dir, const Truth& truth);
+
+struct WorkloadPlan {
+  std::filesystem::path dir;  // of the store
+  uint64_t seed = 0;
+  uint64_t operations = UINT64_MAX;
+  bool errors_are_fine = false;  // the disk fails: an operation may fail, never lie
+  bool spoil = false;            // also damage bytes now and then, and have them found and repaired
+  IoBackend io = IoBackend::kThreads;
+  uint32_t max_prompts = 6;  // removals keep the store about this small
+};
+
+class Workload {
+ public:
+  Workload(WorkloadPlan plan, Truth& truth, Journal& journal);
+  ~Workload();
+
+  // First undoes the damage of a workload that was killed while it spoiled. False when the store
+  // cannot be opened; in the journal as a violation unless errors are fine.
+  bool Open();
+  void Close();
+  void Run();
+
+  // Single steps, for harnesses with a story of their own. False: it failed.
+  bool Put();
+  bool PutBlob();
+  bool Remove();
+  bool Read();
+  bool Match();
+  bool GetBlob();
+  bool AbortPut();
+  bool Settle();
+  bool Verify();
+  bool Reopen();
+  bool Spoil();
+
+ private:
+  void Tell(Event event);
+  // An error: a violation unless errors are fine. Always false.
+  bool Refused(const char* what, const Error& error);
+  std::optional<uint32_t> SomeSure();
+  Tokens FreshTokens(uint32_t tenant, uint32_t* parent_tenant);
+  void CheckRead(uint32_t number, bool damaged);
+
+  const WorkloadPlan plan_;
+  Truth& truth_;
+  Journal& journal_;
+  std::mt19937_64 rng_;
+  ModelRecord model_;
+  std::unique_ptr<PrefixStore> store_;
+  bool opened_ = false;
+};
+
+}  // namespace prefixd::storage::reliability
