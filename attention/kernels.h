@@ -16,6 +16,8 @@ namespace prefixd {
 
 // Query-side matrices are padded with zeros to a multiple of this many columns.
 inline constexpr size_t kKernelPad = 16;
+// Widest vectors that `score` takes: the limit of a KvGeometry's dimensions.
+inline constexpr uint32_t kMaxScoreDim = 1024;
 constexpr size_t PadUp(size_t n) { return (n + kKernelPad - 1) / kKernelPad * kKernelPad; }
 
 // `n` vectors of `dim` elements; vector i starts at data + i * stride bytes, unaligned.
@@ -36,8 +38,12 @@ struct KernelTable {
   // out[g * ld_out + i] = scale * <q_g, x_i>.  q: [heads][ldq], ldq = PadUp(x.dim), zero-padded.
   void (*dot)(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float scale,
               float* out, size_t ld_out);
-  // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 64 vectors are summed in float32
-  // and added to acc in float64, so that the error does not grow with n.
+  // As dot, with products and sums in float64: exact but for the final rounding to float32, however
+  // much the terms cancel. x.dim <= kMaxScoreDim.
+  void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+                float* out, size_t ld_out);
+  // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 16 vectors are summed in float32
+  // and added to acc in float64: within 1e-6 of sum_i |w_i x_i|, whatever n.
   void (*weighted_sum)(const float* w, size_t ldw, size_t heads, const VectorBlock& x, double* acc,
                        size_t ld_acc);
   // sum[l] += sum_i (x_i[l] - centre[l]);  sum_sq[l] += sum_i (x_i[l] - centre[l])^2.

@@ -35,26 +35,15 @@ double LogSumExp(const Vector& x) {
   return max + std::log(sum);
 }
 
-// scale * sum_j |q_j k_j|: what a float32 dot product rounds against.
-double ScoreTerms(std::span<const float> query, const LayerGeometry& layer, const Vector& key) {
-  double sum = 0;
-  for (size_t j = 0; j < key.size(); ++j) sum += std::abs(query[j] * key[j]);
-  return layer.scale * sum;
-}
-
 // Scores and values of a growing exact set, and the estimate, merged at the end.
 struct Head {
   Vector scores;
-  double largest_terms = 0;
   std::vector<Vector> values;
 
   void Add(std::span<const float> query, const LayerGeometry& layer, const RowsView& rows) {
     const Vector s = Scores(query, layer, rows);
     scores.insert(scores.end(), s.begin(), s.end());
-    for (size_t i = 0; i < rows.count; ++i) {
-      values.push_back(Value(rows, i));
-      largest_terms = std::max(largest_terms, ScoreTerms(query, layer, Key(rows, i)));
-    }
+    for (size_t i = 0; i < rows.count; ++i) values.push_back(Value(rows, i));
   }
 
   // Appends this head's state: y = (N_E + Z_R y_R) / (Z_E + Z_R) on one shift.
@@ -63,7 +52,7 @@ struct Head {
     all.push_back(remainder.log_z);
     const double lse = LogSumExp(all);
     Vector y(value_dim), abs_y(value_dim);
-    double max_abs = largest_terms / 10;
+    double max_abs = 0;
     for (size_t i = 0; i < scores.size(); ++i) {
       max_abs = std::max(max_abs, std::abs(scores[i]));
       const double p = std::exp(scores[i] - lse);

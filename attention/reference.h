@@ -21,7 +21,7 @@ struct States {
   std::vector<double> lse;            // [n], -inf when there is nothing
   std::vector<double> rho_z;          // [n] (0 for exact attention)
   std::vector<double> abs_y;          // [n][value_dim] sum p |v|, the remainder's share included
-  std::vector<double> max_abs_score;  // [n] max |s| as the bound of step.h counts it
+  std::vector<double> max_abs_score;  // [n] max |s|
 };
 
 // scores[i] = softcap(scale * q.k_i).

@@ -9,6 +9,7 @@
 
 #include "attention/finite_check.h"
 #include "attention/kernels.h"
+#include "attention/padded_queries.h"
 #include "attention/remainder.h"
 
 namespace prefixd {
@@ -121,27 +122,18 @@ Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
   return true;
 }
 
-std::vector<float> PadQueries(const GroupStepInput& in, uint32_t key_dim) {
-  const size_t ldq = PadUp(key_dim);
-  std::vector<float> padded(in.group * ldq);
-  for (uint32_t g = 0; g < in.group; ++g) {
-    std::copy_n(in.queries.data() + size_t{g} * key_dim, key_dim, padded.data() + g * ldq);
-  }
-  return padded;
-}
-
 // scores: [G][n_exact]; max: [G].
 Status ScoreExactSet(const GroupStepInput& in, const Shape& shape, std::span<float> scores,
                      std::span<float> max) {
-  const std::vector<float> q = PadQueries(in, shape.key_dim);
+  const std::vector<double> q = PadQueries<double>(in.queries, in.group, shape.key_dim);
   size_t offset = 0;
   for (const NamedRows& tensor : ExactSet(in)) {
     const RowsView& rows = tensor.rows;
     if (rows.count == 0) continue;
-    Kernels().dot(q.data(), PadUp(shape.key_dim), in.group,
-                  {rows.data, rows.stride, rows.count, shape.key_dim, rows.shape.dtype, rows.count,
-                   rows.shape.bytes()},
-                  in.layer.scale, scores.data() + offset, shape.exact);
+    Kernels().score(q.data(), PadUp(shape.key_dim), in.group,
+                    {rows.data, rows.stride, rows.count, shape.key_dim, rows.shape.dtype,
+                     rows.count, rows.shape.bytes()},
+                    in.layer.scale, scores.data() + offset, shape.exact);
     offset += rows.count;
   }
   for (uint32_t g = 0; g < in.group; ++g) {

@@ -44,9 +44,9 @@ struct GroupStepOutput {
 
 // kInvalidArgument: shapes disagree; NaN or Inf in a query, key or value (the message names the
 // tensor and row); an estimator asked for in a layer with a softcap. On error nothing in `out` is
-// meaningful. Error bound without estimator: |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|, where
-// max|s| counts as at least a tenth of max_i scale sum_j |q_j k_ij|: a score that is small only
-// because its terms cancel keeps the rounding of its terms.
+// meaningful. Error bound without estimator, for rows of any dtype as stored:
+// |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|; scores are float64 sums, so that terms which cancel
+// leave no rounding behind.
 //
 // A summary must be of exactly the mid region: its count is compared with mid_count. kPhi uses
 // `moment` too when given, for the lower side of the bracket on Z_R. A kApproximate or kNone cut
