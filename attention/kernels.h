@@ -16,8 +16,6 @@ namespace prefixd {
 
 // Query-side matrices are padded with zeros to a multiple of this many columns.
 inline constexpr size_t kKernelPad = 16;
-// Widest vectors that `score` takes: the limit of a KvGeometry's dimensions.
-inline constexpr uint32_t kMaxScoreDim = 1024;
 constexpr size_t PadUp(size_t n) { return (n + kKernelPad - 1) / kKernelPad * kKernelPad; }
 
 // `n` vectors of `dim` elements; vector i starts at data + i * stride bytes, unaligned.
@@ -39,7 +37,7 @@ struct KernelTable {
   void (*dot)(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float scale,
               float* out, size_t ld_out);
   // As dot, with products and sums in float64: exact but for the final rounding to float32, however
-  // much the terms cancel. x.dim <= kMaxScoreDim.
+  // much the terms cancel.
   void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                 float* out, size_t ld_out);
   // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 16 vectors are summed in float32

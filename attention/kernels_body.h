@@ -5,7 +5,7 @@
 // with wider instruction sets must not leak into functions that other files share. That is why the
 // parts are included inside the unnamed namespace and have no include guards of use elsewhere.
 
-#if defined(__F16C__)
+#if PREFIXD_LANES > 4
 #include <immintrin.h>
 #endif
 

@@ -7,7 +7,12 @@ constexpr size_t kDotHeads = kLanes == 16 ? 4 : 2;
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* x, size_t stride,
                             size_t dim, float scale, float* out, size_t ld_out) {
-  VecF acc[kHeads][kRows] = {};
+  VecF acc[kHeads][kRows];
+#pragma GCC unroll 4
+  for (size_t g = 0; g < kHeads; ++g) {
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) acc[g][r] = VecF{};
+  }
   size_t j = 0;
   for (; j + kLanes <= dim; j += kLanes) {
     VecF row[kRows];

@@ -20,6 +20,7 @@ template <typename E, size_t kHeads, size_t kVecs, bool kTail>
 PREFIXD_INLINE void WeightedTile(const float* w, size_t ldw, const std::byte* x, size_t stride,
                                  size_t n, size_t columns, double* acc, size_t ld_acc) {
   VecF sum[kHeads][kVecs] = {};
+#pragma GCC unroll 4
   for (size_t i = 0; i < n; ++i) {
     VecF row[kVecs];
     for (size_t c = 0; c < kVecs; ++c) {

@@ -11,7 +11,8 @@ typedef double VecD __attribute__((vector_size(kLanes * 4)));    // half as many
 typedef float VecHalf __attribute__((vector_size(kLanes * 2)));  // its floats
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 
-PREFIXD_INLINE VecF Broadcast(float x) { return VecF{} + x; }
+// x - 0 is x, of either sign of zero: no instruction.
+PREFIXD_INLINE VecF Broadcast(float x) { return x - VecF{}; }
 PREFIXD_INLINE VecF LoadFloats(const float* p) {
   VecF v;
   __builtin_memcpy(&v, p, sizeof v);
@@ -32,9 +33,19 @@ struct DoublePair {
   VecD low, high;
 };
 PREFIXD_INLINE DoublePair Widen(VecF v) {
+#if PREFIXD_LANES == 16
+  const __m512i bits = (__m512i)v;
+  return {
+      (VecD)_mm512_maskz_cvtps_pd(0xff, (__m256)_mm512_maskz_extracti32x8_epi32(0xff, bits, 0)),
+      (VecD)_mm512_maskz_cvtps_pd(0xff, (__m256)_mm512_maskz_extracti32x8_epi32(0xff, bits, 1))};
+#elif PREFIXD_LANES == 8
+  return {(VecD)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)),
+          (VecD)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1))};
+#else
   VecHalf half[2];
   __builtin_memcpy(half, &v, sizeof v);
   return {__builtin_convertvector(half[0], VecD), __builtin_convertvector(half[1], VecD)};
+#endif
 }
 
 typedef float Vec4 __attribute__((vector_size(16)));
@@ -64,6 +75,34 @@ PREFIXD_INLINE Vec4 SumFour(VecF va, VecF vb, VecF vc, VecF vd) {
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
+#if PREFIXD_LANES > 4
+typedef double Vec4D __attribute__((vector_size(32)));
+PREFIXD_INLINE Vec4D FoldToFour(VecD v) {
+#if PREFIXD_LANES == 16
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#else
+  return v;
+#endif
+}
+#endif
+
+// The sums of four vectors' lanes, times scale.
+PREFIXD_INLINE Vec4 ScaledSums(VecD va, VecD vb, VecD vc, VecD vd, double scale) {
+#if PREFIXD_LANES == 4
+  return Vec4{(float)(scale * (va[0] + va[1])), (float)(scale * (vb[0] + vb[1])),
+              (float)(scale * (vc[0] + vc[1])), (float)(scale * (vd[0] + vd[1]))};
+#else
+  const Vec4D a = FoldToFour(va), b = FoldToFour(vb), c = FoldToFour(vc), d = FoldToFour(vd);
+  const Vec4D ab =
+      __builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  const Vec4D cd =
+      __builtin_shufflevector(c, d, 0, 4, 2, 6) + __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  const Vec4D sums =
+      __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+  return __builtin_convertvector(scale * sums, Vec4);
+#endif
+}
+
 PREFIXD_INLINE float SumLanes(VecF v) { return SumFour(v, v, v, v)[0]; }
 
 // Element types: how kLanes consecutive elements become floats.
@@ -77,13 +116,16 @@ struct F32 {
 };
 struct Bf16 {
   static constexpr size_t kBytes = 2;
+  static constexpr bool kIsBf16 = true;
   static PREFIXD_INLINE VecF Load(const std::byte* p) {
     VecH h;
     __builtin_memcpy(&h, p, sizeof h);
 #if PREFIXD_LANES == 16
-    // One instruction where GCC 12 makes two halves of __builtin_convertvector. The unmasked
+    // One instruction where GCC 12 makes several of __builtin_convertvector. The unmasked
     // intrinsics trip -Wuninitialized inside its own header.
     const VecU wide = (VecU)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+#elif PREFIXD_LANES == 8
+    const VecU wide = (VecU)_mm256_cvtepu16_epi32((__m128i)h);
 #else
     const VecU wide = __builtin_convertvector(h, VecU);
 #endif
@@ -92,6 +134,7 @@ struct Bf16 {
 };
 struct F16 {
   static constexpr size_t kBytes = 2;
+  static constexpr bool kIsBf16 = false;
   static PREFIXD_INLINE VecF Load(const std::byte* p) {
     VecH h;
     __builtin_memcpy(&h, p, sizeof h);
