@@ -53,6 +53,8 @@ struct KernelTable {
   bool (*finite_max)(const float* s, size_t n, float* max);
   // s[i] = cap * tanh(s[i] / cap).
   void (*softcap)(float* s, size_t n, float cap);
+  // x[i] = x (1 + erf(x / sqrt 2)) / 2, within 4e-7 max(1, |x|).
+  void (*gelu)(float* x, size_t n);
   void (*to_float)(DType dtype, const std::byte* src, size_t n, float* dst);
 };
 

@@ -26,9 +26,9 @@ namespace {
 }  // namespace
 
 extern const KernelTable PREFIXD_TABLE;
-const KernelTable PREFIXD_TABLE = {PREFIXD_TABLE_NAME, DotAny,         ScoreAny,
-                                   WeightedSumAny,     CentredSumsAny, ExpShifted,
-                                   FiniteMax,          Softcap,        ToFloatAny};
+const KernelTable PREFIXD_TABLE = {
+    PREFIXD_TABLE_NAME, DotAny,    ScoreAny, WeightedSumAny, CentredSumsAny,
+    ExpShifted,         FiniteMax, Softcap,  Gelu,           ToFloatAny};
 
 }  // namespace prefixd
 

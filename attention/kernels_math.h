@@ -43,6 +43,26 @@ PREFIXD_INLINE VecF Tanh(VecF x) {
   return Select(magnitude < Broadcast(0.625f), small, (VecF)((VecI)large | sign));
 }
 
+// erf by a rational approximation (as in Eigen), a few units in the last place; 1 beyond 4.
+PREFIXD_INLINE VecF Erf(VecF x) {
+  x = Select(x > Broadcast(4.0f), Broadcast(4.0f), x);
+  x = Select(x < Broadcast(-4.0f), Broadcast(-4.0f), x);
+  const VecF z = x * x;
+  VecF p = Broadcast(-2.72614225801306e-10f);
+  p = p * z + Broadcast(2.77068142495902e-08f);
+  p = p * z + Broadcast(-2.10102402082508e-06f);
+  p = p * z + Broadcast(-5.69250639462346e-05f);
+  p = p * z + Broadcast(-7.34990630326855e-04f);
+  p = p * z + Broadcast(-2.95459980854025e-03f);
+  p = p * z + Broadcast(-1.60960333262415e-02f);
+  VecF q = Broadcast(-1.45660718464996e-05f);
+  q = q * z + Broadcast(-2.13374055278905e-04f);
+  q = q * z + Broadcast(-1.68282697438203e-03f);
+  q = q * z + Broadcast(-7.37332916720468e-03f);
+  q = q * z + Broadcast(-1.42647390514189e-02f);
+  return x * p / q;
+}
+
 // Calls `body(vector)` on every full vector of x[0, n) and on the padded tail, storing the result.
 template <typename Body>
 PREFIXD_INLINE void ForEachVector(const float* x, size_t n, float pad, float* out, Body body) {
@@ -104,4 +124,10 @@ bool FiniteMax(const float* s, size_t n, float* max) {
 void Softcap(float* s, size_t n, float cap) {
   const float inverse = 1.0f / cap;
   ForEachVector(s, n, 0.0f, s, [&](VecF x) { return Tanh(x * inverse) * cap; });
+}
+
+void Gelu(float* x, size_t n) {
+  ForEachVector(x, n, 0.0f, x, [](VecF v) {
+    return Broadcast(0.5f) * v * (Broadcast(1.0f) + Erf(v * Broadcast(0.70710678118654752f)));
+  });
 }

@@ -102,24 +102,52 @@ void WeightedSumAny(const float* w, size_t ldw, size_t heads, const VectorBlock&
 
 // ---- centred first and second moments ----------------------------------------------------------
 
+// kVecs * kLanes channels (or, with kTail, the last `columns` < kLanes): several at a time, since
+// each sum is one chain of dependent additions.
+template <typename E, size_t kVecs, bool kTail>
+PREFIXD_INLINE void CentredTile(const std::byte* x, size_t stride, size_t n, size_t columns,
+                                const float* centre, double* sum, double* sum_sq) {
+  VecF mid[kVecs], first[kVecs], second[kVecs];
+#pragma GCC unroll 4
+  for (size_t c = 0; c < kVecs; ++c) {
+    const std::byte* p = reinterpret_cast<const std::byte*>(centre + c * kLanes);
+    mid[c] = kTail ? LoadTail<F32>(p, columns) : F32::Load(p);
+    first[c] = second[c] = VecF{};
+  }
+  for (size_t i = 0; i < n; ++i, x += stride) {
+#pragma GCC unroll 4
+    for (size_t c = 0; c < kVecs; ++c) {
+      const std::byte* p = x + c * kLanes * E::kBytes;
+      const VecF d = (kTail ? LoadTail<E>(p, columns) : E::Load(p)) - mid[c];
+      first[c] += d;
+      second[c] += d * d;
+    }
+  }
+#pragma GCC unroll 4
+  for (size_t c = 0; c < kVecs; ++c) {
+    AddToDouble(sum + c * kLanes, first[c], kTail ? columns : kLanes);
+    AddToDouble(sum_sq + c * kLanes, second[c], kTail ? columns : kLanes);
+  }
+}
+
 template <typename E>
 void CentredSums(const VectorBlock& x, const float* centre, double* sum, double* sum_sq) {
-  for (size_t begin = 0; begin < x.n; begin += kRun) {
-    const size_t n = x.n - begin < kRun ? x.n - begin : kRun;
-    for (size_t l = 0; l < x.dim; l += kLanes) {
-      const size_t columns = x.dim - l < kLanes ? x.dim - l : kLanes;
-      const bool whole = columns == kLanes;
-      const std::byte* p = x.data + begin * x.stride + l * E::kBytes;
-      const std::byte* mid = reinterpret_cast<const std::byte*>(centre + l);
-      const VecF c = whole ? F32::Load(mid) : LoadTail<F32>(mid, columns);
-      VecF first = {}, second = {};
-      for (size_t i = 0; i < n; ++i, p += x.stride) {
-        const VecF d = (whole ? E::Load(p) : LoadTail<E>(p, columns)) - c;
-        first += d;
-        second += d * d;
-      }
-      AddToDouble(sum + l, first, columns);
-      AddToDouble(sum_sq + l, second, columns);
+  constexpr size_t kRows = 64;  // summed in float32
+  for (size_t begin = 0; begin < x.n; begin += kRows) {
+    const size_t n = x.n - begin < kRows ? x.n - begin : kRows;
+    const std::byte* data = x.data + begin * x.stride;
+    size_t l = 0;
+    for (; l + 4 * kLanes <= x.dim; l += 4 * kLanes) {
+      CentredTile<E, 4, false>(data + l * E::kBytes, x.stride, n, 0, centre + l, sum + l,
+                               sum_sq + l);
+    }
+    for (; l + kLanes <= x.dim; l += kLanes) {
+      CentredTile<E, 1, false>(data + l * E::kBytes, x.stride, n, 0, centre + l, sum + l,
+                               sum_sq + l);
+    }
+    if (l < x.dim) {
+      CentredTile<E, 1, true>(data + l * E::kBytes, x.stride, n, x.dim - l, centre + l, sum + l,
+                              sum_sq + l);
     }
   }
 }

@@ -182,7 +182,7 @@ PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
 void ToFloatAny(DType dtype, const std::byte* src, size_t n, float* dst) {
   switch (dtype) {
     case DType::kF32:
-      __builtin_memcpy(dst, src, n * sizeof(float));
+      if (n > 0) __builtin_memcpy(dst, src, n * sizeof(float));
       break;
     case DType::kF16:
       ConvertVector<F16>(src, n, dst);

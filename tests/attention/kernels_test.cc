@@ -177,6 +177,20 @@ TEST(Kernels, SoftcapMatchesTanh) {
   }
 }
 
+TEST(Kernels, GeluMatchesItsErfForm) {
+  Random random(testing::Seed("Kernels.Gelu"));
+  std::vector<float> x = {0, 1e-8f, 1e6f, -1e6f, 5.6f, -5.6f, 5.7f, -5.7f};
+  for (int i = 0; i < 5000; ++i) x.push_back(random.Normal() * 3);
+  for (const KernelTable* table : Tables()) {
+    std::vector<float> y = x;
+    table->gelu(y.data(), y.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = 0.5 * x[i] * (1 + std::erf(x[i] / std::sqrt(2.0)));
+      ASSERT_NEAR(y[i], exact, 4e-7 * std::max(1.0f, std::abs(x[i]))) << table->name << " " << x[i];
+    }
+  }
+}
+
 TEST(Kernels, FiniteMaxFindsEveryNonFiniteElement) {
   Random random(testing::Seed("Kernels.FiniteMax"));
   constexpr float kInf = std::numeric_limits<float>::infinity();
