@@ -9,6 +9,7 @@
 
 #include "attention/finite_check.h"
 #include "attention/kernels.h"
+#include "attention/padded_queries.h"
 #include "attention/step.h"
 
 namespace prefixd {
@@ -27,22 +28,13 @@ struct RunningStates {
   std::vector<double> acc;  // [n][value_dim]
 };
 
-std::vector<float> PadQueries(std::span<const float> queries, size_t n, uint32_t key_dim) {
-  const size_t ldq = PadUp(key_dim);
-  std::vector<float> padded(n * ldq);
-  for (size_t i = 0; i < n; ++i) {
-    std::copy_n(queries.data() + i * key_dim, key_dim, padded.data() + i * ldq);
-  }
-  return padded;
-}
-
 // Adds at most kBlockRows rows to the states of queries [first, first + n). `ahead`: rows that
 // follow from the block's start on, for prefetching. False when a score is not finite.
-bool AddBlock(const float* q, size_t first, size_t n, const LayerGeometry& layer,
+bool AddBlock(const double* q, size_t first, size_t n, const LayerGeometry& layer,
               const RowsView& rows, size_t ahead, float* scores, RunningStates& states) {
   const RowShape& shape = rows.shape;
   const size_t ldq = PadUp(shape.key_dim);
-  Kernels().dot(
+  Kernels().score(
       q + first * ldq, ldq, n,
       {rows.key(0), rows.stride, rows.count, shape.key_dim, shape.dtype, ahead, shape.bytes()},
       layer.scale, scores, kBlockRows);
@@ -100,7 +92,7 @@ Status ExactAttention(std::span<const float> queries, uint32_t n_queries,
   }
   PREFIXD_TRY(CheckQueries(queries, n_queries, shape.key_dim));
   const std::array<NamedRows, 1> named = {{{"rows", rows}}};
-  const std::vector<float> q = PadQueries(queries, n_queries, shape.key_dim);
+  const std::vector<double> q = PadQueries<double>(queries, n_queries, shape.key_dim);
   std::vector<float> scores(std::min<size_t>(kTileQueries, n_queries) * kBlockRows);
   RunningStates states(n_queries, shape.value_dim);
 
@@ -137,7 +129,7 @@ void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry&
   const uint32_t key_dim = rows.shape.key_dim;
   assert(queries.size() == size_t{group} * key_dim && scores.size() == group * rows.count);
   if (rows.count == 0) return;
-  const std::vector<float> q = PadQueries(queries, group, key_dim);
+  const std::vector<float> q = PadQueries<float>(queries, group, key_dim);
   Kernels().dot(q.data(), PadUp(key_dim), group,
                 {rows.key(0), rows.stride, rows.count, key_dim, rows.shape.dtype, rows.count,
                  rows.shape.key_bytes()},

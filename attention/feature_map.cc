@@ -41,8 +41,6 @@ void Linear(const PaddedRows& in, size_t n, std::span<const float> w, std::span<
   }
 }
 
-float Gelu(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678118654752f)); }
-
 Status CheckTensor(const char* name, std::span<const float> tensor, size_t size) {
   if (tensor.size() != size) {
     return InvalidArgument(std::string("feature map: ") + name + " has " +
@@ -86,10 +84,7 @@ void FeatureMap::LogPhi(std::span<const float> x, size_t n, std::span<float> out
     }
     Linear(input, count, w_in, b_in, g0.data(), g0.stride());
     Linear(g0, count, w1, b1, hidden.data(), hidden.stride());
-    for (size_t i = 0; i < count; ++i) {
-      float* row = hidden.row(i);
-      for (uint32_t e = 0; e < d_emb; ++e) row[e] = Gelu(row[e]);
-    }
+    for (size_t i = 0; i < count; ++i) Kernels().gelu(hidden.row(i), d_emb);
     Linear(hidden, count, w2, b2, h.data(), h.stride());
     for (size_t i = 0; i < count; ++i) {
       const float* residual = h.row(i);

@@ -36,8 +36,12 @@ struct KernelTable {
   // out[g * ld_out + i] = scale * <q_g, x_i>.  q: [heads][ldq], ldq = PadUp(x.dim), zero-padded.
   void (*dot)(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float scale,
               float* out, size_t ld_out);
-  // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 64 vectors are summed in float32
-  // and added to acc in float64, so that the error does not grow with n.
+  // As dot, with products and sums in float64: exact but for the final rounding to float32, however
+  // much the terms cancel.
+  void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+                float* out, size_t ld_out);
+  // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 16 vectors are summed in float32
+  // and added to acc in float64: within 1e-6 of sum_i |w_i x_i|, whatever n.
   void (*weighted_sum)(const float* w, size_t ldw, size_t heads, const VectorBlock& x, double* acc,
                        size_t ld_acc);
   // sum[l] += sum_i (x_i[l] - centre[l]);  sum_sq[l] += sum_i (x_i[l] - centre[l])^2.
@@ -49,6 +53,8 @@ struct KernelTable {
   bool (*finite_max)(const float* s, size_t n, float* max);
   // s[i] = cap * tanh(s[i] / cap).
   void (*softcap)(float* s, size_t n, float cap);
+  // x[i] = x (1 + erf(x / sqrt 2)) / 2, within 4e-7 max(1, |x|).
+  void (*gelu)(float* x, size_t n);
   void (*to_float)(DType dtype, const std::byte* src, size_t n, float* dst);
 };
 

@@ -14,6 +14,12 @@ std::string_view EstimatorName(EstimatorKind kind) {
       return "phi";
     case EstimatorKind::kMoment:
       return "moment";
+    case EstimatorKind::kCentroid:
+      return "centroid";
+    case EstimatorKind::kClusterMoment:
+      return "cluster_moment";
+    case EstimatorKind::kScan:
+      return "scan";
     case EstimatorKind::kAuto:
       return "auto";
   }
@@ -22,11 +28,12 @@ std::string_view EstimatorName(EstimatorKind kind) {
 
 Result<EstimatorKind> EstimatorFromName(std::string_view name) {
   for (EstimatorKind kind :
-       {EstimatorKind::kNone, EstimatorKind::kPhi, EstimatorKind::kMoment, EstimatorKind::kAuto}) {
+       {EstimatorKind::kNone, EstimatorKind::kPhi, EstimatorKind::kMoment, EstimatorKind::kCentroid,
+        EstimatorKind::kClusterMoment, EstimatorKind::kScan, EstimatorKind::kAuto}) {
     if (EstimatorName(kind) == name) return kind;
   }
   return InvalidArgument("unknown estimator '" + std::string(name) +
-                         "'; known: none, phi, moment, auto");
+                         "'; known: none, phi, moment, centroid, cluster_moment, scan, auto");
 }
 
 namespace {
@@ -52,6 +59,10 @@ double MomentTokens(const RowShape& row, uint32_t cross_rank, uint32_t bytes_per
   return InTokens(row, elements, bytes_per_element);
 }
 
+double FeatureTokens(const RowShape& row, uint32_t d_phi, uint32_t bits) {
+  return d_phi * (bits / 8.0) / static_cast<double>(row.bytes());
+}
+
 namespace {
 
 // "66" or "4.1": token-equivalents in a message.
@@ -64,12 +75,15 @@ std::string Tokens(double tokens) {
 }  // namespace
 
 Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fraction,
-                              double estimator_tokens, uint32_t l_gen) {
+                              double estimator_tokens, uint32_t l_gen, double token_cost) {
   if (!(fraction > 0 && fraction <= 1)) {
     return InvalidArgument("budget fraction must be in (0, 1], e.g. 0.01 for 1% of the prefix");
   }
   if (!(estimator_tokens >= 0) || !std::isfinite(estimator_tokens)) {
     return InvalidArgument("estimator cost must be a finite number of tokens, 0 or more");
+  }
+  if (!(token_cost >= 1) || !std::isfinite(token_cost)) {
+    return InvalidArgument("a retrieved token costs 1 token or more");
   }
   if (l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
 
@@ -91,7 +105,7 @@ Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fractio
                      Tokens(plan.estimator_tokens) + " tokens; at least " +
                      std::to_string(static_cast<uint64_t>(need)) + " are needed"};
   }
-  plan.k = std::min(static_cast<uint32_t>(std::floor(left)), partition.mid.size());
+  plan.k = std::min(static_cast<uint32_t>(std::floor(left / token_cost)), partition.mid.size());
   return plan;
 }
 

@@ -11,8 +11,17 @@
 namespace prefixd {
 
 // The estimators of the remainder (spec §3).
-enum class EstimatorKind : uint8_t { kNone = 0, kPhi = 1, kMoment = 2, kAuto = 255 };
-std::string_view EstimatorName(EstimatorKind kind);  // "none", "phi", "moment", "auto"
+enum class EstimatorKind : uint8_t {
+  kNone = 0,
+  kPhi = 1,
+  kMoment = 2,
+  kCentroid = 3,       // clusters of keys, second order in their spread
+  kClusterMoment = 4,  // a tilted moment estimate per cluster
+  kScan = 5,           // masses by the selector's own scan, values by cluster
+  kAuto = 255,
+};
+// "none", "phi", "moment", "centroid", "cluster_moment", "scan", "auto"
+std::string_view EstimatorName(EstimatorKind kind);
 Result<EstimatorKind> EstimatorFromName(std::string_view name);
 
 // Token-equivalents of a stored phi cache: (b_phi/b)(d_phi/2 + d_phi/dh) for dv = dh, eq. [47].
@@ -21,6 +30,9 @@ double PhiTokens(const RowShape& row, uint32_t d_phi, uint32_t phi_bytes_per_ele
 // cross_rank r the factor of the cross moment (r * (key_dim + value_dim) elements); r = key_dim
 // stands for the whole key_dim x value_dim matrix.
 double MomentTokens(const RowShape& row, uint32_t cross_rank, uint32_t bytes_per_element);
+
+// Token-equivalents that stored features add to each retrieved token: d_phi elements of `bits`.
+double FeatureTokens(const RowShape& row, uint32_t d_phi, uint32_t bits);
 
 // How many mid tokens a budget of `fraction` of the prefix pays for, per KV head and step.
 struct BudgetPlan {
@@ -31,9 +43,10 @@ struct BudgetPlan {
 };
 // l_gen: generated tokens over which the summary is amortised; 1 charges it in full to one step
 // (then it is rounded up to whole tokens). kInfeasible when n(f) cannot pay for the anchors and
-// the summary. fraction in (0, 1].
+// the summary. fraction in (0, 1]. token_cost: what one retrieved token costs in tokens, 1 and
+// FeatureTokens where features are read beside rows.
 Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fraction,
-                              double estimator_tokens, uint32_t l_gen = 1);
+                              double estimator_tokens, uint32_t l_gen = 1, double token_cost = 1);
 
 enum class Tier : uint8_t { kGpu = 0, kHost = 1, kSsd = 2 };
 inline constexpr size_t kTierCount = 3;

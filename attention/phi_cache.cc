@@ -12,10 +12,11 @@
 namespace prefixd {
 namespace {
 
-// Layout, little-endian: magic u32, version u16, flags u16 (0), d_phi u32, value_dim u32,
-// count u64; then float32 m, u, T.
+// Layout, little-endian: magic u32, version u16, flags u16, d_phi u32, value_dim u32,
+// count u64; then float32 m; u and T in float32 or, with kBf16Flag, bf16.
 constexpr uint32_t kMagic = 0x48505850;  // "PXPH"
 constexpr uint16_t kVersion = 1;
+constexpr uint16_t kBf16Flag = 1;
 constexpr size_t kHeaderBytes = 24;
 constexpr uint32_t kMaxFeatures = 4096;
 constexpr uint32_t kMaxDim = 1024;
@@ -84,8 +85,10 @@ void PhiCache::Merge(const PhiCache& other) {
   if (other.count_ == 0) return;
   if (count_ == 0) {
     *this = other;
+    dtype_ = DType::kF32;
     return;
   }
+  dtype_ = DType::kF32;
   assert(d_phi_ == other.d_phi_ && value_dim_ == other.value_dim_);
   for (uint32_t f = 0; f < d_phi_; ++f) {
     const float m = std::max(m_[f], other.m_[f]);
@@ -102,17 +105,35 @@ void PhiCache::Merge(const PhiCache& other) {
   count_ += other.count_;
 }
 
+size_t PhiCache::bytes() const {
+  return m_.size() * sizeof(float) + (u_.size() + t_.size()) * DTypeBytes(dtype_);
+}
+
+PhiCache PhiCache::RoundedToBf16() const {
+  PhiCache out = *this;
+  out.dtype_ = DType::kBf16;
+  for (std::vector<float>* field : {&out.u_, &out.t_}) {
+    for (float& x : *field) x = Bf16ToFloat(FloatToBf16(x));
+  }
+  return out;
+}
+
 std::vector<std::byte> PhiCache::Serialize() const {
   ByteWriter out;
   out.Put(kMagic);
   out.Put(kVersion);
-  out.Put(uint16_t{0});
+  out.Put(dtype_ == DType::kBf16 ? kBf16Flag : uint16_t{0});
   out.Put(d_phi_);
   out.Put(value_dim_);
   out.Put(count_);
   for (float m : m_) out.Put(m);  // -inf where no token has the feature
-  out.PutFloats(u());
-  out.PutFloats(t());
+  if (dtype_ == DType::kBf16) {
+    for (float x : u_) out.Put(FloatToBf16(x));
+    for (float x : t_) out.Put(FloatToBf16(x));
+  } else {
+    out.PutFloats(u());
+    out.PutFloats(t());
+  }
   return out.Take();
 }
 
@@ -125,7 +146,8 @@ Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
   if (in.Get<uint32_t>() != kMagic) return corrupt("not a phi cache");
   const uint16_t version = in.Get<uint16_t>();
   if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
-  if (in.Get<uint16_t>() != 0) return corrupt("unknown flags");
+  const uint16_t flags = in.Get<uint16_t>();
+  if ((flags & ~kBf16Flag) != 0) return corrupt("unknown flags");
   const uint32_t d_phi = in.Get<uint32_t>();
   const uint32_t value_dim = in.Get<uint32_t>();
   const uint64_t count = in.Get<uint64_t>();
@@ -133,16 +155,27 @@ Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
     return corrupt("dimensions out of range");
   }
   if (count > kMaxCount || (d_phi == 0 && count != 0)) return corrupt("token count out of range");
-  const size_t floats = size_t{d_phi} * (size_t{value_dim} + 2);
-  if (in.remaining() != floats * sizeof(float)) return corrupt("size does not fit its shape");
-
   PhiCache cache;
+  cache.dtype_ = flags & kBf16Flag ? DType::kBf16 : DType::kF32;
+  const size_t sums = size_t{d_phi} * (size_t{value_dim} + 1);
+  if (in.remaining() != d_phi * sizeof(float) + sums * DTypeBytes(cache.dtype_)) {
+    return corrupt("size does not fit its shape");
+  }
+
   cache.d_phi_ = d_phi;
   cache.value_dim_ = value_dim;
   cache.count_ = count;
   cache.m_ = in.GetFloats<float>(d_phi);
-  cache.u_ = in.GetFloats<float>(d_phi);
-  cache.t_ = in.GetFloats<float>(size_t{d_phi} * value_dim);
+  if (cache.dtype_ == DType::kBf16) {
+    cache.u_.resize(d_phi);
+    cache.t_.resize(size_t{d_phi} * value_dim);
+    for (std::vector<float>* field : {&cache.u_, &cache.t_}) {
+      for (float& x : *field) x = Bf16ToFloat(in.Get<uint16_t>());
+    }
+  } else {
+    cache.u_ = in.GetFloats<float>(d_phi);
+    cache.t_ = in.GetFloats<float>(size_t{d_phi} * value_dim);
+  }
   if (!AllFinite<float>(cache.u_) || !AllFinite<float>(cache.t_)) {
     return corrupt("holds NaN or infinity");
   }
@@ -156,8 +189,9 @@ Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
     }
     if (!std::isfinite(cache.m_[f])) return corrupt("holds NaN or infinity");
     // Every term of u is at most 1, one of them is 1 up to rounding.
-    const double most = static_cast<double>(count) * 1.001;
-    if (count == 0 || cache.u_[f] < 0.999f || cache.u_[f] > most) {
+    const double slack = cache.dtype_ == DType::kBf16 ? 0.01 : 0.001;
+    const double most = static_cast<double>(count) * (1 + slack);
+    if (count == 0 || cache.u_[f] < 1 - slack || cache.u_[f] > most) {
       return corrupt("a feature's mass does not fit its token count");
     }
   }

@@ -4,8 +4,10 @@
 //   u[f] = sum_i exp(log phi_k(k_i)[f] - m[f])
 //   T[f] = sum_i exp(log phi_k(k_i)[f] - m[f]) v_i
 //
-// Caches of disjoint sets merge; the empty set has m = -inf, u = 0, T = 0. float32, as stored and
-// as charged to the budget. Thread-safety: plain value.
+// The maps may be asymmetric (one for queries, one for keys) or one and the same: the cache is of
+// keys and does not know. Caches of disjoint sets merge; the empty set has m = -inf, u = 0, T = 0.
+// float32 in memory; stored in float32 or, at half the charge, with u and T in bf16. Thread-safety:
+// plain value.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +20,11 @@
 #include "attention/result.h"
 
 namespace prefixd {
+
+// Where a remainder that cancels is clamped (spec §3): the signed-weight form on its whole mass, or
+// the paper's parity form [38-43] on each feature, u_R = max(u - u_K, kFeatureEpsilon).
+enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
+inline constexpr double kFeatureEpsilon = 1e-12;
 
 class PhiCache {
  public:
@@ -37,12 +44,19 @@ class PhiCache {
   std::span<const float> u() const { return u_; }  // [d_phi]
   std::span<const float> t() const { return t_; }  // [d_phi][value_dim]
 
+  size_t bytes() const;  // of the serialised payload: what a budget is charged for
+  DType dtype() const { return dtype_; }
+  // The cache with u and T rounded to bf16, stored so from now on. m stays float32: its error would
+  // be one of the exponent. Rounding comes last: merging gives a float32 cache again.
+  PhiCache RoundedToBf16() const;
+
   std::vector<std::byte> Serialize() const;
   static Result<PhiCache> Deserialize(std::span<const std::byte> bytes);
 
  private:
   uint32_t d_phi_ = 0, value_dim_ = 0;
   uint64_t count_ = 0;
+  DType dtype_ = DType::kF32;  // of u and T as stored
   std::vector<float> m_, u_, t_;
 };
 

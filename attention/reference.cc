@@ -35,26 +35,15 @@ double LogSumExp(const Vector& x) {
   return max + std::log(sum);
 }
 
-// scale * sum_j |q_j k_j|: what a float32 dot product rounds against.
-double ScoreTerms(std::span<const float> query, const LayerGeometry& layer, const Vector& key) {
-  double sum = 0;
-  for (size_t j = 0; j < key.size(); ++j) sum += std::abs(query[j] * key[j]);
-  return layer.scale * sum;
-}
-
 // Scores and values of a growing exact set, and the estimate, merged at the end.
 struct Head {
   Vector scores;
-  double largest_terms = 0;
   std::vector<Vector> values;
 
   void Add(std::span<const float> query, const LayerGeometry& layer, const RowsView& rows) {
     const Vector s = Scores(query, layer, rows);
     scores.insert(scores.end(), s.begin(), s.end());
-    for (size_t i = 0; i < rows.count; ++i) {
-      values.push_back(Value(rows, i));
-      largest_terms = std::max(largest_terms, ScoreTerms(query, layer, Key(rows, i)));
-    }
+    for (size_t i = 0; i < rows.count; ++i) values.push_back(Value(rows, i));
   }
 
   // Appends this head's state: y = (N_E + Z_R y_R) / (Z_E + Z_R) on one shift.
@@ -63,7 +52,7 @@ struct Head {
     all.push_back(remainder.log_z);
     const double lse = LogSumExp(all);
     Vector y(value_dim), abs_y(value_dim);
-    double max_abs = largest_terms / 10;
+    double max_abs = 0;
     for (size_t i = 0; i < scores.size(); ++i) {
       max_abs = std::max(max_abs, std::abs(scores[i]));
       const double p = std::exp(scores[i] - lse);
@@ -197,26 +186,81 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
     if (r == 1 || m2 <= kNegligibleSpread * moment.key_m2()[j]) m2 = 0;
     variance += scaled_query[j] * scaled_query[j] * m2 / r;
   }
+  if (moment.has_covariance()) {
+    const auto quadratic = [&](auto&& entry) {
+      double sum = 0;
+      for (uint32_t j = 0; j < dk; ++j) {
+        for (uint32_t l = 0; l < dk; ++l) sum += scaled_query[j] * scaled_query[l] * entry(j, l);
+      }
+      return sum;
+    };
+    const auto mid = [&](uint32_t j, uint32_t l) { return moment.covariance()[j * dk + l]; };
+    const auto of = [&](const Vector& x, uint32_t j) { return x[j] - moment.mean_key()[j]; };
+    const double whole = quadratic(mid);
+    const double left = quadratic([&](uint32_t j, uint32_t l) {
+      double m2 = mid(j, l) - r * of(key_mean, j) * of(key_mean, l);
+      for (const Vector& key : keys) m2 -= of(key, j) * of(key, l);
+      return m2;
+    });
+    variance = r > 1 && left > kNegligibleSpread * whole ? left / r : 0;
+  }
   const double sigma = std::sqrt(variance);
   const Cut cut = CutOf(in, g);
   const double c = TiltCut(cut, mu, sigma, r);
 
-  Estimate out{std::log(r) + mu, value_mean, r / static_cast<double>(in.mid_count)};
-  if (variance > kNegligibleVariance && c > mu) {
-    const double t = (c - mu - variance) / sigma;
-    out.log_z = std::log(r) + mu + variance / 2 + LogNormalCdf(t);
-    const double tau = 1 - NormalHazard(t) / sigma;
-    for (uint32_t j = 0; j < dk && moment.has_cross(); ++j) {
-      for (uint32_t l = 0; l < dv; ++l) {
-        double cross = moment.cross()[size_t{j} * dv + l];
-        for (size_t i = 0; i < keys.size(); ++i) {
-          cross -= (keys[i][j] - moment.mean_key()[j]) * (values[i][l] - moment.mean_value()[l]);
-        }
-        cross -=
-            r * (key_mean[j] - moment.mean_key()[j]) * (value_mean[l] - moment.mean_value()[l]);
-        out.y[l] += tau * scaled_query[j] * cross / r;
+  // C of the mid region, whichever way it is kept.
+  Vector cross(moment.cross().begin(), moment.cross().end());
+  if (moment.cross_rank() > 0) {
+    cross.assign(size_t{dk} * dv, 0.0);
+    for (size_t at = 0; at < cross.size(); ++at) {
+      for (uint32_t f = 0; f < moment.cross_rank(); ++f) {
+        cross[at] += moment.key_factor()[at / dv * moment.cross_rank() + f] *
+                     moment.value_factor()[f * dv + at % dv];
       }
     }
+  }
+  // Slope of the value on the score in the remainder, times its score variance.
+  Vector slope(cross.empty() ? 0 : dv);
+  for (uint32_t l = 0; l < slope.size(); ++l) {
+    for (uint32_t j = 0; j < dk; ++j) {
+      double term = cross[size_t{j} * dv + l];
+      for (size_t i = 0; i < keys.size(); ++i) {
+        term -= (keys[i][j] - moment.mean_key()[j]) * (values[i][l] - moment.mean_value()[l]);
+      }
+      term -= r * (key_mean[j] - moment.mean_key()[j]) * (value_mean[l] - moment.mean_value()[l]);
+      slope[l] += scaled_query[j] * term / r;
+    }
+  }
+
+  Estimate out{std::log(r) + mu, value_mean, r / static_cast<double>(in.mid_count)};
+  const double depth =
+      in.moment_form == MomentForm::kRank ? NormalQuantile(r / double(in.mid_count)) : 0;
+  const bool by_rank = in.moment_form == MomentForm::kRank && std::isfinite(depth);
+  if (c > mu && (by_rank || variance > kNegligibleVariance)) {
+    double lever = 0;
+    if (std::isfinite(c) && (by_rank || in.moment_form == MomentForm::kParent)) {
+      const auto ratio = [](double a) {
+        const double h = NormalHazard(a);
+        return (1 - a * h - h * h) / ((a + h) * (a + h));
+      };
+      double a = depth;
+      if (!by_rank) {
+        double low = -30, high = 40;
+        for (int step = 0; step < 100; ++step) {
+          a = (low + high) / 2;
+          (ratio(a) > variance / ((c - mu) * (c - mu)) ? low : high) = a;
+        }
+      }
+      a = std::clamp(a, -30.0, 40.0);
+      const double h = NormalHazard(a), s = (c - mu) / (a + h), m = c - a * s, t = a - s;
+      out.log_z = std::log(r) + LogTiltedMass(m, s, c) - LogNormalCdf(a);
+      lever = (m + s * s - s * NormalHazard(t) - mu) / (s * s * (1 - a * h - h * h));
+    } else if (variance > kNegligibleVariance) {
+      const double t = (c - mu - variance) / sigma;
+      out.log_z = std::log(r) + mu + variance / 2 + LogNormalCdf(t);
+      lever = 1 - NormalHazard(t) / sigma;
+    }
+    for (uint32_t l = 0; l < slope.size(); ++l) out.y[l] += lever * slope[l];
   }
   out.log_z = Bracketed(out.log_z, in, g);
   return out;
@@ -225,7 +269,7 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
 Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form) {
   const PhiCache& phi = *in.phi;
   const uint32_t d_phi = phi.d_phi(), dv = phi.value_dim();
-  const Vector log_q = LogPhi(in.phi_q[g], Query(in, g));
+  const Vector log_q = LogPhi(in.phi_q.empty() ? *in.phi_k : in.phi_q[g], Query(in, g));
   // u_K and T_K with the cache's own m [38, 39].
   Vector u_k(d_phi);
   std::vector<Vector> t_k(d_phi, Vector(dv));
@@ -265,7 +309,7 @@ Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form) {
   return out;
 }
 
-States GroupStep(const GroupStepInput& in, uint32_t value_dim, PhiForm form) {
+States GroupStep(const GroupStepInput& in, uint32_t value_dim) {
   States out;
   for (uint32_t g = 0; g < in.group; ++g) {
     Head head;
@@ -274,8 +318,8 @@ States GroupStep(const GroupStepInput& in, uint32_t value_dim, PhiForm form) {
     }
     Estimate remainder{-kInf, {}, 0};
     if (in.estimator != EstimatorKind::kNone && in.mid_count > in.retrieved.count) {
-      remainder =
-          in.estimator == EstimatorKind::kMoment ? EstimateMoment(in, g) : EstimatePhi(in, g, form);
+      remainder = in.estimator == EstimatorKind::kMoment ? EstimateMoment(in, g)
+                                                         : EstimatePhi(in, g, in.phi_form);
     }
     head.Finish(value_dim, remainder, out);
   }

@@ -21,7 +21,7 @@ struct States {
   std::vector<double> lse;            // [n], -inf when there is nothing
   std::vector<double> rho_z;          // [n] (0 for exact attention)
   std::vector<double> abs_y;          // [n][value_dim] sum p |v|, the remainder's share included
-  std::vector<double> max_abs_score;  // [n] max |s| as the bound of step.h counts it
+  std::vector<double> max_abs_score;  // [n] max |s|
 };
 
 // scores[i] = softcap(scale * q.k_i).
@@ -32,10 +32,7 @@ States ExactAttention(std::span<const float> queries, uint32_t n_queries,
 // log phi(x), [d_phi].
 std::vector<double> LogPhi(const FeatureMap& map, std::span<const float> x);
 
-// Where the phi estimator clamps (spec §3): the signed-weight form on the whole remainder, the
-// paper's parity form [38-43] on each feature, u_R = max(u - u_K, epsilon).
-enum class PhiForm { kSigned, kPerFeature };
-inline constexpr double kFeatureEpsilon = 1e-12;
+using prefixd::PhiForm;
 
 // One query head's remainder, log Z_R (after the bracket) and y_R [value_dim].
 struct Estimate {
@@ -48,7 +45,8 @@ struct Estimate {
 Estimate EstimateMoment(const GroupStepInput& in, uint32_t g);
 Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
 
-// The step with the estimator that `in` names. Inputs are trusted: nothing is validated.
-States GroupStep(const GroupStepInput& in, uint32_t value_dim, PhiForm form = PhiForm::kSigned);
+// The step with the estimator that `in` names: none, moment in all its forms, phi with features
+// recomputed. Inputs are trusted: nothing is validated.
+States GroupStep(const GroupStepInput& in, uint32_t value_dim);
 
 }  // namespace prefixd::reference

@@ -3,99 +3,178 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include "attention/kernels.h"
-#include "attention/normal.h"
+#include <string>
 
 namespace prefixd {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr size_t kFeatureRows = 256;  // retrieved rows whose features are held at once
 
-struct Sizes {
-  explicit Sizes(const GroupStepInput& in)
-      : group(in.group),
-        k(in.retrieved.count),
-        mid(static_cast<double>(in.mid_count)),
-        remaining(static_cast<double>(in.mid_count - in.retrieved.count)) {}
-  uint32_t group;
-  size_t k;
-  double mid, remaining;
-};
-
-Cut CutOf(const GroupStepInput& in, uint32_t g) { return in.cuts.empty() ? Cut{} : in.cuts[g]; }
-
-Remainder EmptyRemainder(const RemainderContext& context) {
-  const uint32_t group = context.in.group;
-  return {std::vector<double>(group, -kInf), std::vector<float>(group * context.in.retrieved.count),
-          std::vector<double>(size_t{group} * context.value_dim)};
+std::string Dims(uint64_t count, uint32_t key_dim, uint32_t value_dim) {
+  return std::to_string(count) + " tokens of " + std::to_string(key_dim) + "+" +
+         std::to_string(value_dim);
 }
 
-// Scores of the mid region under one query head, before and after the retrieved rows are removed.
-struct ScoreMean {
-  double of_mid = 0;         // scale q.mean_key
-  double retrieved_sum = 0;  // sum over K of (s_i - of_mid)
-  double of_remainder = 0;
-};
-
-ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g) {
-  const GroupStepInput& in = context.in;
-  const Sizes sizes(in);
-  const float* q = in.queries.data() + size_t{g} * context.key_dim;
-  ScoreMean mean;
-  for (uint32_t j = 0; j < context.key_dim; ++j) {
-    mean.of_mid += double{q[j]} * in.moment->mean_key()[j];
-  }
-  mean.of_mid *= double{in.layer.scale};
-  const float* s = context.scores + g * context.ld_scores;
-  for (size_t i = 0; i < sizes.k; ++i) mean.retrieved_sum += double{s[i]} - mean.of_mid;
-  mean.of_remainder = mean.of_mid - mean.retrieved_sum / sizes.remaining;
-  return mean;
-}
-
-// Variance of each key channel over the remainder: centred sums, so that a large common mean
-// cancels before anything is squared.
-std::vector<double> RemainderKeyVariance(const RemainderContext& context) {
-  const GroupStepInput& in = context.in;
-  const Sizes sizes(in);
+Status CheckMoment(const GroupStepInput& in, uint32_t key_dim, uint32_t value_dim) {
   const MomentSummary& moment = *in.moment;
-  const uint32_t dim = context.key_dim;
-  std::vector<float> centre(moment.mean_key().begin(), moment.mean_key().end());
-  std::vector<double> sum(dim), sum_sq(dim), variance(dim);
-  if (sizes.k > 0) {
-    Kernels().centred_sums(
-        {in.retrieved.data, in.retrieved.stride, sizes.k, dim, in.retrieved.shape.dtype},
-        centre.data(), sum.data(), sum_sq.data());
+  if (moment.key_dim() != key_dim || moment.value_dim() != value_dim ||
+      moment.count() != in.mid_count) {
+    return InvalidArgument("the moment summary is of " +
+                           Dims(moment.count(), moment.key_dim(), moment.value_dim()) +
+                           "; the mid region has " + Dims(in.mid_count, key_dim, value_dim));
   }
-  const double k = static_cast<double>(sizes.k);
-  for (uint32_t j = 0; j < dim; ++j) {
-    // From the float32 centre to the mean itself.
-    const double off = moment.mean_key()[j] - double{centre[j]};
-    const double d = sum[j] - k * off;
-    const double d2 = sum_sq[j] - 2 * off * sum[j] + k * off * off;
-    const double m2 = moment.key_m2()[j] - d2 - d * d / sizes.remaining;
-    // One token has no variance, whatever rounding says.
-    const bool spread = sizes.remaining > 1 && m2 > kNegligibleSpread * moment.key_m2()[j];
-    variance[j] = spread ? m2 / sizes.remaining : 0.0;
-  }
-  return variance;
+  return {};
 }
 
-// scale q^T C of the whole mid region: [value_dim].
-std::vector<double> QueryCross(const RemainderContext& context, uint32_t g) {
-  const float* q = context.in.queries.data() + size_t{g} * context.key_dim;
-  const std::span<const double> cross = context.in.moment->cross();
-  std::vector<double> out(context.value_dim);
-  for (uint32_t j = 0; j < context.key_dim; ++j) {
-    const double weight = double{context.in.layer.scale} * q[j];
-    const double* row = cross.data() + size_t{j} * context.value_dim;
-    for (uint32_t l = 0; l < context.value_dim; ++l) out[l] += weight * row[l];
+Status CheckStoredFeatures(const GroupStepInput& in) {
+  const StoredFeatures& stored = in.features;
+  const uint32_t d_phi = in.phi->d_phi();
+  const size_t k = in.retrieved.count;
+  const size_t chunks = stored.m.size() / d_phi;
+  if ((stored.format.bits != 8 && stored.format.bits != 16) ||
+      (k > 1 && stored.stride < stored.format.RowBytes(d_phi))) {
+    return InvalidArgument("stored features must be 8 or 16 bits, in rows of d_phi");
   }
-  return out;
+  if (stored.m.size() % d_phi != 0 || chunks == 0 ||
+      (!stored.chunks.empty() && stored.chunks.size() != k) ||
+      std::ranges::any_of(stored.chunks, [&](uint32_t c) { return c >= chunks; })) {
+    return InvalidArgument("stored features need one m of d_phi per chunk and one chunk per row");
+  }
+  return {};
+}
+
+Status CheckPhi(const GroupStepInput& in, uint32_t key_dim, uint32_t value_dim) {
+  const bool stored = in.features.data != nullptr;
+  const bool maps = in.phi_q.empty() ? in.phi_k != nullptr : in.phi_q.size() == in.group;
+  if (in.phi == nullptr || !maps || (in.phi_k == nullptr && !stored)) {
+    return InvalidArgument(
+        "the phi estimator needs a cache, one phi_q per query head (none for symmetric maps), and "
+        "phi_k or stored features");
+  }
+  const PhiCache& phi = *in.phi;
+  const auto fits = [&](const FeatureMap& map) {
+    return map.in_dim == key_dim && map.d_phi == phi.d_phi();
+  };
+  if (phi.value_dim() != value_dim || (in.phi_k != nullptr && !fits(*in.phi_k)) ||
+      !std::ranges::all_of(in.phi_q, fits)) {
+    return InvalidArgument("the phi cache, its maps and the rows disagree in dimensions");
+  }
+  if (phi.count() != in.mid_count) {
+    return InvalidArgument("the phi cache is of " + std::to_string(phi.count()) +
+                           " tokens; the mid region has " + std::to_string(in.mid_count));
+  }
+  return stored ? CheckStoredFeatures(in) : Status();
+}
+
+Status CheckClusters(const GroupStepInput& in, uint32_t key_dim, uint32_t value_dim) {
+  const std::string name(EstimatorName(in.estimator));
+  if (in.clusters == nullptr ||
+      (in.clustering == nullptr && in.retrieved_clusters.size() != in.retrieved.count)) {
+    return InvalidArgument("estimator '" + name +
+                           "' needs a cluster summary, and the retrieved rows' clusters or the "
+                           "clustering that finds them");
+  }
+  const ClusterSummary& clusters = *in.clusters;
+  const ClusterContents wanted =
+      in.estimator == EstimatorKind::kClusterMoment ? ClusterContents::kMoments
+      : in.estimator == EstimatorKind::kCentroid    ? ClusterContents::kCentroids
+                                                    : ClusterContents::kValues;
+  if (clusters.contents() < wanted) {
+    return InvalidArgument("the cluster summary holds too little for estimator '" + name + "'");
+  }
+  if (clusters.key_dim() != key_dim || clusters.value_dim() != value_dim ||
+      clusters.count() != in.mid_count) {
+    return InvalidArgument("the cluster summary is of " +
+                           Dims(clusters.count(), clusters.key_dim(), clusters.value_dim()) +
+                           "; the mid region has " + Dims(in.mid_count, key_dim, value_dim));
+  }
+  const auto unknown = [&](uint16_t c) { return c >= clusters.size(); };
+  if ((in.clustering != nullptr &&
+       (in.clustering->size() != clusters.size() || in.clustering->dim() != key_dim)) ||
+      (!in.retrieved_clusters.empty() && in.retrieved_clusters.size() != in.retrieved.count) ||
+      std::ranges::any_of(in.retrieved_clusters, unknown)) {
+    return InvalidArgument("the cluster summary, the clustering and the rows' clusters disagree");
+  }
+  if (in.estimator != EstimatorKind::kScan) return {};
+  if (!in.scan.complete) {
+    return InvalidArgument(
+        "estimator 'scan' needs a scan of every key; after a pruned one use the moments");
+  }
+  if (in.scan.log_mass.size() != size_t{in.group} * clusters.size() ||
+      in.scan.retrieved_scores.size() != in.group * in.retrieved.count) {
+    return InvalidArgument("scan masses must be [group][clusters], its scores [group][retrieved]");
+  }
+  return {};
 }
 
 }  // namespace
+
+Status CheckEstimatorInputs(const GroupStepInput& in, uint32_t key_dim, uint32_t value_dim) {
+  if (in.estimator == EstimatorKind::kMoment && in.moment == nullptr) {
+    return InvalidArgument("the moment estimator needs a moment summary");
+  }
+  if (in.moment != nullptr) PREFIXD_TRY(CheckMoment(in, key_dim, value_dim));
+  switch (in.estimator) {
+    case EstimatorKind::kPhi:
+      return CheckPhi(in, key_dim, value_dim);
+    case EstimatorKind::kCentroid:
+    case EstimatorKind::kClusterMoment:
+    case EstimatorKind::kScan:
+      return CheckClusters(in, key_dim, value_dim);
+    default:
+      return {};
+  }
+}
+
+bool NeedsKeySums(const GroupStepInput& in) {
+  return in.estimator == EstimatorKind::kMoment && !in.moment->has_covariance();
+}
+
+Remainder Estimate(const RemainderContext& context) {
+  switch (context.in.estimator) {
+    case EstimatorKind::kMoment:
+      return EstimateMoment(context);
+    case EstimatorKind::kPhi:
+      return EstimatePhi(context);
+    case EstimatorKind::kCentroid:
+    case EstimatorKind::kClusterMoment:
+    case EstimatorKind::kScan:
+      return EstimateClusters(context);
+    default:
+      return EmptyRemainder(context);
+  }
+}
+
+Remainder EmptyRemainder(const RemainderContext& context) {
+  const uint32_t group = context.group();
+  return {std::vector<double>(group, -kInf), std::vector<float>(group * context.k()),
+          std::vector<double>(size_t{group} * context.value_dim)};
+}
+
+ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g) {
+  ScoreMean mean;
+  const std::span<const float> q = context.query(g);
+  for (uint32_t j = 0; j < context.key_dim; ++j) {
+    mean.of_mid += double{q[j]} * context.in.moment->mean_key()[j];
+  }
+  mean.of_mid *= double{context.in.layer.scale};
+  // Several sums at once: one would be a chain of dependent additions.
+  const std::span<const float> s = context.scores_of(g);
+  constexpr size_t kSums = 8;
+  double sums[kSums] = {};
+  size_t i = 0;
+  for (; i + kSums <= s.size(); i += kSums) {
+    for (size_t l = 0; l < kSums; ++l) sums[l] += double{s[i + l]} - mean.of_mid;
+  }
+  for (; i < s.size(); ++i) sums[0] += double{s[i]} - mean.of_mid;
+  for (double sum : sums) mean.retrieved_sum += sum;
+  mean.of_remainder = mean.of_mid - mean.retrieved_sum / context.remaining();
+  return mean;
+}
+
+double MeanRemainingScore(const RemainderContext& context, uint32_t g) {
+  return context.in.moment != nullptr ? RemoveRetrieved(context, g).of_remainder : -kInf;
+}
 
 double TiltCut(const Cut& cut, double mean, double sigma, double remaining) {
   if (cut.kind != CutKind::kNone) return cut.score;
@@ -106,174 +185,6 @@ double ClampToBracket(double log_z, const Cut& cut, double mean, double remainin
   const double log_count = std::log(remaining);
   if (cut.kind == CutKind::kExact) log_z = std::min(log_z, log_count + cut.score);
   return std::max(log_z, log_count + mean);
-}
-
-Remainder EstimateMoment(const RemainderContext& context) {
-  const GroupStepInput& in = context.in;
-  const Sizes sizes(in);
-  const MomentSummary& moment = *in.moment;
-  const double r = sizes.remaining;
-  Remainder out = EmptyRemainder(context);
-  const std::vector<double> key_variance = RemainderKeyVariance(context);
-
-  for (uint32_t g = 0; g < sizes.group; ++g) {
-    const float* q = in.queries.data() + size_t{g} * context.key_dim;
-    const ScoreMean mean = RemoveRetrieved(context, g);
-    double variance = 0;
-    for (uint32_t j = 0; j < context.key_dim; ++j) {
-      const double weight = double{in.layer.scale} * q[j];
-      variance += weight * weight * key_variance[j];
-    }
-    const double sigma = std::sqrt(variance);
-    const Cut cut = CutOf(in, g);
-    const double c = TiltCut(cut, mean.of_remainder, sigma, r);
-
-    double log_mean = mean.of_remainder;
-    double tau = 0;  // how far the weights exp(s) below the cut move the mean value
-    if (variance > kNegligibleVariance && c > mean.of_remainder) {
-      log_mean = LogTiltedMass(mean.of_remainder, sigma, c);
-      if (moment.has_cross()) {
-        const double t = (c - mean.of_remainder) / sigma - sigma;
-        tau = 1 - NormalHazard(t) / sigma;
-      }
-    }
-    out.log_z[g] = ClampToBracket(std::log(r) + log_mean, cut, mean.of_remainder, r);
-
-    // y_R = vbar_R + tau/r * S_R with the retrieved rows removed from both. With ds_i the score
-    // against the mid region's mean and D = sum_K ds_i:
-    //   vbar_R = vbar (1 + K/r) - (1/r) sum_K v_i
-    //   S_R    = scale C^T q + vbar (1 + K/r) D - sum_K (ds_i + D/r) v_i
-    const double lever = tau / r;
-    const float* s = context.scores + g * context.ld_scores;
-    float* coefficient = out.coefficient.data() + g * sizes.k;
-    for (size_t i = 0; i < sizes.k; ++i) {
-      const double ds = double{s[i]} - mean.of_mid + mean.retrieved_sum / r;
-      coefficient[i] = static_cast<float>(1 / r + lever * ds);
-    }
-    const double along_mean =
-        (1 + static_cast<double>(sizes.k) / r) * (1 + lever * mean.retrieved_sum);
-    double* constant = out.constant.data() + size_t{g} * context.value_dim;
-    for (uint32_t l = 0; l < context.value_dim; ++l) {
-      constant[l] = along_mean * moment.mean_value()[l];
-    }
-    if (tau != 0) {
-      const std::vector<double> cross = QueryCross(context, g);
-      for (uint32_t l = 0; l < context.value_dim; ++l) constant[l] += lever * cross[l];
-    }
-  }
-  return out;
-}
-
-namespace {
-
-// One query head against the phi cache of M: p[f] = phi_q[f] e^{m[f]} / Z_M, so that
-// sum_f p[f] u[f] = 1.
-struct PhiHead {
-  double log_z_mid = -kInf;
-  std::vector<double> p;  // [d_phi]
-};
-
-PhiHead EvaluateCache(const FeatureMap& phi_q, const PhiCache& phi, std::span<const float> query) {
-  const uint32_t d_phi = phi.d_phi();
-  std::vector<float> log_q(d_phi);
-  phi_q.LogPhi(query, 1, log_q);
-  PhiHead head;
-  head.p.resize(d_phi);
-  double max = -kInf;
-  for (uint32_t f = 0; f < d_phi; ++f) {
-    if (phi.u()[f] > 0) {
-      max = std::max(max, double{log_q[f]} + phi.m()[f] + std::log(double{phi.u()[f]}));
-    }
-  }
-  if (max == -kInf) return head;
-  double sum = 0;
-  for (uint32_t f = 0; f < d_phi; ++f) {
-    if (phi.u()[f] <= 0) continue;
-    head.p[f] = std::exp(double{log_q[f]} + phi.m()[f] - max);
-    sum += head.p[f] * phi.u()[f];
-  }
-  for (double& p : head.p) p /= sum;
-  head.log_z_mid = max + std::log(sum);
-  return head;
-}
-
-// z[g][i] = sum_f p_g[f] exp(log phi_k(k_i)[f] - m[f]): each retrieved row's share of Z_M.
-void RetrievedShares(const RemainderContext& context, const std::vector<PhiHead>& heads, float* z) {
-  const GroupStepInput& in = context.in;
-  const RowsView& rows = in.retrieved;
-  const uint32_t d_phi = in.phi->d_phi();
-  const size_t ldp = PadUp(d_phi);
-  std::vector<float> p(heads.size() * ldp);
-  for (size_t g = 0; g < heads.size(); ++g) {
-    std::ranges::transform(heads[g].p, p.begin() + g * ldp,
-                           [](double x) { return static_cast<float>(x); });
-  }
-  std::vector<float> keys, features;
-  for (size_t begin = 0; begin < rows.count; begin += kFeatureRows) {
-    const size_t n = std::min(kFeatureRows, rows.count - begin);
-    keys.resize(n * context.key_dim);
-    features.resize(n * d_phi);
-    for (size_t i = 0; i < n; ++i) {
-      ToFloat(rows.shape.dtype, rows.key(begin + i),
-              std::span(keys).subspan(i * context.key_dim, context.key_dim));
-    }
-    in.phi_k->LogPhi(keys, n, features);
-    for (size_t i = 0; i < n; ++i) {
-      for (uint32_t f = 0; f < d_phi; ++f) {
-        const float m = in.phi->m()[f];
-        float& feature = features[i * d_phi + f];
-        feature = std::isfinite(m) ? feature - m : -1e30f;  // a feature no token has
-      }
-    }
-    Kernels().exp_shifted(features.data(), features.size(), 0.0f, features.data());
-    const VectorBlock block = {reinterpret_cast<const std::byte*>(features.data()),
-                               d_phi * sizeof(float), n, d_phi, DType::kF32};
-    Kernels().dot(p.data(), ldp, heads.size(), block, 1.0f, z + begin, rows.count);
-  }
-}
-
-}  // namespace
-
-Remainder EstimatePhi(const RemainderContext& context) {
-  const GroupStepInput& in = context.in;
-  const Sizes sizes(in);
-  const PhiCache& phi = *in.phi;
-  Remainder out = EmptyRemainder(context);
-  std::vector<PhiHead> heads(sizes.group);
-  for (uint32_t g = 0; g < sizes.group; ++g) {
-    heads[g] = EvaluateCache(in.phi_q[g], phi,
-                             in.queries.subspan(size_t{g} * context.key_dim, context.key_dim));
-  }
-  RetrievedShares(context, heads, out.coefficient.data());
-
-  for (uint32_t g = 0; g < sizes.group; ++g) {
-    float* coefficient = out.coefficient.data() + g * sizes.k;
-    double share = 1;  // Z_R / Z_M
-    for (size_t i = 0; i < sizes.k; ++i) share -= double{coefficient[i]};
-    // Also taken when the maps overflowed into NaN: no mass rather than a wrong one.
-    if (!(share > kNegligibleShare) || !std::isfinite(heads[g].log_z_mid)) {
-      std::fill_n(coefficient, sizes.k, 0.0f);
-      continue;
-    }
-    const double mean = in.moment ? RemoveRetrieved(context, g).of_remainder : -kInf;
-    out.log_z[g] =
-        ClampToBracket(heads[g].log_z_mid + std::log(share), CutOf(in, g), mean, sizes.remaining);
-    if (out.log_z[g] == -kInf) {  // an exact cut of -inf: nothing is left
-      std::fill_n(coefficient, sizes.k, 0.0f);
-      continue;
-    }
-    for (size_t i = 0; i < sizes.k; ++i) {
-      coefficient[i] = static_cast<float>(coefficient[i] / share);
-    }
-    double* constant = out.constant.data() + size_t{g} * context.value_dim;
-    for (uint32_t f = 0; f < phi.d_phi(); ++f) {
-      const double weight = heads[g].p[f] / share;
-      if (weight == 0) continue;
-      const float* t = phi.t().data() + size_t{f} * context.value_dim;
-      for (uint32_t l = 0; l < context.value_dim; ++l) constant[l] += weight * t[l];
-    }
-  }
-  return out;
 }
 
 }  // namespace prefixd

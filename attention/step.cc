@@ -9,6 +9,7 @@
 
 #include "attention/finite_check.h"
 #include "attention/kernels.h"
+#include "attention/padded_queries.h"
 #include "attention/remainder.h"
 
 namespace prefixd {
@@ -61,42 +62,10 @@ Result<Shape> CheckShapes(const GroupStepInput& in, const GroupStepOutput& out) 
   return shape;
 }
 
-Status CheckMoment(const GroupStepInput& in, const Shape& shape) {
-  const MomentSummary& moment = *in.moment;
-  if (moment.key_dim() != shape.key_dim || moment.value_dim() != shape.value_dim ||
-      moment.count() != in.mid_count) {
-    return InvalidArgument("the moment summary is of " + std::to_string(moment.count()) +
-                           " tokens of " + std::to_string(moment.key_dim()) + "+" +
-                           std::to_string(moment.value_dim()) + "; the mid region has " +
-                           std::to_string(in.mid_count) + " of " + std::to_string(shape.key_dim) +
-                           "+" + std::to_string(shape.value_dim));
-  }
-  return {};
-}
-
-Status CheckPhi(const GroupStepInput& in, const Shape& shape) {
-  if (in.phi == nullptr || in.phi_k == nullptr || in.phi_q.size() != in.group) {
-    return InvalidArgument("the phi estimator needs a cache, phi_k and one phi_q per query head");
-  }
-  const PhiCache& phi = *in.phi;
-  const auto fits = [&](const FeatureMap& map) {
-    return map.in_dim == shape.key_dim && map.d_phi == phi.d_phi();
-  };
-  if (phi.value_dim() != shape.value_dim || !fits(*in.phi_k) ||
-      !std::ranges::all_of(in.phi_q, fits)) {
-    return InvalidArgument("the phi cache, its maps and the rows disagree in dimensions");
-  }
-  if (phi.count() != in.mid_count) {
-    return InvalidArgument("the phi cache is of " + std::to_string(phi.count()) +
-                           " tokens; the mid region has " + std::to_string(in.mid_count));
-  }
-  return {};
-}
-
 // True when there is a remainder to estimate.
 Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
   if (in.estimator == EstimatorKind::kNone) return false;
-  if (in.estimator != EstimatorKind::kMoment && in.estimator != EstimatorKind::kPhi) {
+  if (in.estimator == EstimatorKind::kAuto) {
     return InvalidArgument("estimator 'auto' must be resolved before a step");
   }
   if (in.layer.softcap > 0) {
@@ -113,36 +82,44 @@ Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
     return InvalidArgument("a cut is NaN");
   }
   if (in.retrieved.count == in.mid_count) return false;
-  if (in.estimator == EstimatorKind::kMoment && in.moment == nullptr) {
-    return InvalidArgument("the moment estimator needs a moment summary");
-  }
-  if (in.moment != nullptr) PREFIXD_TRY(CheckMoment(in, shape));
-  if (in.estimator == EstimatorKind::kPhi) PREFIXD_TRY(CheckPhi(in, shape));
+  PREFIXD_TRY(CheckEstimatorInputs(in, shape.key_dim, shape.value_dim));
   return true;
 }
 
-std::vector<float> PadQueries(const GroupStepInput& in, uint32_t key_dim) {
-  const size_t ldq = PadUp(key_dim);
-  std::vector<float> padded(in.group * ldq);
-  for (uint32_t g = 0; g < in.group; ++g) {
-    std::copy_n(in.queries.data() + size_t{g} * key_dim, key_dim, padded.data() + g * ldq);
+// The retrieved rows are scored, and their keys summed, run by run, so that they are in cache when
+// they are read the second time.
+constexpr size_t kRunRows = 64;
+
+void ScoreRows(const std::vector<double>& q, const GroupStepInput& in, const RowsView& rows,
+               float* scores, size_t ld_scores, KeySums* sums) {
+  const uint32_t dim = rows.shape.key_dim;
+  const size_t run = sums != nullptr ? kRunRows : rows.count;
+  for (size_t begin = 0; begin < rows.count; begin += run) {
+    const VectorBlock keys = {rows.key(begin),
+                              rows.stride,
+                              std::min(run, rows.count - begin),
+                              dim,
+                              rows.shape.dtype,
+                              rows.count - begin,
+                              rows.shape.bytes()};
+    Kernels().score(q.data(), PadUp(dim), in.group, keys, in.layer.scale, scores + begin,
+                    ld_scores);
+    if (sums != nullptr) {
+      Kernels().centred_sums(keys, sums->centre.data(), sums->sum.data(), sums->sum_sq.data());
+    }
   }
-  return padded;
 }
 
-// scores: [G][n_exact]; max: [G].
+// scores: [G][n_exact]; max: [G]. key_sums: of the retrieved rows; null when they are not needed.
 Status ScoreExactSet(const GroupStepInput& in, const Shape& shape, std::span<float> scores,
-                     std::span<float> max) {
-  const std::vector<float> q = PadQueries(in, shape.key_dim);
+                     std::span<float> max, KeySums* key_sums) {
+  const std::vector<double> q = PadQueries<double>(in.queries, in.group, shape.key_dim);
   size_t offset = 0;
   for (const NamedRows& tensor : ExactSet(in)) {
-    const RowsView& rows = tensor.rows;
-    if (rows.count == 0) continue;
-    Kernels().dot(q.data(), PadUp(shape.key_dim), in.group,
-                  {rows.data, rows.stride, rows.count, shape.key_dim, rows.shape.dtype, rows.count,
-                   rows.shape.bytes()},
-                  in.layer.scale, scores.data() + offset, shape.exact);
-    offset += rows.count;
+    if (tensor.rows.count == 0) continue;
+    ScoreRows(q, in, tensor.rows, scores.data() + offset, shape.exact,
+              offset == 0 && in.retrieved.count > 0 ? key_sums : nullptr);
+    offset += tensor.rows.count;
   }
   for (uint32_t g = 0; g < in.group; ++g) {
     float* row = scores.data() + g * shape.exact;
@@ -156,22 +133,42 @@ Status ScoreExactSet(const GroupStepInput& in, const Shape& shape, std::span<flo
   return {};
 }
 
+// Scores and the estimate that is made from them.
+struct Scored {
+  bool estimate = false;
+  std::vector<float> scores;  // [G][n_exact]
+  std::vector<float> max;     // [G]
+  Remainder remainder;
+};
+
+Result<Scored> ScoreAndEstimate(const GroupStepInput& in, const Shape& shape) {
+  Scored out;
+  PREFIXD_ASSIGN(out.estimate, CheckEstimator(in, shape));
+  PREFIXD_TRY(CheckQueries(in.queries, in.group, shape.key_dim));
+  KeySums key_sums;
+  const bool sums = out.estimate && NeedsKeySums(in);
+  if (sums) {
+    key_sums.centre.assign(in.moment->mean_key().begin(), in.moment->mean_key().end());
+    key_sums.sum.resize(shape.key_dim);
+    key_sums.sum_sq.resize(shape.key_dim);
+  }
+  out.scores.resize(in.group * shape.exact);
+  out.max.resize(in.group);
+  PREFIXD_TRY(ScoreExactSet(in, shape, out.scores, out.max, sums ? &key_sums : nullptr));
+  if (out.estimate) {
+    out.remainder =
+        Estimate({in, shape.key_dim, shape.value_dim, out.scores.data(), shape.exact, key_sums});
+  }
+  return out;
+}
+
 }  // namespace
 
 Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   PREFIXD_ASSIGN(const Shape shape, CheckShapes(in, out));
-  PREFIXD_ASSIGN(const bool estimate, CheckEstimator(in, shape));
-  PREFIXD_TRY(CheckQueries(in.queries, in.group, shape.key_dim));
-
-  std::vector<float> weights(in.group * shape.exact), max(in.group);
-  PREFIXD_TRY(ScoreExactSet(in, shape, weights, max));
-  Remainder remainder;
-  if (estimate) {
-    const RemainderContext context = {in, shape.key_dim, shape.value_dim, weights.data(),
-                                      shape.exact};
-    remainder =
-        in.estimator == EstimatorKind::kMoment ? EstimateMoment(context) : EstimatePhi(context);
-  }
+  PREFIXD_ASSIGN(Scored scored, ScoreAndEstimate(in, shape));
+  const Remainder& remainder = scored.remainder;
+  std::vector<float>& weights = scored.scores;
 
   // Scores become signed weights under one shift per head: exp(s_i) of the exact part, less what
   // the estimate still counts of the retrieved rows.
@@ -179,8 +176,8 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   std::vector<double> acc(size_t{in.group} * shape.value_dim);
   std::vector<double> z(in.group);
   for (uint32_t g = 0; g < in.group; ++g) {
-    const double log_z_r = estimate ? remainder.log_z[g] : -kInf;
-    const double shift = std::max(double{max[g]}, log_z_r);
+    const double log_z_r = scored.estimate ? remainder.log_z[g] : -kInf;
+    const double shift = std::max(double{scored.max[g]}, log_z_r);
     if (shift == -kInf) {  // nothing stored at all
       out.lse[g] = -std::numeric_limits<float>::infinity();
       out.rho_z[g] = 0;
@@ -192,9 +189,8 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
     const double z_r = std::exp(log_z_r - float_shift);
     if (z_r > 0) {
       const float* coefficient = remainder.coefficient.data() + g * k;
-      for (size_t i = 0; i < k; ++i) {
-        row[i] = static_cast<float>(double{row[i]} - z_r * coefficient[i]);
-      }
+      const float mass = static_cast<float>(z_r);
+      for (size_t i = 0; i < k; ++i) row[i] -= mass * coefficient[i];
       for (uint32_t l = 0; l < shape.value_dim; ++l) {
         const size_t at = size_t{g} * shape.value_dim + l;
         acc[at] = z_r * remainder.constant[at];
@@ -222,6 +218,37 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
       out.y[at] = z[g] > 0 ? static_cast<float>(acc[at] / z[g]) : 0.0f;
       finite = finite && std::isfinite(out.y[at]);
     }
+  }
+  if (!finite) return ExplainNonFinite(ExactSet(in));
+  return {};
+}
+
+Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::span<float> y) {
+  std::vector<float> lse(in.group), rho_z(in.group);
+  PREFIXD_ASSIGN(const Shape shape, CheckShapes(in, {y, lse, rho_z}));
+  if (log_z.size() != in.group) return InvalidArgument("log_z must be [group]");
+  PREFIXD_ASSIGN(const Scored scored, ScoreAndEstimate(in, shape));
+  const size_t k = in.retrieved.count;
+  std::vector<float> value(shape.value_dim);
+  std::vector<double> sum(y.size());
+  if (scored.estimate) sum = scored.remainder.constant;
+  for (size_t i = 0; i < k && scored.estimate; ++i) {
+    ToFloat(in.retrieved.shape.dtype, in.retrieved.value(i), value);
+    for (uint32_t g = 0; g < in.group; ++g) {
+      const double coefficient = scored.remainder.coefficient[g * k + i];
+      for (uint32_t l = 0; l < shape.value_dim; ++l) {
+        sum[size_t{g} * shape.value_dim + l] -= coefficient * value[l];
+      }
+    }
+  }
+  for (uint32_t g = 0; g < in.group; ++g) {
+    log_z[g] = scored.estimate ? static_cast<float>(scored.remainder.log_z[g])
+                               : -std::numeric_limits<float>::infinity();
+  }
+  bool finite = true;
+  for (size_t at = 0; at < y.size(); ++at) {
+    y[at] = static_cast<float>(sum[at]);
+    finite = finite && std::isfinite(y[at]);
   }
   if (!finite) return ExplainNonFinite(ExactSet(in));
   return {};

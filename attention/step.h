@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "attention/clusters.h"
 #include "attention/feature_map.h"
 #include "attention/kv_shape.h"
 #include "attention/ledger.h"
@@ -15,6 +16,8 @@
 #include "attention/phi_cache.h"
 #include "attention/result.h"
 #include "attention/selection.h"
+#include "attention/stored_features.h"
+#include "attention/tilt.h"
 
 namespace prefixd {
 
@@ -27,13 +30,27 @@ struct GroupStepInput {
   RowsView sinks, tail, retrieved;
   std::span<const Cut> cuts;  // [G]; empty means CutKind::kNone for all
 
-  // The mid region M (retrieved tokens included): how many tokens, and its summary.
+  // The mid region M (retrieved tokens included): how many tokens, and the summary of it that
+  // `estimator` reads (attention/estimator.h makes, merges and stores all kinds alike).
   uint64_t mid_count = 0;
   EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
-  const MomentSummary* moment = nullptr;           // of M, for kMoment
-  const PhiCache* phi = nullptr;                   // of M, for kPhi
-  std::span<const FeatureMap> phi_q;               // [G], for kPhi
-  const FeatureMap* phi_k = nullptr;               // for kPhi: recomputes retrieved features
+
+  // kMoment; with the others, if there, for the lower side of the bracket on Z_R.
+  const MomentSummary* moment = nullptr;
+  MomentForm moment_form = MomentForm::kDirect;
+
+  // kPhi. Features of retrieved rows are read where they are stored, else recomputed by phi_k.
+  const PhiCache* phi = nullptr;
+  PhiForm phi_form = PhiForm::kSigned;
+  std::span<const FeatureMap> phi_q;  // [G]; empty: symmetric, phi_k is the map of queries too
+  const FeatureMap* phi_k = nullptr;  // may be null with stored features and phi_q
+  StoredFeatures features;
+
+  // kCentroid, kClusterMoment, kScan: contents of at least kCentroids, kMoments, kValues.
+  const ClusterSummary* clusters = nullptr;
+  const Clustering* clustering = nullptr;        // finds the retrieved rows' clusters, unless
+  std::span<const uint16_t> retrieved_clusters;  // [K] they are given
+  ScanMasses scan;                               // kScan
 };
 
 struct GroupStepOutput {
@@ -44,14 +61,18 @@ struct GroupStepOutput {
 
 // kInvalidArgument: shapes disagree; NaN or Inf in a query, key or value (the message names the
 // tensor and row); an estimator asked for in a layer with a softcap. On error nothing in `out` is
-// meaningful. Error bound without estimator: |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|, where
-// max|s| counts as at least a tenth of max_i scale sum_j |q_j k_ij|: a score that is small only
-// because its terms cancel keeps the rounding of its terms.
+// meaningful. Error bound without estimator, for rows of any dtype as stored:
+// |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|; scores are float64 sums, so that terms which cancel
+// leave no rounding behind.
 //
-// A summary must be of exactly the mid region: its count is compared with mid_count. kPhi uses
-// `moment` too when given, for the lower side of the bracket on Z_R. A kApproximate or kNone cut
-// never bounds Z_R from above.
+// A summary must be of exactly the mid region: its count is compared with mid_count. A kApproximate
+// or kNone cut never bounds Z_R from above.
 Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out);
+
+// What the step takes the remainder to be: log Z_R [G], after the bracket, and y_R
+// [G][value_dim]; -inf and 0 where there is none. For diagnostics and per-head choice; errors as
+// GroupStep.
+Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::span<float> y);
 
 // Merges the partial state (y_b, lse_b) into (y_a, lse_a), in place (spec §2).
 //   y: [value_dim]. Either side may be empty (lse = -inf).

@@ -31,6 +31,13 @@ Status CheckSummaries(const GroupStepInput& in, const StepShape& shape) {
   if (in.layer.softcap > 0) {
     return InvalidArgument("a layer with a softcap attends exactly or by selection only");
   }
+  if (in.moment_form != MomentForm::kDirect || in.phi_form != PhiForm::kSigned ||
+      in.features.data != nullptr ||
+      (in.moment && (in.moment->cross_rank() > 0 || in.moment->has_covariance()))) {
+    return InvalidArgument(
+        "the CUDA step has the direct moment form with C whole or not at all, and the signed phi "
+        "form with recomputed features; use compute = cpu for others");
+  }
   if (in.retrieved.count > in.mid_count || in.mid_count > UINT32_MAX) {
     return InvalidArgument(std::to_string(in.retrieved.count) + " retrieved rows; the mid region " +
                            "has " + std::to_string(in.mid_count));

@@ -16,6 +16,16 @@ Status CheckPolicy(const StepPolicy& policy) {
                            std::to_string(policy.budget));
   }
   if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
+  switch (policy.estimator) {
+    case EstimatorKind::kNone:
+    case EstimatorKind::kPhi:
+    case EstimatorKind::kMoment:
+    case EstimatorKind::kAuto:
+      break;
+    default:
+      return InvalidArgument("estimator '" + std::string(EstimatorName(policy.estimator)) +
+                             "' is not built by this store; use none, phi, moment or auto");
+  }
   if (policy.selector != "auto" && policy.selector != "exact" && policy.selector != "ivf") {
     return InvalidArgument("no selector named '" + policy.selector + "'; use auto, exact or ivf");
   }
@@ -98,6 +108,10 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
       return "moment";
     case EstimatorKind::kPhi:
       return phi;
+    case EstimatorKind::kCentroid:
+    case EstimatorKind::kClusterMoment:
+    case EstimatorKind::kScan:
+      return std::string(EstimatorName(plan.policy.estimator));
     case EstimatorKind::kAuto:
       break;
   }

@@ -63,6 +63,45 @@ TEST(Kernels, DotMatchesFloat64) {
   }
 }
 
+TEST(Kernels, ScoreKeepsNothingOfTermsThatCancel) {
+  Random random(testing::Seed("Kernels.Score"));
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t dim = random.Int(1, 270);
+    const size_t n = random.Int(0, 40), heads = random.Int(1, 21);
+    OwnedRows rows({dim, 1, random.AnyDType()}, n, random.Int(0, 5));
+    for (size_t i = 0; i < n; ++i) {
+      std::vector<float> key = random.Normals(dim, 1000);
+      for (uint32_t j = 0; j + 1 < dim; j += 2) key[j + 1] = -key[j];
+      rows.Set(i, key, random.Normals(1));
+    }
+    const size_t ldq = PadUp(dim), ld = n + random.Int(0, 3);
+    std::vector<double> q(heads * ldq);
+    for (size_t g = 0; g < heads; ++g) {
+      for (uint32_t j = 0; j < dim; ++j) {
+        q[g * ldq + j] = j % 2 ? double{static_cast<float>(q[g * ldq + j - 1] * (1 + 1e-5))}
+                               : double{random.Normal()};
+      }
+    }
+    for (const KernelTable* table : Tables()) {
+      SCOPED_TRACE(table->name);
+      std::vector<float> out(heads * ld + 1, -77.0f);
+      table->score(q.data(), ldq, heads, KeysOf(rows.view()), 0.25, out.data(), ld);
+      for (size_t i = 0; i < n; ++i) {
+        const std::vector<float> key = rows.Key(i);
+        for (size_t g = 0; g < heads; ++g) {
+          double dot = 0, size = 0;
+          for (uint32_t j = 0; j < dim; ++j) {
+            dot += 0.25 * q[g * ldq + j] * key[j];
+            size += std::abs(0.25 * q[g * ldq + j] * key[j]);
+          }
+          ASSERT_NEAR(out[g * ld + i], dot, 6e-8 * std::abs(dot) + 1e-13 * size + 1e-37);
+        }
+      }
+      for (size_t at = n; ld > n && at < ld; ++at) ASSERT_EQ(out[at], -77.0f) << "overrun";
+    }
+  }
+}
+
 TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {
   Random random(testing::Seed("Kernels.Sums"));
   for (int round = 0; round < 200; ++round) {
@@ -134,6 +173,20 @@ TEST(Kernels, SoftcapMatchesTanh) {
     for (size_t i = 0; i < x.size(); ++i) {
       const double exact = 50 * std::tanh(x[i] / 50.0);
       ASSERT_NEAR(capped[i], exact, 4e-7 * std::abs(exact)) << table->name << " of " << x[i];
+    }
+  }
+}
+
+TEST(Kernels, GeluMatchesItsErfForm) {
+  Random random(testing::Seed("Kernels.Gelu"));
+  std::vector<float> x = {0, 1e-8f, 1e6f, -1e6f, 5.6f, -5.6f, 5.7f, -5.7f};
+  for (int i = 0; i < 5000; ++i) x.push_back(random.Normal() * 3);
+  for (const KernelTable* table : Tables()) {
+    std::vector<float> y = x;
+    table->gelu(y.data(), y.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = 0.5 * x[i] * (1 + std::erf(x[i] / std::sqrt(2.0)));
+      ASSERT_NEAR(y[i], exact, 4e-7 * std::max(1.0f, std::abs(x[i]))) << table->name << " " << x[i];
     }
   }
 }

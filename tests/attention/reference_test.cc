@@ -56,8 +56,10 @@ TEST(Reference, PhiCompletionIsExactWhenTheFeaturesAre) {
   const reference::States full = reference::ExactAttention(c.queries, 1, c.layer, c.rows.view());
   for (uint32_t k : {0u, 1u, 20u, 52u}) {
     c.RetrieveTop(k);
-    for (auto form : {reference::PhiForm::kSigned, reference::PhiForm::kPerFeature}) {
-      const reference::States s = reference::GroupStep(c.Input(EstimatorKind::kPhi), 3, form);
+    for (auto form : {PhiForm::kSigned, PhiForm::kPerFeature}) {
+      GroupStepInput in = c.Input(EstimatorKind::kPhi);
+      in.phi_form = form;
+      const reference::States s = reference::GroupStep(in, 3);
       EXPECT_NEAR(s.lse[0], full.lse[0], 1e-4) << "k " << k;
       for (int l = 0; l < 3; ++l) EXPECT_NEAR(s.y[l], full.y[l], 1e-4) << "k " << k;
     }
@@ -71,10 +73,12 @@ TEST(Reference, SignedAndPerFeatureFormsAgreeWhereNothingIsClamped) {
     c.BuildPhi(random, 8, 6);
     c.Retrieve(testing::RandomSubset(random, c.parts.mid.begin, c.parts.mid.end, 10));
     const GroupStepInput in = c.Input(EstimatorKind::kPhi);
-    const reference::States a = reference::GroupStep(in, 4, reference::PhiForm::kSigned);
-    const reference::States b = reference::GroupStep(in, 4, reference::PhiForm::kPerFeature);
+    const reference::States a = reference::GroupStep(in, 4);
+    GroupStepInput parity = in;
+    parity.phi_form = PhiForm::kPerFeature;
+    const reference::States b = reference::GroupStep(parity, 4);
     for (uint32_t g = 0; g < 2; ++g) {
-      const double share = reference::EstimatePhi(in, g, reference::PhiForm::kSigned).share;
+      const double share = reference::EstimatePhi(in, g, PhiForm::kSigned).share;
       if (share < 1e-3) continue;
       EXPECT_NEAR(a.lse[g], b.lse[g], 1e-5 / share);
       for (uint32_t l = 0; l < 4; ++l) {

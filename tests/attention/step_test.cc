@@ -123,13 +123,13 @@ TEST(GroupStep, PhiMatchesTheReferenceOnRandomShapes) {
     const GroupStepInput in = c.Input(EstimatorKind::kPhi);
     for (uint32_t g = 0; g < c.group && in.mid_count > in.retrieved.count; ++g) {
       // Near the share below which the remainder counts as none the two may fall on either side.
-      ill_conditioned |= reference::EstimatePhi(in, g, reference::PhiForm::kSigned).share < 2e-4;
+      ill_conditioned |= reference::EstimatePhi(in, g, PhiForm::kSigned).share < 2e-4;
     }
     if (ill_conditioned) continue;
     ++compared;
     ExpectMatches(c, EstimatorKind::kPhi, [](const GroupStepInput& step, uint32_t g) {
       if (step.mid_count == step.retrieved.count) return 0.0;
-      return 5e-5 / reference::EstimatePhi(step, g, reference::PhiForm::kSigned).share;
+      return 5e-5 / reference::EstimatePhi(step, g, PhiForm::kSigned).share;
     });
     if (::testing::Test::HasFailure()) return;
   }

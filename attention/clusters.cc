@@ -1,0 +1,237 @@
+#include "attention/clusters.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "attention/byte_codec.h"
+#include "attention/kernels.h"
+#include "attention/padded_queries.h"
+
+namespace prefixd {
+namespace {
+
+// Layout, little-endian: magic u32, version u16, contents u16, clusters u32, key_dim u32,
+// value_dim u32, zero u32; then u32 counts; then float32 mean keys, spreads, mean values.
+constexpr uint32_t kMagic = 0x4c435850;  // "PXCL"
+constexpr uint16_t kVersion = 1;
+constexpr size_t kHeaderBytes = 24;
+constexpr uint32_t kMaxClusters = 65536;
+constexpr uint32_t kMaxDim = 1024;
+constexpr size_t kAssignRows = 64;  // scored against all centres at once
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+Clustering::Clustering(uint32_t dim, std::vector<float> centres)
+    : dim_(dim), centres_(std::move(centres)) {
+  assert(dim_ > 0 && centres_.size() % dim_ == 0 && size() >= 1 && size() <= kMaxClusters);
+  half_norms_.resize(size());
+  for (uint32_t c = 0; c < size(); ++c) {
+    for (float x : centre(c)) half_norms_[c] += 0.5 * double{x} * x;
+  }
+}
+
+std::vector<uint16_t> Clustering::Assign(const RowsView& rows) const {
+  assert(rows.count == 0 || rows.shape.key_dim == dim_);
+  std::vector<uint16_t> out(rows.count);
+  const std::vector<double> centres = PadQueries<double>(centres_, size(), dim_);
+  std::vector<float> dots(size_t{size()} * kAssignRows);
+  for (size_t begin = 0; begin < rows.count; begin += kAssignRows) {
+    const size_t n = std::min(kAssignRows, rows.count - begin);
+    const VectorBlock keys = {rows.key(begin), rows.stride, n, dim_, rows.shape.dtype};
+    Kernels().score(centres.data(), PadUp(dim_), size(), keys, 1.0, dots.data(), kAssignRows);
+    for (size_t i = 0; i < n; ++i) {
+      // |k - c|^2 is least where k.c - |c|^2 / 2 is greatest.
+      double best = -kInf;
+      for (uint32_t c = 0; c < size(); ++c) {
+        const double closeness = dots[c * kAssignRows + i] - half_norms_[c];
+        if (closeness > best) {
+          best = closeness;
+          out[begin + i] = static_cast<uint16_t>(c);
+        }
+      }
+    }
+  }
+  return out;
+}
+
+Clustering Clustering::Fit(const RowsView& rows, uint32_t n_clusters, int iterations) {
+  assert(rows.count > 0 && n_clusters >= 1 && n_clusters <= kMaxClusters);
+  const uint32_t dim = rows.shape.key_dim;
+  const size_t n = std::min<size_t>(n_clusters, rows.count);
+  std::vector<float> centres(n * dim), key(dim);
+  for (size_t c = 0; c < n; ++c) {
+    ToFloat(rows.shape.dtype, rows.key(c * rows.count / n),
+            std::span(centres).subspan(c * dim, dim));
+  }
+  Clustering clustering(dim, std::move(centres));
+  for (int step = 0; step < iterations; ++step) {
+    const std::vector<uint16_t> clusters = clustering.Assign(rows);
+    std::vector<double> sums(n * dim);
+    std::vector<size_t> counts(n);
+    for (size_t i = 0; i < rows.count; ++i) {
+      ToFloat(rows.shape.dtype, rows.key(i), key);
+      ++counts[clusters[i]];
+      for (uint32_t j = 0; j < dim; ++j) sums[clusters[i] * size_t{dim} + j] += double{key[j]};
+    }
+    std::vector<float> moved = clustering.centres_;
+    for (size_t c = 0; c < n; ++c) {
+      for (uint32_t j = 0; j < dim && counts[c] > 0; ++j) {
+        moved[c * dim + j] = static_cast<float>(sums[c * dim + j] / double(counts[c]));
+      }
+    }
+    clustering = Clustering(dim, std::move(moved));
+  }
+  return clustering;
+}
+
+ClusterSummary::ClusterSummary(uint32_t n_clusters, uint32_t key_dim, uint32_t value_dim,
+                               ClusterContents contents)
+    : key_dim_(key_dim),
+      value_dim_(value_dim),
+      contents_(contents),
+      counts_(n_clusters),
+      mean_values_(size_t{n_clusters} * value_dim) {
+  if (!has_keys()) return;
+  mean_keys_.resize(size_t{n_clusters} * key_dim);
+  spreads_.resize(size_t{n_clusters} * spread_dim());
+}
+
+// Welford's update: means and centred sums move together.
+void ClusterSummary::AddRow(uint32_t cluster, std::span<const float> key,
+                            std::span<const float> value) {
+  const double n = static_cast<double>(++counts_[cluster]);
+  ++count_;
+  double* mean_value = mean_values_.data() + size_t{cluster} * value_dim_;
+  for (uint32_t l = 0; l < value_dim_; ++l) mean_value[l] += (value[l] - mean_value[l]) / n;
+  if (!has_keys()) return;
+  double* mean_key = mean_keys_.data() + size_t{cluster} * key_dim_;
+  double* spread = spreads_.data() + size_t{cluster} * spread_dim();
+  for (uint32_t j = 0; j < key_dim_; ++j) {
+    const double before = key[j] - mean_key[j];
+    mean_key[j] += before / n;
+    spread[spread_dim() == 1 ? 0 : j] += before * (key[j] - mean_key[j]);
+  }
+}
+
+void ClusterSummary::Add(const RowsView& rows, std::span<const uint16_t> clusters) {
+  assert(rows.count == 0 || (rows.shape.key_dim == key_dim_ && rows.shape.value_dim == value_dim_));
+  assert(clusters.size() == rows.count);
+  std::vector<float> key(key_dim_), value(value_dim_);
+  for (size_t i = 0; i < rows.count; ++i) {
+    ToFloat(rows.shape.dtype, rows.key(i), key);
+    ToFloat(rows.shape.dtype, rows.value(i), value);
+    AddRow(clusters[i], key, value);
+  }
+}
+
+void ClusterSummary::Merge(const ClusterSummary& other) {
+  if (other.count_ == 0) return;
+  if (count_ == 0) {
+    *this = other;
+    return;
+  }
+  assert(size() == other.size() && key_dim_ == other.key_dim_ && value_dim_ == other.value_dim_ &&
+         contents_ == other.contents_);
+  for (uint32_t c = 0; c < size(); ++c) {
+    if (other.counts_[c] == 0) continue;
+    const double n = static_cast<double>(counts_[c] + other.counts_[c]);
+    const double share = static_cast<double>(other.counts_[c]) / n;
+    const double w = static_cast<double>(counts_[c]) * share;
+    for (uint32_t j = 0; j < key_dim_ && has_keys(); ++j) {
+      double& mean = mean_keys_[size_t{c} * key_dim_ + j];
+      const double d = other.mean_keys_[size_t{c} * key_dim_ + j] - mean;
+      mean += share * d;
+      spreads_[size_t{c} * spread_dim() + (spread_dim() == 1 ? 0 : j)] += w * d * d;
+    }
+    for (uint32_t j = 0; j < spread_dim() && has_keys(); ++j) {
+      spreads_[size_t{c} * spread_dim() + j] += other.spreads_[size_t{c} * spread_dim() + j];
+    }
+    for (uint32_t l = 0; l < value_dim_; ++l) {
+      double& mean = mean_values_[size_t{c} * value_dim_ + l];
+      mean += share * (other.mean_values_[size_t{c} * value_dim_ + l] - mean);
+    }
+    counts_[c] += other.counts_[c];
+  }
+  count_ += other.count_;
+}
+
+size_t ClusterSummary::bytes() const {
+  return counts_.size() * sizeof(uint32_t) +
+         sizeof(float) * (mean_keys_.size() + spreads_.size() + mean_values_.size());
+}
+
+std::vector<std::byte> ClusterSummary::Serialize() const {
+  ByteWriter out;
+  out.Put(kMagic);
+  out.Put(kVersion);
+  out.Put(static_cast<uint16_t>(contents_));
+  out.Put(size());
+  out.Put(key_dim_);
+  out.Put(value_dim_);
+  out.Put(uint32_t{0});
+  for (uint64_t n : counts_) out.Put(static_cast<uint32_t>(n));  // positions are 32 bits wide
+  out.PutFloats(mean_keys());
+  out.PutFloats(spreads());
+  out.PutFloats(mean_values());
+  return out.Take();
+}
+
+Result<ClusterSummary> ClusterSummary::Deserialize(std::span<const std::byte> bytes) {
+  const auto corrupt = [](const std::string& what) {
+    return Error{Code::kCorrupt, "cluster summary: " + what};
+  };
+  ByteReader in(bytes);
+  if (in.remaining() < kHeaderBytes) return corrupt("shorter than its header");
+  if (in.Get<uint32_t>() != kMagic) return corrupt("not a cluster summary");
+  const uint16_t version = in.Get<uint16_t>();
+  if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
+  const uint16_t contents = in.Get<uint16_t>();
+  const uint32_t n = in.Get<uint32_t>(), key_dim = in.Get<uint32_t>();
+  const uint32_t value_dim = in.Get<uint32_t>();
+  if (contents < 1 || contents > 3 || in.Get<uint32_t>() != 0) return corrupt("unknown contents");
+  if (n > kMaxClusters || key_dim > kMaxDim || value_dim > kMaxDim || (n == 0) != (key_dim == 0) ||
+      (n == 0) != (value_dim == 0)) {
+    return corrupt("dimensions out of range");
+  }
+  ClusterSummary summary(n, key_dim, value_dim, static_cast<ClusterContents>(contents));
+  if (in.remaining() != summary.bytes()) return corrupt("size does not fit its shape");
+  for (uint64_t& count : summary.counts_) summary.count_ += count = in.Get<uint32_t>();
+  summary.mean_keys_ = in.GetFloats<double>(summary.mean_keys_.size());
+  summary.spreads_ = in.GetFloats<double>(summary.spreads_.size());
+  summary.mean_values_ = in.GetFloats<double>(summary.mean_values_.size());
+  for (const auto* field : {&summary.mean_keys_, &summary.spreads_, &summary.mean_values_}) {
+    if (!AllFinite<double>(*field)) return corrupt("holds NaN or infinity");
+  }
+  if (std::ranges::any_of(summary.spreads_, [](double v) { return v < 0; })) {
+    return corrupt("a variance is negative");
+  }
+  return summary;
+}
+
+void SumScan(std::span<const float> scores, uint32_t group, std::span<const uint16_t> clusters,
+             std::span<const Cut> cuts, uint32_t n_clusters, std::span<float> log_mass) {
+  const size_t n = clusters.size();
+  assert(scores.size() == group * n && log_mass.size() == size_t{group} * n_clusters);
+  assert(cuts.empty() || cuts.size() == group);
+  std::vector<double> mass(n_clusters);
+  for (uint32_t g = 0; g < group; ++g) {
+    const std::span<const float> row = scores.subspan(g * n, n);
+    const float cap = cuts.empty() ? std::numeric_limits<float>::infinity() : cuts[g].score;
+    float max = -std::numeric_limits<float>::infinity();
+    Kernels().finite_max(row.data(), n, &max);
+    const double shift = std::min(max, cap);
+    std::ranges::fill(mass, 0.0);
+    for (size_t i = 0; i < n && std::isfinite(shift); ++i) {
+      mass[clusters[i]] += std::exp(std::min(row[i], cap) - shift);
+    }
+    for (uint32_t c = 0; c < n_clusters; ++c) {
+      log_mass[size_t{g} * n_clusters + c] = static_cast<float>(shift + std::log(mass[c]));
+    }
+  }
+}
+
+}  // namespace prefixd

@@ -1,0 +1,177 @@
+// Scores: dot products with the error of their rounding to float32 alone, however much the terms
+// cancel. Products and sums are float64, in which the product of two float32 is exact.
+// Part of kernels_body.h: included inside its namespace, once per instruction set.
+
+// Rows that were converted ahead.
+struct F64 {
+  static constexpr size_t kBytes = 8;
+};
+
+// kLanesD consecutive elements as doubles.
+template <typename E>
+PREFIXD_INLINE VecD LoadWide(const std::byte* p) {
+  if constexpr (E::kBytes == 8) {
+    return LoadDoubles(reinterpret_cast<const double*>(p));
+  } else {
+#if PREFIXD_LANES == 16
+    __m256 floats;
+    if constexpr (E::kBytes == 4) {
+      __builtin_memcpy(&floats, p, sizeof floats);
+    } else {
+      __m128i halves;
+      __builtin_memcpy(&halves, p, sizeof halves);
+      if constexpr (E::kIsBf16) {
+        floats = (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+      } else {
+        floats = _mm256_cvtph_ps(halves);
+      }
+    }
+    return (VecD)_mm512_maskz_cvtps_pd(0xff, floats);
+#elif PREFIXD_LANES == 8
+    __m128 floats;
+    if constexpr (E::kBytes == 4) {
+      __builtin_memcpy(&floats, p, sizeof floats);
+    } else {
+      const __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+      if constexpr (E::kIsBf16) {
+        floats = (__m128)_mm_slli_epi32(_mm_cvtepu16_epi32(halves), 16);
+      } else {
+        floats = _mm_cvtph_ps(halves);
+      }
+    }
+    return (VecD)_mm256_cvtps_pd(floats);
+#else
+    return Widen(LoadTail<E>(p, kLanesD)).low;
+#endif
+  }
+}
+
+template <typename E>
+PREFIXD_INLINE VecD LoadWideTail(const std::byte* p, size_t n) {
+  alignas(64) std::byte padded[kLanesD * E::kBytes] = {};
+  __builtin_memcpy(padded, p, n * E::kBytes);
+  return LoadWide<E>(padded);
+}
+
+// kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
+template <typename E, size_t kHeads, size_t kRows>
+PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
+                              double scale, size_t n, float* out, size_t ld_out) {
+  constexpr size_t kSums = kHeads * kRows;
+  static_assert(kSums % 4 == 0);
+  VecD acc[kSums];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kSums; ++i) acc[i] = VecD{};
+  size_t j = 0;
+  for (; j + kLanesD <= dim; j += kLanesD) {
+    VecD row[kRows];
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) row[r] = LoadWide<E>(x[r] + j * E::kBytes);
+#pragma GCC unroll 4
+    for (size_t g = 0; g < kHeads; ++g) {
+      const VecD query = LoadDoubles(q + g * ldq + j);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) acc[g * kRows + r] += query * row[r];
+    }
+  }
+  if (j < dim) {
+    VecD row[kRows];
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) row[r] = LoadWideTail<E>(x[r] + j * E::kBytes, dim - j);
+#pragma GCC unroll 4
+    for (size_t g = 0; g < kHeads; ++g) {
+      const VecD query = LoadDoubles(q + g * ldq + j);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) acc[g * kRows + r] += query * row[r];
+    }
+  }
+  float sums[kSums];
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kSums; i += 4) {
+    const Vec4 four = ScaledSums(acc[i], acc[i + 1], acc[i + 2], acc[i + 3], scale);
+    __builtin_memcpy(sums + i, &four, sizeof four);
+  }
+  for (size_t g = 0; g < kHeads; ++g) {
+    __builtin_memcpy(out + g * ld_out, sums + g * kRows, n * sizeof(float));
+  }
+}
+
+// kHeads queries against the vectors [begin, end).
+template <typename E, size_t kHeads, size_t kRows>
+PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
+                               size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
+  for (size_t i = begin; i < end; i += kRows) {
+    for (size_t r = 0; prefetch && r < kRows; ++r) PrefetchRow(x, i + r + kAhead);
+    const size_t n = end - i < kRows ? end - i : kRows;
+    const std::byte* rows[kRows];
+    for (size_t r = 0; r < kRows; ++r) rows[r] = x.data + (i + (r < n ? r : 0)) * x.stride;
+    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out);
+  }
+}
+
+template <typename E>
+void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+                 float* out, size_t ld_out) {
+  constexpr size_t kSlice = 32;  // vectors that stay in the first-level cache over all heads
+  for (size_t begin = 0; begin < x.n; begin += kSlice) {
+    const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
+    size_t g = 0;
+    for (; g + 4 <= heads; g += 4) {
+      ScoreHeads<E, 4, 2>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+    }
+    if (g + 2 <= heads) {
+      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+      g += 2;
+    }
+    if (g < heads) {
+      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+    }
+  }
+}
+
+// With many heads vectors are converted once instead of once per tile of heads.
+template <typename E>
+void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+           float* out, size_t ld_out) {
+  if (heads <= 8 || x.dim > kConvertMax) {
+    ScoreDirect<E>(q, ldq, heads, x, scale, out, ld_out);
+    return;
+  }
+  constexpr size_t kSlice = 8;
+  alignas(64) double wide[kSlice * kConvertMax];
+  for (size_t begin = 0; begin < x.n; begin += kSlice) {
+    const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
+    for (size_t i = 0; i < n; ++i) {
+      PrefetchRow(x, begin + i + kAhead);
+      const std::byte* row = x.data + (begin + i) * x.stride;
+      double* out_row = wide + i * x.dim;
+      size_t j = 0;
+      for (; j + kLanesD <= x.dim; j += kLanesD) {
+        StoreDoubles(out_row + j, LoadWide<E>(row + j * E::kBytes));
+      }
+      if (j < x.dim) {
+        double tail[kLanesD];
+        StoreDoubles(tail, LoadWideTail<E>(row + j * E::kBytes, x.dim - j));
+        __builtin_memcpy(out_row + j, tail, (x.dim - j) * sizeof(double));
+      }
+    }
+    const VectorBlock slice = {reinterpret_cast<const std::byte*>(wide), x.dim * sizeof(double), n,
+                               x.dim};
+    ScoreDirect<F64>(q, ldq, heads, slice, scale, out + begin, ld_out);
+  }
+}
+
+void ScoreAny(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+              float* out, size_t ld_out) {
+  switch (x.dtype) {
+    case DType::kF32:
+      Score<F32>(q, ldq, heads, x, scale, out, ld_out);
+      break;
+    case DType::kF16:
+      Score<F16>(q, ldq, heads, x, scale, out, ld_out);
+      break;
+    case DType::kBf16:
+      Score<Bf16>(q, ldq, heads, x, scale, out, ld_out);
+      break;
+  }
+}

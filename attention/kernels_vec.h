@@ -1,0 +1,194 @@
+// Vectors of floats, and how elements of each dtype become them.
+// Part of kernels_body.h: included inside its namespace, once per instruction set.
+constexpr size_t kLanes = PREFIXD_LANES;
+constexpr size_t kAhead = 16;         // vectors between a prefetch and its use
+constexpr size_t kConvertMax = 1024;  // widest vector that is converted ahead
+
+typedef float VecF __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
+typedef double VecD __attribute__((vector_size(kLanes * 4)));    // half as many lanes
+typedef float VecHalf __attribute__((vector_size(kLanes * 2)));  // its floats
+typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
+
+// x - 0 is x, of either sign of zero: no instruction.
+PREFIXD_INLINE VecF Broadcast(float x) { return x - VecF{}; }
+PREFIXD_INLINE VecF LoadFloats(const float* p) {
+  VecF v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+PREFIXD_INLINE void StoreFloats(float* p, VecF v) { __builtin_memcpy(p, &v, sizeof v); }
+
+constexpr size_t kLanesD = kLanes / 2;
+
+PREFIXD_INLINE VecD LoadDoubles(const double* p) {
+  VecD v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+PREFIXD_INLINE void StoreDoubles(double* p, VecD v) { __builtin_memcpy(p, &v, sizeof v); }
+
+struct DoublePair {
+  VecD low, high;
+};
+PREFIXD_INLINE DoublePair Widen(VecF v) {
+#if PREFIXD_LANES == 16
+  const __m512i bits = (__m512i)v;
+  return {
+      (VecD)_mm512_maskz_cvtps_pd(0xff, (__m256)_mm512_maskz_extracti32x8_epi32(0xff, bits, 0)),
+      (VecD)_mm512_maskz_cvtps_pd(0xff, (__m256)_mm512_maskz_extracti32x8_epi32(0xff, bits, 1))};
+#elif PREFIXD_LANES == 8
+  return {(VecD)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)),
+          (VecD)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1))};
+#else
+  VecHalf half[2];
+  __builtin_memcpy(half, &v, sizeof v);
+  return {__builtin_convertvector(half[0], VecD), __builtin_convertvector(half[1], VecD)};
+#endif
+}
+
+typedef float Vec4 __attribute__((vector_size(16)));
+
+// Adds halves onto each other until four lanes are left.
+PREFIXD_INLINE Vec4 FoldToFour(VecF v) {
+#if PREFIXD_LANES == 16
+  typedef float Vec8 __attribute__((vector_size(32)));
+  const Vec8 half = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+         __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#elif PREFIXD_LANES == 8
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#else
+  return v;
+#endif
+}
+
+// The four sums of four vectors' lanes.
+PREFIXD_INLINE Vec4 SumFour(VecF va, VecF vb, VecF vc, VecF vd) {
+  const Vec4 a = FoldToFour(va), b = FoldToFour(vb), c = FoldToFour(vc), d = FoldToFour(vd);
+  const Vec4 ab =
+      __builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  const Vec4 cd =
+      __builtin_shufflevector(c, d, 0, 4, 2, 6) + __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+#if PREFIXD_LANES > 4
+typedef double Vec4D __attribute__((vector_size(32)));
+PREFIXD_INLINE Vec4D FoldToFour(VecD v) {
+#if PREFIXD_LANES == 16
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#else
+  return v;
+#endif
+}
+#endif
+
+// The sums of four vectors' lanes, times scale.
+PREFIXD_INLINE Vec4 ScaledSums(VecD va, VecD vb, VecD vc, VecD vd, double scale) {
+#if PREFIXD_LANES == 4
+  return Vec4{(float)(scale * (va[0] + va[1])), (float)(scale * (vb[0] + vb[1])),
+              (float)(scale * (vc[0] + vc[1])), (float)(scale * (vd[0] + vd[1]))};
+#else
+  const Vec4D a = FoldToFour(va), b = FoldToFour(vb), c = FoldToFour(vc), d = FoldToFour(vd);
+  const Vec4D ab =
+      __builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  const Vec4D cd =
+      __builtin_shufflevector(c, d, 0, 4, 2, 6) + __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  const Vec4D sums =
+      __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+  return __builtin_convertvector(scale * sums, Vec4);
+#endif
+}
+
+PREFIXD_INLINE float SumLanes(VecF v) { return SumFour(v, v, v, v)[0]; }
+
+// Element types: how kLanes consecutive elements become floats.
+struct F32 {
+  static constexpr size_t kBytes = 4;
+  static PREFIXD_INLINE VecF Load(const std::byte* p) {
+    VecF v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+};
+struct Bf16 {
+  static constexpr size_t kBytes = 2;
+  static constexpr bool kIsBf16 = true;
+  static PREFIXD_INLINE VecF Load(const std::byte* p) {
+    VecH h;
+    __builtin_memcpy(&h, p, sizeof h);
+#if PREFIXD_LANES == 16
+    // One instruction where GCC 12 makes several of __builtin_convertvector. The unmasked
+    // intrinsics trip -Wuninitialized inside its own header.
+    const VecU wide = (VecU)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+#elif PREFIXD_LANES == 8
+    const VecU wide = (VecU)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    const VecU wide = __builtin_convertvector(h, VecU);
+#endif
+    return (VecF)(wide << 16);
+  }
+};
+struct F16 {
+  static constexpr size_t kBytes = 2;
+  static constexpr bool kIsBf16 = false;
+  static PREFIXD_INLINE VecF Load(const std::byte* p) {
+    VecH h;
+    __builtin_memcpy(&h, p, sizeof h);
+#if defined(__F16C__) && PREFIXD_LANES == 16
+    return (VecF)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h);
+#elif defined(__F16C__) && PREFIXD_LANES == 8
+    return (VecF)_mm256_cvtph_ps((__m128i)h);
+#else
+    const VecU bits = __builtin_convertvector(h, VecU);
+    // Exponent and mantissa moved into place, then scaled by 2^112 to correct the bias: this
+    // handles subnormals. Infinity and NaN get the float's all-ones exponent.
+    const VecF magnitude = (VecF)((bits & 0x7fffu) << 13) * Broadcast(0x1p112f);
+    const VecU special = (VecU)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+    return (VecF)((VecU)magnitude | special | ((bits & 0x8000u) << 16));
+#endif
+  }
+};
+
+// The last `n` < kLanes elements, zeros behind them.
+template <typename E>
+PREFIXD_INLINE VecF LoadTail(const std::byte* p, size_t n) {
+  alignas(64) std::byte padded[kLanes * E::kBytes] = {};
+  __builtin_memcpy(padded, p, n * E::kBytes);
+  return E::Load(padded);
+}
+
+template <typename E>
+void ConvertVector(const std::byte* src, size_t n, float* dst) {
+  size_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) StoreFloats(dst + j, E::Load(src + j * E::kBytes));
+  if (j < n) {
+    float tail[kLanes];
+    StoreFloats(tail, LoadTail<E>(src + j * E::kBytes, n - j));
+    __builtin_memcpy(dst + j, tail, (n - j) * sizeof(float));
+  }
+}
+
+// Hardware prefetchers do not follow a tile's interleaved, gapped rows: ask for them by name.
+PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
+  if (i >= x.ahead) return;
+  const std::byte* p = x.data + i * x.stride;
+  for (size_t line = 0; line < x.ahead_bytes; line += 64) __builtin_prefetch(p + line);
+}
+
+void ToFloatAny(DType dtype, const std::byte* src, size_t n, float* dst) {
+  switch (dtype) {
+    case DType::kF32:
+      if (n > 0) __builtin_memcpy(dst, src, n * sizeof(float));
+      break;
+    case DType::kF16:
+      ConvertVector<F16>(src, n, dst);
+      break;
+    case DType::kBf16:
+      ConvertVector<Bf16>(src, n, dst);
+      break;
+  }
+}

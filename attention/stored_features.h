@@ -1,0 +1,54 @@
+// Features that a settled prefix keeps beside its rows, so that a step need not recompute phi_k of
+// what it retrieves (spec §3, "Recompute or read").
+//
+// Each token's features are kept relative to m of its chunk, where they are at most 1:
+//   linear: exp(log phi - m) in equal steps: error at most half a step of the chunk's largest
+//   log:    log phi - m in equal steps over a range: a relative error; below the range it is none
+// Caches that are subtracted from should be built from what was stored (Decode, then
+// PhiCache::AddFeatures with its logarithm): then the subtraction is exact whatever the rounding.
+//
+// Thread-safety: free functions over plain values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace prefixd {
+
+enum class FeatureScale : uint8_t { kLinear = 0, kLog = 1 };
+
+struct FeatureFormat {
+  uint8_t bits = 8;  // 8 or 16
+  FeatureScale scale = FeatureScale::kLinear;
+
+  size_t RowBytes(uint32_t d_phi) const { return size_t{d_phi} * bits / 8; }
+  double steps() const { return bits == 8 ? 255 : 65535; }
+  // Nats below m that the log scale reaches.
+  double range() const { return bits == 8 ? 16 : 64; }
+  // Linear: largest error of exp(log phi - m). Log: largest error of log phi - m within the range;
+  // what lies below the range, exp(-range()) at most, becomes 0.
+  double error() const {
+    return scale == FeatureScale::kLinear ? 0.5 / steps() : 0.5 * range() / (steps() - 1);
+  }
+  bool operator==(const FeatureFormat&) const = default;
+};
+
+// log_phi: [n][d_phi]; m: [d_phi], the chunk's, -inf where no token has the feature; features
+// above m (by rounding) count as m. out: n * RowBytes(d_phi).
+void EncodeFeatures(const FeatureFormat& format, std::span<const float> log_phi,
+                    std::span<const float> m, std::span<std::byte> out);
+// codes: n features -> weights exp(log phi - m), [n].
+void DecodeFeatures(const FeatureFormat& format, const std::byte* codes, std::span<float> weights);
+
+// Stored features of a step's retrieved rows. Borrowed.
+struct StoredFeatures {
+  FeatureFormat format;
+  const std::byte* data = nullptr;  // row i at data + i * stride; null: recompute instead
+  size_t stride = 0;
+  std::span<const float> m;          // [n_chunks][d_phi]
+  std::span<const uint32_t> chunks;  // [K] which chunk each row is of; empty: all of the first
+};
+
+}  // namespace prefixd

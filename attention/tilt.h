@@ -1,0 +1,32 @@
+// How much mass, and which mean, scores have below a cut: the three readings of the tilted-moment
+// estimator (spec §3). float64, one query head.
+//
+// Given are the remainder's score mean mu and variance sigma^2 and the cut c. These are moments of
+// scores already cut: kDirect treats them as those of a Gaussian that is yet to be cut (low by 10
+// to 25% for Gaussian scores), kParent solves for the Gaussian whose cut has those moments (exact
+// for Gaussian scores, high on heavy tails), kRank takes the cut's depth from how many tokens lie
+// above it and needs no variance.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace prefixd {
+
+enum class MomentForm : uint8_t { kDirect = 0, kParent = 1, kRank = 2 };
+std::string_view MomentFormName(MomentForm form);  // "direct", "parent", "rank"
+
+// Scores of smaller variance than this are one score.
+inline constexpr double kNegligibleVariance = 1e-12;
+
+struct Tilt {
+  double log_mean;  // log of the mean of exp(s): log Z_R - log |R|
+  // (E_tilted[s] - mu) / sigma^2: what a value's regression on the score is multiplied by.
+  double lever;
+};
+
+// rank_depth: Phi^-1 of the share of tokens below the cut, for kRank; not finite: kDirect instead.
+// c may be +-inf.
+Tilt TiltScores(MomentForm form, double mu, double variance, double c, double rank_depth);
+
+}  // namespace prefixd

@@ -1,0 +1,385 @@
+// All estimators behind their one interface: what every one of them must do, and what is exact.
+#include "attention/estimator.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "step_fixture.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+using testing::OwnedRows;
+using testing::Random;
+using testing::RandomCase;
+using testing::StepCase;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// One way to estimate, with all that it borrows.
+struct Method {
+  std::string name;
+  EstimatorSpec spec;
+  MomentForm form = MomentForm::kDirect;
+  PhiForm phi_form = PhiForm::kSigned;
+  bool symmetric = false;
+};
+
+std::vector<Method> Methods(const StepCase& c, const Clustering& clustering) {
+  const uint32_t dk = c.shape().key_dim, dv = c.shape().value_dim;
+  const auto moment = [&](bool cross, bool covariance) {
+    return EstimatorSpec{EstimatorKind::kMoment, dk, dv, cross, covariance, nullptr, nullptr};
+  };
+  const auto other = [&](EstimatorKind kind) {
+    return EstimatorSpec{kind, dk, dv, false, false, &c.phi_k, &clustering};
+  };
+  return {{"moment", moment(false, false)},
+          {"moment parent", moment(true, false), MomentForm::kParent},
+          {"moment cross", moment(true, false)},
+          {"moment covariance", moment(true, true)},
+          {"phi", other(EstimatorKind::kPhi)},
+          {"phi per feature", other(EstimatorKind::kPhi), {}, PhiForm::kPerFeature},
+          {"phi symmetric", other(EstimatorKind::kPhi), {}, PhiForm::kSigned, true},
+          {"centroid", other(EstimatorKind::kCentroid)},
+          {"cluster moment", other(EstimatorKind::kClusterMoment)},
+          {"scan", other(EstimatorKind::kScan)}};
+}
+
+EstimatorSummary Build(const EstimatorSpec& spec, const RowsView& rows) {
+  auto summary = EstimatorSummary::Create(spec);
+  EXPECT_TRUE(summary.ok());
+  summary->Add(rows);
+  return std::move(summary).value();
+}
+
+struct Estimates {
+  std::vector<float> log_z, y;
+};
+
+// The estimate of `mid` less `retrieved`, evaluated through the interface.
+Estimates Evaluate(const StepCase& c, const Method& method, const EstimatorSummary& summary,
+                   const RowsView& mid, const RowsView& retrieved, std::span<const Cut> cuts) {
+  GroupStepInput in;
+  in.queries = c.queries;
+  in.group = c.group;
+  in.layer = c.layer;
+  in.retrieved = retrieved;
+  in.cuts = cuts;
+  in.mid_count = mid.count;
+  in.moment_form = method.form;
+  in.phi_form = method.phi_form;
+  if (!method.symmetric) in.phi_q = c.phi_q;
+  summary.AttachTo(in);
+  std::vector<float> log_mass, retrieved_scores, scores(c.group * mid.count);
+  if (method.spec.kind == EstimatorKind::kScan) {
+    const uint32_t n = method.spec.clustering->size();
+    Scores(c.queries, c.group, c.layer, mid, scores);
+    log_mass.resize(size_t{c.group} * n);
+    SumScan(scores, c.group, method.spec.clustering->Assign(mid), cuts, n, log_mass);
+    retrieved_scores.resize(c.group * retrieved.count);
+    Scores(c.queries, c.group, c.layer, retrieved, retrieved_scores);
+    in.scan = {log_mass, retrieved_scores, true};
+  }
+  Estimates out{std::vector<float>(c.group),
+                std::vector<float>(size_t{c.group} * c.shape().value_dim)};
+  const Status status = EstimateRemainder(in, out.log_z, out.y);
+  EXPECT_TRUE(status.ok()) << method.name << ": " << (status.ok() ? "" : status.error().message);
+  return out;
+}
+
+OwnedRows Without(const StepCase& c) {
+  std::vector<uint32_t> rest;
+  for (uint32_t i = c.parts.mid.begin; i < c.parts.mid.end; ++i) {
+    if (!std::binary_search(c.ids.begin(), c.ids.end(), i)) rest.push_back(i);
+  }
+  return c.rows.Pick(rest);
+}
+
+StepCase AnyCase(Random& random, uint32_t n) {
+  const RowShape shape{random.Int(2, 20), random.Int(1, 12), random.AnyDType()};
+  StepCase c = RandomCase(random, n, shape, {2, 3}, random.Int(1, 5), random.Uniform(0.2, 2));
+  c.BuildPhi(random, 6, 10);
+  return c;
+}
+
+// One-way subtraction: the summary of M less K says what the summary of M \ K says.
+TEST(Estimators, SubtractingRetrievedRowsIsAsIfTheyHadNeverBeenAdded) {
+  Random random(testing::Seed("Estimators.Subtract"));
+  for (int round = 0; round < 40; ++round) {
+    StepCase c = AnyCase(random, random.Int(60, 200));
+    c.RetrieveTop(random.Int(0, c.parts.mid.size() / 3));
+    const Clustering clustering = Clustering::Fit(c.Mid(), 5);
+    const OwnedRows rest = Without(c);
+    const RowsView none{nullptr, 0, 0, c.shape()};
+    for (const Method& method : Methods(c, clustering)) {
+      SCOPED_TRACE(method.name + ", round " + std::to_string(round));
+      const Estimates got =
+          Evaluate(c, method, Build(method.spec, c.Mid()), c.Mid(), c.retrieved.view(), c.cuts);
+      const Estimates want =
+          Evaluate(c, method, Build(method.spec, rest.view()), rest.view(), none, c.cuts);
+      double share = 1;  // rounding is amplified by what phi's retrieved rows took away
+      if (method.spec.kind == EstimatorKind::kPhi && !method.symmetric) {
+        c.phi = PhiCache(c.phi_k.d_phi, c.shape().value_dim);
+        c.phi.Add(c.Mid(), c.phi_k);
+        for (uint32_t g = 0; g < c.group; ++g) {
+          share = std::min(
+              share,
+              reference::EstimatePhi(c.Input(EstimatorKind::kPhi), g, PhiForm::kSigned).share);
+        }
+      }
+      if (share < 1e-2 || (method.symmetric && c.ids.size() > 0)) continue;
+      for (uint32_t g = 0; g < c.group; ++g) {
+        EXPECT_NEAR(got.log_z[g], want.log_z[g], 2e-4 / share) << "head " << g;
+        for (uint32_t l = 0; l < c.shape().value_dim; ++l) {
+          const size_t at = size_t{g} * c.shape().value_dim + l;
+          EXPECT_NEAR(got.y[at], want.y[at], 1e-3 / share) << "head " << g;
+        }
+      }
+    }
+  }
+}
+
+TEST(Estimators, MergeInAnyPiecesAndComeBackFromStorage) {
+  Random random(testing::Seed("Estimators.Merge"));
+  for (int round = 0; round < 20; ++round) {
+    StepCase c = AnyCase(random, 150);
+    c.RetrieveTop(20);
+    const Clustering clustering = Clustering::Fit(c.Mid(), 4);
+    const size_t cut = random.Int(0, c.parts.mid.size());
+    for (const Method& method : Methods(c, clustering)) {
+      SCOPED_TRACE(method.name);
+      const EstimatorSummary whole = Build(method.spec, c.Mid());
+      EstimatorSummary merged = Build(method.spec, c.Mid().Sub(0, 0));
+      ASSERT_TRUE(merged.Merge(Build(method.spec, c.Mid().Sub(0, cut))).ok());
+      ASSERT_TRUE(merged.Merge(Build(method.spec, c.Mid().Sub(cut, c.Mid().count - cut))).ok());
+      ASSERT_TRUE(merged.Merge(Build(method.spec, c.Mid().Sub(0, 0))).ok());
+      EXPECT_EQ(merged.count(), c.Mid().count);
+      EXPECT_EQ(merged.bytes(), whole.bytes());
+      EXPECT_NEAR(merged.Tokens(c.shape()), double(merged.bytes()) / double(c.shape().bytes()),
+                  1e-12);
+      const auto bytes = merged.Serialize("maker 1");
+      auto read = EstimatorSummary::Deserialize(method.spec, "maker 1", bytes);
+      ASSERT_TRUE(read.ok()) << read.error().message;
+      const Estimates a = Evaluate(c, method, whole, c.Mid(), c.retrieved.view(), c.cuts);
+      const Estimates b = Evaluate(c, method, *read, c.Mid(), c.retrieved.view(), c.cuts);
+      for (size_t i = 0; i < a.log_z.size(); ++i) EXPECT_NEAR(a.log_z[i], b.log_z[i], 2e-3);
+      for (size_t i = 0; i < a.y.size(); ++i) EXPECT_NEAR(a.y[i], b.y[i], 1e-2);
+
+      auto foreign = EstimatorSummary::Deserialize(method.spec, "maker 2", bytes);
+      ASSERT_FALSE(foreign.ok());
+      EXPECT_EQ(foreign.error().code, Code::kFailedPrecondition);
+      for (size_t length : {size_t{0}, size_t{10}, bytes.size() / 2, bytes.size() - 1}) {
+        auto cut_short =
+            EstimatorSummary::Deserialize(method.spec, "maker 1", std::span(bytes).first(length));
+        ASSERT_FALSE(cut_short.ok());
+        EXPECT_EQ(cut_short.error().code, Code::kCorrupt);
+      }
+    }
+  }
+}
+
+TEST(Estimators, RefuseWhatDoesNotBelongTogether) {
+  Random random(testing::Seed("Estimators.Refuse"));
+  StepCase c = AnyCase(random, 80);
+  const Clustering clustering = Clustering::Fit(c.Mid(), 3);
+  const std::vector<Method> methods = Methods(c, clustering);
+  EstimatorSummary moment = Build(methods[0].spec, c.Mid());
+  EXPECT_FALSE(moment.Merge(Build(methods[4].spec, c.Mid())).ok());
+  EXPECT_FALSE(moment.Merge(Build(methods[2].spec, c.Mid())).ok());
+  for (EstimatorKind kind : {EstimatorKind::kPhi, EstimatorKind::kCentroid, EstimatorKind::kAuto}) {
+    EXPECT_FALSE(EstimatorSummary::Create({kind, 4, 4}).ok());
+  }
+  // A step names what is missing.
+  GroupStepInput in = c.Input(EstimatorKind::kNone);
+  const EstimatorSummary scan = Build(methods[9].spec, c.Mid());
+  scan.AttachTo(in);
+  testing::StepOutput out = c.Buffers();
+  Status status = GroupStep(in, out.spans());
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("pruned"), std::string::npos);
+  const EstimatorSummary centroid = Build(methods[7].spec, c.Mid().Sub(0, 10));
+  centroid.AttachTo(in);
+  status = GroupStep(in, out.spans());
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("10 tokens"), std::string::npos);
+  in.estimator = EstimatorKind::kClusterMoment;
+  status = GroupStep(in, out.spans());
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("too little"), std::string::npos);
+}
+
+// With every token a cluster of its own, centroids and scans know the remainder exactly.
+TEST(Estimators, ClustersOfOneTokenAreExact) {
+  Random random(testing::Seed("Estimators.Exact"));
+  for (int round = 0; round < 20; ++round) {
+    StepCase c = AnyCase(random, 60);
+    c.Retrieve(testing::RandomSubset(random, c.parts.mid.begin, c.parts.mid.end, 15));
+    c.cuts.assign(c.group, {kInf, CutKind::kNone});
+    const Clustering clustering = Clustering::Fit(c.Mid(), c.parts.mid.size(), 0);
+    const OwnedRows rest = Without(c);
+    const reference::States truth =
+        reference::ExactAttention(c.queries, c.group, c.layer, rest.view());
+    for (const Method& method : Methods(c, clustering)) {
+      if (method.spec.clustering == nullptr || method.spec.kind == EstimatorKind::kPhi) continue;
+      SCOPED_TRACE(method.name);
+      const Estimates got =
+          Evaluate(c, method, Build(method.spec, c.Mid()), c.Mid(), c.retrieved.view(), c.cuts);
+      for (uint32_t g = 0; g < c.group; ++g) EXPECT_NEAR(got.log_z[g], truth.lse[g], 1e-4);
+      for (size_t at = 0; at < got.y.size(); ++at) EXPECT_NEAR(got.y[at], truth.y[at], 1e-3);
+    }
+  }
+}
+
+TEST(Estimators, TheBracketGuardsEveryOne) {
+  Random random(testing::Seed("Estimators.Bracket"));
+  for (int round = 0; round < 20; ++round) {
+    StepCase c = AnyCase(random, 120);
+    c.RetrieveTop(10);
+    const Clustering clustering = Clustering::Fit(c.Mid(), 4);
+    const double r = static_cast<double>(c.parts.mid.size() - c.ids.size());
+    const float cut = c.cuts[0].score - 1.5f;  // tighter than true: every estimate must obey it
+    const std::vector<Cut> cuts(c.group, {cut, CutKind::kExact});
+    const OwnedRows rest = Without(c);
+    for (const Method& method : Methods(c, clustering)) {
+      SCOPED_TRACE(method.name);
+      const Estimates got =
+          Evaluate(c, method, Build(method.spec, c.Mid()), c.Mid(), c.retrieved.view(), cuts);
+      for (uint32_t g = 0; g < c.group; ++g) {
+        double mean = 0;
+        for (double s : reference::Scores(
+                 std::span(c.queries).subspan(size_t{g} * c.shape().key_dim, c.shape().key_dim),
+                 c.layer, rest.view())) {
+          mean += s / r;
+        }
+        const double upper = std::log(r) + std::max(double{cut}, mean);
+        EXPECT_LE(got.log_z[g], upper + 1e-3);
+        if (method.spec.kind != EstimatorKind::kPhi && method.spec.kind != EstimatorKind::kScan) {
+          EXPECT_GE(got.log_z[g], std::log(r) + mean - 1e-3);
+        }
+      }
+    }
+  }
+}
+
+// ---- moments -----------------------------------------------------------------------------------
+
+TEST(Moments, EveryFormMatchesTheReference) {
+  Random random(testing::Seed("Moments.Forms"));
+  for (int round = 0; round < 300; ++round) {
+    const RowShape shape{random.Int(3, 24), random.Int(3, 16), random.AnyDType()};
+    StepCase c = RandomCase(random, random.Int(40, 160), shape, {2, 3}, random.Int(1, 5),
+                            random.Uniform(0.2, 2.5));
+    c.RetrieveTop(random.Int(0, c.parts.mid.size() / 2));
+    c.moment = MomentSummary(shape.key_dim, shape.value_dim, true, random.Chance(0.5));
+    c.moment.Add(c.Mid());
+    if (random.Chance(0.5)) {
+      const std::vector<float> rms(shape.key_dim, 1.5f);
+      c.moment =
+          c.moment.Factored(random.Int(1, 2), random.Chance(0.5) ? rms : std::vector<float>());
+    }
+    for (MomentForm form : {MomentForm::kDirect, MomentForm::kParent, MomentForm::kRank}) {
+      GroupStepInput in = c.Input(EstimatorKind::kMoment);
+      in.moment_form = form;
+      std::vector<float> log_z(c.group), y(size_t{c.group} * shape.value_dim);
+      ASSERT_TRUE(EstimateRemainder(in, log_z, y).ok());
+      for (uint32_t g = 0; g < c.group; ++g) {
+        const reference::Estimate want = reference::EstimateMoment(in, g);
+        ASSERT_NEAR(log_z[g], want.log_z, 1e-4 * (1 + std::abs(want.log_z)))
+            << MomentFormName(form) << " round " << round;
+        for (uint32_t l = 0; l < shape.value_dim; ++l) {
+          ASSERT_NEAR(y[g * shape.value_dim + l], want.y[l], 1e-3 * (1 + std::abs(want.y[l])))
+              << MomentFormName(form) << " round " << round;
+        }
+      }
+    }
+  }
+}
+
+// For Gaussian scores under an exact cut the parent form is right, and the direct one low; with the
+// keys' full covariance, since a cut along the query makes channels depend on one another.
+TEST(Moments, ParentAndRankFormsAreRightForGaussianScores) {
+  Random random(testing::Seed("Moments.Gaussian"));
+  StepCase c = RandomCase(random, 40000, {16, 4, DType::kF32}, {}, 4, 1.6);
+  c.moment = MomentSummary(16, 4, false, true);
+  c.moment.Add(c.Mid());
+  // Each head by itself, so that its cut is its own.
+  for (uint32_t g = 0; g < c.group; ++g) {
+    StepCase one(c.rows, {}, 1, {c.queries.begin() + g * 16, c.queries.begin() + (g + 1) * 16},
+                 c.layer.scale);
+    one.moment = c.moment;
+    one.RetrieveTop(4000);
+    const OwnedRows left = Without(one);
+    const double truth = reference::ExactAttention(one.queries, 1, one.layer, left.view()).lse[0];
+    const auto ratio = [&](MomentForm form) {
+      GroupStepInput in = one.Input(EstimatorKind::kMoment);
+      in.moment_form = form;
+      std::vector<float> log_z(1), y(4);
+      EXPECT_TRUE(EstimateRemainder(in, log_z, y).ok());
+      return std::exp(log_z[0] - truth);
+    };
+    const double direct = ratio(MomentForm::kDirect);
+    EXPECT_LT(direct, 1);
+    EXPECT_NEAR(ratio(MomentForm::kParent), 1, 0.05) << "head " << g;
+    EXPECT_NEAR(ratio(MomentForm::kRank), 1, 0.05) << "head " << g;
+  }
+}
+
+TEST(Moments, FactorsApproachTheWholeCrossMoment) {
+  Random random(testing::Seed("Moments.Factor"));
+  const RowShape shape{12, 10, DType::kF32};
+  OwnedRows rows(shape, 400);
+  const std::vector<float> mix = random.Normals(12 * 10, 0.5f);
+  for (size_t i = 0; i < 400; ++i) {
+    const std::vector<float> key = random.Normals(12);
+    std::vector<float> value(10);
+    // Three directions carry everything.
+    for (int l = 0; l < 10; ++l) {
+      for (int j = 0; j < 3; ++j) value[l] += mix[l * 12 + j] * key[j];
+    }
+    rows.Set(i, key, value);
+  }
+  MomentSummary whole(12, 10, true);
+  whole.Add(rows.view());
+  // The norm that the factor minimises the error in: channels weighed by the queries' rms.
+  std::vector<float> rms = random.Normals(12);
+  for (float& x : rms) x = std::abs(x) + 0.1f;
+  const auto error = [&](const MomentSummary& factored) {
+    double sum = 0;
+    for (uint32_t j = 0; j < 12; ++j) {
+      for (uint32_t l = 0; l < 10; ++l) {
+        double c = whole.cross()[j * 10 + l];
+        for (uint32_t f = 0; f < factored.cross_rank(); ++f) {
+          c -= factored.key_factor()[j * factored.cross_rank() + f] *
+               factored.value_factor()[f * 10 + l];
+        }
+        sum += std::pow(rms[j] * c, 2);
+      }
+    }
+    return std::sqrt(sum);
+  };
+  double before = std::numeric_limits<double>::infinity();
+  for (uint32_t rank = 1; rank <= 9; ++rank) {
+    const double now = error(whole.Factored(rank, rms));
+    EXPECT_LE(now, before * (1 + 1e-9)) << "rank " << rank;
+    before = now;
+    // Weighted for these queries it serves them better than unweighted, up to equality.
+    EXPECT_LE(now, error(whole.Factored(rank, {})) * (1 + 1e-6) + 1e-9) << "rank " << rank;
+  }
+  EXPECT_NEAR(error(whole.Factored(9, rms)), 0, 0.02 * error(whole.Factored(1, rms)));
+  // Merging expands: counts add up, and C is whole again.
+  MomentSummary merged = whole.Factored(4, rms);
+  merged.Merge(whole);
+  EXPECT_TRUE(merged.has_cross());
+  EXPECT_EQ(merged.cross_rank(), 0u);
+  EXPECT_EQ(merged.count(), 800u);
+  const auto read = MomentSummary::Deserialize(whole.Factored(4, rms).Serialize());
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->cross_rank(), 4u);
+  EXPECT_EQ(read->bytes(), sizeof(float) * (12 + 12 + 10 + 4 * (12 + 10)));
+}
+
+}  // namespace
+}  // namespace prefixd
