@@ -146,6 +146,13 @@ using namespace prefixd::storage::reliability;
     return Moved(kind, fd, static_cast<uint64_t>(offset), {iov, static_cast<size_t>(count)}, \
                  [&]() -> long { return next(fd, iov, count, offset); });                    \
   }
+#define PREFIXD_PATV2(name, kind)                                                            \
+  ssize_t name(int fd, const iovec* iov, int count, off_t offset, int flags) {               \
+    static const auto next = Next<ssize_t(int, const iovec*, int, off_t, int)>(#name);       \
+    if (!WatchedFd(fd)) return next(fd, iov, count, offset, flags);                          \
+    return Moved(kind, fd, static_cast<uint64_t>(offset), {iov, static_cast<size_t>(count)}, \
+                 [&]() -> long { return next(fd, iov, count, offset, flags); });             \
+  }
 #define PREFIXD_TRUNCATE(name)                                                            \
   int name(int fd, off_t size) noexcept {                                                 \
     static const auto next = Next<int(int, off_t)>(#name);                                \
@@ -175,6 +182,10 @@ PREFIXD_PATV(pwritev, CallKind::kWrite)
 PREFIXD_PATV(pwritev64, CallKind::kWrite)
 PREFIXD_PATV(preadv, CallKind::kRead)
 PREFIXD_PATV(preadv64, CallKind::kRead)
+PREFIXD_PATV2(pwritev2, CallKind::kWrite)
+PREFIXD_PATV2(pwritev64v2, CallKind::kWrite)
+PREFIXD_PATV2(preadv2, CallKind::kRead)
+PREFIXD_PATV2(preadv64v2, CallKind::kRead)
 PREFIXD_TRUNCATE(ftruncate)
 PREFIXD_TRUNCATE(ftruncate64)
 PREFIXD_ALLOCATE(fallocate)
