@@ -68,8 +68,6 @@ SegmentHeader MakeHeader(FuzzedDataProvider& in) {
   h.key_dim = in.ConsumeIntegralInRange<uint32_t>(0, 1 << 16);
   h.value_dim = in.ConsumeIntegralInRange<uint32_t>(0, 1 << 16);
   h.dtype = in.PickValueInArray({DType::kF32, DType::kF16, DType::kBf16});
-  h.encoding = in.PickValueInArray({storage::RowEncoding::kAsGiven, storage::RowEncoding::kInt8});
-  h.chunk_tokens = in.ConsumeBool() ? 0 : in.ConsumeIntegralInRange<uint32_t>(1, 1 << 16);
   h.manifest_bytes = in.ConsumeBool() ? Whole<uint64_t>(in) : Whole<uint16_t>(in);
   h.created_unix_ms = Whole<int64_t>(in);
   return h;
