@@ -127,11 +127,7 @@ std::vector<double> ScanMassesLeft(const RemainderContext& context,
   const double shift = *std::max_element(masses.begin(), masses.end());
   std::vector<double> log_z(clusters.size(), -kInf), mass(clusters.size());
   if (!std::isfinite(shift)) return log_z;
-  double total = 0;
-  for (uint32_t c = 0; c < clusters.size(); ++c) {
-    mass[c] = std::exp(masses[c] - shift);
-    total += mass[c];
-  }
+  for (uint32_t c = 0; c < clusters.size(); ++c) mass[c] = std::exp(masses[c] - shift);
   for (size_t i = 0; i < context.k(); ++i) {
     const float s = scan.retrieved_scores[g * context.k() + i];
     mass[clusters.cluster_of(i)] -= std::exp(std::min(s, cut.score) - shift);

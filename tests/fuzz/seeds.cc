@@ -101,8 +101,9 @@ void AddStorage(Seeds& seeds) {
   seeds.Add("records", 0, storage::EncodeSegment(record));
   const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
   seeds.Add("records", 1, storage::EncodeModel(model));
-  seeds.Add("records", 2,
-            storage::EncodeManifest({model, "t", "label", 16, {{{}, {}, 9, "alias", 1}}}));
+  seeds.Add(
+      "records", 2,
+      storage::EncodeManifest({model, "t", "label", 16, true, {{{}, {}, 9, "alias", 1}}, {}}));
   seeds.Add("records", 6, storage::EncodeAlias({{}, {}, 7, "label", 1}));
   for (const uint8_t mode : {3, 4, 5, 7}) seeds.AddRandom("records", mode);
 
