@@ -1,0 +1,43 @@
+// Scanning of compact codes (key_codes.h): the kernels, one table per instruction set, chosen at
+// run time. All tables return the same integers to the bit.
+//
+// Nothing here throws, allocates or checks: callers validate. Thread-safety: pure apart from their
+// outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace prefixd {
+
+// One group of query heads, as CodeQueries holds it.
+struct CodeScanQuery {
+  const int8_t* weights = nullptr;  // [heads][fields]
+  const int32_t* bias = nullptr;    // [heads]
+  size_t heads = 0;
+  uint32_t fields = 0;  // a multiple of kCodeGroupFields
+};
+
+struct CodeScanTable {
+  const char* name;
+  // out[g * ld_out + i] = bias[g] + sum_p weights[g][p] field p of key i, for the 32 n_blocks keys
+  // of `blocks` (no alignment needed; 64 bytes is fastest). The sums fit int16.
+  void (*scan)(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
+               size_t ld_out);
+  // sum_i exp(mul v[i] + shift), each term to 0.1%. mul v[i] + shift <= 80; below -80 as if -80.
+  double (*exp_sum)(const int16_t* v, size_t n, float mul, float shift);
+  // rank[i] = max_g (mul[g] v[g * ld + i] + add[g])
+  void (*max_rank)(const int16_t* v, size_t ld, size_t heads, const float* mul, const float* add,
+                   size_t n, float* rank);
+  // out gets first + i of every x[i] >= floor, ascending, at most n; returns how many.
+  size_t (*collect)(const float* x, size_t n, float floor, uint32_t first, uint32_t* out);
+};
+
+// The fastest table this machine can run.
+const CodeScanTable& CodeScan();
+
+enum class CodeScanIsa { kGeneric, kAvx2, kAvx512Vnni };
+// nullptr when this build or this machine has no such kernels. For tests and benchmarks.
+const CodeScanTable* CodeScanFor(CodeScanIsa isa);
+
+}  // namespace prefixd

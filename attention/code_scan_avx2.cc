@@ -1,0 +1,101 @@
+#include <immintrin.h>
+
+#include "attention/code_scan.h"
+#include "attention/key_codes.h"
+
+namespace prefixd {
+namespace {
+
+#include "attention/code_scan_loops.h"
+
+// A 16-bit lane takes two products of at most 3 * 127 from each of the planes: so many groups of
+// four planes fit before it must be widened.
+constexpr uint32_t kGroupsInShort = 8;
+
+// kHeads heads against eight keys of each of the block's four vectors of a group.
+template <size_t kHeads>
+inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
+                                                     const CodeScanQuery& query, size_t head,
+                                                     int16_t* out, size_t ld_out) {
+  const __m256i low = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
+  const uint32_t n_groups = query.fields / kCodeGroupFields;
+  const int8_t* weights = query.weights + head * query.fields;
+  for (size_t part = 0; part < 4; part += 2) {
+    __m256i sums[kHeads][2];
+    for (size_t g = 0; g < kHeads; ++g) {
+      sums[g][0] = sums[g][1] = _mm256_set1_epi32(query.bias[head + g]);
+    }
+    for (uint32_t begin = 0; begin < n_groups; begin += kGroupsInShort) {
+      const uint32_t end = begin + kGroupsInShort < n_groups ? begin + kGroupsInShort : n_groups;
+      __m256i shorts[kHeads][2];
+      for (size_t g = 0; g < kHeads; ++g) shorts[g][0] = shorts[g][1] = _mm256_setzero_si256();
+      for (uint32_t f = begin; f < end; ++f) {
+        const std::byte* at = block + f * size_t{kCodeGroupBytes} + part * 32;
+        __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+        __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32));
+        for (uint32_t plane = 0; plane < 4; ++plane) {
+          const __m256i digits_a = _mm256_and_si256(a, low), digits_b = _mm256_and_si256(b, low);
+          for (size_t g = 0; g < kHeads; ++g) {
+            int32_t four;
+            __builtin_memcpy(&four, weights + g * query.fields + f * kCodeGroupFields + plane * 4,
+                             4);
+            const __m256i w = _mm256_set1_epi32(four);
+            shorts[g][0] = _mm256_add_epi16(shorts[g][0], _mm256_maddubs_epi16(digits_a, w));
+            shorts[g][1] = _mm256_add_epi16(shorts[g][1], _mm256_maddubs_epi16(digits_b, w));
+          }
+          a = _mm256_srli_epi16(a, 2);
+          b = _mm256_srli_epi16(b, 2);
+        }
+      }
+      for (size_t g = 0; g < kHeads; ++g) {
+        for (size_t r = 0; r < 2; ++r) {
+          sums[g][r] = _mm256_add_epi32(sums[g][r], _mm256_madd_epi16(shorts[g][r], ones));
+        }
+      }
+    }
+    for (size_t g = 0; g < kHeads; ++g) {
+      // Packing works within halves: the middle two quarters change places.
+      const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(sums[g][0], sums[g][1]),
+                                                      _MM_SHUFFLE(3, 1, 2, 0));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (head + g) * ld_out + part * 8), packed);
+    }
+  }
+}
+
+void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
+          size_t ld_out) {
+  const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
+  for (size_t b = 0; b < n_blocks; ++b, blocks += block_bytes, out += kCodeBlockKeys) {
+    size_t g = 0;
+    for (; g + 4 <= query.heads; g += 4) ScanBlock<4>(blocks, query, g, out, ld_out);
+    if (g + 2 <= query.heads) {
+      ScanBlock<2>(blocks, query, g, out, ld_out);
+      g += 2;
+    }
+    if (g < query.heads) ScanBlock<1>(blocks, query, g, out, ld_out);
+  }
+}
+
+size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* out) {
+  const __m256 least = _mm256_set1_ps(floor);
+  size_t count = 0, i = 0;
+  for (; i + 8 <= n; i += 8) {
+    unsigned hits = static_cast<unsigned>(
+        _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), least, _CMP_GE_OQ)));
+    for (; hits != 0; hits &= hits - 1) {
+      out[count++] = first + static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(hits));
+    }
+  }
+  for (; i < n; ++i) {
+    out[count] = first + static_cast<uint32_t>(i);
+    count += x[i] >= floor;
+  }
+  return count;
+}
+
+}  // namespace
+
+extern const CodeScanTable kAvx2CodeScan;
+const CodeScanTable kAvx2CodeScan = {"avx2", Scan, ExpSum, MaxRank, Collect};
+
+}  // namespace prefixd

@@ -1,0 +1,100 @@
+#include <immintrin.h>
+
+#include "attention/code_scan.h"
+#include "attention/key_codes.h"
+
+namespace prefixd {
+namespace {
+
+#include "attention/code_scan_loops.h"
+
+// Bytes between a prefetch and its use. The hardware's own prefetcher stops at page ends.
+constexpr size_t kAheadBytes = 4096;
+
+template <size_t kHeads>
+inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
+                                                     const CodeScanQuery& query, size_t head,
+                                                     bool prefetch, int16_t* out, size_t ld_out) {
+  const __m512i low = _mm512_set1_epi8(3);
+  const uint32_t n_groups = query.fields / kCodeGroupFields;
+  const int8_t* weights = query.weights + head * query.fields;
+  __m512i sums[kHeads][2];
+  for (size_t g = 0; g < kHeads; ++g) {
+    sums[g][0] = sums[g][1] = _mm512_set1_epi32(query.bias[head + g]);
+  }
+  for (uint32_t f = 0; f < n_groups; ++f) {
+    const std::byte* at = block + f * size_t{kCodeGroupBytes};
+    if (prefetch) {
+      __builtin_prefetch(at + kAheadBytes);
+      __builtin_prefetch(at + kAheadBytes + 64);
+    }
+    __m512i a = _mm512_loadu_si512(at), b = _mm512_loadu_si512(at + 64);
+#pragma GCC unroll 4
+    for (uint32_t plane = 0; plane < 4; ++plane) {
+      const __m512i digits_a = _mm512_and_si512(a, low), digits_b = _mm512_and_si512(b, low);
+#pragma GCC unroll 4
+      for (size_t g = 0; g < kHeads; ++g) {
+        int32_t four;
+        __builtin_memcpy(&four, weights + g * query.fields + f * kCodeGroupFields + plane * 4, 4);
+        const __m512i w = _mm512_set1_epi32(four);
+        sums[g][0] = _mm512_dpbusd_epi32(sums[g][0], digits_a, w);
+        sums[g][1] = _mm512_dpbusd_epi32(sums[g][1], digits_b, w);
+      }
+      if (plane < 3) {
+        a = _mm512_maskz_srli_epi16(~__mmask32{0}, a, 2);
+        b = _mm512_maskz_srli_epi16(~__mmask32{0}, b, 2);
+      }
+    }
+  }
+  for (size_t g = 0; g < kHeads; ++g) {
+    int16_t* row = out + (head + g) * ld_out;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row),
+                        _mm512_maskz_cvtsepi32_epi16(~__mmask16{0}, sums[g][0]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + 16),
+                        _mm512_maskz_cvtsepi32_epi16(~__mmask16{0}, sums[g][1]));
+  }
+}
+
+void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
+          size_t ld_out) {
+  const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
+  for (size_t b = 0; b < n_blocks; ++b, blocks += block_bytes, out += kCodeBlockKeys) {
+    const bool more = (n_blocks - b) * block_bytes > kAheadBytes + block_bytes;
+    size_t g = 0;
+    for (; g + 4 <= query.heads; g += 4)
+      ScanBlock<4>(blocks, query, g, more && g == 0, out, ld_out);
+    if (g + 2 <= query.heads) {
+      ScanBlock<2>(blocks, query, g, more && g == 0, out, ld_out);
+      g += 2;
+    }
+    if (g < query.heads) ScanBlock<1>(blocks, query, g, more && g == 0, out, ld_out);
+  }
+}
+
+size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* out) {
+  const __m512 least = _mm512_set1_ps(floor);
+  __m512i ids =
+      _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                       _mm512_set1_epi32(static_cast<int32_t>(first)));
+  const __m512i next = _mm512_set1_epi32(16);
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += 16) {
+    const auto there = static_cast<__mmask16>(n - i >= 16 ? 0xffff : (1u << (n - i)) - 1);
+    const __mmask16 hits =
+        _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, x + i), least, _CMP_GE_OQ);
+    // Compressed in a register: a compressing store to memory is slow on some processors.
+    const __m512i found = _mm512_maskz_compress_epi32(hits, ids);
+    const auto n_hits = static_cast<unsigned>(__builtin_popcount(hits));
+    _mm512_mask_storeu_epi32(out + count, static_cast<__mmask16>((1u << n_hits) - 1), found);
+    count += n_hits;
+    ids = _mm512_add_epi32(ids, next);
+  }
+  return count;
+}
+
+}  // namespace
+
+extern const CodeScanTable kAvx512VnniCodeScan;
+const CodeScanTable kAvx512VnniCodeScan = {"avx512vnni", Scan, ExpSum, MaxRank, Collect};
+
+}  // namespace prefixd

@@ -1,0 +1,50 @@
+// For the machine's baseline, and what the other tables are compared with.
+#include "attention/code_scan.h"
+#include "attention/key_codes.h"
+
+namespace prefixd {
+namespace {
+
+#include "attention/code_scan_loops.h"
+
+void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
+          size_t ld_out) {
+  const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
+  for (size_t b = 0; b < n_blocks; ++b, blocks += block_bytes, out += kCodeBlockKeys) {
+    for (size_t g = 0; g < query.heads; ++g) {
+      int32_t sums[kCodeBlockKeys];
+      for (int32_t& sum : sums) sum = query.bias[g];
+      const int8_t* weight = query.weights + g * query.fields;
+      const std::byte* group = blocks;
+      for (uint32_t f = 0; f < query.fields; f += kCodeGroupFields, group += kCodeGroupBytes) {
+        for (uint32_t plane = 0; plane < 4; ++plane, weight += 4) {
+          for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {
+            for (uint32_t at = 0; at < 4; ++at) {
+              const int32_t digit = static_cast<int32_t>(group[4 * j + at]) >> (2 * plane) & 3;
+              sums[j] += digit * weight[at];
+            }
+          }
+        }
+      }
+      for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {
+        out[g * ld_out + j] = static_cast<int16_t>(sums[j]);
+      }
+    }
+  }
+}
+
+size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* out) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    out[count] = first + static_cast<uint32_t>(i);
+    count += x[i] >= floor;
+  }
+  return count;
+}
+
+}  // namespace
+
+extern const CodeScanTable kGenericCodeScan;
+const CodeScanTable kGenericCodeScan = {"generic", Scan, ExpSum, MaxRank, Collect};
+
+}  // namespace prefixd

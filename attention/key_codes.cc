@@ -1,0 +1,117 @@
+#include "attention/key_codes.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <numeric>
+
+#include "attention/kernels.h"
+#include "attention/padded_queries.h"
+
+namespace prefixd {
+namespace {
+
+bool Finite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+// out[g][i] = q_g . direction_i
+std::vector<float> Project(const CodeBook& book, std::span<const float> queries, uint32_t heads) {
+  std::vector<float> out(heads * book.components());
+  if (out.empty()) return out;
+  const std::vector<float> padded = PadQueries<float>(queries, heads, book.key_dim);
+  Kernels().dot(padded.data(), PadUp(book.key_dim), heads,
+                {reinterpret_cast<const std::byte*>(book.directions.data()),
+                 book.key_dim * sizeof(float), book.components(), book.key_dim, DType::kF32},
+                1, out.data(), book.components());
+  return out;
+}
+
+}  // namespace
+
+Status CodeBook::Validate() const {
+  const auto corrupt = [](const char* what) {
+    return Status(Error{Code::kCorrupt, std::string("codebook: ") + what});
+  };
+  if (key_dim == 0 || centre.size() != key_dim || components() > key_dim ||
+      directions.size() != components() * key_dim) {
+    return corrupt("shapes disagree");
+  }
+  if (!std::all_of(digits.begin(), digits.end(),
+                   [](uint8_t d) { return d >= 1 && d <= kMaxCodeDigits; }) ||
+      std::accumulate(digits.begin(), digits.end(), 0u) > CodeFields(key_dim)) {
+    return corrupt("more digits than there is room for");
+  }
+  if (!Finite(centre) || !Finite(directions)) return corrupt("a value is not finite");
+  return {};
+}
+
+void PackCode(const CodeBook& book, std::span<const uint8_t> coordinates, size_t key,
+              std::span<std::byte> codes) {
+  assert(coordinates.size() == book.components());
+  uint32_t field = 0;
+  for (size_t i = 0; i < coordinates.size(); ++i) {
+    uint32_t rest = coordinates[i];
+    for (uint8_t j = 0; j < book.digits[i]; ++j, ++field, rest /= 4) {
+      const CodePlace place = PlaceOfCode(book.key_dim, key, field);
+      codes[place.byte] |= std::byte((rest % 4) << place.shift);
+    }
+  }
+}
+
+void DecodeKey(const CodeBook& book, std::span<const std::byte> codes, size_t key,
+               std::span<float> out) {
+  std::copy(book.centre.begin(), book.centre.end(), out.begin());
+  uint32_t field = 0;
+  for (size_t i = 0; i < book.components(); ++i) {
+    uint32_t coordinate = 0;
+    for (uint8_t j = 0; j < book.digits[i]; ++j, ++field) {
+      const CodePlace place = PlaceOfCode(book.key_dim, key, field);
+      coordinate |= (std::to_integer<uint32_t>(codes[place.byte]) >> place.shift & 3) << 2 * j;
+    }
+    const float* direction = book.directions.data() + i * book.key_dim;
+    for (uint32_t d = 0; d < book.key_dim; ++d) out[d] += float(coordinate) * direction[d];
+  }
+}
+
+CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> queries, uint32_t heads,
+                               float scale) {
+  assert(queries.size() == size_t{heads} * book.key_dim);
+  CodeQueries out{heads, CodeFields(book.key_dim), {}, {}, {}, {}};
+  out.weights.assign(size_t{heads} * out.fields, 0);
+  const std::vector<float> projected = Project(book, queries, heads);
+  for (uint32_t g = 0; g < heads; ++g) {
+    const float* along = projected.data() + g * book.components();
+    double largest = 0, total = 0;
+    for (size_t i = 0; i < book.components(); ++i) {
+      const double size = std::fabs(double{along[i]});
+      largest = std::max(largest, size * double(1u << 2 * (book.digits[i] - 1)));
+      total += size * double((1u << 2 * book.digits[i]) - 1);  // 3 (1 + 4 + 16 + ...)
+    }
+    // Weights of at most 127, and |v| below 2^15 after half of the digits' range is taken away:
+    // rounding adds at most half to each of the weights.
+    const double room = 32767 - 1 - 0.75 * out.fields;
+    double unit = std::max(largest / 127, total / 2 / room);
+    if (!(unit > 0) || !std::isfinite(unit)) unit = 1;
+    int8_t* weights = out.weights.data() + size_t{g} * out.fields;
+    uint32_t field = 0;
+    int32_t sum = 0;
+    for (size_t i = 0; i < book.components(); ++i) {
+      for (uint8_t j = 0; j < book.digits[i]; ++j, ++field) {
+        const double weight = std::nearbyint(along[i] * double(1u << 2 * j) / unit);
+        weights[field] = static_cast<int8_t>(std::clamp(weight, -127.0, 127.0));
+        sum += weights[field];
+      }
+    }
+    const int32_t middle = 3 * sum / 2;
+    out.bias.push_back(-middle);
+    const double mul = scale * unit;
+    const auto query = queries.subspan(size_t{g} * book.key_dim, book.key_dim);
+    const double centre = std::inner_product(query.begin(), query.end(), book.centre.begin(), 0.0);
+    out.mul.push_back(static_cast<float>(mul));
+    out.add.push_back(static_cast<float>(scale * centre + mul * middle));
+  }
+  return out;
+}
+
+}  // namespace prefixd
