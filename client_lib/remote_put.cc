@@ -62,7 +62,11 @@ class RemotePut final : public PutStream {
 
   Result<PutResult> Commit() override {
     PREFIXD_TRY(CheckOpen());
-    auto reply = connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, nullptr});
+    // However long the disk takes: given up only when the daemon is gone.
+    static const ProgressFn keep_waiting = [](uint64_t, uint64_t, std::string_view) {
+      return true;
+    };
+    auto reply = connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, &keep_waiting});
     open_ = false;  // the daemon has committed or aborted it
     if (!reply.ok()) return reply.error();
     return wire::FromJson<PutResult>(reply->control, "commit");

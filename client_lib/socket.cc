@@ -42,6 +42,17 @@ int PendingError(int fd) {
 
 }  // namespace
 
+void SetTcpOptions(int fd) {
+  const auto set = [fd](int level, int option, int value) {
+    ::setsockopt(fd, level, option, &value, sizeof(value));
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+}
+
 Socket::~Socket() { Close(); }
 Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 Socket& Socket::operator=(Socket&& other) noexcept {
@@ -96,8 +107,7 @@ Result<Socket> Socket::Connect(const Address& address, Deadline deadline) {
   }
   ::freeaddrinfo(found);
   if (err != 0) return Unavailable("no daemon answers at " + where + "; is prefixd running?", err);
-  const int one = 1;  // requests are small and waited for: never hold them back
-  ::setsockopt(socket.fd_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  SetTcpOptions(socket.fd_);
   return socket;
 }
 

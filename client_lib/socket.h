@@ -12,6 +12,10 @@
 
 namespace prefixd {
 
+// For both ends of a TCP connection: small messages are not held back, and a peer that vanished
+// without a word is noticed within two minutes.
+void SetTcpOptions(int fd);
+
 class Socket {
  public:
   using Clock = std::chrono::steady_clock;

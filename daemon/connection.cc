@@ -3,19 +3,16 @@
 #include "daemon/connection.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
-#include <cerrno>
-#include <cstring>
+#include <exception>
+
+#include "daemon/admission.h"
 
 namespace prefixd::daemon {
 
@@ -27,55 +24,9 @@ namespace {
 
 constexpr size_t kFirstChunk = 1 << 20;  // memory follows the bytes that really arrive
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
-constexpr size_t kMaxTenantBytes = 256;
 
 bool IsLong(MessageType type) {
   return type == MessageType::kVerify || type == MessageType::kWaitReady;
-}
-
-// Equal time for equal lengths, whatever the contents.
-bool SameToken(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() != b.size();
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  }
-  return difference == 0;
-}
-
-bool SameUser(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
-         (peer.uid == ::geteuid() || peer.uid == 0);
-}
-
-std::vector<std::byte> Encode(wire::FrameHeader header, const Json& control) {
-  const std::vector<std::byte> packed = wire::PackControl(control);
-  header.control_bytes = static_cast<uint32_t>(packed.size());
-  const auto encoded = wire::EncodeHeader(header);
-  std::vector<std::byte> head(encoded.size() + packed.size());
-  std::copy(packed.begin(), packed.end(), std::copy(encoded.begin(), encoded.end(), head.begin()));
-  return head;
-}
-
-// What fits of `bytes`, without waiting, and a descriptor with the first of them (-1: none). As
-// sendmsg.
-ssize_t SendWithDescriptor(int socket, std::span<std::byte> bytes, int fd) {
-  iovec iov{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &iov;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  if (fd >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
-  }
-  return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 }  // namespace
@@ -85,9 +36,15 @@ Connection::Connection(ServerContext& context, Socket socket, bool local, uint64
       socket_(std::move(socket)),
       local_(local),
       id_(id),
-      strand_(context.workers.get_executor()),
       hello_timer_(context.io),
-      room_timer_(context.io, asio::steady_timer::time_point::max()) {
+      room_timer_(context.io, asio::steady_timer::time_point::max()),
+      writer_(socket_, std::chrono::seconds(context.config.write_timeout_s),
+              {[this](const FrameWriter::Frame& frame) { Sent(frame); },
+               [this](const std::string& why) {
+                 spdlog::debug("connection {}: closed: {}", id_, why);
+                 Close();
+               },
+               [this](size_t bytes) { context_.counters.bytes_out += bytes; }}) {
   ++context_.counters.connections_open;
   ++context_.counters.connections_total;
 }
@@ -99,7 +56,16 @@ Connection::~Connection() {
 
 void Connection::Start() {
   asio::co_spawn(
-      context_.io, [self = shared_from_this()] { return self->Run(); }, asio::detached);
+      context_.io, [self = shared_from_this()] { return self->Run(); },
+      [self = shared_from_this()](const std::exception_ptr& thrown) {
+        if (!thrown) return;
+        try {
+          std::rethrow_exception(thrown);
+        } catch (const std::exception& e) {  // memory for a frame, most likely
+          spdlog::error("connection {}: closed: {}", self->id_, e.what());
+        }
+        self->Close();
+      });
 }
 
 asio::awaitable<void> Connection::Run() {
@@ -151,59 +117,25 @@ asio::awaitable<bool> Connection::Handshake() {
     Fatal(hello.error());
     co_return false;
   }
-  Peer peer;
-  Result<wire::HelloReply> reply = Admit(*hello, &peer);
-  if (!reply.ok()) {
-    spdlog::warn("connection {}: refused: {}", id_, reply.error().message);
-    Fatal(reply.error());
+  Result<Admission> admission = Admit(context_, *hello, local_, socket_.native_handle());
+  if (!admission.ok()) {
+    spdlog::warn("connection {}: refused: {}", id_, admission.error().message);
+    Fatal(admission.error());
     co_return false;
   }
+  region_ = std::move(admission->region);
+  context_.counters.shared_memory_bytes += region_.bytes().size();
+  const Peer& peer = admission->peer;
   handler_ = std::make_unique<RequestHandler>(
       *context_.store, peer, region_.bytes(),
       HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts}, context_.stats);
   spdlog::debug("connection {}: {} for tenant '{}'{}", id_, hello->client, peer.tenant,
                 peer.admin ? " (admin)" : "");
-  if (!SendHelloReply(frame->header.request_id, *reply)) {
+  if (!SendHelloReply(frame->header.request_id, admission->reply)) {
     Close();
     co_return false;
   }
   co_return true;
-}
-
-Result<wire::HelloReply> Connection::Admit(const wire::Hello& hello, Peer* peer) {
-  if (!local_ && !context_.token.empty() && !SameToken(hello.token, context_.token)) {
-    return Error{Code::kFailedPrecondition,
-                 "the daemon asks TCP clients for a token; this one is "
-                 "missing or wrong"};
-  }
-  if (hello.tenant.size() > kMaxTenantBytes) {
-    return InvalidArgument("the tenant's name is longer than 256 bytes");
-  }
-  peer->tenant = hello.tenant;
-  peer->local = local_;
-  peer->trusted = local_ && SameUser(socket_.native_handle());
-  peer->admin = hello.admin;
-  if (hello.admin && !peer->trusted) {
-    return Error{Code::kFailedPrecondition,
-                 "access to all tenants is for the daemon's own user over its Unix socket"};
-  }
-  wire::HelloReply reply;
-  reply.server = std::string("prefixd ") + PREFIXD_VERSION;
-  reply.pid = static_cast<uint32_t>(::getpid());
-  reply.max_payload_bytes = context_.config.max_frame_mib << 20;
-  reply.max_calls = static_cast<uint32_t>(context_.config.max_calls);
-  reply.admin = peer->admin;
-  if (local_ && hello.shared_memory && context_.config.shared_memory_mib > 0) {
-    auto region = SharedRegion::Create(context_.config.shared_memory_mib << 20);
-    if (region.ok()) {
-      region_ = *std::move(region);
-      context_.counters.shared_memory_bytes += region_.bytes().size();
-      reply.region_bytes = region_.bytes().size();
-    } else {
-      spdlog::warn("connection {}: no shared memory: {}", id_, region.error().message);
-    }
-  }
-  return reply;
 }
 
 // Small, and the first bytes ever sent here: they fit the socket's buffer, so no waiting. The
@@ -213,7 +145,7 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
   header.type = MessageType::kReply;
   header.request_id = request_id;
   header.flags = region_.empty() ? 0 : wire::kFlagRegion;
-  std::vector<std::byte> bytes = Encode(header, wire::ToJson(reply));
+  const std::vector<std::byte> bytes = EncodeFrame(header, wire::ToJson(reply));
   const ssize_t sent = SendWithDescriptor(socket_.native_handle(), bytes, region_.fd());
   region_.CloseFd();
   context_.counters.bytes_out += bytes.size();
@@ -259,15 +191,19 @@ asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame(uint64_t max_pa
   }
   const bool control_read = co_await ReadInto(&frame.control, frame.header.control_bytes);
   if (!control_read) co_return gone;
-  // Payloads of calls not yet done count against one limit: wait until there is room.
-  while (bytes_in_flight_ > 0 && bytes_in_flight_ + frame.header.payload_bytes > limit &&
-         !closed_) {
+  while (!HasRoomFor(frame.header.payload_bytes) && !closed_) {
     room_timer_.expires_at(asio::steady_timer::time_point::max());
     co_await room_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ec));
   }
   const bool payload_read = co_await ReadInto(&frame.payload, frame.header.payload_bytes);
   if (!payload_read) co_return gone;
   co_return frame;
+}
+
+// Payloads of calls not yet done count against one limit, answers not yet read against another.
+bool Connection::HasRoomFor(uint64_t payload_bytes) const {
+  const uint64_t limit = context_.config.max_frame_mib << 20;
+  return bytes_in_flight_ == 0 || bytes_in_flight_ + payload_bytes <= limit;
 }
 
 // ---- calls
@@ -288,31 +224,40 @@ void Connection::Receive(Frame frame) {
     const Error error{Code::kResourceExhausted,
                       "too many calls in flight on this connection (limits.max_calls = " +
                           std::to_string(context_.config.max_calls) + ")"};
-    if (outgoing_.size() > 2 * context_.config.max_calls) return Close();  // it reads nothing
+    if (writer_.size() > 2 * context_.config.max_calls) return Close();  // it reads nothing
     ++calls_in_flight_;
     return Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(error), {}, true);
   }
-  Dispatch(std::move(frame));
-}
-
-void Connection::Dispatch(Frame frame) {
   ++calls_in_flight_;
   ++running_;
   bytes_in_flight_ += frame.header.payload_bytes;
-  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  const bool is_long = IsLong(frame.header.type);
-  if (is_long) cancellable_[frame.header.request_id] = cancelled;
-  auto work = [self = shared_from_this(), cancelled,
-               held = std::make_shared<Frame>(std::move(frame))] { self->Work(held, cancelled); };
-  if (is_long) {
-    asio::post(context_.long_calls, std::move(work));
-  } else {
-    asio::post(strand_, std::move(work));
-  }
+  if (IsLong(frame.header.type)) return RunLong(std::move(frame));
+  waiting_.push_back(std::move(frame));
+  RunNext();
 }
 
-// On a worker thread.
-void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled) {
+void Connection::RunLong(Frame frame) {
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  cancellable_[frame.header.request_id] = cancelled;
+  asio::post(context_.long_calls, [self = shared_from_this(), cancelled,
+                                   held = std::make_shared<Frame>(std::move(frame))] {
+    self->Work(held, cancelled, /*in_turn=*/false);
+  });
+}
+
+void Connection::RunNext() {
+  const uint64_t limit = context_.config.max_frame_mib << 20;
+  if (turn_taken_ || waiting_.empty() || (!closed_ && writer_.queued_bytes() > limit)) return;
+  turn_taken_ = true;
+  auto frame = std::make_shared<Frame>(std::move(waiting_.front()));
+  waiting_.pop_front();
+  asio::post(context_.workers, [self = shared_from_this(), frame] {
+    self->Work(frame, std::make_shared<std::atomic<bool>>(false), /*in_turn=*/true);
+  });
+}
+
+void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled,
+                      bool in_turn) {
   auto last = std::chrono::steady_clock::now() - kProgressInterval;
   const uint64_t request_id = frame->header.request_id;
   const ProgressFn progress = [&](uint64_t done, uint64_t total, std::string_view unit) {
@@ -321,7 +266,7 @@ void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& can
       last = now;
       Json control = {{"done", done}, {"total", total}, {"unit", std::string(unit)}};
       asio::post(context_.io, [self = shared_from_this(), request_id, c = std::move(control)] {
-        if (self->outgoing_.size() < 16) {  // a client that does not read misses some
+        if (self->writer_.size() < 16) {  // a client that does not read misses some
           self->Send(MessageType::kProgress, request_id, c, {}, false);
         }
       });
@@ -340,14 +285,15 @@ void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& can
   } else {
     response.error = control.error();
   }
-  asio::post(context_.io, [self = shared_from_this(), frame,
+  asio::post(context_.io, [self = shared_from_this(), frame, in_turn,
                            r = std::make_shared<Response>(std::move(response))] {
-    self->Finish(*frame, std::move(*r));
+    self->Finish(*frame, std::move(*r), in_turn);
   });
 }
 
-void Connection::Finish(const Frame& frame, Response response) {
+void Connection::Finish(const Frame& frame, Response response, bool in_turn) {
   --running_;
+  if (in_turn) turn_taken_ = false;
   bytes_in_flight_ -= frame.header.payload_bytes;
   room_timer_.cancel();
   cancellable_.erase(frame.header.request_id);
@@ -361,7 +307,25 @@ void Connection::Finish(const Frame& frame, Response response) {
     Send(MessageType::kReply, frame.header.request_id, response.control,
          std::move(response.payload), true, response.fd, std::move(response.held));
   }
+  RunNext();
   ReleaseWhenUnused();
+}
+
+void Connection::AbortIdlePuts() {
+  const auto limit = std::chrono::seconds(context_.config.put_idle_s);
+  // While no call runs in turn, nothing else touches the puts.
+  if (closed_ || released_ || turn_taken_ || !handler_ || !handler_->HasIdlePut(limit)) return;
+  turn_taken_ = true;
+  ++running_;
+  asio::post(context_.workers, [self = shared_from_this(), limit] {
+    self->handler_->AbortIdlePuts(limit);
+    asio::post(self->context_.io, [self] {
+      --self->running_;
+      self->turn_taken_ = false;
+      self->RunNext();
+      self->ReleaseWhenUnused();
+    });
+  });
 }
 
 void Connection::Fatal(const Error& error) {
@@ -377,63 +341,18 @@ void Connection::Fatal(const Error& error) {
 void Connection::Send(MessageType type, uint64_t request_id, const Json& control,
                       std::vector<std::byte> payload, bool ends_call, int fd,
                       std::shared_ptr<const void> held) {
-  if (closed_) {
-    if (ends_call) --calls_in_flight_;
-    return;
-  }
   wire::FrameHeader header;
   header.type = type;
   header.request_id = request_id;
   header.payload_bytes = payload.size();
   header.flags = fd >= 0 ? wire::kFlagRegion : 0;
-  outgoing_.push_back(
-      {Encode(header, control), std::move(payload), ends_call, fd, std::move(held)});
-  if (outgoing_.size() == 1) WriteNext();
+  writer_.Push(shared_from_this(),
+               {EncodeFrame(header, control), std::move(payload), ends_call, fd, std::move(held)});
 }
 
-void Connection::WriteNext() {
-  const Outgoing& next = outgoing_.front();
-  if (next.fd >= 0) return WriteDescriptor();
-  const std::array<asio::const_buffer, 2> buffers = {
-      asio::buffer(next.head.data(), next.head.size()),
-      asio::buffer(next.payload.data(), next.payload.size())};
-  asio::async_write(socket_, buffers,
-                    [self = shared_from_this()](boost::system::error_code ec, size_t bytes) {
-                      self->Written(ec, bytes);
-                    });
-}
-
-// The first bytes of a frame, as many as the socket takes now; the rest follows as usual.
-void Connection::WriteDescriptor() {
-  Outgoing& next = outgoing_.front();
-  const ssize_t sent = SendWithDescriptor(socket_.native_handle(), next.head, next.fd);
-  if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-    return socket_.async_wait(Socket::wait_write,
-                              [self = shared_from_this()](boost::system::error_code ec) {
-                                if (ec || self->closed_) return self->Written(ec, 0);
-                                self->WriteDescriptor();
-                              });
-  }
-  if (sent < 0) return Written({errno, boost::system::system_category()}, 0);
-  context_.counters.bytes_out += static_cast<uint64_t>(sent);
-  next.head.erase(next.head.begin(), next.head.begin() + sent);
-  next.fd = -1;
-  next.held.reset();
-  WriteNext();
-}
-
-void Connection::Written(boost::system::error_code ec, size_t bytes) {
-  context_.counters.bytes_out += bytes;
-  if (outgoing_.front().ends_call) --calls_in_flight_;
-  outgoing_.pop_front();
-  if (ec || closed_) {
-    for (const Outgoing& o : outgoing_) {
-      if (o.ends_call) --calls_in_flight_;
-    }
-    outgoing_.clear();
-    return Close();
-  }
-  if (!outgoing_.empty()) return WriteNext();
+void Connection::Sent(const FrameWriter::Frame& frame) {
+  if (frame.ends_call) --calls_in_flight_;
+  RunNext();
   CloseIfDrained();
 }
 
@@ -457,6 +376,7 @@ void Connection::Close() {
   closed_ = true;
   boost::system::error_code ignored;
   socket_.close(ignored);
+  writer_.Close();
   hello_timer_.cancel();
   room_timer_.cancel();
   for (auto& [id, flag] : cancellable_) *flag = true;
@@ -468,7 +388,7 @@ void Connection::Close() {
 void Connection::ReleaseWhenUnused() {
   if (!closed_ || running_ > 0 || released_) return;
   released_ = true;
-  asio::post(strand_, [self = shared_from_this()] {
+  asio::post(context_.workers, [self = shared_from_this()] {
     if (self->handler_) self->handler_->ReleaseAll();
     asio::post(self->context_.io, [self] { self->context_.on_gone(self.get()); });
   });

@@ -1,6 +1,7 @@
 // One client's connection: reads frames, has them carried out, writes answers in the order in which
-// the calls finish. Calls of a connection run one after another in the order they were sent;
-// verify and wait_ready run beside them.
+// the calls finish. Calls of a connection run one after another in the order they were sent, and
+// none starts while more answers wait to be read than one message may hold; verify and wait_ready
+// run beside them.
 //
 // Thread-safety: everything runs on the io thread except the work itself (workers). The object
 // keeps itself alive until its last call is done and its sessions and puts are released.
@@ -10,8 +11,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/strand.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <deque>
 #include <map>
 #include <memory>
@@ -19,6 +18,7 @@
 
 #include "client_lib/protocol.h"
 #include "client_lib/shared_region.h"
+#include "daemon/frame_writer.h"
 #include "daemon/request_handler.h"
 #include "daemon/server_context.h"
 
@@ -35,18 +35,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Drain();
   // Closes now; running calls finish unheard.
   void Close();
+  // Aborts puts that nothing was written to for limits.put_idle_s; called now and then.
+  void AbortIdlePuts();
 
  private:
   struct Frame {
     wire::FrameHeader header;
     std::vector<std::byte> control, payload;
-  };
-  struct Outgoing {
-    std::vector<std::byte> head;  // header and control part
-    std::vector<std::byte> payload;
-    bool ends_call = false;
-    int fd = -1;                       // goes with the first byte
-    std::shared_ptr<const void> held;  // keeps it open
   };
   using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
@@ -55,22 +50,23 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<bool> Handshake();
   boost::asio::awaitable<Result<Frame>> ReadFrame(uint64_t max_payload);
   boost::asio::awaitable<bool> ReadInto(std::vector<std::byte>* out, uint64_t bytes);
-  Result<wire::HelloReply> Admit(const wire::Hello& hello, Peer* peer);
   bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply);
 
-  void Receive(Frame frame);  // one request: refuse, cancel or dispatch
-  void Dispatch(Frame frame);
-  void Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled);
-  void Finish(const Frame& frame, Response response);
+  bool HasRoomFor(uint64_t payload_bytes) const;
+
+  void Receive(Frame frame);  // one request: refuse, cancel or run
+  void RunLong(Frame frame);
+  void RunNext();  // of the calls that wait for their turn
+  // On a worker thread, then Finish on the io thread.
+  void Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled, bool in_turn);
+  void Finish(const Frame& frame, Response response, bool in_turn);
   void Fatal(const Error& error);  // tells the client, then closes
 
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
             std::vector<std::byte> payload, bool ends_call, int fd = -1,
             std::shared_ptr<const void> held = nullptr);
-  void WriteNext();
-  void WriteDescriptor();
-  void Written(boost::system::error_code ec, size_t bytes);
-  bool idle() const { return calls_in_flight_ == 0 && outgoing_.empty(); }
+  void Sent(const FrameWriter::Frame& frame);
+  bool idle() const { return calls_in_flight_ == 0 && writer_.empty(); }
   void CloseIfDrained();
   void ReleaseWhenUnused();
 
@@ -78,13 +74,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Socket socket_;
   const bool local_;  // Unix socket
   const uint64_t id_;
-  boost::asio::strand<boost::asio::thread_pool::executor_type> strand_;
   boost::asio::steady_timer hello_timer_;
   boost::asio::steady_timer room_timer_;  // wakes the reader when payload memory is free again
   SharedRegion region_;
   std::unique_ptr<RequestHandler> handler_;
   std::map<uint64_t, CancelFlag> cancellable_;  // long calls in flight, by request id
-  std::deque<Outgoing> outgoing_;
+  FrameWriter writer_;
+  std::deque<Frame> waiting_;  // calls whose turn has not come
+  bool turn_taken_ = false;    // one of them runs
   uint64_t calls_in_flight_ = 0;
   uint64_t running_ = 0;  // calls whose work is not done; outlives Close
   uint64_t bytes_in_flight_ = 0;

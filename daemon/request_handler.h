@@ -6,6 +6,7 @@
 // peer is an admin; what belongs to others looks as if it did not exist.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -60,8 +61,16 @@ class RequestHandler {
   Response Handle(const Request& request, const ProgressFn& progress);
   // Detaches every session, aborts every put and lets go of borrowed rows.
   void ReleaseAll();
+  // Puts that nobody wrote to for so long keep disk space from others: is there one, and their end.
+  bool HasIdlePut(std::chrono::seconds limit) const;
+  void AbortIdlePuts(std::chrono::seconds limit);
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Put {
+    std::unique_ptr<PutStream> stream;
+    Clock::time_point last_used;
+  };
   // Tensors of a request, private to the daemon: views of its payload, or copies of what lay in
   // shared memory.
   struct Inputs {
@@ -91,11 +100,6 @@ class RequestHandler {
 
   // One function per message; the reply's control part is returned.
   Result<wire::Json> RegisterModel(const Request& request);
-  Result<wire::Json> BeginPut(const Request& request);
-  Result<wire::Json> PutWrite(const Request& request);
-  Result<wire::Json> PutQueries(const Request& request);
-  Result<wire::Json> PutCommit(const Request& request);
-  Result<wire::Json> PutAbort(const Request& request);
   Result<wire::Json> Stats() const;
   Result<wire::Json> Match(const Request& request) const;
   Result<wire::Json> Prefixes() const;
@@ -104,6 +108,13 @@ class RequestHandler {
   RuntimeStats StatsToShow() const;  // other tenants' only to an admin
   Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
   Result<wire::Json> WaitReady(const Request& request, const ProgressFn& progress);
+
+  // put_calls.cc
+  Result<wire::Json> BeginPut(const Request& request);
+  Result<wire::Json> PutWrite(const Request& request);
+  Result<wire::Json> PutQueries(const Request& request);
+  Result<wire::Json> PutCommit(const Request& request);
+  Result<wire::Json> PutAbort(const Request& request);
   Result<PutStream*> FindPut(const Request& request);
 
   // session_calls.cc
@@ -127,7 +138,7 @@ class RequestHandler {
   const HandlerLimits limits_;
   const std::function<wire::ServerStats()> server_stats_;
   uint64_t next_handle_ = 1;
-  std::map<uint64_t, std::unique_ptr<PutStream>> puts_;
+  std::map<uint64_t, Put> puts_;
   std::map<uint64_t, std::shared_ptr<Session>> sessions_;
   std::map<uint64_t, BorrowedRows> borrows_;
 };

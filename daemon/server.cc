@@ -6,19 +6,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <algorithm>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <csignal>
+#include <exception>
 #include <map>
 
+#include "client_lib/socket.h"
 #include "daemon/connection.h"
 
 namespace prefixd::daemon {
@@ -47,7 +47,8 @@ class Server::Impl {
         listeners_(std::move(listeners)),
         context_{config, std::move(token), io_, workers_, long_calls_, store_.get(), {}, {}, {}},
         signals_(io_, SIGTERM, SIGINT),
-        grace_timer_(io_) {
+        grace_timer_(io_),
+        sweep_timer_(io_) {
     context_.stats = [this, where = Addresses(listeners_)] { return Stats(where); };
     context_.on_gone = [this](const Connection* c) { Forget(c); };
   }
@@ -60,9 +61,9 @@ class Server::Impl {
       acceptor->assign(asio::generic::stream_protocol(local ? AF_UNIX : AF_INET, SOCK_STREAM),
                        listener.Release());
       acceptors_.push_back(acceptor);
-      asio::co_spawn(
-          io_, [this, acceptor, local] { return Accept(acceptor, local); }, asio::detached);
+      StartAccepting(acceptor, local);
     }
+    SweepPuts();
     on_ready();
     io_.run();
     workers_.join();
@@ -93,6 +94,31 @@ class Server::Impl {
     return s;
   }
 
+  void StartAccepting(const std::shared_ptr<Acceptor>& acceptor, bool local) {
+    asio::co_spawn(
+        io_, [this, acceptor, local] { return Accept(acceptor, local); },
+        [this, acceptor, local](const std::exception_ptr& thrown) {
+          if (!thrown || stopping_) return;
+          try {
+            std::rethrow_exception(thrown);
+          } catch (const std::exception& e) {  // memory for a connection, most likely
+            spdlog::error("a connection could not be accepted: {}", e.what());
+          }
+          StartAccepting(acceptor, local);
+        });
+  }
+
+  // Now and then: puts that their clients forgot.
+  void SweepPuts() {
+    const uint64_t period = std::clamp<uint64_t>(context_.config.put_idle_s / 4, 1, 15);
+    sweep_timer_.expires_after(std::chrono::seconds(period));
+    sweep_timer_.async_wait([this](boost::system::error_code ec) {
+      if (ec || stopping_) return;
+      for (const auto& [raw, connection] : connections_) connection->AbortIdlePuts();
+      SweepPuts();
+    });
+  }
+
   asio::awaitable<void> Accept(std::shared_ptr<Acceptor> acceptor, bool local) {
     while (!stopping_) {
       boost::system::error_code ec;
@@ -109,10 +135,7 @@ class Server::Impl {
         Refuse(socket);
         continue;
       }
-      if (!local) {
-        const int one = 1;  // answers are waited for
-        ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-      }
+      if (!local) SetTcpOptions(socket.native_handle());
       auto connection =
           std::make_shared<Connection>(context_, std::move(socket), local, next_id_++);
       connections_.emplace(connection.get(), connection);
@@ -150,6 +173,7 @@ class Server::Impl {
 
   void Stop() {
     stopping_ = true;
+    sweep_timer_.cancel();
     boost::system::error_code ignored;
     for (auto& acceptor : acceptors_) acceptor->close(ignored);
     const auto open = connections_;  // Drain may forget some
@@ -206,7 +230,7 @@ class Server::Impl {
   std::vector<Listener> listeners_;
   ServerContext context_;
   asio::signal_set signals_;
-  asio::steady_timer grace_timer_;
+  asio::steady_timer grace_timer_, sweep_timer_;
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::map<const Connection*, std::shared_ptr<Connection>> connections_;
   uint64_t next_id_ = 1;

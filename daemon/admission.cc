@@ -1,0 +1,70 @@
+#include "daemon/admission.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace prefixd::daemon {
+namespace {
+
+constexpr size_t kMaxTenantBytes = 256;
+
+// Equal time for equal lengths, whatever the contents.
+bool SameToken(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() != b.size();
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  }
+  return difference == 0;
+}
+
+bool SameUser(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         (peer.uid == ::geteuid() || peer.uid == 0);
+}
+
+}  // namespace
+
+Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, bool local,
+                        int socket) {
+  if (!local && !context.token.empty() && !SameToken(hello.token, context.token)) {
+    return Error{Code::kFailedPrecondition,
+                 "the daemon asks TCP clients for a token; this one is missing or wrong"};
+  }
+  if (hello.tenant.size() > kMaxTenantBytes) {
+    return InvalidArgument("the tenant's name is longer than 256 bytes");
+  }
+  Admission a;
+  a.peer.tenant = hello.tenant;
+  a.peer.local = local;
+  a.peer.trusted = local && SameUser(socket);
+  a.peer.admin = hello.admin;
+  if (hello.admin && !a.peer.trusted) {
+    return Error{Code::kFailedPrecondition,
+                 "access to all tenants is for the daemon's own user over its Unix socket"};
+  }
+  a.reply.server = std::string("prefixd ") + PREFIXD_VERSION;
+  a.reply.pid = static_cast<uint32_t>(::getpid());
+  a.reply.max_payload_bytes = context.config.max_frame_mib << 20;
+  a.reply.max_calls = static_cast<uint32_t>(context.config.max_calls);
+  a.reply.admin = a.peer.admin;
+  if (local && hello.shared_memory && context.config.shared_memory_mib > 0) {
+    auto region = SharedRegion::Create(context.config.shared_memory_mib << 20);
+    if (region.ok()) {
+      a.region = *std::move(region);
+      a.reply.region_bytes = a.region.bytes().size();
+    } else {
+      spdlog::warn("no shared memory for a client: {}", region.error().message);
+    }
+  }
+  return a;
+}
+
+}  // namespace prefixd::daemon

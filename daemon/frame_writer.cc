@@ -1,0 +1,128 @@
+#include "daemon/frame_writer.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "client_lib/codec.h"
+
+namespace prefixd::daemon {
+
+namespace asio = boost::asio;
+
+std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::json& control) {
+  const std::vector<std::byte> packed = wire::PackControl(control);
+  header.control_bytes = static_cast<uint32_t>(packed.size());
+  const auto encoded = wire::EncodeHeader(header);
+  std::vector<std::byte> head(encoded.size() + packed.size());
+  std::copy(packed.begin(), packed.end(), std::copy(encoded.begin(), encoded.end(), head.begin()));
+  return head;
+}
+
+ssize_t SendWithDescriptor(int socket, std::span<const std::byte> bytes, int fd) {
+  iovec iov{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  if (fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+  }
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+FrameWriter::FrameWriter(Socket& socket, std::chrono::seconds stall, Events events)
+    : socket_(socket), stall_(stall), events_(std::move(events)), timer_(socket.get_executor()) {}
+
+void FrameWriter::Push(std::shared_ptr<void> owner, Frame frame) {
+  if (closed_) return events_.done(frame);
+  queued_bytes_ += frame.head.size() + frame.payload.size();
+  frames_.push_back(std::move(frame));
+  if (frames_.size() == 1) WriteSome(owner);
+}
+
+void FrameWriter::WriteSome(const std::shared_ptr<void>& owner) {
+  Frame& frame = frames_.front();
+  WatchForStall(owner);
+  if (frame.fd >= 0) {
+    const ssize_t sent = SendWithDescriptor(socket_.native_handle(), frame.head, frame.fd);
+    if (sent >= 0) {
+      frame.fd = -1;
+      frame.held.reset();
+      return Wrote(owner, static_cast<size_t>(sent));
+    }
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      return Fail(std::strerror(errno));
+    }
+    return socket_.async_wait(Socket::wait_write, [this, owner](boost::system::error_code ec) {
+      if (closed_) return;
+      if (ec) return Fail(ec.message());
+      WriteSome(owner);
+    });
+  }
+  const size_t of_head = std::min(written_, frame.head.size());
+  const size_t of_payload = written_ - of_head;
+  const std::array<asio::const_buffer, 2> rest = {
+      asio::buffer(frame.head.data() + of_head, frame.head.size() - of_head),
+      asio::buffer(frame.payload.data() + of_payload, frame.payload.size() - of_payload)};
+  socket_.async_write_some(rest, [this, owner](boost::system::error_code ec, size_t bytes) {
+    if (closed_) return;
+    if (ec) return Fail(ec.message());
+    Wrote(owner, bytes);
+  });
+}
+
+void FrameWriter::Wrote(const std::shared_ptr<void>& owner, size_t bytes) {
+  events_.sent(bytes);
+  written_ += bytes;
+  const Frame& frame = frames_.front();
+  if (written_ == frame.head.size() + frame.payload.size()) PopFront();
+  if (closed_) return;  // by what `done` set off
+  if (frames_.empty()) {
+    timer_.cancel();
+  } else {
+    WriteSome(owner);
+  }
+}
+
+void FrameWriter::PopFront() {
+  const Frame frame = std::move(frames_.front());
+  frames_.pop_front();
+  written_ = 0;
+  queued_bytes_ -= frame.head.size() + frame.payload.size();
+  events_.done(frame);
+}
+
+// A slow peer is served as slowly as it likes; one that takes no byte at all is given up.
+void FrameWriter::WatchForStall(const std::shared_ptr<void>& owner) {
+  timer_.expires_after(stall_);
+  timer_.async_wait([this, owner](boost::system::error_code ec) {
+    const bool stale = timer_.expiry() > asio::steady_timer::clock_type::now();
+    if (ec || stale || closed_ || frames_.empty()) return;
+    Fail("the client took no byte of an answer for " + std::to_string(stall_.count()) +
+         " s (limits.write_timeout_s)");
+  });
+}
+
+void FrameWriter::Fail(const std::string& why) {
+  if (!closed_) events_.failed(why);
+}
+
+void FrameWriter::Close() {
+  if (std::exchange(closed_, true)) return;
+  timer_.cancel();
+  while (!frames_.empty()) PopFront();
+}
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,77 @@
+// Writes the frames of one connection in the order in which they were handed over, descriptors with
+// their first byte, and gives up on a peer that takes none for a while.
+//
+// Thread-safety: the io thread's alone. The owner given to Push is kept alive until the frame has
+// been written or dropped.
+#pragma once
+
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client_lib/protocol.h"
+
+namespace prefixd::daemon {
+
+// Header and control part of a frame; fills in header.control_bytes.
+std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::json& control);
+
+// What fits of `bytes`, without waiting, and a descriptor with the first of them (-1: none). As
+// sendmsg.
+ssize_t SendWithDescriptor(int socket, std::span<const std::byte> bytes, int fd);
+
+class FrameWriter {
+ public:
+  using Socket = boost::asio::generic::stream_protocol::socket;
+  struct Frame {
+    std::vector<std::byte> head;  // header and control part
+    std::vector<std::byte> payload;
+    bool ends_call = false;
+    int fd = -1;                       // goes with the first byte
+    std::shared_ptr<const void> held;  // keeps it open
+  };
+  struct Events {
+    // A frame left the queue, sent or dropped.
+    std::function<void(const Frame&)> done;
+    // The peer is gone, or took nothing for `stall`: close the connection. Said once.
+    std::function<void(const std::string& why)> failed;
+    std::function<void(size_t)> sent;  // bytes
+  };
+
+  FrameWriter(Socket& socket, std::chrono::seconds stall, Events events);
+
+  void Push(std::shared_ptr<void> owner, Frame frame);
+  // Drops what waits; what is being written ends with the socket.
+  void Close();
+
+  bool empty() const { return frames_.empty(); }
+  size_t size() const { return frames_.size(); }
+  uint64_t queued_bytes() const { return queued_bytes_; }
+
+ private:
+  void WriteSome(const std::shared_ptr<void>& owner);
+  void Wrote(const std::shared_ptr<void>& owner, size_t bytes);
+  void WatchForStall(const std::shared_ptr<void>& owner);
+  void Fail(const std::string& why);
+  void PopFront();
+
+  Socket& socket_;
+  const std::chrono::seconds stall_;
+  const Events events_;
+  boost::asio::steady_timer timer_;
+  std::deque<Frame> frames_;
+  size_t written_ = 0;  // of the first frame
+  uint64_t queued_bytes_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace prefixd::daemon
