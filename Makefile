@@ -3,10 +3,11 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz torture demo bench format \
-        check-format tidy gpu-only model phi golden clean
+        check-format tidy install gpu-only model phi golden clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +50,9 @@ fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 per target, or FUZZ_RUNS=N
 torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, again goes on; TORTURE_ARGS="disk --cycles 1000"
 	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_torture
 	@$(BUILD)/tests/reliability/prefixd_torture --resume --json build/torture/figures.json $(TORTURE_ARGS)
+
+install: build  ## daemon, C and C++ libraries, headers: PREFIX=/usr/local, DESTDIR for packagers
+	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 gpu-only:  ## attention/ and gpu/ alone: needs a compiler, CMake and CUDA
 	@cmake --preset gpu-only && cmake --build --preset gpu-only -j $(JOBS) && ctest --preset gpu-only

@@ -3,11 +3,13 @@
 #include <array>
 #include <concepts>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <type_traits>
 
 #include "client_lib/msgpack_check.h"
+#include "runtime/store.h"
 
 namespace prefixd::wire {
 namespace {
@@ -54,6 +56,23 @@ template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
+}
+template <class V>
+void Describe(V& v, Is<RuntimeOptions> auto& s) {
+  v("dir", s.dir), v("io", s.io), v("host_tier_bytes", s.host_tier_bytes);
+  v("host_tier_shares", s.host_tier_shares), v("host_tier_hugetlb", s.host_tier_hugetlb);
+  v("host_tier_mlock", s.host_tier_mlock), v("pin_host_tier", s.pin_host_tier);
+  v("min_free_bytes", s.min_free_bytes), v("read_deadline_ms", s.read_deadline_ms);
+  v("quota_bytes", s.quota_bytes), v("tenant_quota_bytes", s.tenant_quota_bytes);
+  v("tenant_quotas", s.tenant_quotas), v("evict", s.evict), v("maintenance_ms", s.maintenance_ms);
+  v("threads", s.threads), v("compute", s.compute), v("anchors", s.anchors);
+  v("checkpoint_tokens", s.checkpoint_tokens), v("moment_cross", s.moment_cross);
+  v("query_samples", s.query_samples), v("choice_budgets", s.choice_budgets);
+  v("build_ivf", s.build_ivf), v("ivf_min_tokens", s.ivf_min_tokens), v("settle", s.settle);
+  v("settle_min_tokens", s.settle_min_tokens), v("settle_chunk_tokens", s.settle_chunk_tokens);
+  v("merge_max_tokens", s.merge_max_tokens), v("max_sessions", s.max_sessions);
+  v("scrub_bytes_per_second", s.scrub_bytes_per_second);
+  v("scrub_interval_hours", s.scrub_interval_hours);
 }
 template <class V>
 void Describe(V& v, Is<Retention> auto& s) {
@@ -194,9 +213,11 @@ struct Encoder {
   static Json Value(CutKind x) { return static_cast<uint32_t>(x); }
   static Json Value(const TokenRange& x) { return Json::array({x.begin, x.end}); }
   static Json Value(const Extent& x) { return Json::array({x.offset, x.length}); }
-  static Json Value(const std::pair<std::string, std::string>& x) {
+  template <typename T>
+  static Json Value(const std::pair<std::string, T>& x) {
     return Json::array({x.first, x.second});
   }
+  static Json Value(const std::map<std::string, uint64_t>& x) { return x; }
   template <typename T>
   static Json Value(const std::optional<T>& x) {
     return x ? Value(*x) : Json(nullptr);
@@ -314,8 +335,13 @@ struct Decoder {
   void Read(const Json& j, const std::string& at, Extent& x) {
     ReadPair(j, at, x.offset, x.length);
   }
-  void Read(const Json& j, const std::string& at, std::pair<std::string, std::string>& x) {
+  template <typename T>
+  void Read(const Json& j, const std::string& at, std::pair<std::string, T>& x) {
     ReadPair(j, at, x.first, x.second);
+  }
+  void Read(const Json& j, const std::string& at, std::map<std::string, uint64_t>& x) {
+    if (!j.is_object()) return Fail(at, "an object");
+    for (const auto& [key, value] : j.items()) Read(value, at + "." + key, x[key]);
   }
   template <typename T>
   void Read(const Json& j, const std::string& at, std::optional<T>& x) {
@@ -390,6 +416,7 @@ PREFIXD_CODEC(KvGeometry)
 PREFIXD_CODEC(ModelSpec)
 PREFIXD_CODEC(PutSpec)
 PREFIXD_CODEC(Retention)
+PREFIXD_CODEC(RuntimeOptions)
 PREFIXD_CODEC(PrefixMatch)
 PREFIXD_CODEC(PutResult)
 PREFIXD_CODEC(StepPolicy)

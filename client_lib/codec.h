@@ -53,9 +53,9 @@ struct ServerStats {
 
 // Instantiated for every type below; see codec.cc.
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
-//   Retention, PrefixMatch, PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger,
-//   StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats, VerifySummary, TokenRange,
-//   Selection (no ids)
+//   Retention, RuntimeOptions (runtime/store.h), PrefixMatch, PutResult, StepPolicy,
+//   AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport, PrefixSummary,
+//   PrefixDetail, RuntimeStats, VerifySummary, TokenRange, Selection (no ids)
 template <typename T>
 Json ToJson(const T& value);
 // kInvalidArgument names the field ("attach.policy.budget: expected a number").

@@ -14,17 +14,22 @@ endif()
 find_package(Threads REQUIRED)
 
 add_library(prefixd_options INTERFACE)
-target_include_directories(prefixd_options INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(prefixd_options INTERFACE
+target_include_directories(prefixd_options INTERFACE
+  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}> $<INSTALL_INTERFACE:include/prefixd>)
+target_compile_features(prefixd_options INTERFACE cxx_std_20)
+# Warnings are this build's own: who links the installed libraries keeps theirs.
+add_library(prefixd_warnings INTERFACE)
+target_link_libraries(prefixd_options INTERFACE $<BUILD_INTERFACE:prefixd_warnings>)
+target_compile_options(prefixd_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor
   # Designated initialisers that leave the rest at its default are how options are written here.
   -Wno-missing-field-initializers>)
 # g++ 12 warns of impossible overlaps, overflows and bounds inside std::string and std::vector when it
 # optimises (GCC bugs 105329, 105651 and 105762).
-target_compile_options(prefixd_options INTERFACE
+target_compile_options(prefixd_warnings INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>")
 if(PREFIXD_WERROR)
-  target_compile_options(prefixd_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  target_compile_options(prefixd_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 if(PREFIXD_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${PREFIXD_SANITIZE}>

@@ -1,0 +1,88 @@
+// What the C API's files share: handles, options of any age, errors out of values and exceptions.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "client_lib/c/prefixd.h"
+#include "client_lib/client.h"
+
+struct pfx_client {
+  std::shared_ptr<prefixd::Client> client;
+};
+struct pfx_put {
+  std::shared_ptr<prefixd::Client> client;
+  std::unique_ptr<prefixd::PutStream> put;
+};
+struct pfx_session {
+  std::shared_ptr<prefixd::Client> client;
+  std::shared_ptr<prefixd::Session> session;
+};
+
+namespace prefixd::capi {
+
+// Remembers the message for this thread.
+pfx_code Fail(const Error& error);
+
+// Runs what fails by value; nothing escapes.
+template <typename F>
+pfx_code Guard(F&& body) {
+  try {
+    const Status status = body();
+    return status.ok() ? PFX_OK : Fail(status.error());
+  } catch (const std::bad_alloc&) {
+    return Fail({Code::kResourceExhausted, "out of memory"});
+  } catch (const std::exception& e) {
+    return Fail({Code::kInternal, e.what()});
+  } catch (...) {
+    return Fail({Code::kInternal, "an exception of unknown kind"});
+  }
+}
+
+inline Error Null(const char* what) { return InvalidArgument(std::string(what) + " is NULL"); }
+inline std::string_view Text(const char* text) { return text ? text : ""; }
+
+// A caller's struct of any size that this library knows; what it does not have is zero.
+template <typename T>
+Result<T> ReadOptions(const T* given, const char* name) {
+  if (given == nullptr) return Null(name);
+  const size_t size = given->struct_size;
+  if (size < sizeof(size_t) || size > sizeof(T)) {
+    return InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(size) +
+                           "; initialise the struct with its _INIT macro" +
+                           (size > sizeof(T) ? " (or the caller was built against a newer "
+                                               "prefixd.h than this library)"
+                                             : ""));
+  }
+  T options{};
+  std::memcpy(&options, given, size);
+  return options;
+}
+
+// Into a caller's struct: no more than it has room for.
+template <typename T>
+Status WriteResult(T filled, T* out, const char* name) {
+  PREFIXD_ASSIGN(const T given, ReadOptions(out, name));
+  filled.struct_size = given.struct_size;
+  std::memcpy(out, &filled, given.struct_size);
+  return {};
+}
+
+template <size_t n>
+void CopyText(std::string_view text, char (&out)[n]) {
+  const size_t length = std::min(text.size(), n - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = '\0';
+}
+
+// A copy for the caller to pfx_free; `out` NULL: not wanted.
+Status ReturnText(const std::string& text, char** out);
+
+ProgressFn Progress(pfx_progress progress, void* user);
+
+}  // namespace prefixd::capi

@@ -1,0 +1,273 @@
+// The C API's puts and sessions.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "client_lib/c/handles.h"
+#include "client_lib/json_text.h"
+
+using namespace prefixd;        // NOLINT: the C API's functions stand in the global namespace
+using namespace prefixd::capi;  // NOLINT
+
+namespace {
+
+Result<StepPolicy> Policy(const char* json) {
+  if (json == nullptr) return StepPolicy{};
+  return wire::FromText<StepPolicy>(json, "policy");
+}
+
+std::span<const std::byte> Bytes(const void* data, size_t bytes) {
+  return {static_cast<const std::byte*>(data), bytes};
+}
+std::span<std::byte> Bytes(void* data, size_t bytes) {
+  return {static_cast<std::byte*>(data), bytes};
+}
+
+// A put that has not been committed.
+Result<PutStream*> Open(const pfx_put* put) {
+  if (put == nullptr) return Null("put");
+  if (!put->put) {
+    return Error{Code::kFailedPrecondition, "this put was committed already; begin another"};
+  }
+  return put->put.get();
+}
+
+// A pointer with a count must not be NULL where something is expected behind it.
+Status CheckPointers(std::initializer_list<std::pair<const void*, size_t>> arrays) {
+  for (const auto& [data, count] : arrays) {
+    if (data == nullptr && count > 0) return InvalidArgument("an array of this call is NULL");
+  }
+  return {};
+}
+
+}  // namespace
+
+pfx_code pfx_begin_put(pfx_client* client, const pfx_put_options* options, pfx_put** put) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    if (put == nullptr) return Null("put");
+    PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
+    PREFIXD_TRY(CheckPointers({{o.tokens, o.n_tokens}}));
+    PutSpec spec;
+    spec.model = Text(o.model);
+    spec.tenant = Text(o.tenant);
+    spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
+    spec.label = Text(o.label);
+    spec.pinned = o.pinned != 0;
+    spec.ttl_seconds = o.ttl_seconds;
+    PREFIXD_ASSIGN(auto stream, client->client->BeginPut(spec));
+    *put = new pfx_put{client->client, std::move(stream)};
+    return {};
+  });
+}
+
+pfx_code pfx_put_missing(const pfx_put* put, uint32_t* begin, uint32_t* end) {
+  return Guard([&]() -> Status {
+    PREFIXD_ASSIGN(const PutStream* stream, Open(put));
+    if (begin == nullptr || end == nullptr) return Null("begin or end");
+    const TokenRange missing = stream->missing();
+    *begin = missing.begin;
+    *end = missing.end;
+    return {};
+  });
+}
+
+pfx_code pfx_put_write(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n, const void* k,
+                       size_t k_bytes, const void* v, size_t v_bytes) {
+  return Guard([&]() -> Status {
+    PREFIXD_ASSIGN(PutStream * stream, Open(put));
+    PREFIXD_TRY(CheckPointers({{k, k_bytes}, {v, v_bytes}}));
+    return stream->Write(layer, first, n, Bytes(k, k_bytes), Bytes(v, v_bytes));
+  });
+}
+
+pfx_code pfx_put_write_queries(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
+                               const float* q, size_t q_count) {
+  return Guard([&]() -> Status {
+    PREFIXD_ASSIGN(PutStream * stream, Open(put));
+    PREFIXD_TRY(CheckPointers({{q, q_count}}));
+    return stream->WriteQueries(layer, first, n, {q, q_count});
+  });
+}
+
+pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
+  return Guard([&]() -> Status {
+    PREFIXD_TRY(Open(put));
+    if (result != nullptr) {  // before anything is stored
+      PREFIXD_TRY(ReadOptions(result, "result"));
+    }
+    const std::unique_ptr<PutStream> stream = std::move(put->put);
+    PREFIXD_ASSIGN(const PutResult done, stream->Commit());
+    if (result == nullptr) return {};
+    pfx_put_result out{};
+    CopyText(done.prefix, out.prefix);
+    out.n_tokens = done.n_tokens;
+    out.stored_tokens = done.stored_tokens;
+    out.bytes = done.bytes;
+    out.seconds = done.seconds;
+    return WriteResult(out, result, "result");
+  });
+}
+
+void pfx_put_free(pfx_put* put) { delete put; }
+
+pfx_code pfx_attach(pfx_client* client, const pfx_attach_options* options, pfx_session** session) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    if (session == nullptr) return Null("session");
+    PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
+    PREFIXD_TRY(CheckPointers({{o.tokens, o.n_tokens}}));
+    AttachSpec spec;
+    spec.model = Text(o.model);
+    spec.tenant = Text(o.tenant);
+    spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
+    spec.prefix = Text(o.prefix);
+    spec.n_tokens = o.cut;
+    PREFIXD_ASSIGN(spec.policy, Policy(o.policy_json));
+    PREFIXD_ASSIGN(auto attached, client->client->Attach(spec));
+    *session = new pfx_session{client->client, std::move(attached)};
+    return {};
+  });
+}
+
+pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* shape) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    const SessionInfo& info = session->session->info();
+    const KvGeometry& g = info.geometry;
+    pfx_session_shape out{};
+    out.n_tokens = info.n_tokens;
+    out.n_layers = g.n_layers;
+    out.n_q_heads = g.n_q_heads;
+    out.n_kv_heads = g.n_kv_heads;
+    out.key_dim = g.key_dim;
+    out.value_dim = g.value_dim;
+    out.row_bytes = static_cast<uint32_t>(g.row().bytes());
+    CopyText(DTypeName(g.dtype), out.dtype);
+    return WriteResult(out, shape, "shape");
+  });
+}
+
+pfx_code pfx_session_set_policy(pfx_session* session, const char* policy_json) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_ASSIGN(const StepPolicy policy, Policy(policy_json));
+    return session->session->SetPolicy(policy);
+  });
+}
+
+pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q_count, float* y,
+                  size_t y_count, float* lse, size_t lse_count) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_TRY(CheckPointers({{q, q_count}, {y, y_count}, {lse, lse_count}}));
+    return session->session->Step(layer, {q, q_count}, {y, y_count}, {lse, lse_count}, nullptr);
+  });
+}
+
+pfx_code pfx_step_batch(pfx_client* client, pfx_step_request* requests, size_t n,
+                        size_t request_size) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    if (requests == nullptr && n > 0) return Null("requests");
+    if (request_size != sizeof(pfx_step_request)) {
+      return InvalidArgument("request_size is " + std::to_string(request_size) +
+                             "; this library's pfx_step_request has " +
+                             std::to_string(sizeof(pfx_step_request)) + " bytes");
+    }
+    std::vector<StepRequest> batch(n);
+    for (size_t i = 0; i < n; ++i) {
+      const pfx_step_request& r = requests[i];
+      if (r.session == nullptr) return Null("the session of a request");
+      if (r.session->client != client->client) {
+        return InvalidArgument("request " + std::to_string(i) +
+                               " is of a session of another client; step it with its own");
+      }
+      PREFIXD_TRY(CheckPointers({{r.q, r.q_count}, {r.y, r.y_count}, {r.lse, r.lse_count}}));
+      batch[i].session = r.session->session.get();
+      batch[i].layer = r.layer;
+      batch[i].q = {r.q, r.q_count};
+      batch[i].y = {r.y, r.y_count};
+      batch[i].lse = {r.lse, r.lse_count};
+    }
+    client->client->StepBatch(batch);
+    Status first;
+    for (size_t i = n; i-- > 0;) {
+      requests[i].code = PFX_OK;
+      if (batch[i].status.ok()) continue;
+      requests[i].code = Fail(batch[i].status.error());
+      first = Error{batch[i].status.error().code,
+                    "request " + std::to_string(i) + ": " + batch[i].status.error().message};
+    }
+    return first;
+  });
+}
+
+pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t n, const float* q,
+                          size_t q_count, float* y, size_t y_count, float* lse, size_t lse_count) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_TRY(CheckPointers({{q, q_count}, {y, y_count}, {lse, lse_count}}));
+    return session->session->AttendExact(layer, n, {q, q_count}, {y, y_count}, {lse, lse_count});
+  });
+}
+
+pfx_code pfx_read_rows(pfx_session* session, uint32_t layer, uint32_t kv_head, const uint32_t* ids,
+                       size_t n_ids, void* out, size_t out_bytes) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_TRY(CheckPointers({{ids, n_ids}, {out, out_bytes}}));
+    return session->session->ReadRows(layer, kv_head, {ids, n_ids}, Bytes(out, out_bytes));
+  });
+}
+
+pfx_code pfx_read_range(pfx_session* session, uint32_t layer, uint32_t kv_head, uint32_t begin,
+                        uint32_t end, void* out, size_t out_bytes) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_TRY(CheckPointers({{out, out_bytes}}));
+    return session->session->ReadRange(layer, kv_head, {begin, end}, Bytes(out, out_bytes));
+  });
+}
+
+pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_head, const float* q,
+                    size_t q_count, uint32_t k, uint32_t* ids, size_t* n_ids, pfx_cut* cuts,
+                    size_t n_cuts) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    if (n_ids == nullptr) return Null("n_ids");
+    PREFIXD_TRY(CheckPointers({{q, q_count}, {ids, k}, {cuts, n_cuts}}));
+    PREFIXD_ASSIGN(const Selection selection,
+                   session->session->Select(layer, kv_head, {q, q_count}, k));
+    if (selection.ids.size() > k) {
+      return Error{Code::kInternal, "the selector returned more ids than were asked for"};
+    }
+    if (n_cuts != 0 && n_cuts != selection.cuts.size()) {
+      return InvalidArgument("cuts has room for " + std::to_string(n_cuts) + "; this group has " +
+                             std::to_string(selection.cuts.size()) + " query heads");
+    }
+    std::copy(selection.ids.begin(), selection.ids.end(), ids);
+    *n_ids = selection.ids.size();
+    for (size_t i = 0; i < n_cuts; ++i) {
+      cuts[i] = {selection.cuts[i].score, static_cast<pfx_cut_kind>(selection.cuts[i].kind)};
+    }
+    return {};
+  });
+}
+
+pfx_code pfx_session_report(pfx_session* session, char** json) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    return ReturnText(wire::ToText(session->session->report()), json);
+  });
+}
+
+pfx_code pfx_session_detach(pfx_session* session, char** json) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_ASSIGN(const SessionReport report, session->session->Detach());
+    return ReturnText(wire::ToText(report), json);
+  });
+}
+
+void pfx_session_free(pfx_session* session) { delete session; }

@@ -1,0 +1,30 @@
+// What a store holds, through the C++ interface: list_prefixes DIR | unix:/path | tcp:host:port
+#include <cstdio>
+#include <string>
+
+#include "client_lib/client.h"
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s DIR | unix:/path | tcp:host:port\n", argv[0]);
+    return 2;
+  }
+  const std::string where = argv[1];
+  const bool remote = where.starts_with("unix:") || where.starts_with("tcp:");
+  prefixd::RuntimeOptions options;
+  options.dir = where;
+  auto client = remote ? prefixd::Client::Connect(where) : prefixd::Client::OpenEmbedded(options);
+  if (!client.ok()) {
+    std::fprintf(stderr, "%s\n", client.error().ToString().c_str());
+    return 1;
+  }
+  auto prefixes = (*client)->Prefixes();
+  if (!prefixes.ok()) {
+    std::fprintf(stderr, "%s\n", prefixes.error().ToString().c_str());
+    return 1;
+  }
+  for (const prefixd::PrefixSummary& p : *prefixes) {
+    std::printf("%s  %u tokens of %s  %s\n", p.id.c_str(), p.n_tokens, p.model.c_str(),
+                p.label.c_str());
+  }
+}

@@ -1,0 +1,337 @@
+// The C interface, embedded and against the real daemon. Links libprefixd.so alone: what is not
+// exported cannot be used here.
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "client_lib/c/prefixd.h"
+#include "tests/daemon/daemon_process.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+using Json = nlohmann::json;
+using testing::DaemonProcess;
+using testing::TempDir;
+
+constexpr uint32_t kLayers = 2, kQHeads = 4, kKvHeads = 2, kDim = 16, kTokens = 300;
+constexpr size_t kQ = kQHeads * kDim;
+constexpr const char* kModel =
+    R"({"name": "m", "identity": [["weights", "random"]], "geometry": {"n_layers": 2,
+        "n_q_heads": 4, "n_kv_heads": 2, "key_dim": 16, "value_dim": 16, "dtype": "f32",
+        "layers": [{"scale": 0.25}, {"scale": 0.25}]}})";
+
+class CApi : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    std::mt19937_64 rng(testing::Seed("CApi"));
+    std::normal_distribution<float> normal;
+    for (uint32_t i = 0; i < kTokens; ++i) tokens_.push_back(uint32_t(rng() % 50000));
+    for (auto* rows : {&k_, &v_}) {
+      rows->resize(kLayers * kTokens * kKvHeads * kDim);
+      for (float& x : *rows) x = normal(rng);
+    }
+    q_.resize(3 * kQ);
+    for (float& x : q_) x = normal(rng);
+    if (GetParam()) {
+      daemon_ = std::make_unique<DaemonProcess>(dir_.path());
+      ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+      pfx_connect_options options = PFX_CONNECT_OPTIONS_INIT;
+      const std::string address = daemon_->address();
+      options.address = address.c_str();
+      ASSERT_EQ(pfx_connect(&options, &client_), PFX_OK) << pfx_last_error();
+    } else {
+      pfx_open_options options = PFX_OPEN_OPTIONS_INIT;
+      const std::string dir = dir_.path() / "store";
+      options.dir = dir.c_str();
+      options.host_tier_bytes = 64 << 20;
+      options.options_json = R"({"min_free_bytes": 0, "threads": 2})";
+      ASSERT_EQ(pfx_open(&options, &client_), PFX_OK) << pfx_last_error();
+    }
+    ASSERT_EQ(pfx_register_model(client_, kModel), PFX_OK) << pfx_last_error();
+  }
+  void TearDown() override {
+    pfx_session_free(session_);
+    pfx_client_close(client_);
+  }
+
+  const float* Row(const std::vector<float>& rows, uint32_t layer, uint32_t token) const {
+    return rows.data() + (size_t{layer} * kTokens + token) * kKvHeads * kDim;
+  }
+
+  void Put() {
+    pfx_put_options options = PFX_PUT_OPTIONS_INIT;
+    options.model = "m";
+    options.tokens = tokens_.data();
+    options.n_tokens = kTokens;
+    options.label = "c";
+    pfx_put* put = nullptr;
+    ASSERT_EQ(pfx_begin_put(client_, &options, &put), PFX_OK) << pfx_last_error();
+    uint32_t begin = 9, end = 9;
+    ASSERT_EQ(pfx_put_missing(put, &begin, &end), PFX_OK);
+    EXPECT_EQ(begin, 0u);
+    EXPECT_EQ(end, kTokens);
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      const size_t bytes = kTokens * kKvHeads * kDim * sizeof(float);
+      EXPECT_EQ(pfx_put_write(put, layer, 0, kTokens, Row(k_, layer, 0), bytes - 4,
+                              Row(v_, layer, 0), bytes),
+                PFX_INVALID_ARGUMENT);
+      ASSERT_EQ(
+          pfx_put_write(put, layer, 0, kTokens, Row(k_, layer, 0), bytes, Row(v_, layer, 0), bytes),
+          PFX_OK)
+          << pfx_last_error();
+      ASSERT_EQ(pfx_put_write_queries(put, layer, kTokens - 3, 3, q_.data(), q_.size()), PFX_OK);
+    }
+    pfx_put_result result = PFX_PUT_RESULT_INIT;
+    ASSERT_EQ(pfx_put_commit(put, &result), PFX_OK) << pfx_last_error();
+    EXPECT_EQ(pfx_put_commit(put, &result), PFX_FAILED_PRECONDITION);
+    pfx_put_free(put);
+    EXPECT_EQ(result.stored_tokens, kTokens);
+    prefix_ = result.prefix;
+    ASSERT_EQ(prefix_.size(), 32u);
+    int calls = 0;
+    const auto count = [](void* user, uint64_t, uint64_t, const char*) {
+      ++*static_cast<int*>(user);
+      return 0;
+    };
+    ASSERT_EQ(pfx_wait_ready(client_, result.prefix, count, &calls), PFX_OK) << pfx_last_error();
+  }
+
+  pfx_session* Attach(const char* policy) {
+    pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;
+    options.model = "m";
+    options.tokens = tokens_.data();
+    options.n_tokens = kTokens;
+    options.policy_json = policy;
+    pfx_session* session = nullptr;
+    EXPECT_EQ(pfx_attach(client_, &options, &session), PFX_OK) << pfx_last_error();
+    return session;
+  }
+
+  // Head `head` of `layer` over the whole prefix, in doubles.
+  void Reference(uint32_t layer, uint32_t head, const float* q, double* y, double* lse) const {
+    std::vector<double> s(kTokens);
+    double sum = 0;
+    const uint32_t kv = head / (kQHeads / kKvHeads);
+    std::fill_n(y, kDim, 0.0);
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      for (uint32_t d = 0; d < kDim; ++d) s[t] += 0.25 * q[d] * Row(k_, layer, t)[kv * kDim + d];
+      sum += std::exp(s[t]);
+    }
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      for (uint32_t d = 0; d < kDim; ++d) {
+        y[d] += std::exp(s[t]) / sum * Row(v_, layer, t)[kv * kDim + d];
+      }
+    }
+    *lse = std::log(sum);
+  }
+
+  void ExpectReference(uint32_t layer, const float* q, const float* y, const float* lse) const {
+    for (uint32_t head = 0; head < kQHeads; ++head) {
+      double want[kDim], want_lse;
+      Reference(layer, head, q + head * kDim, want, &want_lse);
+      EXPECT_NEAR(lse[head], want_lse, 1e-4);
+      for (uint32_t d = 0; d < kDim; ++d) EXPECT_NEAR(y[head * kDim + d], want[d], 1e-4);
+    }
+  }
+
+  TempDir dir_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  pfx_client* client_ = nullptr;
+  pfx_session* session_ = nullptr;
+  std::vector<uint32_t> tokens_;
+  std::vector<float> k_, v_, q_;
+  std::string prefix_;
+};
+
+TEST_P(CApi, FullStepsAndExactBlocksAreAttentionOverThePrefix) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  float y[3 * kQ], lse[3 * kQHeads];
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    ASSERT_EQ(pfx_step(session_, layer, q_.data(), kQ, y, kQ, lse, kQHeads), PFX_OK)
+        << pfx_last_error();
+    ExpectReference(layer, q_.data(), y, lse);
+    ASSERT_EQ(pfx_attend_exact(session_, layer, 3, q_.data(), 3 * kQ, y, 3 * kQ, lse, 3 * kQHeads),
+              PFX_OK);
+    for (int i = 0; i < 3; ++i) {
+      ExpectReference(layer, q_.data() + i * kQ, y + i * kQ, lse + i * kQHeads);
+    }
+  }
+}
+
+TEST_P(CApi, ABatchIsItsStepsAndEachHasItsOwnCode) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  pfx_session* other = Attach(R"({"k": 20, "estimator": "none"})");
+  float y[3][kQ], lse[3][kQHeads], alone[kQ], alone_lse[kQHeads];
+  pfx_step_request requests[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    requests[i] = {i == 1 ? other : session_,
+                   i == 2 ? 77u : 0u,
+                   PFX_INTERNAL,
+                   q_.data(),
+                   kQ,
+                   y[i],
+                   kQ,
+                   lse[i],
+                   kQHeads};
+  }
+  EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request)), PFX_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pfx_last_error()).find("request 2: layer 77"), std::string::npos)
+      << pfx_last_error();
+  EXPECT_EQ(requests[0].code, PFX_OK);
+  EXPECT_EQ(requests[1].code, PFX_OK);
+  EXPECT_EQ(requests[2].code, PFX_INVALID_ARGUMENT);
+  ExpectReference(0, q_.data(), y[0], lse[0]);
+  ASSERT_EQ(pfx_step(other, 0, q_.data(), kQ, alone, kQ, alone_lse, kQHeads), PFX_OK);
+  for (size_t i = 0; i < kQ; ++i) EXPECT_NEAR(alone[i], y[1][i], 1e-6);
+  EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request) - 8),
+            PFX_INVALID_ARGUMENT);
+  pfx_session_free(other);
+}
+
+TEST_P(CApi, RowsComeBackAsTheyWerePut) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  pfx_session_shape shape = PFX_SESSION_SHAPE_INIT;
+  ASSERT_EQ(pfx_session_get_shape(session_, &shape), PFX_OK);
+  EXPECT_EQ(shape.n_tokens, kTokens);
+  EXPECT_EQ(shape.row_bytes, 2 * kDim * sizeof(float));
+  EXPECT_STREQ(shape.dtype, "f32");
+  const uint32_t ids[] = {0, 7, 299};
+  float rows[3][2 * kDim], range[2][2 * kDim];
+  ASSERT_EQ(pfx_read_rows(session_, 1, 1, ids, 3, rows, sizeof(rows)), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_read_range(session_, 1, 1, 7, 9, range, sizeof(range)), PFX_OK);
+  EXPECT_EQ(pfx_read_range(session_, 1, 1, 7, 9, range, 8), PFX_INVALID_ARGUMENT);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(std::memcmp(rows[i], Row(k_, 1, ids[i]) + kDim, kDim * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(rows[i] + kDim, Row(v_, 1, ids[i]) + kDim, kDim * sizeof(float)), 0);
+  }
+  EXPECT_EQ(std::memcmp(range[0], rows[1], sizeof(rows[1])), 0);
+  uint32_t selected[20];
+  size_t n = 0;
+  pfx_cut cuts[2];
+  ASSERT_EQ(pfx_select(session_, 0, 0, q_.data(), 2 * kDim, 20, selected, &n, cuts, 2), PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(n, 20u);
+  EXPECT_TRUE(std::is_sorted(selected, selected + n));
+  EXPECT_EQ(cuts[0].kind, PFX_CUT_EXACT);
+}
+
+TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
+  Put();
+  std::vector<uint32_t> longer = tokens_;
+  longer.push_back(1);
+  pfx_match_result match = PFX_MATCH_RESULT_INIT;
+  ASSERT_EQ(pfx_match(client_, "m", nullptr, longer.data(), longer.size(), &match), PFX_OK);
+  EXPECT_EQ(match.n_tokens, kTokens);
+  EXPECT_EQ(match.prefix, prefix_);
+  char* json = nullptr;
+  ASSERT_EQ(pfx_prefixes(client_, &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)[0]["label"], "c");
+  pfx_free(json);
+  ASSERT_EQ(pfx_set_retention(client_, prefix_.c_str(), R"({"pinned": true})"), PFX_OK);
+  ASSERT_EQ(pfx_prefix(client_, prefix_.c_str(), &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["summary"]["pinned"], true);
+  pfx_free(json);
+  ASSERT_EQ(pfx_verify(client_, nullptr, nullptr, nullptr, &json), PFX_OK) << pfx_last_error();
+  EXPECT_EQ(Json::parse(json)["segments"], 1);
+  pfx_free(json);
+  ASSERT_EQ(pfx_models(client_, &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)[0]["name"], "m");
+  pfx_free(json);
+  ASSERT_EQ(pfx_stats(client_, &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["prefixes"], 1);
+  pfx_free(json);
+  session_ = Attach(R"({"mode": "full"})");
+  ASSERT_EQ(pfx_session_report(session_, &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["info"]["n_tokens"], kTokens);
+  pfx_free(json);
+  ASSERT_EQ(pfx_session_detach(session_, nullptr), PFX_OK);
+  EXPECT_EQ(pfx_session_detach(session_, nullptr), PFX_FAILED_PRECONDITION);
+  ASSERT_EQ(pfx_remove(client_, prefix_.c_str()), PFX_OK) << pfx_last_error();
+  EXPECT_EQ(pfx_remove(client_, prefix_.c_str()), PFX_NOT_FOUND);
+}
+
+TEST_P(CApi, WhatIsWrongIsSaid) {
+  Put();
+  pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;
+  options.model = "m";
+  options.prefix = prefix_.c_str();
+  options.policy_json = R"({"estimater": "moment"})";
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pfx_last_error()).find("policy.estimater: no such field"),
+            std::string::npos)
+      << pfx_last_error();
+  options.policy_json = R"({"budget": 0.0001})";
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INFEASIBLE);
+  options.policy_json = "not JSON";
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INVALID_ARGUMENT);
+  options.policy_json = nullptr;
+  options.struct_size = sizeof(options) + 8;
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INVALID_ARGUMENT);
+  // A caller built before the policy was added: its struct ends earlier, the rest is the default.
+  options.struct_size = offsetof(pfx_attach_options, policy_json);
+  options.policy_json = "never looked at";
+  options.cut = 200;
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INFEASIBLE);  // 2% of 200 tokens
+  options.model = "nobody";
+  options.prefix = nullptr;
+  options.tokens = tokens_.data();
+  options.n_tokens = kTokens;
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_NOT_FOUND);
+  EXPECT_EQ(session_, nullptr);
+  EXPECT_EQ(pfx_attach(nullptr, &options, &session_), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_register_model(client_, R"({"name": "m", "geometrie": {}})"), PFX_INVALID_ARGUMENT);
+  std::string other = kModel;
+  other.replace(other.find("random"), 6, "others");
+  EXPECT_EQ(pfx_register_model(client_, other.c_str()), PFX_ALREADY_EXISTS) << pfx_last_error();
+
+  session_ = Attach(R"({"mode": "full"})");
+  float y[kQ], lse[kQHeads];
+  q_[5] = NAN;
+  EXPECT_EQ(pfx_step(session_, 0, q_.data(), kQ, y, kQ, lse, kQHeads), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_step(session_, 0, nullptr, kQ, y, kQ, lse, kQHeads), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_step(session_, 0, q_.data(), kQ - 1, y, kQ, lse, kQHeads), PFX_INVALID_ARGUMENT);
+  // Messages belong to their thread.
+  const std::string mine = pfx_last_error();
+  std::thread([] { EXPECT_STREQ(pfx_last_error(), ""); }).join();
+  EXPECT_EQ(mine, pfx_last_error());
+}
+
+TEST_P(CApi, ProgressCanCancel) {
+  Put();
+  const auto stop = [](void*, uint64_t, uint64_t, const char*) { return 1; };
+  EXPECT_EQ(pfx_verify(client_, "", stop, nullptr, nullptr), PFX_CANCELLED) << pfx_last_error();
+}
+
+INSTANTIATE_TEST_SUITE_P(Clients, CApi, ::testing::Bool(), [](const auto& param) {
+  return std::string(param.param ? "Daemon" : "Embedded");
+});
+
+TEST(CApiValues, MergeStatesIsOneSoftmaxAndEmptySidesAreFine) {
+  float y_a[2 * 3] = {1, 2, 3, 9, 9, 9}, lse_a[2] = {0.5f, -INFINITY};
+  const float y_b[2 * 3] = {-1, 0, 5, 4, 5, 6}, lse_b[2] = {1.5f, 2};
+  pfx_merge_states(y_a, lse_a, y_b, lse_b, 2, 3);
+  const double a = std::exp(0.5), b = std::exp(1.5);
+  EXPECT_NEAR(lse_a[0], std::log(a + b), 1e-6);
+  EXPECT_NEAR(y_a[0], (a - b) / (a + b), 1e-6);
+  EXPECT_NEAR(y_a[2], (3 * a + 5 * b) / (a + b), 1e-6);
+  EXPECT_EQ(lse_a[1], 2);
+  EXPECT_EQ(y_a[3], 4);
+  EXPECT_STREQ(pfx_code_name(PFX_NOT_FOUND), "not_found");
+  EXPECT_STREQ(pfx_code_name(PFX_OK), "ok");
+  EXPECT_STREQ(pfx_code_name(static_cast<pfx_code>(99)), "unknown");
+  pfx_client_close(nullptr);
+  pfx_put_free(nullptr);
+  pfx_session_free(nullptr);
+  pfx_free(nullptr);
+}
+
+}  // namespace
+}  // namespace prefixd

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs the build into a directory of its own and uses it as strangers would: the C example through
+# pkg-config and through find_package, the C++ example through find_package; after that the tree is moved
+# elsewhere and must still work.
+#   install_test.sh BUILD_DIR SOURCE_DIR C_COMPILER CXX_COMPILER
+set -euo pipefail
+build=$1 source=$2 cc=$3 cxx=$4
+work=$(mktemp -d "${TMPDIR:-/tmp}/prefixd-install.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+DESTDIR=$work/staged cmake --install "$build" --prefix /usr/prefixd >"$work/install.log" ||
+  { cat "$work/install.log"; exit 1; }
+mkdir "$work/moved" && mv "$work/staged/usr/prefixd" "$work/moved/here"
+root=$work/moved/here
+library=$(find "$root" -name 'libprefixd.so' | head -1)
+lib=$(dirname "$library")
+export PKG_CONFIG_PATH=$lib/pkgconfig LD_LIBRARY_PATH=$lib
+
+echo "== the C library exports pfx_ and nothing else"
+if nm -D --defined-only "$library" | awk '{print $3}' | grep -vE '^(pfx_|PREFIXD_0)'; then exit 1; fi
+readelf -d "$library" | grep -q 'SONAME.*libprefixd.so.0' || { echo "wrong soname"; exit 1; }
+
+echo "== C99 through pkg-config, embedded"
+# shellcheck disable=SC2046
+"$cc" -std=c99 -Wall -Wextra -pedantic -Werror "$source/examples/c/splice.c" \
+  $(pkg-config --cflags --libs prefixd) -lm -o "$work/splice"
+"$work/splice" "$work/store"
+
+echo "== C99 through find_package, against a daemon"
+cmake -S "$source/examples/c" -B "$work/c" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$root" >"$work/c.log" &&
+  cmake --build "$work/c" >>"$work/c.log" || { cat "$work/c.log"; exit 1; }
+"$root/bin/prefixd" --dir "$work/daemon-store" --socket "$work/socket" >"$work/daemon.log" 2>&1 &
+daemon=$!
+trap 'kill $daemon 2>/dev/null; wait $daemon 2>/dev/null; rm -rf "$work"' EXIT
+for _ in $(seq 100); do [ -S "$work/socket" ] && break; sleep 0.1; done
+"$work/c/splice" "unix:$work/socket" || { cat "$work/daemon.log"; exit 1; }
+
+echo "== C++ through find_package"
+cmake -S "$source/examples/cpp" -B "$work/cpp" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_PREFIX_PATH="$root" >"$work/cpp.log" &&
+  cmake --build "$work/cpp" >>"$work/cpp.log" || { cat "$work/cpp.log"; exit 1; }
+"$work/cpp/list_prefixes" "unix:$work/socket" | grep '1000 tokens of c-example'
