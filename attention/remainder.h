@@ -1,5 +1,5 @@
 // The estimated remainder R = M \ K of one group (spec §3), in the form a step merges it.
-// Internal to attention/.
+// Internal to attention/, but for CheckEstimatorInputs, which gpu/ asks as well.
 #pragma once
 
 #include <span>

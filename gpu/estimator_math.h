@@ -1,5 +1,6 @@
 // Scalar mathematics of the remainder, compiled for the kernels and for the host (spec §3): the
-// device's form of attention/normal.h, with which tests/gpu compares it. float64, natural logs.
+// device's form of attention/normal.h and attention/tilt.h, with which tests/gpu compares it.
+// float64, natural logs.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -7,6 +8,7 @@
 #include <math.h>
 
 #include "attention/selection.h"
+#include "attention/tilt.h"
 #include "gpu/host_device.h"
 
 namespace prefixd::gpu {
@@ -48,15 +50,109 @@ PREFIXD_HD inline double NormalHazard(double t) {
   return 0.39894228040143267794 * exp(-0.5 * t * t) / (0.5 * erfc(-t / kSqrt2));
 }
 
-// Scores of smaller variance than this are one score.
-inline constexpr double kNegligibleVariance = 1e-12;
-// Below this share of the phi cache's mass, what is left after subtraction is rounding noise.
-inline constexpr double kNegligibleShare = 1e-5;
+// Phi^-1(p): -inf and +inf at 0 and 1.
+PREFIXD_HD inline double NormalQuantile(double p) {
+  const double tail = p > 0.5 ? 1.0 - p : p;
+  const double sign = p > 0.5 ? -1.0 : 1.0;
+  if (!(tail > 0)) return -sign * Infinity();
+  // Newton on log Phi, whose derivative is the hazard: concave, so that it converges from below.
+  const double target = log(tail);
+  double t = -sqrt(-2.0 * target);
+  for (int step = 0; step < 50; ++step) {
+    const double move = (target - LogNormalCdf(t)) / NormalHazard(t);
+    t += move;
+    if (fabs(move) < 1e-14 * (1.0 + fabs(t))) break;
+  }
+  return sign * t;
+}
+
+// sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma); c may be +inf.
+PREFIXD_HD inline double LogTiltedMass(double mu, double sigma, double c) {
+  if (c == Infinity()) return mu + 0.5 * sigma * sigma;
+  const double a = (c - mu) / sigma, t = a - sigma;
+  if (t < kNormalTail) return c - 0.5 * a * a + log(0.5 * Erfcx(-t / kSqrt2));
+  return mu + 0.5 * sigma * sigma + LogNormalCdf(t);
+}
+
+// Range of the depth of a parent's cut, in its own deviations.
+inline constexpr double kDeepestCut = -30.0, kHighestCut = 40.0;
+
+// Variance over squared distance from mean to cut, of a standard Gaussian cut at a: decreases from
+// 1 (a -> -inf) to 0.
+PREFIXD_HD inline double SpreadRatio(double a) {
+  const double h = NormalHazard(a), distance = a + h;
+  return (1.0 - h * distance) / (distance * distance);
+}
+
+// The depth a at which SpreadRatio(a) = ratio, by the secant through an ever smaller bracket.
+PREFIXD_HD inline double ParentDepth(double ratio) {
+  double low = kDeepestCut, high = kHighestCut;
+  double f_low = SpreadRatio(low) - ratio, f_high = SpreadRatio(high) - ratio;
+  if (f_low <= 0) return low;
+  if (f_high >= 0) return high;
+  for (int step = 0; step < 60 && high - low > 1e-10; ++step) {
+    // Halving while the ends are far apart, where the function is no line.
+    const bool halve = step < 8 || step % 3 == 0;
+    const double a = halve ? 0.5 * (low + high) : low + (high - low) * f_low / (f_low - f_high);
+    const double f = SpreadRatio(a) - ratio;
+    if (f == 0) return a;
+    if (f > 0) {
+      low = a;
+      f_low = f;
+    } else {
+      high = a;
+      f_high = f;
+    }
+  }
+  return low + (high - low) * f_low / (f_low - f_high);
+}
+
+// The Gaussian of which the scores are the part below c, a of its deviations above its mean.
+PREFIXD_HD inline Tilt TiltFromParent(double mu, double c, double a) {
+  const double h = NormalHazard(a);
+  const double deviation = (c - mu) / (a + h);
+  const double mean = c - a * deviation, t = a - deviation;
+  const double variance = deviation * deviation * (1.0 - h * (a + h));
+  const double tilted = mean + deviation * deviation - deviation * NormalHazard(t);
+  return {LogTiltedMass(mean, deviation, c) - LogNormalCdf(a), (tilted - mu) / variance};
+}
+
+// TiltScores of attention/tilt.h. rank_depth: for kRank; not finite: kDirect instead.
+PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, double c,
+                              double rank_depth) {
+  if (!(c > mu)) return {mu, 0};
+  const bool bounded = c < Infinity();
+  if (form == MomentForm::kRank && fabs(rank_depth) < Infinity() && bounded) {
+    return TiltFromParent(mu, c, fmin(fmax(rank_depth, kDeepestCut), kHighestCut));
+  }
+  if (!(variance > kNegligibleVariance)) return {mu, 0};
+  if (form == MomentForm::kParent && bounded) {
+    return TiltFromParent(mu, c, ParentDepth(variance / ((c - mu) * (c - mu))));
+  }
+  const double sigma = sqrt(variance);
+  const double t = (c - mu) / sigma - sigma;
+  return {LogTiltedMass(mu, sigma, c), 1.0 - NormalHazard(t) / sigma};
+}
+
+// The cut that a tilted estimate uses: with CutKind::kNone the Gaussian's own expected maximum of
+// `remaining` scores, or the given score if that is lower.
+PREFIXD_HD inline double TiltCutOf(Cut cut, double mean, double sigma, double remaining) {
+  if (cut.kind != CutKind::kNone) return cut.score;
+  return fmin(double{cut.score}, mean + sigma * sqrt(2.0 * log(remaining)));
+}
+
+// Below this share of the phi cache's mass, what is left after subtraction is rounding noise: of
+// float32 caches and of features recomputed on tensor cores (gpu/phi_pack.h).
+inline constexpr double kNegligibleShare = 1e-4;
+// A key channel whose second moment falls below this share of the mid region's once the retrieved
+// rows are removed has none: what is left is the subtraction's rounding, and the tilt divides by
+// it.
+inline constexpr double kNegligibleSpread = 1e-5;
 
 // What an estimator says of the remainder of one query head.
 struct RemainderMass {
   double log_mass = -Infinity();  // log Z_R; -inf: no mass
-  double tau = 0;                 // how far the first-order value term counts (moment only)
+  double lever = 0;               // of the first-order value term (moment only)
 };
 
 // |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) under an exact cut; the lower side wins. mean = -inf
@@ -68,24 +164,15 @@ PREFIXD_HD inline double ClampToBracket(double log_mass, double log_count, doubl
   return log_mass < log_count + mean ? log_count + mean : log_mass;
 }
 
-// The tilted moments of `count` > 0 remaining tokens whose scores have this mean and variance.
-// Without a cut the Gaussian's own expected maximum stands for it.
-PREFIXD_HD inline RemainderMass TiltedMoment(double count, double mean, double variance, Cut cut) {
+// The tilted moments of `count` > 0 remaining tokens of `mid_count` whose scores have this mean and
+// variance.
+PREFIXD_HD inline RemainderMass TiltedMoment(MomentForm form, double count, double mid_count,
+                                             double mean, double variance, Cut cut) {
+  const double c = TiltCutOf(cut, mean, variance > 0 ? sqrt(variance) : 0.0, count);
+  const double depth = form == MomentForm::kRank ? NormalQuantile(count / mid_count) : 0.0;
+  const Tilt tilt = TiltOf(form, mean, variance, c, depth);
   const double log_count = log(count);
-  const double sigma = variance > 0 ? sqrt(variance) : 0.0;
-  double c = cut.score;
-  if (cut.kind == CutKind::kNone) c = fmin(c, mean + sigma * sqrt(2.0 * log_count));
-  RemainderMass out;
-  double log_mean = mean;  // scores (almost) all equal, or a cut at or below their mean
-  if (variance > kNegligibleVariance && c > mean) {
-    const double a = (c - mean) / sigma;
-    const double t = a - sigma;
-    log_mean = t < kNormalTail ? c - 0.5 * a * a + log(0.5 * Erfcx(-t / kSqrt2))
-                               : mean + 0.5 * variance + LogNormalCdf(t);
-    out.tau = 1.0 - NormalHazard(t) / sigma;
-  }
-  out.log_mass = ClampToBracket(log_count + log_mean, log_count, mean, cut);
-  return out;
+  return {ClampToBracket(log_count + tilt.log_mean, log_count, mean, cut), tilt.lever};
 }
 
 // The phi estimate: `share` of the cache's mass exp(log_mid) is left after subtraction. Also no

@@ -31,6 +31,15 @@ class HostImage {
     return reinterpret_cast<const T*>(at);
   }
 
+  // n values that fill(span) makes; not called when only measuring.
+  template <typename T, typename Fill>
+  const T* AddMade(size_t n, Fill fill) {
+    const std::byte* at = Here();
+    if (host_ && n > 0) fill(std::span(reinterpret_cast<T*>(host_ + bytes_), n));
+    bytes_ += n * sizeof(T);
+    return reinterpret_cast<const T*>(at);
+  }
+
   // Directly behind the previous addition.
   void AddBytes(const void* data, size_t n) {
     if (host_ && n > 0) std::memcpy(host_ + bytes_, data, n);

@@ -1,72 +1,115 @@
-// log phi of a tile of vectors in shared memory (attention/feature_map.h), float32 multiply-adds.
-// Internal to gpu/.
+// log phi_k of a tile of keys on tensor cores (attention/feature_map.h; gpu/phi_pack.h says how
+// exact). Internal to gpu/.
 #pragma once
 
-#include "gpu/tile.cuh"
+#include "gpu/mma.cuh"
+#include "gpu/phi_pack.h"
+#include "gpu/phi_query.cuh"
 
 namespace prefixd::gpu::internal {
 
-__device__ inline float Gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+// Activations x [kTile][n] as bf16 pairs: high parts of all rows, then low parts, each row
+// ActivationWords(n) words; columns from n on are zeros.
+struct Activations {
+  uint32_t* words;
+  uint32_t n;
 
-// For each of kRows vectors x_r and each output o: finish(r, o, b[o] + sum_i w[i][o] x_r[i]).
-//   x: [kRows][ldx] in shared memory, 16-byte aligned rows; w: [n_in][n_out]; b: [n_out]
-// A thread takes one output for up to eight vectors at a time: neighbouring threads read
-// neighbouring weights, and all lanes of a warp read the same element of x.
-template <uint32_t kRows, typename Finish>
-__device__ inline void LinearTile(const float* x, size_t ldx, uint32_t n_in, const float* w,
-                                  const float* b, uint32_t n_out, Finish finish) {
-  constexpr uint32_t kChunk = kRows < 8 ? kRows : 8;
-  static_assert(kRows % kChunk == 0);
-  const uint32_t out_pad = (n_out + kWarp - 1) / kWarp * kWarp;
-  for (uint32_t unit = threadIdx.x; unit < out_pad * (kRows / kChunk); unit += kThreads) {
-    const uint32_t o = unit % out_pad;
-    const uint32_t row0 = unit / out_pad * kChunk;
-    if (o >= n_out) continue;
-    float sum[kChunk];
-#pragma unroll
-    for (uint32_t r = 0; r < kChunk; ++r) sum[r] = b[o];
-    uint32_t i = 0;
-    for (; i + 4 <= n_in; i += 4) {
-      const float w0 = w[size_t{i} * n_out + o], w1 = w[size_t{i + 1} * n_out + o];
-      const float w2 = w[size_t{i + 2} * n_out + o], w3 = w[size_t{i + 3} * n_out + o];
-#pragma unroll
-      for (uint32_t r = 0; r < kChunk; ++r) {
-        const float4 v = *reinterpret_cast<const float4*>(x + (row0 + r) * ldx + i);
-        sum[r] = fmaf(w3, v.w, fmaf(w2, v.z, fmaf(w1, v.y, fmaf(w0, v.x, sum[r]))));
-      }
-    }
-    for (; i < n_in; ++i) {
-      const float wi = w[size_t{i} * n_out + o];
-#pragma unroll
-      for (uint32_t r = 0; r < kChunk; ++r) sum[r] = fmaf(wi, x[(row0 + r) * ldx + i], sum[r]);
-    }
-#pragma unroll
-    for (uint32_t r = 0; r < kChunk; ++r) finish(row0 + r, o, sum[r]);
+  __device__ size_t ld() const { return ActivationWords(n); }
+  __device__ uint32_t* high() const { return words; }
+  __device__ uint32_t* low() const { return words + kTile * ld(); }
+  // Columns 2 * pair and 2 * pair + 1 of a row.
+  __device__ void Put(uint32_t row, uint32_t pair, float x, float y) const {
+    uint32_t parts[2];
+    SplitPair(x, y, parts);
+    high()[row * ld() + pair] = parts[0];
+    low()[row * ld() + pair] = parts[1];
+  }
+};
+
+// x: [kTile][ldx] float32 in shared memory.
+__device__ inline void SplitTile(const float* x, size_t ldx, const Activations& out) {
+  const uint32_t pairs = (out.n + 15) / 16 * 8;
+  for (uint32_t i = threadIdx.x; i < kTile * pairs; i += kThreads) {
+    const uint32_t row = i / pairs, j = i % pairs * 2;
+    const float first = j < out.n ? x[row * ldx + j] : 0.0f;
+    const float second = j + 1 < out.n ? x[row * ldx + j + 1] : 0.0f;
+    out.Put(row, j / 2, first, second);
   }
 }
 
-// out[r][f] = log phi(x_r)[f] for kRows vectors. All in shared memory, 16-byte aligned rows:
-//   x [kRows][Pad4(in_dim)], out [kRows][ld_out], embed and hidden [kRows][Pad4(d_emb)] scratch
-// Block-wide; x must be visible to all threads. On return so is `out`.
-template <uint32_t kRows>
-__device__ inline void LogPhiTile(const DeviceFeatureMap& map, const float* x, float* embed,
-                                  float* hidden, float* out, size_t ld_out) {
-  const size_t ldx = Pad4(map.in_dim), ld = Pad4(map.d_emb);
+// For rows r of the tile and pairs of outputs (o, o + 1), o even: finish(r, o, y[o], y[o + 1]) with
+// y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes eight outputs of all 16
+// rows at a time; its weights come from global memory, 16 bytes a lane.
+template <typename Finish>
+__device__ inline void LinearTile(const Activations& x, const uint32_t* w, const float* b,
+                                  uint32_t n_out, Finish finish) {
+  const uint32_t lane = threadIdx.x % kWarp, r = lane / 4, c = lane % 4;
+  const uint32_t tiles_in = (x.n + kTileIn - 1) / kTileIn;
+  const uint32_t tiles_out = (n_out + kTileOut - 1) / kTileOut;
+  const size_t ld = x.ld();
+  for (uint32_t t = threadIdx.x / kWarp; t < (n_out + 15) / 16 * 2; t += kWarps) {
+    float sum[4] = {};
+    if (t < tiles_out) {
+      const uint4* tile = reinterpret_cast<const uint4*>(w) + size_t{t} * tiles_in * kWarp + lane;
+#pragma unroll 4
+      for (uint32_t k = 0; k < tiles_in; ++k) {
+        const uint4 weight = tile[k * kWarp];
+        const uint32_t* high = x.high() + r * ld + 8 * k + c;
+        const uint32_t* low = x.low() + r * ld + 8 * k + c;
+        const uint32_t a[4] = {high[0], high[8 * ld], high[4], high[8 * ld + 4]};
+        const uint32_t rest[4] = {low[0], low[8 * ld], low[4], low[8 * ld + 4]};
+        Mma(sum, rest, weight.x, weight.y);
+        Mma(sum, a, weight.z, weight.w);
+        Mma(sum, a, weight.x, weight.y);
+      }
+    }
+    const uint32_t o = t * kTileOut + 2 * c;
+    const float b0 = o < n_out ? b[o] : 0.0f, b1 = o + 1 < n_out ? b[o + 1] : 0.0f;
+    finish(r, o, sum[0] + b0, sum[1] + b1);
+    finish(r + 8, o, sum[2] + b0, sum[3] + b1);
+  }
+}
+
+// Scratch of LogPhiTile in shared memory (SplitShared).
+struct PhiScratch {
+  float *first, *next, *embed;
+};
+
+// out[r][f] = log phi(x_r)[f] for a tile of vectors x [kTile][ldx] in shared memory; out
+// [kTile][ld_out] may be scratch.first. Block-wide; x must be visible to all threads. On return so
+// is `out`.
+__device__ inline void LogPhiTile(const DeviceKeyMap& map, const float* x, size_t ldx,
+                                  const PhiScratch& scratch, float* out, size_t ld_out) {
+  const Activations keys{reinterpret_cast<uint32_t*>(scratch.first), map.in_dim};
+  const Activations gelu{reinterpret_cast<uint32_t*>(scratch.first), map.d_emb};
+  const Activations embedded{reinterpret_cast<uint32_t*>(scratch.next), map.d_emb};
+  float* embed = scratch.embed;
+  const size_t ld = Pad4(map.d_emb);
+  const uint32_t d_emb = map.d_emb, d_phi = map.d_phi;
   const float alpha = map.alpha;
-  LinearTile<kRows>(x, ldx, map.in_dim, map.w_in, map.b_in, map.d_emb,
-                    [=](uint32_t r, uint32_t o, float g0) { embed[r * ld + o] = g0; });
+
+  SplitTile(x, ldx, keys);
   __syncthreads();
-  LinearTile<kRows>(embed, ld, map.d_emb, map.w1, map.b1, map.d_emb,
-                    [=](uint32_t r, uint32_t o, float h) { hidden[r * ld + o] = Gelu(h); });
+  LinearTile(keys, map.w_in, map.b_in, d_emb, [=](uint32_t r, uint32_t o, float g0, float g1) {
+    embedded.Put(r, o / 2, g0, g1);
+    if (o < d_emb) embed[r * ld + o] = g0;
+    if (o + 1 < d_emb) embed[r * ld + o + 1] = g1;
+  });
   __syncthreads();
-  // g1 = g0 + alpha h, in place: each element is read and written by one thread only.
-  LinearTile<kRows>(hidden, ld, map.d_emb, map.w2, map.b2, map.d_emb,
-                    [=](uint32_t r, uint32_t o, float h) {
-                      embed[r * ld + o] = fmaf(alpha, h, embed[r * ld + o]);
-                    });
+  LinearTile(embedded, map.w1, map.b1, d_emb, [=](uint32_t r, uint32_t o, float h0, float h1) {
+    gelu.Put(r, o / 2, Gelu(h0), Gelu(h1));
+  });
   __syncthreads();
-  LinearTile<kRows>(embed, ld, map.d_emb, map.w_out, map.b_out, map.d_phi,
-                    [=](uint32_t r, uint32_t f, float g2) { out[r * ld_out + f] = g2; });
+  LinearTile(gelu, map.w2, map.b2, d_emb, [=](uint32_t r, uint32_t o, float h0, float h1) {
+    embedded.Put(r, o / 2, o < d_emb ? fmaf(alpha, h0, embed[r * ld + o]) : 0.0f,
+                 o + 1 < d_emb ? fmaf(alpha, h1, embed[r * ld + o + 1]) : 0.0f);
+  });
+  __syncthreads();
+  LinearTile(embedded, map.w_out, map.b_out, d_phi,
+             [=](uint32_t r, uint32_t f, float y0, float y1) {
+               if (f < d_phi) out[r * ld_out + f] = y0;
+               if (f + 1 < d_phi) out[r * ld_out + f + 1] = y1;
+             });
   __syncthreads();
 }
 

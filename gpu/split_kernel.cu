@@ -1,9 +1,9 @@
 // Kernel 2 of a step: one flash-decoding pass over the exact rows, split over blocks. A block
-// stages kTile rows at a time in shared memory, once for all G heads, and keeps for its split the
-// running softmax of E and the sums over retrieved rows that the remainder is corrected by
-// (StepLayout's Partial).
-#include "gpu/group_view.cuh"
+// stages kTile rows at a time in shared memory, once for all G heads and while it computes upon the
+// tile before, and keeps for its split the running softmax of E and the sums over retrieved rows
+// that the remainder is corrected by (StepLayout's Partial).
 #include "gpu/phi_tile.cuh"
+#include "gpu/row_tile.cuh"
 
 namespace prefixd::gpu::internal {
 namespace {
@@ -19,9 +19,9 @@ __host__ __device__ constexpr uint32_t HeadsPerThread(uint32_t group, uint32_t v
 
 // The running softmax of one head, held alike by the kTile threads that serve it.
 struct Running {
-  float m = -INFINITY;  // largest score so far
-  float z = 0;          // sum exp(s - m)
-  float b0 = 0;         // sum b
+  float m = -INFINITY;   // largest score so far
+  float z = 0;           // sum exp(s - m)
+  float b0 = 0, b2 = 0;  // sum b, sum b^2
 };
 
 __device__ float HalfWarpSum(float x) {
@@ -47,8 +47,18 @@ struct Block {
 
   __device__ float* k() const { return shared + at.k; }
   __device__ float* v() const { return shared + at.v; }
+  __device__ double* q() const { return reinterpret_cast<double*>(shared + at.q); }
   __device__ float* weight() const { return shared + at.weight; }
   __device__ float* second() const { return shared + at.second; }
+  __device__ RowTiles tiles() const {
+    return {p,
+            rows,
+            group,
+            reinterpret_cast<DeviceRow*>(shared + at.address),
+            reinterpret_cast<std::byte*>(shared + at.raw),
+            k(),
+            v()};
+  }
 };
 
 // Queries and what the estimator needs of the summary. Ends without a barrier.
@@ -58,7 +68,7 @@ __device__ void StageGroup(const Block& b, const StepLayout& layout) {
   const bool phi = b.summary.estimator == EstimatorKind::kPhi;
   const bool moment = b.summary.estimator == EstimatorKind::kMoment;
   for (uint32_t i = threadIdx.x; i < G * dh; i += kThreads) {
-    b.shared[b.at.q + i / dh * Pad4(dh) + i % dh] = p.args.queries[size_t{b.group} * G * dh + i];
+    b.q()[i / dh * Pad4(dh) + i % dh] = p.args.queries[size_t{b.group} * G * dh + i];
   }
   for (uint32_t j = threadIdx.x; j < dh; j += kThreads) {
     b.shared[b.at.mean_key + j] = HasMeanKey(b.summary) ? b.summary.mean_key[j] : 0.0f;
@@ -78,49 +88,94 @@ __device__ void StageGroup(const Block& b, const StepLayout& layout) {
   }
 }
 
-// Rows [begin, begin + n) into k, v as float32, one warp per row; missing rows of the tile become
-// zeros, so that nothing uninitialised is multiplied. Ends without a barrier.
-__device__ void StageTile(const Block& b, uint32_t begin, uint32_t n) {
-  const RowShape& shape = b.p.shape.row;
-  const size_t dh4 = Pad4(shape.key_dim), dv4 = Pad4(shape.value_dim);
-  const uint32_t lane = threadIdx.x % kWarp;
-  for (uint32_t r = threadIdx.x / kWarp; r < kTile; r += kWarps) {
-    RowSink sink{b.k() + r * dh4, b.v() + r * dv4, shape.key_dim};
-    const uint32_t elements = shape.key_dim + shape.value_dim;
-    const std::byte* row = r < n ? RowAddress(b.p.args, b.rows.first + begin + r) : nullptr;
-    // A misaligned or null address would end the whole CUDA context: refuse it instead.
-    const bool readable = row && reinterpret_cast<uintptr_t>(row) % ElementBytes(shape.dtype) == 0;
-    if (r < n && !readable && lane == 0) {
-      Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + r);
-    }
-    if (readable) {
-      StageRow(row, shape.dtype, elements, sink);
-    } else {
-      for (uint32_t e = lane; e < elements; e += kWarp) sink.Put(e, 0.0f);
-    }
-    if (sink.key_bad) Fault(b.p.args.errors, b.group, GroupFault::kRow, 2 * (begin + r));
-    if (sink.value_bad) Fault(b.p.args.errors, b.group, GroupFault::kRow, 2 * (begin + r) + 1);
+// A row whose cluster the summary does not have would be left in the remainder. Rows [begin,
+// begin + n).
+__device__ void CheckClusters(const Block& b, uint32_t begin, uint32_t n) {
+  const uint32_t row = begin + threadIdx.x;
+  if (threadIdx.x >= n || row < b.rows.anchors) return;
+  if (b.p.args.row_clusters[b.rows.first + row] >= b.summary.n_clusters) {
+    Fault(b.p.args.errors, b.group, GroupFault::kCluster, row);
   }
 }
 
-// second[g][r] = z~_r = sum_f p_g[f] exp(log phi_k(k_r)[f] - m[f]), for all rows of the tile.
-__device__ void PhiWeights(const Block& b, uint32_t n) {
+// A stored feature as exp(log phi - m of its chunk) (attention/stored_features.h).
+__device__ float DecodeFeature(const FeatureFormat& format, const void* codes, uint32_t f) {
+  const bool wide = format.bits == 16;
+  const uint32_t code =
+      wide ? static_cast<const uint16_t*>(codes)[f] : static_cast<const uint8_t*>(codes)[f];
+  const float steps = wide ? 65535.0f : 255.0f;
+  if (format.scale == FeatureScale::kLinear) return static_cast<float>(code) * (1.0f / steps);
+  const float nats = (wide ? 64.0f : 16.0f) / (steps - 1.0f);
+  return code == 0 ? 0.0f : expf((static_cast<float>(code) - steps) * nats);
+}
+
+// feature[r][f] = exp(log phi_k(k_r)[f] - m[f]) of the tile's retrieved rows as they are stored; 0
+// for others.
+__device__ void ReadFeatures(const Block& b, uint32_t begin, uint32_t n) {
+  const BatchStepArgs& args = b.p.args;
+  const uint32_t d_phi = b.p.shape.d_phi;
+  for (uint32_t i = threadIdx.x; i < n * d_phi; i += kThreads) {
+    const uint32_t r = i / d_phi, f = i % d_phi;
+    const size_t row = b.rows.first + begin + r;
+    float feature = 0;
+    if (begin + r >= b.rows.anchors) {
+      const void* codes = args.features[row];
+      const uint32_t chunk = args.feature_chunk ? args.feature_chunk[row] : 0;
+      const bool readable =
+          codes && reinterpret_cast<uintptr_t>(codes) % (b.summary.feature_format.bits / 8) == 0 &&
+          chunk < b.summary.feature_chunks;
+      if (readable) {
+        const float m = b.shared[b.at.m + f];
+        const float base = b.summary.feature_m[size_t{chunk} * d_phi + f];
+        // A chunk without the feature has no weight in it, whatever its base.
+        if (m != -INFINITY && base != -INFINITY) {
+          feature = DecodeFeature(b.summary.feature_format, codes, f) * expf(base - m);
+        }
+      } else if (f == 0) {
+        Fault(args.errors, b.group, GroupFault::kAddress, begin + r);
+      }
+    }
+    b.shared[b.at.feature + r * Pad4(d_phi) + f] = feature;
+  }
+}
+
+// The same, recomputed from the keys.
+__device__ void RecomputeFeatures(const Block& b, uint32_t n) {
   const uint32_t d_phi = b.p.shape.d_phi;
   const size_t ld = Pad4(d_phi);
   float* feature = b.shared + b.at.feature;
-  LogPhiTile<kTile>(*b.summary.phi_k, b.k(), b.shared + b.at.embed, b.shared + b.at.hidden, feature,
-                    ld);
+  const PhiScratch scratch{b.shared + b.at.first, b.shared + b.at.next, b.shared + b.at.embed};
+  LogPhiTile(*b.summary.phi_k, b.k(), Pad4(b.p.shape.row.key_dim), scratch, feature, ld);
   for (uint32_t i = threadIdx.x; i < n * d_phi; i += kThreads) {
     const uint32_t r = i / d_phi, f = i % d_phi;
     const float m = b.shared[b.at.m + f];
     feature[r * ld + f] = m == -INFINITY ? 0.0f : expf(feature[r * ld + f] - m);
   }
-  __syncthreads();
-  DotTile(b.shared + b.at.p, ld, b.p.shape.group, feature, ld, n, d_phi, b.second());
 }
 
-// Scores (dot products in weight) become exp(s - m) with the running maximum m; second becomes b.
-// One thread per (head, row).
+// second[g][r] = z~_r = sum_f p_g[f] exp(log phi_k(k_r)[f] - m[f]), for all rows of the tile.
+// Returns the sum over its retrieved rows of feature threadIdx.x, where the form asks for it.
+__device__ float PhiWeights(const Block& b, uint32_t begin, uint32_t n) {
+  if (b.summary.phi_k) {
+    RecomputeFeatures(b, n);
+  } else {
+    ReadFeatures(b, begin, n);
+  }
+  __syncthreads();
+  const uint32_t d_phi = b.p.shape.d_phi;
+  const size_t ld = Pad4(d_phi);
+  const float* feature = b.shared + b.at.feature;
+  DotTile(b.shared + b.at.p, ld, b.p.shape.group, feature, ld, n, d_phi, 1.0f, b.second());
+  float sum = 0;
+  if (b.summary.phi_form == PhiForm::kPerFeature && threadIdx.x < d_phi) {
+    const uint32_t first = begin >= b.rows.anchors ? 0 : b.rows.anchors - begin;
+    for (uint32_t r = first; r < n; ++r) sum += feature[r * ld + threadIdx.x];
+  }
+  return sum;
+}
+
+// Scores (in weight) become exp(s - m) with the running maximum m; second becomes b. One thread
+// per (head, row).
 __device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float mean_score,
                             Running& run) {
   const uint32_t g = threadIdx.x / kTile, r = threadIdx.x % kTile;
@@ -128,7 +183,7 @@ __device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float me
   const LayerGeometry& layer = b.p.shape.layer;
   float s = -INFINITY;
   if (valid) {
-    s = layer.scale * b.weight()[threadIdx.x];
+    s = b.weight()[threadIdx.x];
     if (layer.softcap > 0) s = layer.softcap * tanhf(s / layer.softcap);
   }
   float second = 0;
@@ -141,6 +196,7 @@ __device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float me
   const float rescale = run.m == -INFINITY ? 0.0f : expf(run.m - m);
   run.z = fmaf(run.z, rescale, HalfWarpSum(weight));
   run.b0 += HalfWarpSum(second);
+  run.b2 += HalfWarpSum(second * second);
   run.m = m;
   if (valid && !Finite(s)) Fault(b.p.args.errors, b.group, GroupFault::kOverflow, g);
   b.weight()[threadIdx.x] = weight;
@@ -167,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
 
   const bool phi = summary.estimator == EstimatorKind::kPhi;
   const bool moment = summary.estimator == EstimatorKind::kMoment;
-  const bool centred = HasMeanKey(summary);
+  const bool centred = HasMeanKey(summary), keeps = UsesClusters(summary.estimator);
   const StepLayout layout(p.shape, p.n_splits);
   float* workspace = static_cast<float*>(p.args.workspace);
   const uint32_t column = threadIdx.x % ColumnLanes(dv);
@@ -176,15 +232,27 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
       moment && threadIdx.x / kTile < G ? workspace[layout.head_at(group, threadIdx.x / kTile)] : 0;
   float sum_n[kHeads] = {}, sum_b1[kHeads] = {};  // of this thread's column and heads
   float key1 = 0, key2 = 0, value1 = 0;           // of column threadIdx.x
+  float feature = 0;                              // of feature threadIdx.x
   Running run;                                    // of head threadIdx.x / kTile
 
+  const RowTiles tiles = b.tiles();
+  const auto rows_at = [&](uint32_t at) { return at < range.end ? min(kTile, range.end - at) : 0; };
   StageGroup(b, layout);
+  tiles.LookUp(range.begin, rows_at(range.begin));
+  __syncthreads();
+  tiles.Fetch(rows_at(range.begin));
   for (uint32_t begin = range.begin; begin < range.end; begin += kTile) {
-    const uint32_t n = min(kTile, range.end - begin);
-    StageTile(b, begin, n);
+    const uint32_t n = rows_at(begin), next = rows_at(begin + kTile);
+    WaitForCopies();
+    // The tile's bytes are there, its addresses no longer needed, the former tile was read.
     __syncthreads();
-    DotTile(b.shared + b.at.q, Pad4(dh), G, b.k(), Pad4(dh), n, dh, b.weight());
-    if (phi && begin + n > b.rows.anchors) PhiWeights(b, n);
+    tiles.LookUp(begin + kTile, next);
+    if (keeps) CheckClusters(b, begin, n);
+    tiles.Decode(begin, n, keeps ? workspace + layout.kept_at(group, begin) : nullptr);
+    __syncthreads();
+    tiles.Fetch(next);  // goes on until this tile is done with
+    DotTile(b.q(), Pad4(dh), G, b.k(), Pad4(dh), n, dh, double{p.shape.layer.scale}, b.weight());
+    if (phi && begin + n > b.rows.anchors) feature += PhiWeights(b, begin, n);
     __syncthreads();
     SoftmaxTile(b, begin, n, mean_score, run);
     __syncthreads();
@@ -216,7 +284,6 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
         }
       }
     }
-    __syncthreads();  // the tile has been read; the next one may overwrite it
   }
 
   float* out = workspace + layout.partial_at(group, blockIdx.y);
@@ -225,6 +292,7 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
     out[layout.m_at() + g] = run.m;
     out[layout.z_at() + g] = run.z;
     out[layout.b0_at() + g] = run.b0;
+    out[layout.b2_at() + g] = run.b2;
   }
 #pragma unroll
   for (uint32_t h = 0; h < kHeads; ++h) {
@@ -240,6 +308,7 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
     }
     if (threadIdx.x < dv) out[layout.value1_at() + threadIdx.x] = value1;
   }
+  if (phi && threadIdx.x < p.shape.d_phi) out[layout.feature_at() + threadIdx.x] = feature;
 }
 
 }  // namespace

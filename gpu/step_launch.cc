@@ -47,9 +47,14 @@ Status CheckArgs(const StepPlan& plan, const BatchStepArgs& args) {
   PREFIXD_TRY(CheckPointer("errors", args.errors, 4));
   PREFIXD_TRY(CheckPointer("workspace", args.workspace, 16));
   if (args.cuts) PREFIXD_TRY(CheckPointer("cuts", args.cuts, alignof(Cut)));
+  if (args.features) PREFIXD_TRY(CheckPointer("features", args.features, alignof(void*)));
+  if (args.feature_chunk) PREFIXD_TRY(CheckPointer("feature_chunk", args.feature_chunk, 4));
+  if (plan.shape.max_clusters > 0) {
+    PREFIXD_TRY(CheckPointer("row_clusters", args.row_clusters, alignof(uint16_t)));
+  }
   const size_t element = DTypeBytes(plan.shape.row.dtype);
   if (args.row_addresses) {
-    PREFIXD_TRY(CheckPointer("row_addresses", args.row_addresses, alignof(void*)));
+    PREFIXD_TRY(CheckPointer("row_addresses", args.row_addresses, alignof(DeviceRow)));
   } else if (plan.shape.max_rows > 0) {
     PREFIXD_TRY(CheckPointer("rows", args.rows, element));
     if (args.row_stride < plan.shape.row.bytes() || args.row_stride % element != 0) {
@@ -75,6 +80,7 @@ Result<StepPlan> PlanStep(const StepShape& shape, const DeviceInfo& device) {
   PREFIXD_TRY(CheckRange("max_rows", shape.max_rows, 0, kMaxRows));
   PREFIXD_TRY(CheckRange("d_phi", shape.d_phi, 0, kMaxDim));
   PREFIXD_TRY(CheckRange("d_emb", shape.d_emb, 0, kMaxEmbedding));
+  PREFIXD_TRY(CheckRange("max_clusters", shape.max_clusters, 0, kMaxClusters));
   if ((shape.d_phi == 0) != (shape.d_emb == 0)) {
     return InvalidArgument("gpu step: d_phi and d_emb must both be given, or neither");
   }
@@ -106,6 +112,8 @@ Status LaunchStep(const StepPlan& plan, const BatchStepArgs& args, Stream stream
                          "launching the query kernel"));
   PREFIXD_TRY(CudaStatus(cudaError_t(internal::LaunchSplitKernel(params, plan, stream)),
                          "launching the split kernel"));
+  PREFIXD_TRY(CudaStatus(cudaError_t(internal::LaunchClusterKernel(params, stream)),
+                         "launching the cluster kernel"));
   return CudaStatus(cudaError_t(internal::LaunchMergeKernel(params, stream)),
                     "launching the merge kernel");
 }
@@ -126,7 +134,10 @@ Status GroupError(uint32_t word, uint32_t anchors) {
       return InvalidArgument("query head " + std::to_string(detail) + " holds NaN or infinity");
     case internal::GroupFault::kAddress:
       return InvalidArgument("the address of row " + std::to_string(detail) +
-                             " is null or not aligned to an element");
+                             " or of its stored features is null or not aligned to an element");
+    case internal::GroupFault::kCluster:
+      return InvalidArgument("row " + std::to_string(detail) +
+                             " is said to be of a cluster that the summary does not have");
     case internal::GroupFault::kRow: {
       const uint32_t row = detail / 2;
       const bool anchor = row < anchors;

@@ -1,4 +1,4 @@
-// Block-wide pieces of the step kernels: staging rows, dot products, reductions. Internal to gpu/.
+// Block-wide pieces of the kernels: elements, dot products, reductions. Internal to gpu/.
 //
 // Every function here is called by all kThreads threads of a block with the same arguments, unless
 // it says otherwise.
@@ -59,24 +59,6 @@ __device__ inline void Fault(uint32_t* errors, uint32_t group, GroupFault fault,
   atomicMin(&errors[group], FaultWord(fault, detail));
 }
 
-// One row being taken apart: element e < key_dim belongs to the key, the rest to the value.
-struct RowSink {
-  float* k;  // [key_dim] in shared memory
-  float* v;  // [value_dim]
-  uint32_t key_dim;
-  bool key_bad = false, value_bad = false;
-
-  __device__ void Put(uint32_t e, float x) {
-    if (e < key_dim) {
-      k[e] = x;
-      key_bad |= !Finite(x);
-    } else {
-      v[e - key_dim] = x;
-      value_bad |= !Finite(x);
-    }
-  }
-};
-
 // Two 16-bit elements of a 32-bit word, the lower one first.
 __device__ inline float2 Unpack(DType dtype, uint32_t word) {
   if (dtype == DType::kBf16) {
@@ -88,49 +70,27 @@ __device__ inline float2 Unpack(DType dtype, uint32_t word) {
   return make_float2(half(word & 0xffffu), half(word >> 16));
 }
 
-// One warp copies one row into shared memory as float32. `row`: [key_dim + value_dim] elements,
-// aligned to its element size; 16-byte loads where the address and the length allow them.
-__device__ inline void StageRow(const void* row, DType dtype, uint32_t n, RowSink& sink) {
-  const uint32_t lane = threadIdx.x % kWarp;
-  const uint32_t bytes = n * ElementBytes(dtype);
-  if (reinterpret_cast<uintptr_t>(row) % 16 == 0 && bytes % 16 == 0) {
-    const uint4* words = static_cast<const uint4*>(row);
-    for (uint32_t i = lane; i < bytes / 16; i += kWarp) {
-      const uint4 four = words[i];
-      const uint32_t word[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        if (dtype == DType::kF32) {
-          sink.Put(4 * i + j, __uint_as_float(word[j]));
-        } else {
-          const float2 pair = Unpack(dtype, word[j]);
-          sink.Put(8 * i + 2 * j, pair.x);
-          sink.Put(8 * i + 2 * j + 1, pair.y);
-        }
-      }
-    }
-    return;
-  }
-  for (uint32_t e = lane; e < n; e += kWarp) {
-    if (dtype == DType::kF32) {
-      sink.Put(e, static_cast<const float*>(row)[e]);
-    } else {
-      sink.Put(e, Unpack(dtype, static_cast<const uint16_t*>(row)[e]).x);
-    }
-  }
+// Element i of an array of 16-bit or float32 elements.
+__device__ inline float Element(const void* data, DType dtype, uint32_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  return Unpack(dtype, static_cast<const uint16_t*>(data)[i]).x;
 }
 
 // out[g][r] = sum_j a[g][j] x[r][j], one warp per row: a [n_heads][lda], x [kTile][ldx], n columns,
-// out [kMaxGroup][kTile]; rows from n_rows on and heads from n_heads on are not written.
-__device__ inline void DotTile(const float* a, size_t lda, uint32_t n_heads, const float* x,
-                               size_t ldx, uint32_t n_rows, uint32_t n, float* out) {
+// out [kMaxGroup][kTile]; rows from n_rows on and heads from n_heads on are not written. Sums are
+// of type Sum: in float64 they are exact but for the last rounding, however much terms cancel.
+template <typename Sum>
+__device__ inline void DotTile(const Sum* a, size_t lda, uint32_t n_heads, const float* x,
+                               size_t ldx, uint32_t n_rows, uint32_t n, Sum scale, float* out) {
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t r = threadIdx.x / kWarp; r < n_rows; r += kWarps) {
     for (uint32_t g = 0; g < n_heads; ++g) {
-      float sum = 0;
-      for (uint32_t j = lane; j < n; j += kWarp) sum = fmaf(a[g * lda + j], x[r * ldx + j], sum);
+      Sum sum = 0;
+      for (uint32_t j = lane; j < n; j += kWarp) {
+        sum = fma(a[g * lda + j], static_cast<Sum>(x[r * ldx + j]), sum);
+      }
       sum = WarpSum(sum);
-      if (lane == 0) out[g * kTile + r] = sum;
+      if (lane == 0) out[g * kTile + r] = static_cast<float>(scale * sum);
     }
   }
 }

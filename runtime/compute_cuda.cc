@@ -1,5 +1,6 @@
 #include "runtime/compute_cuda.h"
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -18,8 +19,12 @@ bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
   if (in.queries.size() / in.group > gpu::kMaxDim || out.y.size() / in.group > gpu::kMaxDim) {
     return false;
   }
-  return in.estimator != EstimatorKind::kPhi || in.phi_k == nullptr ||
-         (in.phi_k->d_phi <= gpu::kMaxDim && in.phi_k->d_emb <= gpu::kMaxEmbedding);
+  if (in.clusters != nullptr && in.clusters->size() > gpu::kMaxClusters) return false;
+  const auto fits = [](const FeatureMap& map) {
+    return map.d_phi <= gpu::kMaxDim && map.d_emb <= gpu::kMaxEmbedding;
+  };
+  return in.estimator != EstimatorKind::kPhi ||
+         ((in.phi_k == nullptr || fits(*in.phi_k)) && std::ranges::all_of(in.phi_q, fits));
 }
 
 class CudaCompute : public Compute {

@@ -58,6 +58,13 @@ TEST(DeviceStep, HardCases) {
   testing::HardCases(OnDevice(*step), Seed("DeviceStep.HardCases"));
 }
 
+TEST(DeviceStep, EveryForm) {
+  SKIP_WITHOUT_DEVICE();
+  Result<HostStep> step = HostStep::Create();
+  ASSERT_TRUE(step.ok()) << step.error().ToString();
+  testing::EveryForm(OnDevice(*step), Seed("DeviceStep.EveryForm"));
+}
+
 TEST(DeviceStep, Refusals) {
   SKIP_WITHOUT_DEVICE();
   Result<HostStep> step = HostStep::Create();
@@ -86,18 +93,18 @@ class PinnedBatch {
 
     const std::byte* rows =
         b.staging.data() + (static_cast<const std::byte*>(b.args.rows) - b.input.data());
-    std::vector<const void*> addresses;
+    std::vector<DeviceRow> addresses;
     for (const GroupStepInput& group : in) {
       const size_t n = group.sinks.count + group.tail.count + group.retrieved.count;
       for (size_t i = 0; i < n; ++i) {
-        addresses.push_back(rows);
+        addresses.push_back({rows, rows + shape.row.key_bytes()});
         rows += b.args.row_stride;
       }
     }
-    const size_t address_bytes = addresses.size() * sizeof(void*);
+    const size_t address_bytes = addresses.size() * sizeof(DeviceRow);
     PREFIXD_ASSIGN(b.addresses, DeviceBuffer::Allocate(address_bytes));
     PREFIXD_TRY(CopyToDevice(b.addresses.data(), addresses.data(), address_bytes, b.stream.get()));
-    b.args.row_addresses = b.addresses.as<const void*>();
+    b.args.row_addresses = b.addresses.as<const DeviceRow>();
     b.args.rows = nullptr;
 
     b.heads = in.size() * shape.group;

@@ -23,13 +23,19 @@ struct Fiber {
   Index index;
   Wait wait = Wait::kNone;
   bool odd = false;  // parity of the next exchange
+  struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  std::vector<Copy> copies;  // begun, not waited for
 };
 
 // The one block that is running; tests are single-threaded.
 struct Block {
   ucontext_t scheduler;
   std::vector<Fiber> fibers;
-  std::vector<uint64_t> slots;  // [2][threads]
+  std::vector<Slot> slots;  // [2][threads]
   std::vector<float> shared = std::vector<float>(kDynamicSharedBytes / sizeof(float));
   Index index;
   Fiber* running = nullptr;
@@ -52,6 +58,7 @@ void Start(Fiber& fiber, uint32_t thread) {
   fiber.index = {thread, 0, 0};
   fiber.wait = Wait::kNone;
   fiber.odd = false;
+  fiber.copies.clear();
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -113,7 +120,7 @@ float* DynamicShared() { return TheBlock().shared.data(); }
 void BlockBarrier() { Pause(Wait::kBlock); }
 void WarpBarrier() { Pause(Wait::kWarp); }
 
-uint64_t& ExchangeSlot(uint32_t lane, bool odd) {
+Slot& ExchangeSlot(uint32_t lane, bool odd) {
   Block& block = TheBlock();
   const size_t warp_begin = block.running->index.x / kWarpSize * kWarpSize;
   return block.slots[(odd ? block.fibers.size() : 0) + warp_begin + lane];
@@ -124,6 +131,16 @@ bool NextExchangeIsOdd() {
   return fiber.odd;
 }
 
+void BeginCopy(void* to, const void* from, size_t bytes) {
+  TheBlock().running->copies.push_back({to, from, bytes});
+}
+void FinishCopies() {
+  for (const Fiber::Copy& copy : TheBlock().running->copies) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  }
+  TheBlock().running->copies.clear();
+}
+
 void SetSeed(uint64_t seed) { TheBlock().seed = seed; }
 uint64_t Seed() { return TheBlock().seed; }
 
@@ -132,7 +149,7 @@ bool RunGrid(dim3 grid, uint32_t n_threads, size_t shared_bytes, uint64_t seed,
   Block& block = TheBlock();
   if (shared_bytes > kDynamicSharedBytes) return false;
   block.fibers.resize(n_threads);
-  block.slots.assign(2 * size_t{n_threads}, 0);
+  block.slots.assign(2 * size_t{n_threads}, Slot{});
   block.body = &body;
   std::mt19937_64 random(seed);
   for (uint32_t y = 0; y < grid.y; ++y) {

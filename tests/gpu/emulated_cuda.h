@@ -2,8 +2,12 @@
 // take turns in a random order, so that a missing barrier shows as a wrong result, and a barrier
 // that not all threads reach is reported. Included before the kernels' sources by one test file.
 //
+// Asynchronous copies are made when they are waited for and not before; tensor-core products take
+// their fragments from all lanes of the warp as the hardware does.
+//
 // What it cannot show: hardware limits, memory ordering between warps without a barrier finer than
-// a turn, and CUDA's own arithmetic (exp, erf and fused multiply-adds are the host's).
+// a turn, and CUDA's own arithmetic (exp, erf and fused multiply-adds are the host's, and a tensor
+// core's sum of 16 products is rounded once).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -45,10 +49,18 @@ float* DynamicShared();
 // Wait for the block, or for the thread's warp.
 void BlockBarrier();
 void WarpBarrier();
-// The slot of thread `lane` of the running thread's warp, of the present or the previous exchange.
-uint64_t& ExchangeSlot(uint32_t lane, bool odd);
+// What a thread shows to its warp: the slot of thread `lane`, of the present or the previous
+// exchange.
+struct Slot {
+  std::byte bytes[32];
+};
+Slot& ExchangeSlot(uint32_t lane, bool odd);
 // Counts the running thread's exchanges: alternates, so that one barrier suffices for each.
 bool NextExchangeIsOdd();
+
+// A copy that the running thread has begun, and the end of all of them.
+void BeginCopy(void* to, const void* from, size_t bytes);
+void FinishCopies();
 
 // Runs body() as each of n_threads threads of each block. Returns false when threads of a block
 // waited for different things (a barrier in divergent code). Shared memory starts as garbage (NaN).
@@ -65,24 +77,67 @@ uint64_t Seed();
 
 inline void __syncthreads() { prefixd::gpu::emulated::BlockBarrier(); }
 
+namespace prefixd::gpu::emulated {
+
+// Shows a value to the whole warp; Seen(lane) then is what that lane showed.
+template <typename T>
+class Exchange {
+ public:
+  explicit Exchange(const T& mine) : odd_(NextExchangeIsOdd()) {
+    static_assert(sizeof(T) <= sizeof(Slot));
+    std::memcpy(&ExchangeSlot(threadIdx.x % 32, odd_), &mine, sizeof(T));
+    WarpBarrier();
+  }
+  T Seen(uint32_t lane) const {
+    T value;
+    std::memcpy(&value, &ExchangeSlot(lane, odd_), sizeof(T));
+    return value;
+  }
+
+ private:
+  const bool odd_;
+};
+
+}  // namespace prefixd::gpu::emulated
+
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane_mask, int width = 32) {
-  static_assert(sizeof(T) <= 8);
-  const uint32_t lane = threadIdx.x % 32;
-  const bool odd = prefixd::gpu::emulated::NextExchangeIsOdd();
-  std::memcpy(&prefixd::gpu::emulated::ExchangeSlot(lane, odd), &value, sizeof(T));
-  prefixd::gpu::emulated::WarpBarrier();
-  const uint32_t other = lane ^ static_cast<uint32_t>(lane_mask);
+  const prefixd::gpu::emulated::Exchange<T> exchange(value);
+  const uint32_t lane = threadIdx.x % 32, other = lane ^ static_cast<uint32_t>(lane_mask);
   // Outside its sub-warp a thread reads itself.
-  const bool inside = other / width == lane / width;
-  std::memcpy(&value, &prefixd::gpu::emulated::ExchangeSlot(inside ? other : lane, odd), sizeof(T));
-  return value;
+  return exchange.Seen(other / width == lane / width ? other : lane);
 }
+template <typename T>
+T __shfl_sync(unsigned, T value, int from) {
+  return prefixd::gpu::emulated::Exchange<T>(value).Seen(static_cast<uint32_t>(from) % 32);
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const prefixd::gpu::emulated::Exchange<bool> exchange(vote);
+  unsigned votes = 0;
+  for (uint32_t lane = 0; lane < 32; ++lane) votes |= unsigned{exchange.Seen(lane)} << lane;
+  return votes;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 inline uint32_t atomicMin(uint32_t* address, uint32_t value) {
   const uint32_t old = *address;
   *address = std::min(old, value);
   return old;
+}
+inline uint32_t atomicMax(uint32_t* address, uint32_t value) {
+  const uint32_t old = *address;
+  *address = std::max(old, value);
+  return old;
+}
+inline uint32_t atomicAdd(uint32_t* address, uint32_t value) {
+  const uint32_t old = *address;
+  *address += value;
+  return old;
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
 }
 inline float __uint_as_float(uint32_t bits) {
   float value;
@@ -94,7 +149,44 @@ inline float __uint_as_float(uint32_t bits) {
 
 namespace prefixd::gpu::internal {
 
+using std::max;
 using std::min;
+
+inline void CopyAsync16(void* shared, const void* from) { emulated::BeginCopy(shared, from, 16); }
+inline void WaitForCopies() { emulated::FinishCopies(); }
+
+// bf16(low) in the lower half, bf16(high) in the upper, rounded to nearest even.
+inline uint32_t PackBf16(float low, float high) {
+  const auto round = [](float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  };
+  return round(low) | round(high) << 16;
+}
+
+// c += A B with the fragments of gpu/mma.cuh.
+inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  struct Fragments {
+    uint32_t a[4], b[2];
+  };
+  const emulated::Exchange<Fragments> exchange({{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const auto element = [](uint32_t word, uint32_t odd) {
+    return double{__uint_as_float(odd ? word & 0xffff0000u : word << 16)};
+  };
+  const uint32_t lane = threadIdx.x % 32;
+  double sum[4] = {c[0], c[1], c[2], c[3]};
+  for (uint32_t k = 0; k < 16; ++k) {
+    const uint32_t pair = k % 8 / 2, second = k / 8;
+    const Fragments of_rows = exchange.Seen(lane / 4 * 4 + pair);
+    const Fragments of_columns[2] = {exchange.Seen(lane % 4 * 2 * 4 + pair),
+                                     exchange.Seen((lane % 4 * 2 + 1) * 4 + pair)};
+    for (uint32_t i = 0; i < 4; ++i) {
+      sum[i] += element(of_rows.a[i / 2 + 2 * second], k % 2) *
+                element(of_columns[i % 2].b[second], k % 2);
+    }
+  }
+  for (uint32_t i = 0; i < 4; ++i) c[i] = static_cast<float>(sum[i]);
+}
 
 inline float* DynamicShared() { return emulated::DynamicShared(); }
 

@@ -2,6 +2,7 @@
 // program this is linked into.
 #include "tests/gpu/emulated_cuda.h"
 // clang-format off: the above comes first
+#include "gpu/cluster_kernel.cu"
 #include "gpu/merge_kernel.cu"
 #include "gpu/query_kernel.cu"
 #include "gpu/split_kernel.cu"
@@ -9,27 +10,30 @@
 
 namespace prefixd::gpu {
 
-bool EmulatedLogPhi(const DeviceFeatureMap& map, const float* x, size_t n, float* out) {
+bool EmulatedLogPhi(const DeviceKeyMap& map, const float* x, size_t n, float* out) {
+  using internal::ActivationTile;
   using internal::kTile;
   using internal::Pad4;
-  const size_t ldx = Pad4(map.in_dim), ld = Pad4(map.d_emb), ldf = Pad4(map.d_phi);
+  const size_t ldx = Pad4(map.in_dim), ldf = Pad4(map.d_phi);
+  const size_t wide =
+      std::max({ActivationTile(map.in_dim), ActivationTile(map.d_emb), kTile * ldf});
   const auto body = [&] {
     const size_t first = size_t{blockIdx.x} * kTile, rows = std::min<size_t>(kTile, n - first);
     float* tile = internal::DynamicShared();
-    float* embed = tile + kTile * ldx;
-    float* hidden = embed + kTile * ld;
-    float* feature = hidden + kTile * ld;
+    const internal::PhiScratch scratch{tile + kTile * ldx, tile + kTile * ldx + wide,
+                                       tile + kTile * ldx + wide + ActivationTile(map.d_emb)};
+    float* feature = scratch.first;
     for (size_t i = threadIdx.x; i < kTile * map.in_dim; i += internal::kThreads) {
       const size_t r = i / map.in_dim, j = i % map.in_dim;
       tile[r * ldx + j] = r < rows ? x[(first + r) * map.in_dim + j] : 0.0f;
     }
     __syncthreads();
-    internal::LogPhiTile<kTile>(map, tile, embed, hidden, feature, ldf);
+    internal::LogPhiTile(map, tile, ldx, scratch, feature, ldf);
     for (size_t i = threadIdx.x; i < rows * map.d_phi; i += internal::kThreads) {
       out[first * map.d_phi + i] = feature[i / map.d_phi * ldf + i % map.d_phi];
     }
   };
-  const size_t floats = kTile * (ldx + 2 * ld + ldf);
+  const size_t floats = kTile * ldx + wide + ActivationTile(map.d_emb) + kTile * Pad4(map.d_emb);
   const dim3 grid(static_cast<uint32_t>((n + kTile - 1) / kTile));
   return emulated::RunGrid(grid, internal::kThreads, floats * sizeof(float), emulated::Seed(),
                            body);

@@ -32,9 +32,25 @@ TEST(EstimatorMath, NormalFunctionsAgreeWithAttention) {
   }
 }
 
+TEST(EstimatorMath, QuantileInvertsTheDistribution) {
+  for (double p = 1e-7; p < 1; p += 0.00731) {
+    ASSERT_NEAR(NormalQuantile(p), prefixd::NormalQuantile(p), 1e-11) << "p = " << p;
+  }
+  EXPECT_EQ(NormalQuantile(0), -Infinity());
+  EXPECT_EQ(NormalQuantile(1), Infinity());
+}
+
+TEST(EstimatorMath, ParentDepthInvertsTheSpreadRatio) {
+  for (double a = -29.5; a < 39; a += 0.173) {
+    ASSERT_NEAR(ParentDepth(SpreadRatio(a)), a, 1e-6 * (1 + a * a)) << "a = " << a;
+  }
+  EXPECT_EQ(ParentDepth(1.5), kDeepestCut);
+  EXPECT_EQ(ParentDepth(0), kHighestCut);
+}
+
 TEST(EstimatorMath, ConstantsAreAttentions) {
   EXPECT_EQ(kNegligibleVariance, prefixd::kNegligibleVariance);
-  EXPECT_EQ(kNegligibleShare, prefixd::kNegligibleShare);
+  EXPECT_EQ(kNegligibleSpread, prefixd::kNegligibleSpread);
 }
 
 TEST(EstimatorMath, TiltedMomentAgreesWithAttention) {
@@ -49,29 +65,36 @@ TEST(EstimatorMath, TiltedMomentAgreesWithAttention) {
                         {score, CutKind::kExact},
                         {kInf, CutKind::kExact}};
     for (const Cut& cut : cuts) {
+      const MomentForm form = static_cast<MomentForm>(random.Int(0, 2));
+      const double mid_count = count + (random.Chance(0.1) ? 0 : random.Int(1, 100000));
       const double c = TiltCut(cut, mean, sigma, count);
-      double log_mean = mean;
-      if (variance > kNegligibleVariance && c > mean) log_mean = LogTiltedMass(mean, sigma, c);
-      const double want = prefixd::ClampToBracket(std::log(count) + log_mean, cut, mean, count);
-      const RemainderMass got = TiltedMoment(count, mean, variance, cut);
-      ASSERT_NEAR(got.log_mass, want, 1e-10 * (1 + std::fabs(want)))
-          << "count " << count << " mean " << mean << " sigma " << sigma << " cut " << cut.score;
+      const double depth = prefixd::NormalQuantile(count / mid_count);
+      const Tilt tilt = TiltScores(form, mean, variance, c, depth);
+      const double want =
+          prefixd::ClampToBracket(std::log(count) + tilt.log_mean, cut, mean, count);
+      const RemainderMass got = TiltedMoment(form, count, mid_count, mean, variance, cut);
+      ASSERT_NEAR(got.lever, tilt.lever, 1e-6 * (1 + std::fabs(tilt.lever)));
+      ASSERT_NEAR(got.log_mass, want, 1e-8 * (1 + std::fabs(want)))
+          << MomentFormName(form) << ", count " << count << " mean " << mean << " sigma " << sigma
+          << " cut " << cut.score;
       ASSERT_GE(got.log_mass, std::log(count) + mean - 1e-9);
       if (cut.kind == CutKind::kExact && cut.score > mean) {
         ASSERT_LE(got.log_mass, std::log(count) + double{cut.score} + 1e-9);
       }
-      ASSERT_LE(got.tau, 1.0);
     }
   }
 }
 
 TEST(EstimatorMath, DegenerateRemaindersHaveTheirExactMass) {
   const Cut none{kInf, CutKind::kNone};
-  EXPECT_NEAR(TiltedMoment(7, 1.5, 0, none).log_mass, std::log(7) + 1.5, 1e-12);
-  EXPECT_EQ(TiltedMoment(7, 1.5, 0, none).tau, 0.0);
+  const auto tilted = [](double mean, double variance, Cut cut) {
+    return TiltedMoment(MomentForm::kDirect, 7, 9, mean, variance, cut);
+  };
+  EXPECT_NEAR(tilted(1.5, 0, none).log_mass, std::log(7) + 1.5, 1e-12);
+  EXPECT_EQ(tilted(1.5, 0, none).lever, 0.0);
   // A cut below the mean contradicts it: the lower side of the bracket holds.
-  EXPECT_NEAR(TiltedMoment(7, 1.5, 4, {1.0f, CutKind::kExact}).log_mass, std::log(7) + 1.5, 1e-12);
-  EXPECT_TRUE(std::isnan(TiltedMoment(7, std::nan(""), 4, none).log_mass));
+  EXPECT_NEAR(tilted(1.5, 4, {1.0f, CutKind::kExact}).log_mass, std::log(7) + 1.5, 1e-12);
+  EXPECT_TRUE(std::isnan(tilted(std::nan(""), 4, none).log_mass));
 }
 
 TEST(EstimatorMath, PhiRemainderDropsNoiseAndStaysInItsBracket) {
