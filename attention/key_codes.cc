@@ -6,14 +6,11 @@
 #include <numeric>
 
 #include "attention/kernels.h"
+#include "attention/kv_shape.h"
 #include "attention/padded_queries.h"
 
 namespace prefixd {
 namespace {
-
-bool Finite(std::span<const float> values) {
-  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
-}
 
 // out[g][i] = q_g . direction_i
 std::vector<float> Project(const CodeBook& book, std::span<const float> queries, uint32_t heads) {
@@ -22,7 +19,7 @@ std::vector<float> Project(const CodeBook& book, std::span<const float> queries,
   const std::vector<float> padded = PadQueries<float>(queries, heads, book.key_dim);
   Kernels().dot(padded.data(), PadUp(book.key_dim), heads,
                 {reinterpret_cast<const std::byte*>(book.directions.data()),
-                 book.key_dim * sizeof(float), book.components(), book.key_dim, DType::kF32},
+                 book.key_dim * sizeof(uint16_t), book.components(), book.key_dim, DType::kBf16},
                 1, out.data(), book.components());
   return out;
 }
@@ -42,7 +39,11 @@ Status CodeBook::Validate() const {
       std::accumulate(digits.begin(), digits.end(), 0u) > CodeFields(key_dim)) {
     return corrupt("more digits than there is room for");
   }
-  if (!Finite(centre) || !Finite(directions)) return corrupt("a value is not finite");
+  if (!std::all_of(centre.begin(), centre.end(), [](float x) { return std::isfinite(x); }) ||
+      !std::all_of(directions.begin(), directions.end(),
+                   [](uint16_t x) { return std::isfinite(Bf16ToFloat(x)); })) {
+    return corrupt("a value is not finite");
+  }
   return {};
 }
 
@@ -69,8 +70,10 @@ void DecodeKey(const CodeBook& book, std::span<const std::byte> codes, size_t ke
       const CodePlace place = PlaceOfCode(book.key_dim, key, field);
       coordinate |= (std::to_integer<uint32_t>(codes[place.byte]) >> place.shift & 3) << 2 * j;
     }
-    const float* direction = book.directions.data() + i * book.key_dim;
-    for (uint32_t d = 0; d < book.key_dim; ++d) out[d] += float(coordinate) * direction[d];
+    const uint16_t* direction = book.directions.data() + i * book.key_dim;
+    for (uint32_t d = 0; d < book.key_dim; ++d) {
+      out[d] += float(coordinate) * Bf16ToFloat(direction[d]);
+    }
   }
 }
 

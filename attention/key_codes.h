@@ -57,11 +57,15 @@ constexpr CodePlace PlaceOfCode(uint32_t key_dim, size_t key, uint32_t field) {
 
 struct CodeBook {
   uint32_t key_dim = 0;
-  std::vector<float> centre;      // [key_dim]
-  std::vector<uint8_t> digits;    // [components], 1 .. kMaxCodeDigits, CodeFields(key_dim) at most
-  std::vector<float> directions;  // [components][key_dim]
+  std::vector<float> centre;    // [key_dim]
+  std::vector<uint8_t> digits;  // [components], 1 .. kMaxCodeDigits, CodeFields(key_dim) in all
+  std::vector<uint16_t> directions;  // [components][key_dim], bf16
 
   size_t components() const { return digits.size(); }
+  // Read for every query.
+  size_t bytes() const {
+    return centre.size() * sizeof(float) + directions.size() * sizeof(uint16_t);
+  }
   // kCorrupt unless shapes agree, digits are in range and everything is finite.
   Status Validate() const;
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attention/kernels.h"
+#include "attention/top_ranks.h"
 
 namespace prefixd {
 namespace {
@@ -74,9 +75,8 @@ Selection SelectByGroupMax(std::span<const float> scores, uint32_t group, uint32
   float kth = kInf;
   size_t room_for_ties = 0;
   if (k > 0) {
-    std::vector<float> order = rank;
-    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<>());
-    kth = order[k - 1];
+    std::vector<float> scratch;
+    kth = KthLargest(rank, k, scratch);
     room_for_ties = k;
     for (float r : rank) room_for_ties -= r > kth;
   }

@@ -19,7 +19,6 @@ namespace prefixd::index {
 namespace {
 
 constexpr float kLargestF16 = 65504;
-constexpr size_t kGatherRows = 1024;
 
 // What a score's rounding to 16-bit codes needs besides the lists.
 struct Centring {
@@ -104,15 +103,8 @@ void IvfIndex::ScoreCodes(const SearchRequest& request, std::span<const ListSlic
 Status IvfIndex::ScoreOutside(const SearchRequest& request, TokenRange outside, size_t at,
                               Scanned& scanned) const {
   if (outside.size() == 0) return {};
-  const size_t n = scanned.tokens.size();
-  const RowsView keys = KeysOf(request, outside);
-  std::vector<float> block(size_t{request.group} * outside.size());
-  Scores(request.queries, request.group, request.layer, keys, block);
-  if (!AllFinite(block)) return ExplainNonFiniteKeys(keys, outside.begin);
-  for (uint32_t g = 0; g < request.group; ++g) {
-    std::copy_n(block.data() + size_t{g} * outside.size(), outside.size(),
-                scanned.scores.data() + g * n + at);
-  }
+  PREFIXD_TRY(
+      ScoreRange(request, outside, std::span(scanned.scores).subspan(at), scanned.tokens.size()));
   std::iota(scanned.tokens.begin() + at, scanned.tokens.begin() + at + outside.size(),
             outside.begin);
   return {};
@@ -139,32 +131,15 @@ double IvfIndex::ScoreError(const SearchRequest& request, const Scanned& scanned
 // Replaces the scores of `columns` by exact ones.
 Status Rerank(const SearchRequest& request, std::span<const uint32_t> columns, Scanned& scanned) {
   const size_t n = scanned.tokens.size();
-  const RowShape shape{request.keys.shape.key_dim, 0, request.keys.shape.dtype};
-  std::vector<std::byte> gathered(kGatherRows * shape.bytes());
-  std::vector<float> block(request.group * kGatherRows);
-  for (size_t begin = 0; begin < columns.size(); begin += kGatherRows) {
-    const size_t rows = std::min(kGatherRows, columns.size() - begin);
-    for (size_t j = 0; j < rows; ++j) {
-      const size_t row = scanned.tokens[columns[begin + j]] - request.first_token;
-      std::memcpy(gathered.data() + j * shape.bytes(), request.keys.key(row), shape.bytes());
-    }
-    const std::span<float> scores(block.data(), request.group * rows);
-    Scores(request.queries, request.group, request.layer,
-           {gathered.data(), rows, shape.bytes(), shape}, scores);
-    if (!AllFinite(scores)) {
-      for (size_t j = 0; j < rows; ++j) {
-        const uint32_t token = scanned.tokens[columns[begin + j]];
-        for (uint32_t g = 0; g < request.group; ++g) {
-          if (!std::isfinite(scores[g * rows + j])) {
-            return ExplainNonFiniteKeys(KeysOf(request, {token, token + 1}), token);
-          }
-        }
-      }
-    }
-    for (uint32_t g = 0; g < request.group; ++g) {
-      for (size_t j = 0; j < rows; ++j) {
-        scanned.scores[g * n + columns[begin + j]] = scores[g * rows + j];
-      }
+  std::vector<uint32_t> order(columns.begin(), columns.end()), tokens;
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return scanned.tokens[a] < scanned.tokens[b]; });
+  for (const uint32_t column : order) tokens.push_back(scanned.tokens[column]);
+  std::vector<float> exact(request.group * tokens.size());
+  PREFIXD_TRY(ScoreTokens(request, tokens, exact, tokens.size()));
+  for (uint32_t g = 0; g < request.group; ++g) {
+    for (size_t j = 0; j < order.size(); ++j) {
+      scanned.scores[g * n + order[j]] = exact[g * order.size() + j];
     }
   }
   return {};

@@ -4,12 +4,13 @@
 #include <faiss/IndexScalarQuantizer.h>
 #include <faiss/impl/io.h>
 #include <faiss/index_io.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string>
+
+#include "index/one_omp_thread.h"
 
 namespace prefixd::index {
 
@@ -21,19 +22,6 @@ using FaissIvf = faiss::IndexIVFScalarQuantizer;
 // within seconds per head at 128k tokens.
 constexpr int kTrainRounds = 8;
 constexpr int kTrainPointsPerList = 64;
-
-// FAISS parallelises with OpenMP over as many threads as the machine has. The limit is a
-// property of the calling thread's OpenMP environment, not of the process, and is put back.
-class OneOmpThread {
- public:
-  OneOmpThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~OneOmpThread() { omp_set_num_threads(before_); }
-  OneOmpThread(const OneOmpThread&) = delete;
-  OneOmpThread& operator=(const OneOmpThread&) = delete;
-
- private:
-  int before_;
-};
 
 // Reads from borrowed bytes; FAISS treats a short read as an error.
 class SpanReader final : public faiss::IOReader {

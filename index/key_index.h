@@ -17,12 +17,22 @@
 #include "attention/partition.h"
 #include "attention/result.h"
 #include "attention/selection.h"
+#include "index/key_reader.h"
 
 namespace prefixd::index {
 
-enum class IndexKind : uint8_t { kExact = 0, kIvf = 1 };
-std::string_view IndexName(IndexKind kind);  // "exact", "ivf"
+enum class IndexKind : uint8_t { kExact = 0, kIvf = 1, kCodes = 2 };
+std::string_view IndexName(IndexKind kind);  // "exact", "ivf", "codes"
 Result<IndexKind> IndexFromName(std::string_view name);
+
+// Buffers that a caller keeps from search to search, so that searching allocates only while it
+// warms up. One search at a time.
+struct SearchScratch {
+  std::vector<int16_t> code_scores;
+  std::vector<float> ranks, scores;
+  std::vector<uint32_t> ids, found;
+  std::vector<std::byte> keys;
+};
 
 struct SearchRequest {
   std::span<const float> queries;  // [G][key_dim]
@@ -31,9 +41,12 @@ struct SearchRequest {
   TokenRange candidates;  // token positions that may be returned (inside the mid region)
   uint32_t k = 0;         // tokens wanted; fewer are returned only when there are fewer
   // The keys themselves, row i being token `first_token` + i; must cover `candidates`. Borrowed.
-  // An index that stores its own copy or codes may use them for re-ranking only.
+  // An index that stores its own copy or codes may use them for re-ranking only. Where they are
+  // not in memory, `reader` reads them instead, and of `keys` the shape alone counts.
   RowsView keys;
   uint32_t first_token = 0;
+  KeyReader* reader = nullptr;
+  SearchScratch* scratch = nullptr;  // null: of its own
 };
 
 class KeyIndex {
@@ -46,7 +59,8 @@ class KeyIndex {
   // k of at least candidates.size() (an empty range too) returns them all without reading a key:
   // cuts are exact at -inf. Which of several tokens of equal rank is returned is unspecified.
   //   keys_scanned: distinct tokens whose key, or code, was scored
-  //   bytes_scanned: codes with their ids, centroids, and keys read, re-ranked ones again
+  //   bytes_scanned: codes with their ids or directions, centroids, and keys read, re-ranked ones
+  //     again
   // kInvalidArgument: shapes disagree, `keys` do not cover the candidates, NaN or Inf in a query
   // (the message names the head) or in a key that was read (it names the token).
   virtual Result<Selection> Search(const SearchRequest& request) const = 0;
@@ -76,6 +90,25 @@ struct IvfOptions {
 // codes; fewer than kMinIvfKeys (use MakeExactIndex); options out of range.
 Result<std::unique_ptr<KeyIndex>> BuildIvfIndex(const RowsView& keys, TokenRange covered,
                                                 const IvfOptions& options);
+
+// Fewer keys than this are scanned exactly as fast.
+inline constexpr uint32_t kMinCodeKeys = 1024;
+
+struct CodesOptions {
+  // [n][key_dim], a sample of the queries of the head's group, which say in which directions errors
+  // matter. May be empty. Read during the call only.
+  std::span<const float> queries;
+};
+// A flat scan over compact codes (attention/key_codes.h), a quarter of a byte a key dimension; the
+// kShortListFactor k best by codes are re-ranked with their exact keys. Approximate cuts, except
+// where so few candidates lie inside covered() that they are searched exactly; candidates outside
+// always are.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: NaN or Inf keys or queries; fewer than kMinCodeKeys keys (use MakeExactIndex).
+Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered,
+                                                  const CodesOptions& options);
+inline constexpr uint32_t kShortListFactor = 3;
+
 // What Serialize returned. Bytes that are truncated, damaged, foreign or of another version are
 // kCorrupt, found by the envelope's checksum before FAISS parses anything: rebuild the index.
 Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes);

@@ -1,6 +1,8 @@
 #include "index/search_request.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -45,6 +47,7 @@ Status CheckRequest(const SearchRequest& request) {
                            ", before their begin " + std::to_string(wanted.begin));
   }
   if (wanted.size() != 0) {
+    if (request.reader) return CheckFiniteQueries(request);
     const uint64_t keys_end = uint64_t{request.first_token} + keys.count;
     if (keys.data == nullptr || wanted.begin < request.first_token || wanted.end > keys_end) {
       return InvalidArgument("search: candidates [" + std::to_string(wanted.begin) + ", " +
@@ -69,10 +72,6 @@ Selection SelectAll(const SearchRequest& request) {
   return all;
 }
 
-RowsView KeysOf(const SearchRequest& request, TokenRange tokens) {
-  return request.keys.Sub(tokens.begin - request.first_token, tokens.size());
-}
-
 bool AllFinite(std::span<const float> scores) {
   // x * 0 is 0 for finite x and NaN otherwise: a sum without branches.
   float sum = 0;
@@ -80,29 +79,106 @@ bool AllFinite(std::span<const float> scores) {
   return sum == 0.0f;
 }
 
-Error ExplainNonFiniteKeys(const RowsView& keys, uint32_t first_token) {
+namespace {
+
+constexpr uint32_t kRunTokens = 4096;
+constexpr size_t kGatherRows = 256, kPrefetchRows = 16;
+
+// `keys` holds the rows of tokens that `token_of` names.
+template <typename TokenOf>
+Error ExplainNonFinite(const RowsView& keys, const TokenOf& token_of) {
   std::vector<float> key(keys.shape.key_dim);
   for (size_t i = 0; i < keys.count; ++i) {
     ToFloat(keys.shape.dtype, keys.key(i), key);
     if (!AllFinite(key)) {
-      return InvalidArgument("search: the key of token " + std::to_string(first_token + i) +
+      return InvalidArgument("search: the key of token " + std::to_string(token_of(i)) +
                              " is NaN or infinite");
     }
   }
   return InvalidArgument("search: scores overflow although queries and keys are finite");
 }
 
+// Scores of `keys` into columns of `scores` from `column` on.
+template <typename TokenOf>
+Status ScoreRows(const SearchRequest& request, const RowsView& keys, std::vector<float>& block,
+                 std::span<float> scores, size_t ld, size_t column, const TokenOf& token_of) {
+  block.resize(request.group * keys.count);
+  Scores(request.queries, request.group, request.layer, keys, block);
+  if (!AllFinite(block)) return ExplainNonFinite(keys, token_of);
+  for (uint32_t g = 0; g < request.group; ++g) {
+    std::copy_n(block.data() + g * keys.count, keys.count, scores.data() + g * ld + column);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
+                  size_t ld) {
+  const RowShape shape{request.keys.shape.key_dim, 0, request.keys.shape.dtype};
+  std::vector<float> block;
+  std::vector<std::byte> own;
+  std::vector<std::byte>& bytes = request.scratch ? request.scratch->keys : own;
+  for (uint32_t at = tokens.begin, end = 0; at < tokens.end; at = end) {
+    end = std::min(tokens.end, at + kRunTokens);
+    RowsView keys;
+    if (request.reader) {
+      end = std::min(tokens.end, request.reader->RunEnd(at, kRunTokens));
+      bytes.resize((end - at) * shape.bytes());
+      PREFIXD_TRY(request.reader->Range({at, end}, bytes));
+      keys = {bytes.data(), end - at, shape.bytes(), shape};
+    } else {
+      keys = request.keys.Sub(at - request.first_token, end - at);
+    }
+    PREFIXD_TRY(ScoreRows(request, keys, block, scores, ld, at - tokens.begin,
+                          [at](size_t i) { return at + i; }));
+  }
+  return {};
+}
+
+Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> tokens,
+                   std::span<float> scores, size_t ld) {
+  const RowShape shape{request.keys.shape.key_dim, 0, request.keys.shape.dtype};
+  const size_t key_bytes = shape.bytes();
+  std::vector<float> block;
+  std::vector<std::byte> own;
+  std::vector<std::byte>& bytes = request.scratch ? request.scratch->keys : own;
+  // From a reader all at once, for it batches its reads; from memory in blocks that stay in cache.
+  const size_t most = request.reader ? tokens.size() : kGatherRows;
+  for (size_t begin = 0; begin < tokens.size(); begin += most) {
+    const auto some = tokens.subspan(begin, std::min(most, tokens.size() - begin));
+    bytes.resize(std::max(bytes.size(), some.size() * key_bytes));
+    if (request.reader) {
+      PREFIXD_TRY(request.reader->Gather(some, std::span(bytes).first(some.size() * key_bytes)));
+    } else {
+      for (size_t j = 0; j < some.size(); ++j) {
+        if (begin + j + kPrefetchRows < tokens.size()) {
+          const std::byte* ahead =
+              request.keys.key(tokens[begin + j + kPrefetchRows] - request.first_token);
+          for (size_t line = 0; line < key_bytes; line += 64) __builtin_prefetch(ahead + line);
+        }
+        std::memcpy(bytes.data() + j * key_bytes, request.keys.key(some[j] - request.first_token),
+                    key_bytes);
+      }
+    }
+    PREFIXD_TRY(ScoreRows(request, {bytes.data(), some.size(), key_bytes, shape}, block, scores, ld,
+                          begin, [some](size_t i) { return some[i]; }));
+  }
+  return {};
+}
+
 Result<Selection> SearchExactly(const SearchRequest& request) {
   const uint32_t n = request.candidates.size();
   if (request.k >= n) return SelectAll(request);
-  const RowsView keys = KeysOf(request, request.candidates);
-  std::vector<float> scores(size_t{request.group} * n);
-  Scores(request.queries, request.group, request.layer, keys, scores);
-  if (!AllFinite(scores)) return ExplainNonFiniteKeys(keys, request.candidates.begin);
-  Selection selection = SelectByGroupMax(scores, request.group, n, request.k,
-                                         request.candidates.begin, /*scores_complete=*/true);
+  std::vector<float> own;
+  std::vector<float>& scores = request.scratch ? request.scratch->scores : own;
+  scores.resize(std::max(scores.size(), size_t{request.group} * n));
+  PREFIXD_TRY(ScoreRange(request, request.candidates, scores, n));
+  Selection selection =
+      SelectByGroupMax(std::span(scores).first(size_t{request.group} * n), request.group, n,
+                       request.k, request.candidates.begin, /*scores_complete=*/true);
   selection.keys_scanned = n;
-  selection.bytes_scanned = uint64_t{n} * keys.shape.key_bytes();
+  selection.bytes_scanned = uint64_t{n} * request.keys.shape.key_bytes();
   return selection;
 }
 

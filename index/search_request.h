@@ -13,15 +13,16 @@ Status CheckRequest(const SearchRequest& request);
 // All candidates, cuts exact at -inf, nothing scanned.
 Selection SelectAll(const SearchRequest& request);
 
-// The rows of `tokens`, which lie inside what request.keys covers.
-RowsView KeysOf(const SearchRequest& request, TokenRange tokens);
+// Exact scores of a run of candidates: token i of it goes to scores[g * ld + i]. kInvalidArgument
+// when one is not finite (the message names the token).
+Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
+                  size_t ld);
+// The same of single candidates, ascending.
+Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> tokens,
+                   std::span<float> scores, size_t ld);
 
 // True if no score is NaN or infinite.
 bool AllFinite(std::span<const float> scores);
-// For scores that are not finite: names the first of `keys` that is not, row i being token
-// first_token + i, or says that finite inputs overflowed.
-Error ExplainNonFiniteKeys(const RowsView& keys, uint32_t first_token);
-
 // Scores every candidate from the keys: exact cuts. The request has passed CheckRequest.
 Result<Selection> SearchExactly(const SearchRequest& request);
 

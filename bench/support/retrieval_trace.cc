@@ -101,6 +101,8 @@ class Capture {
       RetrievalTrace::Head& head = trace_.heads[size_t{layer} * g.n_kv_heads + h];
       index::SearchRequest request;
       request.queries = q.subspan(h * group, group);
+      head.step_queries.insert(head.step_queries.end(), request.queries.begin(),
+                               request.queries.end());
       request.group = g.group_size();
       request.layer = g.layers[layer];
       request.candidates = trace_.mid;

@@ -29,6 +29,7 @@ struct RetrievalTrace {
   struct Head {
     std::vector<float> keys;            // [n_tokens][key_dim], as stored (rounded to the dtype)
     std::vector<float> sample_queries;  // [samples * group][key_dim]
+    std::vector<float> step_queries;    // [steps][group][key_dim], in the order of decoding
     // [fraction][step]: the tokens retrieved, ascending
     std::vector<std::vector<std::vector<uint32_t>>> sets;
   };

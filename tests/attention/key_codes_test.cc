@@ -8,6 +8,7 @@
 #include <random>
 
 #include "attention/code_scan.h"
+#include "attention/kv_shape.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -27,7 +28,7 @@ CodeBook RandomBook(Random& random, uint32_t dim) {
     book.digits.push_back(digits);
     left -= digits;
     for (uint32_t d = 0; d < dim; ++d) {
-      book.directions.push_back(normal(random) / float(1u << 2 * digits));
+      book.directions.push_back(FloatToBf16(normal(random) / float(1u << 2 * digits)));
     }
   }
   return book;
@@ -80,7 +81,7 @@ TEST(KeyCodes, ACodeDecodesToItsCoordinates) {
         double truth = book.centre[d], size = std::fabs(truth);
         for (size_t c = 0; c < book.components(); ++c) {
           const double term =
-              double(codes.coordinates[i * book.components() + c]) * book.directions[c * dim + d];
+              double(codes.coordinates[i * book.components() + c]) * Bf16ToFloat(book.directions[c * dim + d]);
           truth += term;
           size += std::fabs(term);
         }
@@ -212,7 +213,7 @@ TEST(CodeScan, SumsRanksAndCollectionAgreeWithPlainLoops) {
 }
 
 TEST(CodeBook, WhatDoesNotFitIsRefused) {
-  CodeBook book{2, {0, 0}, {1, 4}, {1, 0, 0, 1}};
+  CodeBook book{2, {0, 0}, {1, 4}, {0x3f80, 0, 0, 0x3f80}};
   EXPECT_TRUE(book.Validate().ok());
   const auto refused = [](const CodeBook& bad) { return !bad.Validate().ok(); };
   CodeBook bad = book;
@@ -225,6 +226,9 @@ TEST(CodeBook, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(refused(bad));
   bad = book;
   bad.centre[1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(refused(bad));
+  bad = book;
+  bad.directions[2] = FloatToBf16(std::numeric_limits<float>::infinity());
   EXPECT_TRUE(refused(bad));
   bad = {1, {0}, {4, 4}, {1, 1}};  // more components than dimensions
   EXPECT_TRUE(refused(bad));

@@ -125,7 +125,7 @@ TEST_F(ExactIndexTest, AKeyThatIsNotFiniteIsNamed) {
 }
 
 TEST(IndexNames, RoundTripAndRefuseOthers) {
-  for (const IndexKind kind : {IndexKind::kExact, IndexKind::kIvf}) {
+  for (const IndexKind kind : {IndexKind::kExact, IndexKind::kIvf, IndexKind::kCodes}) {
     const auto again = IndexFromName(IndexName(kind));
     ASSERT_TRUE(again.ok());
     EXPECT_EQ(*again, kind);

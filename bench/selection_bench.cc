@@ -1,0 +1,133 @@
+// Which tokens to read: what each index costs and finds, on queries of a real decode and on
+// synthetic heads of a realistic shape, one thread.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/selection_cases.h"
+
+namespace prefixd::bench {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  TraceOptions trace;
+  std::vector<uint32_t> sizes = {16384, 131072, 1048576};
+  uint32_t hnsw_up_to = 16384;
+  uint32_t rounds = 3;
+  bool real = true;
+  std::string json_file;
+};
+
+json ToJson(const IndexResult& r) {
+  return {{"index", r.index},
+          {"bytes_per_key", r.bytes_per_key},
+          {"build_seconds", r.build_seconds},
+          {"keys_scanned", r.keys_scanned},
+          {"bytes_fraction", r.bytes_fraction},
+          {"recall_at_100", r.recall_100},
+          {"recall_at_k", r.recall_k},
+          {"worst_recall_at_k", r.worst_recall_k},
+          {"relative_mass", r.relative_mass},
+          {"median_ms", r.median_ms},
+          {"p99_ms", r.p99_ms},
+          {"speedup", r.speedup}};
+}
+
+void PrintHeader(const std::string& title) {
+  std::printf("\n%s\n%-22s %9s %9s %8s %8s %7s %7s %7s %7s %9s %9s %8s\n", title.c_str(), "index",
+              "B/key", "build s", "keys", "bytes", "rec100", "recK", "worst", "mass", "median ms",
+              "p99 ms", "speedup");
+}
+
+void Print(const IndexResult& r) {
+  std::printf("%-22s %9.1f %9.3f %7.1f%% %7.2f%% %7.3f %7.3f %7.3f %7.4f %9.3f %9.3f %7.1fx\n",
+              r.index.c_str(), r.bytes_per_key, r.build_seconds, 100 * r.keys_scanned,
+              100 * r.bytes_fraction, r.recall_100, r.recall_k, r.worst_recall_k, r.relative_mass,
+              r.median_ms, r.p99_ms, r.speedup);
+}
+
+Status Run(const Options& options) {
+  json out = {{"bench", "selection"}, {"cases", json::array()}}, ratios;
+  const auto add = [&](const std::string& name, const std::vector<IndexResult>& results) {
+    PrintHeader(name);
+    json rows = json::array();
+    for (const IndexResult& r : results) {
+      Print(r);
+      rows.push_back(ToJson(r));
+    }
+    out["cases"].push_back({{"case", name}, {"indexes", rows}});
+  };
+  if (options.real) {
+    PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+    const std::vector<HeadTrace> heads = HeadTraces(trace);
+    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, {options.rounds, true}));
+    add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +
+            std::to_string(heads.size()) + " heads, K = 1%",
+        results);
+    for (const IndexResult& r : results) {
+      if (r.index != "codes") continue;
+      ratios["recall_flat_codes"] = r.recall_k;
+      ratios["bytes_flat_codes"] = r.bytes_fraction;
+    }
+  }
+  for (const uint32_t n : options.sizes) {
+    SyntheticOptions synthetic;
+    synthetic.n_tokens = n;
+    const std::vector<HeadTrace> head = {SyntheticHead(synthetic)};
+    PREFIXD_ASSIGN(const auto results,
+                   MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to}));
+    add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
+    for (const IndexResult& r : results) {
+      if (r.index == "codes" && n == 131072) ratios["speedup_flat_codes_128k"] = r.speedup;
+    }
+  }
+  PREFIXD_ASSIGN(const ScanResult scan, MeasureScan(options.rounds * 3));
+  std::printf("\nscan of codes: %.1f GB/s for 1 head, %.1f for 4; memory reads %.1f GB/s\n",
+              scan.one_head / 1e9, scan.four_heads / 1e9, scan.bandwidth / 1e9);
+  ratios["scan_bandwidth_fraction"] = scan.four_heads_fraction;
+  out["scan"] = {{"one_head_bytes_per_second", scan.one_head},
+                 {"four_heads_bytes_per_second", scan.four_heads},
+                 {"memory_bytes_per_second", scan.bandwidth}};
+  out["ratios"] = ratios;
+  std::printf("\n");
+  for (const auto& [name, value] : ratios.items()) {
+    std::printf("  %-28s %8.4f\n", name.c_str(), value.get<double>());
+  }
+  if (options.json_file.empty()) return {};
+  std::ofstream file(options.json_file);
+  file << out.dump(1) << '\n';
+  if (!file.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  return {};
+}
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("Cost and quality of every way to choose the tokens a step reads.");
+  app.add_option("--model", options.trace.model_dir, "Checkpoint directory")->capture_default_str();
+  app.add_option("--document", options.trace.document, "UTF-8 text")->capture_default_str();
+  app.add_option("--tokens", options.trace.prompt_tokens, "At most this many prompt tokens")
+      ->check(CLI::Range(2048, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--sizes", options.sizes, "Lengths of the synthetic heads")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--hnsw-up-to", options.hnsw_up_to, "Build FAISS HNSW up to this length")
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds, "Passes over the queries")->capture_default_str();
+  app.add_flag("!--no-real", options.real, "Leave the real decode out");
+  app.add_option("--json", options.json_file, "Also write the figures here");
+  CLI11_PARSE(app, argc, argv);
+  const prefixd::Status status = prefixd::bench::Run(options);
+  if (!status.ok()) {
+    std::fprintf(stderr, "selection_bench: %s\n", status.error().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,211 @@
+#include "bench/selection_cases.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+
+#include "attention/code_scan.h"
+#include "attention/key_codes.h"
+#include "attention/step.h"
+#include "bench/support/read_bandwidth.h"
+#include "bench/support/statistics.h"
+#include "index/key_index.h"
+#include "index/recall.h"
+
+namespace prefixd::bench {
+namespace {
+
+using index::KeyIndex;
+using Built = Result<std::unique_ptr<KeyIndex>>;
+using Build = std::function<Built(const HeadTrace&)>;
+
+double Seconds(const std::function<void()>& run) {
+  const auto begun = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+TokenRange All(const HeadTrace& head) { return {0, static_cast<uint32_t>(head.view().count)}; }
+
+index::SearchRequest RequestOf(const HeadTrace& head, size_t step, uint32_t k) {
+  index::SearchRequest request;
+  request.queries = head.step(step);
+  request.group = head.group;
+  request.layer = head.layer;
+  request.candidates = All(head);
+  request.k = k;
+  request.keys = head.view();
+  return request;
+}
+
+struct Candidate {
+  std::string name;
+  Build build;
+};
+
+std::vector<Candidate> Candidates() {
+  std::vector<Candidate> all;
+  all.push_back(
+      {"exact", [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); }});
+  all.push_back({"codes", [](const HeadTrace& head) -> Built {
+                   return index::BuildCodesIndex(head.view(), All(head), {head.sample_queries});
+                 }});
+  all.push_back({"codes, untuned", [](const HeadTrace& head) -> Built {
+                   return index::BuildCodesIndex(head.view(), All(head), {});
+                 }});
+  for (const float probe : {0.1f, 0.3f}) {
+    all.push_back({"faiss ivf, " + std::to_string(int(100 * probe + 0.5f)) + "% of lists",
+                   [probe](const HeadTrace& head) -> Built {
+                     return index::BuildIvfIndex(head.view(), All(head), {0, probe, 1});
+                   }});
+  }
+  return all;
+}
+
+// Sums over the heads; divided at the end.
+struct Sums {
+  IndexResult result;
+  std::vector<double> times, speedups;
+  double searches = 0;
+};
+
+Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
+                   std::span<const Candidate> candidates, std::vector<Sums>& sums) {
+  const RowsView keys = head.view();
+  const auto k = static_cast<uint32_t>(std::ceil(0.01 * double(keys.count)));
+  std::vector<std::unique_ptr<KeyIndex>> indexes;
+  for (size_t c = 0; c < candidates.size(); ++c) {
+    Status status;
+    sums[c].result.build_seconds += Seconds([&] {
+      auto built = candidates[c].build(head);
+      if (built.ok()) {
+        indexes.push_back(std::move(built).value());
+      } else {
+        status = std::move(built).error();
+      }
+    });
+    PREFIXD_TRY(status);
+    PREFIXD_ASSIGN(const auto bytes, indexes.back()->Serialize());
+    sums[c].result.bytes_per_key += double(bytes.size()) / double(keys.count);
+  }
+  std::vector<double> recall(candidates.size(), 0.0);
+  std::vector<float> scores(head.group * keys.count);
+  index::SearchScratch scratch;
+  for (size_t step = 0; step < head.n_steps(); ++step) {
+    Scores(head.step(step), head.group, head.layer, keys, scores);
+    double exact_seconds = 0;
+    for (size_t c = 0; c < candidates.size(); ++c) {
+      IndexResult& r = sums[c].result;
+      index::SearchRequest request = RequestOf(head, step, k);
+      request.scratch = &scratch;
+      std::vector<double> times;
+      Result<Selection> selection = Selection{};
+      for (uint32_t round = 0; round < options.rounds; ++round) {
+        times.push_back(Seconds([&] { selection = indexes[c]->Search(request); }));
+      }
+      if (!selection.ok()) return selection.error();
+      const double seconds = Summarise(times).median;
+      if (c == 0) exact_seconds = seconds;
+      sums[c].times.push_back(seconds);
+      sums[c].speedups.push_back(exact_seconds / seconds);
+      PREFIXD_ASSIGN(const auto quality,
+                     index::MeasureSelection(scores, head.group, 0, selection->ids));
+      r.recall_k += quality.recall;
+      recall[c] += quality.recall;
+      double mass = 0;
+      for (size_t g = 0; g < head.group; ++g) mass += quality.mass[g] / quality.best_mass[g];
+      r.relative_mass += mass / head.group;
+      r.keys_scanned += double(selection->keys_scanned) / double(keys.count);
+      r.bytes_fraction +=
+          double(selection->bytes_scanned) / double(keys.count * keys.shape.key_bytes());
+      request.k = std::min(100u, k);
+      PREFIXD_ASSIGN(const auto hundred, indexes[c]->Search(request));
+      PREFIXD_ASSIGN(const auto quality_100,
+                     index::MeasureSelection(scores, head.group, 0, hundred.ids));
+      r.recall_100 += quality_100.recall;
+      sums[c].searches += 1;
+    }
+  }
+  for (size_t c = 0; c < candidates.size(); ++c) {
+    sums[c].result.worst_recall_k =
+        std::min(sums[c].result.worst_recall_k, recall[c] / double(head.n_steps()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
+                                                const MeasureOptions& options) {
+  const std::vector<Candidate> candidates = Candidates();
+  std::vector<Sums> sums(candidates.size());
+  for (size_t c = 0; c < candidates.size(); ++c) sums[c].result.index = candidates[c].name;
+  for (const HeadTrace& head : heads) {
+    PREFIXD_TRY(MeasureHead(head, options, candidates, sums));
+  }
+  std::vector<IndexResult> results;
+  for (Sums& sum : sums) {
+    IndexResult& r = sum.result;
+    r.bytes_per_key /= double(heads.size());
+    r.build_seconds /= double(heads.size());
+    for (double* mean :
+         {&r.keys_scanned, &r.bytes_fraction, &r.recall_100, &r.recall_k, &r.relative_mass}) {
+      *mean /= sum.searches;
+    }
+    std::sort(sum.times.begin(), sum.times.end());
+    r.median_ms = 1e3 * sum.times[sum.times.size() / 2];
+    r.p99_ms = 1e3 * sum.times[(sum.times.size() - 1) * 99 / 100];
+    r.speedup = Summarise(sum.speedups).median;
+    results.push_back(std::move(r));
+  }
+  return results;
+}
+
+Result<ScanResult> MeasureScan(uint32_t rounds) {
+  constexpr uint32_t kDim = 128, kFields = CodeFields(kDim), kHeads = 4;
+  constexpr size_t kKeys = size_t{1} << 20, kPieces = 64;  // 2 GiB: a store's many heads
+  const size_t piece = CodeBlocks(kKeys) * CodeBlockBytes(kDim);
+  std::vector<std::byte> codes(kPieces * piece);
+  uint64_t state = 1;
+  for (size_t i = 0; i + 8 <= codes.size(); i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(codes.data() + i, &state, 8);
+  }
+  std::vector<int8_t> weights(kHeads * kFields);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<int8_t>(i * 37 % 255 - 127);
+  const std::vector<int32_t> bias(kHeads, 0);
+  // A search takes its codes in one go, but what it writes stays in cache.
+  constexpr size_t kRun = 4096 / kCodeBlockKeys;
+  std::vector<int16_t> out(kHeads * kRun * kCodeBlockKeys);
+  size_t turn = 0;
+  const auto scan = [&](size_t heads) {
+    const std::byte* at = codes.data() + turn++ % kPieces * piece;
+    const double seconds = Seconds([&] {
+      for (size_t b = 0; b < CodeBlocks(kKeys); b += kRun) {
+        CodeScan().scan(at + b * CodeBlockBytes(kDim), kRun,
+                        {weights.data(), bias.data(), heads, kFields}, out.data(),
+                        kRun * kCodeBlockKeys);
+      }
+    });
+    return double(piece) / seconds;
+  };
+  std::vector<double> one, four, plain, fraction;
+  for (uint32_t round = 0; round < rounds; ++round) {
+    std::vector<double> a, b, c;
+    for (int i = 0; i < 5; ++i) {
+      a.push_back(scan(1));
+      b.push_back(scan(kHeads));
+      c.push_back(ReadBandwidth({codes.data() + turn++ % kPieces * piece, piece}));
+    }
+    one.push_back(Summarise(a).median);
+    four.push_back(Summarise(b).median);
+    plain.push_back(Summarise(c).median);
+    fraction.push_back(four.back() / plain.back());
+  }
+  return ScanResult{Summarise(one).median, Summarise(four).median, Summarise(plain).median,
+                    Summarise(fraction).median};
+}
+
+}  // namespace prefixd::bench

@@ -1,0 +1,43 @@
+// Indexes over the keys of a head, measured against an exact scan of the same keys.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/result.h"
+#include "bench/support/head_trace.h"
+
+namespace prefixd::bench {
+
+// Means over heads and steps, unless said otherwise; K is 1% of the keys.
+struct IndexResult {
+  std::string index;
+  double bytes_per_key = 0, build_seconds = 0;  // of one head
+  double keys_scanned = 0;                      // fraction
+  double bytes_fraction = 0;                    // read by a search, of all keys in bf16
+  double recall_100 = 0, recall_k = 0;
+  double worst_recall_k = 1;  // of a head, over its steps
+  double relative_mass = 0;   // recovered attention mass over that of the exact set
+  double median_ms = 0, p99_ms = 0;
+  double speedup = 0;  // median of: exact scan / this, of the same query in turn
+};
+
+struct MeasureOptions {
+  uint32_t rounds = 3;
+  bool hnsw = false;
+};
+
+// Exact first. Every index is built from the keys and the put's samples alone.
+Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
+                                                const MeasureOptions& options);
+
+// The scan kernel by itself, over codes several times the last-level cache, beside a plain read of
+// the same memory in turn.
+struct ScanResult {
+  double one_head = 0, four_heads = 0, bandwidth = 0;  // bytes per second, medians
+  double four_heads_fraction = 0;                      // median of each turn's ratio
+};
+Result<ScanResult> MeasureScan(uint32_t rounds);
+
+}  // namespace prefixd::bench

@@ -1,0 +1,47 @@
+// What one KV head sees while it decodes: stored keys, a sample of the prefill's queries, and the
+// queries of consecutive steps. Captured from a real decoder, or synthetic of a realistic shape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/kv_shape.h"
+#include "bench/support/retrieval_trace.h"
+
+namespace prefixd::bench {
+
+struct HeadTrace {
+  std::string name;
+  uint32_t group = 0;
+  LayerGeometry layer;
+  RowShape shape;                     // keys alone, bf16
+  std::vector<std::byte> keys;        // [n][key_bytes]: the mid region
+  std::vector<float> sample_queries;  // [n][group][key_dim], kept by the put
+  std::vector<float> step_queries;    // [steps][group][key_dim]
+
+  RowsView view() const { return {keys.data(), keys.size() / shape.bytes(), shape.bytes(), shape}; }
+  size_t n_steps() const { return step_queries.size() / (size_t{group} * shape.key_dim); }
+  std::span<const float> step(size_t s) const {
+    const size_t floats = size_t{group} * shape.key_dim;
+    return std::span(step_queries).subspan(s * floats, floats);
+  }
+};
+
+// Of every (layer, KV head) of the captured decode.
+std::vector<HeadTrace> HeadTraces(const RetrievalTrace& trace);
+
+// Keys and queries as decoders make them (what each part stands for: head_trace.cc): text drifts
+// through topics of low rank, some channels are outliers, queries are shifted away from where keys
+// are and look for a few topics at once, RoPE turns both. Steps follow one another as in decoding:
+// mostly alike, now and then about something else.
+struct SyntheticOptions {
+  uint32_t n_tokens = 131072, key_dim = 128, group = 4;
+  uint32_t samples = 64, steps = 64;
+  uint64_t seed = 1;
+};
+HeadTrace SyntheticHead(const SyntheticOptions& options);
+
+}  // namespace prefixd::bench

@@ -1,0 +1,297 @@
+#include "index/envelope.h"
+#include "index/recall.h"
+#include "tests/index/index_test_support.h"
+#include "tests/support/seed.h"
+
+namespace prefixd::index {
+namespace {
+
+// Reads from rows, and counts what it read.
+class CountingReader final : public KeyReader {
+ public:
+  CountingReader(const TestRows& rows, uint32_t first) : rows_(rows), first_(first) {}
+  Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override {
+    for (size_t j = 0; j < ids.size(); ++j) Copy(ids[j], out, j);
+    return {};
+  }
+  Status Range(TokenRange tokens, std::span<std::byte> out) override {
+    for (uint32_t t = tokens.begin; t < tokens.end; ++t) Copy(t, out, t - tokens.begin);
+    return {};
+  }
+  size_t reads = 0;
+
+ private:
+  void Copy(uint32_t token, std::span<std::byte> out, size_t at) {
+    const size_t bytes = rows_.shape.key_bytes();
+    std::memcpy(out.data() + at * bytes, rows_.view().key(token - first_), bytes);
+    ++reads;
+  }
+  const TestRows& rows_;
+  const uint32_t first_;
+};
+
+class CodesIndexTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kDim = 64, kFirst = 100, kTokens = 6000, kAppended = 200;
+
+  CodesIndexTest()
+      : random_(prefixd::testing::Seed("CodesIndexTest")),
+        data_(random_, kTokens + kAppended, kDim),
+        rows_(data_.keys, kDim, DType::kBf16),
+        samples_(data_.Queries(random_, 64)) {
+    auto built =
+        BuildCodesIndex(rows_.view().Sub(0, kTokens), {kFirst, kFirst + kTokens}, {samples_});
+    EXPECT_TRUE(built.ok());
+    if (built.ok()) index_ = std::move(built).value();
+  }
+  SearchRequest Request(std::span<const float> queries, TokenRange candidates, uint32_t k) const {
+    SearchRequest request;
+    request.queries = queries;
+    request.group = static_cast<uint32_t>(queries.size() / kDim);
+    request.layer = Layer(kDim);
+    request.candidates = candidates;
+    request.k = k;
+    request.keys = rows_.view();
+    request.first_token = kFirst;
+    return request;
+  }
+  double Recall(const SearchRequest& request, const Selection& selection) const {
+    const std::vector<double> truth = TrueScores(request, rows_);
+    const std::vector<float> scores(truth.begin(), truth.end());
+    const auto quality =
+        MeasureSelection(scores, request.group, request.candidates.begin, selection.ids);
+    EXPECT_TRUE(quality.ok());
+    return quality.ok() ? quality->recall : 0;
+  }
+
+  Random random_;
+  AttentionLike data_;
+  TestRows rows_;
+  std::vector<float> samples_;
+  std::unique_ptr<KeyIndex> index_;
+};
+
+TEST_F(CodesIndexTest, FindsAlmostAllReadingAFewPerCentOfTheKeys) {
+  double recall = 0;
+  const int rounds = 40;
+  for (int round = 0; round < rounds; ++round) {
+    const auto queries = data_.Queries(random_, Uniform(random_, 1, 8));
+    const SearchRequest request = Request(queries, {kFirst, kFirst + kTokens}, kTokens / 100);
+    const auto selection = index_->Search(request);
+    ASSERT_TRUE(selection.ok()) << selection.error().ToString();
+    ExpectWellFormed(*selection, request);
+    recall += Recall(request, *selection) / rounds;
+    for (const Cut& cut : selection->cuts) EXPECT_EQ(cut.kind, CutKind::kApproximate);
+    EXPECT_EQ(selection->keys_scanned, size_t{kTokens});
+    const double fraction = double(selection->bytes_scanned) / (kTokens * 2.0 * kDim);
+    EXPECT_LT(fraction, 0.125 + 0.03 + 0.02);
+  }
+  EXPECT_GT(recall, 0.88);  // keys that fill their space almost evenly: as hard as it gets
+}
+
+TEST_F(CodesIndexTest, CutsAreNearTheTruth) {
+  for (int round = 0; round < 20; ++round) {
+    const auto queries = data_.Queries(random_, 2);
+    const SearchRequest request = Request(queries, {kFirst, kFirst + kTokens}, 120);
+    const auto selection = index_->Search(request);
+    ASSERT_TRUE(selection.ok());
+    const Truth truth = TrueRanks(request, rows_);
+    std::vector<double> ranks = truth.rank;
+    std::nth_element(ranks.begin(), ranks.begin() + 120, ranks.end(), std::greater<>());
+    for (uint32_t g = 0; g < 2; ++g) {
+      EXPECT_NEAR(selection->cuts[g].score, truth.lse[g] + ranks[120], 0.5);
+    }
+  }
+}
+
+TEST_F(CodesIndexTest, AppendedTokensAndThoseBeforeAreSearchedExactly) {
+  int found = 0;
+  for (int round = 0; round < 30; ++round) {
+    // The best token by far lies behind what the index covers, sometimes.
+    const uint32_t token = kTokens + Uniform(random_, 0, kAppended - 1);
+    std::vector<float> queries(data_.keys.begin() + token * kDim,
+                               data_.keys.begin() + (token + 1) * kDim);
+    for (float& q : queries) q *= 3;
+    const SearchRequest request = Request(queries, {kFirst + 10, kFirst + kTokens + kAppended}, 50);
+    const auto selection = index_->Search(request);
+    ASSERT_TRUE(selection.ok());
+    ExpectWellFormed(*selection, request);
+    const Truth truth = TrueRanks(request, rows_);
+    std::vector<double> ranks = truth.rank;
+    std::nth_element(ranks.begin(), ranks.begin() + 49, ranks.end(), std::greater<>());
+    for (uint32_t t = kFirst + kTokens; t < kFirst + kTokens + kAppended; ++t) {
+      if (truth.rank[t - request.candidates.begin] < ranks[49] + 1e-4) continue;
+      ++found;
+      EXPECT_TRUE(std::binary_search(selection->ids.begin(), selection->ids.end(), t)) << t;
+    }
+  }
+  EXPECT_GT(found, 0);
+}
+
+TEST_F(CodesIndexTest, AReaderServesInsteadOfMemory) {
+  CountingReader reader(rows_, kFirst);
+  SearchScratch scratch;
+  for (int round = 0; round < 20; ++round) {
+    const auto queries = data_.Queries(random_, 3);
+    const uint32_t begin = kFirst + Uniform(random_, 0, 400);
+    SearchRequest request =
+        Request(queries, {begin, kFirst + kTokens + Uniform(random_, 0, kAppended)},
+                Uniform(random_, 1, 200));
+    const auto in_memory = index_->Search(request);
+    request.keys = {nullptr, 0, 0, rows_.shape};
+    request.reader = &reader;
+    request.scratch = &scratch;
+    reader.reads = 0;
+    const auto read = index_->Search(request);
+    ASSERT_TRUE(in_memory.ok() && read.ok());
+    EXPECT_EQ(in_memory->ids, read->ids);
+    EXPECT_EQ(in_memory->cuts[0].score, read->cuts[0].score);
+    const size_t outside =
+        request.candidates.end - std::min(request.candidates.end, kFirst + kTokens);
+    EXPECT_EQ(reader.reads, kShortListFactor * request.k + 1 + outside);
+    const auto exact = MakeExactIndex({kFirst, kFirst + kTokens})->Search(request);
+    request.reader = nullptr;
+    request.keys = rows_.view();
+    const auto exact_in_memory = MakeExactIndex({kFirst, kFirst + kTokens})->Search(request);
+    ASSERT_TRUE(exact.ok() && exact_in_memory.ok());
+    EXPECT_EQ(exact->ids, exact_in_memory->ids);
+  }
+}
+
+TEST_F(CodesIndexTest, FewCandidatesAndManyWantedAreSearchedExactly) {
+  const auto queries = data_.Queries(random_, 2);
+  for (const auto& [candidates, k] : {std::pair<TokenRange, uint32_t>{{kFirst, kFirst + 500}, 10},
+                                      {{kFirst, kFirst + kTokens}, kTokens / 2},
+                                      {{kFirst + kTokens, kFirst + kTokens + kAppended}, 7}}) {
+    const SearchRequest request = Request(queries, candidates, k);
+    const auto selection = index_->Search(request);
+    ASSERT_TRUE(selection.ok());
+    ExpectExactSelection(*selection, request, rows_, FloatSlack(request, rows_));
+    EXPECT_EQ(selection->cuts[0].kind, CutKind::kExact);
+  }
+}
+
+TEST_F(CodesIndexTest, NothingAndEverything) {
+  const auto queries = data_.Queries(random_, 2);
+  auto selection = index_->Search(Request(queries, {kFirst, kFirst + kTokens}, 0));
+  ASSERT_TRUE(selection.ok());
+  EXPECT_TRUE(selection->ids.empty());
+  selection = index_->Search(Request(queries, {kFirst + 7, kFirst + 7}, 5));
+  ASSERT_TRUE(selection.ok());
+  EXPECT_TRUE(selection->ids.empty());
+  selection = index_->Search(Request(queries, {kFirst, kFirst + kTokens}, 4000000000u));
+  ASSERT_TRUE(selection.ok());
+  EXPECT_EQ(selection->ids.size(), size_t{kTokens});
+  EXPECT_EQ(selection->cuts[1].kind, CutKind::kExact);
+}
+
+TEST_F(CodesIndexTest, ASoftcapBendsScoresAsTheExactScanDoes) {
+  double recall = 0;
+  for (int round = 0; round < 10; ++round) {
+    const auto queries = data_.Queries(random_, 2);
+    SearchRequest request = Request(queries, {kFirst, kFirst + kTokens}, 60);
+    request.layer.softcap = 8;
+    const auto selection = index_->Search(request);
+    ASSERT_TRUE(selection.ok());
+    recall += Recall(request, *selection) / 10;
+  }
+  EXPECT_GT(recall, 0.85);
+}
+
+TEST_F(CodesIndexTest, BadRequestsAreRefused) {
+  auto queries = data_.Queries(random_, 2);
+  queries[kDim + 1] = std::numeric_limits<float>::quiet_NaN();
+  auto selection = index_->Search(Request(queries, {kFirst, kFirst + kTokens}, 60));
+  ASSERT_FALSE(selection.ok());
+  EXPECT_NE(selection.error().message.find("query head 1"), std::string::npos);
+  queries = data_.Queries(random_, 2);
+  SearchRequest request = Request(queries, {kFirst, kFirst + kTokens}, 60);
+  request.keys.shape.key_dim = kDim / 2;
+  request.group = 4;
+  selection = index_->Search(request);
+  ASSERT_FALSE(selection.ok());
+  EXPECT_EQ(selection.error().code, Code::kInvalidArgument);
+  queries.assign(2 * kDim, 3e38f);
+  selection = index_->Search(Request(queries, {kFirst, kFirst + kTokens}, 60));
+  ASSERT_FALSE(selection.ok());
+  EXPECT_NE(selection.error().message.find("overflow"), std::string::npos);
+}
+
+TEST_F(CodesIndexTest, EqualKeysGiveAnySetOfTheRightSize) {
+  const TestRows rows(std::vector<float>(3000 * kDim, 0.5f), kDim, DType::kBf16);
+  const auto index = BuildCodesIndex(rows.view(), {0, 3000}, {});
+  ASSERT_TRUE(index.ok()) << index.error().ToString();
+  const auto queries = data_.Queries(random_, 3);
+  SearchRequest request = Request(queries, {0, 3000}, 40);
+  request.keys = rows.view();
+  request.first_token = 0;
+  const auto selection = (*index)->Search(request);
+  ASSERT_TRUE(selection.ok());
+  ExpectWellFormed(*selection, request);
+}
+
+TEST_F(CodesIndexTest, BuildsAreRefusedByName) {
+  std::vector<float> keys = Normal(random_, 2000 * 8);
+  keys[77 * 8] = std::numeric_limits<float>::quiet_NaN();
+  const TestRows bad(keys, 8, DType::kBf16);
+  auto index = BuildCodesIndex(bad.view(), {0, 2000}, {});
+  ASSERT_FALSE(index.ok());
+  EXPECT_NE(index.error().message.find("row 77"), std::string::npos);
+  index = BuildCodesIndex(rows_.view().Sub(0, 500), {0, 500}, {});
+  ASSERT_FALSE(index.ok());
+  EXPECT_NE(index.error().message.find("exact index"), std::string::npos);
+  EXPECT_FALSE(BuildCodesIndex(rows_.view(), {0, 10}, {}).ok());
+}
+
+TEST_F(CodesIndexTest, ARoundTripSelectsTheSame) {
+  const auto bytes = index_->Serialize();
+  ASSERT_TRUE(bytes.ok());
+  const auto loaded = LoadIndex(*bytes);
+  ASSERT_TRUE(loaded.ok()) << loaded.error().ToString();
+  EXPECT_EQ((*loaded)->kind(), IndexKind::kCodes);
+  EXPECT_EQ((*loaded)->covered(), index_->covered());
+  const auto queries = data_.Queries(random_, 4);
+  const SearchRequest request = Request(queries, {kFirst, kFirst + kTokens}, 60);
+  const auto before = index_->Search(request), after = (*loaded)->Search(request);
+  ASSERT_TRUE(before.ok() && after.ok());
+  EXPECT_EQ(before->ids, after->ids);
+  const auto again = (*loaded)->Serialize();
+  ASSERT_TRUE(again.ok());
+  EXPECT_TRUE(*again == *bytes);
+}
+
+TEST_F(CodesIndexTest, DamagedTruncatedAndForeignBytesAreCorrupt) {
+  auto bytes = index_->Serialize();
+  ASSERT_TRUE(bytes.ok());
+  const auto corrupt = [](std::span<const std::byte> some) {
+    const auto index = LoadIndex(some);
+    return !index.ok() && index.error().code == Code::kCorrupt;
+  };
+  for (size_t at = 0; at < bytes->size(); at += 1 + at / 40) {
+    (*bytes)[at] ^= std::byte{0x10};
+    EXPECT_TRUE(corrupt(*bytes)) << at;
+    (*bytes)[at] ^= std::byte{0x10};
+    EXPECT_TRUE(corrupt(std::span(*bytes).first(at))) << at;
+  }
+  const auto opened = Open(*bytes);
+  ASSERT_TRUE(opened.ok());
+  const auto with = [&](auto change) {
+    Envelope fields = opened->fields;
+    std::vector<std::byte> payload(opened->payload.begin(), opened->payload.end());
+    change(fields, payload);
+    return Seal(fields, payload);
+  };
+  using Bytes = std::vector<std::byte>;
+  EXPECT_FALSE(corrupt(with([](Envelope&, Bytes&) {})));
+  EXPECT_TRUE(corrupt(with([](Envelope& e, Bytes&) { e.covered.end += 64; })));
+  EXPECT_TRUE(corrupt(with([](Envelope& e, Bytes&) { e.covered = {9, 9}; })));
+  EXPECT_TRUE(corrupt(with([](Envelope& e, Bytes&) { e.key_dim = 0xffffffff; })));
+  EXPECT_TRUE(corrupt(with([](Envelope& e, Bytes&) { e.n_lists = 1; })));
+  EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p[0] = std::byte{2}; })));   // version
+  EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p[4] = std::byte{65}; })));  // components
+  EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p[8] = std::byte{5}; })));   // digits
+  EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p.pop_back(); })));
+}
+
+}  // namespace
+}  // namespace prefixd::index
