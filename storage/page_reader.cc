@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "storage/errors.h"
+#include "storage/row_encoding.h"
 #include "storage/stream_copy.h"
 
 namespace prefixd::storage {
@@ -154,9 +155,14 @@ struct WindowPieces {
 class PieceReader {
  public:
   PieceReader(const ReadServices& services, const SegmentFile& file,
-              std::span<const PagePiece> pieces, Access access, ReadStats* stats)
-      : services_(services), file_(file), pieces_(pieces), access_(access), stats_(stats) {
-    if (access != Access::kScan) return;
+              std::span<const PagePiece> pieces, Access access, ReadStats* stats, Deliver deliver)
+      : services_(services),
+        file_(file),
+        pieces_(pieces),
+        access_(access),
+        stats_(stats),
+        decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
+    if (access != Access::kScan || decode_) return;
     uint64_t bytes = 0;
     for (const PagePiece& piece : pieces) bytes += piece.bytes;
     stream_ = bytes >= kStreamBytes;
@@ -242,12 +248,16 @@ class PieceReader {
     for (size_t i = begin; i < end; ++i) {
       const PagePiece& piece = pieces_[i];
       const std::byte* source = page.data() + piece.offset;
+      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
+      if (decode_) {
+        DecodeInt8(file_.header().dtype, {source, piece.bytes}, piece.out);
+        continue;
+      }
       if (source != copy_.from + copy_.bytes || piece.out != copy_.to + copy_.bytes) {
         FlushCopy();
         copy_ = {source, piece.out, 0};
       }
       copy_.bytes += piece.bytes;
-      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
     }
   }
 
@@ -265,6 +275,7 @@ class PieceReader {
   const std::span<const PagePiece> pieces_;
   const Access access_;
   ReadStats* const stats_;
+  const bool decode_;
   bool stream_ = false;
   size_t at_ = 0;
   struct {
@@ -277,8 +288,9 @@ class PieceReader {
 }  // namespace
 
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
-                  std::span<const PagePiece> pieces, Access access, ReadStats* stats) {
-  return PieceReader(services, file, pieces, access, stats).Run();
+                  std::span<const PagePiece> pieces, Access access, ReadStats* stats,
+                  Deliver deliver) {
+  return PieceReader(services, file, pieces, access, stats, deliver).Run();
 }
 
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,

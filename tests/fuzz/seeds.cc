@@ -79,12 +79,18 @@ void AddStorage(Seeds& seeds) {
   header.chunk_tokens = 1024;
   header.Encode(page);
   seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  header.key_dim = 128;
+  header.encoding = storage::RowEncoding::kInt8;
+  header.incompat = storage::kIncompatEncodedRows;
+  header.Encode(page);
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
   storage::SegmentFooter footer;
+  footer.error = {0.02f, 0.01f, 0.02f, 0.01f};
   footer.sequence = 3;
   footer.total_pages = 11;
   footer.Encode(page);
   seeds.Add("segment_footer", 0, page);
-  seeds.Add("segment_footer", 1, std::span<const std::byte>(page).first(72));
+  seeds.Add("segment_footer", 1, std::span<const std::byte>(page).first(88));
   for (const char* target : {"segment_header", "segment_footer", "blob", "envelope"}) {
     seeds.AddRandom(target, 2);
   }
@@ -98,6 +104,8 @@ void AddStorage(Seeds& seeds) {
   record.parent.bytes[0] = 1;
   record.tokens = {40, 50};
   record.lead.clear();
+  record.encoding = storage::RowEncoding::kInt8;
+  record.encoding_error = {0.02f, 0.01f, 0.02f, 0.01f};
   seeds.Add("records", 0, storage::EncodeSegment(record));
   const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
   seeds.Add("records", 1, storage::EncodeModel(model));
