@@ -39,6 +39,7 @@ struct ReadServices {
   std::function<void(const SegmentId&, const std::string&)> on_corrupt;
   // How long ReadPieces waits for the disk, for each of its batches. 0: as long as it takes.
   std::chrono::milliseconds read_deadline{0};
+  uint32_t max_gap_pages = 0;  // StoreOptions
   std::shared_ptr<BufferPool> buffers = std::make_shared<BufferPool>(kReadBufferBytes, 16);
 };
 

@@ -29,6 +29,7 @@
 #include "storage/identity.h"
 #include "storage/remote_tier.h"
 #include "storage/row_encoding.h"
+#include "storage/stored_part.h"
 
 namespace prefixd::storage {
 
@@ -55,6 +56,9 @@ struct StoreOptions {
   Eviction eviction = Eviction::kByWorth;
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
+  // Single rows: pages this close are read with one operation, those between them for nothing. An
+  // operation costs a disk more than a few pages do (storage_bench, "near rows"). At most 16.
+  uint32_t max_gap_pages = 2;
   // Reads of rows (not of scrub) the disk has not answered by then fail with kUnavailable; 0: wait
   // as long as it takes. Per batch: a long read may take longer as long as it moves.
   uint32_t read_deadline_ms = 30'000;
@@ -127,7 +131,7 @@ struct Match {
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
 };
 
-// Physical reads of one call, by tier.
+// Physical reads of one call, by tier. Bytes count all that moved, pages those that were wanted.
 struct ReadStats {
   std::array<uint64_t, kTierCount> bytes{};
   uint64_t pages_ssd = 0, pages_host = 0;
@@ -238,9 +242,8 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
-  // Where a sequential read that begins at `begin` had best end: `max_tokens` further, but in the
-  // settled layout at the end of a chunk, because part of a chunk costs the pages of all of it.
-  virtual uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const = 0;
+  // How they lie, in order; the same as long as the prefix is open.
+  virtual std::span<const StoredPart> parts() const = 0;
   // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
   // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
   virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,

@@ -39,6 +39,8 @@ class OpenPrefix final : public StoredPrefix {
       PREFIXD_ASSIGN(link.file, core_->OpenSegment(chain[i].id));
       const auto ids = link.file->tokens().first(link.tokens.size());
       tokens_.insert(tokens_.end(), ids.begin(), ids.end());
+      const SegmentHeader& header = link.file->header();
+      parts_.push_back({link.tokens, header.encoding, header.chunk_tokens});
       links_.push_back(std::move(link));
     }
     return {};
@@ -121,17 +123,7 @@ class OpenPrefix final : public StoredPrefix {
     return out;
   }
 
-  uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override {
-    for (const Link& link : links_) {
-      if (begin >= link.tokens.end) continue;
-      const SegmentLayout& l = link.file->layout();
-      const uint32_t own = begin - link.first();
-      const uint32_t end = l.settled() ? (own / l.chunk_tokens() + 1) * l.chunk_tokens()
-                                       : own + std::min(max_tokens, link.tokens.size());
-      return std::min(link.first() + end, link.tokens.end);
-    }
-    return n_tokens();
-  }
+  std::span<const StoredPart> parts() const override { return parts_; }
 
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids,
@@ -264,6 +256,7 @@ class OpenPrefix final : public StoredPrefix {
   const std::shared_ptr<TierRegion> tier_;
   ReadServices services_;
   std::vector<Link> links_;
+  std::vector<StoredPart> parts_;  // of the links
   std::vector<uint32_t> tokens_;
 };
 

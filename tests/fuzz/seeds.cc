@@ -166,12 +166,14 @@ void AddWire(Seeds& seeds) {
   add(HelloReply{});
   add(ServerStats{});
   add(ModelSpec{"m", Geometry(), {{"weights", "x"}}, {"maps.safetensors"}});
-  add(PutSpec{"m", "t", {}, "label"});
-  add(PutResult{"id", 40, 20, 4096, 0.5});
+  add(PutSpec{"m", "t", {}, "label", true, 60, storage::RowEncoding::kInt8});
+  add(PutResult{"id", 40, 20, 4096, 0.5, storage::RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
   attach.policy.k = 7;
   add(attach);
-  add(SessionInfo{});
+  SessionInfo info;
+  info.parts = {{{0, 40}, storage::RowEncoding::kInt8, 16}};
+  add(info);
   SessionReport report;
   report.per_head.resize(2);
   add(report);

@@ -1,5 +1,6 @@
 #include "storage/row_encoding.h"
 
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <limits>
@@ -113,6 +114,14 @@ TEST(RowEncoding, TiesGoToEven) {
   const Coded c = ThereAndBack(DType::kF32, {127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 3.4999f});
   EXPECT_EQ(c.scale, 1.0f);
   EXPECT_EQ(c.steps, (std::vector<int>{127, 0, 2, 2, 0, -2, -2, 3}));
+}
+
+// The example of docs/format.md.
+TEST(RowEncoding, WorkedExample) {
+  const Coded c = ThereAndBack(DType::kF32, {1.0f, -0.5f, 0.26f, 0});
+  EXPECT_EQ(std::bit_cast<uint32_t>(c.scale), 0x3c010204u);
+  EXPECT_EQ(c.steps, (std::vector<int>{0x7f, -64, 0x21, 0}));
+  EXPECT_NEAR(c.back[1], -0.5039f, 5e-5f);
 }
 
 TEST(RowEncoding, WholeStepsAreExact) {
