@@ -14,7 +14,9 @@
 #include <random>
 
 #include "bench/attach_time.h"
+#include "bench/encoding_error.h"
 #include "bench/row_orders.h"
+#include "bench/step_reads.h"
 #include "bench/storage_speed.h"
 #include "bench/support/fio.h"
 
@@ -24,12 +26,18 @@ namespace {
 using nlohmann::json;
 
 // Lines of the table, with the names of their ratios, and the other parts of the report.
-const std::vector<std::pair<std::string, std::string>> kLines = {{"put", "put_vs_fio"},
-                                                                 {"segment", "put_segment_vs_fio"},
-                                                                 {"restore", "restore_vs_fio"},
-                                                                 {"rows", "row_iops_vs_fio"},
-                                                                 {"host", "host_vs_memcpy"}};
+const std::vector<std::pair<std::string, std::string>> kLines = {
+    {"put", "put_vs_fio"},
+    {"segment", "put_segment_vs_fio"},
+    {"restore", "restore_vs_fio"},
+    {"rows", "row_iops_vs_fio"},
+    {"host", "host_vs_memcpy"},
+    {"step_cold", "step_cold_vs_fio"},
+    {"step_half", "step_half_vs_fio"},
+    {"step_full", "step_full_vs_memcpy"},
+    {"near", "near_rows_together"}};
 constexpr const char* kAttach = "attach";
+constexpr const char* kEncoding = "encoding";
 constexpr const char* kAmplification = "amplification";
 
 struct Options {
@@ -81,7 +89,9 @@ struct Scratch {
 Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, json& report) {
   PREFIXD_ASSIGN(const std::string fio, FioVersion());
   std::fprintf(stderr, "   %u pairs of every line ...\n", speed.pairs);
-  PREFIXD_ASSIGN(const SpeedReport measured, MeasureSpeed(prompt, speed));
+  PREFIXD_ASSIGN(SpeedReport measured, MeasureSpeed(prompt, speed));
+  PREFIXD_ASSIGN(auto steps, MeasureStepReads(prompt, speed, measured.fio_engine));
+  measured.lines.merge(steps);
   std::printf("%.0f MiB of rows; I/O by %s, %s by %s; %u threads read; medians (quartiles)\n",
               double(prompt.row_bytes()) / (1 << 20), measured.io_backend.c_str(), fio.c_str(),
               measured.fio_engine.c_str(), measured.threads);
@@ -143,13 +153,13 @@ Status MeasureDisk(const Options& options, json& report) {
   return {};
 }
 
-Status MeasureAmplification(const Options& options, json& report) {
-  std::fprintf(stderr, "   capturing what a real model retrieves ...\n");
-  PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+Status MeasureAmplification(const Options& options, const RetrievalTrace& trace, json& report) {
   std::printf("\npages read for one cold step, as bytes over those of the rows (%u tokens)\n",
               trace.n_tokens);
   std::printf("%-32s", "");
-  for (const double f : options.trace.fractions) std::printf("   K = %g%%  best packing", 100 * f);
+  for (const double f : options.trace.fractions) {
+    std::printf("   K = %g%%  best packing  rows joined", 100 * f);
+  }
   std::printf("\n");
   std::vector<OrderResult> results;
   for (const OrderVariant& variant : {OrderVariant{storage::RowPart::kRow, 0, false}, kSettled}) {
@@ -158,11 +168,12 @@ Status MeasureAmplification(const Options& options, json& report) {
     json reads = json::array();
     for (size_t f = 0; f < result.reads.size(); ++f) {
       const PageReads& r = result.reads[f];
-      std::printf("   %6.2f  %12.2f", r.amplification, r.best);
+      std::printf("   %6.2f  %12.2f  %11.2f", r.amplification, r.best, r.rows_joined);
       reads.push_back({{"fraction", options.trace.fractions[f]},
                        {"pages", r.pages},
                        {"amplification", r.amplification},
-                       {"best_packing", r.best}});
+                       {"best_packing", r.best},
+                       {"rows_joined", r.rows_joined}});
     }
     std::printf("\n");
     report["amplification"].push_back({{"order", result.name}, {"reads", reads}});
@@ -175,10 +186,36 @@ Status MeasureAmplification(const Options& options, json& report) {
   return {};
 }
 
+// What int8 rows change, on the real model's keys.
+void MeasureEncoding(const RetrievalTrace& trace, uint32_t rounds, json& report) {
+  std::printf("\nkeys of the model stored as int8\n%-32s %9s %9s %9s %11s %9s\n", "", "bytes",
+              "rms", "largest", "score rms", "recall@1%");
+  for (const EncodingErrorLine& l : MeasureEncodingError(trace, {32, 16})) {
+    std::printf("%-32s %9.0f %9.4f %9.4f %11.4f %9.4f\n", l.name.c_str(), l.bytes_per_key,
+                l.key_rms, l.key_max, l.score_rms, l.recall);
+    report["encoding"].push_back({{"name", l.name},
+                                  {"bytes_per_key", l.bytes_per_key},
+                                  {"key_error_rms", l.key_rms},
+                                  {"key_error_max", l.key_max},
+                                  {"score_error_rms", l.score_rms},
+                                  {"recall", l.recall}});
+  }
+  const EncodingSpeed speed = MeasureEncodingSpeed(128, rounds);
+  std::printf("one thread, rows of 128 + 128 bf16: encodes %.2f GB/s, decodes %.2f GB/s\n",
+              speed.encode / 1e9, speed.decode / 1e9);
+  report["encoding_speed"] = {{"encode_bytes_per_second", speed.encode},
+                              {"decode_bytes_per_second", speed.decode}};
+}
+
 Status Run(const Options& options) {
   json report;
   PREFIXD_TRY(MeasureDisk(options, report));
-  if (options.Wants(kAmplification)) PREFIXD_TRY(MeasureAmplification(options, report));
+  if (options.Wants(kAmplification) || options.Wants(kEncoding)) {
+    std::fprintf(stderr, "   capturing what a real model retrieves ...\n");
+    PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+    if (options.Wants(kAmplification)) PREFIXD_TRY(MeasureAmplification(options, trace, report));
+    if (options.Wants(kEncoding)) MeasureEncoding(trace, options.speed.pairs, report);
+  }
   if (options.json_file.empty()) return {};
   std::ofstream out(options.json_file);
   out << report.dump(1) << '\n';
@@ -210,7 +247,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--document", options.trace.document, "What it reads: UTF-8 text")
       ->capture_default_str();
-  std::vector<std::string> parts = {prefixd::bench::kAttach, prefixd::bench::kAmplification};
+  std::vector<std::string> parts = {prefixd::bench::kAttach, prefixd::bench::kAmplification,
+                                    prefixd::bench::kEncoding};
   for (const auto& [part, ratio] : prefixd::bench::kLines) parts.push_back(part);
   app.add_option("--only", options.parts, "Only these parts of the report")
       ->check(CLI::IsMember(parts));

@@ -1,9 +1,6 @@
 #include "bench/storage_speed.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -11,6 +8,7 @@
 
 #include "bench/support/fio.h"
 #include "bench/support/synthetic_kv.h"
+#include "bench/support/timed.h"
 #include "runtime/thread_pool.h"
 #include "storage/file.h"
 #include "storage/prefix_store.h"
@@ -21,31 +19,12 @@ namespace {
 
 using storage::PrefixStore;
 using storage::StoredPrefix;
-using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kBlockTokens = 1024;  // of a put: what a chunked prefill hands over at once
 // What the store does by default, and so what fio is asked to do: 16 MiB in flight, in writes of
 // 1 MiB and sequential reads of 512 KiB; 64 operations when they are pages.
 constexpr uint64_t kInflightBytes = 16u << 20, kWriteBytes = 1u << 20, kReadBytes = 512u << 10;
 constexpr uint32_t kRowDepth = 64;
-constexpr double kGb = 1e9;
-
-double CpuSeconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) { return double(t.tv_sec) + 1e-6 * double(t.tv_usec); };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-// Times `work`, which moves `amount` (bytes or operations) and `bytes`.
-template <typename Work>
-Result<Sample> Timed(double amount, double bytes, Work work) {
-  const double cpu = CpuSeconds();
-  const auto begun = Clock::now();
-  PREFIXD_TRY(work());
-  const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
-  return Sample{amount / seconds, (CpuSeconds() - cpu) / (bytes / kGb)};
-}
 
 class SpeedBench {
  public:
@@ -99,7 +78,7 @@ class SpeedBench {
     PREFIXD_ASSIGN(const FioFigure figure, RunFio(job));
     const double bytes = figure.bytes_per_second * figure.seconds;
     return Sample{operations ? figure.operations_per_second : figure.bytes_per_second,
-                  figure.cpu_seconds / (bytes / kGb)};
+                  figure.cpu_seconds / (bytes / 1e9)};
   }
 
   Result<Sample> FioWrite() const {
@@ -255,18 +234,19 @@ class SpeedBench {
         [&] { return Fio(job, false); });
   }
 
-  // Single rows, each in a page of its own and no two pages adjacent, so that every row costs one
+  // Single rows, each in a page of its own and no two pages near, so that every row costs one
   // read; all heads of all layers, in the order in which a step would ask.
   Result<Paired> MeasureRows() {
     const KvGeometry& g = prompt_.geometry;
     const auto per_page =
         static_cast<uint32_t>(std::max<size_t>(1, storage::kPageBytes / g.row().bytes()));
     const auto pages = static_cast<uint32_t>(prompt_.tokens.size() / per_page);
+    constexpr uint32_t kStride = 6;  // leaves at least three pages between
     std::mt19937_64 rng(3);
     std::vector<std::vector<uint32_t>> ids(size_t{g.n_layers} * g.n_kv_heads);
     size_t reads = 0;
     for (auto& of_head : ids) {
-      for (uint32_t p = 0; p + 4 <= pages; p += 4) {
+      for (uint32_t p = 0; p + kStride <= pages; p += kStride) {
         of_head.push_back((p + static_cast<uint32_t>(rng() % 3)) * per_page +
                           static_cast<uint32_t>(rng() % per_page));
       }

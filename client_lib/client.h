@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "attention/result.h"
+#include "runtime/restore.h"
 #include "runtime/session.h"
 #include "runtime/store.h"
 #include "runtime/types.h"

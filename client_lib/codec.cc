@@ -53,9 +53,18 @@ void Describe(V& v, Is<ModelSpec> auto& s) {
   v("feature_maps", s.feature_maps);
 }
 template <class V>
+void Describe(V& v, Is<storage::EncodingError> auto& s) {
+  v("key_max", s.key_max), v("key_rms", s.key_rms);
+  v("value_max", s.value_max), v("value_rms", s.value_rms);
+}
+template <class V>
+void Describe(V& v, Is<storage::StoredPart> auto& s) {
+  v("tokens", s.tokens), v("encoding", s.encoding), v("chunk_tokens", s.chunk_tokens);
+}
+template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
-  v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
+  v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds), v("encoding", s.encoding);
 }
 template <class V>
 void Describe(V& v, Is<RuntimeOptions> auto& s) {
@@ -86,6 +95,7 @@ template <class V>
 void Describe(V& v, Is<PutResult> auto& s) {
   v("prefix", s.prefix), v("n_tokens", s.n_tokens), v("stored_tokens", s.stored_tokens);
   v("bytes", s.bytes), v("seconds", s.seconds);
+  v("encoding", s.encoding), v("encoding_error", s.encoding_error);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy> auto& s) {
@@ -106,6 +116,7 @@ void Describe(V& v, Is<SessionInfo> auto& s) {
   v("id", s.id), v("model", s.model), v("tenant", s.tenant), v("prefix", s.prefix);
   v("n_tokens", s.n_tokens), v("geometry", s.geometry), v("anchors", s.anchors);
   v("estimator", s.estimator), v("d_phi", s.d_phi), v("attach_seconds", s.attach_seconds);
+  v("parts", s.parts);
 }
 template <class V>
 void Describe(V& v, Is<Ledger> auto& s) {
@@ -139,6 +150,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("settled", s.settled), v("pinned", s.pinned), v("expires_unix_ms", s.expires_unix_ms);
   v("quarantine", s.quarantine);
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
+  v("encoding", s.encoding), v("encoding_error", s.encoding_error);
 }
 template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {
@@ -210,6 +222,7 @@ struct Encoder {
   static Json Value(StepMode x) { return std::string(StepModeName(x)); }
   static Json Value(EstimatorKind x) { return std::string(EstimatorName(x)); }
   static Json Value(IngestState x) { return std::string(IngestStateName(x)); }
+  static Json Value(storage::RowEncoding x) { return std::string(storage::RowEncodingName(x)); }
   static Json Value(CutKind x) { return static_cast<uint32_t>(x); }
   static Json Value(const TokenRange& x) { return Json::array({x.begin, x.end}); }
   static Json Value(const Extent& x) { return Json::array({x.offset, x.length}); }
@@ -308,6 +321,9 @@ struct Decoder {
   }
   void Read(const Json& j, const std::string& at, EstimatorKind& x) {
     ReadName(j, at, EstimatorFromName, x);
+  }
+  void Read(const Json& j, const std::string& at, storage::RowEncoding& x) {
+    ReadName(j, at, storage::RowEncodingFromName, x);
   }
   void Read(const Json& j, const std::string& at, IngestState& x) {
     std::string name;

@@ -77,6 +77,8 @@ std::string_view MessageName(MessageType type) {
       return "borrow_rows";
     case MessageType::kReleaseRows:
       return "release_rows";
+    case MessageType::kReadLayer:
+      return "read_layer";
     case MessageType::kSetRetention:
       return "set_retention";
     case MessageType::kReply:
@@ -90,7 +92,7 @@ std::string_view MessageName(MessageType type) {
 }
 
 bool IsRequest(MessageType type) {
-  return type >= MessageType::kHello && type <= MessageType::kSetRetention;
+  return type >= MessageType::kHello && type <= MessageType::kReadLayer;
 }
 
 std::array<std::byte, kHeaderBytes> EncodeHeader(const FrameHeader& header) {

@@ -135,6 +135,57 @@ class RemoteSession final : public Session {
     return {};
   }
 
+  // A slice that is too large for one message is cut by heads where they lie one after another, so
+  // that the daemon reads whole runs, and by tokens otherwise.
+  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                   std::span<std::byte> v) override {
+    const KvGeometry& g = info_.geometry;
+    const size_t key = g.row().key_bytes(), value = g.row().value_bytes();
+    if (slice.first_head >= g.n_kv_heads || slice.n_heads > g.n_kv_heads - slice.first_head) {
+      return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
+                             std::to_string(uint64_t{slice.first_head} + slice.n_heads) +
+                             " are not all among the model's " + std::to_string(g.n_kv_heads));
+    }
+    if (slice.tokens.end < slice.tokens.begin) {
+      return InvalidArgument("the token range ends before it begins");
+    }
+    const uint32_t heads = slice.n_heads > 0 ? slice.n_heads : g.n_kv_heads - slice.first_head;
+    const uint32_t n = slice.tokens.size();
+    if (k.size() != size_t{n} * heads * key) return WrongOutput(n * heads * key, k.size());
+    if (v.size() != size_t{n} * heads * value) return WrongOutput(n * heads * value, v.size());
+    const size_t fit = RowsPerMessage(key + value);  // rows
+    LayerSlice part = slice;
+    part.n_heads = heads;
+    if (slice.order == KvOrder::kHeadMajor && heads > 1 && fit < size_t{n} * heads) {
+      const auto step = static_cast<uint32_t>(std::clamp<size_t>(n > 0 ? fit / n : 1, 1, heads));
+      for (uint32_t h = 0; h < heads; h += part.n_heads) {
+        part.first_head = slice.first_head + h;
+        part.n_heads = std::min(step, heads - h);
+        const size_t at = size_t{h} * n, rows = size_t{part.n_heads} * n;
+        PREFIXD_TRY(
+            ReadLayer(part, k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)));
+      }
+      return {};
+    }
+    // One head of a head-major slice is token-major too.
+    const auto step = static_cast<uint32_t>(std::clamp<size_t>(fit / heads, 1, UINT32_MAX));
+    for (uint32_t t = 0; t < n; t += part.tokens.size()) {
+      part.tokens.begin = slice.tokens.begin + t;
+      part.tokens.end = part.tokens.begin + std::min(step, n - t);
+      const size_t at = size_t{t} * heads, rows = size_t{part.tokens.size()} * heads;
+      auto call = Make(MessageType::kReadLayer);
+      call.control["layer"] = part.layer;
+      call.control["begin"] = part.tokens.begin;
+      call.control["end"] = part.tokens.end;
+      call.control["first_head"] = part.first_head;
+      call.control["n_heads"] = part.n_heads;
+      call.control["head_major"] = part.order == KvOrder::kHeadMajor;
+      call.out = {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)};
+      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    }
+    return {};
+  }
+
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override {
     auto call = Make(MessageType::kSelect);

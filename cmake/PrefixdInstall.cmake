@@ -19,9 +19,11 @@ install(TARGETS prefixd_options ${PREFIXD_ROOM_TARGETS} EXPORT prefixdCppTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/prefixd)
 install(FILES ${CMAKE_SOURCE_DIR}/client_lib/client.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/client_lib)
-install(FILES ${CMAKE_SOURCE_DIR}/runtime/session.h ${CMAKE_SOURCE_DIR}/runtime/store.h
-              ${CMAKE_SOURCE_DIR}/runtime/types.h
+install(FILES ${CMAKE_SOURCE_DIR}/runtime/restore.h ${CMAKE_SOURCE_DIR}/runtime/session.h
+              ${CMAKE_SOURCE_DIR}/runtime/store.h ${CMAKE_SOURCE_DIR}/runtime/types.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/runtime)
+install(FILES ${CMAKE_SOURCE_DIR}/storage/row_encoding.h ${CMAKE_SOURCE_DIR}/storage/stored_part.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/storage)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/attention
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd
   FILES_MATCHING PATTERN "*.h" PATTERN "kernels*.h" EXCLUDE)

@@ -349,6 +349,7 @@ RuntimeOptions Config::Runtime() const {
   o.read_deadline_ms = static_cast<uint32_t>(read_deadline_ms);
   o.tenant_quota_bytes = tenant_quota_mib << 20;
   for (const auto& [tenant, mib] : tenant_quotas_mib) o.tenant_quotas[tenant] = mib << 20;
+  o.encoding = encoding;
   o.evict = evict;
   o.settle = settle;
   o.settle_min_tokens = static_cast<uint32_t>(settle_min_tokens);

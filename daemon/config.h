@@ -36,6 +36,7 @@ struct Config {
   uint64_t read_deadline_ms = 30'000;
   uint64_t tenant_quota_mib = 0;
   std::map<std::string, uint64_t> tenant_quotas_mib;
+  std::string encoding = "as_given";
   std::string evict = "worth";
   bool settle = true;
   uint64_t settle_min_tokens = 2048;

@@ -33,6 +33,18 @@ std::string ErrorText(double error) {
   return text;
 }
 
+// "int8, keys off by 0.0061 (at most 0.0098), values by ...": relative to the rows' norms.
+std::string RowsText(storage::RowEncoding encoding, const storage::EncodingError& e) {
+  const std::string name(storage::RowEncodingName(encoding));
+  if (encoding == storage::RowEncoding::kAsGiven) return name;
+  const auto part = [](const char* what, float rms, float max) {
+    return std::string(what) + " off by " + ErrorText(double{rms}) + " (at most " +
+           ErrorText(double{max}) + ")";
+  };
+  return name + ", " + part("keys", e.key_rms, e.key_max) + ", " +
+         part("values", e.value_rms, e.value_max);
+}
+
 // "until 2026-01-31 12:00:00, pinned", or "-".
 std::string KeptText(const PrefixSummary& p) {
   std::string text = p.expires_unix_ms == 0 ? "" : "until " + Time(p.expires_unix_ms);
@@ -226,6 +238,7 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
                {"tenant", p.tenant.empty() ? "-" : p.tenant},
                {"tokens", Count(p.n_tokens) + " (" + Count(p.own_tokens) + " stored here)"},
                {"on disk", Bytes(p.own_bytes)},
+               {"rows", RowsText(p.encoding, p.encoding_error)},
                {"state", state},
                {"created (UTC)", Time(p.created_unix_ms)},
                {"last used (UTC)", Time(p.last_used_unix_ms)},

@@ -106,6 +106,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return ReleaseRows(request);
     case MessageType::kReadRange:
       return ReadRange(request, response);
+    case MessageType::kReadLayer:
+      return ReadLayer(request, response);
     case MessageType::kSelect:
       return Select(request, response);
     case MessageType::kSummary:

@@ -193,6 +193,24 @@ Result<Json> RequestHandler::ReadRange(const Request& request, Response* respons
   return Json::object();
 }
 
+Result<Json> RequestHandler::ReadLayer(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  LayerSlice slice;
+  PREFIXD_ASSIGN(slice.layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(slice.tokens.begin, Field<uint32_t>(request.control, "begin"));
+  PREFIXD_ASSIGN(slice.tokens.end, Field<uint32_t>(request.control, "end"));
+  PREFIXD_ASSIGN(slice.first_head, Field<uint32_t>(request.control, "first_head"));
+  PREFIXD_ASSIGN(slice.n_heads, Field<uint32_t>(request.control, "n_heads"));
+  PREFIXD_ASSIGN(const bool head_major, Field<bool>(request.control, "head_major"));
+  if (head_major) slice.order = KvOrder::kHeadMajor;
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto k, out.Bytes(0));
+  PREFIXD_ASSIGN(const auto v, out.Bytes(1));
+  PREFIXD_TRY(session->ReadLayer(slice, k, v));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
 Result<Json> RequestHandler::Select(const Request& request, Response* response) {
   PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));

@@ -75,6 +75,7 @@ class PutStreamImpl : public PutStream {
     PREFIXD_TRY(CheckFinite("key", layer, begin, row.dtype, k, end - begin));
     PREFIXD_TRY(CheckFinite("value", layer, begin, row.dtype, v, end - begin));
 
+    PREFIXD_TRY(writer_->CheckRun(layer, begin, end - begin));  // all of it, or nothing
     const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / (k_token + v_token)));
     for (size_t at = 0; at < end - begin; at += tile) {
       const size_t n_tile = std::min<size_t>(tile, end - begin - at);
@@ -112,8 +113,13 @@ class PutStreamImpl : public PutStream {
     result.n_tokens = context_.prompt_tokens;
     result.stored_tokens = missing_.size();
     result.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+    const auto stored = context_.storage->GetPrefix(*id);
+    if (stored.ok()) {
+      result.encoding = stored->encoding;
+      result.encoding_error = stored->encoding_error;
+    }
     if (missing_.size() > 0) {
-      PREFIXD_ASSIGN(const auto info, context_.storage->GetPrefix(*id));
+      PREFIXD_ASSIGN(const auto& info, stored);
       result.bytes = info.own_bytes;
       // The rows are durable whatever happens here: without samples the prefix is untuned.
       const QuerySamples samples = reservoir_.Take();

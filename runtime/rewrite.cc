@@ -18,10 +18,12 @@ Status Settle(const Rooms& rooms, const Model& model, const SegmentId& id, WorkP
   const Anchors anchors = rooms.options->anchors;
   storage::SettleOptions settle;
   settle.chunk_tokens = rooms.options->settle_chunk_tokens;
+  constexpr uint32_t kPageBytes = 4096;
+  const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
   settle.order = [&](uint32_t, uint32_t, uint32_t first,
                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     index::RowOrderOptions order;
-    order.rows_per_page = std::max(1u, static_cast<uint32_t>(4096 / row.value_bytes()));
+    order.rows_per_page = std::max(1u, kPageBytes / value_bytes);
     // Anchors are always read together: sinks and tail lie side by side at the end of the chunk,
     // the pages of the others begin with it.
     const auto n = static_cast<uint32_t>(rows.size() / row.bytes());

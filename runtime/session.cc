@@ -41,6 +41,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<Core> core,
   info.n_tokens = prefix->n_tokens();
   info.geometry = model.spec.geometry;
   info.anchors = core->options.anchors;
+  info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
   const uint64_t already = core->sessions.fetch_add(1);
   auto session = std::shared_ptr<SessionImpl>(new SessionImpl(std::move(core), std::move(info)));
   Core& c = *session->core_;
@@ -170,6 +171,13 @@ Status SessionImpl::CheckIds(std::span<const uint32_t> ids) const {
   return {};
 }
 
+Status SessionImpl::CheckRange(TokenRange range) const {
+  if (range.begin <= range.end && range.end <= info_.n_tokens) return {};
+  return InvalidArgument("tokens " + std::to_string(range.begin) + ".." +
+                         std::to_string(range.end) + " are not a run of the prefix's " +
+                         std::to_string(info_.n_tokens));
+}
+
 Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<float> y,
                          std::span<float> lse, StepInfo* info) {
   StepRequest request{this, layer, q, y, lse, info, {}};
@@ -219,7 +227,7 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
   PREFIXD_TRY(plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads));
   Ledger ledger;
   ledger.retrieved_tokens = ids.size();
-  ledger.logical_bytes = want;
+  ledger.logical_bytes = storage::RowsBytes(info_.parts, info_.geometry.row(), ids);
   ChargeReads(reads, ledger);
   Charge(head, ledger);
   return {};
@@ -235,7 +243,7 @@ Result<BorrowedRows> SessionImpl::BorrowRows(uint32_t layer, uint32_t kv_head,
                  plan->prefix->stored().BorrowRows(layer, kv_head, ids, &reads));
   Ledger ledger;
   ledger.retrieved_tokens = ids.size();
-  ledger.logical_bytes = ids.size() * info_.geometry.row().bytes();
+  ledger.logical_bytes = storage::RowsBytes(info_.parts, info_.geometry.row(), ids);
   ChargeReads(reads, ledger);
   Charge(head, ledger);
   return BorrowedRows{
@@ -246,20 +254,51 @@ Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range
                               std::span<std::byte> out) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
-  if (range.begin > range.end || range.end > info_.n_tokens) {
-    return InvalidArgument("tokens " + std::to_string(range.begin) + ".." +
-                           std::to_string(range.end) + " are not a run of the prefix's " +
-                           std::to_string(info_.n_tokens));
-  }
+  PREFIXD_TRY(CheckRange(range));
   const size_t want = range.size() * info_.geometry.row().bytes();
   if (out.size() != want) return WrongSize("out", out.size(), want);
   storage::ReadStats reads;
   PREFIXD_TRY(plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads));
   Ledger ledger;
-  ledger.logical_bytes = want;
+  ledger.logical_bytes = storage::RowsBytes(info_.parts, info_.geometry.row(), range);
   ChargeReads(reads, ledger);
   Charge(head, ledger);
   return {};
+}
+
+Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                              std::span<std::byte> v) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  const KvGeometry& g = info_.geometry;
+  const RowShape row = g.row();
+  PREFIXD_ASSIGN(const size_t first, CheckHead(slice.layer, slice.first_head));
+  const uint32_t heads = slice.n_heads > 0 ? slice.n_heads : g.n_kv_heads - slice.first_head;
+  if (heads > g.n_kv_heads - slice.first_head) {
+    return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
+                           std::to_string(uint64_t{slice.first_head} + heads) +
+                           " are not all among the model's " + std::to_string(g.n_kv_heads));
+  }
+  PREFIXD_TRY(CheckRange(slice.tokens));
+  const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
+  if (k.size() != n * heads * key) return WrongSize("k", k.size(), n * heads * key);
+  if (v.size() != n * heads * value) return WrongSize("v", v.size(), n * heads * value);
+  if (n == 0) return {};
+  const bool by_token = slice.order == KvOrder::kTokenMajor;
+  return core_->pool.ParallelFor(heads, [&](size_t h) -> Status {
+    const size_t step = by_token ? heads : 1;          // from token to token
+    const size_t k_at = h * key * (by_token ? 1 : n);  // of the first
+    const size_t v_at = h * value * (by_token ? 1 : n);
+    storage::ReadStats reads;
+    Status read = plan->prefix->stored().ReadRange(
+        slice.layer, slice.first_head + static_cast<uint32_t>(h), slice.tokens,
+        storage::RowPart::kRow, {k.subspan(k_at), step * key, v.subspan(v_at), step * value},
+        &reads);
+    Ledger ledger;
+    ledger.logical_bytes = storage::RowsBytes(info_.parts, row, slice.tokens);
+    ChargeReads(reads, ledger);
+    Charge(first + h, ledger);
+    return read;
+  });
 }
 
 Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,

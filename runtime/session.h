@@ -14,6 +14,20 @@
 
 namespace prefixd {
 
+// How the rows of several tokens and KV heads lie: as puts bring them, or head by head.
+enum class KvOrder : uint8_t {
+  kTokenMajor = 0,  // [n][n_kv_heads][dim]
+  kHeadMajor = 1,   // [n_kv_heads][n][dim]
+};
+
+// Rows of some KV heads of one layer.
+struct LayerSlice {
+  uint32_t layer = 0;
+  TokenRange tokens;
+  uint32_t first_head = 0, n_heads = 0;  // KV heads [first, first + n); n 0: to the last
+  KvOrder order = KvOrder::kTokenMajor;
+};
+
 // Rows read in place: verified bytes that stay as they are until the last copy of this is gone,
 // also after Detach. Those of a remote session do so while its connection lives; after that they
 // may change. Keep them for a step, not for a session: what is held cannot make room for others.
@@ -60,6 +74,11 @@ class Session {
   // A run of rows of one head: out [range.size()][row bytes].
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                            std::span<std::byte> out) = 0;
+  // Keys and values apart, in the geometry's dtype: k [n][n_heads][key_dim] and v
+  // [n][n_heads][value_dim], or head-major. Runs that end where info().parts have their chunks end
+  // (storage::RunEnd) cost the least. runtime/restore.h reads a whole prefix with it.
+  virtual Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                           std::span<std::byte> v) = 0;
   // Selection alone: ids and cuts of one KV head for its group's queries q [G][key_dim].
   virtual Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                    uint32_t k) = 0;

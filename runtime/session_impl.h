@@ -36,6 +36,8 @@ class SessionImpl : public Session {
                                   std::span<const uint32_t> ids) override;
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override;
+  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                   std::span<std::byte> v) override;
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override;
   Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) override;
@@ -56,6 +58,7 @@ class SessionImpl : public Session {
   SessionImpl(std::shared_ptr<Core> core, SessionInfo info);
   Result<size_t> CheckHead(uint32_t layer, uint32_t kv_head) const;
   Status CheckIds(std::span<const uint32_t> ids) const;
+  Status CheckRange(TokenRange range) const;
   Error Detached() const;
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);

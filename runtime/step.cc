@@ -106,7 +106,11 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
   ledger.anchor_tokens += prefix.partition().anchor_count();
   ledger.retrieved_tokens += selection.ids.size();
   ledger.charged_summary_tokens += head_plan.summary_tokens;
-  ledger.logical_bytes += (prefix.partition().anchor_count() + selection.ids.size()) * row.bytes();
+  const auto stored_bytes = [&](const auto& tokens) {
+    return storage::RowsBytes(prefix.stored().parts(), row, tokens);
+  };
+  ledger.logical_bytes += stored_bytes(prefix.partition().sink) +
+                          stored_bytes(prefix.partition().tail) + stored_bytes(selection.ids);
   for (float share : rho_z) ledger.rho_z_sum += share;
   ledger.rho_z_count += group;
   ChargeReads(reads, ledger);
@@ -171,7 +175,7 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
   storage::ReadStats reads;
   for (uint32_t at = 0, end = 0; at < n; at = end) {
-    end = prefix.stored().RunEnd(at, kRunTokens);
+    end = storage::RunEnd(prefix.stored().parts(), at, kRunTokens);
     const TokenRange run{at, end};
     const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
     {
@@ -191,7 +195,7 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
                   run_lse[i]);
     }
   }
-  ledger.logical_bytes += n * row.bytes();
+  ledger.logical_bytes += storage::RowsBytes(prefix.stored().parts(), row, TokenRange{0, n});
   ChargeReads(reads, ledger);
   return {};
 }

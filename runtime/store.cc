@@ -112,9 +112,11 @@ class StoreImpl : public Store {
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
     PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
     PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
+    PREFIXD_ASSIGN(const auto usual, storage::RowEncodingFromName(core_->options.encoding));
     PREFIXD_ASSIGN(auto writer,
-                   core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label,
-                                            {spec.pinned, spec.ttl_seconds * 1000}));
+                   core_->storage->BeginPut(
+                       spec.model, spec.tenant, spec.tokens, spec.label,
+                       {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual)}));
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
@@ -331,6 +333,8 @@ class StoreImpl : public Store {
     s.pinned = info.pinned;
     s.expires_unix_ms = info.expires_unix_ms;
     s.quarantine = info.quarantine;
+    s.encoding = info.encoding;
+    s.encoding_error = info.encoding_error;
     const auto standing = core_->ingest->Get(info.chain.back());
     s.ingest = standing.state;
     if (standing.error) s.ingest_error = standing.error->message;
@@ -362,6 +366,7 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   at.tenant_quota_bytes = options.tenant_quota_bytes;
   at.tenant_quotas = options.tenant_quotas;
   PREFIXD_ASSIGN(at.eviction, EvictionFromName(options.evict));
+  PREFIXD_TRY(storage::RowEncodingFromName(options.encoding));
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
   auto core = std::make_shared<Core>(options, std::move(storage), std::move(compute));

@@ -36,6 +36,9 @@ struct RuntimeOptions {
   uint64_t quota_bytes = 0;           // 0: none
   uint64_t tenant_quota_bytes = 0;    // of each tenant, 0: none ...
   std::map<std::string, uint64_t> tenant_quotas;  // ... save these, in bytes
+  // Of rows of puts that name none: "as_given", or "int8" for half of bf16's space and reading, at
+  // the error that PutResult reports.
+  std::string encoding = "as_given";
   // When a put does not fit: "worth" evicts what is worth the least (storage/eviction.h), "never"
   // refuses the put.
   std::string evict = "worth";

@@ -28,7 +28,7 @@ Status AddRange(const Rooms& rooms, const Kind& kind, const storage::StoredPrefi
   const auto scratch = rooms.scratch->Acquire();
   for (uint32_t at = range.begin; at < range.end;) {
     if (progress) PREFIXD_TRY(progress->Check());
-    const TokenRange run{at, std::min(range.end, prefix.RunEnd(at, kRunTokens))};
+    const TokenRange run{at, std::min(range.end, storage::RunEnd(prefix.parts(), at, kRunTokens))};
     const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
     PREFIXD_TRY(prefix.ReadRange(layer, kv_head, run, bytes, reads));
     kind.Add(to, layer, kv_head, {bytes.data(), run.size(), row.bytes(), row});

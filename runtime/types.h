@@ -14,6 +14,7 @@
 #include "attention/kv_shape.h"
 #include "attention/ledger.h"
 #include "attention/partition.h"
+#include "storage/stored_part.h"
 
 namespace prefixd {
 
@@ -37,6 +38,8 @@ struct PutSpec {
   // How long it is kept at least; what is stored already is never kept for shorter.
   bool pinned = false;       // never evicted
   uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
+  // Of the rows that this put stores (storage/row_encoding.h); absent: RuntimeOptions::encoding.
+  std::optional<storage::RowEncoding> encoding;
 };
 
 // How long a stored prefix is kept; what is absent stays as it is.
@@ -63,6 +66,10 @@ struct PutResult {
   uint32_t stored_tokens = 0;  // newly stored by this put
   uint64_t bytes = 0;          // written to disk for rows
   double seconds = 0;          // from BeginPut to durable
+  // Of the segment that the prompt ends in, newly stored or found, and what encoding its rows
+  // changed: their relative error.
+  storage::RowEncoding encoding = storage::RowEncoding::kAsGiven;
+  storage::EncodingError encoding_error;
 };
 
 enum class StepMode : uint8_t {
@@ -107,6 +114,7 @@ struct SessionInfo {
   std::string estimator;  // what was attached: "phi (length 8192)", "moment, untuned", ...
   uint32_t d_phi = 0;     // 0: no phi cache
   double attach_seconds = 0;
+  std::vector<storage::StoredPart> parts;  // how its rows are stored, as long as it is attached
 };
 
 // What one layer step did, summed over KV heads.
@@ -140,6 +148,8 @@ struct PrefixSummary {
   std::string quarantine;       // why
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
+  storage::RowEncoding encoding = storage::RowEncoding::kAsGiven;  // of its own tokens' rows ...
+  storage::EncodingError encoding_error;                           // ... and what that changed
 };
 
 struct PrefixDetail {

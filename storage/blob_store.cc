@@ -9,6 +9,7 @@
 #include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/file.h"
+#include "storage/owned_read.h"
 #include "storage/store_dir.h"
 
 namespace prefixd::storage {
@@ -51,11 +52,14 @@ Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::strin
 Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view name,
                                         IoPriority priority) const {
   const std::filesystem::path path = BlobPath(dir_, id, name);
-  PREFIXD_ASSIGN(UniqueFd fd, OpenFile(path, O_RDONLY));
-  PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd.get(), path));
-  std::vector<std::byte> file(bytes);
-  PREFIXD_TRY(ReadFully(engine_, fd.get(), 0, file, priority, "reading " + path.string()));
-  const auto decoded = DecodeBlob(file);
+  PREFIXD_ASSIGN(UniqueFd opened, OpenFile(path, O_RDONLY));
+  const auto fd = std::make_shared<const UniqueFd>(std::move(opened));
+  PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd->get(), path));
+  const auto deadline =
+      priority == IoPriority::kScrub ? std::chrono::milliseconds(0) : read_deadline_;
+  PREFIXD_ASSIGN(const AlignedBuffer file,
+                 ReadOwned(engine_, fd, 0, bytes, priority, deadline, "reading " + path.string()));
+  const auto decoded = DecodeBlob(file.span());
   if (!decoded.ok()) {
     return Error{decoded.error().code, "blob " + path.string() + " " + decoded.error().message};
   }
@@ -65,8 +69,7 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
   Blob blob;
   blob.producer = decoded->producer;
   blob.file_bytes = bytes;
-  file.erase(file.begin(), file.end() - static_cast<ptrdiff_t>(decoded->payload.size()));
-  blob.payload = std::move(file);
+  blob.payload.assign(decoded->payload.begin(), decoded->payload.end());
   return blob;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -23,7 +24,10 @@ namespace prefixd::storage {
 
 class BlobStore {
  public:
-  BlobStore(const std::filesystem::path& dir, IoEngine& engine) : dir_(dir), engine_(engine) {}
+  // read_deadline: of reading a whole blob (not of scrub), then kUnavailable; 0: none.
+  BlobStore(const std::filesystem::path& dir, IoEngine& engine,
+            std::chrono::milliseconds read_deadline)
+      : dir_(dir), engine_(engine), read_deadline_(read_deadline) {}
 
   // `tenant` is the segment's: its bytes count there.
   Status Put(const SegmentId& id, const std::string& tenant, std::string_view name,
@@ -66,6 +70,7 @@ class BlobStore {
 
   const std::filesystem::path dir_;
   IoEngine& engine_;
+  const std::chrono::milliseconds read_deadline_;
   std::atomic<uint64_t> temp_counter_{0};
   mutable std::mutex mutex_;
   std::unordered_map<SegmentId, Files, SegmentIdHash> files_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "storage/errors.h"
+#include "storage/row_encoding.h"
 #include "storage/stream_copy.h"
 
 namespace prefixd::storage {
@@ -30,36 +31,58 @@ struct Flight {
 
   const std::shared_ptr<BufferPool> buffers;
   std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
-  std::vector<uint64_t> pages;
+  std::vector<uint64_t> pages;              // that are wanted
+  std::vector<uint32_t> slots;              // where each of them lies in scratch, in pages
+  uint64_t bytes = 0;                       // of all operations
   AlignedBuffer scratch;
   std::vector<IoOp> ops;
   IoBatch batch;
 };
 
-// Reads one set of ascending pages into scratch memory, verified.
+// Reads one set of ascending pages into scratch memory, verified. Pages with at most `max_gap`
+// others between them share an operation; what lies between is read and ignored.
 class Window {
  public:
   Window(const ReadServices& services, const SegmentFile& file, IoPriority priority,
-         std::chrono::milliseconds deadline)
-      : services_(services), file_(file), priority_(priority), deadline_(deadline) {}
+         std::chrono::milliseconds deadline, uint32_t max_gap = 0)
+      : services_(services),
+        file_(file),
+        priority_(priority),
+        deadline_(deadline),
+        max_gap_(max_gap) {}
   ~Window() {
     if (started_) services_.engine->Cancel(flight_->batch, ECANCELED);
   }
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
+  // How many more pages fit for certain when so many slots are taken.
+  size_t Room(size_t slots) const { return (kWindowPages - slots) / (1 + max_gap_); }
+  // Slots taken by `page` behind `before` (null: the first).
+  size_t SlotsOf(uint64_t page, const uint64_t* before) const {
+    return before != nullptr && page - *before <= 1 + max_gap_ ? page - *before : 1;
+  }
+
   void Start(std::vector<uint64_t> pages) {
     if (!flight_) flight_ = std::make_shared<Flight>(services_.buffers);
     flight_->file = file_.shared_from_this();
     flight_->pages = std::move(pages);
     flight_->ops.clear();
+    flight_->slots.clear();
     const std::vector<uint64_t>& p = flight_->pages;
+    uint32_t slot = 0;
     for (size_t i = 0; i < p.size();) {
-      size_t n = 1;
-      while (i + n < p.size() && n < kMaxOpPages && p[i + n] == p[i] + n) ++n;
-      flight_->ops.push_back(ReadOp(i, n));
-      i += n;
+      const uint64_t first = p[i];
+      uint64_t n = 0;  // pages of the operation
+      for (; i < p.size() && p[i] - first < kMaxOpPages; ++i) {
+        if (n > 0 && p[i] - first - n > max_gap_) break;
+        n = p[i] - first + 1;
+        flight_->slots.push_back(slot + static_cast<uint32_t>(n - 1));
+      }
+      flight_->ops.push_back(ReadOp(first, slot, n));
+      slot += static_cast<uint32_t>(n);
     }
+    flight_->bytes = uint64_t{slot} * kPageBytes;
     Submit(flight_->ops);
   }
 
@@ -72,7 +95,7 @@ class Window {
       op.result = 0;
       PREFIXD_TRY(Again(op));
     }
-    services_.bytes_read->fetch_add(pages().size() * kPageBytes, std::memory_order_relaxed);
+    services_.bytes_read->fetch_add(bytes(), std::memory_order_relaxed);
     for (size_t i = 0; i < pages().size(); ++i) {
       if (!file_.VerifyPage(pages()[i], page(i))) PREFIXD_TRY(ReadAgain(i));
     }
@@ -80,17 +103,18 @@ class Window {
   }
 
   const std::vector<uint64_t>& pages() const { return flight_->pages; }
+  uint64_t bytes() const { return flight_->bytes; }
   ConstPageBytes page(size_t i) const {
-    return ConstPageBytes(flight_->scratch.data() + i * kPageBytes, kPageBytes);
+    return ConstPageBytes(flight_->scratch.data() + flight_->slots[i] * kPageBytes, kPageBytes);
   }
 
  private:
-  IoOp ReadOp(size_t first, size_t n) const {
+  IoOp ReadOp(uint64_t page, size_t slot, size_t n) const {
     return {IoKind::kRead,
             priority_,
             file_.fd(),
-            pages()[first] * kPageBytes,
-            {{flight_->scratch.data() + first * kPageBytes, n * kPageBytes}},
+            page * kPageBytes,
+            {{flight_->scratch.data() + slot * kPageBytes, n * kPageBytes}},
             0};
   }
 
@@ -118,7 +142,7 @@ class Window {
   // A mismatch may be a fault on the way: once more, then the page is damaged.
   Status ReadAgain(size_t i) {
     services_.checksum_failures->fetch_add(1, std::memory_order_relaxed);
-    flight_->ops.assign(1, ReadOp(i, 1));
+    flight_->ops.assign(1, ReadOp(pages()[i], flight_->slots[i], 1));
     PREFIXD_TRY(Again(flight_->ops.front()));
     services_.bytes_read->fetch_add(kPageBytes, std::memory_order_relaxed);
     if (file_.VerifyPage(pages()[i], page(i))) return {};
@@ -139,6 +163,7 @@ class Window {
   const SegmentFile& file_;
   const IoPriority priority_;
   const std::chrono::milliseconds deadline_;  // 0: none
+  const uint32_t max_gap_;
   std::shared_ptr<Flight> flight_;
   bool started_ = false;  // submitted and not waited for
 };
@@ -154,9 +179,14 @@ struct WindowPieces {
 class PieceReader {
  public:
   PieceReader(const ReadServices& services, const SegmentFile& file,
-              std::span<const PagePiece> pieces, Access access, ReadStats* stats)
-      : services_(services), file_(file), pieces_(pieces), access_(access), stats_(stats) {
-    if (access != Access::kScan) return;
+              std::span<const PagePiece> pieces, Access access, ReadStats* stats, Deliver deliver)
+      : services_(services),
+        file_(file),
+        pieces_(pieces),
+        access_(access),
+        stats_(stats),
+        decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
+    if (access != Access::kScan || decode_) return;
     uint64_t bytes = 0;
     for (const PagePiece& piece : pieces) bytes += piece.bytes;
     stream_ = bytes >= kStreamBytes;
@@ -166,9 +196,10 @@ class PieceReader {
     const bool background = access_ == Access::kBackground;
     const IoPriority priority = background ? IoPriority::kScrub : IoPriority::kStepRead;
     const auto deadline = background ? std::chrono::milliseconds(0) : services_.read_deadline;
-    std::array<Window, kWindows> windows{Window{services_, file_, priority, deadline},
-                                         Window{services_, file_, priority, deadline},
-                                         Window{services_, file_, priority, deadline}};
+    const uint32_t gap = access_ == Access::kPoint ? services_.max_gap_pages : 0;
+    std::array<Window, kWindows> windows{Window{services_, file_, priority, deadline, gap},
+                                         Window{services_, file_, priority, deadline, gap},
+                                         Window{services_, file_, priority, deadline, gap}};
     std::array<WindowPieces, kWindows> wanted;
     bool more = true;
     for (size_t begun = 0, delivered = 0; more || delivered < begun;) {
@@ -188,11 +219,12 @@ class PieceReader {
   bool Start(Window& window, WindowPieces& wanted) {
     wanted.missing.clear();
     std::vector<uint64_t> pages;
-    while (at_ < pieces_.size() && pages.size() < kWindowPages) {
+    size_t slots = 0;
+    while (at_ < pieces_.size() && window.Room(slots) > 0) {
       std::array<uint64_t, kLookupPages> batch;
       std::array<WindowPieces::Group, kLookupPages> groups;
       std::array<uint32_t, kLookupPages> frames;
-      const size_t room = std::min(kLookupPages, kWindowPages - pages.size());
+      const size_t room = std::min(kLookupPages, window.Room(slots));
       size_t n = 0;
       for (; n < room && at_ < pieces_.size(); ++n) {
         const size_t begin = at_++;
@@ -211,6 +243,7 @@ class PieceReader {
           Copy(services_.tier->page(frames[i]), groups[i].begin, groups[i].end, Tier::kHost);
           stats_->pages_host += 1;
         } else {
+          slots += window.SlotsOf(batch[i], pages.empty() ? nullptr : &pages.back());
           pages.push_back(batch[i]);
           wanted.missing.push_back(groups[i]);
         }
@@ -226,7 +259,7 @@ class PieceReader {
   Status Deliver(Window& window, const WindowPieces& wanted) {
     PREFIXD_TRY(window.Finish());
     stats_->pages_ssd += window.pages().size();
-    stats_->bytes[static_cast<size_t>(Tier::kSsd)] += window.pages().size() * kPageBytes;
+    stats_->bytes[static_cast<size_t>(Tier::kSsd)] += window.bytes();
     for (size_t i = 0; i < wanted.missing.size(); ++i) {
       const ConstPageBytes page = window.page(i);
       Copy(page, wanted.missing[i].begin, wanted.missing[i].end, Tier::kSsd);
@@ -242,12 +275,16 @@ class PieceReader {
     for (size_t i = begin; i < end; ++i) {
       const PagePiece& piece = pieces_[i];
       const std::byte* source = page.data() + piece.offset;
+      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
+      if (decode_) {
+        DecodeInt8(file_.header().dtype, {source, piece.bytes}, piece.out);
+        continue;
+      }
       if (source != copy_.from + copy_.bytes || piece.out != copy_.to + copy_.bytes) {
         FlushCopy();
         copy_ = {source, piece.out, 0};
       }
       copy_.bytes += piece.bytes;
-      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
     }
   }
 
@@ -265,6 +302,7 @@ class PieceReader {
   const std::span<const PagePiece> pieces_;
   const Access access_;
   ReadStats* const stats_;
+  const bool decode_;
   bool stream_ = false;
   size_t at_ = 0;
   struct {
@@ -277,8 +315,9 @@ class PieceReader {
 }  // namespace
 
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
-                  std::span<const PagePiece> pieces, Access access, ReadStats* stats) {
-  return PieceReader(services, file, pieces, access, stats).Run();
+                  std::span<const PagePiece> pieces, Access access, ReadStats* stats,
+                  Deliver deliver) {
+  return PieceReader(services, file, pieces, access, stats, deliver).Run();
 }
 
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,

@@ -39,14 +39,20 @@ struct ReadServices {
   std::function<void(const SegmentId&, const std::string&)> on_corrupt;
   // How long ReadPieces waits for the disk, for each of its batches. 0: as long as it takes.
   std::chrono::milliseconds read_deadline{0};
+  uint32_t max_gap_pages = 0;  // StoreOptions
   std::shared_ptr<BufferPool> buffers = std::make_shared<BufferPool>(kReadBufferBytes, 16);
 };
+
+// kDecoded: of a segment whose rows are encoded, each piece is one key or one value, and `out` gets
+// its elements in the dtype that the header names. Otherwise the same as kAsStored.
+enum class Deliver : uint8_t { kAsStored, kDecoded };
 
 // `pieces` ascending by page. A failed or mismatching read is tried once more; then kIo or
 // kCorrupt, and nothing in the outputs is meaningful. kUnavailable when the disk did not answer
 // within services.read_deadline: that says nothing about the bytes, and the segment stays in use.
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
-                  std::span<const PagePiece> pieces, Access access, ReadStats* stats);
+                  std::span<const PagePiece> pieces, Access access, ReadStats* stats,
+                  Deliver deliver = Deliver::kAsStored);
 
 // Pins the pages of `pieces` (ascending by page) in the tier, reading first what is not there:
 // where[i] is the piece's first byte, in place while the pins live. All or an error; as ReadPieces,

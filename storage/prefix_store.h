@@ -28,6 +28,8 @@
 #include "attention/result.h"
 #include "storage/identity.h"
 #include "storage/remote_tier.h"
+#include "storage/row_encoding.h"
+#include "storage/stored_part.h"
 
 namespace prefixd::storage {
 
@@ -54,6 +56,9 @@ struct StoreOptions {
   Eviction eviction = Eviction::kByWorth;
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
+  // Single rows: pages this close are read with one operation, those between them for nothing. An
+  // operation costs a disk more than a few pages do (storage_bench, "near rows"). At most 16.
+  uint32_t max_gap_pages = 2;
   // Reads of rows (not of scrub) the disk has not answered by then fail with kUnavailable; 0: wait
   // as long as it takes. Per batch: a long read may take longer as long as it moves.
   uint32_t read_deadline_ms = 30'000;
@@ -91,15 +96,20 @@ struct PrefixInfo {
   std::string quarantine;  // why; of this segment or of one it needs
   bool listed = true;      // false: kept only because others continue it
   bool settled = false;    // the last segment's rows lie by similarity of keys
+  // How the last segment's rows are stored, and what that changed. Others of the chain may differ.
+  RowEncoding encoding = RowEncoding::kAsGiven;
+  EncodingError encoding_error;
   // Of this name: several may stand for one segment, which stays as long as any of them.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
 };
 
-// How long a put keeps its prefix. Putting what is stored already never shortens that.
 struct PutOptions {
+  // How long the prefix is kept. Putting what is stored already never shortens that.
   bool pinned = false;
   uint64_t ttl_ms = 0;  // from the commit on; 0: for ever
+  // Of the rows that this put stores; those it finds stored stay as they are.
+  RowEncoding encoding = RowEncoding::kAsGiven;
 };
 
 // What is absent stays as it is.
@@ -121,7 +131,7 @@ struct Match {
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
 };
 
-// Physical reads of one call, by tier.
+// Physical reads of one call, by tier. Bytes count all that moved, pages those that were wanted.
 struct ReadStats {
   std::array<uint64_t, kTierCount> bytes{};
   uint64_t pages_ssd = 0, pages_host = 0;
@@ -161,9 +171,13 @@ class SegmentWriter {
   virtual ~SegmentWriter() = default;
   // The run of tokens this segment stores (the prefix's positions); [begin, begin) if nothing new.
   virtual TokenRange range() const = 0;
+  // Whether WriteRows would take these tokens (kInvalidArgument: not this segment's, or written
+  // before); so that a caller who writes a run in several calls writes all of it or nothing.
+  virtual Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const = 0;
   // Rows of every KV head for tokens [first, first + n) of one layer, already interleaved:
   //   rows: [n_kv_heads][n][row bytes], head-major. Borrowed for the call.
-  // Layers and token runs may come in any order, each token once per layer.
+  // Layers and token runs may come in any order, each token once per layer. What is refused
+  // (kInvalidArgument; also NaN and Inf where rows are to be encoded) has changed nothing.
   virtual Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                            std::span<const std::byte> rows) = 0;
   // Everything written, synced and verified complete (kFailedPrecondition names the first missing
@@ -181,10 +195,13 @@ inline size_t PartBytes(const RowShape& row, RowPart part) {
          (part == RowPart::kKey ? 0 : row.value_bytes());
 }
 
-// Where rows go: item i at bytes[i * stride]. A whole row is its key followed by its value.
+// Where rows go, in the geometry's dtype: item i at bytes[i * stride]. A whole row is its key
+// followed by its value, or, where `values` is given, a key in `bytes` and a value there.
 struct RowSink {
   std::span<std::byte> bytes;
   size_t stride = 0;
+  std::span<std::byte> values = {};
+  size_t value_stride = 0;
 };
 
 // Rows read in place: verified, and as they are while this lives, even after the prefix is closed.
@@ -225,18 +242,17 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
-  // Where a sequential read that begins at `begin` had best end: `max_tokens` further, but in the
-  // settled layout at the end of a chunk, because part of a chunk costs the pages of all of it.
-  virtual uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const = 0;
+  // How they lie, in order; the same as long as the prefix is open.
+  virtual std::span<const StoredPart> parts() const = 0;
   // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
   // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
   virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                                      std::span<const uint32_t> ids,
                                                      RowPart part) const = 0;
   // Rows where they lie in the host tier, read into it first where they are not there; nothing is
-  // copied. All of them or an error: kFailedPrecondition for rows larger than a page and without a
-  // host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold in place (half its
-  // share of the tier, counted in pages).
+  // copied. All of them or an error: kFailedPrecondition for rows larger than a page, for encoded
+  // rows and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold
+  // in place (half its share of the tier, counted in pages).
   virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids,
                                           ReadStats* stats) const = 0;

@@ -398,6 +398,8 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   info.last_used_unix_ms = node.last_used_unix_ms;
   info.listed = node.record.listed;
   info.settled = node.record.settled;
+  info.encoding = node.record.encoding;
+  info.encoding_error = node.record.encoding_error;
   info.pinned = node.record.pinned;
   info.expires_unix_ms = node.record.expires_unix_ms;
   if (alias != aliases_.end()) {

@@ -188,6 +188,11 @@ std::string EncodeSegment(const SegmentRecord& r) {
                 {"pinned", r.pinned},
                 {"expires", r.expires_unix_ms}};
   if (!r.lead.empty()) value["lead"] = r.lead;
+  if (r.encoding != RowEncoding::kAsGiven) {
+    value["encoding"] = static_cast<int>(r.encoding);
+    value["error"] = {r.encoding_error.key_max, r.encoding_error.key_rms,
+                      r.encoding_error.value_max, r.encoding_error.value_rms};
+  }
   return Pack(std::move(value));
 }
 
@@ -214,10 +219,20 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
     if (const auto lead = v.find("lead"); lead != v.end()) {
       for (const json& token : *lead) r.lead.push_back(Whole<uint32_t>(token));
     }
+    if (const auto encoding = v.find("encoding"); encoding != v.end()) {
+      const auto number = Whole<uint32_t>(*encoding);
+      if (!KnownEncoding(number)) {
+        return Error{Code::kFailedPrecondition,
+                     "a stored segment is encoded in a way that only a newer prefixd knows"};
+      }
+      r.encoding = static_cast<RowEncoding>(number);
+      const json& e = v.at("error");
+      r.encoding_error = {Float(e.at(0)), Float(e.at(1)), Float(e.at(2)), Float(e.at(3))};
+    }
     const bool lead_fits =
         r.lead.empty() || (r.is_root() && r.lead.size() <= r.tokens.size() &&
                            r.lead.size() <= kMaxLeadTokens && r.lead.front() == r.first_token);
-    if (!ids || !lead_fits || r.tokens.begin >= r.tokens.end ||
+    if (!ids || !lead_fits || !Plausible(r.encoding_error) || r.tokens.begin >= r.tokens.end ||
         (r.tokens.begin == 0) != r.is_root()) {
       return Error{Code::kCorrupt, "a stored segment record contradicts itself"};
     }

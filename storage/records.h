@@ -36,6 +36,8 @@ struct SegmentRecord {
   // Of a segment that starts at token 0: its first ids, up to a block and kMaxLeadTokens, so that a
   // match need not open every file to find that prompts part early. May be empty.
   std::vector<uint32_t> lead;
+  RowEncoding encoding = RowEncoding::kAsGiven;  // of its rows
+  EncodingError encoding_error;
 
   bool is_root() const { return parent == SegmentId{}; }
   bool operator==(const SegmentRecord&) const = default;

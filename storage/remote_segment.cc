@@ -151,6 +151,8 @@ Result<SegmentRecord> RecordOf(const RemoteSegment& source, const SegmentManifes
   record.file_bytes = source.layout().file_bytes();
   record.created_unix_ms = header.created_unix_ms;
   record.settled = source.layout().settled();
+  record.encoding = header.encoding;
+  record.encoding_error = source.footer().error;
   if (manifest.model.fingerprint != header.model) {
     return Damaged(record.id, "header and manifest are of different models");
   }

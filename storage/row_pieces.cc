@@ -27,42 +27,42 @@ void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
   }
 }
 
-void RowPieces::AddSlot(uint32_t slot, std::byte* out) {
+void RowPieces::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
   const SegmentShape& shape = layout_.shape;
-  if (part_ == RowPart::kRow && !layout_.settled()) {
-    return AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.row_bytes(), out);
+  if (Adjacent(key, value)) {
+    return AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.row_bytes(), key);
   }
-  if (wants_key()) {
-    AddBytes(layout_.KeyAddress(layer_, head_, slot), shape.key_bytes, out);
-    out += shape.key_bytes;
-  }
-  if (wants_value()) {
-    AddBytes(layout_.ValueAddress(layer_, head_, slot), shape.value_bytes, out);
-  }
+  if (wants_key()) AddBytes(layout_.KeyAddress(layer_, head_, slot), shape.key_bytes, key);
+  if (wants_value()) AddBytes(layout_.ValueAddress(layer_, head_, slot), shape.value_bytes, value);
 }
 
-void RowPieces::AddRun(uint32_t begin, uint32_t end, std::byte* out, size_t stride) {
+void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
   if (!layout_.settled()) {
-    const bool whole = part_ == RowPart::kRow && stride == layout_.row_bytes();
-    if (whole && layout_.row.pages_per_item == 1) return AddPageRuns(begin, end, out);
-    for (uint32_t i = begin; i < end; ++i, out += stride) AddSlot(i, out);
+    const bool dense = Adjacent(out.key, out.value) && out.key_stride == layout_.row_bytes() &&
+                       out.value_stride == out.key_stride;
+    if (dense && layout_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);
+    for (uint32_t i = begin; i < end; ++i) {
+      const RowTarget to = out.From(i - begin);
+      AddSlot(i, to.key, to.value);
+    }
     return;
   }
   // Slot by slot, keys before values: pieces come ascending, as the pages lie.
   const uint32_t chunk_tokens = layout_.chunk_tokens();
   for (uint32_t chunk = begin / chunk_tokens; chunk <= (end - 1) / chunk_tokens; ++chunk) {
     const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
-    const auto add = [&](bool value, size_t skip) {
+    const auto add = [&](bool value) {
       for (uint32_t slot = first; slot < first + n; ++slot) {
         const uint32_t own = OwnOf(slot);
         if (own < begin || own >= end) continue;
-        std::byte* to = out + (own - begin) * stride + skip;
-        value ? AddBytes(layout_.ValueAddress(layer_, head_, slot), layout_.shape.value_bytes, to)
-              : AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.shape.key_bytes, to);
+        const RowTarget to = out.From(own - begin);
+        value ? AddBytes(layout_.ValueAddress(layer_, head_, slot), layout_.shape.value_bytes,
+                         to.value)
+              : AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.shape.key_bytes, to.key);
       }
     };
-    if (wants_key()) add(false, 0);
-    if (wants_value()) add(true, wants_key() ? layout_.shape.key_bytes : 0);
+    if (wants_key()) add(false);
+    if (wants_value()) add(true);
   }
 }
 

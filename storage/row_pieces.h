@@ -1,4 +1,6 @@
-// Which bytes of which pages make up rows of one (layer, KV head) of a segment, in either layout.
+// Which bytes of which pages make up rows of one (layer, KV head) of a segment, in either layout,
+// and where they go. Of encoded rows every key and every value is a piece of its own, to be decoded
+// on its way out (ReadPieces, Deliver::kDecoded).
 //
 // Thread-safety: one thread at a time.
 #pragma once
@@ -10,21 +12,40 @@
 
 #include "storage/page_reader.h"
 #include "storage/prefix_store.h"
+#include "storage/row_encoding.h"
 #include "storage/segment_file.h"
 
 namespace prefixd::storage {
+
+// Item i goes to key + i * key_stride and value + i * value_stride. What is not wanted may be null.
+struct RowTarget {
+  std::byte* key = nullptr;
+  size_t key_stride = 0;
+  std::byte* value = nullptr;
+  size_t value_stride = 0;
+
+  RowTarget From(size_t i) const {
+    return {key ? key + i * key_stride : nullptr, key_stride,
+            value ? value + i * value_stride : nullptr, value_stride};
+  }
+};
 
 class RowPieces {
  public:
   // `order` is the run's in the settled layout, else null. Both are borrowed.
   RowPieces(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
-            RowPart part)
-      : layout_(layout), order_(order), layer_(layer), head_(head), part_(part) {}
+            RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
+      : layout_(layout),
+        order_(order),
+        layer_(layer),
+        head_(head),
+        part_(part),
+        decoded_(encoding != RowEncoding::kAsGiven) {}
 
-  // The row with this own index (position minus the segment's first), to `out`.
-  void AddRow(uint32_t own, std::byte* out) { AddSlot(SlotOf(own), out); }
-  // Rows [begin, end), the first to `out`, the others `stride` bytes apart.
-  void AddRun(uint32_t begin, uint32_t end, std::byte* out, size_t stride);
+  // The row with this own index (position minus the segment's first), as item 0.
+  void AddRow(uint32_t own, const RowTarget& out) { AddSlot(SlotOf(own), out.key, out.value); }
+  // Rows [begin, end), as items 0 and so on.
+  void AddRun(uint32_t begin, uint32_t end, const RowTarget& out);
   // Ascending by page.
   std::vector<PagePiece> Take();
 
@@ -44,13 +65,19 @@ class RowPieces {
     return layout_.ValueAddress(layer_, head_, slot) / kPageBytes;
   }
   void AddBytes(uint64_t address, size_t bytes, std::byte* out);
-  void AddSlot(uint32_t slot, std::byte* out);
+  void AddSlot(uint32_t slot, std::byte* key, std::byte* value);
+  // Stored key and value follow one another here as they do in the arrival layout.
+  bool Adjacent(const std::byte* key, const std::byte* value) const {
+    return !decoded_ && !layout_.settled() && part_ == RowPart::kRow &&
+           value == key + layout_.shape.key_bytes;
+  }
   void AddPageRuns(uint32_t begin, uint32_t end, std::byte* out);
 
   const SegmentLayout& layout_;
   const RunOrder* const order_;
   const uint32_t layer_, head_;
   const RowPart part_;
+  const bool decoded_;  // on the way out: pieces of different parts must not be joined
   std::vector<PagePiece> pieces_;
 };
 

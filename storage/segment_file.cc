@@ -7,6 +7,7 @@
 #include <string>
 
 #include "storage/errors.h"
+#include "storage/owned_read.h"
 
 namespace prefixd::storage {
 namespace {
@@ -15,11 +16,13 @@ Error Damaged(const std::filesystem::path& path, const std::string& how) {
   return {Code::kCorrupt, "segment " + path.string() + ": " + how};
 }
 
-// Runs `load` again once if it fails: a transient fault must not condemn a segment.
+// Runs `load` again once if it fails: a transient fault must not condemn a segment. Not when the
+// disk did not answer: the caller has waited long enough.
 template <typename Load>
-Status Twice(Load load) {
-  Status first = load();
-  return first.ok() ? first : load();
+auto Twice(Load load) {
+  auto first = load();
+  if (first.ok() || first.error().code == Code::kUnavailable) return first;
+  return load();
 }
 
 }  // namespace
@@ -40,26 +43,23 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
     if (fd.error().code == Code::kNotFound) return Damaged(path, "the file is missing");
     return fd.error();
   }
-  fd_ = std::move(*fd);
-  PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd_.get(), path));
+  fd_ = std::make_shared<const UniqueFd>(std::move(*fd));
+  PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd_->get(), path));
   if (bytes != record.file_bytes || bytes % kPageBytes != 0 || bytes < 2 * kPageBytes) {
     return Damaged(path, "the file has " + std::to_string(bytes) + " bytes instead of " +
                              std::to_string(record.file_bytes));
   }
   return Twice([&]() -> Status {
-    AlignedBuffer page(kPageBytes);
-    const PageBytes view(page.data(), kPageBytes);
-    PREFIXD_TRY(ReadFully(engine, fd_.get(), 0, view, IoPriority::kStepRead, path.string()));
-    PREFIXD_ASSIGN(header_, SegmentHeader::Decode(view));
+    PREFIXD_ASSIGN(const AlignedBuffer first, ReadRaw(engine, 0, 1));
+    PREFIXD_ASSIGN(header_, SegmentHeader::Decode(ConstPageBytes(first.data(), kPageBytes)));
     PREFIXD_ASSIGN(layout_, header_.Layout());
     if (header_.segment != record.id.bytes || header_.file != record.file ||
         header_.parent != record.parent.bytes || header_.tokens != record.tokens ||
         layout_.file_bytes() != bytes) {
       return Damaged(path, "the header does not agree with the catalog");
     }
-    PREFIXD_TRY(ReadFully(engine, fd_.get(), layout_.footer_page * kPageBytes, view,
-                          IoPriority::kStepRead, path.string()));
-    PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(view));
+    PREFIXD_ASSIGN(const AlignedBuffer last, ReadRaw(engine, layout_.footer_page, 1));
+    PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(ConstPageBytes(last.data(), kPageBytes)));
     if (footer_.file != header_.file || footer_.sequence != record.sequence ||
         footer_.total_pages != layout_.total_pages() ||
         footer_.manifest_bytes != header_.manifest_bytes) {
@@ -71,9 +71,7 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
 
 Status SegmentFile::LoadTable(IoEngine& engine, const std::filesystem::path& path) {
   const uint64_t pages = layout_.footer_page - layout_.table_page;
-  AlignedBuffer buffer(pages * kPageBytes);
-  PREFIXD_TRY(ReadFully(engine, fd_.get(), layout_.table_page * kPageBytes, buffer.span(),
-                        IoPriority::kStepRead, path.string()));
+  PREFIXD_ASSIGN(const AlignedBuffer buffer, ReadRaw(engine, layout_.table_page, pages));
   table_.resize(layout_.table_page);
   std::memcpy(table_.data(), buffer.data(), table_.size() * sizeof(uint64_t));
   if (TableChecksum(header_.file, table_) != footer_.table_checksum) {
@@ -83,44 +81,46 @@ Status SegmentFile::LoadTable(IoEngine& engine, const std::filesystem::path& pat
 }
 
 Status SegmentFile::LoadTokens(IoEngine& engine) {
-  AlignedBuffer buffer;
-  PREFIXD_TRY(ReadPages(engine, layout_.token_page, layout_.manifest_page - layout_.token_page,
-                        buffer, "token ids"));
+  PREFIXD_ASSIGN(const AlignedBuffer buffer,
+                 ReadPages(engine, layout_.token_page, layout_.manifest_page - layout_.token_page,
+                           "token ids"));
   tokens_.resize(layout_.shape.n_tokens);
   std::memcpy(tokens_.data(), buffer.data(), tokens_.size() * sizeof(uint32_t));
   return {};
 }
 
 Result<std::string> SegmentFile::Manifest(IoEngine& engine) const {
-  AlignedBuffer buffer;
-  PREFIXD_TRY(Twice([&] {
-    return ReadPages(engine, layout_.manifest_page,
-                     (header_.manifest_bytes + kPageBytes - 1) / kPageBytes, buffer, "manifest");
-  }));
+  PREFIXD_ASSIGN(const AlignedBuffer buffer, Twice([&] {
+                   return ReadPages(engine, layout_.manifest_page,
+                                    (header_.manifest_bytes + kPageBytes - 1) / kPageBytes,
+                                    "manifest");
+                 }));
   return std::string(reinterpret_cast<const char*>(buffer.data()), header_.manifest_bytes);
 }
 
-Status SegmentFile::ReadPages(IoEngine& engine, uint64_t first, uint64_t n, AlignedBuffer& out,
-                              const char* what) const {
-  const std::string who = "segment " + record_.id.ToString();
-  out = AlignedBuffer(n * kPageBytes);
-  PREFIXD_TRY(
-      ReadFully(engine, fd_.get(), first * kPageBytes, out.span(), IoPriority::kStepRead, who));
+Result<AlignedBuffer> SegmentFile::ReadRaw(IoEngine& engine, uint64_t first, uint64_t n) const {
+  return ReadOwned(engine, fd_, first * kPageBytes, n * kPageBytes, IoPriority::kStepRead,
+                   deadline_, "reading segment " + record_.id.ToString());
+}
+
+Result<AlignedBuffer> SegmentFile::ReadPages(IoEngine& engine, uint64_t first, uint64_t n,
+                                             const char* what) const {
+  PREFIXD_ASSIGN(AlignedBuffer out, ReadRaw(engine, first, n));
   for (uint64_t i = 0; i < n; ++i) {
     if (!VerifyPage(first + i, ConstPageBytes(out.data() + i * kPageBytes, kPageBytes))) {
-      return Error{Code::kCorrupt, who + ": its " + what + " are damaged"};
+      return Error{Code::kCorrupt,
+                   "segment " + record_.id.ToString() + ": its " + what + " are damaged"};
     }
   }
-  return {};
+  return out;
 }
 
 Result<std::unique_ptr<const RunOrder>> SegmentFile::LoadOrder(IoEngine& engine, uint32_t layer,
                                                                uint32_t head) const {
-  AlignedBuffer buffer;
-  PREFIXD_TRY(Twice([&] {
-    return ReadPages(engine, layout_.order_page_of(layer, head), layout_.pages_per_order, buffer,
-                     "row orders");
-  }));
+  PREFIXD_ASSIGN(const AlignedBuffer buffer, Twice([&] {
+                   return ReadPages(engine, layout_.order_page_of(layer, head),
+                                    layout_.pages_per_order, "row orders");
+                 }));
   const uint32_t n = layout_.shape.n_tokens, chunk_tokens = layout_.chunk_tokens();
   auto order = std::make_unique<RunOrder>();
   order->slot_of.resize(n);
@@ -156,8 +156,10 @@ Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uin
 Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
                                                              const std::filesystem::path& path,
                                                              const SegmentRecord& record,
-                                                             bool direct) {
+                                                             bool direct,
+                                                             std::chrono::milliseconds deadline) {
   auto file = std::shared_ptr<SegmentFile>(new SegmentFile());
+  file->deadline_ = deadline;
   PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
   PREFIXD_TRY(Twice([&] { return file->LoadTable(engine, path); }));
   PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine); }));

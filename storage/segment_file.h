@@ -4,6 +4,7 @@
 // for.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -27,10 +28,13 @@ struct RunOrder {
 class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
  public:
   // Reads and verifies header, footer, checksum table and token ids. kCorrupt when the file is
-  // missing, damaged, or not what the record says; kIo when it cannot be read.
+  // missing, damaged, or not what the record says; kIo when it cannot be read; kUnavailable when
+  // the disk did not answer a read within `deadline` (0: as long as it takes), now or later, for
+  // orders and the manifest.
   static Result<std::shared_ptr<const SegmentFile>> Open(IoEngine& engine,
                                                          const std::filesystem::path& path,
-                                                         const SegmentRecord& record, bool direct);
+                                                         const SegmentRecord& record, bool direct,
+                                                         std::chrono::milliseconds deadline = {});
   // Header and footer only: the quick check at recovery.
   static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
                                      const SegmentRecord& record, bool direct);
@@ -39,7 +43,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   const SegmentHeader& header() const { return header_; }
   const SegmentLayout& layout() const { return layout_; }
   std::span<const uint32_t> tokens() const { return tokens_; }  // [own tokens]
-  int fd() const { return fd_.get(); }
+  int fd() const { return fd_->get(); }
 
   // Whether `bytes` are the page `page` (below the table) as it was written.
   bool VerifyPage(uint64_t page, ConstPageBytes bytes) const {
@@ -61,12 +65,15 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   Status LoadTokens(IoEngine& engine);
   Result<std::unique_ptr<const RunOrder>> LoadOrder(IoEngine& engine, uint32_t layer,
                                                     uint32_t head) const;
-  // Reads pages [first, first + n), verified.
-  Status ReadPages(IoEngine& engine, uint64_t first, uint64_t n, AlignedBuffer& out,
-                   const char* what) const;
+  // Pages [first, first + n).
+  Result<AlignedBuffer> ReadRaw(IoEngine& engine, uint64_t first, uint64_t n) const;
+  // The same, verified.
+  Result<AlignedBuffer> ReadPages(IoEngine& engine, uint64_t first, uint64_t n,
+                                  const char* what) const;
 
   SegmentRecord record_;
-  UniqueFd fd_;
+  std::chrono::milliseconds deadline_{0};
+  std::shared_ptr<const UniqueFd> fd_;  // shared with reads that were given up
   SegmentHeader header_;
   SegmentFooter footer_;
   SegmentLayout layout_;

@@ -72,8 +72,8 @@ Status SegmentFileWriter::Allocate() {
   return PutPage(0, header);
 }
 
-Status SegmentFileWriter::CheckRequest(uint32_t layer, uint32_t first, uint32_t n,
-                                       size_t bytes) const {
+Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+  if (!failed_.ok()) return failed_;
   const TokenRange own = plan_.header.tokens;
   if (layer >= layout_.shape.n_layers) {
     return InvalidArgument("layer " + std::to_string(layer) + " of a model with " +
@@ -84,11 +84,6 @@ Status SegmentFileWriter::CheckRequest(uint32_t layer, uint32_t first, uint32_t 
                            std::to_string(uint64_t{first} + n) + ") are not within [" +
                            std::to_string(own.begin) + ", " + std::to_string(own.end) +
                            "), which this put stores");
-  }
-  const size_t expected = size_t{layout_.shape.n_kv_heads} * n * layout_.row_bytes();
-  if (bytes != expected) {
-    return InvalidArgument("rows of " + std::to_string(bytes) + " bytes instead of " +
-                           std::to_string(expected));
   }
   for (uint32_t i = first - own.begin; i < first - own.begin + n; ++i) {
     if (have_[layer][i]) {
@@ -101,11 +96,14 @@ Status SegmentFileWriter::CheckRequest(uint32_t layer, uint32_t first, uint32_t 
 
 Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                                     std::span<const std::byte> rows) {
-  if (!failed_.ok()) return failed_;
   if (layout_.settled()) return InvalidArgument("a settled segment is written in chunks");
-  PREFIXD_TRY(CheckRequest(layer, first, n, rows.size()));
+  PREFIXD_TRY(CheckRun(layer, first, n));
   const uint32_t begin = first - plan_.header.tokens.begin;
   const size_t head_bytes = size_t{n} * layout_.row_bytes();
+  if (const size_t expected = layout_.shape.n_kv_heads * head_bytes; rows.size() != expected) {
+    return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
+                           std::to_string(expected));
+  }
   for (uint32_t head = 0; head < layout_.shape.n_kv_heads && failed_.ok(); ++head) {
     failed_ = PutRun(layer, head, begin, n, rows.data() + head * head_bytes);
   }
@@ -290,7 +288,7 @@ Status SegmentFileWriter::CheckComplete() const {
   return {};
 }
 
-Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms) {
+Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error) {
   if (!failed_.ok()) return failed_;
   PREFIXD_TRY(CheckComplete());
   failed_ = [&]() -> Status {
@@ -300,7 +298,7 @@ Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms) {
     CrashPoint("seal.rows_in_flight");
     for (const auto& slab : slabs_) PREFIXD_TRY(Reap(*slab));
     CrashPoint("seal.rows_written");
-    PREFIXD_TRY(WriteTableAndFooter(sequence, unix_ms));
+    PREFIXD_TRY(WriteTableAndFooter(sequence, unix_ms, error));
     CrashPoint("seal.before_sync");
     PREFIXD_TRY(DataSync(engine_, fd_.get(), "syncing " + plan_.path.string()));
     CrashPoint("seal.before_directory_sync");
@@ -311,7 +309,8 @@ Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms) {
   return {};
 }
 
-Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms) {
+Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms,
+                                              const EncodingError& error) {
   const uint64_t pages = layout_.total_pages() - layout_.table_page;
   AlignedBuffer buffer(pages * kPageBytes);
   std::fill(buffer.span().begin(), buffer.span().end(), std::byte{0});
@@ -323,6 +322,7 @@ Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms
   footer.table_checksum = TableChecksum(plan_.header.file, table_);
   footer.manifest_bytes = plan_.header.manifest_bytes;
   footer.sealed_unix_ms = unix_ms;
+  footer.error = error;
   footer.Encode(PageBytes(buffer.data() + (pages - 1) * kPageBytes, kPageBytes));
   PREFIXD_TRY(WriteFully(engine_, fd_.get(), layout_.table_page * kPageBytes, buffer.span(),
                          IoPriority::kCommit, "writing " + plan_.path.string()));

@@ -37,6 +37,9 @@ class SegmentFileWriter {
   SegmentFileWriter& operator=(const SegmentFileWriter&) = delete;
 
   const SegmentLayout& layout() const { return layout_; }
+  // Whether rows of these tokens would be taken: kInvalidArgument for others than the segment's,
+  // and for tokens that were written before.
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const;
   // Arrival layout: as SegmentWriter::WriteRows, of rows as stored. After a failed write every call
   // returns its error.
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
@@ -48,7 +51,7 @@ class SegmentFileWriter {
   // kFailedPrecondition naming the first missing layer and token; nothing has changed then.
   Status CheckComplete() const;
   // Writes the rest and syncs file and directory. The file stays unless Discard is called.
-  Status Seal(uint64_t sequence, int64_t unix_ms);
+  Status Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error);
   // Waits for what is in flight and removes the file.
   void Discard();
 
@@ -65,7 +68,6 @@ class SegmentFileWriter {
 
   SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan, const SegmentLayout& layout);
   Status Allocate();
-  Status CheckRequest(uint32_t layer, uint32_t first, uint32_t n, size_t bytes) const;
   Status PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n, const std::byte* rows);
   Status PutLargeRow(uint64_t page, const std::byte* row);
   Status PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page, uint32_t n,
@@ -78,7 +80,7 @@ class SegmentFileWriter {
                   size_t first, std::span<const uint32_t> order);
   Status FlushSlab();
   Status Reap(Slab& slab);
-  Status WriteTableAndFooter(uint64_t sequence, int64_t unix_ms);
+  Status WriteTableAndFooter(uint64_t sequence, int64_t unix_ms, const EncodingError& error);
   void WaitAll();
 
   IoEngine& engine_;

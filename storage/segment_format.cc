@@ -13,7 +13,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr char kHeaderMagic[8] = {'P', 'F', 'X', 'S', 'E', 'G', '\r', '\n'};
 constexpr char kFooterMagic[8] = {'P', 'F', 'X', 'F', 'O', 'O', 'T', '\n'};
-constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = 0;
+constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows;
 
 // The images on disk. Every page of both kinds ends in a checksum over its first 4088 bytes.
 struct HeaderImage {
@@ -40,8 +40,10 @@ struct FooterImage {
   uint8_t file[16];
   uint64_t sequence, total_pages, table_checksum, manifest_bytes;
   int64_t sealed_unix_ms;
+  // Zero where rows are as given, and so in files of older writers.
+  float key_error_max, key_error_rms, value_error_max, value_error_rms;
 };
-static_assert(sizeof(FooterImage) == 72, "the format changed: raise kSegmentVersion");
+static_assert(sizeof(FooterImage) == 88, "the format changed: raise kSegmentVersion");
 
 constexpr size_t kSelfChecksumAt = kPageBytes - sizeof(uint64_t);
 
@@ -110,7 +112,15 @@ SegmentShape SegmentHeader::shape() const {
           tokens.size(), chunk_tokens, manifest_bytes};
 }
 
-Result<SegmentLayout> SegmentHeader::Layout() const { return SegmentLayout::Of(shape()); }
+Result<SegmentLayout> SegmentHeader::Layout() const {
+  const SegmentShape s = shape();
+  // Each key and each value lies in one page, so that it is decoded where it was read.
+  if (encoding != RowEncoding::kAsGiven && uint64_t{s.key_bytes} + s.value_bytes > kPageBytes) {
+    return InvalidArgument("rows of " + std::to_string(s.key_bytes + s.value_bytes) +
+                           " bytes as int8 are larger than a page; store them as given");
+  }
+  return SegmentLayout::Of(s);
+}
 
 void SegmentHeader::Encode(PageBytes out) const {
   const SegmentLayout l = Layout().value();
@@ -162,6 +172,8 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
                  "the segment uses features of a newer prefixd; upgrade to read it"};
   }
   const Error malformed{Code::kCorrupt, "the segment header contradicts itself"};
+  const bool encoded = h.version >= 2 && h.encoding != 0;
+  if (encoded != ((h.incompat & kIncompatEncodedRows) != 0)) return malformed;
   if (h.checksum_id != kChecksumXxh3 || h.dtype < 1 || h.dtype > 3 || !KnownEncoding(h.encoding) ||
       h.token_begin >= h.token_end || h.key_dim > 1u << 16 || h.value_dim > 1u << 16) {
     return malformed;
@@ -215,6 +227,10 @@ void SegmentFooter::Encode(PageBytes out) const {
   f.table_checksum = table_checksum;
   f.manifest_bytes = manifest_bytes;
   f.sealed_unix_ms = sealed_unix_ms;
+  f.key_error_max = error.key_max;
+  f.key_error_rms = error.key_rms;
+  f.value_error_max = error.value_max;
+  f.value_error_rms = error.value_rms;
   StoreImage(f, out);
 }
 
@@ -227,6 +243,10 @@ Result<SegmentFooter> SegmentFooter::Decode(ConstPageBytes page) {
   out.table_checksum = f.table_checksum;
   out.manifest_bytes = f.manifest_bytes;
   out.sealed_unix_ms = f.sealed_unix_ms;
+  out.error = {f.key_error_max, f.key_error_rms, f.value_error_max, f.value_error_rms};
+  if (!Plausible(out.error)) {
+    return Error{Code::kCorrupt, "the segment footer names an impossible encoding error"};
+  }
   return out;
 }
 

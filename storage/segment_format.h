@@ -24,6 +24,8 @@ namespace prefixd::storage {
 // Version 1 (arrival layout only, the file named like its segment) is still read.
 inline constexpr uint32_t kSegmentVersion = 2;
 inline constexpr uint32_t kChecksumXxh3 = 1;
+// Set with every encoding but kAsGiven: a prefixd that cannot decode the rows refuses the file.
+inline constexpr uint64_t kIncompatEncodedRows = 1u << 0;
 using Uuid = std::array<uint8_t, 16>;
 using PageBytes = std::span<std::byte, kPageBytes>;
 using ConstPageBytes = std::span<const std::byte, kPageBytes>;
@@ -67,6 +69,7 @@ struct SegmentFooter {
   uint64_t table_checksum = 0;
   uint64_t manifest_bytes = 0;
   int64_t sealed_unix_ms = 0;
+  EncodingError error;  // zero where rows are as given
 
   void Encode(PageBytes out) const;
   static Result<SegmentFooter> Decode(ConstPageBytes page);

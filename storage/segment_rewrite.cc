@@ -15,14 +15,20 @@ namespace {
 // Rows are copied in runs of about this many bytes.
 constexpr size_t kCopyBytes = 4u << 20;
 
-// Rows [begin, end) by own index, as stored, densely.
-Status ReadStored(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_t head,
-                  uint32_t begin, uint32_t end, std::span<std::byte> out) {
+// Rows [begin, end) by own index, densely: as stored, or as they were given.
+Status ReadRun(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_t head,
+               uint32_t begin, uint32_t end, std::span<std::byte> out,
+               Deliver deliver = Deliver::kAsStored) {
   PREFIXD_ASSIGN(const RunOrder* order, file.Order(*core.engine, layer, head));
-  RowPieces pieces(file.layout(), order, layer, head, RowPart::kRow);
-  pieces.AddRun(begin, end, out.data(), file.layout().row_bytes());
+  const bool decoded = deliver == Deliver::kDecoded;
+  const RowShape given = file.header().row();
+  const size_t key = decoded ? given.key_bytes() : file.layout().shape.key_bytes;
+  const size_t row = decoded ? given.bytes() : file.layout().row_bytes();
+  RowPieces pieces(file.layout(), order, layer, head, RowPart::kRow,
+                   decoded ? file.header().encoding : RowEncoding::kAsGiven);
+  pieces.AddRun(begin, end, {out.data(), row, out.data() + key, row});
   ReadStats ignored;
-  return ReadPieces(core.services, file, pieces.Take(), Access::kBackground, &ignored);
+  return ReadPieces(core.services, file, pieces.Take(), Access::kBackground, &ignored, deliver);
 }
 
 class ProgressCounter {
@@ -76,8 +82,8 @@ Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record)
                          {}};
 }
 
-Status Seal(StoreCore& core, SegmentFileWriter& writer, uint64_t sequence) {
-  PREFIXD_TRY(writer.Seal(sequence, NowUnixMs()));
+Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& record) {
+  PREFIXD_TRY(writer.Seal(record.sequence, NowUnixMs(), record.encoding_error));
   core.bytes_written += writer.bytes_written();
   core.bytes_rewritten += writer.bytes_written();
   return {};
@@ -87,15 +93,22 @@ Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOpti
                     SegmentFileWriter& writer) {
   const SegmentLayout& l = writer.layout();
   ProgressCounter progress(options.progress, uint64_t{l.runs()} * l.shape.n_tokens);
-  std::vector<std::byte> rows;
+  const bool encoded = source.header().encoding != RowEncoding::kAsGiven;
+  const size_t given_row = source.header().row().bytes();
+  std::vector<std::byte> rows, given;
   for (uint32_t run = 0; run < l.runs(); ++run) {
     const uint32_t layer = run / l.shape.n_kv_heads, head = run % l.shape.n_kv_heads;
     for (uint32_t chunk = 0; chunk < l.chunks(); ++chunk) {
       const uint32_t begin = l.chunk_begin(chunk), n = l.chunk_size(chunk);
       rows.resize(size_t{n} * l.row_bytes());
-      PREFIXD_TRY(ReadStored(core, source, layer, head, begin, begin + n, rows));
-      PREFIXD_ASSIGN(const std::vector<uint32_t> order,
-                     options.order(layer, head, source.header().tokens.begin + begin, rows));
+      PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, rows));
+      if (encoded) {  // they move as they are stored, in the order of what they stand for
+        given.resize(size_t{n} * given_row);
+        PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, given, Deliver::kDecoded));
+      }
+      PREFIXD_ASSIGN(
+          const std::vector<uint32_t> order,
+          options.order(layer, head, source.header().tokens.begin + begin, encoded ? given : rows));
       PREFIXD_TRY(writer.WriteChunk(layer, head, chunk, rows, order));
       PREFIXD_TRY(progress.Add(n));
     }
@@ -116,8 +129,8 @@ Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& w
       const size_t head_bytes = size_t{n} * l.row_bytes();
       rows.resize(heads * head_bytes);
       for (uint32_t head = 0; head < heads; ++head) {
-        PREFIXD_TRY(ReadStored(core, source, layer, head, begin, begin + n,
-                               std::span(rows).subspan(head * head_bytes, head_bytes)));
+        PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n,
+                            std::span(rows).subspan(head * head_bytes, head_bytes)));
       }
       PREFIXD_TRY(writer.WriteRows(layer, source.header().tokens.begin + begin, n, rows));
     }
@@ -145,7 +158,9 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
                                           {source->tokens().begin(), source->tokens().end()}));
   PREFIXD_TRY(WriteSettled(core, *source, options, *file.writer));
   SequenceTicket sequence = core.catalog->sequences().Next();
-  PREFIXD_TRY(Seal(core, *file.writer, sequence.number()));
+  SegmentRecord sealed = old;
+  sealed.sequence = sequence.number();
+  PREFIXD_TRY(Seal(core, *file.writer, sealed));
   {
     std::lock_guard commit(core.commit_mutex);
     // What people may have changed meanwhile (listed, pinned, when it expires) stays theirs.
@@ -196,6 +211,8 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   merged.first_token = first.first_token;
   merged.lead = first.lead;
   merged.settled = false;
+  merged.encoding_error = Combine(first.encoding_error, last.tokens.begin - first.tokens.begin,
+                                  last.encoding_error, last.tokens.size());
   merged.listed = false;  // the old names stand for it
   merged.pinned = false;  // each name keeps its own
   merged.expires_unix_ms = 0;
@@ -249,7 +266,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   merged.sequence = sequence.number();
   merged.file_bytes = file.writer->layout().file_bytes();
   change.put.front().record = merged;
-  PREFIXD_TRY(Seal(core, *file.writer, merged.sequence));
+  PREFIXD_TRY(Seal(core, *file.writer, merged));
   {
     std::lock_guard commit(core.commit_mutex);
     // Settled, removed or continued in the meantime: what was copied is still right, but what the

@@ -82,6 +82,8 @@ class Adopter {
     record.sequence = found.sequence;
     record.file_bytes = found.file_bytes;
     record.settled = found.settled;
+    record.encoding = found.encoding;
+    record.encoding_error = found.encoding_error;
     CatalogChange change;
     change.put.push_back({record, std::nullopt});
     PREFIXD_TRY(

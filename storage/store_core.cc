@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kTouchStepMs = 60'000;
 constexpr size_t kMaxNameBytes = 256;
+constexpr uint32_t kMaxGapPages = 16;
 constexpr size_t kMaxDescriptionBytes = 64 << 10;
 
 Status ValidateOptions(const StoreOptions& o) {
@@ -28,6 +29,9 @@ Status ValidateOptions(const StoreOptions& o) {
   }
   if (o.max_inflight_bytes < (1u << 20)) {
     return InvalidArgument("max_inflight_bytes must be at least 1 MiB");
+  }
+  if (o.max_gap_pages > kMaxGapPages) {
+    return InvalidArgument("max_gap_pages must lie in 0.." + std::to_string(kMaxGapPages));
   }
   const uint64_t memory =
       static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::getpagesize());
@@ -88,14 +92,16 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
                                          .hugetlb = options.host_tier_hugetlb,
                                          .lock_memory = options.host_tier_mlock,
                                          .on_block = options.on_host_block}));
-  blobs = std::make_unique<BlobStore>(options.dir, *engine);
+  blobs = std::make_unique<BlobStore>(options.dir, *engine,
+                                      std::chrono::milliseconds(options.read_deadline_ms));
   space = std::make_unique<SpaceAccount>(options, tree, *blobs, *ballast);
   services = {engine.get(),
               nullptr,  // readers have their tenant's
               &bytes_read,
               &checksum_failures,
               [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); },
-              std::chrono::milliseconds(options.read_deadline_ms)};
+              std::chrono::milliseconds(options.read_deadline_ms),
+              options.max_gap_pages};
   return {};
 }
 
@@ -179,7 +185,8 @@ Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentI
   while (true) {
     PREFIXD_ASSIGN(const SegmentRecord record, tree.Record(id));
     if (auto file = files.Find(record)) return file;
-    auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct);
+    auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct,
+                                    services.read_deadline);
     if (opened.ok()) {
       if (Status fits = CheckModel(record, (*opened)->header()); !fits.ok()) opened = fits.error();
     }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "storage/crash_point.h"
 #include "storage/errors.h"
@@ -54,6 +55,11 @@ class PutWriter final : public SegmentWriter {
     header.key_dim = model.geometry.key_dim;
     header.value_dim = model.geometry.value_dim;
     header.dtype = model.geometry.dtype;
+    header.encoding = plan_.options.encoding;
+    if (header.encoding != RowEncoding::kAsGiven) {
+      header.incompat |= kIncompatEncodedRows;
+      encoder_.emplace(model.geometry.row());
+    }
     header.manifest_bytes = file.manifest.size();
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
@@ -75,6 +81,11 @@ class PutWriter final : public SegmentWriter {
     return {plan_.match.n_tokens, static_cast<uint32_t>(plan_.tokens.size())};
   }
 
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const override {
+    PREFIXD_TRY(CheckOpen());
+    return file_ ? file_->CheckRun(layer, first, n) : Status();
+  }
+
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                    std::span<const std::byte> rows) override {
     PREFIXD_TRY(CheckOpen());
@@ -83,7 +94,22 @@ class PutWriter final : public SegmentWriter {
           "every token of this prompt is stored already; there is nothing to "
           "write");
     }
-    return file_->WriteRows(layer, first, n, rows);
+    if (!encoder_) return file_->WriteRows(layer, first, n, rows);
+    PREFIXD_TRY(file_->CheckRun(layer, first, n));
+    const KvGeometry& g = plan_.scope.model.geometry;
+    if (const size_t expected = size_t{g.n_kv_heads} * n * g.row().bytes();
+        rows.size() != expected) {
+      return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
+                             std::to_string(expected));
+    }
+    const RowEncoder::Encoded encoded = encoder_->Encode(rows);
+    if (encoded.not_finite) {
+      return InvalidArgument("the row of layer " + std::to_string(layer) + ", KV head " +
+                             std::to_string(*encoded.not_finite / n) + ", token " +
+                             std::to_string(first + *encoded.not_finite % n) +
+                             " holds NaN or Inf; nothing was stored of it");
+    }
+    return file_->WriteRows(layer, first, n, encoded.rows);
   }
 
   Result<SegmentId> Commit() override {
@@ -92,7 +118,7 @@ class PutWriter final : public SegmentWriter {
     PREFIXD_TRY(file_->CheckComplete());
     CrashPoint("put.before_seal");
     SequenceTicket sequence = core_->catalog->sequences().Next();
-    if (Status sealed = file_->Seal(sequence.number(), NowUnixMs()); !sealed.ok()) {
+    if (Status sealed = file_->Seal(sequence.number(), NowUnixMs(), error()); !sealed.ok()) {
       Abort();
       return sealed.error();
     }
@@ -141,6 +167,8 @@ class PutWriter final : public SegmentWriter {
     if (record.is_root()) record.lead = LeadOf(plan_.tokens, block);
     record.file_bytes = file_->layout().file_bytes();
     record.created_unix_ms = created_unix_ms_;
+    record.encoding = plan_.options.encoding;
+    record.encoding_error = error();
     record.pinned = plan_.options.pinned;
     record.expires_unix_ms = Expires();
     CatalogChange change;
@@ -181,6 +209,8 @@ class PutWriter final : public SegmentWriter {
     return name;
   }
 
+  EncodingError error() const { return encoder_ ? encoder_->error() : EncodingError{}; }
+
   int64_t Expires() const {
     const auto ttl = static_cast<int64_t>(plan_.options.ttl_ms);
     return ttl == 0 ? 0 : NowUnixMs() + ttl;
@@ -205,6 +235,7 @@ class PutWriter final : public SegmentWriter {
   int64_t created_unix_ms_ = 0;
   SpaceReservation space_;
   std::unique_ptr<SegmentFileWriter> file_;
+  std::optional<RowEncoder> encoder_;  // where rows are not stored as given
   bool done_ = false;
 };
 

@@ -39,6 +39,8 @@ class OpenPrefix final : public StoredPrefix {
       PREFIXD_ASSIGN(link.file, core_->OpenSegment(chain[i].id));
       const auto ids = link.file->tokens().first(link.tokens.size());
       tokens_.insert(tokens_.end(), ids.begin(), ids.end());
+      const SegmentHeader& header = link.file->header();
+      parts_.push_back({link.tokens, header.encoding, header.chunk_tokens});
       links_.push_back(std::move(link));
     }
     return {};
@@ -53,14 +55,13 @@ class OpenPrefix final : public StoredPrefix {
                   RowSink out, ReadStats* stats) const override {
     PREFIXD_TRY(CheckIds(layer, kv_head, ids));
     PREFIXD_TRY(CheckSink(ids.size(), part, out));
+    const RowTarget target = TargetOf(out, part);
     size_t at = 0;
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
       PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
-      for (; at < end; ++at) {
-        pieces.AddRow(ids[at] - link.first(), out.bytes.data() + at * out.stride);
-      }
+      for (; at < end; ++at) pieces.AddRow(ids[at] - link.first(), target.From(at));
       PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
     }
     return {};
@@ -75,13 +76,14 @@ class OpenPrefix final : public StoredPrefix {
                              std::to_string(n_tokens()) + " tokens");
     }
     PREFIXD_TRY(CheckSink(range.size(), part, out));
+    const RowTarget target = TargetOf(out, part);
     for (const Link& link : links_) {
       const TokenRange run{std::max(range.begin, link.tokens.begin),
                            std::min(range.end, link.tokens.end)};
       if (run.begin >= run.end) continue;
       PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
       pieces.AddRun(run.begin - link.first(), run.end - link.first(),
-                    out.bytes.data() + (run.begin - range.begin) * out.stride, out.stride);
+                    target.From(run.begin - range.begin));
       PREFIXD_TRY(Read(link, pieces, Access::kScan, stats));
     }
     return {};
@@ -121,17 +123,7 @@ class OpenPrefix final : public StoredPrefix {
     return out;
   }
 
-  uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override {
-    for (const Link& link : links_) {
-      if (begin >= link.tokens.end) continue;
-      const SegmentLayout& l = link.file->layout();
-      const uint32_t own = begin - link.first();
-      const uint32_t end = l.settled() ? (own / l.chunk_tokens() + 1) * l.chunk_tokens()
-                                       : own + std::min(max_tokens, link.tokens.size());
-      return std::min(link.first() + end, link.tokens.end);
-    }
-    return n_tokens();
-  }
+  std::span<const StoredPart> parts() const override { return parts_; }
 
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids,
@@ -171,12 +163,27 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   Status CheckSink(size_t rows, RowPart part, const RowSink& out) const {
-    const size_t item = PartBytes(model_.geometry.row(), part);
-    const size_t needed = rows == 0 ? 0 : (rows - 1) * out.stride + item;
-    if (out.stride >= item && out.bytes.size() >= needed) return {};
-    return InvalidArgument("a buffer of " + std::to_string(out.bytes.size()) + " bytes with rows " +
-                           std::to_string(out.stride) + " bytes apart cannot take " +
-                           std::to_string(rows) + " of " + std::to_string(item) + " bytes");
+    const auto check = [&](std::span<std::byte> bytes, size_t stride, size_t item) -> Status {
+      const size_t needed = rows == 0 ? 0 : (rows - 1) * stride + item;
+      if (stride >= item && bytes.size() >= needed) return {};
+      return InvalidArgument("a buffer of " + std::to_string(bytes.size()) + " bytes with rows " +
+                             std::to_string(stride) + " bytes apart cannot take " +
+                             std::to_string(rows) + " of " + std::to_string(item) + " bytes");
+    };
+    const RowShape row = model_.geometry.row();
+    if (part != RowPart::kRow || out.values.empty()) {
+      return check(out.bytes, out.stride, PartBytes(row, part));
+    }
+    PREFIXD_TRY(check(out.bytes, out.stride, row.key_bytes()));
+    return check(out.values, out.value_stride, row.value_bytes());
+  }
+
+  RowTarget TargetOf(const RowSink& out, RowPart part) const {
+    std::byte* const first = out.bytes.data();
+    if (part == RowPart::kKey) return {first, out.stride, nullptr, 0};
+    if (part == RowPart::kValue) return {nullptr, 0, first, out.stride};
+    if (!out.values.empty()) return {first, out.stride, out.values.data(), out.value_stride};
+    return {first, out.stride, first + model_.geometry.row().key_bytes(), out.stride};
   }
 
   // One past the last of `ids`, from `at` on, that the link holds.
@@ -187,6 +194,11 @@ class OpenPrefix final : public StoredPrefix {
 
   static Status CheckBorrowable(const Link& link) {
     const SegmentLayout& l = link.file->layout();
+    if (link.file->header().encoding != RowEncoding::kAsGiven) {
+      return Error{Code::kFailedPrecondition,
+                   "rows of this prefix are stored as int8 and cannot be read in place; use "
+                   "ReadRows"};
+    }
     const uint32_t bytes = l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
     if (bytes <= kPageBytes) return {};
     return Error{Code::kFailedPrecondition,
@@ -199,7 +211,11 @@ class OpenPrefix final : public StoredPrefix {
                 RowPart part, std::span<RowRef> rows, Hold& hold, ReadStats* stats) const {
     PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
     std::vector<std::byte> marks(ids.size());  // pieces come sorted by page: whose is whose
-    for (size_t i = 0; i < ids.size(); ++i) pieces.AddRow(ids[i] - link.first(), &marks[i]);
+    const size_t key = link.file->layout().shape.key_bytes;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      std::byte* const mark = &marks[i];
+      pieces.AddRow(ids[i] - link.first(), {mark, 0, part == RowPart::kRow ? mark + key : mark, 0});
+    }
     const std::vector<PagePiece> sorted = pieces.Take();
     std::vector<const std::byte*> where(sorted.size());
     PREFIXD_ASSIGN(PagePins pins, PinPieces(services_, *link.file, sorted, where, stats));
@@ -222,12 +238,14 @@ class OpenPrefix final : public StoredPrefix {
       }
       return std::move(order).error();
     }
-    return RowPieces(link.file->layout(), *order, layer, kv_head, part);
+    return RowPieces(link.file->layout(), *order, layer, kv_head, part,
+                     link.file->header().encoding);
   }
 
   Status Read(const Link& link, RowPieces& pieces, Access access, ReadStats* stats) const {
     ReadStats ignored;
-    return ReadPieces(services_, *link.file, pieces.Take(), access, stats ? stats : &ignored);
+    return ReadPieces(services_, *link.file, pieces.Take(), access, stats ? stats : &ignored,
+                      Deliver::kDecoded);
   }
 
   // Destroyed in reverse: the pin needs the core.
@@ -238,6 +256,7 @@ class OpenPrefix final : public StoredPrefix {
   const std::shared_ptr<TierRegion> tier_;
   ReadServices services_;
   std::vector<Link> links_;
+  std::vector<StoredPart> parts_;  // of the links
   std::vector<uint32_t> tokens_;
 };
 

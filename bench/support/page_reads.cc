@@ -1,6 +1,7 @@
 #include "bench/support/page_reads.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -13,21 +14,28 @@ using storage::kPageBytes;
 PageReads CountPageReads(const RetrievalTrace& trace, size_t fraction, uint32_t part_bytes,
                          const Placement& placement) {
   const auto per_page = static_cast<size_t>(std::max<uint64_t>(1, kPageBytes / part_bytes));
-  uint64_t rows = 0, pages = 0, best = 0;
+  uint64_t rows = 0, pages = 0, best = 0, joined = 0;
   for (size_t head = 0; head < trace.heads.size(); ++head) {
     const PageMap page_of = placement(head);
+    std::map<uint64_t, uint64_t> mid_rows;  // in each page
+    for (uint32_t t = trace.mid.begin; t < trace.mid.end; ++t) ++mid_rows[page_of[t]];
     for (const std::vector<uint32_t>& ids : trace.heads[head].sets[fraction]) {
       std::set<uint64_t> wanted;
       for (const uint32_t token : ids) wanted.insert(page_of[token]);
       rows += ids.size();
       pages += wanted.size();
+      for (const uint64_t page : wanted) joined += mid_rows[page];
       best += (ids.size() + per_page - 1) / per_page;
     }
   }
   const auto steps = double(trace.heads[0].sets[fraction].size());
   const double bytes = double(rows * trace.geometry.row().bytes());
-  return {double(rows) / steps, double(pages) / steps, double(best) / steps,
-          double(pages * kPageBytes) / bytes, double(best * kPageBytes) / bytes};
+  return {double(rows) / steps,
+          double(pages) / steps,
+          double(best) / steps,
+          double(pages * kPageBytes) / bytes,
+          double(best * kPageBytes) / bytes,
+          double(joined) / double(rows)};
 }
 
 Result<Placement> ArrivalPlacement(const RetrievalTrace& trace) {

@@ -20,6 +20,9 @@ struct PageReads {
   // 4096 * pages / bytes of the rows, key and value: below 1 is possible where values alone are
   // read.
   double amplification = 0, best = 0;
+  // Page-granular selection: rows of the mid region that lie in the pages read, for each row asked
+  // for.
+  double rows_joined = 0;
 };
 
 // `part_bytes`: of what is read of each row, which bounds the best packing. `fraction`: index into

@@ -1,9 +1,11 @@
 // One story told by every kind of client: embedded, over a Unix socket with and without shared
 // memory, over TCP. What steps return must agree with an embedded store that holds the same prompt.
 #include <cmath>
+#include <cstring>
 #include <memory>
 
 #include "client_lib/remote_client.h"
+#include "runtime/restore.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/seed.h"
@@ -107,6 +109,71 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
   std::unique_ptr<Client> client_, reference_;
   std::string prefix_;
 };
+
+TEST_P(ClientScenario, RowsAreStoredAsThePutAsks) {
+  ASSERT_TRUE(client_->RegisterModel(prompt_.model).ok());
+  PutSpec spec{prompt_.model.name, "", prompt_.tokens, ""};
+  spec.encoding = storage::RowEncoding::kInt8;
+  auto put = client_->BeginPut(spec);
+  ASSERT_TRUE(put.ok() && testing::WriteRows(**put, prompt_).ok());
+  const auto done = (*put)->Commit();
+  ASSERT_TRUE(done.ok());
+  EXPECT_EQ(done->encoding, storage::RowEncoding::kInt8);
+  EXPECT_GT(done->encoding_error.key_rms, 0.0f);
+  const auto detail = client_->Prefix(done->prefix);
+  ASSERT_TRUE(detail.ok());
+  EXPECT_EQ(detail->summary.encoding, storage::RowEncoding::kInt8);
+  EXPECT_EQ(detail->summary.encoding_error, done->encoding_error);
+  auto session = Attach(*client_);
+  ASSERT_NE(session, nullptr);
+  ASSERT_EQ(session->info().parts.size(), 1u);
+  EXPECT_EQ(session->info().parts[0].encoding, storage::RowEncoding::kInt8);
+  EXPECT_EQ(session->info().parts[0].tokens, (TokenRange{0, kTokens}));
+}
+
+TEST_P(ClientScenario, RestoresWhatWasPut) {
+  Put(*client_);
+  auto session = Attach(*client_);
+  ASSERT_NE(session, nullptr);
+  for (const KvOrder order : {KvOrder::kTokenMajor, KvOrder::kHeadMajor}) {
+    RestoreOptions options;
+    options.order = order;
+    options.buffer_bytes = 20'000;  // several runs a layer
+    auto restore = Restore::Begin(session, options);
+    ASSERT_TRUE(restore.ok());
+    uint32_t token = 0, layer = 0;
+    for (auto run = (*restore)->Next(); true; run = (*restore)->Next()) {
+      ASSERT_TRUE(run.ok()) << run.error().message;
+      if (!run->has_value()) break;
+      const auto [at, tokens, k, v] = **run;
+      ASSERT_EQ(at, layer);
+      ASSERT_EQ(tokens.begin, token);
+      const size_t n = tokens.size(), row = kDim * 2;
+      for (size_t t = 0; t < n; ++t) {
+        for (size_t h = 0; h < 2; ++h) {
+          const size_t from = (order == KvOrder::kTokenMajor ? t * 2 + h : h * n + t) * row;
+          const size_t to = ((token + t) * 2 + h) * row;
+          ASSERT_EQ(std::memcmp(&k[from], &prompt_.k[layer][to], row), 0);
+          ASSERT_EQ(std::memcmp(&v[from], &prompt_.v[layer][to], row), 0);
+        }
+      }
+      token = tokens.end;
+      if (token == kTokens) token = 0, ++layer;
+    }
+    EXPECT_EQ(layer, 2u);
+  }
+  // The session goes on; and when it has gone, a restore says so.
+  std::vector<std::byte> k(kTokens * 2 * kDim * 2), v(k.size());
+  ASSERT_TRUE(session->ReadLayer({1, {0, kTokens}, 0, 0, KvOrder::kTokenMajor}, k, v).ok());
+  EXPECT_EQ(k, prompt_.k[1]);
+  EXPECT_EQ(v, prompt_.v[1]);
+  EXPECT_EQ(session->ReadLayer({1, {0, kTokens}, 1, 2, {}}, k, v).error().code,
+            Code::kInvalidArgument);
+  ASSERT_TRUE(session->Detach().ok());
+  auto late = Restore::Begin(session, {});
+  ASSERT_TRUE(late.ok());
+  EXPECT_EQ((*late)->Next().error().code, Code::kFailedPrecondition);
+}
 
 TEST_P(ClientScenario, RetentionTravelsWithThePutAndAfterIt) {
   ASSERT_TRUE(client_->RegisterModel(prompt_.model).ok());

@@ -79,12 +79,18 @@ void AddStorage(Seeds& seeds) {
   header.chunk_tokens = 1024;
   header.Encode(page);
   seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  header.key_dim = 128;
+  header.encoding = storage::RowEncoding::kInt8;
+  header.incompat = storage::kIncompatEncodedRows;
+  header.Encode(page);
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
   storage::SegmentFooter footer;
+  footer.error = {0.02f, 0.01f, 0.02f, 0.01f};
   footer.sequence = 3;
   footer.total_pages = 11;
   footer.Encode(page);
   seeds.Add("segment_footer", 0, page);
-  seeds.Add("segment_footer", 1, std::span<const std::byte>(page).first(72));
+  seeds.Add("segment_footer", 1, std::span<const std::byte>(page).first(88));
   for (const char* target : {"segment_header", "segment_footer", "blob", "envelope"}) {
     seeds.AddRandom(target, 2);
   }
@@ -98,6 +104,8 @@ void AddStorage(Seeds& seeds) {
   record.parent.bytes[0] = 1;
   record.tokens = {40, 50};
   record.lead.clear();
+  record.encoding = storage::RowEncoding::kInt8;
+  record.encoding_error = {0.02f, 0.01f, 0.02f, 0.01f};
   seeds.Add("records", 0, storage::EncodeSegment(record));
   const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
   seeds.Add("records", 1, storage::EncodeModel(model));
@@ -158,12 +166,14 @@ void AddWire(Seeds& seeds) {
   add(HelloReply{});
   add(ServerStats{});
   add(ModelSpec{"m", Geometry(), {{"weights", "x"}}, {"maps.safetensors"}});
-  add(PutSpec{"m", "t", {}, "label"});
-  add(PutResult{"id", 40, 20, 4096, 0.5});
+  add(PutSpec{"m", "t", {}, "label", true, 60, storage::RowEncoding::kInt8});
+  add(PutResult{"id", 40, 20, 4096, 0.5, storage::RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
   attach.policy.k = 7;
   add(attach);
-  add(SessionInfo{});
+  SessionInfo info;
+  info.parts = {{{0, 40}, storage::RowEncoding::kInt8, 16}};
+  add(info);
   SessionReport report;
   report.per_head.resize(2);
   add(report);

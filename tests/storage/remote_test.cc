@@ -10,17 +10,6 @@
 namespace prefixd::storage {
 namespace {
 
-std::vector<uint32_t> Iota(uint32_t n, uint32_t first = 0) {
-  std::vector<uint32_t> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-std::vector<uint32_t> Join(std::vector<uint32_t> a, const std::vector<uint32_t>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // A tier whose objects can be spoiled and which can stop answering.
 class TestTier final : public MemoryRemoteTier {
  public:

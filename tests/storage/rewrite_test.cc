@@ -12,17 +12,6 @@
 namespace prefixd::storage {
 namespace {
 
-std::vector<uint32_t> Iota(uint32_t n, uint32_t first = 0) {
-  std::vector<uint32_t> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-std::vector<uint32_t> Join(std::vector<uint32_t> a, const std::vector<uint32_t>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // Any order will do: these tests ask whether rows are found again.
 SettleOptions RandomOrder(uint32_t chunk_tokens, uint64_t seed, size_t row_bytes) {
   SettleOptions options;

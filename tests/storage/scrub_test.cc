@@ -15,12 +15,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-std::vector<uint32_t> Iota(uint32_t n, uint32_t first = 0) {
-  std::vector<uint32_t> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
 class ScrubTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -113,7 +113,8 @@ TEST(SegmentFormat, HeaderRoundTripAndEveryBitFlipIsRefused) {
 }
 
 TEST(SegmentFormat, FooterRoundTripAndEveryBitFlipIsRefused) {
-  const SegmentFooter footer{SomeHeader().file, 7, 400, 0x1234567890abcdef, 5000, 99};
+  const SegmentFooter footer{
+      SomeHeader().file, 7, 400, 0x1234567890abcdef, 5000, 99, {0.25f, 0.125f, 0.5f, 0.0625f}};
   Page page;
   footer.Encode(page);
   EXPECT_EQ(*SegmentFooter::Decode(page), footer);
@@ -132,9 +133,36 @@ TEST(SegmentFormat, UnknownFeaturesRefuseButUnknownCompatBitsDoNot) {
   header.compat = 1ull << 40;
   header.Encode(page);
   EXPECT_TRUE(SegmentHeader::Decode(page).ok());
-  header.incompat = 1;
+  header.incompat = 2;
   header.Encode(page);
   EXPECT_CODE(SegmentHeader::Decode(page), Code::kFailedPrecondition);
+}
+
+TEST(SegmentFormat, EncodedRowsAreASizeOfTheirOwnAndAFeatureToKnow) {
+  Page page;
+  SegmentHeader header = SomeHeader();
+  header.encoding = RowEncoding::kInt8;
+  header.incompat = kIncompatEncodedRows;
+  const SegmentLayout l = *header.Layout();  // 68 bytes of key and of value, 30 rows a page
+  EXPECT_EQ(l.row_bytes(), 136u);
+  EXPECT_EQ(l.row.per_page, 30u);
+  EXPECT_EQ(l.pages_per_run, 34u);
+  EXPECT_EQ(l.ValueAddress(2, 1, 31), (1 + 5 * 34 + 1) * kPageBytes + 136 + 68);
+  header.Encode(page);
+  ASSERT_OK(SegmentHeader::Decode(page));
+  EXPECT_EQ(*SegmentHeader::Decode(page), header);
+  // A prefixd without the feature would refuse by the bit; so the bit must be there, and only then.
+  header.incompat = 0;
+  header.Encode(page);
+  EXPECT_CODE(SegmentHeader::Decode(page), Code::kCorrupt);
+  header.incompat = kIncompatEncodedRows;
+  header.encoding = RowEncoding::kAsGiven;
+  header.Encode(page);
+  EXPECT_CODE(SegmentHeader::Decode(page), Code::kCorrupt);
+  header.encoding = RowEncoding::kInt8;
+  header.key_dim = 3000;  // larger than a page
+  header.value_dim = 1100;
+  EXPECT_CODE(header.Layout(), Code::kInvalidArgument);
 }
 
 TEST(SegmentFormat, ChecksumsDependOnThePlace) {
@@ -167,6 +195,13 @@ TEST(Records, RoundTripAndTruncationIsCorrupt) {
   for (size_t n = 0; n < bytes.size(); ++n) {
     EXPECT_CODE(DecodeSegment(std::string_view(bytes).substr(0, n)), Code::kCorrupt);
   }
+  r.encoding = RowEncoding::kInt8;
+  r.encoding_error = {0.02f, 0.01f, 0.03f, 0.005f};
+  const auto encoded = DecodeSegment(EncodeSegment(r));
+  ASSERT_OK(encoded);
+  EXPECT_EQ(*encoded, r);
+  r.encoding_error.key_max = -1;
+  EXPECT_CODE(DecodeSegment(EncodeSegment(r)), Code::kCorrupt);
   const ModelRecord model = TestModel("name");
   const auto model_back = DecodeModel(EncodeModel(model));
   ASSERT_OK(model_back);

@@ -173,6 +173,50 @@ TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
   EXPECT_EQ(*difference, "");
 }
 
+// Opening a segment, loading its orders and reading a blob wait no longer than rows do.
+TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
+  options_.read_deadline_ms = 30;
+  Open();
+  std::vector<uint32_t> tokens(150);
+  for (uint32_t i = 0; i < tokens.size(); ++i) tokens[i] = i;
+  const auto id = Put(*store_, model_, tokens, "t", 40, false);
+  ASSERT_OK(id);
+  const std::vector<std::byte> blob(5000, std::byte{7});
+  ASSERT_OK(store_->PutBlob(*id, "note", "test", blob));
+  SettleOptions settle;
+  settle.chunk_tokens = 100;
+  settle.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
+    return Result<std::vector<uint32_t>>(
+        Iota(static_cast<uint32_t>(rows.size() / TestModel().geometry.row().bytes())));
+  };
+  ASSERT_OK(store_->Settle(*id, settle));
+  Open();  // nothing is open or loaded
+  const auto silent = [&](const auto& call) {
+    plan_->Arm(Fault::kHang, 1, true);
+    const auto result = call();
+    EXPECT_CODE(result, Code::kUnavailable);
+    EXPECT_NE(result.error().message.find("did not answer within 30 ms"), std::string::npos)
+        << result.error().message;
+    plan_->Disarm();
+  };
+  silent([&] { return store_->OpenPrefix(*id, 0); });
+  silent([&] { return store_->GetBlob(*id, "note", "test"); });
+  auto prefix = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(prefix);
+  silent([&] { return Compare(**prefix, tokens); });  // the first that is read is an order
+  const auto difference = Compare(**prefix, tokens);
+  ASSERT_OK(difference);
+  EXPECT_EQ(*difference, "");
+  const auto read = store_->GetBlob(*id, "note", "test");
+  ASSERT_OK(read);
+  EXPECT_EQ(*read, blob);
+  EXPECT_FALSE(store_->GetPrefix(*id)->quarantined);
+  EXPECT_EQ(store_->stats().checksum_failures, 0u);
+  EXPECT_GE(engine_->held(), 3u);
+  prefix->reset();
+  engine_->Release();  // the disk answers at last: nobody is there any more
+}
+
 TEST_P(OneFaultTest, WhatWasWrittenWrongIsNeverServed) {
   std::vector<uint32_t> tokens(150);
   for (uint32_t n = 1, flipped = 1; flipped > 0; ++n) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -183,6 +184,19 @@ inline std::vector<uint32_t> RandomTokens(std::mt19937_64& rng, size_t n, uint32
   std::vector<uint32_t> tokens(n);
   for (uint32_t& t : tokens) t = static_cast<uint32_t>(rng() % vocabulary);
   return tokens;
+}
+
+// n tokens: first, first + 1, ...
+inline std::vector<uint32_t> Iota(uint32_t n, uint32_t first = 0) {
+  std::vector<uint32_t> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+inline std::vector<uint32_t> Join(std::span<const uint32_t> a, std::span<const uint32_t> b) {
+  std::vector<uint32_t> out(a.begin(), a.end());
+  out.insert(out.end(), b.begin(), b.end());
+  return out;
 }
 
 inline size_t FilesIn(const std::filesystem::path& dir) {

@@ -12,18 +12,6 @@
 namespace prefixd::storage {
 namespace {
 
-std::vector<uint32_t> Iota(uint32_t n, uint32_t from = 0) {
-  std::vector<uint32_t> out(n);
-  for (uint32_t i = 0; i < n; ++i) out[i] = from + i;
-  return out;
-}
-
-std::vector<uint32_t> Join(std::span<const uint32_t> a, std::span<const uint32_t> b) {
-  std::vector<uint32_t> out(a.begin(), a.end());
-  out.insert(out.end(), b.begin(), b.end());
-  return out;
-}
-
 class StoreTest : public ::testing::TestWithParam<IoBackend> {
  protected:
   void SetUp() override {

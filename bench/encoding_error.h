@@ -1,0 +1,35 @@
+// What storing keys as int8 changes, on a real model's keys and queries; and how fast rows are
+// encoded and decoded.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/support/retrieval_trace.h"
+
+namespace prefixd::bench {
+
+struct EncodingErrorLine {
+  std::string name;
+  double bytes_per_key = 0;
+  // Distance to the given key over its norm: root of the mean square, largest.
+  double key_rms = 0, key_max = 0;
+  // Of the scores of the prefill's sampled queries, in natural-log units: root of the mean square.
+  double score_rms = 0;
+  // Of the 1% of tokens with the largest scores, those that are still among them.
+  double recall = 0;
+};
+
+// One scale for a key as the store has it (read back in the model's dtype), and, for comparison,
+// one for each group of `groups` elements.
+std::vector<EncodingErrorLine> MeasureEncodingError(const RetrievalTrace& trace,
+                                                    const std::vector<uint32_t>& groups);
+
+struct EncodingSpeed {
+  double encode = 0, decode = 0;  // bytes of rows as given, per second, one thread; medians
+};
+// Rows of `dim` + `dim` bf16 elements, over more memory than the caches hold.
+EncodingSpeed MeasureEncodingSpeed(uint32_t dim, uint32_t rounds);
+
+}  // namespace prefixd::bench
