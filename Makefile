@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz torture demo bench format \
+.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz torture demo bench format python-module wheel \
         check-format tidy install gpu-only model phi golden clean
 
 BUILD := build/release
@@ -35,7 +35,15 @@ test: test-cpp test-python  ## build, then all tests
 test-cpp: build  ## the C++ tests
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
-test-python: setup-python  ## the Python tests
+python-module: setup-python $(BUILD)/build.ninja  ## the extension module of the Python package, in place
+	@cmake --preset release -DPREFIXD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_python prefixd_python_stub
+
+wheel: setup-python  ## the Python package as a wheel in build/wheels, linked with this system's libraries
+	@.venv/bin/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/wheels ./python
+	@ls build/wheels
+
+test-python: build python-module  ## the Python tests
 	@cd python && ../.venv/bin/python -m pytest -q
 
 asan: setup  ## unit tests under address and undefined-behaviour sanitizers

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,3 +33,29 @@ def corpus() -> Corpus:
     lines = [" ".join(rng.choice(vocabulary, 9)) + ".\n" for _ in range(4000)]
     text = np.frombuffer("".join(lines).encode(), np.uint8).copy()
     return Corpus(text, np.zeros(1, np.int64), [text[:40000].tobytes()])
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[str]:
+    """The address of a real daemon with an empty store."""
+    build = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release"))
+    socket = tmp_path / "s"
+    read, write = os.pipe()
+    command = [
+        str(build / "daemon/prefixd"),
+        "--dir",
+        str(tmp_path / "daemon"),
+        "--socket",
+        str(socket),
+    ]
+    command += ["--min-free-mib", "0", "--threads", "2", "--host-tier-mib", "64"]
+    command += ["--ready-fd", str(write)]
+    process = subprocess.Popen(
+        command, pass_fds=[write], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    os.close(write)
+    with os.fdopen(read) as ready:
+        assert ready.read().startswith("prefixd ready")
+    yield f"unix:{socket}"
+    process.terminate()
+    assert process.wait(30) == 0

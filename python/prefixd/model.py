@@ -1,0 +1,96 @@
+"""How a model and a read policy are described. What Python does not know here (a newer store's options)
+can be given as `extra` fields: names are those of the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Scores are scale * q.k, softcapped where softcap > 0 (then exact or selection only). A layer with
+    a sliding window is the engine's own: its rows are stored, its attention is not prefixd's."""
+
+    scale: float
+    softcap: float = 0.0
+    sliding_window: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Identity and geometry make the fingerprint: a prefix is only ever matched under the same one."""
+
+    name: str
+    layers: Sequence[Layer]
+    n_q_heads: int
+    n_kv_heads: int
+    key_dim: int
+    dtype: str  # "f32", "f16", "bf16": of the stored rows
+    identity: Mapping[str, str] = field(default_factory=dict)  # weights digest, rope, adapter, ...
+    value_dim: int | None = None  # key_dim where not given
+    feature_maps: Sequence[str] = ()  # files, on the machine that runs the store
+
+    def to_json(self) -> str:
+        geometry = {
+            "n_layers": len(self.layers),
+            "n_q_heads": self.n_q_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.key_dim if self.value_dim is None else self.value_dim,
+            "dtype": self.dtype,
+            "layers": [asdict(layer) for layer in self.layers],
+        }
+        return json.dumps(
+            {
+                "name": self.name,
+                "geometry": geometry,
+                "identity": [[str(k), str(v)] for k, v in self.identity.items()],
+                "feature_maps": [str(path) for path in self.feature_maps],
+            }
+        )
+
+    @classmethod
+    def from_wire(cls, spec: Mapping[str, Any]) -> ModelSpec:
+        geometry = spec["geometry"]
+        return cls(
+            name=spec["name"],
+            layers=tuple(Layer(**layer) for layer in geometry["layers"]),
+            n_q_heads=geometry["n_q_heads"],
+            n_kv_heads=geometry["n_kv_heads"],
+            key_dim=geometry["key_dim"],
+            dtype=geometry["dtype"],
+            identity=dict(spec["identity"]),
+            value_dim=geometry["value_dim"],
+            feature_maps=tuple(spec["feature_maps"]),
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How steps read. `Policy(mode="full")` reads everything, `Policy(k=64)` a fixed number of tokens,
+    `Policy(budget=0.01)` a hundredth of the prompt."""
+
+    mode: str = "retrieve"  # "full", "anchors", "retrieve"
+    budget: float | None = None  # fraction of the prefix per step; the store's default where None
+    k: int | None = None  # fixed K instead of a budget
+    estimator: str = "auto"  # of what is not read: "auto", "none", "moment", "phi", ...
+    l_gen: int = 1  # generated tokens that share the summary's cost
+    selector: str = "auto"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        wire = {
+            "mode": self.mode,
+            "estimator": self.estimator,
+            "l_gen": self.l_gen,
+            "selector": self.selector,
+            **self.extra,
+        }
+        if self.budget is not None:
+            wire["budget"] = self.budget
+        if self.k is not None:
+            wire["k"] = self.k
+        return wire

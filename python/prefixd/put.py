@@ -1,0 +1,135 @@
+"""Storing a prompt while it is prefilled."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from prefixd import _core, arrays
+from prefixd.errors import FailedPrecondition
+
+if TYPE_CHECKING:
+    from prefixd.arrays import Array
+
+# Writes that may wait for the disk before `write` itself waits, so that a fast prefill cannot fill the
+# memory with rows.
+MAX_WAITING = 8
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """`prefix` names where the prompt is stored."""
+
+    prefix: str
+    n_tokens: int  # of the prompt that was put
+    stored_tokens: int  # newly stored by this put
+    bytes: int  # written to disk for rows
+    seconds: float  # from the beginning until durable
+
+
+class Put:
+    """Made by Client.begin_put. Rows are written on a thread of their own, so that a put overlaps with
+    the prefill: `write` returns a future, and what is passed to it must stay unchanged until that is
+    done. The first failure fails everything after it, `commit` at the latest.
+
+        with client.begin_put("llama", tokens) as put:
+            for layer, (k, v) in enumerate(cache):
+                put.write(layer, 0, k, v)
+        put.result().prefix            # committed when the block was left without an exception
+    """
+
+    def __init__(self, core: _core.Put, progress: Callable[[int, int], None] | None = None) -> None:
+        self.core = core
+        begin, end = core.missing
+        self.missing = range(begin, end)  # tokens that are not stored yet; others are skipped
+        self._progress = progress
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="prefixd-put")
+        self._room = threading.BoundedSemaphore(MAX_WAITING)
+        self._failed: BaseException | None = None
+        self._written = self._submitted = 0
+        self._result: Future[PutResult] | None = None
+
+    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+        if self._failed is not None:
+            raise self._failed
+        if self._result is not None:
+            raise FailedPrecondition("this put was committed or aborted already; begin another")
+        self._room.acquire()
+
+        def run() -> Any:
+            try:
+                if self._failed is not None:
+                    raise self._failed
+                return call()
+            except BaseException as error:
+                self._failed = self._failed or error
+                raise
+            finally:
+                self._room.release()
+
+        return self._worker.submit(run)
+
+    def write(self, layer: int, first: int, k: Array, v: Array) -> Future[None]:
+        """Keys and values of tokens [first, first + n) of one layer, in any order and chunking:
+        k [n][n_kv_heads][key_dim] after RoPE and QK-norm, v [n][n_kv_heads][value_dim], in the
+        model's dtype (bf16 also as its bits in uint16)."""
+        keys, values = arrays.as_input(k), arrays.as_input(v)
+        self._submitted += len(keys)
+
+        def call() -> None:
+            self.core.write(layer, first, keys, values)
+            self._written += len(keys)
+            if self._progress is not None:
+                self._progress(self._written, self._submitted)
+
+        return self._submit(call)
+
+    def write_queries(self, layer: int, first: int, q: Array) -> Future[None]:
+        """Optional: the prefill's own queries [n][n_q_heads][key_dim]. A sample of them is kept to
+        choose and measure estimators per head."""
+        queries = arrays.as_float32(q)
+        return self._submit(lambda: self.core.write_queries(layer, first, queries))
+
+    def commit(self) -> Future[PutResult]:
+        """Durable and visible when the future is done; summaries and indexes follow in the background
+        (Client.wait_ready)."""
+        self._result = self._submit(lambda: PutResult(**json.loads(self.core.commit())))
+        self._worker.shutdown(wait=False)
+        return self._result
+
+    def abort(self) -> None:
+        """Nothing of it stays. Waits for the write that is under way."""
+        self._failed = self._failed or FailedPrecondition("this put was aborted")
+        self._worker.shutdown(wait=True)
+        self.core.abort()
+
+    def result(self, timeout: float | None = None) -> PutResult:
+        """What `commit` came to; waits for it."""
+        if self._result is None:
+            raise FailedPrecondition("this put was not committed")
+        return self._result.result(timeout)
+
+    def __enter__(self) -> Put:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._result is None and self._failed is None:
+            self.commit().result()
+        elif self._result is not None:
+            self._result.result()
+        else:
+            self.abort()
+            assert self._failed is not None
+            raise self._failed

@@ -1,0 +1,191 @@
+"""A decoder's hold on one stored prefix: steps in, partial attention states out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prefixd import _core, arrays
+from prefixd.model import Policy
+
+if TYPE_CHECKING:
+    from prefixd.arrays import Array
+
+PolicyLike = Policy | Mapping[str, Any]
+
+
+def policy_wire(policy: PolicyLike | None) -> dict[str, Any]:
+    if policy is None:
+        return {}
+    return policy.to_wire() if isinstance(policy, Policy) else dict(policy)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """No unread token of this query head scores above `score`, where kind is "exact"."""
+
+    score: float
+    kind: str  # "none", "approximate", "exact"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Verified rows of one KV head: `data` is [n][key_dim + value_dim] in the model's dtype (the bits of
+    bf16 as uint16). Keys and values are views."""
+
+    data: np.ndarray
+    dtype: str
+    key_dim: int
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self.data[:, : self.key_dim]
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.data[:, self.key_dim :]
+
+    def torch(self) -> Any:
+        """(keys, values) as tensors over the same memory."""
+        import torch
+
+        data = self.data
+        if self.dtype == "bf16":
+            tensor = torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(data)
+        return tensor[:, : self.key_dim], tensor[:, self.key_dim :]
+
+
+class Session:
+    """Made by Client.attach. Threads may step one session at once (different layers or batches). Ends
+    with `detach`, at the end of its `with` block, or when it is forgotten."""
+
+    def __init__(self, core: _core.Session) -> None:
+        self.core = core
+        self.final_report: dict[str, Any] | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.final_report is None:
+            self.detach()
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """model, tenant, prefix, n_tokens, geometry, anchors, estimator, ..."""
+        info: dict[str, Any] = json.loads(self.core.info())
+        return info
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.info["n_tokens"])
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        policy: dict[str, Any] = json.loads(self.core.policy())
+        return policy
+
+    def set_policy(self, policy: PolicyLike | None) -> None:
+        """Replaces how steps read. Infeasible when the budget cannot pay for what it asks."""
+        self.core.set_policy(json.dumps(policy_wire(policy)))
+
+    def _shapes(self, *leading: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        geometry = self.info["geometry"]
+        heads = (*leading, geometry["n_q_heads"])
+        return (*heads, geometry["value_dim"]), heads
+
+    def step(self, layer: int, q: Array) -> tuple[Array, Array]:
+        """Attention of one decode step over the prefix: q [n_q_heads][key_dim], after RoPE ->
+        y [n_q_heads][value_dim] and lse [n_q_heads] (natural log), float32, of q's library and
+        device. A float32 q in host memory is read in place."""
+        source = arrays.as_float32(q)
+        y_shape, lse_shape = self._shapes()
+        y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
+        self.core.step(layer, source, y, lse)
+        return arrays.back_to(y, q), arrays.back_to(lse, q)
+
+    def attend_exact(self, layer: int, q: Array) -> tuple[Array, Array]:
+        """Exact attention of n queries in one pass over the prefix: q [n][n_q_heads][key_dim] ->
+        y [n][n_q_heads][value_dim], lse [n][n_q_heads]."""
+        source = arrays.as_float32(q)
+        y_shape, lse_shape = self._shapes(source.shape[0])
+        y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
+        self.core.attend_exact(layer, source, y, lse)
+        return arrays.back_to(y, q), arrays.back_to(lse, q)
+
+    def _rows(self, n: int) -> Rows:
+        geometry = self.info["geometry"]
+        width = geometry["key_dim"] + geometry["value_dim"]
+        data = np.empty((n, width), arrays.NUMPY_TYPES[geometry["dtype"]])
+        return Rows(data, geometry["dtype"], geometry["key_dim"])
+
+    def read_rows(self, layer: int, kv_head: int, ids: Sequence[int] | np.ndarray) -> Rows:
+        """The rows of these tokens (ascending)."""
+        positions = arrays.tokens_array(ids)
+        rows = self._rows(len(positions))
+        # NumPy knows halves by another code than "bits".
+        out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
+        self.core.read_rows(layer, kv_head, positions, out)
+        return rows
+
+    def read_range(self, layer: int, kv_head: int, begin: int, end: int) -> Rows:
+        """The rows of tokens [begin, end)."""
+        rows = self._rows(max(end - begin, 0))
+        out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
+        self.core.read_range(layer, kv_head, begin, end, out)
+        return rows
+
+    def select(self, layer: int, kv_head: int, q: Array, k: int) -> tuple[np.ndarray, list[Cut]]:
+        """Selection alone: the ids of at most k tokens, and a cut for each of the group's queries
+        q [n_q_heads / n_kv_heads][key_dim]."""
+        ids, cuts = self.core.select(layer, kv_head, arrays.as_float32(q), k)
+        kinds = ("none", "approximate", "exact")
+        return np.asarray(ids, np.uint32), [Cut(score, kinds[kind]) for score, kind in cuts]
+
+    def report(self) -> dict[str, Any]:
+        """What was read so far: info, total and per_head (ledgers)."""
+        if self.final_report is not None:
+            return self.final_report
+        report: dict[str, Any] = json.loads(self.core.report())
+        return report
+
+    def detach(self) -> dict[str, Any]:
+        """Ends the session; its report. The store is let go of."""
+        _ = self.info  # stays readable
+        report: dict[str, Any] = json.loads(self.core.detach())
+        self.final_report = report
+        return report
+
+
+def step_batch(sessions: Sequence[Session], layer: int, q: Array) -> tuple[Array, Array]:
+    """One layer step of each of several sessions of one client and of one shape, run together:
+    q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]."""
+    source = arrays.as_float32(q)
+    if len(source) != len(sessions):
+        raise ValueError(f"q has {len(source)} entries for {len(sessions)} sessions")
+    if not sessions:
+        raise ValueError("a batch needs at least one session")
+    y_shape, lse_shape = sessions[0]._shapes(len(sessions))
+    y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
+    _core.step_batch([session.core for session in sessions], layer, source, y, lse)
+    return arrays.back_to(y, q), arrays.back_to(lse, q)
+
+
+def merge_states(y_a: Array, lse_a: Array, y_b: Array, lse_b: Array) -> None:
+    """Merges the partial states (y_b, lse_b) into (y_a, lse_a), in place: y [...][value_dim],
+    lse [...], float32 in host memory, C order. Either side may be empty (lse = -inf)."""
+    outputs: tuple[Any, Any] = (y_a, lse_a)  # tensors too: the stub knows NumPy only
+    _core.merge_states(*outputs, arrays.as_input(y_b), arrays.as_input(lse_b))

@@ -1,0 +1,131 @@
+"""The attention function that Hugging Face models call when their implementation is "prefixd".
+
+Keys that come out of a PrefixCache carry their layer's splice. Everything else (a model without a cache,
+sliding-window layers, training) is attended natively, just as "sdpa" would, softcap included."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from prefixd.errors import InvalidArgument
+
+NAME = "prefixd"
+_ATTRIBUTE = "_prefixd_splice"
+# Scores that exist at once while the own tokens are attended to, so that a long question after a long
+# conversation does not need memory for all of them.
+_SCORES_AT_ONCE = 1 << 24
+
+
+class LayerSplice(Protocol):
+    """What a PrefixCache's layer knows of the stored part."""
+
+    def observe(self, query: torch.Tensor) -> None:
+        """The queries [B, Hq, n, dh] of the tokens that were just appended."""
+
+    def prefix_state(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(y [B, Hq, n, dv], lse [B, Hq, n]) float32 over the stored prefix; None when there is none."""
+
+
+def mark(keys: torch.Tensor, splice: LayerSplice) -> torch.Tensor:
+    """A view of `keys` that names its splice."""
+    marked = keys.view(keys.shape)
+    setattr(marked, _ATTRIBUTE, splice)
+    return marked
+
+
+def register() -> None:
+    """Both interfaces: without the second the mask silently vanishes."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [B, Hq, n, dh], key and value [B, Hkv, m, d] -> [B, n, Hq, dv]."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    splice: LayerSplice | None = getattr(key, _ATTRIBUTE, None)
+    if splice is not None:
+        if torch.is_grad_enabled() and query.requires_grad:
+            raise InvalidArgument(
+                "gradients do not flow through a stored prefix; run the model under torch.no_grad()"
+            )
+        if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+            raise InvalidArgument(
+                "attention with learned sinks or position biases cannot be spliced"
+            )
+        splice.observe(query)
+        prefix = splice.prefix_state(query)
+        if prefix is not None:
+            own = partial_state(query, key, value, attention_mask, scale, softcap)
+            return merge(own, prefix).transpose(1, 2).to(query.dtype).contiguous(), None
+    if softcap is None:
+        output: torch.Tensor = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scale, **kwargs
+        )[0]
+        return output, None
+    y, _ = partial_state(query, key, value, attention_mask, scale, softcap)
+    return y.transpose(1, 2).to(query.dtype).contiguous(), None
+
+
+def partial_state(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exact attention with its normaliser: y [B, Hq, n, dv] and lse [B, Hq, n], float32. Mask None: the
+    n queries are the last of the keys' tokens. A query that sees nothing has lse = -inf and y = 0."""
+    batch, q_heads, n, _ = query.shape
+    kv_heads, m = key.shape[1], key.shape[2]
+    group = q_heads // kv_heads
+    keys, values = key.float().unsqueeze(2), value.float().unsqueeze(2)  # [B, Hkv, 1, m, d]
+    grouped = query.float().unflatten(1, (kv_heads, group))  # [B, Hkv, G, n, dh]
+    y = torch.empty((batch, q_heads, n, value.shape[-1]), device=query.device)
+    lse = torch.empty((batch, q_heads, n), device=query.device)
+    step = max(1, _SCORES_AT_ONCE // max(1, batch * q_heads * m))
+    for begin in range(0, n, step):
+        end = min(n, begin + step)
+        scores = torch.matmul(grouped[..., begin:end, :], keys.transpose(-1, -2)) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.flatten(1, 2)  # [B, Hq, n', m]
+        if mask is None:
+            last = torch.arange(begin, end, device=query.device)[:, None] + (m - n)
+            visible = torch.arange(m, device=query.device)[None, :] <= last
+            scores = scores.masked_fill(~visible, -torch.inf)
+        elif mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask[..., begin:end, :], -torch.inf)
+        else:
+            scores = scores + mask[..., begin:end, :].float()
+        part = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - part.masked_fill(part == -torch.inf, 0).unsqueeze(-1))
+        weights = weights.unflatten(1, (kv_heads, group))
+        y[:, :, begin:end] = torch.matmul(weights, values).flatten(1, 2)
+        lse[:, :, begin:end] = part
+    return y, lse
+
+
+def merge(
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """One softmax over both parts: y [..., dv], lse [...] (natural log); either may be empty (-inf)."""
+    (y_a, lse_a), (y_b, lse_b) = a, b
+    both = torch.logaddexp(lse_a, lse_b)
+    both = both.masked_fill(both == -torch.inf, 0)
+    return y_a * torch.exp(lse_a - both).unsqueeze(-1) + y_b * torch.exp(lse_b - both).unsqueeze(-1)

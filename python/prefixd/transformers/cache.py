@@ -1,0 +1,286 @@
+"""A Cache whose first tokens are stored in prefixd and whose later ones are in memory.
+
+Columns and positions. A batch is left-padded: row b's token at position p lies in column pads[b] + p. The
+stored part ends at one column for all rows, `columns`; row b's session is cut to columns - pads[b] tokens.
+Layers with full attention keep only what comes after it; layers with a sliding window hold the last
+window - 1 columns, read back from the store, and are the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+import prefixd
+from prefixd import arrays
+from prefixd.errors import FailedPrecondition, InvalidArgument
+from prefixd.model import ModelSpec
+from prefixd.put import PutResult
+from prefixd.session import Session
+from prefixd.transformers.attention import mark
+from prefixd.transformers.recorder import Recorder
+
+
+class Rows:
+    """The stored part of a batch: which session each row has (None: its prompt begins later), and how the
+    tokens in memory lie to it."""
+
+    def __init__(
+        self, sessions: Sequence[Session | None], pads: Sequence[int], columns: int, prompt: int
+    ) -> None:
+        self.sessions = list(sessions)
+        self.pads = list(pads)
+        self.columns = columns
+        self.prompt = prompt  # columns of the prompt: its queries attend exactly
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def select(self, indices: Sequence[int]) -> None:
+        self.sessions = [self.sessions[i] for i in indices]
+        self.pads = [self.pads[i] for i in indices]
+
+
+class _Layer:
+    """What both kinds of layer share: rows are checked and recorded as they come."""
+
+    def bind(self, index: int, spec: ModelSpec, rows: Rows, recorder: Recorder | None) -> None:
+        self.index = index
+        self.spec = spec
+        self.rows = rows
+        self.recorder = recorder
+
+    def take(self, keys: torch.Tensor, values: torch.Tensor, first_column: int) -> None:
+        name = arrays.dtype_name(keys.dtype)
+        if name != self.spec.dtype:
+            raise InvalidArgument(
+                f"layer {self.index} computes keys in {keys.dtype}, but this model's prefixes are stored in "
+                f"{self.spec.dtype}; run it in the dtype it was described in"
+            )
+        if len(keys) != len(self.rows):
+            if len(keys) % len(self.rows):
+                raise InvalidArgument(
+                    f"the cache was made for {len(self.rows)} prompts, the model was given {len(keys)}"
+                )
+            # Beams and several answers per prompt: generate repeats each row.
+            times = len(keys) // len(self.rows)
+            self.rows.select([i for i in range(len(self.rows)) for _ in range(times)])
+        if self.recorder is not None:
+            self.recorder.write(self.index, first_column, keys, values)
+
+
+class PrefixLayer(_Layer, DynamicLayer):
+    """Full attention: the stored part through the session, later tokens in memory."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.take(key_states, value_states, self.get_seq_length())
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        return mark(keys, self), values
+
+    def get_seq_length(self) -> int:
+        return self.rows.columns + int(super().get_seq_length())
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        own = self.get_seq_length() - self.rows.columns
+        return own + query_length, self.rows.columns
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if abs(tokens_to_remove) > self.get_seq_length() - self.rows.columns:
+            raise FailedPrecondition(
+                "a stored prefix cannot be cropped; attach again with n_tokens"
+            )
+        super().crop(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        if self.is_initialized:
+            super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.is_initialized:
+            super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.is_initialized:
+            super().batch_select_indices(indices)
+
+    # ---- LayerSplice ----
+
+    def observe(self, query: torch.Tensor) -> None:
+        if self.recorder is not None:
+            self.recorder.write_queries(self.index, self.get_seq_length() - query.shape[2], query)
+
+    def prefix_state(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        active = [b for b, session in enumerate(self.rows.sessions) if session is not None]
+        if not active:
+            return None
+        batch, heads, n, _ = query.shape
+        value_dim = self.spec.key_dim if self.spec.value_dim is None else self.spec.value_dim
+        y = torch.zeros((batch, heads, n, value_dim))
+        lse = torch.full((batch, heads, n), -torch.inf)
+        source = (
+            query.detach().to("cpu", torch.float32).transpose(1, 2).contiguous()
+        )  # [B, n, Hq, dh]
+        sessions = [self.rows.sessions[b] for b in active]
+        # The question's tokens see the prefix exactly, what is generated under the read budget.
+        exact = max(0, min(n, self.rows.prompt - (self.get_seq_length() - n)))
+        for b, session in zip(active, sessions, strict=True):
+            if exact > 0:
+                part, norm = session.attend_exact(self.index, source[b, :exact])
+                y[b, :, :exact], lse[b, :, :exact] = part.transpose(0, 1), norm.T
+        for i in range(exact, n):
+            part, norm = prefixd.step_batch(sessions, self.index, source[active, i])
+            y[active, :, i], lse[active, :, i] = part, norm
+        return y.to(query.device), lse.to(query.device)
+
+
+class WindowLayer(_Layer, DynamicSlidingWindowLayer):
+    """A sliding window: the model's own, but filled from the store."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.take(key_states, value_states, self.get_seq_length())
+        if self.is_initialized and len(self.keys) != len(key_states):
+            self.batch_repeat_interleave(len(key_states) // len(self.keys))
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        return keys, values
+
+    def restore(self, device: torch.device) -> None:
+        """The last window - 1 columns of the stored part."""
+        end = self.rows.columns
+        begin = max(0, end - (self.sliding_window - 1))
+        heads = self.spec.n_kv_heads
+        shape = (len(self.rows), heads, end - begin, self.spec.key_dim)
+        keys = torch.zeros(shape, dtype=arrays.torch_dtype(self.spec.dtype))
+        values = torch.zeros_like(keys)
+        for b, (session, pad) in enumerate(zip(self.rows.sessions, self.rows.pads, strict=True)):
+            if session is None:
+                continue
+            first = max(begin, pad)  # columns before are padding, which the mask hides
+            for head in range(heads):
+                rows = session.read_range(self.index, head, first - pad, end - pad)
+                keys[b, head, first - begin :], values[b, head, first - begin :] = rows.torch()
+        keys, values = keys.to(device), values.to(device)
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self.cumulative_length = end
+
+
+class PrefixCache(Cache):
+    """Made by Splice.cache; given to the model as past_key_values. One use: a prompt and what is
+    generated after it. Ends with its `with` block, which waits until what was recorded is durable."""
+
+    def __init__(
+        self, spec: ModelSpec, rows: Rows, recorder: Recorder | None, device: torch.device
+    ) -> None:
+        layers: list[PrefixLayer | WindowLayer] = []
+        for index, layer in enumerate(spec.layers):
+            made: PrefixLayer | WindowLayer = (
+                WindowLayer(layer.sliding_window) if layer.sliding_window else PrefixLayer()
+            )
+            made.bind(index, spec, rows, recorder)
+            if isinstance(made, WindowLayer) and rows.columns > 0:
+                made.restore(device)
+            layers.append(made)
+        super().__init__(layers=layers)
+        self.spec = spec
+        self.rows = rows
+        self.recorder = recorder
+        self.prompt_ids = torch.empty((len(rows), 0), dtype=torch.long)
+
+    def given(self, ids: torch.Tensor) -> None:
+        """The tokens [B, n] that the model is about to run."""
+        first, n = self.get_seq_length(), ids.shape[1]
+        expected = self.prompt_ids[:, first : first + n]
+        times = max(1, len(ids) // len(expected))
+        own = torch.arange(first, first + expected.shape[1])[None, :]
+        pads = torch.tensor(self.rows.pads)
+        if len(pads) != len(ids):
+            pads = pads.repeat_interleave(times)
+        expected = expected.repeat_interleave(len(ids) // len(self.prompt_ids), dim=0)
+        same = (ids[:, : expected.shape[1]] == expected) | (own < pads[:, None])
+        if not bool(same.all()):
+            raise InvalidArgument(
+                f"the model was given other tokens at position {first} than the prompts that this cache "
+                "was made for (its stored beginning would not be theirs)"
+            )
+        if self.recorder is not None:
+            self.recorder.note_tokens(first, ids)
+
+    def __enter__(self) -> PrefixCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(abort=kind is not None)
+
+    @property
+    def attached(self) -> list[int]:
+        """Tokens of each row that are attended in the store and need no prefill."""
+        return [s.n_tokens if s is not None else 0 for s in self.rows.sessions]
+
+    @property
+    def sessions(self) -> list[Session | None]:
+        return list(self.rows.sessions)
+
+    def reports(self) -> list[dict[str, Any] | None]:
+        """What each row's session read so far."""
+        return [s.report() if s is not None else None for s in self.rows.sessions]
+
+    def stored(self) -> list[PutResult | None]:
+        """Waits until the prompts' new tokens are durable; None for rows that were stored already."""
+        if self.recorder is None:
+            raise FailedPrecondition("this cache was made with store=False")
+        return self.recorder.results()
+
+    def persist(self) -> list[PutResult | None]:
+        """Stores what has been generated since, as a continuation of the prompt: the next turn of the
+        conversation attaches to all of it. Waits until it is durable. The last token generated was not
+        yet given to the model, so it is not part of it."""
+        if self.recorder is None:
+            raise FailedPrecondition("this cache was made with store=False")
+        return self.recorder.persist_conversation()
+
+    def close(self, abort: bool = False) -> None:
+        if self.recorder is not None:
+            self.recorder.close(abort)
+        for session in {id(s): s for s in self.rows.sessions if s is not None}.values():
+            if session.final_report is None:
+                session.detach()
+
+    # ---- what generate does to a batch ----
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self._forget_recording()
+        self.rows.select(beam_idx.tolist())
+        super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._forget_recording()
+        self.rows.select([i for i in range(len(self.rows)) for _ in range(repeats)])
+        super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._forget_recording()
+        self.rows.select(torch.arange(len(self.rows))[indices.cpu()].tolist())
+        super().batch_select_indices(indices)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if self.recorder is not None and tokens_to_remove:
+            self.recorder.crop(abs(tokens_to_remove))
+        super().crop(tokens_to_remove)
+
+    def _forget_recording(self) -> None:
+        # Rows of a prompt are recorded before generate moves beams about; what follows is no
+        # conversation that could be continued.
+        if self.recorder is not None:
+            self.recorder.end_conversation()

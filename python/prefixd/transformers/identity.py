@@ -1,0 +1,278 @@
+"""What a Hugging Face model is, as prefixd must know it: geometry, and an identity that changes whenever
+keys or values would. What cannot be spliced is refused here, with a sentence that says why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from prefixd import arrays
+from prefixd.errors import InvalidArgument
+from prefixd.model import Layer, ModelSpec
+
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+# Of the configuration: what neither keys nor values depend on, and what has a field of its own.
+_IRRELEVANT = {
+    "architectures",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "max_position_embeddings",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "return_dict",
+    "rope_parameters",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def describe(
+    model: PreTrainedModel,
+    name: str | None = None,
+    feature_maps: Sequence[str | Path] = (),
+    checkpoint: str | Path | None = None,
+) -> ModelSpec:
+    """The spec under which this model's prompts are stored. `name` None makes one of the family and the
+    fingerprint, so that two models never meet. Feature maps are checked against the digest of the
+    checkpoint's files, so they need `checkpoint`."""
+    config = model.config.get_text_config(decoder=True)
+    layers, attention = _layers(model, config)
+    dtype = arrays.dtype_name(_cache_dtype(attention))
+    if dtype is None:
+        raise InvalidArgument(
+            f"this model computes keys in {_cache_dtype(attention)}; prefixd stores float32, float16 "
+            "and bfloat16"
+        )
+    identity = {
+        "architecture": str(config.model_type),
+        "rope": _rope(config),
+        "tensors": "blake2b:" + _tensor_digest(model),
+        "config": "blake2b:" + _config_digest(config),
+    }
+    adapters = sorted(getattr(model, "peft_config", None) or {})
+    if adapters:
+        active = getattr(model, "active_adapters", adapters)
+        identity["adapter"] = json.dumps(active() if callable(active) else active)
+    if checkpoint is not None:
+        _check_loaded_from(model, Path(checkpoint))
+        identity["weights"] = "blake2b:" + _checkpoint_digest(Path(checkpoint))
+    elif feature_maps:
+        raise InvalidArgument(
+            "feature maps belong to one checkpoint: pass checkpoint=DIR, so that its digest can be "
+            "compared with the one they were trained for"
+        )
+    module = attention[0]
+    spec = ModelSpec(
+        name="",
+        layers=layers,
+        n_q_heads=config.num_attention_heads,
+        n_kv_heads=config.num_key_value_heads,
+        key_dim=module.head_dim,
+        dtype=dtype,
+        identity=identity,
+        feature_maps=[str(path) for path in feature_maps],
+    )
+    if name is None:
+        text = json.dumps([spec.identity, json.loads(spec.to_json())["geometry"]], sort_keys=True)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        name = f"{config.model_type}-{digest}"
+    return ModelSpec(**{**spec.__dict__, "name": name})
+
+
+def differences(stored: ModelSpec, own: ModelSpec) -> str:
+    """What makes two models' prefixes incompatible, as a phrase; "" when nothing does."""
+    found = []
+    words = {"tensors": "weights", "weights": "checkpoint files", "rope": "RoPE settings"}
+    for tag in sorted({*stored.identity, *own.identity}):
+        theirs, ours = stored.identity.get(tag), own.identity.get(tag)
+        if theirs == ours:
+            continue
+        if theirs is None or ours is None:
+            which = "only the stored one names" if ours is None else "only this model names"
+            found.append(f"{which} {words.get(tag, tag)}")
+        else:
+            found.append(
+                f"{words.get(tag, tag)} differ ({_short(theirs)} stored, {_short(ours)} here)"
+            )
+    for field in ("dtype", "n_q_heads", "n_kv_heads", "key_dim"):
+        theirs, ours = getattr(stored, field), getattr(own, field)
+        if theirs != ours:
+            found.append(f"{field} differs ({theirs} stored, {ours} here)")
+    if len(stored.layers) != len(own.layers):
+        found.append(f"the number of layers differs ({len(stored.layers)}, {len(own.layers)} here)")
+    else:
+        for index, (theirs, ours) in enumerate(zip(stored.layers, own.layers, strict=True)):
+            if not _same_layer(theirs, ours):
+                found.append(f"layer {index} differs ({theirs} stored, {ours} here)")
+                break
+    return "; ".join(found)
+
+
+def _same_layer(a: Layer, b: Layer) -> bool:
+    # The store keeps float32.
+    same = all(
+        abs(x - y) <= 1e-6 * max(abs(x), abs(y))
+        for x, y in ((a.scale, b.scale), (a.softcap, b.softcap))
+    )
+    return same and a.sliding_window == b.sliding_window
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 90 else text[:87] + "..."
+
+
+def _layers(model: PreTrainedModel, config: Any) -> tuple[list[Layer], list[torch.nn.Module]]:
+    kind = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise InvalidArgument(f"{kind} is an encoder-decoder; only decoders can be spliced")
+    types, kwargs = get_layer_types_and_kwargs(config)
+    modules: dict[int, torch.nn.Module] = {}
+    for module in model.modules():
+        if hasattr(module, "k_proj") and hasattr(module, "v_proj") and hasattr(module, "layer_idx"):
+            modules[int(module.layer_idx)] = module
+    if sorted(modules) != list(range(len(types))):
+        raise InvalidArgument(
+            f"{kind} has {len(types)} layers, of which {len(modules)} attend with k_proj and v_proj; only "
+            "decoders all of whose layers do (Llama, Qwen, Mistral, Gemma families) can be spliced"
+        )
+    layers = []
+    for index, layer_type in enumerate(types):
+        module = modules[index]
+        if layer_type not in ("full_attention", "sliding_attention"):
+            raise InvalidArgument(
+                f"layer {index} of {kind} is of type {layer_type}; only full and sliding-window attention "
+                "can be spliced"
+            )
+        if getattr(module, "is_kv_shared_layer", False) or hasattr(module, "sinks"):
+            raise InvalidArgument(
+                f"layer {index} of {kind} shares keys with another layer or has learned sinks, which "
+                "prefixd does not store"
+            )
+        if not getattr(module, "is_causal", True):
+            raise InvalidArgument(
+                f"layer {index} of {kind} is bidirectional; a prefix needs causal ones"
+            )
+        width = module.k_proj.out_features if hasattr(module.k_proj, "out_features") else None
+        if width is not None and width != config.num_key_value_heads * module.head_dim:
+            raise InvalidArgument(
+                f"layer {index} of {kind} has {width} key dimensions, not "
+                f"{config.num_key_value_heads} heads of {module.head_dim}"
+            )
+        layers.append(
+            Layer(
+                scale=float(module.scaling),
+                softcap=float(getattr(module, "attn_logit_softcapping", None) or 0.0),
+                sliding_window=int(kwargs[index].get("sliding_window", 0)),
+            )
+        )
+    return layers, [modules[index] for index in range(len(types))]
+
+
+def _cache_dtype(attention: list[torch.nn.Module]) -> torch.dtype:
+    weight = attention[0].k_proj.weight
+    if not weight.is_floating_point():  # quantised weights: what they compute in
+        return getattr(attention[0].k_proj, "compute_dtype", None) or torch.get_default_dtype()
+    return weight.dtype
+
+
+def _rope(config: Any) -> str:
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters:
+        raise InvalidArgument(
+            f"{config.model_type} has no RoPE parameters; keys of other position encodings are not stored"
+        )
+    per_type = parameters if "rope_type" not in parameters else {"": parameters}
+    for where, values in per_type.items():
+        if values is None:
+            continue
+        kind = values.get("rope_type", "default")
+        if kind not in STATIC_ROPE:
+            layers = f" of {where} layers" if where else ""
+            raise InvalidArgument(
+                f"RoPE{layers} is of type '{kind}', whose frequencies depend on the current length: keys "
+                f"stored now would be wrong later. Spliced are {', '.join(STATIC_ROPE)}"
+            )
+    return json.dumps(parameters, sort_keys=True)
+
+
+def _config_digest(config: Any) -> str:
+    values = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in _IRRELEVANT and not key.startswith("_")
+    }
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _tensor_digest(model: PreTrainedModel) -> str:
+    """Of every parameter as it is in memory. Kept with the model until one of them changes."""
+    parameters = sorted(model.named_parameters(remove_duplicate=False), key=lambda item: item[0])
+    state = [(name, p.data_ptr(), p._version, p.dtype) for name, p in parameters]
+    known = getattr(model, "_prefixd_digest", None)
+    if known is not None and known[0] == state:
+        return str(known[1])
+    digest = hashlib.blake2b(digest_size=32)
+    for name, parameter in parameters:
+        if parameter.is_meta:
+            raise InvalidArgument(f"{name} has no data (meta device); load the model first")
+        tensor = parameter.detach().to("cpu").contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    model._prefixd_digest = (state, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _checkpoint_files(directory: Path) -> list[Path]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        return [directory / name for name in sorted(names)]
+    raise InvalidArgument(f"{directory} has neither {single.name} nor {index.name}")
+
+
+def _check_loaded_from(model: PreTrainedModel, directory: Path) -> None:
+    """Feature maps of a checkpoint must not serve weights that were changed after it was loaded."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    compared = 0
+    for path in _checkpoint_files(directory):
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                own = parameters.get(name)
+                if own is None or not own.is_floating_point():
+                    continue
+                stored = file.get_tensor(name).to(own.dtype)
+                compared += 1
+                if not torch.equal(stored, own.detach().to("cpu")):
+                    raise InvalidArgument(
+                        f"{name} is not what {directory} holds: the model was changed since, or loaded "
+                        "from elsewhere"
+                    )
+    if compared == 0:
+        raise InvalidArgument(f"{directory} holds none of this model's tensors by name")
+
+
+def _checkpoint_digest(directory: Path) -> str:
+    """As the feature maps and the C++ decoder name a checkpoint: BLAKE2b-256 over its safetensors files."""
+    digest = hashlib.blake2b(digest_size=32)
+    for path in _checkpoint_files(directory):
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 24):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,205 @@
+"""Stores what passes through a PrefixCache: the prompt's new tokens while they are prefilled, on the puts'
+own threads, and what is generated after it when the conversation is to be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import torch
+
+from prefixd.errors import FailedPrecondition
+from prefixd.put import Put, PutResult
+
+BeginPut = Callable[[Sequence[int]], Put]
+
+
+class Recorder:
+    def __init__(
+        self,
+        n_layers: int,
+        prompts: torch.Tensor,  # [B, T] on the host
+        pads: Sequence[int],
+        begin_put: BeginPut,
+        pad_token: int | None,
+    ) -> None:
+        self._n_layers = n_layers
+        self._prompts = prompts
+        self._pads = list(pads)
+        self._columns = prompts.shape[1]
+        self._begin_put = begin_put
+        self._pad_token = pad_token
+        self._puts: list[Put | None] = []
+        self._commits: list[Future[PutResult] | None] = [None] * len(pads)
+        self._done: list[set[int]] = [set() for _ in pads]
+        self._conversing = True
+        # Of the tokens after the prompt, per layer: chunks [B, Hkv, n, d] on the host, in order.
+        self._later: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(n_layers)]
+        self._later_ids: list[torch.Tensor] = []
+        begun: dict[tuple[int, ...], Put | None] = {}  # prompts may be the same in several rows
+        try:
+            for row, pad in zip(prompts, pads, strict=True):
+                tokens = tuple(row[pad:].tolist())
+                if tokens in begun:
+                    self._puts.append(None)
+                    continue
+                put = begin_put(tokens)
+                if len(put.missing) == 0:
+                    put.abort()
+                    put = None
+                begun[tokens] = put
+                self._puts.append(put)
+        except BaseException:
+            self.close(abort=True)
+            raise
+
+    # ---- as the model runs ----
+
+    def note_tokens(self, first_column: int, ids: torch.Tensor) -> None:
+        """The tokens [B, n] that the model is given, which `write` will see the rows of."""
+        later = ids[:, max(0, self._columns - first_column) :]
+        if self._conversing and later.shape[1]:
+            self._later_ids.append(later.to("cpu"))
+
+    def write(
+        self, layer: int, first_column: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        n = keys.shape[2]
+        of_prompt = max(0, min(n, self._columns - first_column))
+        times = len(keys) // len(self._puts)
+        for b, put in enumerate(self._puts):
+            if put is None or self._commits[b] is not None:
+                continue
+            pad = self._pads[b]
+            begin = max(first_column, pad + put.missing.start)
+            end = min(first_column + of_prompt, pad + put.missing.stop)
+            if begin < end:
+                part = slice(begin - first_column, end - first_column)
+                put.write(layer, begin - pad, *_rows(keys, values, b * times, part))
+            if first_column + n >= self._columns:
+                self._done[b].add(layer)
+        if self._conversing and of_prompt < n:
+            self._later[layer].append(
+                (keys[:, :, of_prompt:].to("cpu"), values[:, :, of_prompt:].to("cpu"))
+            )
+
+    def write_queries(self, layer: int, first_column: int, query: torch.Tensor) -> None:
+        """Of the last quarter of a prompt, which estimators are chosen on."""
+        times = len(query) // len(self._puts)
+        for b, put in enumerate(self._puts):
+            if put is None or self._commits[b] is not None:
+                continue
+            pad = self._pads[b]
+            quarter = pad + (self._columns - pad) * 3 // 4
+            begin = max(first_column, quarter, pad + put.missing.start)
+            end = min(first_column + query.shape[2], self._columns)
+            if begin < end:
+                part = query[b * times, :, begin - first_column : end - first_column]
+                put.write_queries(layer, begin - pad, part.transpose(0, 1))
+
+    def commit_finished(self) -> None:
+        """After a forward pass: prompts all of whose layers came to their end. Does not wait."""
+        for b, put in enumerate(self._puts):
+            if (
+                put is not None
+                and self._commits[b] is None
+                and len(self._done[b]) == self._n_layers
+            ):
+                self._commits[b] = put.commit()
+
+    def crop(self, tokens: int) -> None:
+        """The last tokens were not accepted."""
+        if not self._conversing:
+            return
+        self._later = [_cut(chunks, tokens) for chunks in self._later]
+        ids = torch.cat(self._later_ids, dim=1) if self._later_ids else None
+        if ids is not None:
+            self._later_ids = [ids[:, : ids.shape[1] - tokens]]
+
+    def end_conversation(self) -> None:
+        self._conversing = False
+        self._later = [[] for _ in range(self._n_layers)]
+        self._later_ids = []
+
+    # ---- afterwards ----
+
+    def results(self) -> list[PutResult | None]:
+        results = []
+        for put, commit in zip(self._puts, self._commits, strict=True):
+            if put is not None and commit is None:
+                raise FailedPrecondition(
+                    "the prompt was not prefilled to its end, so it is not stored"
+                )
+            results.append(commit.result() if commit is not None else None)
+        return results
+
+    def persist_conversation(self) -> list[PutResult | None]:
+        self.results()
+        if not self._conversing:
+            raise FailedPrecondition(
+                "beams were reordered or rows selected: this is no conversation to continue"
+            )
+        if not self._later_ids:
+            return [None] * len(self._puts)
+        ids = torch.cat(self._later_ids, dim=1)
+        layers = [
+            tuple(torch.cat(part, dim=2) for part in zip(*c, strict=True)) for c in self._later
+        ]
+        times = len(ids) // len(self._puts)
+        results: list[PutResult | None] = []
+        for row in range(len(ids)):
+            prompt = self._prompts[row // times, self._pads[row // times] :].tolist()
+            answer = self._answer(ids[row].tolist())
+            with self._begin_put(prompt + answer) as put:
+                first = max(put.missing.start, len(prompt))
+                if put.missing.start < len(prompt) and len(put.missing):
+                    raise FailedPrecondition(
+                        "the prompt itself is not stored any more (it was removed or evicted); "
+                        "prefill it again"
+                    )
+                part = slice(first - len(prompt), len(answer))
+                for layer, (keys, values) in enumerate(layers):
+                    if first < len(prompt) + len(answer):
+                        put.write(layer, first, *_rows(keys, values, row, part))
+            results.append(put.result())
+        return results
+
+    def _answer(self, tokens: list[int]) -> list[int]:
+        """Without what generate appends to rows that ended before others did."""
+        end = len(tokens)
+        while end > 0 and self._pad_token is not None and tokens[end - 1] == self._pad_token:
+            end -= 1
+        return tokens[: min(len(tokens), end + 1)] if end < len(tokens) else tokens
+
+    def close(self, abort: bool) -> None:
+        """Waits for commits that are under way; puts whose prompt was not finished are aborted."""
+        failed = None
+        for put, commit in zip(self._puts, self._commits, strict=False):
+            if commit is not None:
+                failed = failed or commit.exception()
+            elif put is not None:
+                put.abort()
+        self._puts = [None] * len(self._puts)
+        if failed is not None and not abort:
+            raise failed
+
+
+def _rows(
+    keys: torch.Tensor, values: torch.Tensor, row: int, part: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, Hkv, d] on the host, owned by nobody else, of [B, Hkv, n, d]."""
+    k, v = (t[row, :, part].detach().transpose(0, 1) for t in (keys, values))
+    return (
+        k.to("cpu", copy=True).contiguous(),
+        v.to("cpu", copy=True).contiguous(),
+    )
+
+
+def _cut(
+    chunks: list[tuple[torch.Tensor, torch.Tensor]], tokens: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if not chunks:
+        return chunks
+    keys, values = (torch.cat(part, dim=2) for part in zip(*chunks, strict=True))
+    left = max(0, keys.shape[2] - tokens)
+    return [(keys[:, :, :left], values[:, :, :left])]

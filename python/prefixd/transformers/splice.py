@@ -1,0 +1,296 @@
+"""One model, one store: makes caches whose beginnings are stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from prefixd.client import Client, PrefixMatch
+from prefixd.errors import AlreadyExists, FailedPrecondition, Infeasible, InvalidArgument, NotFound
+from prefixd.model import ModelSpec, Policy
+from prefixd.put import Put, PutResult
+from prefixd.session import PolicyLike, Session
+from prefixd.transformers import attention, identity
+from prefixd.transformers.cache import PrefixCache, Rows
+from prefixd.transformers.recorder import Recorder
+
+logger = logging.getLogger("prefixd.transformers")
+
+
+class Splice:
+    """Registers the model with the store and makes it attend through prefixd. The model works on without
+    a PrefixCache as it did before (as with "sdpa").
+
+    policy: how steps read while decoding; None is the store's default budget, and everything where a
+      prefix is too short for a budget to pay for its anchors.
+    name: the model's name in the store; by default family and fingerprint.
+    checkpoint: its directory, needed with `feature_maps`."""
+
+    def __init__(
+        self,
+        store: Client,
+        model: PreTrainedModel,
+        *,
+        name: str | None = None,
+        policy: PolicyLike | None = None,
+        tenant: str = "",
+        checkpoint: str | Path | None = None,
+        feature_maps: Sequence[str | Path] = (),
+    ) -> None:
+        self.store = store
+        self.model = model
+        self.policy = policy
+        self.tenant = tenant
+        self.spec = identity.describe(model, name, feature_maps, checkpoint)
+        try:
+            store.register_model(self.spec)
+        except AlreadyExists as error:
+            stored = self._stored_spec(self.spec.name)
+            raise AlreadyExists(
+                f"the store has another model named '{self.spec.name}': "
+                f"{identity.differences(stored, self.spec) if stored else error}"
+            ) from None
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+        config = model.config.get_text_config(decoder=True)
+        if config._attn_implementation != attention.NAME:
+            raise InvalidArgument(
+                f"{type(model).__name__} does not take its attention from AttentionInterface, so nothing "
+                "can be spliced into it"
+            )
+        # Once, however many stores a model is spliced with.
+        if _before_forward not in model._forward_pre_hooks.values():
+            model.register_forward_pre_hook(_before_forward, with_kwargs=True)
+            model.register_forward_hook(_after_forward, with_kwargs=True)
+
+    # ---- caches ----
+
+    def cache(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        policy: PolicyLike | None = None,
+        prefix: str | None = None,
+        require: bool = False,
+        store: bool = True,
+        label: str = "",
+        pinned: bool = False,
+        ttl_seconds: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> PrefixCache:
+        """A cache for these prompts [B, T], left-padded where attention_mask is 0, to be given to
+        `generate` (or to the model) together with them. Each row attends to the longest stored prefix
+        that all rows' stored parts reach (one row without any leaves nothing to attach to).
+
+        prefix: the id of a prefix that must be used: refused when another model stored it or when the
+          prompts do not begin with it. require: NotFound when nothing is attached.
+        store: the prompts' new tokens are stored while they are prefilled; the other options are theirs."""
+        self._check_weights()
+        ids = input_ids.detach().to("cpu")
+        if ids.ndim != 2 or ids.numel() == 0:
+            raise InvalidArgument(f"input_ids must be [batch, tokens], not {tuple(ids.shape)}")
+        pads = _pads(ids, attention_mask)
+        if prefix is not None:
+            self.check_prefix(prefix)
+        # The last token is always the model's to run: its logits are what is wanted.
+        matches = [
+            self.store.match(self.spec.name, row[pad:-1], tenant=self.tenant)
+            for row, pad in zip(ids, pads, strict=True)
+        ]
+        columns = min(pad + match.n_tokens for pad, match in zip(pads, matches, strict=True))
+        sessions = self._attach(matches, pads, columns, policy)
+        if all(session is None for session in sessions):
+            columns = 0
+            if require or prefix is not None:
+                raise NotFound(self._why_nothing(ids, pads))
+        rows = Rows(sessions, pads, columns, ids.shape[1])
+
+        def begin_put(tokens: Sequence[int]) -> Put:
+            return self.store.begin_put(
+                self.spec.name,
+                list(tokens),
+                tenant=self.tenant,
+                label=label,
+                pinned=pinned,
+                ttl_seconds=ttl_seconds,
+                progress=progress,
+            )
+
+        recorder = None
+        if store:
+            pad_token = getattr(self.model.generation_config, "pad_token_id", None)
+            recorder = Recorder(len(self.spec.layers), ids, pads, begin_put, pad_token)
+        cache = PrefixCache(self.spec, rows, recorder, self.model.device)
+        cache.prompt_ids = ids
+        return cache
+
+    def persist(
+        self,
+        input_ids: torch.Tensor,
+        past_key_values: Cache,
+        *,
+        label: str = "",
+        pinned: bool = False,
+    ) -> list[PutResult]:
+        """Stores the prompts [B, T] of which an ordinary DynamicCache holds every token (after a prefill
+        without a PrefixCache). Caches that dropped or quantised tokens are refused."""
+        self._check_weights()
+        ids = input_ids.detach().to("cpu")
+        layers = _plain_layers(past_key_values, self.spec, ids.shape[1])
+        results = []
+        for b, row in enumerate(ids):
+            with self.store.begin_put(
+                self.spec.name, row, tenant=self.tenant, label=label, pinned=pinned
+            ) as put:
+                part = slice(put.missing.start, put.missing.stop)
+                for index, (keys, values) in enumerate(layers):
+                    k, v = (t[b, :, part].transpose(0, 1) for t in (keys, values))
+                    put.write(index, part.start, k, v)
+            results.append(put.result())
+        return results
+
+    def check_prefix(self, prefix: str) -> None:
+        """Refuses a prefix that another model stored, naming what differs."""
+        name = self.store.prefix(prefix)["summary"]["model"]
+        if name == self.spec.name:
+            return
+        stored = self._stored_spec(name)
+        what = (
+            identity.differences(stored, self.spec) if stored else "it is not registered any more"
+        )
+        raise InvalidArgument(
+            f"prefix {prefix} was stored by model '{name}', which is not this one ('{self.spec.name}'): "
+            f"{what or 'only its name differs'}"
+        )
+
+    # ---- inside ----
+
+    def _attach(
+        self,
+        matches: Sequence[PrefixMatch],
+        pads: Sequence[int],
+        columns: int,
+        policy: PolicyLike | None,
+    ) -> list[Session | None]:
+        wanted = policy if policy is not None else self.policy
+        sessions: list[Session | None] = []
+        for match, pad in zip(matches, pads, strict=True):
+            n = columns - pad
+            if n <= 0 or match.n_tokens == 0:
+                sessions.append(None)
+                continue
+            try:
+                session = self._attach_one(match.prefix, n, wanted)
+            except Infeasible:
+                if wanted is not None:
+                    raise
+                session = self._attach_one(match.prefix, n, Policy(mode="full"))
+            sessions.append(session)
+        return sessions
+
+    def _attach_one(self, prefix: str, n: int, policy: PolicyLike | None) -> Session:
+        return self.store.attach(
+            self.spec.name, prefix=prefix, n_tokens=n, tenant=self.tenant, policy=policy
+        )
+
+    def _stored_spec(self, name: str) -> ModelSpec | None:
+        return next((spec for spec in self.store.models() if spec.name == name), None)
+
+    def _check_weights(self) -> None:
+        digest = "blake2b:" + identity._tensor_digest(self.model)
+        if digest != self.spec.identity["tensors"]:
+            raise FailedPrecondition(
+                "the model's weights have changed since this Splice was made; make another, so that its "
+                "prompts are not mistaken for the old ones"
+            )
+
+    def _why_nothing(self, ids: torch.Tensor, pads: Sequence[int]) -> str:
+        """Nothing matched: says under which other model it would have, and what differs."""
+        for spec in self.store.models():
+            if spec.name == self.spec.name:
+                continue
+            found = self.store.match(spec.name, ids[0, pads[0] :], tenant=self.tenant)
+            if found.n_tokens > 0:
+                return (
+                    f"nothing that begins these prompts is stored for this model; prefix {found.prefix} "
+                    f"has {found.n_tokens} of the tokens, but of another one ('{spec.name}'): "
+                    f"{identity.differences(spec, self.spec) or 'only its name differs'}"
+                )
+        return "nothing that begins these prompts is stored for this model"
+
+
+def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What the model is given must be what its cache was made for."""
+    cache = kwargs.get("past_key_values")
+    if not isinstance(cache, PrefixCache):
+        return
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    if ids is None:
+        raise InvalidArgument(
+            "a PrefixCache needs input_ids: the tokens of inputs_embeds are not known"
+        )
+    cache.given(ids.detach().to("cpu"))
+
+
+def _after_forward(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    cache = kwargs.get("past_key_values")
+    if isinstance(cache, PrefixCache) and cache.recorder is not None:
+        cache.recorder.commit_finished()
+
+
+def _pads(ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:
+    if attention_mask is None:
+        return [0] * len(ids)
+    mask = attention_mask.detach().to("cpu").bool()
+    if mask.shape != ids.shape:
+        raise InvalidArgument(
+            f"attention_mask is {tuple(mask.shape)}, input_ids are {tuple(ids.shape)}"
+        )
+    pads = (~mask).sum(dim=1)
+    left = torch.arange(ids.shape[1])[None, :] >= pads[:, None]
+    if not torch.equal(left, mask):
+        raise InvalidArgument(
+            "prompts must be padded on the left (tokenizer.padding_side = 'left')"
+        )
+    if int(pads.max()) == ids.shape[1]:
+        raise InvalidArgument("a prompt of the batch is empty")
+    return [int(pad) for pad in pads]
+
+
+def _plain_layers(
+    cache: Cache, spec: ModelSpec, tokens: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if isinstance(cache, PrefixCache):
+        raise InvalidArgument("a PrefixCache stores by itself: use its stored() and persist()")
+    if len(cache.layers) != len(spec.layers):
+        raise InvalidArgument(
+            f"the cache has {len(cache.layers)} layers, this model {len(spec.layers)}"
+        )
+    plain = []
+    for index, layer in enumerate(cache.layers):
+        kind = type(layer).__name__
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise InvalidArgument(
+                f"layer {index} of the cache is a {kind}, whose rows are not those that were computed "
+                "(static, quantised and offloaded caches are not stored); prefill with a DynamicCache"
+            )
+        if not layer.is_initialized or layer.keys.shape[2] != layer.get_seq_length():
+            raise InvalidArgument(
+                f"layer {index} of the cache (a {kind}) has dropped tokens outside of its window; prefill "
+                "with Splice.cache, which stores them as they are computed"
+            )
+        if layer.get_seq_length() < tokens:
+            raise InvalidArgument(
+                f"layer {index} of the cache holds {layer.get_seq_length()} of the prompt's {tokens} tokens"
+            )
+        plain.append((layer.keys, layer.values))
+    return plain

@@ -1,0 +1,281 @@
+"""The package's core with NumPy alone: embedded and against the real daemon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prefixd
+
+LAYERS, Q_HEADS, KV_HEADS, DIM, TOKENS = 2, 4, 2, 16, 300
+SMALL = {"host_tier_bytes": 64 << 20, "min_free_bytes": 0, "threads": 2}
+FULL = prefixd.Policy(mode="full")
+
+
+def spec(dtype: str = "f32", name: str = "m") -> prefixd.ModelSpec:
+    return prefixd.ModelSpec(
+        name=name,
+        layers=[prefixd.Layer(0.25)] * LAYERS,
+        n_q_heads=Q_HEADS,
+        n_kv_heads=KV_HEADS,
+        key_dim=DIM,
+        dtype=dtype,
+        identity={"weights": "random"},
+    )
+
+
+class Prompt:
+    def __init__(self, seed: int = 0, tokens: int = TOKENS) -> None:
+        rng = np.random.default_rng(seed)
+        self.tokens = rng.integers(0, 50000, tokens, dtype=np.uint32)
+        self.k = rng.standard_normal((LAYERS, tokens, KV_HEADS, DIM), dtype=np.float32)
+        self.v = rng.standard_normal((LAYERS, tokens, KV_HEADS, DIM), dtype=np.float32)
+        self.q = rng.standard_normal((3, Q_HEADS, DIM), dtype=np.float32)
+
+    def put(self, store: prefixd.Client, model: str = "m", **options: object) -> prefixd.PutResult:
+        with store.begin_put(model, self.tokens, **options) as put:
+            for layer in range(LAYERS):
+                put.write(layer, 0, self.k[layer], self.v[layer])
+                put.write_queries(layer, len(self.tokens) - 3, self.q)
+        store.wait_ready(put.result().prefix)
+        return put.result()
+
+    def reference(self, layer: int, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """q [Hq, d] over the whole prompt, in float64."""
+        k = self.k[layer].repeat(Q_HEADS // KV_HEADS, axis=1).astype(np.float64)
+        v = self.v[layer].repeat(Q_HEADS // KV_HEADS, axis=1).astype(np.float64)
+        scores = 0.25 * np.einsum("hd,thd->ht", q.astype(np.float64), k)
+        lse = np.log(np.exp(scores).sum(1))
+        return np.einsum("ht,thd->hd", np.exp(scores - lse[:, None]), v), lse
+
+
+@pytest.fixture(params=["embedded", "daemon"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[prefixd.Client]:
+    if request.param == "embedded":
+        with prefixd.open(tmp_path / "store", **SMALL) as client:
+            client.register_model(spec())
+            yield client
+        return
+    address: str = request.getfixturevalue("daemon")
+    with prefixd.connect(address) as client:
+        client.register_model(spec())
+        yield client
+
+
+def test_full_steps_are_attention_over_the_prompt(store: prefixd.Client) -> None:
+    prompt = Prompt()
+    seen: list[tuple[int, int]] = []
+    result = prompt.put(
+        store, label="text", progress=lambda done, total: seen.append((done, total))
+    )
+    assert result.stored_tokens == TOKENS and len(result.prefix) == 32
+    assert seen[-1] == (LAYERS * TOKENS, LAYERS * TOKENS)
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        assert session.n_tokens == TOKENS
+        for layer in range(LAYERS):
+            y, lse = session.step(layer, prompt.q[0])
+            want_y, want_lse = prompt.reference(layer, prompt.q[0])
+            np.testing.assert_allclose(y, want_y, atol=1e-4)
+            np.testing.assert_allclose(lse, want_lse, atol=1e-4)
+            block_y, block_lse = session.attend_exact(layer, prompt.q)
+            np.testing.assert_allclose(block_y[0], y, atol=1e-5)
+            assert block_lse.shape == (3, Q_HEADS)
+        batch_y, _ = prefixd.step_batch([session, session], 0, prompt.q[:2])
+        np.testing.assert_allclose(batch_y[1], prompt.reference(0, prompt.q[1])[0], atol=1e-4)
+    report = session.report()  # the last one, after detach
+    assert report["total"]["steps"] == (LAYERS + 2) * KV_HEADS
+    with pytest.raises(prefixd.FailedPrecondition, match="attach again"):
+        session.step(0, prompt.q[0])
+
+
+def test_merging_with_own_tokens_is_one_softmax(store: prefixd.Client) -> None:
+    whole, stored = Prompt(), Prompt()
+    stored.tokens = whole.tokens[:200]
+    stored.k, stored.v = whole.k[:, :200], whole.v[:, :200]
+    stored.put(store)
+    with store.attach("m", whole.tokens, policy=FULL) as session:
+        assert session.n_tokens == 200
+        y, lse = session.step(0, whole.q[0])
+    own = Prompt()
+    own.k, own.v = whole.k[:, 200:], whole.v[:, 200:]
+    own_y, own_lse = (a.astype(np.float32) for a in own.reference(0, whole.q[0]))
+    prefixd.merge_states(y, lse, own_y, own_lse)
+    want_y, want_lse = whole.reference(0, whole.q[0])
+    np.testing.assert_allclose(y, want_y, atol=1e-4)
+    np.testing.assert_allclose(lse, want_lse, atol=1e-4)
+
+
+def test_rows_selection_and_listing(store: prefixd.Client) -> None:
+    prompt = Prompt()
+    prefix = prompt.put(store, label="text").prefix
+    with store.attach("m", prefix=prefix, n_tokens=250, policy=FULL) as session:
+        assert session.n_tokens == 250
+        rows = session.read_range(1, 1, 7, 9)
+        np.testing.assert_array_equal(rows.keys, prompt.k[1, 7:9, 1])
+        np.testing.assert_array_equal(rows.values, prompt.v[1, 7:9, 1])
+        np.testing.assert_array_equal(
+            session.read_rows(1, 1, [0, 249]).keys, prompt.k[1, [0, 249], 1]
+        )
+        ids, cuts = session.select(0, 0, prompt.q[0, :2], 20)
+        scores = 0.25 * prompt.q[0, :2] @ prompt.k[0, :250, 0].T
+        unread = np.setdiff1d(np.arange(4, 250 - 16), ids)
+        assert len(ids) == 20 and (np.diff(ids) > 0).all()
+        for head, cut in enumerate(cuts):
+            assert cut.kind == "exact" and scores[head, unread].max() <= cut.score + 1e-5
+    assert store.match("m", prompt.tokens[:100]).n_tokens == 100
+    assert [p["label"] for p in store.prefixes()] == ["text"]
+    assert store.models() == [spec_as_stored()]
+    store.set_retention(prefix, pinned=True)
+    assert store.prefix(prefix)["summary"]["pinned"]
+    assert store.verify()["damaged"] == [] and store.stats()["puts"] == 1
+    store.remove(prefix)
+    assert store.prefixes() == []
+
+
+def spec_as_stored() -> prefixd.ModelSpec:
+    plain = spec()
+    return prefixd.ModelSpec(**{**plain.__dict__, "layers": tuple(plain.layers), "value_dim": DIM})
+
+
+def test_errors_have_codes_and_say_what_to_do(store: prefixd.Client) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    with pytest.raises(prefixd.InvalidArgument, match="estimater: no such field"):
+        store.attach("m", prompt.tokens, policy={"estimater": "moment"})
+    with pytest.raises(prefixd.Infeasible) as raised:
+        store.attach("m", prompt.tokens, policy=prefixd.Policy(budget=1e-4))
+    assert raised.value.code == "infeasible"
+    with pytest.raises(prefixd.NotFound, match="nobody"):
+        store.attach("nobody", prompt.tokens)
+    other = prefixd.ModelSpec(**{**spec().__dict__, "identity": {"weights": "others"}})
+    with pytest.raises(prefixd.AlreadyExists):
+        store.register_model(other)
+    with pytest.raises(ValueError, match="one row of integers"):
+        store.match("m", [0.5, 1])
+    with pytest.raises(ValueError, match="between 0 and"):
+        store.match("m", [-1])
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        bad = prompt.q[0].copy()
+        bad[1, 3] = np.nan
+        with pytest.raises(prefixd.InvalidArgument, match="head 1 is NaN"):
+            session.step(0, bad)
+        with pytest.raises(prefixd.InvalidArgument):
+            session.step(0, prompt.q[0, :2])
+        with pytest.raises(prefixd.InvalidArgument):
+            session.step(LAYERS, prompt.q[0])
+
+
+def test_a_put_that_fails_leaves_nothing(store: prefixd.Client) -> None:
+    prompt = Prompt(1)
+    with pytest.raises(prefixd.InvalidArgument, match="is not f32"):
+        with store.begin_put("m", prompt.tokens) as put:
+            put.write(0, 0, prompt.k[0].astype(np.float64), prompt.v[0]).result()
+    with pytest.raises(KeyError):  # the block's own exception is the one that is seen
+        with store.begin_put("m", prompt.tokens) as put:
+            put.write(0, 0, prompt.k[0], prompt.v[0])
+            raise KeyError("the engine failed")
+    with pytest.raises(prefixd.PrefixdError):  # rows of a layer are missing: seen at the end
+        with store.begin_put("m", prompt.tokens) as put:
+            put.write(0, 0, prompt.k[0], prompt.v[0])
+    bad = prompt.k[1].copy()
+    bad[5, 0, 0] = np.inf
+    with pytest.raises(prefixd.InvalidArgument, match="layer 1, token 5"):
+        with store.begin_put("m", prompt.tokens) as put:
+            put.write(1, 0, bad, prompt.v[1])
+            put.write(0, 0, prompt.k[0], prompt.v[0])
+    assert store.match("m", prompt.tokens).n_tokens == 0 and store.prefixes() == []
+    prompt.put(store)
+
+
+def test_progress_can_cancel_and_its_exceptions_are_seen(store: prefixd.Client) -> None:
+    Prompt().put(store)
+    with pytest.raises(prefixd.Cancelled):
+        store.verify(progress=lambda done, total, unit: False)
+
+    def fails(done: int, total: int, unit: str) -> None:
+        raise KeyError(unit)
+
+    with pytest.raises(KeyError):
+        store.verify(progress=fails)
+    assert store.verify(progress=lambda *_: None)["segments"] == 1
+
+
+def test_two_threads_step_one_session(store: prefixd.Client) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        want = [prompt.reference(layer, prompt.q[0])[0] for layer in range(LAYERS)]
+        failures: list[str] = []
+
+        def work(layer: int) -> None:
+            for _ in range(20):
+                if not np.allclose(session.step(layer, prompt.q[0])[0], want[layer], atol=1e-4):
+                    failures.append("wrong")
+
+        threads = [threading.Thread(target=work, args=(i % LAYERS,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+
+
+def test_bf16_rows_are_bits_for_numpy_and_what_is_stored_outlives_the_process(
+    tmp_path: Path,
+) -> None:
+    prompt = Prompt()
+    bits = (
+        (prompt.k.view(np.uint32) >> 16).astype(np.uint16),
+        (prompt.v.view(np.uint32) >> 16).astype(np.uint16),
+    )
+    with prefixd.open(tmp_path, **SMALL) as store:
+        store.register_model(spec("bf16"))
+        with store.begin_put("m", prompt.tokens) as put:
+            for layer in range(LAYERS):
+                put.write(layer, 0, bits[0][layer], bits[1][layer])
+        with pytest.raises(prefixd.FailedPrecondition):
+            put.commit()
+        with pytest.raises(prefixd.PrefixdError, match="(?i)lock|use"):
+            prefixd.open(tmp_path, **SMALL)
+    with pytest.raises(prefixd.FailedPrecondition, match="closed"):
+        store.stats()
+    with prefixd.open(tmp_path, **SMALL) as store:
+        with store.attach("m", prompt.tokens, policy=FULL) as session:
+            rows = session.read_range(0, 1, 0, 5)
+            np.testing.assert_array_equal(rows.keys, bits[0][0, :5, 1])
+
+
+def test_the_core_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, prefixd\n"
+        f"with prefixd.open({str(tmp_path)!r}, host_tier_bytes=64 << 20) as store:\n"
+        "    assert store.prefixes() == []\n"
+        "prefixd.Session, prefixd.Put\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    root = Path(prefixd.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_tenants_do_not_see_one_another(tmp_path: Path) -> None:
+    prompt = Prompt()
+    with prefixd.open(tmp_path, **SMALL) as store:
+        store.register_model(spec())
+        prompt.put(store, tenant="a")
+        assert store.match("m", prompt.tokens, tenant="a").n_tokens == TOKENS
+        assert store.match("m", prompt.tokens, tenant="b").n_tokens == 0
+        with pytest.raises(prefixd.NotFound):
+            store.attach("m", prompt.tokens, tenant="b")
+
+
+def test_options_of_a_store_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(prefixd.InvalidArgument, match="options.thread: no such field"):
+        prefixd.open(tmp_path, thread=2)
+    with pytest.raises(prefixd.Unavailable):
+        prefixd.connect(f"unix:{tmp_path}/nobody")

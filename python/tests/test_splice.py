@@ -1,0 +1,415 @@
+"""Stored prompts in Hugging Face models: with a full budget, spliced is native."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    StaticCache,
+)
+
+import prefixd
+from prefixd.transformers import PrefixCache, Splice
+from tests.conftest import ROOT
+
+TINY = ROOT / "models/prefixd-tiny"
+VOCAB = 160
+FULL = prefixd.Policy(mode="full")
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.15,  # scores that are not all alike
+}
+CONFIGS = {
+    "llama": LlamaConfig(num_hidden_layers=2, **SIZES),
+    "llama3-rope": LlamaConfig(
+        num_hidden_layers=2,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 1024,
+        },
+        **SIZES,
+    ),
+    "qwen3": Qwen3Config(num_hidden_layers=2, **SIZES),
+    "mistral": MistralConfig(num_hidden_layers=2, sliding_window=None, **SIZES),
+    "mistral-window": MistralConfig(num_hidden_layers=2, sliding_window=32, **SIZES),
+    "gemma2": Gemma2Config(
+        num_hidden_layers=4, sliding_window=32, query_pre_attn_scalar=16, **SIZES
+    ),
+    "gemma3": Gemma3TextConfig(
+        num_hidden_layers=4,
+        sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        query_pre_attn_scalar=16,
+        **SIZES,
+    ),
+}
+
+
+def make(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    if family == "prefixd-tiny":
+        return AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype).eval()
+    torch.manual_seed(seed)
+    config = copy.deepcopy(CONFIGS[family])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    return model
+
+
+def tokens(n: int, seed: int = 0, batch: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB, (batch, n), generator=generator)
+
+
+@torch.no_grad()
+def native(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Logits of a fresh pass, by the model's own eager attention."""
+    own = copy.deepcopy(model)
+    # Eager where it is affordable or the only one that knows softcap.
+    softcap = getattr(own.config, "attn_logit_softcapping", None)
+    own.set_attn_implementation("eager" if ids.shape[1] < 1000 or softcap else "sdpa")
+    positions = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
+    return own(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+
+
+@torch.no_grad()
+def spliced(model: PreTrainedModel, ids: torch.Tensor, cache: PrefixCache) -> torch.Tensor:
+    """Logits of the tokens that are not stored."""
+    return model(ids[:, cache.get_seq_length() :], past_key_values=cache).logits
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[prefixd.Client]:
+    with prefixd.open(
+        tmp_path / "kv", host_tier_bytes=128 << 20, min_free_bytes=0, threads=2
+    ) as client:
+        yield client
+
+
+def reopened(tmp_path: Path) -> prefixd.Client:
+    return prefixd.open(tmp_path / "kv", host_tier_bytes=128 << 20, min_free_bytes=0, threads=2)
+
+
+LENGTHS = [1, 2, 15, 16, 17, 33, 300]
+
+
+@pytest.mark.parametrize(
+    ("family", "lengths"),
+    [
+        ("llama", [*LENGTHS, 4096]),
+        ("llama3-rope", [300]),
+        ("qwen3", [*LENGTHS, 4096]),
+        ("mistral", [*LENGTHS, 4096]),
+        ("mistral-window", [*LENGTHS, 4096]),
+        ("gemma2", [*LENGTHS, 2048]),
+        ("gemma3", [*LENGTHS, 4096]),
+        ("prefixd-tiny", [1, 16, 4096]),
+    ],
+)
+def test_spliced_logits_are_native_across_a_restart(
+    family: str, lengths: list[int], tmp_path: Path
+) -> None:
+    model = make(family)
+    prompts = {n: tokens(n, seed=n) for n in lengths}
+    with reopened(tmp_path) as store:
+        splice = Splice(store, model)
+        for ids in prompts.values():
+            with splice.cache(ids) as cache:
+                assert cache.attached == [0]
+                logits = spliced(model, ids, cache)  # the prefill that stores
+            assert torch.allclose(logits, native(model, ids), atol=1e-3)
+            assert cache.stored()[0].stored_tokens == ids.shape[1]
+    with reopened(tmp_path) as store:
+        splice = Splice(store, make(family), policy=FULL)  # another load of the same weights
+        for n, prompt in prompts.items():
+            ids = torch.cat([prompt, tokens(5, seed=n + 1)], dim=1)
+            with splice.cache(ids, store=False) as cache:
+                assert cache.attached == [n]
+                more = torch.cat([ids, tokens(3, seed=n + 2)], dim=1)
+                want = native(splice.model, more)
+                got = spliced(splice.model, ids, cache)  # the question in one block ...
+                assert torch.allclose(got, want[:, n : n + 5], atol=1e-3), n
+                for t in range(ids.shape[1], more.shape[1]):  # ... and decoding, one by one
+                    with torch.no_grad():
+                        got = splice.model(more[:, t : t + 1], past_key_values=cache).logits
+                    assert torch.allclose(got[:, 0], want[:, t], atol=1e-3), (n, t)
+
+
+def test_the_comparison_above_can_fail() -> None:
+    """What the prefix adds is far above the tolerance, on every family."""
+    for family in CONFIGS:
+        model = make(family)
+        ids = tokens(300)
+        alone = native(model, ids[:, -5:])
+        assert (alone - native(model, ids)[:, -5:]).abs().max() > 0.1, family
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window", "gemma2", "gemma3"])
+def test_generate_gives_the_same_tokens(family: str, store: prefixd.Client) -> None:
+    model = make(family)
+    prompt, question = tokens(200), tokens(9, seed=1)
+    ids = torch.cat([prompt, question], dim=1)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    want = model.generate(ids, **options)
+    splice = Splice(store, model, policy=FULL)
+    with splice.cache(prompt) as cache:
+        model.generate(prompt, past_key_values=cache, max_new_tokens=1, pad_token_id=0)
+    with splice.cache(ids) as cache:
+        assert cache.attached == [200]
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
+    with splice.cache(ids) as cache:
+        assert cache.attached == [208]  # the question was stored too; the last token is always run
+        beams = model.generate(ids, past_key_values=cache, num_beams=3, **options)
+    assert torch.equal(beams, copy.deepcopy(model).generate(ids, num_beams=3, **options))
+    with splice.cache(ids) as cache:
+        torch.manual_seed(5)
+        several = model.generate(
+            ids, past_key_values=cache, **{**options, "do_sample": True}, num_return_sequences=2
+        )
+    torch.manual_seed(5)
+    assert torch.equal(
+        several, model.generate(ids, **{**options, "do_sample": True}, num_return_sequences=2)
+    )
+    with splice.cache(ids) as cache:  # the prefill may be cut
+        chunked = model.generate(ids, past_key_values=cache, prefill_chunk_size=4, **options)
+    assert torch.equal(chunked, want)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_batch_of_prompts_of_different_lengths(family: str, store: prefixd.Client) -> None:
+    model = make(family)
+    document = tokens(150)[0]
+    others = tokens(90, seed=7)[0]
+    rows = [
+        torch.cat([document, tokens(12, seed=2)[0]]),
+        torch.cat([document, tokens(3, seed=3)[0]]),
+        torch.cat([others, tokens(30, seed=4)[0]]),
+    ]
+    width = max(map(len, rows))
+    ids = torch.zeros(3, width, dtype=torch.long)
+    mask = torch.zeros(3, width, dtype=torch.long)
+    for b, row in enumerate(rows):
+        ids[b, width - len(row) :], mask[b, width - len(row) :] = row, 1
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    want = model.generate(ids, attention_mask=mask, **options)
+    splice = Splice(store, model, policy=FULL)
+    for text in (document, others):
+        with splice.cache(text[None]) as cache:
+            spliced(model, text[None], cache)
+    with splice.cache(ids, mask) as cache:
+        # The stored parts end at one column: the third row's, 42 + 90.
+        assert cache.attached == [132, 123, 90]
+        got = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)
+        assert torch.equal(got, want)
+    assert all(result.stored_tokens > 0 for result in cache.stored())
+    with splice.cache(ids, mask) as cache:
+        assert cache.attached == [161, 152, 119]
+    with pytest.raises(prefixd.InvalidArgument, match="padded on the left"):
+        splice.cache(ids.flip(1), mask.flip(1))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_a_conversation_goes_on_in_new_segments(family: str, store: prefixd.Client) -> None:
+    model = make(family)
+    Splice(store, model)
+    splice = Splice(store, model, policy=FULL)  # a second one changes nothing
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    ids, lengths = tokens(60), []
+    for turn in range(3):
+        with splice.cache(ids) as cache:
+            lengths.append(cache.attached[0])
+            out = model.generate(ids, past_key_values=cache, **options)
+            assert torch.equal(out, model.generate(ids, **options))
+            result = cache.persist()[0]
+            assert result.n_tokens == out.shape[1] - 1 and result.stored_tokens == 39
+        ids = torch.cat([out, tokens(20, seed=turn + 1)], dim=1)
+    assert lengths == [0, 99, 159]
+    chain = store.prefix(result.prefix)
+    assert chain["summary"]["n_tokens"] == 219 and store.verify()["damaged"] == []
+
+
+def test_decoding_reads_a_part_and_the_question_everything(store: prefixd.Client) -> None:
+    model = make("prefixd-tiny")
+    splice = Splice(store, model, policy=prefixd.Policy(k=40, estimator="moment"))
+    text = (ROOT / "README.md").read_bytes()[:1500]
+    prompt = torch.tensor([[1, *text]]) % model.config.vocab_size
+    with splice.cache(prompt) as cache:
+        spliced(model, prompt, cache)
+    store.wait_ready(cache.stored()[0].prefix)
+    ids = torch.cat([prompt, prompt[:, 100:110]], dim=1)
+    want = native(model, torch.cat([ids, prompt[:, 110:111]], dim=1))
+    with splice.cache(ids, store=False) as cache:
+        got = spliced(model, ids, cache)
+        assert torch.allclose(got, want[:, -11:-1], atol=1e-3)  # exact
+        total = cache.reports()[0]["total"]
+        assert total["steps"] == 0 and total["logical_bytes"] > 0
+        with torch.no_grad():
+            got = model(prompt[:, 110:111], past_key_values=cache).logits[0, -1]
+        total = cache.reports()[0]["total"]
+        heads = model.config.num_key_value_heads * model.config.num_hidden_layers
+        assert total["steps"] == heads and total["retrieved_tokens"] == 40 * heads
+    shown, whole = got.softmax(-1), want[0, -1].softmax(-1)
+    assert 0 < (shown - whole).abs().sum() < 0.5  # an estimate, and a near one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, store: prefixd.Client) -> None:
+    model = make("llama", dtype=dtype)
+    splice = Splice(store, model, policy=FULL)
+    prompt, ids = tokens(200), torch.cat([tokens(200), tokens(6, seed=1)], dim=1)
+    with splice.cache(prompt) as cache:
+        spliced(model, prompt, cache)
+    with splice.cache(ids) as cache:
+        assert cache.attached == [200]
+        got = spliced(model, ids, cache).float()
+    want = native(model, ids)[:, 200:].float()
+    assert (got - want).abs().max() < 0.1 * want.abs().max()
+    assert splice.spec.dtype == ("bf16" if dtype == torch.bfloat16 else "f16")
+
+
+def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Client) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=FULL)
+    prompt = tokens(120)
+    with torch.no_grad():
+        plain = model(prompt, past_key_values=DynamicCache(config=model.config)).past_key_values
+    assert splice.persist(prompt, plain)[0].stored_tokens == 120
+    ids = torch.cat([prompt, tokens(4, seed=1)], dim=1)
+    with splice.cache(ids) as cache:
+        assert cache.attached == [120]
+        assert torch.allclose(spliced(model, ids, cache), native(model, ids)[:, 120:], atol=1e-3)
+    fixed = StaticCache(config=model.config, max_cache_len=256)
+    with torch.no_grad():
+        model(prompt, past_key_values=fixed)
+    with pytest.raises(prefixd.InvalidArgument, match="StaticLayer"):
+        splice.persist(prompt, fixed)
+    window = make("mistral-window")
+    with torch.no_grad():
+        dropped = window(prompt, past_key_values=DynamicCache(config=window.config)).past_key_values
+    with pytest.raises(prefixd.InvalidArgument, match="dropped tokens outside of its window"):
+        Splice(store, window).persist(prompt, dropped)
+
+
+def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Client) -> None:
+    prompt = tokens(100)
+    splice = Splice(store, make("llama"))
+    with splice.cache(prompt) as cache:
+        spliced(splice.model, prompt, cache)
+    prefix = cache.stored()[0].prefix
+    longer = torch.cat([prompt, tokens(4, seed=1)], dim=1)
+    splice.cache(longer, prefix=prefix, store=False).close()
+
+    rope = copy.deepcopy(CONFIGS["llama"])
+    rope.rope_parameters = {"rope_type": "default", "rope_theta": 5e5}
+    other_rope = AutoModelForCausalLM.from_config(rope)
+    other_rope.load_state_dict(splice.model.state_dict())
+    cases = [
+        (make("llama", seed=1), "weights differ"),
+        (other_rope, "RoPE settings differ"),
+        (make("llama", dtype=torch.bfloat16), "dtype differs.*f32 stored, bf16 here"),
+        (make("qwen3"), "architecture differ"),
+    ]
+    for model, sentence in cases:
+        other = Splice(store, model)
+        with pytest.raises(prefixd.InvalidArgument, match=sentence):
+            other.cache(longer, prefix=prefix)
+        with pytest.raises(prefixd.NotFound, match=sentence):
+            other.cache(longer, require=True)
+        with other.cache(longer, store=False) as nothing:  # without being asked: simply no hit
+            assert nothing.attached == [0]
+        with pytest.raises(prefixd.AlreadyExists, match=sentence):
+            Splice(store, model, name=splice.spec.name)
+    with pytest.raises(prefixd.NotFound, match="nothing that begins"):
+        splice.cache(tokens(50, seed=9), require=True)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 1024,
+            "factor": 2.0,
+        },
+    ],
+)
+def test_rope_that_depends_on_the_length_is_refused(rope: dict, store: prefixd.Client) -> None:
+    config = copy.deepcopy(CONFIGS["llama"])
+    config.rope_parameters = rope
+    with pytest.raises(prefixd.InvalidArgument, match=f"'{rope['rope_type']}'.*current length"):
+        Splice(store, AutoModelForCausalLM.from_config(config))
+
+
+def test_feature_maps_of_another_model_are_refused(store: prefixd.Client) -> None:
+    maps = [TINY / "phi-2048.safetensors"]
+    model = make("prefixd-tiny")
+    with pytest.raises(prefixd.InvalidArgument, match="pass checkpoint="):
+        Splice(store, model, feature_maps=maps)
+    Splice(store, model, feature_maps=maps, checkpoint=TINY)
+    with pytest.raises(prefixd.InvalidArgument):
+        Splice(store, make("llama"), feature_maps=maps, checkpoint=TINY)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
+    with pytest.raises(prefixd.InvalidArgument, match="the model was changed since"):
+        Splice(store, model, feature_maps=maps, checkpoint=TINY)
+
+
+def test_misuse_is_said(store: prefixd.Client) -> None:
+    model = make("llama")
+    splice = Splice(store, model)
+    ids = tokens(40)
+    with splice.cache(ids) as cache:
+        with pytest.raises(prefixd.InvalidArgument, match="other tokens at position 0"):
+            spliced(model, tokens(40, seed=1), cache)
+        with pytest.raises(prefixd.FailedPrecondition, match="not prefilled to its end"):
+            cache.stored()
+        with pytest.raises(prefixd.InvalidArgument, match="no_grad"):
+            model(ids, past_key_values=cache)
+    assert store.prefixes() == []  # nothing of a prompt that was not finished
+    with pytest.raises(prefixd.InvalidArgument, match="input_ids"):
+        splice.cache(tokens(40)[0])
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    with pytest.raises(prefixd.FailedPrecondition, match="weights have changed"):
+        splice.cache(ids)
+
+
+def test_a_missing_budget_is_everything_on_short_prompts(store: prefixd.Client) -> None:
+    model = make("llama")
+    splice = Splice(store, model)
+    with splice.cache(tokens(100)) as cache:
+        spliced(model, tokens(100), cache)
+    ids = torch.cat([tokens(100), tokens(3, seed=1)], dim=1)
+    with splice.cache(ids) as cache:
+        assert cache.sessions[0].policy["mode"] == "full"
+    with pytest.raises(prefixd.Infeasible):
+        splice.cache(ids, policy=prefixd.Policy(budget=0.01))
