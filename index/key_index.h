@@ -34,6 +34,9 @@ struct SearchRequest {
   // An index that stores its own copy or codes may use them for re-ranking only.
   RowsView keys;
   uint32_t first_token = 0;
+  // If not null: the scores [G][candidates] of a search that scored every candidate, as it saw
+  // them; emptied by one that did not, or had nothing to choose. For the estimate by scan.
+  std::vector<float>* scores = nullptr;
 };
 
 class KeyIndex {

@@ -94,6 +94,7 @@ Error ExplainNonFiniteKeys(const RowsView& keys, uint32_t first_token) {
 
 Result<Selection> SearchExactly(const SearchRequest& request) {
   const uint32_t n = request.candidates.size();
+  if (request.scores) request.scores->clear();
   if (request.k >= n) return SelectAll(request);
   const RowsView keys = KeysOf(request, request.candidates);
   std::vector<float> scores(size_t{request.group} * n);
@@ -103,6 +104,7 @@ Result<Selection> SearchExactly(const SearchRequest& request) {
                                          request.candidates.begin, /*scores_complete=*/true);
   selection.keys_scanned = n;
   selection.bytes_scanned = uint64_t{n} * keys.shape.key_bytes();
+  if (request.scores) *request.scores = std::move(scores);
   return selection;
 }
 

@@ -1,10 +1,12 @@
 #include "runtime/ingest.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "index/key_index.h"
 #include "runtime/choice.h"
+#include "runtime/kept_summaries.h"
 
 namespace prefixd {
 namespace {
@@ -14,10 +16,12 @@ constexpr const char* kDoneBlob = "ingest";
 
 std::string DoneProducer(const Rooms& rooms, const Model& model) {
   const RuntimeOptions& options = *rooms.options;
-  std::string all = "ingest/1 every=" + std::to_string(options.checkpoint_tokens) + "; " +
-                    MomentKind(model, options.anchors, options.moment_cross).producer();
+  std::string all = "ingest/2 every=" + std::to_string(options.checkpoint_tokens) + "; " +
+                    SummaryKind::Moments(model, options).producer() +
+                    "; of=" + VariantNames(options.estimators) +
+                    " clusters=" + std::to_string(options.clusters);
   for (const FeatureMapSet& maps : model.maps) {
-    all += "; " + PhiKind(model, maps, options.anchors).producer();
+    all += "; " + SummaryKind::Phi(model, maps, options).producer();
   }
   all += "; " + ChoiceProducer(options, model);
   if (options.build_ivf) {
@@ -71,20 +75,30 @@ Status BuildIvf(const Rooms& rooms, const Model& model, const storage::StoredPre
 }
 
 Status Choose(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-              WorkProgress& progress) {
+              const QuerySamples* samples, WorkProgress& progress) {
   const storage::SegmentId id = prefix.info().id;
-  const KvGeometry& geometry = model.spec.geometry;
   const std::string producer = ChoiceProducer(*rooms.options, model);
-  auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
-  const bool untuned = !blob.ok() && blob.error().code == Code::kNotFound;
-  if (untuned || rooms.storage->GetBlob(id, kChoiceBlob, producer).ok()) {
-    progress.done += size_t{geometry.n_layers} * geometry.n_kv_heads;
+  if (!samples || rooms.storage->GetBlob(id, kChoiceBlob, producer).ok()) {
+    progress.done += HeadCount(model);
     return {};
   }
-  if (!blob.ok()) return std::move(blob).error();
-  PREFIXD_ASSIGN(const auto samples, QuerySamples::Deserialize(*blob, geometry));
-  PREFIXD_ASSIGN(const auto choices, MeasureChoices(rooms, model, prefix, samples, progress));
+  PREFIXD_ASSIGN(const auto choices, MeasureChoices(rooms, model, prefix, *samples, progress));
   return rooms.storage->PutBlob(id, kChoiceBlob, producer, SerializeChoices(choices));
+}
+
+// The prefill's queries, if it gave some.
+Result<std::optional<QuerySamples>> LoadSamples(const Rooms& rooms, const Model& model,
+                                                const storage::SegmentId& id) {
+  const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+  if (!blob.ok() && blob.error().code == Code::kNotFound) return std::optional<QuerySamples>();
+  if (!blob.ok()) return blob.error();
+  PREFIXD_ASSIGN(auto samples, QuerySamples::Deserialize(*blob, model.spec.geometry));
+  return std::optional(std::move(samples));
+}
+
+bool Clusters(const RuntimeOptions& options) {
+  return std::ranges::any_of(options.estimators,
+                             [](const EstimatorVariant& v) { return v.clustered(); });
 }
 
 }  // namespace
@@ -103,19 +117,30 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
   const bool ivf = WantsIvf(options, info);
-  const size_t heads = size_t{model.spec.geometry.n_layers} * model.spec.geometry.n_kv_heads;
+  // Behind the sinks; a segment of sinks alone has nothing to cluster.
+  const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
   const size_t checkpoints =
       CheckpointPositions(stored, options.anchors, options.checkpoint_tokens).size();
-  progress.total = heads * (checkpoints * (1 + model.maps.size()) + 1 + (ivf ? 1 : 0));
+  progress.total =
+      HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
+                          (clusters ? 1 : 0) + KeptMoments(options).size() + 1 + (ivf ? 1 : 0));
 
-  PREFIXD_TRY(BuildCheckpoints(rooms, MomentKind(model, options.anchors, options.moment_cross),
-                               *prefix, segment, options.anchors, options.checkpoint_tokens,
-                               progress));
+  PREFIXD_TRY(
+      BuildCheckpoints(rooms, SummaryKind::Moments(model, options), *prefix, segment, progress));
   for (const FeatureMapSet& maps : model.maps) {
-    PREFIXD_TRY(BuildCheckpoints(rooms, PhiKind(model, maps, options.anchors), *prefix, segment,
-                                 options.anchors, options.checkpoint_tokens, progress));
+    PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Phi(model, maps, options), *prefix, segment,
+                                 progress));
   }
-  PREFIXD_TRY(Choose(rooms, model, *prefix, progress));
+  if (clusters) {
+    PREFIXD_ASSIGN(const auto clusterings,
+                   BuildClusterings(rooms, model, *prefix, segment, progress));
+    PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Clusters(model, clusterings, options), *prefix,
+                                 segment, progress));
+  }
+  PREFIXD_ASSIGN(const auto samples, LoadSamples(rooms, model, id));
+  const QuerySamples* queries = samples ? &*samples : nullptr;
+  PREFIXD_TRY(BuildKept(rooms, model, *prefix, segment, queries, progress));
+  PREFIXD_TRY(Choose(rooms, model, *prefix, queries, progress));
   if (ivf) PREFIXD_TRY(BuildIvf(rooms, model, *prefix, progress));
   PREFIXD_TRY(progress.Check());
   const std::string text = DoneProducer(rooms, model);
@@ -128,11 +153,17 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
   const auto names = rooms.storage->ListBlobs(info.id);
   const std::set<std::string> have(names.begin(), names.end());
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
-  const MomentKind moments(model, options.anchors, options.moment_cross);
+  for (const EstimatorVariant& variant : KeptMoments(options)) {
+    if (!have.contains(KeptBlobName(variant))) return false;
+  }
+  const SummaryKind moments = SummaryKind::Moments(model, options);
+  const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
+  if (clusters && !HasClusterings(rooms, info.id)) return false;
   for (uint32_t p : CheckpointPositions(stored, options.anchors, options.checkpoint_tokens)) {
     if (!have.contains(moments.BlobName(p))) return false;
+    if (clusters && !have.contains("clusters." + std::to_string(p))) return false;
     for (const FeatureMapSet& maps : model.maps) {
-      if (!have.contains(PhiKind(model, maps, options.anchors).BlobName(p))) return false;
+      if (!have.contains(SummaryKind::Phi(model, maps, options).BlobName(p))) return false;
     }
   }
   return true;

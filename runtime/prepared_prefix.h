@@ -15,14 +15,11 @@
 
 #include "attention/partition.h"
 #include "index/key_index.h"
-#include "runtime/summaries.h"
+#include "runtime/kept_summaries.h"
 #include "runtime/types.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {
-
-using MomentSet = std::vector<MomentSummary>;  // [n_layers * n_kv_heads]
-using PhiSet = std::vector<PhiCache>;
 
 struct AnchorRows {
   RowsView sinks, tail;
@@ -44,15 +41,17 @@ class PreparedPrefix {
   // The maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
   bool has_phi_caches() const;  // beside every segment of the chain
+  bool has_clusters() const;    // likewise
   bool has_ivf() const;         // an index covers at least half of the mid region
   // Of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
 
-  // Of the mid region, for all heads. `reads` [heads]: physical reads are added.
-  // Moments that are not stored yet are computed from the rows on the spot, up to
-  // kMomentsOnTheSpot tokens per head; phi caches are not: kFailedPrecondition.
-  Result<std::shared_ptr<const MomentSet>> Moments(std::vector<storage::ReadStats>* reads);
-  Result<std::shared_ptr<const PhiSet>> Phi(std::vector<storage::ReadStats>* reads);
+  // What `variants` read of the mid region, for all heads, by their Kept() names; nothing for
+  // kNone, kAuto, and clusters where there is no mid region. `reads` [heads]: physical reads are
+  // added. Moments that are not stored yet are computed from the rows on the spot, up to
+  // kMomentsOnTheSpot tokens per head; others are not: kFailedPrecondition.
+  Result<KeptByVariant> Summaries(std::span<const EstimatorVariant> variants,
+                                  std::vector<storage::ReadStats>* reads);
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
   // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
@@ -78,6 +77,8 @@ class PreparedPrefix {
                  std::vector<SegmentPart> parts);
   // The segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
+  // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
+  Status CheckStored(const EstimatorVariant& variant) const;
 
   const Rooms rooms_;
   const std::shared_ptr<const Model> model_;
@@ -87,8 +88,7 @@ class PreparedPrefix {
   const std::unique_ptr<index::KeyIndex> exact_;
   std::vector<Head> heads_;
   std::mutex summaries_mutex_;
-  std::shared_ptr<const MomentSet> moments_;
-  std::shared_ptr<const PhiSet> phi_;
+  KeptByVariant summaries_;  // that some session has used
 };
 
 // Beyond this many tokens per head, moments wait for the ingest.

@@ -46,6 +46,13 @@ Status CheckOptions(const RuntimeOptions& options) {
   if (options.settle_chunk_tokens == 0 || options.settle_chunk_tokens > 65536) {
     return InvalidArgument("settle_chunk_tokens must lie in 1..65536");
   }
+  if (options.clusters == 0 || options.clusters > 4096) {
+    return InvalidArgument("clusters must lie in 1..4096");
+  }
+  for (const EstimatorVariant& v : options.estimators) {
+    if (v.kind != EstimatorKind::kAuto) continue;
+    return InvalidArgument("estimators are named one by one; 'auto' is none of them");
+  }
   if (options.maintenance_ms == 0) return InvalidArgument("maintenance_ms must be at least 1");
   if (options.scrub_bytes_per_second > 0 && options.scrub_interval_hours == 0) {
     return InvalidArgument("scrub_interval_hours must be at least 1");
