@@ -47,6 +47,10 @@ class EstimatorSummary {
   uint64_t count() const;
   // Rows are of the spec's dimensions.
   void Add(const RowsView& rows);
+  // kPhi: with features that are at hand, log phi [rows.count][d_phi]; -inf: none.
+  void AddFeatures(const RowsView& rows, std::span<const float> log_phi) {
+    std::get<PhiCache>(held_).AddFeatures(rows, log_phi);
+  }
   // Of disjoint token sets; kInvalidArgument when the other was made from a different spec, or
   // either is for reading only (Keep).
   Status Merge(const EstimatorSummary& other);

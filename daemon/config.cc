@@ -365,6 +365,7 @@ RuntimeOptions Config::Runtime() const {
   if (auto parsed = ParseVariants(estimators); parsed.ok()) {  // CheckConfig has said so if not
     o.estimators = *std::move(parsed);
   }
+  o.phi_features = phi_features;
   o.clusters = static_cast<uint32_t>(clusters);
   o.query_samples = static_cast<uint32_t>(query_samples);
   o.choice_budgets = choice_budgets;

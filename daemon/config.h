@@ -52,6 +52,7 @@ struct Config {
   uint64_t checkpoint_tokens = 4096;
   std::string estimators = VariantNames(DefaultEstimators());
   uint64_t clusters = 32;
+  std::string phi_features = "auto";
   uint64_t query_samples = 32;
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
   bool build_ivf = true;

@@ -11,6 +11,7 @@
 #include "attention/step.h"
 #include "runtime/estimator_input.h"
 #include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 namespace {
@@ -32,6 +33,7 @@ struct Inputs {
   const storage::StoredPrefix& prefix;
   const QuerySamples& samples;
   const FeatureMapSet* maps = nullptr;
+  std::vector<SegmentPart> parts;  // of the chain, up to P
   Partition partition;
   std::vector<double> budgets;
   std::vector<Trial> trials;  // of every head
@@ -210,6 +212,18 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
   if (samples.count() == 0) return {};
 
   std::vector<float> y(size_t{group} * row.value_dim), lse(group), rho(group);
+  std::optional<TokenFeatures> features;
+  const bool phi = std::ranges::any_of(
+      in.trials, [](const Trial& t) { return t.estimator.kind == EstimatorKind::kPhi; });
+  if (phi && in.model.Summarised(layer)) {
+    const SummaryKind kind = SummaryKind::Phi(in.model, *in.maps, *in.rooms.options);
+    if (kind.stored_features()) {
+      PREFIXD_ASSIGN(features,
+                     TokenFeatures::OfMid(in.rooms, in.model, *in.maps, kind.feature_format(),
+                                          in.parts, in.partition.mid, head, nullptr));
+    }
+  }
+  std::vector<uint32_t> ids;
   for (const Trial& trial : in.trials) {
     if (trial.estimator.kind != EstimatorKind::kNone && !in.model.Summarised(layer)) continue;
     const auto kept = in.kept.find(trial.estimator.Kept());
@@ -232,6 +246,11 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
       if (summaries && k < mid_count) {
         input.Attach(trial.estimator, *summaries, in.maps, geometry, head, step);
         const auto best = std::span(ranking.best).first(k);
+        if (trial.estimator.kind == EstimatorKind::kPhi && features) {
+          ids.clear();
+          for (uint32_t i : best) ids.push_back(in.partition.mid.begin + i);
+          input.AttachFeatures(*features, ids, step);
+        }
         if (trial.estimator.clustered()) input.AttachClusters(samples.clusters(), best, step);
         if (trial.estimator.kind == EstimatorKind::kScan) {
           input.AttachScan(samples.clusters(), samples.scores(s), best, step);
@@ -277,6 +296,13 @@ double EstimatorTokens(const RuntimeOptions& options, const Model& model,
                        options.clusters);
 }
 
+double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps) {
+  const auto format = FeatureFormatFromName(options.phi_features);
+  if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
+  return 1 + FeatureTokens(model.spec.geometry.row(), maps->d_phi, (*format)->bits);
+}
+
 Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
                                                const storage::StoredPrefix& prefix,
                                                const QuerySamples& samples,
@@ -289,6 +315,7 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
             prefix,
             samples,
             model.MapsFor(prefix.n_tokens()),
+            {},
             Partition::Of(cut, options.anchors),
             {},
             {},
@@ -299,7 +326,8 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
     const size_t first = in.trials.size();
     for (const EstimatorVariant& estimator : candidates) {
       const double cost = EstimatorTokens(options, model, estimator, in.maps);
-      if (auto plan = PlanBudget(cut, options.anchors, budget, cost); plan.ok()) {
+      const double token = RetrievedTokenCost(options, model, estimator, in.maps);
+      if (auto plan = PlanBudget(cut, options.anchors, budget, cost, 1, token); plan.ok()) {
         in.trials.push_back({in.budgets.size(), estimator, plan->k});
         in.most = std::max(in.most, plan->k);
       }
@@ -311,11 +339,11 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
     progress.done += heads;
     return std::vector<HeadChoice>{};
   }
-  PREFIXD_ASSIGN(const auto parts, ChainParts(*rooms.storage, prefix.info(), cut));
+  PREFIXD_ASSIGN(in.parts, ChainParts(*rooms.storage, prefix.info(), cut));
   std::vector<EstimatorVariant> wanted;
   for (const Trial& trial : in.trials) wanted.push_back(trial.estimator.Kept());
   PREFIXD_ASSIGN(
-      in.kept, LoadKept({rooms, model, prefix, parts, in.partition.mid, in.maps,
+      in.kept, LoadKept({rooms, model, prefix, in.parts, in.partition.mid, in.maps,
                          std::numeric_limits<uint64_t>::max(), WorkPriority::kBackground, nullptr},
                         wanted));
   std::vector<std::vector<HeadChoice>> by_head(heads);
@@ -339,7 +367,8 @@ std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
   std::string producer = "choice/2 sinks=" + std::to_string(options.anchors.n_sink) +
                          " tail=" + std::to_string(options.anchors.n_tail) +
                          " of=" + VariantNames(options.estimators) +
-                         " clusters=" + std::to_string(options.clusters) + " budgets=";
+                         " clusters=" + std::to_string(options.clusters) +
+                         " features=" + options.phi_features + " budgets=";
   for (double budget : options.choice_budgets) producer += std::to_string(budget) + ",";
   for (const FeatureMapSet& maps : model.maps) producer += " " + maps.digest;
   return producer;

@@ -23,6 +23,10 @@ namespace prefixd {
 double EstimatorTokens(const RuntimeOptions& options, const Model& model,
                        const EstimatorVariant& estimator, const FeatureMapSet* maps);
 
+// What a retrieved token costs in tokens: 1, and its stored features where phi reads them.
+double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps);
+
 // Choices of all heads at all options().choice_budgets that pay for the anchors; empty when there
 // is nothing to choose (no samples, or no mid region at P). `prefix` is open at its full length.
 // Counts heads in `progress`.

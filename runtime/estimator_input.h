@@ -8,6 +8,7 @@
 
 #include "attention/step.h"
 #include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 
@@ -26,7 +27,15 @@ class EstimatorInput {
   void AttachScan(std::span<const uint16_t> of_mid, std::span<const float> scores,
                   std::span<const uint32_t> retrieved, GroupStepInput& step);
 
+  // kPhi, after Attach: the retrieved tokens' stored features.
+  void AttachFeatures(const TokenFeatures& features, std::span<const uint32_t> ids,
+                      GroupStepInput& step) {
+    step.features = features.Gather(ids, codes_, chunks_);
+  }
+
  private:
+  std::vector<std::byte> codes_;
+  std::vector<uint32_t> chunks_;
   std::vector<float> log_mass_, retrieved_scores_;
   std::vector<uint16_t> clusters_;
 };

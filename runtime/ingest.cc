@@ -1,12 +1,17 @@
 #include "runtime/ingest.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <optional>
 #include <set>
 
 #include "index/key_index.h"
 #include "runtime/choice.h"
 #include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 namespace {
@@ -96,6 +101,24 @@ Result<std::optional<QuerySamples>> LoadSamples(const Rooms& rooms, const Model&
   return std::optional(std::move(samples));
 }
 
+// How long each stage took, for the log.
+class Stages {
+ public:
+  void Done(const char* stage) {
+    const auto now = std::chrono::steady_clock::now();
+    char text[64];
+    std::snprintf(text, sizeof text, "%s%s %.1f s", text_.empty() ? "" : ", ", stage,
+                  std::chrono::duration<double>(now - last_).count());
+    text_ += text;
+    last_ = now;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 bool Clusters(const RuntimeOptions& options) {
   return std::ranges::any_of(options.estimators,
                              [](const EstimatorVariant& v) { return v.clustered(); });
@@ -121,27 +144,43 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
   const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
   const size_t checkpoints =
       CheckpointPositions(stored, options.anchors, options.checkpoint_tokens).size();
-  progress.total =
-      HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
-                          (clusters ? 1 : 0) + KeptMoments(options).size() + 1 + (ivf ? 1 : 0));
+  const size_t features = options.phi_features == "none" ? 0 : model.maps.size();
+  progress.total = HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
+                                       (clusters ? 1 : 0) + features + KeptMoments(options).size() +
+                                       1 + (ivf ? 1 : 0));
 
+  Stages stages;
   PREFIXD_TRY(
       BuildCheckpoints(rooms, SummaryKind::Moments(model, options), *prefix, segment, progress));
+  stages.Done("moments");
   for (const FeatureMapSet& maps : model.maps) {
-    PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Phi(model, maps, options), *prefix, segment,
-                                 progress));
+    const SummaryKind kind = SummaryKind::Phi(model, maps, options);
+    if (kind.stored_features()) {
+      PREFIXD_TRY(
+          BuildFeatures(rooms, model, maps, kind.feature_format(), *prefix, segment, progress));
+    }
+    PREFIXD_TRY(BuildCheckpoints(rooms, kind, *prefix, segment, progress));
+    stages.Done("phi");
   }
   if (clusters) {
     PREFIXD_ASSIGN(const auto clusterings,
                    BuildClusterings(rooms, model, *prefix, segment, progress));
     PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Clusters(model, clusterings, options), *prefix,
                                  segment, progress));
+    stages.Done("clusters");
   }
   PREFIXD_ASSIGN(const auto samples, LoadSamples(rooms, model, id));
   const QuerySamples* queries = samples ? &*samples : nullptr;
   PREFIXD_TRY(BuildKept(rooms, model, *prefix, segment, queries, progress));
+  stages.Done("kept");
   PREFIXD_TRY(Choose(rooms, model, *prefix, queries, progress));
-  if (ivf) PREFIXD_TRY(BuildIvf(rooms, model, *prefix, progress));
+  stages.Done("choice");
+  if (ivf) {
+    PREFIXD_TRY(BuildIvf(rooms, model, *prefix, progress));
+    stages.Done("index");
+  }
+  spdlog::info("segment {}: derived data of {} tokens ready ({})", id.ToString(), stored.size(),
+               stages.text());
   PREFIXD_TRY(progress.Check());
   const std::string text = DoneProducer(rooms, model);
   return rooms.storage->PutBlob(id, kDoneBlob, text, std::as_bytes(std::span(text)));
@@ -164,6 +203,14 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
     if (clusters && !have.contains("clusters." + std::to_string(p))) return false;
     for (const FeatureMapSet& maps : model.maps) {
       if (!have.contains(SummaryKind::Phi(model, maps, options).BlobName(p))) return false;
+    }
+  }
+  for (size_t head = 0; head < HeadCount(model) && options.phi_features != "none"; ++head) {
+    const bool kept =
+        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
+        stored.end > options.anchors.n_sink;
+    for (const FeatureMapSet& maps : model.maps) {
+      if (kept && !have.contains(FeaturesBlobName(model, maps, head))) return false;
     }
   }
   return true;

@@ -58,13 +58,14 @@ class Planner {
     head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
                    (policy_.adaptive || policy_.report_missing);
     const double cost = EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps());
+    const double token = RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps());
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
       return head;
     }
     PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
-                                               policy_.budget, cost, policy_.l_gen));
+                                               policy_.budget, cost, policy_.l_gen, token));
     head.k = plan.k;
     head.summary_tokens = plan.estimator_tokens;
     return head;

@@ -205,6 +205,25 @@ Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadSta
   return state.index ? static_cast<const index::KeyIndex*>(state.index.get()) : exact_.get();
 }
 
+Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {
+  Head& state = heads_[head];
+  if (!state.has_features.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_features.load(std::memory_order_relaxed)) {
+      const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), *rooms_.options);
+      if (kind.stored_features()) {
+        uint64_t loaded = 0;
+        PREFIXD_ASSIGN(state.features,
+                       TokenFeatures::OfMid(rooms_, *model_, *maps(), kind.feature_format(), parts_,
+                                            partition_.mid, head, &loaded));
+        if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
+      }
+      state.has_features.store(true, std::memory_order_release);
+    }
+  }
+  return state.features ? &*state.features : nullptr;
+}
+
 Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
     const Rooms& rooms, const std::shared_ptr<const Model>& model, const storage::SegmentId& id,
     uint32_t n_tokens) {

@@ -10,12 +10,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "attention/partition.h"
 #include "index/key_index.h"
 #include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 #include "runtime/types.h"
 #include "storage/prefix_store.h"
 
@@ -58,6 +60,8 @@ class PreparedPrefix {
   Result<RowsView> MidKeys(size_t head, storage::ReadStats* reads);
   // The index that covers most of the mid region; an exact one where there is none.
   Result<const index::KeyIndex*> Ivf(size_t head, storage::ReadStats* reads);
+  // Stored features of the mid region, for phi; null where the store keeps none.
+  Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
 
   uint32_t layer_of(size_t head) const;
@@ -66,10 +70,11 @@ class PreparedPrefix {
  private:
   struct Head {
     std::mutex mutex;  // of loading
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false};
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false};
     std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
     std::vector<std::byte> keys;             // [mid][key bytes]
     std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    std::optional<TokenFeatures> features;
   };
 
   PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,

@@ -131,6 +131,10 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
   if (in.mid_count > selection.ids.size() && head_plan.summaries) {
     const KeptSummaries& summaries = *head_plan.summaries;
     estimator.Attach(head_plan.reads(), summaries, prefix.maps(), geometry, head, in);
+    if (head_plan.estimator.kind == EstimatorKind::kPhi && !selection.ids.empty()) {
+      PREFIXD_ASSIGN(const TokenFeatures* features, prefix.Features(head, &reads));
+      if (features) estimator.AttachFeatures(*features, selection.ids, in);
+    }
     if (summaries.clusters) {
       PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
       const auto clusters = summaries.clusters->OfMid(head, keys);
@@ -148,6 +152,12 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
   ledger.anchor_tokens += prefix.partition().anchor_count();
   ledger.retrieved_tokens += selection.ids.size();
   ledger.charged_summary_tokens += head_plan.summary_tokens;
+  if (in.features.data) {
+    const uint64_t bytes = selection.ids.size() * in.features.stride;
+    ledger.feature_bytes += bytes;
+    ledger.logical_bytes += bytes;
+    ledger.feature_tokens += static_cast<double>(bytes) / static_cast<double>(row.bytes());
+  }
   ledger.logical_bytes += (prefix.partition().anchor_count() + selection.ids.size()) * row.bytes();
   for (float share : rho_z) ledger.rho_z_sum += in.merge_estimate ? share : 0;
   ledger.rho_z_count += group;

@@ -51,6 +51,10 @@ struct RuntimeOptions {
   // The estimators that are built and compared for every head (attention/estimator_variant.h). The
   // plain moment is always built.
   std::vector<EstimatorVariant> estimators = DefaultEstimators();
+  // Features of single tokens, kept for models with feature maps, so that steps read them instead
+  // of recomputing them: "none", "u8", "u16", "log8", "log16"; "auto": log8 where steps are
+  // computed on the CPU, none on CUDA (by measurement, docs/results).
+  std::string phi_features = "auto";
   uint32_t clusters = 32;       // of keys, per segment and head, for those by clusters
   uint32_t query_samples = 32;  // per layer, kept from the last quarter of a prefill
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};

@@ -7,6 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "runtime/blob_pack.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 namespace {
@@ -49,6 +50,44 @@ std::optional<SummarySet> LoadCheckpoint(const Rooms& rooms, const SummaryKind& 
                  read.error().message);
   }
   return std::nullopt;
+}
+
+// A run of tokens of one segment.
+struct SegmentRange {
+  storage::SegmentId id;
+  TokenRange range;
+};
+
+// The rows of `run` of one head, added to `to` piece by piece.
+Status AddRange(const Rooms& rooms, const SummaryKind& kind, const storage::StoredPrefix& prefix,
+                size_t head, const SegmentRange& run, EstimatorSummary& to,
+                storage::ReadStats* reads, const WorkProgress* progress) {
+  const KvGeometry& geometry = kind.model().spec.geometry;
+  const RowShape row = geometry.row();
+  const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
+  const auto kv_head = static_cast<uint32_t>(head % geometry.n_kv_heads);
+  std::optional<TokenFeatures> features;
+  if (const FeatureMapSet* maps = kind.stored_features()) {
+    uint64_t loaded = 0;
+    PREFIXD_ASSIGN(features, LoadFeatures(rooms, kind.model(), *maps, kind.feature_format(), run.id,
+                                          head, &loaded));
+    if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
+  }
+  const auto scratch = rooms.scratch->Acquire();
+  for (uint32_t at = run.range.begin; at < run.range.end;) {
+    if (progress) PREFIXD_TRY(progress->Check());
+    const TokenRange piece{at, std::min(run.range.end, prefix.RunEnd(at, kRunTokens))};
+    const auto bytes = Scratch::Take(scratch->rows, piece.size() * row.bytes());
+    PREFIXD_TRY(prefix.ReadRange(layer, kv_head, piece, bytes, reads));
+    const RowsView rows{bytes.data(), piece.size(), row.bytes(), row};
+    if (features) {
+      to.AddFeatures(rows, features->LogPhi(piece));
+    } else {
+      to.Add(rows);
+    }
+    at = piece.end;
+  }
+  return {};
 }
 
 }  // namespace
@@ -114,7 +153,12 @@ SummaryKind SummaryKind::Moments(const Model& model, const RuntimeOptions& optio
 SummaryKind SummaryKind::Phi(const Model& model, const FeatureMapSet& maps,
                              const RuntimeOptions& options) {
   SummaryKind kind(model, "phi." + std::to_string(maps.length) + ".",
-                   "phi/2" + AnchorsText(options.anchors) + " maps=" + maps.digest);
+                   "phi/2" + AnchorsText(options.anchors) + " from=" + options.phi_features +
+                       " maps=" + maps.digest);
+  if (auto format = FeatureFormatFromName(options.phi_features); format.ok()) {
+    kind.features_ = *format;
+  }
+  kind.maps_ = &maps;
   const KvGeometry& g = model.spec.geometry;
   EstimatorSpec spec{EstimatorKind::kPhi, g.key_dim, g.value_dim};
   for (size_t head = 0; head < HeadCount(model); ++head) {
@@ -159,25 +203,6 @@ Result<SummarySet> SummaryKind::Empty() const {
     set.push_back(std::move(summary));
   }
   return set;
-}
-
-Status AddRange(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                size_t head, TokenRange range, EstimatorSummary& to, storage::ReadStats* reads,
-                const WorkProgress* progress) {
-  const KvGeometry& geometry = model.spec.geometry;
-  const RowShape row = geometry.row();
-  const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
-  const auto kv_head = static_cast<uint32_t>(head % geometry.n_kv_heads);
-  const auto scratch = rooms.scratch->Acquire();
-  for (uint32_t at = range.begin; at < range.end;) {
-    if (progress) PREFIXD_TRY(progress->Check());
-    const TokenRange run{at, std::min(range.end, prefix.RunEnd(at, kRunTokens))};
-    const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
-    PREFIXD_TRY(prefix.ReadRange(layer, kv_head, run, bytes, reads));
-    to.Add({bytes.data(), run.size(), row.bytes(), row});
-    at = run.end;
-  }
-  return {};
 }
 
 std::vector<std::byte> PackSummaries(const Model& model, const std::string& producer,
@@ -229,8 +254,8 @@ Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
     }
     const auto extend = [&](size_t head) -> Status {
       if (kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) {
-        PREFIXD_TRY(AddRange(rooms, kind.model(), prefix, head, {at, position}, sums[head], nullptr,
-                             &progress));
+        PREFIXD_TRY(AddRange(rooms, kind, prefix, head, {segment.id, {at, position}}, sums[head],
+                             nullptr, &progress));
       }
       ++progress.done;
       return {};
@@ -250,7 +275,7 @@ Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind
                                      std::vector<storage::ReadStats>* reads) {
   const uint32_t n_kv_heads = kind.model().spec.geometry.n_kv_heads;
   PREFIXD_ASSIGN(SummarySet sums, kind.Empty());
-  std::vector<TokenRange> to_add;  // behind each segment's checkpoint
+  std::vector<SegmentRange> to_add;  // behind each segment's checkpoint
   for (const SegmentPart& part : parts) {
     const uint32_t begin = std::max(part.used.begin, mid.begin);
     const uint32_t end = std::min(part.used.end, mid.end);
@@ -272,13 +297,13 @@ Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind
                        " are not built yet; wait until the prefix is ready (WaitReady) or attach "
                        "with estimator \"none\""};
     }
-    if (end > at) to_add.push_back({at, end});
+    if (end > at) to_add.push_back({part.id, {at, end}});
   }
   if (to_add.empty()) return sums;
   const auto add = [&](size_t head) -> Status {
     if (!kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) return {};
-    for (TokenRange range : to_add) {
-      PREFIXD_TRY(AddRange(rooms, kind.model(), prefix, head, range, sums[head],
+    for (const SegmentRange& range : to_add) {
+      PREFIXD_TRY(AddRange(rooms, kind, prefix, head, range, sums[head],
                            reads ? &(*reads)[head] : nullptr, nullptr));
     }
     return {};

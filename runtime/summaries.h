@@ -11,7 +11,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,6 +85,9 @@ class SummaryKind {
   const std::string& producer() const { return producer_; }
   const Model& model() const { return model_; }
   const EstimatorSpec& spec(size_t head) const { return specs_[head]; }
+  // Phi caches are built from stored features of these maps, where the store keeps some.
+  const FeatureMapSet* stored_features() const { return features_ ? maps_ : nullptr; }
+  const FeatureFormat& feature_format() const { return *features_; }
   Result<SummarySet> Empty() const;
 
  private:
@@ -91,13 +96,10 @@ class SummaryKind {
 
   const Model& model_;
   std::string prefix_, producer_;
+  const FeatureMapSet* maps_ = nullptr;
+  std::optional<FeatureFormat> features_;
   std::vector<EstimatorSpec> specs_;  // [heads]
 };
-
-// The rows of `range` of one head, added to `to` run by run.
-Status AddRange(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                size_t head, TokenRange range, EstimatorSummary& to, storage::ReadStats* reads,
-                const WorkProgress* progress);
 
 // One blob of all heads' summaries, and back. Heads of layers without summaries take no room.
 //   specs(head) -> EstimatorSpec of what is stored.

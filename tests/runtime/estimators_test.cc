@@ -2,6 +2,7 @@
 // tells of what it has not read, and tokens spread by missing mass.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "attention/clusters.h"
@@ -231,6 +232,50 @@ TEST(AdaptiveBudget, SpreadsByMissingMassWithinItsTotal) {
   little.Take(0);
   little.Note(0, 1, 40), little.Note(1, 0, 40);
   EXPECT_EQ(little.Take(0)[0], 45u);
+}
+
+// Whatever the format, tokens leave what they brought: with all retrieved nothing is left over, and
+// a chain reads the features of its segments.
+TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
+  const uint64_t seed = Seed("FeaturesAreRead");
+  Use("none, moment, phi");
+  AddMaps(4096, seed);
+  const auto prompt = MakePrompt(spec_.geometry, 500, seed);
+  std::map<std::string, std::vector<Output>> outputs;
+  const std::map<std::string, double> tolerance = {
+      {"none", 0}, {"log8", 0.1}, {"log16", 2e-3}, {"u8", 0.1}, {"u16", 2e-3}};
+  for (const auto& [format, error] : tolerance) {
+    SCOPED_TRACE(format);
+    options_.phi_features = format;
+    options_.dir = dir_.path() / format;
+    Open();
+    ASSERT_NE(PutReady(MakePrompt(spec_.geometry, 300, seed)), "");
+    ASSERT_NE(PutReady(prompt), "");
+    for (const uint32_t k : {0u, 16u, 200u, 479u, 480u}) {
+      const auto session = Attach(prompt, Policy(EstimatorKind::kPhi, k));
+      ASSERT_TRUE(session);
+      const auto q = prompt.Q(1, 499, 1);
+      outputs[format].push_back(Step(*session, 1, q));
+      const Ledger& ledger = outputs[format].back().info.ledger;
+      const uint64_t stored = format == "none" || k == 480 ? 0 : format.ends_with("16") ? 16 : 8;
+      EXPECT_EQ(ledger.feature_bytes, 2u * k * stored);
+      EXPECT_NEAR(ledger.feature_tokens, 2.0 * k * double(stored) / 64, 1e-9);
+      if (k < 479) continue;
+      const Output full = Full(prompt, 1, q);
+      for (size_t g = 0; g < 4; ++g) {
+        EXPECT_NEAR(outputs[format].back().lse[g], full.lse[g], k == 480 ? 1e-4 : 0.2);
+      }
+    }
+  }
+  for (const auto& [format, error] : tolerance) {
+    for (size_t i = 0; i < 3; ++i) {
+      for (size_t g = 0; g < 4; ++g) {
+        EXPECT_NEAR(outputs[format][i].lse[g], outputs["none"][i].lse[g], error) << format;
+      }
+    }
+  }
+  options_.phi_features = "u4";
+  EXPECT_CODE(Store::Open(options_), Code::kInvalidArgument);
 }
 
 // What was read before a step failed was read all the same.
