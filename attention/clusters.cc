@@ -137,27 +137,55 @@ void ClusterSummary::Merge(const ClusterSummary& other) {
   }
   assert(size() == other.size() && key_dim_ == other.key_dim_ && value_dim_ == other.value_dim_ &&
          contents_ == other.contents_);
-  for (uint32_t c = 0; c < size(); ++c) {
-    if (other.counts_[c] == 0) continue;
-    const double n = static_cast<double>(counts_[c] + other.counts_[c]);
-    const double share = static_cast<double>(other.counts_[c]) / n;
-    const double w = static_cast<double>(counts_[c]) * share;
-    for (uint32_t j = 0; j < key_dim_ && has_keys(); ++j) {
-      double& mean = mean_keys_[size_t{c} * key_dim_ + j];
-      const double d = other.mean_keys_[size_t{c} * key_dim_ + j] - mean;
-      mean += share * d;
-      spreads_[size_t{c} * spread_dim() + (spread_dim() == 1 ? 0 : j)] += w * d * d;
-    }
-    for (uint32_t j = 0; j < spread_dim() && has_keys(); ++j) {
-      spreads_[size_t{c} * spread_dim() + j] += other.spreads_[size_t{c} * spread_dim() + j];
-    }
-    for (uint32_t l = 0; l < value_dim_; ++l) {
-      double& mean = mean_values_[size_t{c} * value_dim_ + l];
-      mean += share * (other.mean_values_[size_t{c} * value_dim_ + l] - mean);
-    }
-    counts_[c] += other.counts_[c];
+  for (uint32_t c = 0; c < size(); ++c) MergeCluster(c, other, c);
+}
+
+void ClusterSummary::MergeCluster(uint32_t to, const ClusterSummary& other, uint32_t from) {
+  if (other.counts_[from] == 0) return;
+  const double n = static_cast<double>(counts_[to] + other.counts_[from]);
+  const double share = static_cast<double>(other.counts_[from]) / n;
+  const double w = static_cast<double>(counts_[to]) * share;
+  const uint32_t channels = spread_dim();
+  for (uint32_t j = 0; j < key_dim_ && has_keys(); ++j) {
+    double& mean = mean_keys_[size_t{to} * key_dim_ + j];
+    const double d = other.mean_keys_[size_t{from} * key_dim_ + j] - mean;
+    mean += share * d;
+    spreads_[size_t{to} * channels + (channels == 1 ? 0 : j)] += w * d * d;
   }
-  count_ += other.count_;
+  for (uint32_t j = 0; j < channels && has_keys(); ++j) {
+    spreads_[size_t{to} * channels + j] += other.spreads_[size_t{from} * channels + j];
+  }
+  for (uint32_t l = 0; l < value_dim_; ++l) {
+    double& mean = mean_values_[size_t{to} * value_dim_ + l];
+    mean += share * (other.mean_values_[size_t{from} * value_dim_ + l] - mean);
+  }
+  counts_[to] += other.counts_[from];
+  count_ += other.counts_[from];
+}
+
+ClusterSummary ClusterSummary::Coarsened(std::span<const uint16_t> to, uint32_t n) const {
+  assert(to.size() == size());
+  ClusterSummary out(n, key_dim_, value_dim_, contents_);
+  for (uint32_t c = 0; c < size(); ++c) {
+    assert(to[c] < n);
+    out.MergeCluster(to[c], *this, c);
+  }
+  return out;
+}
+
+ClusterSummary ClusterSummary::Reduced(ClusterContents contents) const {
+  assert(contents <= contents_);
+  ClusterSummary out(size(), key_dim_, value_dim_, contents);
+  out.counts_ = counts_;
+  out.count_ = count_;
+  out.mean_values_ = mean_values_;
+  if (!out.has_keys()) return out;
+  out.mean_keys_ = mean_keys_;
+  const uint32_t channels = spread_dim(), kept = out.spread_dim();
+  for (size_t at = 0; at < spreads_.size(); ++at) {
+    out.spreads_[kept == 1 ? at / channels : at] += spreads_[at];
+  }
+  return out;
 }
 
 size_t ClusterSummary::bytes() const {

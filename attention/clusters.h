@@ -62,6 +62,12 @@ class ClusterSummary {
   // Of disjoint token sets under one clustering, equal in shape; `other` may be empty.
   void Merge(const ClusterSummary& other);
 
+  // With less kept of each cluster. REQUIRES: contents <= contents().
+  ClusterSummary Reduced(ClusterContents contents) const;
+  // Whole clusters put together: cluster c becomes part of to[c], one of `n`. Exact: the tokens of
+  // the new clusters are those of the old ones.
+  ClusterSummary Coarsened(std::span<const uint16_t> to, uint32_t n) const;
+
   uint64_t count() const { return count_; }
   uint32_t size() const { return static_cast<uint32_t>(counts_.size()); }
   uint32_t key_dim() const { return key_dim_; }
@@ -81,6 +87,8 @@ class ClusterSummary {
 
  private:
   void AddRow(uint32_t cluster, std::span<const float> key, std::span<const float> value);
+  // Chan's formula: cluster `from` of `other` joins cluster `to`.
+  void MergeCluster(uint32_t to, const ClusterSummary& other, uint32_t from);
 
   uint32_t key_dim_ = 0, value_dim_ = 0;
   ClusterContents contents_ = ClusterContents::kValues;

@@ -1,5 +1,6 @@
 #include "attention/estimator.h"
 
+#include <algorithm>
 #include <cassert>
 #include <string>
 
@@ -41,8 +42,10 @@ Status EstimatorSpec::Validate() const {
   }
   switch (kind) {
     case EstimatorKind::kNone:
-    case EstimatorKind::kMoment:
       return {};
+    case EstimatorKind::kMoment:
+      if (rank == 0 || (!cross && rank < std::min(key_dim, value_dim))) return {};
+      return InvalidArgument("a factor of the cross moment has a rank below its dimensions");
     case EstimatorKind::kPhi:
       if (phi_k != nullptr && phi_k->in_dim == key_dim) return {};
       return InvalidArgument("estimator 'phi' needs the feature map of its keys");
@@ -100,20 +103,70 @@ Status EstimatorSummary::Merge(const EstimatorSummary& other) {
       spec_.clustering != other.spec_.clustering) {
     return InvalidArgument("summaries of different estimators do not merge");
   }
+  if (spec_.rank + other.spec_.rank > 0 || spec_.bf16 || other.spec_.bf16) {
+    return InvalidArgument("summaries that were reduced for reading do not merge");
+  }
   WithSummary(held_, [&](auto& summary) {
     summary.Merge(std::get<std::decay_t<decltype(summary)>>(other.held_));
   });
   return {};
 }
 
-void EstimatorSummary::Factor(uint32_t rank, std::span<const float> query_rms) {
-  auto& moment = std::get<MomentSummary>(held_);
-  moment = moment.Factored(rank, query_rms);
+Result<EstimatorSummary> EstimatorSummary::Keep(const EstimatorVariant& variant,
+                                                std::span<const float> query_rms,
+                                                const EstimatorSummary* alike) const {
+  const auto too_little = [&] {
+    return InvalidArgument("what was gathered is too little for estimator '" + variant.Name() +
+                           "'");
+  };
+  EstimatorSummary out = *this;
+  out.spec_.kind = variant.kind;
+  if (const MomentSummary* all = moment(); all && variant.kind == EstimatorKind::kMoment) {
+    const bool factored =
+        variant.rank > 0 && variant.rank < std::min(spec_.key_dim, spec_.value_dim);
+    const bool whole = variant.rank > 0 && !factored;
+    if ((variant.rank > 0 && !all->has_cross()) || (variant.covariance && !all->has_covariance())) {
+      return too_little();
+    }
+    out.spec_.cross = whole;
+    out.spec_.covariance = variant.covariance;
+    out.spec_.rank = factored ? variant.rank : 0;
+    MomentSummary kept = all->Reduced(variant.rank > 0, variant.covariance);
+    if (factored) {
+      const MomentSummary* like = alike ? alike->moment() : nullptr;
+      const bool directions = like && like->cross_rank() == variant.rank;
+      kept = directions ? kept.FactoredAlong(like->value_factor())
+                        : kept.Factored(variant.rank, query_rms);
+    }
+    out.held_ = std::move(kept);
+    return out;
+  }
+  if (const PhiCache* cache = phi(); cache && variant.kind == EstimatorKind::kPhi) {
+    out.spec_.bf16 = variant.bf16;
+    if (variant.bf16) out.held_ = cache->RoundedToBf16();
+    return out;
+  }
+  if (const ClusterSummary* all = clusters(); all && variant.clustered()) {
+    if (ContentsOf(variant.kind) > all->contents()) return too_little();
+    out.held_ = all->Reduced(ContentsOf(variant.kind));
+    return out;
+  }
+  if (variant.kind == EstimatorKind::kNone) {
+    out.held_ = std::monostate();
+    return out;
+  }
+  return too_little();
 }
 
-void EstimatorSummary::RoundToBf16() {
-  auto& phi = std::get<PhiCache>(held_);
-  phi = phi.RoundedToBf16();
+Status EstimatorSummary::Coarsen(std::span<const uint16_t> to, const Clustering* into) {
+  const ClusterSummary* all = clusters();
+  const auto beyond = [&](uint16_t c) { return c >= into->size(); };
+  if (all == nullptr || to.size() != all->size() || std::ranges::any_of(to, beyond)) {
+    return InvalidArgument("these are not the clusters to put together");
+  }
+  held_ = all->Coarsened(to, into->size());
+  spec_.clustering = into;
+  return {};
 }
 
 size_t EstimatorSummary::bytes() const {
@@ -180,7 +233,14 @@ Result<EstimatorSummary> EstimatorSummary::Deserialize(const EstimatorSpec& spec
     held = std::move(read).value();
     fits = held.value_dim() == spec.value_dim;
     if constexpr (requires { held.key_dim(); }) fits = fits && held.key_dim() == spec.key_dim;
-    if constexpr (requires { held.d_phi(); }) fits = fits && held.d_phi() == spec.phi_k->d_phi;
+    if constexpr (requires { held.d_phi(); }) {
+      fits = fits && held.d_phi() == spec.phi_k->d_phi &&
+             held.dtype() == (spec.bf16 ? DType::kBf16 : DType::kF32);
+    }
+    if constexpr (requires { held.has_cross(); }) {
+      fits = fits && held.has_cross() == spec.cross && held.cross_rank() == spec.rank &&
+             held.has_covariance() == spec.covariance;
+    }
     if constexpr (requires { held.contents(); }) {
       fits = fits && held.size() == spec.clustering->size() &&
              held.contents() == ContentsOf(spec.kind);

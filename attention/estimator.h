@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/clusters.h"
+#include "attention/estimator_variant.h"
 #include "attention/ledger.h"
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
@@ -30,6 +31,9 @@ struct EstimatorSpec {
   bool covariance = false;                 // kMoment: gather the keys' full covariance
   const FeatureMap* phi_k = nullptr;       // kPhi
   const Clustering* clustering = nullptr;  // kCentroid, kClusterMoment, kScan
+  // Of what is kept for reading (EstimatorSummary::Keep):
+  uint32_t rank = 0;  // kMoment: C as a factor of that rank
+  bool bf16 = false;  // kPhi: u and T
 
   Status Validate() const;
 };
@@ -43,13 +47,24 @@ class EstimatorSummary {
   uint64_t count() const;
   // Rows are of the spec's dimensions.
   void Add(const RowsView& rows);
-  // Of disjoint token sets; kInvalidArgument when the other was made from a different spec.
+  // kPhi: with features that are at hand, log phi [rows.count][d_phi]; -inf: none.
+  void AddFeatures(const RowsView& rows, std::span<const float> log_phi) {
+    std::get<PhiCache>(held_).AddFeatures(rows, log_phi);
+  }
+  // Of disjoint token sets; kInvalidArgument when the other was made from a different spec, or
+  // either is for reading only (Keep).
   Status Merge(const EstimatorSummary& other);
 
-  // kMoment with cross: C as a factor of that rank, for reading (MomentSummary::Factored).
-  // kPhi: u and T in bf16. Both come after all adding and merging of checkpoints.
-  void Factor(uint32_t rank, std::span<const float> query_rms);
-  void RoundToBf16();
+  // What a variant of the same estimator keeps of this: for reading, after all adding and merging
+  // of checkpoints. Cluster summaries serve all three estimators by clusters. query_rms: of the
+  // queries' channels, for factoring C (empty: all alike). `alike`: kept by the same variant from
+  // much the same tokens, to take the factor's directions from (null: find them).
+  // kInvalidArgument when this holds less than the variant keeps.
+  Result<EstimatorSummary> Keep(const EstimatorVariant& variant, std::span<const float> query_rms,
+                                const EstimatorSummary* alike) const;
+  // kCentroid, kClusterMoment, kScan: whole clusters put together as clusters of `into`, which
+  // outlives this; each goes where to[cluster] says.
+  Status Coarsen(std::span<const uint16_t> to, const Clustering* into);
 
   size_t bytes() const;  // as stored, without the envelope
   // Token-equivalents beside rows of this shape: what a budget is charged (spec §4).
@@ -65,6 +80,11 @@ class EstimatorSummary {
   // Points the step's input at this summary, which must outlive the step: sets `estimator` and what
   // belongs to it. Left to the caller: phi_q, forms, stored features, scan masses.
   void AttachTo(GroupStepInput& in) const;
+
+  // Null when it is of another estimator.
+  const MomentSummary* moment() const { return std::get_if<MomentSummary>(&held_); }
+  const PhiCache* phi() const { return std::get_if<PhiCache>(&held_); }
+  const ClusterSummary* clusters() const { return std::get_if<ClusterSummary>(&held_); }
 
  private:
   using Held = std::variant<std::monostate, MomentSummary, PhiCache, ClusterSummary>;

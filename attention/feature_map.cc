@@ -119,7 +119,7 @@ Status FeatureMapSet::Validate(const KvGeometry& geometry) const {
     return Status();
   };
   if (length == 0) return InvalidArgument("feature maps: target prefix length is 0");
-  PREFIXD_TRY(check("phi_q", phi_q, geometry.n_q_heads));
+  if (!phi_q.empty()) PREFIXD_TRY(check("phi_q", phi_q, geometry.n_q_heads));
   return check("phi_k", phi_k, geometry.n_kv_heads);
 }
 

@@ -33,7 +33,7 @@ struct FeatureMapSet {
   uint32_t length = 0;  // prefix length they were trained for, tokens
   uint32_t d_phi = 0;
   std::string digest;             // of the weights and of this kernel: caches record it
-  std::vector<FeatureMap> phi_q;  // [n_layers * n_q_heads]
+  std::vector<FeatureMap> phi_q;  // [n_layers * n_q_heads]; none: symmetric, phi_k serves queries
   std::vector<FeatureMap> phi_k;  // [n_layers * n_kv_heads]
 
   Status Validate(const KvGeometry& geometry) const;

@@ -116,6 +116,11 @@ Ledger& Ledger::operator+=(const Ledger& other) {
   summary_tokens += other.summary_tokens;
   charged_summary_tokens += other.charged_summary_tokens;
   logical_bytes += other.logical_bytes;
+  for (size_t kind = 0; kind < kEstimatorKinds; ++kind) {
+    summary_bytes[kind] += other.summary_bytes[kind];
+  }
+  feature_tokens += other.feature_tokens;
+  feature_bytes += other.feature_bytes;
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     physical_bytes[tier] += other.physical_bytes[tier];
   }

@@ -48,6 +48,8 @@ struct BudgetPlan {
 Result<BudgetPlan> PlanBudget(uint32_t n_tokens, Anchors anchors, double fraction,
                               double estimator_tokens, uint32_t l_gen = 1, double token_cost = 1);
 
+inline constexpr size_t kEstimatorKinds = 6;  // without kAuto
+
 enum class Tier : uint8_t { kGpu = 0, kHost = 1, kSsd = 2 };
 inline constexpr size_t kTierCount = 3;
 
@@ -58,7 +60,10 @@ struct Ledger {
   uint64_t retrieved_tokens = 0;
   double summary_tokens = 0;          // fetched once per attach, in token-equivalents
   double charged_summary_tokens = 0;  // what each step's budget paid for the summary, summed
-  uint64_t logical_bytes = 0;         // rows asked for, summaries
+  uint64_t logical_bytes = 0;         // rows asked for, summaries, features
+  std::array<uint64_t, kEstimatorKinds> summary_bytes{};  // of these, summaries by EstimatorKind
+  double feature_tokens = 0;   // stored features read beside rows, in token-equivalents
+  uint64_t feature_bytes = 0;  // the same in bytes
   std::array<uint64_t, kTierCount> physical_bytes{};  // what devices and tiers really moved
   uint64_t keys_scanned = 0;                          // by the selector
   uint64_t scan_bytes = 0;
@@ -70,9 +75,10 @@ struct Ledger {
   double mean_rho_z() const { return rho_z_count ? rho_z_sum / double(rho_z_count) : 0.0; }
   // Token-equivalents per step and KV head, as the budget accounts them.
   double tokens_per_step() const {
-    return steps
-               ? (double(anchor_tokens + retrieved_tokens) + charged_summary_tokens) / double(steps)
-               : 0.0;
+    return steps ? (double(anchor_tokens + retrieved_tokens) + feature_tokens +
+                    charged_summary_tokens) /
+                       double(steps)
+                 : 0.0;
   }
   Ledger& operator+=(const Ledger& other);
 };

@@ -86,17 +86,23 @@ MomentSummary MomentSummary::Factored(uint32_t rank, std::span<const float> quer
   }
   basis.resize(size_t{rank} * value_dim_);
 
-  MomentSummary out = *this;
-  out.cross_.clear();
+  return FactoredAlong(basis);
+}
+
+MomentSummary MomentSummary::FactoredAlong(std::span<const double> directions) const {
+  const auto rank = static_cast<uint32_t>(directions.size() / value_dim_);
+  assert(has_cross() && rank >= 1 && rank < std::min(key_dim_, value_dim_));
+  assert(directions.size() == size_t{rank} * value_dim_);
+  MomentSummary out = Reduced(/*keep_cross=*/false, /*keep_covariance=*/true);
   out.cross_rank_ = rank;
-  const std::vector<double> left = Project(basis, rank, cross_, key_dim_, value_dim_);
+  out.value_factor_.assign(directions.begin(), directions.end());
+  const std::vector<double> left = Project(out.value_factor_, rank, cross_, key_dim_, value_dim_);
   out.key_factor_.resize(size_t{key_dim_} * rank);
   for (uint32_t r = 0; r < rank; ++r) {
     for (uint32_t j = 0; j < key_dim_; ++j) {
       out.key_factor_[size_t{j} * rank + r] = left[size_t{r} * key_dim_ + j];
     }
   }
-  out.value_factor_ = std::move(basis);
   return out;
 }
 

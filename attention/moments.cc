@@ -161,6 +161,21 @@ void MomentSummary::Expand() {
   value_factor_.clear();
 }
 
+MomentSummary MomentSummary::Reduced(bool keep_cross, bool keep_covariance) const {
+  MomentSummary out(key_dim_, value_dim_, false, false);
+  out.count_ = count_;
+  out.mean_key_ = mean_key_;
+  out.key_m2_ = key_m2_;
+  out.mean_value_ = mean_value_;
+  if (keep_covariance) out.covariance_ = covariance_;
+  if (!keep_cross) return out;
+  out.cross_ = cross_;
+  out.cross_rank_ = cross_rank_;
+  out.key_factor_ = key_factor_;
+  out.value_factor_ = value_factor_;
+  return out;
+}
+
 size_t MomentSummary::bytes() const {
   const size_t dk = key_dim_;
   return sizeof(float) * (2 * dk + value_dim_ + cross_.size() + key_factor_.size() +

@@ -53,6 +53,12 @@ class MomentSummary {
   // 1 <= rank < min(key_dim, value_dim).
   MomentSummary Factored(uint32_t rank, std::span<const float> query_rms) const;
 
+  // The same with C as a factor along given directions [rank][value_dim], orthonormal: those that
+  // Factored() found for a token set which is much the same.
+  MomentSummary FactoredAlong(std::span<const double> directions) const;
+  // The same without C, without the full covariance, or without either.
+  MomentSummary Reduced(bool keep_cross, bool keep_covariance) const;
+
   size_t bytes() const;  // of the serialised payload: what a budget is charged for
 
   // Self-describing little-endian bytes with a version; float32 payload. Checksums are the

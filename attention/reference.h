@@ -45,6 +45,10 @@ struct Estimate {
 Estimate EstimateMoment(const GroupStepInput& in, uint32_t g);
 Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
 
+// kCentroid, kClusterMoment, kScan, from the rows of the remainder themselves: nothing is taken
+// away from a summary. `rest`: the mid region's rows that were not retrieved.
+Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& rest);
+
 // The step with the estimator that `in` names: none, moment in all its forms, phi with features
 // recomputed. Inputs are trusted: nothing is validated.
 States GroupStep(const GroupStepInput& in, uint32_t value_dim);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "attention/kernels.h"
 #include "attention/top_ranks.h"
@@ -94,6 +96,32 @@ Selection SelectByGroupMax(std::span<const float> scores, uint32_t group, uint32
   const CutKind kind = scores_complete ? CutKind::kExact : CutKind::kApproximate;
   for (uint32_t g = 0; g < group; ++g) selection.cuts[g] = {CutAbove(lse[g], theta), kind};
   return selection;
+}
+
+std::vector<Cut> GroupRanking::Cuts(uint32_t k) const {
+  std::vector<Cut> cuts(lse.size(), Cut{-kInf, CutKind::kExact});
+  if (k >= n) return cuts;
+  assert(k < best.size());
+  for (size_t g = 0; g < lse.size(); ++g) cuts[g].score = CutAbove(lse[g], rank[k]);
+  return cuts;
+}
+
+GroupRanking RankByGroupMax(std::span<const float> scores, uint32_t group, uint32_t n,
+                            uint32_t most) {
+  GroupRanking ranking;
+  ranking.n = n;
+  ranking.lse.resize(group);
+  const std::vector<float> rank = GroupMaxRanks(scores, group, n, ranking.lse);
+  const size_t kept = std::min(n, most == UINT32_MAX ? most : most + 1);
+  std::vector<uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0u);
+  std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](uint32_t a, uint32_t b) {
+    return rank[a] != rank[b] ? rank[a] > rank[b] : a < b;
+  });
+  order.resize(kept);
+  for (uint32_t i : order) ranking.rank.push_back(rank[i]);
+  ranking.best = std::move(order);
+  return ranking;
 }
 
 }  // namespace prefixd

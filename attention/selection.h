@@ -34,4 +34,18 @@ struct Selection {
 Selection SelectByGroupMax(std::span<const float> scores, uint32_t group, uint32_t n, uint32_t k,
                            uint32_t first_id, bool scores_complete);
 
+// The same ranking for several k at once: the first k of `best` are what SelectByGroupMax takes.
+struct GroupRanking {
+  uint32_t n = 0;
+  std::vector<uint32_t> best;  // candidates, best first, of equal rank the lowest first
+  std::vector<float> rank;     // of each of `best`
+  std::vector<float> lse;      // [G] L_g
+
+  // Exact cuts when the first k are retrieved. REQUIRES: k < best.size() or best.size() == n.
+  std::vector<Cut> Cuts(uint32_t k) const;
+};
+// The best most + 1 candidates (so that any k up to `most` has its cuts).
+GroupRanking RankByGroupMax(std::span<const float> scores, uint32_t group, uint32_t n,
+                            uint32_t most);
+
 }  // namespace prefixd

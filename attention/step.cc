@@ -199,15 +199,16 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   std::vector<double> z(in.group);
   for (uint32_t g = 0; g < in.group; ++g) {
     const double log_z_r = scored.estimate ? remainder.log_z[g] : -kInf;
-    const double shift = std::max(double{scored.max[g]}, log_z_r);
+    const bool merged = in.merge_estimate && log_z_r != -kInf;
+    const double shift = merged ? std::max(double{scored.max[g]}, log_z_r) : scored.max[g];
     if (shift == -kInf) {  // nothing stored at all
       out.lse[g] = -std::numeric_limits<float>::infinity();
-      out.rho_z[g] = 0;
+      out.rho_z[g] = log_z_r == -kInf ? 0 : 1;
       continue;
     }
     const float float_shift = static_cast<float>(shift);
     float* row = weights.data() + g * shape.exact;
-    const double z_r = std::exp(log_z_r - float_shift);
+    const double z_r = merged ? std::exp(log_z_r - float_shift) : 0.0;
     const double z_e = SignedWeights(remainder, g, k, z_r, float_shift, {row, shape.exact});
     if (z_r > 0) {
       for (uint32_t l = 0; l < shape.value_dim; ++l) {
@@ -217,7 +218,8 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
     }
     z[g] = z_e + z_r;
     out.lse[g] = static_cast<float>(double{float_shift} + std::log(z[g]));
-    out.rho_z[g] = static_cast<float>(z_r / z[g]);
+    // In logs: a dropped remainder may be far above what was read.
+    out.rho_z[g] = static_cast<float>(1 / (1 + std::exp(float_shift + std::log(z_e) - log_z_r)));
   }
 
   size_t offset = 0;

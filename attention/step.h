@@ -34,6 +34,9 @@ struct GroupStepInput {
   // `estimator` reads (attention/estimator.h makes, merges and stores all kinds alike).
   uint64_t mid_count = 0;
   EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
+  // False: y and lse are of what was read alone, and rho_z says what share the estimator makes of
+  // the remainder that was dropped.
+  bool merge_estimate = true;
 
   // kMoment; with the others, if there, for the lower side of the bracket on Z_R.
   const MomentSummary* moment = nullptr;

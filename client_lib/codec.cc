@@ -101,6 +101,11 @@ template <class V>
 void Describe(V& v, Is<StepPolicy> auto& s) {
   v("mode", s.mode), v("estimator", s.estimator), v("budget", s.budget), v("k", s.k);
   v("l_gen", s.l_gen), v("selector", s.selector), v("page_granular", s.page_granular);
+  v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
+}
+template <class V>
+void Describe(V& v, Is<StepPolicy::Fixed> auto& s) {
+  v("layer", s.layer), v("kv_head", s.kv_head), v("estimator", s.estimator);
 }
 template <class V>
 void Describe(V& v, Is<AttachSpec> auto& s) {
@@ -124,13 +129,20 @@ void Describe(V& v, Is<Ledger> auto& s) {
   v("retrieved_tokens", s.retrieved_tokens), v("summary_tokens", s.summary_tokens);
   v("charged_summary_tokens", s.charged_summary_tokens);
   v("logical_bytes", s.logical_bytes), v("physical_bytes", s.physical_bytes);
+  v("summary_bytes", s.summary_bytes), v("feature_tokens", s.feature_tokens);
+  v("feature_bytes", s.feature_bytes);
   v("keys_scanned", s.keys_scanned), v("scan_bytes", s.scan_bytes);
   v("retrievals", s.retrievals), v("rho_z_sum", s.rho_z_sum), v("rho_z_count", s.rho_z_count);
   v("select_ns", s.select_ns), v("read_ns", s.read_ns), v("compute_ns", s.compute_ns);
 }
 template <class V>
 void Describe(V& v, Is<StepInfo> auto& s) {
-  v("k", s.k), v("ledger", s.ledger);
+  v("k", s.k), v("ledger", s.ledger), v("k_per_head", s.k_per_head);
+  v("rho_z", s.rho_z), v("missing", s.missing);
+}
+template <class V>
+void Describe(V& v, Is<MissingMass> auto& s) {
+  v("delta", s.delta), v("certified", s.certified);
 }
 template <class V>
 void Describe(V& v, Is<SessionReport> auto& s) {
@@ -139,7 +151,11 @@ void Describe(V& v, Is<SessionReport> auto& s) {
 template <class V>
 void Describe(V& v, Is<HeadChoice> auto& s) {
   v("layer", s.layer), v("kv_head", s.kv_head), v("chosen", s.chosen), v("budget", s.budget);
-  v("error_none", s.error_none), v("error_phi", s.error_phi), v("error_moment", s.error_moment);
+  v("errors", s.errors);
+}
+template <class V>
+void Describe(V& v, Is<EstimatorError> auto& s) {
+  v("estimator", s.estimator), v("error", s.error);
 }
 template <class V>
 void Describe(V& v, Is<PrefixSummary> auto& s) {
@@ -220,7 +236,7 @@ struct Encoder {
   static Json Value(const std::filesystem::path& x) { return x.string(); }
   static Json Value(DType x) { return std::string(DTypeName(x)); }
   static Json Value(StepMode x) { return std::string(StepModeName(x)); }
-  static Json Value(EstimatorKind x) { return std::string(EstimatorName(x)); }
+  static Json Value(const EstimatorVariant& x) { return x.Name(); }
   static Json Value(IngestState x) { return std::string(IngestStateName(x)); }
   static Json Value(storage::RowEncoding x) { return std::string(storage::RowEncodingName(x)); }
   static Json Value(CutKind x) { return static_cast<uint32_t>(x); }
@@ -319,8 +335,8 @@ struct Decoder {
   void Read(const Json& j, const std::string& at, StepMode& x) {
     ReadName(j, at, StepModeFromName, x);
   }
-  void Read(const Json& j, const std::string& at, EstimatorKind& x) {
-    ReadName(j, at, EstimatorFromName, x);
+  void Read(const Json& j, const std::string& at, EstimatorVariant& x) {
+    ReadName(j, at, EstimatorVariant::Parse, x);
   }
   void Read(const Json& j, const std::string& at, storage::RowEncoding& x) {
     ReadName(j, at, storage::RowEncodingFromName, x);
@@ -459,6 +475,7 @@ template Result<std::vector<uint64_t>> Field<std::vector<uint64_t>>(const Json&,
 template Result<std::string> Field<std::string>(const Json&, const char*);
 template Result<TokenRange> Field<TokenRange>(const Json&, const char*);
 template Result<StepPolicy> Field<StepPolicy>(const Json&, const char*);
+template Result<EstimatorVariant> Field<EstimatorVariant>(const Json&, const char*);
 template Result<std::vector<Extent>> Field<std::vector<Extent>>(const Json&, const char*);
 
 std::vector<std::byte> PackControl(const Json& json) {

@@ -201,11 +201,9 @@ class RemoteSession final : public Session {
     return selection;
   }
 
-  Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) override {
-    return Summary("phi", layer, kv_head);
-  }
-  Result<std::vector<std::byte>> MomentBytes(uint32_t layer, uint32_t kv_head) override {
-    return Summary("moment", layer, kv_head);
+  Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                              const EstimatorVariant& variant) override {
+    return Summary(variant.Name(), layer, kv_head);
   }
 
   SessionReport report() const override {

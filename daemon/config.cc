@@ -297,6 +297,9 @@ Result<std::vector<std::pair<std::string, double>>> ParseShares(std::string_view
 
 Status CheckConfig(const Config& config) {
   PREFIXD_TRY(ParseShares(config.host_tier_shares));
+  if (const auto estimators = ParseVariants(config.estimators); !estimators.ok()) {
+    return InvalidArgument("ingest.estimators: " + estimators.error().message);
+  }
   if (config.dir.empty()) return InvalidArgument("dir is empty: name the store's directory");
   if (config.socket.empty() && config.tcp.empty()) {
     return InvalidArgument("nothing to listen on: set listen.socket or listen.tcp");
@@ -360,7 +363,11 @@ RuntimeOptions Config::Runtime() const {
   o.compute = compute;
   o.anchors = {static_cast<uint32_t>(n_sink), static_cast<uint32_t>(n_tail)};
   o.checkpoint_tokens = static_cast<uint32_t>(checkpoint_tokens);
-  o.moment_cross = moment_cross;
+  if (auto parsed = ParseVariants(estimators); parsed.ok()) {  // CheckConfig has said so if not
+    o.estimators = *std::move(parsed);
+  }
+  o.phi_features = phi_features;
+  o.clusters = static_cast<uint32_t>(clusters);
   o.query_samples = static_cast<uint32_t>(query_samples);
   o.choice_budgets = choice_budgets;
   o.build_ivf = build_ivf;

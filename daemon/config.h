@@ -51,7 +51,9 @@ struct Config {
   uint64_t n_sink = 4;
   uint64_t n_tail = 16;
   uint64_t checkpoint_tokens = 4096;
-  bool moment_cross = false;
+  std::string estimators = VariantNames(DefaultEstimators());
+  uint64_t clusters = 32;
+  std::string phi_features = "auto";
   uint64_t query_samples = 32;
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
   bool build_ivf = true;

@@ -252,11 +252,18 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
     std::printf("derived           %s\n", Printable(blob).c_str());
   if (detail.choices.empty()) return {};
   std::vector<std::vector<std::string>> rows = {
-      {"LAYER", "KV HEAD", "BUDGET", "CHOSEN", "ERROR NONE", "ERROR PHI", "ERROR MOMENT"}};
+      {"LAYER", "KV HEAD", "BUDGET", "CHOSEN", "ERROR", "OTHERS"}};
   for (const HeadChoice& c : detail.choices) {
-    rows.push_back({Count(c.layer), Count(c.kv_head), ErrorText(c.budget),
-                    std::string(EstimatorName(c.chosen)), ErrorText(c.error_none),
-                    ErrorText(c.error_phi), ErrorText(c.error_moment)});
+    std::string error = "-", others;
+    for (const EstimatorError& e : c.errors) {
+      if (e.estimator == c.chosen) {
+        error = ErrorText(e.error);
+        continue;
+      }
+      others += (others.empty() ? "" : ", ") + e.estimator.Name() + " " + ErrorText(e.error);
+    }
+    rows.push_back({Count(c.layer), Count(c.kv_head), ErrorText(c.budget), c.chosen.Name(), error,
+                    others.empty() ? "-" : others});
   }
   PrintTable(rows);
   return {};

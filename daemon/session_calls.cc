@@ -226,14 +226,10 @@ Result<Json> RequestHandler::Select(const Request& request, Response* response) 
 
 Result<Json> RequestHandler::Summary(const Request& request, Response* response) {
   PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
-  PREFIXD_ASSIGN(const auto kind, Field<std::string>(request.control, "kind"));
+  PREFIXD_ASSIGN(const auto kind, Field<EstimatorVariant>(request.control, "kind"));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
-  if (kind != "phi" && kind != "moment") {
-    return InvalidArgument("field 'kind' must be 'phi' or 'moment'");
-  }
-  PREFIXD_ASSIGN(response->payload, kind == "phi" ? session->PhiCacheBytes(layer, kv_head)
-                                                  : session->MomentBytes(layer, kv_head));
+  PREFIXD_ASSIGN(response->payload, session->SummaryBytes(layer, kv_head, kind));
   return Json::object();
 }
 

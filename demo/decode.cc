@@ -126,7 +126,7 @@ Status RunCold(const DecodeOptions& options) {
     for (const double budget : kBudgets) {
       const bool full = method.mode == StepMode::kFull;
       const auto of_row = full ? std::nullopt : std::optional(budget);
-      if (method.estimator == EstimatorKind::kPhi && session->info().d_phi == 0) continue;
+      if (method.estimator.kind == EstimatorKind::kPhi && session->info().d_phi == 0) continue;
       const Status set = session->SetPolicy(Evaluator::PolicyOf(method, of_row));
       if (!set.ok() && set.error().code == Code::kInfeasible) continue;
       PREFIXD_TRY(set);

@@ -173,7 +173,7 @@ Result<Row> Evaluator::Run(const Method& method, std::optional<double> budget) {
   row.method = method.name;
   row.budget = budget;
   row.questions = static_cast<uint32_t>(state_.facts.size());
-  if (method.estimator == EstimatorKind::kPhi && session_->info().d_phi == 0) {
+  if (method.estimator.kind == EstimatorKind::kPhi && session_->info().d_phi == 0) {
     row.feasible = false;
     row.reason = "the model has no feature maps";
     return row;
@@ -242,7 +242,7 @@ Result<Evaluator::Continuation> Evaluator::Continue(size_t max_tokens) {
   return run;
 }
 
-Result<Evaluator::Timing> Evaluator::TimeAtK(EstimatorKind estimator, uint32_t k) {
+Result<Evaluator::Timing> Evaluator::TimeAtK(const EstimatorVariant& estimator, uint32_t k) {
   const KvGeometry& geometry = session_->info().geometry;
   PREFIXD_TRY(session_->SetPolicy({.estimator = estimator, .k = k}));
   std::vector<float> y(size_t{geometry.n_q_heads} * geometry.value_dim), lse(geometry.n_q_heads);

@@ -18,7 +18,7 @@ namespace prefixd::demo {
 struct Method {
   std::string name;  // as in report.json: "full", "sink_tail", "topk", "topk_phi", ...
   StepMode mode = StepMode::kRetrieve;
-  EstimatorKind estimator = EstimatorKind::kNone;
+  EstimatorVariant estimator = EstimatorKind::kNone;
 };
 const std::vector<Method>& Methods();
 
@@ -73,7 +73,7 @@ class Evaluator {
     double load_ms = 0, compute_ms = 0, select_ms = 0;  // per generated token
   };
   // Attention of the recorded queries alone at a fixed K, rows warm: for the break-even map.
-  Result<Timing> TimeAtK(EstimatorKind estimator, uint32_t k);
+  Result<Timing> TimeAtK(const EstimatorVariant& estimator, uint32_t k);
 
   const std::vector<double>& entropy() const { return entropy_; }  // [n_layers * n_q_heads]
 

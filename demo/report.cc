@@ -84,13 +84,13 @@ json ChoicesJson(const std::vector<HeadChoice>& choices) {
   const auto number = [](double x) { return x == x ? json(x) : json(); };
   json all = json::array();
   for (const HeadChoice& c : choices) {
+    json errors = json::object();
+    for (const EstimatorError& e : c.errors) errors[e.estimator.Name()] = number(e.error);
     all.push_back({{"layer", c.layer},
                    {"kv_head", c.kv_head},
                    {"budget", c.budget},
-                   {"chosen", EstimatorName(c.chosen)},
-                   {"error_none", number(c.error_none)},
-                   {"error_phi", number(c.error_phi)},
-                   {"error_moment", number(c.error_moment)}});
+                   {"chosen", c.chosen.Name()},
+                   {"errors", std::move(errors)}});
   }
   return all;
 }

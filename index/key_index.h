@@ -47,6 +47,9 @@ struct SearchRequest {
   uint32_t first_token = 0;
   KeyReader* reader = nullptr;
   SearchScratch* scratch = nullptr;  // null: of its own
+  // If not null: the scores [G][candidates] of a search that scored every candidate, as it saw
+  // them; emptied by one that did not, or had nothing to choose. For the estimate by scan.
+  std::vector<float>* scores = nullptr;
 };
 
 class KeyIndex {

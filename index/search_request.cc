@@ -169,6 +169,7 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
 
 Result<Selection> SearchExactly(const SearchRequest& request) {
   const uint32_t n = request.candidates.size();
+  if (request.scores) request.scores->clear();
   if (request.k >= n) return SelectAll(request);
   std::vector<float> own;
   std::vector<float>& scores = request.scratch ? request.scratch->scores : own;
@@ -179,6 +180,9 @@ Result<Selection> SearchExactly(const SearchRequest& request) {
                        request.k, request.candidates.begin, /*scores_complete=*/true);
   selection.keys_scanned = n;
   selection.bytes_scanned = uint64_t{n} * request.keys.shape.key_bytes();
+  if (request.scores) {
+    request.scores->assign(scores.begin(), scores.begin() + size_t{request.group} * n);
+  }
   return selection;
 }
 

@@ -4,42 +4,27 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "attention/diagnostics.h"
 #include "attention/selection.h"
 #include "attention/step.h"
+#include "runtime/estimator_input.h"
+#include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr EstimatorKind kCandidates[] = {EstimatorKind::kNone, EstimatorKind::kMoment,
-                                         EstimatorKind::kPhi};
 // Measuring costs samples x tokens: longer prefixes are judged by fewer samples.
-constexpr uint64_t kSampleTokens = 32 * 32768;
+constexpr uint64_t kSampleTokens = 16 * 16384;
 constexpr size_t kMinSamples = 4;
 
-double& ErrorOf(HeadChoice& choice, EstimatorKind estimator) {
-  switch (estimator) {
-    case EstimatorKind::kPhi:
-      return choice.error_phi;
-    case EstimatorKind::kMoment:
-      return choice.error_moment;
-    default:
-      return choice.error_none;
-  }
-}
-
-// One candidate at one budget, with the error it gathers.
+// One candidate at one budget.
 struct Trial {
   size_t budget = 0;
-  EstimatorKind estimator = EstimatorKind::kNone;
+  EstimatorVariant estimator = EstimatorKind::kNone;
   uint32_t k = 0;
-  double error_sum = 0;
 };
 
 struct Inputs {
@@ -48,112 +33,274 @@ struct Inputs {
   const storage::StoredPrefix& prefix;
   const QuerySamples& samples;
   const FeatureMapSet* maps = nullptr;
+  std::vector<SegmentPart> parts;  // of the chain, up to P
   Partition partition;
   std::vector<double> budgets;
   std::vector<Trial> trials;  // of every head
-  std::vector<MomentSummary> moments;
-  std::vector<PhiCache> phis;
+  uint32_t most = 0;          // largest k of a trial
+  KeptByVariant kept;
+};
+
+// Everything of one head that its trials look at, gathered by streaming its rows.
+class HeadSamples {
+ public:
+  HeadSamples(const Inputs& in, uint32_t layer, uint32_t kv_head)
+      : in_(in),
+        geometry_(in.model.spec.geometry),
+        layer_(layer),
+        kv_head_(kv_head),
+        n_(in.partition.tail.end),
+        mid_(in.partition.mid) {}
+
+  Status Read() {
+    PickQueries();
+    if (count_ == 0) return {};
+    PREFIXD_TRY(ReadScores());
+    rankings_.clear();
+    for (size_t s = 0; s < count_; ++s) {
+      rankings_.push_back(RankByGroupMax(scores(s), group(), mid_.size(), in_.most));
+    }
+    return ReadRetrieved();
+  }
+
+  size_t count() const { return count_; }
+  uint32_t group() const { return geometry_.group_size(); }
+  std::span<const float> queries(size_t s) const { return Part(queries_, s, geometry_.key_dim); }
+  std::span<const float> exact(size_t s) const { return Part(exact_, s, geometry_.value_dim); }
+  std::span<const float> scores(size_t s) const { return Part(scores_, s, mid_.size()); }
+  const GroupRanking& ranking(size_t s) const { return rankings_[s]; }
+  // The k best rows of sample s, best first.
+  RowsView retrieved(size_t s, uint32_t k) const {
+    const RowShape row = geometry_.row();
+    return {retrieved_.data() + s * in_.most * row.bytes(), k, row.bytes(), row};
+  }
+  RowsView sinks() const { return Anchors(0, in_.partition.sink.size()); }
+  RowsView tail() const { return Anchors(in_.partition.sink.size(), in_.partition.tail.size()); }
+  std::span<const uint16_t> clusters() const { return clusters_; }  // [mid], if a trial needs them
+
+ private:
+  std::span<const float> Part(const std::vector<float>& all, size_t s, size_t dim) const {
+    return std::span(all).subspan(s * group() * dim, group() * dim);
+  }
+  RowsView Anchors(size_t first, size_t n) const {
+    const RowShape row = geometry_.row();
+    return {anchors_.data() + first * row.bytes(), n, row.bytes(), row};
+  }
+
+  // Spread over the kept positions, which ascend.
+  void PickQueries() {
+    const QuerySamples::Layer& samples = in_.samples.layers[layer_];
+    const size_t wanted = std::max<size_t>(kMinSamples, kSampleTokens / n_);
+    count_ = std::min(samples.positions.size(), wanted);
+    for (size_t s = 0; s < count_; ++s) {
+      const size_t at = s * samples.positions.size() / count_;
+      const float* q = samples.q.data() +
+                       (at * geometry_.n_q_heads + size_t{kv_head_} * group()) * geometry_.key_dim;
+      queries_.insert(queries_.end(), q, q + size_t{group()} * geometry_.key_dim);
+    }
+  }
+
+  // visit(run, rows): every row once, in order.
+  template <typename Visit>
+  Status Stream(Visit visit) {
+    const RowShape row = geometry_.row();
+    const auto scratch = in_.rooms.scratch->Acquire();
+    for (uint32_t at = 0; at < n_;) {
+      const TokenRange run{at, std::min(n_, storage::RunEnd(in_.prefix.parts(), at, kRunTokens))};
+      const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
+      PREFIXD_TRY(in_.prefix.ReadRange(layer_, kv_head_, run, bytes, nullptr));
+      PREFIXD_TRY(visit(run, RowsView{bytes.data(), run.size(), row.bytes(), row}));
+      at = run.end;
+    }
+    return {};
+  }
+
+  Status ReadScores() {
+    const RowShape row = geometry_.row();
+    const auto heads = static_cast<uint32_t>(count_ * group());
+    const size_t head = size_t{layer_} * geometry_.n_kv_heads + kv_head_;
+    const PrefixClusters* clusters = nullptr;
+    for (const auto& [variant, kept] : in_.kept) {
+      if (kept->clusters) clusters = kept->clusters.get();
+    }
+    exact_.assign(size_t{heads} * row.value_dim, 0);
+    scores_.resize(size_t{heads} * mid_.size());
+    anchors_.resize(in_.partition.anchor_count() * row.bytes());
+    std::vector<float> lse(heads, -std::numeric_limits<float>::infinity());
+    std::vector<float> run_y(exact_.size()), run_lse(heads), block;
+    return Stream([&](TokenRange run, const RowsView& rows) -> Status {
+      const LayerGeometry& layer = geometry_.layers[layer_];
+      PREFIXD_TRY(ExactAttention(queries_, heads, layer, rows, run_y, run_lse));
+      for (uint32_t h = 0; h < heads; ++h) {
+        const size_t at = size_t{h} * row.value_dim;
+        MergeStates(std::span(exact_).subspan(at, row.value_dim), &lse[h],
+                    std::span(run_y).subspan(at, row.value_dim), run_lse[h]);
+      }
+      block.resize(size_t{heads} * rows.count);
+      Scores(queries_, heads, layer, rows, block);
+      for (uint32_t t = run.begin; t < run.end; ++t) {
+        const size_t i = t - run.begin;
+        if (mid_.contains(t)) continue;
+        const size_t at = t < mid_.begin ? t : in_.partition.sink.size() + t - mid_.end;
+        std::memcpy(anchors_.data() + at * row.bytes(), rows.key(i), row.bytes());
+      }
+      const uint32_t begin = std::max(run.begin, mid_.begin), end = std::min(run.end, mid_.end);
+      for (uint32_t h = 0; h < heads && begin < end; ++h) {
+        std::copy_n(block.data() + size_t{h} * rows.count + (begin - run.begin), end - begin,
+                    scores_.data() + size_t{h} * mid_.size() + (begin - mid_.begin));
+      }
+      if (clusters && begin < end && in_.model.Summarised(layer_)) {
+        const auto of_run =
+            clusters->Of(head, {begin, end}, rows.Sub(begin - run.begin, end - begin));
+        clusters_.insert(clusters_.end(), of_run.begin(), of_run.end());
+      }
+      return {};
+    });
+  }
+
+  // The rows that any trial retrieves: in order of position they pass by once.
+  Status ReadRetrieved() {
+    const RowShape row = geometry_.row();
+    struct Wanted {
+      uint32_t token;
+      size_t slot;
+      bool operator<(const Wanted& o) const { return token < o.token; }
+    };
+    std::vector<Wanted> wanted;
+    for (size_t s = 0; s < count_; ++s) {
+      const std::vector<uint32_t>& best = rankings_[s].best;
+      const size_t k = std::min<size_t>(best.size(), in_.most);
+      for (size_t i = 0; i < k; ++i) wanted.push_back({mid_.begin + best[i], s * in_.most + i});
+    }
+    if (wanted.empty()) return {};
+    std::sort(wanted.begin(), wanted.end());
+    retrieved_.resize(count_ * in_.most * row.bytes());
+    auto next = wanted.begin();
+    return Stream([&](TokenRange run, const RowsView& rows) -> Status {
+      for (; next != wanted.end() && next->token < run.end; ++next) {
+        std::memcpy(retrieved_.data() + next->slot * row.bytes(), rows.key(next->token - run.begin),
+                    row.bytes());
+      }
+      return {};
+    });
+  }
+
+  const Inputs& in_;
+  const KvGeometry& geometry_;
+  const uint32_t layer_, kv_head_, n_;
+  const TokenRange mid_;
+  size_t count_ = 0;
+  std::vector<float> queries_, exact_, scores_;  // [count][G][...]
+  std::vector<GroupRanking> rankings_;           // [count]
+  std::vector<uint16_t> clusters_;               // [mid]
+  std::vector<std::byte> anchors_;
+  std::vector<std::byte> retrieved_;  // [count][most] rows, best first
 };
 
 Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
                    std::vector<HeadChoice>& out) {
   const KvGeometry& geometry = in.model.spec.geometry;
   const RowShape row = geometry.row();
-  const uint32_t group = geometry.group_size();
-  const uint32_t n = in.partition.tail.end, mid_begin = in.partition.mid.begin;
-  const uint32_t mid_count = in.partition.mid.size();
   const size_t head = size_t{layer} * geometry.n_kv_heads + kv_head;
-  const bool summarised = in.model.Summarised(layer);
+  const uint32_t group = geometry.group_size(), mid_count = in.partition.mid.size();
+  HeadSamples samples(in, layer, kv_head);
+  PREFIXD_TRY(samples.Read());
+  out.clear();
+  for (double budget : in.budgets) {
+    out.push_back({layer, kv_head, EstimatorKind::kNone, budget, {}});
+  }
+  if (samples.count() == 0) return {};
 
-  std::vector<std::byte> bytes(n * row.bytes());
-  PREFIXD_TRY(in.prefix.ReadRange(layer, kv_head, {0, n}, bytes, nullptr));
-  const RowsView rows{bytes.data(), n, row.bytes(), row};
-  const RowsView mid = rows.Sub(mid_begin, mid_count);
-
-  const QuerySamples::Layer& samples = in.samples.layers[layer];
-  const size_t wanted = std::max<size_t>(kMinSamples, kSampleTokens / n);
-  const size_t n_samples = std::min(samples.positions.size(), wanted);
-  std::vector<Trial> trials = in.trials;
-  std::vector<float> scores(size_t{group} * mid_count);
-  std::vector<std::byte> retrieved;
-  std::vector<float> exact(size_t{group} * row.value_dim), y(exact.size()), lse(group), rho(group);
-  for (size_t s = 0; s < n_samples; ++s) {
-    // Spread over the kept positions, which ascend.
-    const size_t at = s * samples.positions.size() / n_samples;
-    const std::span<const float> q(
-        samples.q.data() + (at * geometry.n_q_heads + size_t{kv_head} * group) * geometry.key_dim,
-        size_t{group} * geometry.key_dim);
-    PREFIXD_TRY(ExactAttention(q, group, geometry.layers[layer], rows, exact, lse));
-    Scores(q, group, geometry.layers[layer], mid, scores);
-    for (Trial& trial : trials) {
-      if (trial.estimator != EstimatorKind::kNone && !summarised) continue;
-      Selection selection;
-      if (trial.k > 0) {
-        selection = SelectByGroupMax(scores, group, mid_count, trial.k, mid_begin, true);
-      }
-      retrieved.resize(selection.ids.size() * row.bytes());
-      for (size_t i = 0; i < selection.ids.size(); ++i) {
-        std::memcpy(retrieved.data() + i * row.bytes(), rows.key(selection.ids[i]), row.bytes());
-      }
+  std::vector<float> y(size_t{group} * row.value_dim), lse(group), rho(group);
+  std::optional<TokenFeatures> features;
+  const bool phi = std::ranges::any_of(
+      in.trials, [](const Trial& t) { return t.estimator.kind == EstimatorKind::kPhi; });
+  if (phi && in.model.Summarised(layer)) {
+    const SummaryKind kind = SummaryKind::Phi(in.model, *in.maps, *in.rooms.options);
+    if (kind.stored_features()) {
+      PREFIXD_ASSIGN(features,
+                     TokenFeatures::OfMid(in.rooms, in.model, *in.maps, kind.feature_format(),
+                                          in.parts, in.partition.mid, head, nullptr));
+    }
+  }
+  std::vector<uint32_t> ids;
+  for (const Trial& trial : in.trials) {
+    if (trial.estimator.kind != EstimatorKind::kNone && !in.model.Summarised(layer)) continue;
+    const auto kept = in.kept.find(trial.estimator.Kept());
+    const KeptSummaries* summaries = kept == in.kept.end() ? nullptr : kept->second.get();
+    double sum = 0;
+    for (size_t s = 0; s < samples.count(); ++s) {
+      const GroupRanking& ranking = samples.ranking(s);
+      const uint32_t k = std::min(trial.k, mid_count);
       GroupStepInput step;
-      step.queries = q;
+      step.queries = samples.queries(s);
       step.group = group;
       step.layer = geometry.layers[layer];
-      step.sinks = rows.Sub(0, in.partition.sink.size());
-      step.tail = rows.Sub(in.partition.tail.begin, in.partition.tail.size());
-      step.retrieved = {retrieved.data(), selection.ids.size(), row.bytes(), row};
-      step.cuts = selection.cuts;
+      step.sinks = samples.sinks();
+      step.tail = samples.tail();
+      step.retrieved = samples.retrieved(s, k);
+      const std::vector<Cut> cuts = ranking.Cuts(k);
+      step.cuts = cuts;
       step.mid_count = mid_count;
-      step.estimator = trial.estimator;
-      if (trial.estimator == EstimatorKind::kMoment) step.moment = &in.moments[head];
-      if (trial.estimator == EstimatorKind::kPhi) {
-        step.phi = &in.phis[head];
-        step.phi_k = &in.maps->phi_k[head];
-        step.phi_q =
-            std::span(in.maps->phi_q)
-                .subspan(size_t{layer} * geometry.n_q_heads + size_t{kv_head} * group, group);
+      EstimatorInput input;
+      if (summaries && k < mid_count) {
+        input.Attach(trial.estimator, *summaries, in.maps, geometry, head, step);
+        const auto best = std::span(ranking.best).first(k);
+        if (trial.estimator.kind == EstimatorKind::kPhi && features) {
+          ids.clear();
+          for (uint32_t i : best) ids.push_back(in.partition.mid.begin + i);
+          input.AttachFeatures(*features, ids, step);
+        }
+        if (trial.estimator.clustered()) input.AttachClusters(samples.clusters(), best, step);
+        if (trial.estimator.kind == EstimatorKind::kScan) {
+          input.AttachScan(samples.clusters(), samples.scores(s), best, step);
+        }
       }
       PREFIXD_TRY(GroupStep(step, {y, lse, rho}));
       for (uint32_t g = 0; g < group; ++g) {
-        const auto of_g = [&](std::vector<float>& v) {
-          return std::span<const float>(v).subspan(size_t{g} * row.value_dim, row.value_dim);
-        };
-        trial.error_sum += RelativeL1(of_g(y), of_g(exact));
+        const size_t at = size_t{g} * row.value_dim;
+        sum += RelativeL1(std::span<const float>(y).subspan(at, row.value_dim),
+                          samples.exact(s).subspan(at, row.value_dim));
       }
     }
+    out[trial.budget].errors.push_back({trial.estimator, sum / double(samples.count() * group)});
   }
-  out.assign(in.budgets.size(), {});
-  for (size_t b = 0; b < in.budgets.size(); ++b) {
-    out[b] = {layer, kv_head, EstimatorKind::kNone, in.budgets[b], kNaN, kNaN, kNaN};
-  }
-  if (n_samples == 0) return {};
-  for (const Trial& trial : trials) {
-    if (trial.estimator != EstimatorKind::kNone && !summarised) continue;
-    HeadChoice& choice = out[trial.budget];
-    const double error = trial.error_sum / double(n_samples * group);
-    // Candidates come cheapest first: a later one must be better.
-    const double best = ErrorOf(choice, choice.chosen);
-    ErrorOf(choice, trial.estimator) = error;
-    if (std::isnan(best) || error < best) choice.chosen = trial.estimator;
+  for (HeadChoice& choice : out) {
+    // Of equal ones the cheaper, which comes first.
+    const auto least = std::min_element(
+        choice.errors.begin(), choice.errors.end(),
+        [](const EstimatorError& a, const EstimatorError& b) { return a.error < b.error; });
+    if (least != choice.errors.end()) choice.chosen = least->estimator;
   }
   return {};
 }
 
-Json Number(double x) { return std::isnan(x) ? Json(nullptr) : Json(x); }
+// The configured estimators that this model can have, cheapest first.
+std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Model& model,
+                                         const FeatureMapSet* maps) {
+  std::vector<EstimatorVariant> out = options.estimators;
+  std::erase_if(out, [&](const EstimatorVariant& v) {
+    return v.kind == EstimatorKind::kPhi && maps == nullptr;
+  });
+  std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
+    return EstimatorTokens(options, model, a, maps) < EstimatorTokens(options, model, b, maps);
+  });
+  return out;
+}
 
 }  // namespace
 
-double EstimatorTokens(const Model& model, EstimatorKind estimator, bool moment_cross,
-                       const FeatureMapSet* maps) {
-  const RowShape row = model.spec.geometry.row();
-  switch (estimator) {
-    case EstimatorKind::kMoment:
-      return MomentTokens(row, moment_cross ? row.key_dim : 0, sizeof(float));
-    case EstimatorKind::kPhi:
-      return maps ? PhiTokens(row, maps->d_phi, sizeof(float)) : 0;
-    default:
-      return 0;
-  }
+double EstimatorTokens(const RuntimeOptions& options, const Model& model,
+                       const EstimatorVariant& estimator, const FeatureMapSet* maps) {
+  return VariantTokens(estimator, model.spec.geometry.row(), maps ? maps->d_phi : 0,
+                       options.clusters);
+}
+
+double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps) {
+  const auto format = FeatureFormatFromName(options.phi_features);
+  if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
+  return 1 + FeatureTokens(model.spec.geometry.row(), maps->d_phi, (*format)->bits);
 }
 
 Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
@@ -168,38 +315,37 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
             prefix,
             samples,
             model.MapsFor(prefix.n_tokens()),
+            {},
             Partition::Of(cut, options.anchors),
             {},
             {},
-            {},
+            0,
             {}};
+  const auto candidates = Candidates(options, model, in.maps);
   for (double budget : options.choice_budgets) {
     const size_t first = in.trials.size();
-    for (EstimatorKind estimator : kCandidates) {
-      if (estimator == EstimatorKind::kPhi && !in.maps) continue;
-      const double cost = EstimatorTokens(model, estimator, options.moment_cross, in.maps);
-      if (auto plan = PlanBudget(cut, options.anchors, budget, cost); plan.ok()) {
-        in.trials.push_back({in.budgets.size(), estimator, plan->k, 0});
+    for (const EstimatorVariant& estimator : candidates) {
+      const double cost = EstimatorTokens(options, model, estimator, in.maps);
+      const double token = RetrievedTokenCost(options, model, estimator, in.maps);
+      if (auto plan = PlanBudget(cut, options.anchors, budget, cost, 1, token); plan.ok()) {
+        in.trials.push_back({in.budgets.size(), estimator, plan->k});
+        in.most = std::max(in.most, plan->k);
       }
     }
     if (in.trials.size() > first) in.budgets.push_back(budget);
   }
-  const size_t heads = size_t{geometry.n_layers} * geometry.n_kv_heads;
+  const size_t heads = HeadCount(model);
   if (samples.empty() || in.partition.mid.size() == 0 || in.trials.empty()) {
     progress.done += heads;
     return std::vector<HeadChoice>{};
   }
-  PREFIXD_ASSIGN(const auto parts, ChainParts(*rooms.storage, prefix.info(), cut));
-  const auto any = std::numeric_limits<uint64_t>::max();
+  PREFIXD_ASSIGN(in.parts, ChainParts(*rooms.storage, prefix.info(), cut));
+  std::vector<EstimatorVariant> wanted;
+  for (const Trial& trial : in.trials) wanted.push_back(trial.estimator.Kept());
   PREFIXD_ASSIGN(
-      in.moments,
-      AssembleSummaries(rooms, MomentKind(model, options.anchors, options.moment_cross), prefix,
-                        parts, in.partition.mid, any, WorkPriority::kBackground, nullptr));
-  if (in.maps) {
-    PREFIXD_ASSIGN(
-        in.phis, AssembleSummaries(rooms, PhiKind(model, *in.maps, options.anchors), prefix, parts,
-                                   in.partition.mid, any, WorkPriority::kBackground, nullptr));
-  }
+      in.kept, LoadKept({rooms, model, prefix, in.parts, in.partition.mid, in.maps,
+                         std::numeric_limits<uint64_t>::max(), WorkPriority::kBackground, nullptr},
+                        wanted));
   std::vector<std::vector<HeadChoice>> by_head(heads);
   const auto measure = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
@@ -217,57 +363,12 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
   return choices;
 }
 
-std::vector<std::byte> SerializeChoices(std::span<const HeadChoice> choices) {
-  Json json = Json::array();
-  for (const HeadChoice& c : choices) {
-    json.push_back({{"layer", c.layer},
-                    {"kv_head", c.kv_head},
-                    {"chosen", EstimatorName(c.chosen)},
-                    {"budget", c.budget},
-                    {"none", Number(c.error_none)},
-                    {"phi", Number(c.error_phi)},
-                    {"moment", Number(c.error_moment)}});
-  }
-  const std::string text = json.dump();
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
-Result<std::vector<HeadChoice>> DeserializeChoices(std::span<const std::byte> bytes) {
-  const Error malformed{Code::kCorrupt, "the stored estimator choices are malformed"};
-  const Json json =
-      Json::parse(reinterpret_cast<const char*>(bytes.data()),
-                  reinterpret_cast<const char*>(bytes.data()) + bytes.size(), nullptr, false);
-  if (!json.is_array()) return malformed;
-  std::vector<HeadChoice> choices;
-  for (const Json& item : json) {
-    const auto number = [&](const char* key, double& out) {
-      const auto it = item.find(key);
-      if (it == item.end() || !(it->is_number() || it->is_null())) return false;
-      out = it->is_null() ? kNaN : it->get<double>();
-      return true;
-    };
-    HeadChoice c;
-    double layer = 0, kv_head = 0;
-    if (!item.is_object() || !number("layer", layer) || !number("kv_head", kv_head) ||
-        !number("budget", c.budget) || !number("none", c.error_none) ||
-        !number("phi", c.error_phi) || !number("moment", c.error_moment) ||
-        !item.contains("chosen") || !item["chosen"].is_string() || !(layer >= 0 && layer < 1024) ||
-        !(kv_head >= 0 && kv_head < 1024)) {
-      return malformed;
-    }
-    c.layer = static_cast<uint32_t>(layer);
-    c.kv_head = static_cast<uint32_t>(kv_head);
-    PREFIXD_ASSIGN(c.chosen, EstimatorFromName(item["chosen"].get<std::string>()));
-    choices.push_back(c);
-  }
-  return choices;
-}
-
 std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
-  std::string producer = "choice/1 sinks=" + std::to_string(options.anchors.n_sink) +
+  std::string producer = "choice/2 sinks=" + std::to_string(options.anchors.n_sink) +
                          " tail=" + std::to_string(options.anchors.n_tail) +
-                         " cross=" + (options.moment_cross ? "1" : "0") + " budgets=";
+                         " of=" + VariantNames(options.estimators) +
+                         " clusters=" + std::to_string(options.clusters) +
+                         " features=" + options.phi_features + " budgets=";
   for (double budget : options.choice_budgets) producer += std::to_string(budget) + ",";
   for (const FeatureMapSet& maps : model.maps) producer += " " + maps.digest;
   return producer;

@@ -3,7 +3,8 @@
 // The prefix is cut at P, three quarters into the prompt: the sampled queries come from behind it,
 // so every key before P was visible to them. Each estimator reads what the budget leaves after its
 // own cost (spec §4), with exact Top-K selection, and is compared with exact attention over [0, P)
-// by mean relative l1 output error [53] over samples and query heads.
+// by mean relative l1 output error [53] over samples and query heads. Rows are streamed, twice: for
+// the scores and the truth, then for the rows that any sample retrieves.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,14 @@
 
 namespace prefixd {
 
-// What a summary costs in tokens per head, as really stored: float32 beside rows of any dtype.
-double EstimatorTokens(const Model& model, EstimatorKind estimator, bool moment_cross,
-                       const FeatureMapSet* maps);
+// What an estimator's summary costs in tokens per head, as really stored: float32 beside rows of
+// any dtype.
+double EstimatorTokens(const RuntimeOptions& options, const Model& model,
+                       const EstimatorVariant& estimator, const FeatureMapSet* maps);
+
+// What a retrieved token costs in tokens: 1, and its stored features where phi reads them.
+double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps);
 
 // Choices of all heads at all options().choice_budgets that pay for the anchors; empty when there
 // is nothing to choose (no samples, or no mid region at P). `prefix` is open at its full length.

@@ -1,10 +1,17 @@
 #include "runtime/ingest.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <optional>
 #include <set>
 
 #include "index/key_index.h"
 #include "runtime/choice.h"
+#include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 namespace {
@@ -14,10 +21,12 @@ constexpr const char* kDoneBlob = "ingest";
 
 std::string DoneProducer(const Rooms& rooms, const Model& model) {
   const RuntimeOptions& options = *rooms.options;
-  std::string all = "ingest/1 every=" + std::to_string(options.checkpoint_tokens) + "; " +
-                    MomentKind(model, options.anchors, options.moment_cross).producer();
+  std::string all = "ingest/2 every=" + std::to_string(options.checkpoint_tokens) + "; " +
+                    SummaryKind::Moments(model, options).producer() +
+                    "; of=" + VariantNames(options.estimators) +
+                    " clusters=" + std::to_string(options.clusters);
   for (const FeatureMapSet& maps : model.maps) {
-    all += "; " + PhiKind(model, maps, options.anchors).producer();
+    all += "; " + SummaryKind::Phi(model, maps, options).producer();
   }
   all += "; " + ChoiceProducer(options, model);
   if (options.build_ivf) {
@@ -71,20 +80,48 @@ Status BuildIvf(const Rooms& rooms, const Model& model, const storage::StoredPre
 }
 
 Status Choose(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-              WorkProgress& progress) {
+              const QuerySamples* samples, WorkProgress& progress) {
   const storage::SegmentId id = prefix.info().id;
-  const KvGeometry& geometry = model.spec.geometry;
   const std::string producer = ChoiceProducer(*rooms.options, model);
-  auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
-  const bool untuned = !blob.ok() && blob.error().code == Code::kNotFound;
-  if (untuned || rooms.storage->GetBlob(id, kChoiceBlob, producer).ok()) {
-    progress.done += size_t{geometry.n_layers} * geometry.n_kv_heads;
+  if (!samples || rooms.storage->GetBlob(id, kChoiceBlob, producer).ok()) {
+    progress.done += HeadCount(model);
     return {};
   }
-  if (!blob.ok()) return std::move(blob).error();
-  PREFIXD_ASSIGN(const auto samples, QuerySamples::Deserialize(*blob, geometry));
-  PREFIXD_ASSIGN(const auto choices, MeasureChoices(rooms, model, prefix, samples, progress));
+  PREFIXD_ASSIGN(const auto choices, MeasureChoices(rooms, model, prefix, *samples, progress));
   return rooms.storage->PutBlob(id, kChoiceBlob, producer, SerializeChoices(choices));
+}
+
+// The prefill's queries, if it gave some.
+Result<std::optional<QuerySamples>> LoadSamples(const Rooms& rooms, const Model& model,
+                                                const storage::SegmentId& id) {
+  const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+  if (!blob.ok() && blob.error().code == Code::kNotFound) return std::optional<QuerySamples>();
+  if (!blob.ok()) return blob.error();
+  PREFIXD_ASSIGN(auto samples, QuerySamples::Deserialize(*blob, model.spec.geometry));
+  return std::optional(std::move(samples));
+}
+
+// How long each stage took, for the log.
+class Stages {
+ public:
+  void Done(const char* stage) {
+    const auto now = std::chrono::steady_clock::now();
+    char text[64];
+    std::snprintf(text, sizeof text, "%s%s %.1f s", text_.empty() ? "" : ", ", stage,
+                  std::chrono::duration<double>(now - last_).count());
+    text_ += text;
+    last_ = now;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+bool Clusters(const RuntimeOptions& options) {
+  return std::ranges::any_of(options.estimators,
+                             [](const EstimatorVariant& v) { return v.clustered(); });
 }
 
 }  // namespace
@@ -103,20 +140,47 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
   const bool ivf = WantsIvf(options, info);
-  const size_t heads = size_t{model.spec.geometry.n_layers} * model.spec.geometry.n_kv_heads;
+  // Behind the sinks; a segment of sinks alone has nothing to cluster.
+  const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
   const size_t checkpoints =
       CheckpointPositions(stored, options.anchors, options.checkpoint_tokens).size();
-  progress.total = heads * (checkpoints * (1 + model.maps.size()) + 1 + (ivf ? 1 : 0));
+  const size_t features = options.phi_features == "none" ? 0 : model.maps.size();
+  progress.total = HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
+                                       (clusters ? 1 : 0) + features + KeptMoments(options).size() +
+                                       1 + (ivf ? 1 : 0));
 
-  PREFIXD_TRY(BuildCheckpoints(rooms, MomentKind(model, options.anchors, options.moment_cross),
-                               *prefix, segment, options.anchors, options.checkpoint_tokens,
-                               progress));
+  Stages stages;
+  PREFIXD_TRY(
+      BuildCheckpoints(rooms, SummaryKind::Moments(model, options), *prefix, segment, progress));
+  stages.Done("moments");
   for (const FeatureMapSet& maps : model.maps) {
-    PREFIXD_TRY(BuildCheckpoints(rooms, PhiKind(model, maps, options.anchors), *prefix, segment,
-                                 options.anchors, options.checkpoint_tokens, progress));
+    const SummaryKind kind = SummaryKind::Phi(model, maps, options);
+    if (kind.stored_features()) {
+      PREFIXD_TRY(
+          BuildFeatures(rooms, model, maps, kind.feature_format(), *prefix, segment, progress));
+    }
+    PREFIXD_TRY(BuildCheckpoints(rooms, kind, *prefix, segment, progress));
+    stages.Done("phi");
   }
-  PREFIXD_TRY(Choose(rooms, model, *prefix, progress));
-  if (ivf) PREFIXD_TRY(BuildIvf(rooms, model, *prefix, progress));
+  if (clusters) {
+    PREFIXD_ASSIGN(const auto clusterings,
+                   BuildClusterings(rooms, model, *prefix, segment, progress));
+    PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Clusters(model, clusterings, options), *prefix,
+                                 segment, progress));
+    stages.Done("clusters");
+  }
+  PREFIXD_ASSIGN(const auto samples, LoadSamples(rooms, model, id));
+  const QuerySamples* queries = samples ? &*samples : nullptr;
+  PREFIXD_TRY(BuildKept(rooms, model, *prefix, segment, queries, progress));
+  stages.Done("kept");
+  PREFIXD_TRY(Choose(rooms, model, *prefix, queries, progress));
+  stages.Done("choice");
+  if (ivf) {
+    PREFIXD_TRY(BuildIvf(rooms, model, *prefix, progress));
+    stages.Done("index");
+  }
+  spdlog::info("segment {}: derived data of {} tokens ready ({})", id.ToString(), stored.size(),
+               stages.text());
   PREFIXD_TRY(progress.Check());
   const std::string text = DoneProducer(rooms, model);
   return rooms.storage->PutBlob(id, kDoneBlob, text, std::as_bytes(std::span(text)));
@@ -128,11 +192,25 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
   const auto names = rooms.storage->ListBlobs(info.id);
   const std::set<std::string> have(names.begin(), names.end());
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
-  const MomentKind moments(model, options.anchors, options.moment_cross);
+  for (const EstimatorVariant& variant : KeptMoments(options)) {
+    if (!have.contains(KeptBlobName(variant))) return false;
+  }
+  const SummaryKind moments = SummaryKind::Moments(model, options);
+  const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
+  if (clusters && !HasClusterings(rooms, info.id)) return false;
   for (uint32_t p : CheckpointPositions(stored, options.anchors, options.checkpoint_tokens)) {
     if (!have.contains(moments.BlobName(p))) return false;
+    if (clusters && !have.contains("clusters." + std::to_string(p))) return false;
     for (const FeatureMapSet& maps : model.maps) {
-      if (!have.contains(PhiKind(model, maps, options.anchors).BlobName(p))) return false;
+      if (!have.contains(SummaryKind::Phi(model, maps, options).BlobName(p))) return false;
+    }
+  }
+  for (size_t head = 0; head < HeadCount(model) && options.phi_features != "none"; ++head) {
+    const bool kept =
+        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
+        stored.end > options.anchors.n_sink;
+    for (const FeatureMapSet& maps : model.maps) {
+      if (kept && !have.contains(FeaturesBlobName(model, maps, head))) return false;
     }
   }
   return true;

@@ -1,7 +1,6 @@
 #include "runtime/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 
@@ -16,16 +15,6 @@ Status CheckPolicy(const StepPolicy& policy) {
                            std::to_string(policy.budget));
   }
   if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
-  switch (policy.estimator) {
-    case EstimatorKind::kNone:
-    case EstimatorKind::kPhi:
-    case EstimatorKind::kMoment:
-    case EstimatorKind::kAuto:
-      break;
-    default:
-      return InvalidArgument("estimator '" + std::string(EstimatorName(policy.estimator)) +
-                             "' is not built by this store; use none, phi, moment or auto");
-  }
   if (policy.selector != "auto" && policy.selector != "exact" && policy.selector != "ivf") {
     return InvalidArgument("no selector named '" + policy.selector + "'; use auto, exact or ivf");
   }
@@ -34,41 +23,74 @@ Status CheckPolicy(const StepPolicy& policy) {
 
 class Planner {
  public:
-  Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy)
-      : rooms_(rooms), prefix_(prefix), model_(*prefix.model()), policy_(policy) {}
+  // `scan`: whether the selector scores every key, as the estimate by scan needs.
+  Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy, bool scan)
+      : rooms_(rooms),
+        prefix_(prefix),
+        model_(*prefix.model()),
+        policy_(policy),
+        scan_(scan),
+        choices_(NearestChoices()) {}
 
-  Result<HeadPlan> Fixed(EstimatorKind estimator, uint32_t layer) const {
-    if (!model_.Summarised(layer)) estimator = EstimatorKind::kNone;
-    const double cost =
-        EstimatorTokens(model_, estimator, rooms_.options->moment_cross, prefix_.maps());
+  bool tuned() const { return !choices_.empty(); }
+
+  Result<HeadPlan> Plan(size_t head) const {
+    const uint32_t layer = prefix_.layer_of(head);
+    for (const StepPolicy::Fixed& fixed : policy_.fixed) {
+      if (fixed.layer == layer && fixed.kv_head == prefix_.kv_head_of(head) &&
+          fixed.estimator.kind != EstimatorKind::kAuto) {
+        return Fixed(fixed.estimator, layer);
+      }
+    }
+    if (policy_.estimator.kind != EstimatorKind::kAuto) return Fixed(policy_.estimator, layer);
+    const auto choice = choices_.find(head);
+    return Auto(choice == choices_.end() ? nullptr : &choice->second, layer);
+  }
+
+ private:
+  Result<HeadPlan> Fixed(EstimatorVariant estimator, uint32_t layer) const {
+    if (!model_.Summarised(layer) || prefix_.partition().mid.size() == 0) {
+      estimator = EstimatorKind::kNone;
+    }
+    // Of pruned lists nothing is known: their moments stand in.
+    if (estimator.kind == EstimatorKind::kScan && !scan_) estimator = EstimatorKind::kMoment;
+    HeadPlan head{estimator, 0, 0, nullptr, false};
+    head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
+                   (policy_.adaptive || policy_.report_missing);
+    const double cost = EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps());
+    const double token = RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps());
     if (policy_.k) {
-      return HeadPlan{estimator, std::min(*policy_.k, prefix_.partition().mid.size()),
-                      cost / policy_.l_gen};
+      head.k = std::min(*policy_.k, prefix_.partition().mid.size());
+      head.summary_tokens = cost / policy_.l_gen;
+      return head;
     }
     PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
-                                               policy_.budget, cost, policy_.l_gen));
-    return HeadPlan{estimator, plan.k, plan.estimator_tokens};
+                                               policy_.budget, cost, policy_.l_gen, token));
+    head.k = plan.k;
+    head.summary_tokens = plan.estimator_tokens;
+    return head;
+  }
+
+  // Of what is stored of this prefix. Moments always are, or are made on the spot.
+  bool Available(const EstimatorVariant& estimator) const {
+    if (estimator.kind == EstimatorKind::kPhi) return prefix_.has_phi_caches();
+    if (estimator.kind == EstimatorKind::kScan && !scan_) return false;
+    return !estimator.clustered() || prefix_.has_clusters();
   }
 
   // The best of what was measured at the nearest budget, of those that this budget can pay for.
   Result<HeadPlan> Auto(const HeadChoice* choice, uint32_t layer) const {
-    std::vector<EstimatorKind> order;
+    std::vector<EstimatorVariant> order;
     if (!choice) {
-      order = {EstimatorKind::kMoment, EstimatorKind::kNone};
+      order = {EstimatorKind::kMoment};
     } else {
-      std::vector<std::pair<double, EstimatorKind>> measured;
-      const auto add = [&](double error, EstimatorKind estimator) {
-        if (!std::isnan(error)) measured.emplace_back(error, estimator);
-      };
-      add(choice->error_none, EstimatorKind::kNone);
-      add(choice->error_moment, EstimatorKind::kMoment);
-      if (prefix_.has_phi_caches()) add(choice->error_phi, EstimatorKind::kPhi);
+      std::vector<EstimatorError> measured = choice->errors;
+      std::erase_if(measured, [&](const EstimatorError& e) { return !Available(e.estimator); });
       std::stable_sort(measured.begin(), measured.end(),
-                       [](const auto& a, const auto& b) { return a.first < b.first; });
-      for (const auto& [error, estimator] : measured) order.push_back(estimator);
-      order.push_back(EstimatorKind::kNone);
+                       [](const auto& a, const auto& b) { return a.error < b.error; });
+      for (const EstimatorError& e : measured) order.push_back(e.estimator);
     }
-    for (EstimatorKind estimator : order) {
+    for (const EstimatorVariant& estimator : order) {
       if (auto plan = Fixed(estimator, layer); plan.ok()) return plan;
     }
     return Fixed(EstimatorKind::kNone, layer);  // says why not
@@ -76,6 +98,7 @@ class Planner {
 
   // The choice of each head measured nearest to this budget, by ratio.
   std::map<size_t, HeadChoice> NearestChoices() const {
+    if (policy_.estimator.kind != EstimatorKind::kAuto) return {};
     const double n = prefix_.n_tokens();
     const double budget =
         policy_.k ? (*policy_.k + prefix_.partition().anchor_count()) / n : policy_.budget;
@@ -91,41 +114,60 @@ class Planner {
     return nearest;
   }
 
- private:
   const Rooms& rooms_;
   const PreparedPrefix& prefix_;
   const Model& model_;
   const StepPolicy& policy_;
+  const bool scan_;
+  const std::map<size_t, HeadChoice> choices_;
 };
 
+// "none 3, moment/r8 12, phi (length 8192) 1", in order of name.
 std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool tuned) {
-  const std::string phi =
-      "phi" + (prefix.maps() ? " (length " + std::to_string(prefix.maps()->length) + ")" : "");
-  switch (plan.policy.estimator) {
-    case EstimatorKind::kNone:
-      return "none";
-    case EstimatorKind::kMoment:
-      return "moment";
-    case EstimatorKind::kPhi:
-      return phi;
-    case EstimatorKind::kCentroid:
-    case EstimatorKind::kClusterMoment:
-    case EstimatorKind::kScan:
-      return std::string(EstimatorName(plan.policy.estimator));
-    case EstimatorKind::kAuto:
-      break;
-  }
-  size_t none = 0, moment = 0, with_phi = 0;
+  const auto name = [&](const EstimatorVariant& estimator) {
+    const bool phi = estimator.kind == EstimatorKind::kPhi && prefix.maps();
+    return estimator.Name() +
+           (phi ? " (length " + std::to_string(prefix.maps()->length) + ")" : "");
+  };
+  const bool automatic = plan.policy.estimator.kind == EstimatorKind::kAuto;
+  if (!automatic && plan.policy.fixed.empty()) return name(plan.policy.estimator);
+  std::map<EstimatorVariant, size_t> heads;
   for (size_t head = 0; head < plan.heads.size(); ++head) {
     if (prefix.model()->spec.geometry.layers[prefix.layer_of(head)].sliding_window > 0) continue;
-    const EstimatorKind estimator = plan.heads[head].estimator;
-    ++(estimator == EstimatorKind::kPhi      ? with_phi
-       : estimator == EstimatorKind::kMoment ? moment
-                                             : none);
+    ++heads[plan.heads[head].estimator];
   }
-  if (!tuned) return moment > 0 ? "moment, untuned" : "none, untuned";
-  return "chosen per head: none " + std::to_string(none) + ", moment " + std::to_string(moment) +
-         ", " + phi + " " + std::to_string(with_phi);
+  if (automatic && !tuned && plan.policy.fixed.empty()) {
+    return heads.contains(EstimatorKind::kMoment) ? "moment, untuned" : "none, untuned";
+  }
+  std::string text;
+  for (const auto& [estimator, count] : heads) {
+    text +=
+        (text.empty() ? "chosen per head: " : ", ") + name(estimator) + " " + std::to_string(count);
+  }
+  return text;
+}
+
+Result<bool> UseIvf(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy) {
+  const bool large = prefix.partition().mid.size() >= rooms.options->ivf_min_tokens;
+  if (policy.selector == "exact" || (policy.selector == "auto" && !large)) return false;
+  if (prefix.has_ivf()) return true;
+  if (policy.selector == "auto") return false;
+  return Error{Code::kFailedPrecondition,
+               "this prefix has no IVF index (it is built in the background for segments of at "
+               "least " +
+                   std::to_string(rooms.options->ivf_min_tokens) +
+                   " tokens); wait until it is ready or use selector exact"};
+}
+
+Status CheckFixed(const StepPolicy& policy, const KvGeometry& geometry) {
+  for (const StepPolicy::Fixed& fixed : policy.fixed) {
+    if (fixed.layer >= geometry.n_layers || fixed.kv_head >= geometry.n_kv_heads) {
+      return InvalidArgument("an estimator is fixed for layer " + std::to_string(fixed.layer) +
+                             ", KV head " + std::to_string(fixed.kv_head) +
+                             ", which the model has not");
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -142,47 +184,27 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   if (policy.mode == StepMode::kAnchors) plan->estimator = "anchors only";
   if (policy.mode != StepMode::kRetrieve) return std::shared_ptr<const SessionPlan>(plan);
 
-  const Model& model = *prefix->model();
-  if (policy.estimator == EstimatorKind::kPhi) {
-    PREFIXD_ASSIGN(plan->phi, prefix->Phi(reads));  // says what is missing before any budget
-  }
-  const Planner planner(rooms, *prefix, policy);
-  const auto choices = policy.estimator == EstimatorKind::kAuto ? planner.NearestChoices()
-                                                                : std::map<size_t, HeadChoice>{};
-  bool moments = false, phi = false;
+  const KvGeometry& geometry = prefix->model()->spec.geometry;
+  PREFIXD_TRY(CheckFixed(policy, geometry));
+  // What is asked for by name must be there: said before any budget.
+  PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
+  PREFIXD_ASSIGN(plan->ivf, UseIvf(rooms, *prefix, policy));
+  const Planner planner(rooms, *prefix, policy, /*scan=*/!plan->ivf);
+  std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {
-    const uint32_t layer = prefix->layer_of(head);
-    if (model.spec.geometry.layers[layer].sliding_window > 0) continue;
-    const auto choice = choices.find(head);
-    auto head_plan = policy.estimator == EstimatorKind::kAuto
-                         ? planner.Auto(choice == choices.end() ? nullptr : &choice->second, layer)
-                         : planner.Fixed(policy.estimator, layer);
-    if (!head_plan.ok()) return std::move(head_plan).error();
-    plan->heads[head] = *head_plan;
-    moments |= head_plan->estimator == EstimatorKind::kMoment;
-    phi |= head_plan->estimator == EstimatorKind::kPhi;
+    if (geometry.layers[prefix->layer_of(head)].sliding_window > 0) continue;
+    PREFIXD_ASSIGN(plan->heads[head], planner.Plan(head));
+    wanted.push_back(plan->heads[head].reads());
   }
-  if (moments) {
-    PREFIXD_ASSIGN(plan->moments, prefix->Moments(reads));
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  PREFIXD_ASSIGN(plan->summaries, prefix->Summaries(wanted, reads));
+  for (HeadPlan& head : plan->heads) {
+    const auto it = plan->summaries.find(head.reads().Kept());
+    if (it != plan->summaries.end()) head.summaries = it->second.get();
   }
-  if (phi && !plan->phi) {
-    PREFIXD_ASSIGN(plan->phi, prefix->Phi(reads));
-  }
-
-  const bool large = prefix->partition().mid.size() >= rooms.options->ivf_min_tokens;
-  plan->ivf = policy.selector == "ivf" || (policy.selector == "auto" && large);
-  if (plan->ivf && !prefix->has_ivf()) {
-    if (policy.selector == "ivf") {
-      return Error{Code::kFailedPrecondition,
-                   "this prefix has no IVF index (it is built in the background for segments of "
-                   "at least " +
-                       std::to_string(rooms.options->ivf_min_tokens) +
-                       " tokens); wait until it is ready or use selector exact"};
-    }
-    plan->ivf = false;
-  }
-  plan->estimator = Describe(*prefix, *plan, !choices.empty());
+  plan->estimator = Describe(*prefix, *plan, planner.tuned());
   return std::shared_ptr<const SessionPlan>(plan);
 }
 

@@ -12,18 +12,21 @@
 namespace prefixd {
 
 struct HeadPlan {
-  EstimatorKind estimator = EstimatorKind::kNone;  // never kAuto
+  EstimatorVariant estimator = EstimatorKind::kNone;  // never kAuto
   uint32_t k = 0;
   double summary_tokens = 0;  // what the budget pays for the estimator's summary, per step
+  const KeptSummaries* summaries = nullptr;  // what it reads; null: nothing
+  // Selection only, but what it drops is asked for: plain moments tell it, and are paid for.
+  bool watched = false;
+  EstimatorVariant reads() const { return watched ? EstimatorKind::kMoment : estimator; }
 };
 
 // Immutable; steps in flight keep the one they began with.
 struct SessionPlan {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;               // [n_layers * n_kv_heads]; mode kRetrieve only
-  std::shared_ptr<const MomentSet> moments;  // where a head uses them
-  std::shared_ptr<const PhiSet> phi;
+  std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
+  KeptByVariant summaries;      // that heads point into
   bool ivf = false;
   std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
 };

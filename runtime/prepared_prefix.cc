@@ -41,12 +41,18 @@ uint32_t PreparedPrefix::kv_head_of(size_t head) const {
 bool PreparedPrefix::has_phi_caches() const {
   const FeatureMapSet* set = maps();
   if (!set) return false;
-  const std::string prefix = PhiKind(*model_, *set, rooms_.options->anchors).prefix();
+  const std::string prefix = SummaryKind::Phi(*model_, *set, *rooms_.options).prefix();
   return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
     const auto names = rooms_.storage->ListBlobs(part.id);
     return part.stored.end <= rooms_.options->anchors.n_sink ||
            std::any_of(names.begin(), names.end(),
                        [&](const std::string& name) { return name.starts_with(prefix); });
+  });
+}
+
+bool PreparedPrefix::has_clusters() const {
+  return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
+    return part.stored.end <= rooms_.options->anchors.n_sink || HasClusterings(rooms_, part.id);
   });
 }
 
@@ -85,21 +91,10 @@ std::vector<HeadChoice> PreparedPrefix::Choices() const {
   return {};
 }
 
-Result<std::shared_ptr<const MomentSet>> PreparedPrefix::Moments(
-    std::vector<storage::ReadStats>* reads) {
-  std::lock_guard lock(summaries_mutex_);
-  if (!moments_) {
-    const MomentKind kind(*model_, rooms_.options->anchors, rooms_.options->moment_cross);
-    PREFIXD_ASSIGN(auto moments, AssembleSummaries(rooms_, kind, *stored_, parts_, partition_.mid,
-                                                   kMomentsOnTheSpot, WorkPriority::kStep, reads));
-    moments_ = std::make_shared<const MomentSet>(std::move(moments));
-  }
-  return moments_;
-}
-
-Result<std::shared_ptr<const PhiSet>> PreparedPrefix::Phi(std::vector<storage::ReadStats>* reads) {
+Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
+  PREFIXD_TRY(CheckGathered(*rooms_.options, variant));
   const FeatureMapSet* set = maps();
-  if (!set) {
+  if (variant.kind == EstimatorKind::kPhi && !set) {
     const std::string why = model_->maps_error.empty()
                                 ? "it was registered without feature maps; train them and register "
                                   "the model again, or use estimator moment"
@@ -107,22 +102,42 @@ Result<std::shared_ptr<const PhiSet>> PreparedPrefix::Phi(std::vector<storage::R
     return Error{Code::kFailedPrecondition,
                  "no phi caches for model '" + model_->spec.name + "': " + why};
   }
+  const bool missing = (variant.kind == EstimatorKind::kPhi && !has_phi_caches()) ||
+                       (variant.clustered() && !has_clusters());
+  if (!missing) return {};
+  return Error{Code::kFailedPrecondition,
+               "what estimator '" + variant.Name() +
+                   "' reads of this prefix is not built yet; wait until it is ready (WaitReady) or "
+                   "use estimator moment"};
+}
+
+Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant> variants,
+                                                std::vector<storage::ReadStats>* reads) {
+  for (const EstimatorVariant& variant : variants) PREFIXD_TRY(CheckStored(variant));
+  KeptByVariant out;
   std::lock_guard lock(summaries_mutex_);
-  if (!phi_) {
-    if (!has_phi_caches()) {
-      return Error{Code::kFailedPrecondition,
-                   "the phi caches of this prefix are not built yet; wait until it is ready "
-                   "(WaitReady) or use estimator moment"};
+  for (const bool moments : {true, false}) {
+    std::vector<EstimatorVariant> missing;
+    for (const EstimatorVariant& variant : variants) {
+      const bool moment = variant.kind == EstimatorKind::kMoment;
+      const bool nothing = variant.clustered() && partition_.mid.size() == 0;
+      if (moment == moments && !nothing && !summaries_.contains(variant.Kept())) {
+        missing.push_back(variant.Kept());
+      }
     }
     // Behind the last checkpoint at most one interval and a tail are left to add.
     const uint64_t max_added =
-        uint64_t{rooms_.options->checkpoint_tokens} + rooms_.options->anchors.n_tail;
-    PREFIXD_ASSIGN(auto phi, AssembleSummaries(
-                                 rooms_, PhiKind(*model_, *set, rooms_.options->anchors), *stored_,
-                                 parts_, partition_.mid, max_added, WorkPriority::kStep, reads));
-    phi_ = std::make_shared<const PhiSet>(std::move(phi));
+        moments ? kMomentsOnTheSpot
+                : uint64_t{rooms_.options->checkpoint_tokens} + rooms_.options->anchors.n_tail;
+    PREFIXD_ASSIGN(auto loaded, LoadKept({rooms_, *model_, *stored_, parts_, partition_.mid, maps(),
+                                          max_added, WorkPriority::kStep, reads},
+                                         missing));
+    summaries_.merge(loaded);
   }
-  return phi_;
+  for (const EstimatorVariant& variant : variants) {
+    if (const auto it = summaries_.find(variant.Kept()); it != summaries_.end()) out.insert(*it);
+  }
+  return out;
 }
 
 Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
@@ -188,6 +203,25 @@ Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadSta
     }
   }
   return state.index ? static_cast<const index::KeyIndex*>(state.index.get()) : exact_.get();
+}
+
+Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {
+  Head& state = heads_[head];
+  if (!state.has_features.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_features.load(std::memory_order_relaxed)) {
+      const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), *rooms_.options);
+      if (kind.stored_features()) {
+        uint64_t loaded = 0;
+        PREFIXD_ASSIGN(state.features,
+                       TokenFeatures::OfMid(rooms_, *model_, *maps(), kind.feature_format(), parts_,
+                                            partition_.mid, head, &loaded));
+        if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
+      }
+      state.has_features.store(true, std::memory_order_release);
+    }
+  }
+  return state.features ? &*state.features : nullptr;
 }
 
 Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(

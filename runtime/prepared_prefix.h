@@ -10,19 +10,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "attention/partition.h"
 #include "index/key_index.h"
-#include "runtime/summaries.h"
+#include "runtime/kept_summaries.h"
+#include "runtime/token_features.h"
 #include "runtime/types.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {
-
-using MomentSet = std::vector<MomentSummary>;  // [n_layers * n_kv_heads]
-using PhiSet = std::vector<PhiCache>;
 
 struct AnchorRows {
   RowsView sinks, tail;
@@ -44,21 +43,25 @@ class PreparedPrefix {
   // The maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
   bool has_phi_caches() const;  // beside every segment of the chain
+  bool has_clusters() const;    // likewise
   bool has_ivf() const;         // an index covers at least half of the mid region
   // Of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
 
-  // Of the mid region, for all heads. `reads` [heads]: physical reads are added.
-  // Moments that are not stored yet are computed from the rows on the spot, up to
-  // kMomentsOnTheSpot tokens per head; phi caches are not: kFailedPrecondition.
-  Result<std::shared_ptr<const MomentSet>> Moments(std::vector<storage::ReadStats>* reads);
-  Result<std::shared_ptr<const PhiSet>> Phi(std::vector<storage::ReadStats>* reads);
+  // What `variants` read of the mid region, for all heads, by their Kept() names; nothing for
+  // kNone, kAuto, and clusters where there is no mid region. `reads` [heads]: physical reads are
+  // added. Moments that are not stored yet are computed from the rows on the spot, up to
+  // kMomentsOnTheSpot tokens per head; others are not: kFailedPrecondition.
+  Result<KeptByVariant> Summaries(std::span<const EstimatorVariant> variants,
+                                  std::vector<storage::ReadStats>* reads);
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
   // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
   Result<RowsView> MidKeys(size_t head, storage::ReadStats* reads);
   // The index that covers most of the mid region; an exact one where there is none.
   Result<const index::KeyIndex*> Ivf(size_t head, storage::ReadStats* reads);
+  // Stored features of the mid region, for phi; null where the store keeps none.
+  Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
 
   uint32_t layer_of(size_t head) const;
@@ -67,10 +70,11 @@ class PreparedPrefix {
  private:
   struct Head {
     std::mutex mutex;  // of loading
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false};
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false};
     std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
     std::vector<std::byte> keys;             // [mid][key bytes]
     std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    std::optional<TokenFeatures> features;
   };
 
   PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
@@ -78,6 +82,8 @@ class PreparedPrefix {
                  std::vector<SegmentPart> parts);
   // The segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
+  // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
+  Status CheckStored(const EstimatorVariant& variant) const;
 
   const Rooms rooms_;
   const std::shared_ptr<const Model> model_;
@@ -87,8 +93,7 @@ class PreparedPrefix {
   const std::unique_ptr<index::KeyIndex> exact_;
   std::vector<Head> heads_;
   std::mutex summaries_mutex_;
-  std::shared_ptr<const MomentSet> moments_;
-  std::shared_ptr<const PhiSet> phi_;
+  KeptByVariant summaries_;  // that some session has used
 };
 
 // Beyond this many tokens per head, moments wait for the ingest.

@@ -82,8 +82,11 @@ StepPolicy SessionImpl::policy() const {
 Status SessionImpl::SetPolicy(const StepPolicy& policy) {
   PREFIXD_ASSIGN(const auto old, plan());
   std::vector<storage::ReadStats> reads(old->prefix->heads());
-  PREFIXD_ASSIGN(auto replacement, MakePlan(core_->rooms, old->prefix, policy, &reads));
-  return Adopt(std::move(replacement), reads);
+  auto replacement = MakePlan(core_->rooms, old->prefix, policy, &reads);
+  if (replacement.ok()) return Adopt(*std::move(replacement), reads);
+  std::lock_guard lock(mutex_);
+  AddReads(reads);
+  return std::move(replacement).error();
 }
 
 Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
@@ -91,27 +94,73 @@ Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
   std::lock_guard lock(mutex_);
   if (detached_) return Detached();
   plan_ = std::move(plan);
+  adaptive_.reset();
+  if (plan_->policy.adaptive && !plan_->heads.empty()) {
+    std::vector<uint32_t> k;
+    for (const HeadPlan& head : plan_->heads) k.push_back(head.k);
+    adaptive_ = std::make_shared<AdaptiveBudget>(std::move(k), info_.geometry.n_kv_heads,
+                                                 plan_->prefix->partition().mid.size());
+  }
   AddReads(reads);
   for (size_t head = 0; head < plan_->heads.size(); ++head) {
-    ChargeSummary(head, plan_->heads[head].estimator);
+    ChargeSummary(head, plan_->heads[head].reads());
   }
   return {};
+}
+
+std::vector<uint32_t> SessionImpl::TakeTokens(const SessionPlan& plan, uint32_t layer) {
+  const uint32_t n = info_.geometry.n_kv_heads;
+  std::vector<uint32_t> k(n);
+  if (plan.heads.empty()) return k;
+  std::shared_ptr<AdaptiveBudget> adaptive;
+  {
+    std::lock_guard lock(mutex_);
+    if (plan_.get() == &plan) adaptive = adaptive_;
+  }
+  if (adaptive) return adaptive->Take(layer);
+  for (uint32_t h = 0; h < n; ++h) k[h] = plan.heads[size_t{layer} * n + h].k;
+  return k;
+}
+
+void SessionImpl::NoteMissing(const SessionPlan& plan, size_t head, uint32_t k,
+                              std::span<const float> rho_z) {
+  std::shared_ptr<AdaptiveBudget> adaptive;
+  {
+    std::lock_guard lock(mutex_);
+    if (plan_.get() == &plan) adaptive = adaptive_;
+  }
+  if (!adaptive) return;
+  double mean = 0;
+  for (float rho : rho_z) mean += rho / double(rho_z.size());
+  adaptive->Note(head, mean, k);
 }
 
 void SessionImpl::AddReads(const std::vector<storage::ReadStats>& reads) {
   for (size_t head = 0; head < reads.size(); ++head) ChargeReads(reads[head], ledgers_[head]);
 }
 
-void SessionImpl::ChargeSummary(size_t head, EstimatorKind estimator) {
-  const uint8_t bit = static_cast<uint8_t>(1u << (static_cast<uint32_t>(estimator) & 7));
-  if (estimator == EstimatorKind::kNone || (charged_[head] & bit)) return;
-  charged_[head] |= bit;
+void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) {
+  if (estimator.kind == EstimatorKind::kNone || plan_->prefix->partition().mid.size() == 0 ||
+      !charged_[head].insert(estimator.Kept()).second) {
+    return;
+  }
   const Model& model = *plan_->prefix->model();
-  const double tokens =
-      EstimatorTokens(model, estimator, core_->options.moment_cross, plan_->prefix->maps());
-  ledgers_[head].summary_tokens += tokens;
-  ledgers_[head].logical_bytes +=
+  const double tokens = EstimatorTokens(core_->options, model, estimator, plan_->prefix->maps());
+  const auto bytes =
       static_cast<uint64_t>(std::llround(tokens * double(model.spec.geometry.row().bytes())));
+  Ledger& ledger = ledgers_[head];
+  ledger.summary_tokens += tokens;
+  ledger.logical_bytes += bytes;
+  ledger.summary_bytes[static_cast<size_t>(estimator.kind)] += bytes;
+}
+
+void SessionImpl::ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens,
+                             uint64_t bytes) {
+  Ledger ledger;
+  ledger.retrieved_tokens = tokens;
+  ledger.logical_bytes = bytes;
+  ChargeReads(reads, ledger);
+  Charge(head, ledger);
 }
 
 void SessionImpl::Charge(size_t head, const Ledger& ledger) {
@@ -224,13 +273,10 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
   if (out.size() != want) return WrongSize("out", out.size(), want);
   PREFIXD_TRY(CheckIds(ids));
   storage::ReadStats reads;
-  PREFIXD_TRY(plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads));
-  Ledger ledger;
-  ledger.retrieved_tokens = ids.size();
-  ledger.logical_bytes = storage::RowsBytes(info_.parts, info_.geometry.row(), ids);
-  ChargeReads(reads, ledger);
-  Charge(head, ledger);
-  return {};
+  Status status = plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads);
+  ChargeRows(head, reads, status.ok() ? ids.size() : 0,
+             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
+  return status;
 }
 
 Result<BorrowedRows> SessionImpl::BorrowRows(uint32_t layer, uint32_t kv_head,
@@ -239,15 +285,13 @@ Result<BorrowedRows> SessionImpl::BorrowRows(uint32_t layer, uint32_t kv_head,
   PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
   PREFIXD_TRY(CheckIds(ids));
   storage::ReadStats reads;
-  PREFIXD_ASSIGN(storage::BorrowedRows rows,
-                 plan->prefix->stored().BorrowRows(layer, kv_head, ids, &reads));
-  Ledger ledger;
-  ledger.retrieved_tokens = ids.size();
-  ledger.logical_bytes = storage::RowsBytes(info_.parts, info_.geometry.row(), ids);
-  ChargeReads(reads, ledger);
-  Charge(head, ledger);
-  return BorrowedRows{
-      std::move(rows.rows), {rows.region_id, rows.region, rows.region_fd}, std::move(rows.hold)};
+  auto rows = plan->prefix->stored().BorrowRows(layer, kv_head, ids, &reads);
+  ChargeRows(head, reads, rows.ok() ? ids.size() : 0,
+             rows.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
+  if (!rows.ok()) return std::move(rows).error();
+  return BorrowedRows{std::move(rows->rows),
+                      {rows->region_id, rows->region, rows->region_fd},
+                      std::move(rows->hold)};
 }
 
 Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
@@ -258,12 +302,10 @@ Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range
   const size_t want = range.size() * info_.geometry.row().bytes();
   if (out.size() != want) return WrongSize("out", out.size(), want);
   storage::ReadStats reads;
-  PREFIXD_TRY(plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads));
-  Ledger ledger;
-  ledger.logical_bytes = storage::RowsBytes(info_.parts, info_.geometry.row(), range);
-  ChargeReads(reads, ledger);
-  Charge(head, ledger);
-  return {};
+  Status status = plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads);
+  ChargeRows(head, reads, 0,
+             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), range) : 0);
+  return status;
 }
 
 Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
@@ -293,10 +335,8 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
         slice.layer, slice.first_head + static_cast<uint32_t>(h), slice.tokens,
         storage::RowPart::kRow, {k.subspan(k_at), step * key, v.subspan(v_at), step * value},
         &reads);
-    Ledger ledger;
-    ledger.logical_bytes = storage::RowsBytes(info_.parts, row, slice.tokens);
-    ChargeReads(reads, ledger);
-    Charge(first + h, ledger);
+    ChargeRows(first + h, reads, 0,
+               read.ok() ? storage::RowsBytes(info_.parts, row, slice.tokens) : 0);
     return read;
   });
 }
@@ -312,42 +352,40 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
                            std::to_string(kv_head) + " holds NaN or Inf");
   }
   Ledger ledger;
-  auto selection = SelectGroup(*plan, head, q, k, ledger);
+  auto selection = SelectGroup(*plan, head, q, k, nullptr, ledger);
   Charge(head, ledger);
   return selection;
 }
 
-Result<std::vector<std::byte>> SessionImpl::PhiCacheBytes(uint32_t layer, uint32_t kv_head) {
+Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                                         const EstimatorVariant& variant) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
-  if (!plan->prefix->maps() && plan->prefix->model()->maps_error.empty()) {
+  if (variant.kind == EstimatorKind::kNone || variant.kind == EstimatorKind::kAuto) {
+    return InvalidArgument("estimator '" + variant.Name() + "' has no summary");
+  }
+  if (variant.kind == EstimatorKind::kPhi && !plan->prefix->maps() &&
+      plan->prefix->model()->maps_error.empty()) {
     return Error{Code::kNotFound, "model '" + info_.model + "' has no feature maps"};
   }
   if (!plan->prefix->model()->Summarised(layer)) {
     return Error{Code::kFailedPrecondition,
                  "layer " + std::to_string(layer) + " has a softcap or window: it has no summary"};
   }
-  std::vector<storage::ReadStats> reads(plan->prefix->heads());
-  PREFIXD_ASSIGN(const auto phi, plan->prefix->Phi(&reads));
-  std::lock_guard lock(mutex_);
-  AddReads(reads);
-  if (plan_) ChargeSummary(head, EstimatorKind::kPhi);
-  return (*phi)[head].Serialize();
-}
-
-Result<std::vector<std::byte>> SessionImpl::MomentBytes(uint32_t layer, uint32_t kv_head) {
-  PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
-  if (!plan->prefix->model()->Summarised(layer)) {
+  if (variant.clustered() && plan->prefix->partition().mid.size() == 0) {
     return Error{Code::kFailedPrecondition,
-                 "layer " + std::to_string(layer) + " has a softcap or window: it has no summary"};
+                 "the anchors are all of this prefix: there is nothing to cluster"};
   }
   std::vector<storage::ReadStats> reads(plan->prefix->heads());
-  PREFIXD_ASSIGN(const auto moments, plan->prefix->Moments(&reads));
+  auto summaries = plan->prefix->Summaries({&variant, 1}, &reads);
   std::lock_guard lock(mutex_);
   AddReads(reads);
-  if (plan_) ChargeSummary(head, EstimatorKind::kMoment);
-  return (*moments)[head].Serialize();
+  if (!summaries.ok()) return std::move(summaries).error();
+  if (plan_) ChargeSummary(head, variant);
+  const EstimatorSummary& summary = summaries->begin()->second->heads[head];
+  if (const auto* phi = summary.phi()) return phi->Serialize();
+  if (const auto* clusters = summary.clusters()) return clusters->Serialize();
+  return summary.moment()->Serialize();
 }
 
 SessionReport SessionImpl::report() const {

@@ -82,10 +82,17 @@ class Session {
   // Selection alone: ids and cuts of one KV head for its group's queries q [G][key_dim].
   virtual Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                    uint32_t k) = 0;
-  // The summaries of the mid region of one head, serialized (attention/phi_cache.h, moments.h).
-  // kNotFound when the model has no feature maps.
-  virtual Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) = 0;
-  virtual Result<std::vector<std::byte>> MomentBytes(uint32_t layer, uint32_t kv_head) = 0;
+  // What an estimator reads of the mid region of one head, serialized (attention/moments.h,
+  // phi_cache.h, clusters.h). kNotFound for phi when the model has no feature maps;
+  // kInvalidArgument for none and auto, which have no summary.
+  virtual Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                                      const EstimatorVariant& variant) = 0;
+  Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) {
+    return SummaryBytes(layer, kv_head, EstimatorKind::kPhi);
+  }
+  Result<std::vector<std::byte>> MomentBytes(uint32_t layer, uint32_t kv_head) {
+    return SummaryBytes(layer, kv_head, EstimatorKind::kMoment);
+  }
 
   virtual SessionReport report() const = 0;
   // Ends the session and returns its ledger; later calls fail with kFailedPrecondition.

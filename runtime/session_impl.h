@@ -5,9 +5,11 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <vector>
 
+#include "runtime/adaptive_budget.h"
 #include "runtime/core.h"
 #include "runtime/plan.h"
 #include "runtime/session.h"
@@ -40,8 +42,8 @@ class SessionImpl : public Session {
                    std::span<std::byte> v) override;
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override;
-  Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) override;
-  Result<std::vector<std::byte>> MomentBytes(uint32_t layer, uint32_t kv_head) override;
+  Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                              const EstimatorVariant& variant) override;
   SessionReport report() const override;
   Result<SessionReport> Detach() override;
 
@@ -53,6 +55,12 @@ class SessionImpl : public Session {
                       std::span<float> lse) const;
   // Adds to the ledger of head layer * n_kv_heads + kv_head.
   void Charge(size_t head, const Ledger& ledger);
+  // Tokens that each KV head of `layer` retrieves in a step of `plan`: as planned, or spread by
+  // missing mass. NoteMissing: what a head's step found (rho_z [G]).
+  std::vector<uint32_t> TakeTokens(const SessionPlan& plan, uint32_t layer);
+  void NoteMissing(const SessionPlan& plan, size_t head, uint32_t k, std::span<const float> rho_z);
+  // What was read was read, also when it failed.
+  void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);
 
  private:
   SessionImpl(std::shared_ptr<Core> core, SessionInfo info);
@@ -63,7 +71,7 @@ class SessionImpl : public Session {
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);
   // Once per head and estimator; mutex_ is held.
-  void ChargeSummary(size_t head, EstimatorKind estimator);
+  void ChargeSummary(size_t head, const EstimatorVariant& estimator);
   void Leave();  // gives its place up, once
   void AddReads(const std::vector<storage::ReadStats>& reads);
 
@@ -74,9 +82,10 @@ class SessionImpl : public Session {
 
   mutable std::mutex mutex_;
   bool detached_ = false;
-  std::shared_ptr<const SessionPlan> plan_;  // null after Detach
-  std::vector<Ledger> ledgers_;              // [n_layers * n_kv_heads]
-  std::vector<uint8_t> charged_;             // bit per EstimatorKind, per head
+  std::shared_ptr<const SessionPlan> plan_;          // null after Detach
+  std::shared_ptr<AdaptiveBudget> adaptive_;         // of plan_, if its policy asks for it
+  std::vector<Ledger> ledgers_;                      // [n_layers * n_kv_heads]
+  std::vector<std::set<EstimatorVariant>> charged_;  // per head, by Kept()
 };
 
 }  // namespace prefixd

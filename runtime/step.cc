@@ -4,9 +4,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "attention/step.h"
+#include "runtime/estimator_input.h"
 #include "runtime/session_impl.h"
 
 namespace prefixd {
@@ -52,16 +54,49 @@ Status ReadRetrieved(PreparedPrefix& prefix, size_t head, std::span<const uint32
                                   {rows.subspan(row.key_bytes()), row.bytes()}, &reads);
 }
 
+// Charges to the ledger what was read, also when the step fails afterwards.
+class ReadCharge {
+ public:
+  explicit ReadCharge(Ledger& ledger) : ledger_(ledger) {}
+  ~ReadCharge() { ChargeReads(reads, ledger_); }
+  ReadCharge(const ReadCharge&) = delete;
+  ReadCharge& operator=(const ReadCharge&) = delete;
+
+  storage::ReadStats reads;
+
+ private:
+  Ledger& ledger_;
+};
+
+// What the step knows of what it has not read.
+void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const float> lse,
+          std::span<const float> rho_z, GroupReport& report) {
+  const uint64_t remaining = in.mid_count - in.retrieved.count;
+  const bool known = remaining == 0 || in.estimator != EstimatorKind::kNone;
+  for (uint32_t g = 0; g < in.group; ++g) {
+    const float rho = known ? rho_z[g] : std::numeric_limits<float>::quiet_NaN();
+    report.rho_z.push_back(rho);
+    if (!plan.policy.report_missing) continue;
+    // What was read: the merged state less the estimate.
+    const bool merged = in.merge_estimate && in.estimator != EstimatorKind::kNone;
+    const double lse_exact = merged ? lse[g] + std::log1p(-double{rho_z[g]}) : lse[g];
+    report.missing.push_back(
+        MissingMassOf(in.cuts.empty() ? Cut{} : in.cuts[g], remaining, lse_exact, rho));
+  }
+}
+
 // Anchors and, in mode kRetrieve, the retrieved rows and the estimated remainder.
-Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
+Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t k,
                      std::span<const float> q, std::span<float> y, std::span<float> lse,
-                     Ledger& ledger) {
+                     GroupReport& report) {
+  Ledger& ledger = report.ledger;
   PreparedPrefix& prefix = *plan.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
   const RowShape row = geometry.row();
   const uint32_t group = geometry.group_size(), layer = prefix.layer_of(head);
   const auto scratch = core.rooms.scratch->Acquire();
-  storage::ReadStats reads;
+  ReadCharge charge(ledger);
+  storage::ReadStats& reads = charge.reads;
 
   AnchorRows anchors;
   {
@@ -72,8 +107,10 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
   std::span<std::byte> retrieved;
   const HeadPlan head_plan =
       plan.policy.mode == StepMode::kRetrieve ? plan.heads[head] : HeadPlan{};
-  if (head_plan.k > 0 && prefix.partition().mid.size() > 0) {
-    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, head_plan.k, ledger));
+  const bool scan = head_plan.estimator.kind == EstimatorKind::kScan;
+  std::vector<float> scores;
+  if ((k > 0 || scan) && prefix.partition().mid.size() > 0) {
+    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, scan ? &scores : nullptr, ledger));
     StageTimer timer(ledger.read_ns);
     if (plan.policy.page_granular) PREFIXD_TRY(AddPageNeighbours(prefix, head, selection.ids));
     retrieved = Scratch::Take(scratch->rows, selection.ids.size() * row.bytes());
@@ -89,15 +126,24 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
   in.retrieved = {retrieved.data(), selection.ids.size(), row.bytes(), row};
   in.cuts = selection.cuts;
   in.mid_count = prefix.partition().mid.size();
-  if (in.mid_count > selection.ids.size()) in.estimator = head_plan.estimator;
-  if (in.estimator == EstimatorKind::kMoment) in.moment = &(*plan.moments)[head];
-  if (in.estimator == EstimatorKind::kPhi) {
-    const FeatureMapSet& maps = *prefix.maps();
-    const size_t first_q = size_t{layer} * geometry.n_q_heads + prefix.kv_head_of(head) * group;
-    in.phi = &(*plan.phi)[head];
-    in.phi_q = std::span(maps.phi_q).subspan(first_q, group);
-    in.phi_k = &maps.phi_k[head];
+  EstimatorInput estimator;
+  std::vector<uint32_t> of_mid;  // the retrieved tokens, counted from the mid region's first
+  if (in.mid_count > selection.ids.size() && head_plan.summaries) {
+    const KeptSummaries& summaries = *head_plan.summaries;
+    estimator.Attach(head_plan.reads(), summaries, prefix.maps(), geometry, head, in);
+    if (head_plan.estimator.kind == EstimatorKind::kPhi && !selection.ids.empty()) {
+      PREFIXD_ASSIGN(const TokenFeatures* features, prefix.Features(head, &reads));
+      if (features) estimator.AttachFeatures(*features, selection.ids, in);
+    }
+    if (summaries.clusters) {
+      PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
+      const auto clusters = summaries.clusters->OfMid(head, keys);
+      for (uint32_t id : selection.ids) of_mid.push_back(id - prefix.partition().mid.begin);
+      estimator.AttachClusters(clusters, of_mid, in);
+      if (scan) estimator.AttachScan(clusters, scores, of_mid, in);
+    }
   }
+  in.merge_estimate = !head_plan.watched;
   const auto rho_z = Scratch::Take(scratch->rho_z, group);
   {
     StageTimer timer(ledger.compute_ns);
@@ -106,14 +152,20 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head,
   ledger.anchor_tokens += prefix.partition().anchor_count();
   ledger.retrieved_tokens += selection.ids.size();
   ledger.charged_summary_tokens += head_plan.summary_tokens;
+  if (in.features.data) {
+    const uint64_t bytes = selection.ids.size() * in.features.stride;
+    ledger.feature_bytes += bytes;
+    ledger.logical_bytes += bytes;
+    ledger.feature_tokens += static_cast<double>(bytes) / static_cast<double>(row.bytes());
+  }
   const auto stored_bytes = [&](const auto& tokens) {
     return storage::RowsBytes(prefix.stored().parts(), row, tokens);
   };
   ledger.logical_bytes += stored_bytes(prefix.partition().sink) +
                           stored_bytes(prefix.partition().tail) + stored_bytes(selection.ids);
-  for (float share : rho_z) ledger.rho_z_sum += share;
+  for (float share : rho_z) ledger.rho_z_sum += in.merge_estimate ? share : 0;
   ledger.rho_z_count += group;
-  ChargeReads(reads, ledger);
+  Tell(plan, in, lse, rho_z, report);
   return {};
 }
 
@@ -122,7 +174,8 @@ struct GroupTask {
   size_t request = 0;
   std::shared_ptr<const SessionPlan> plan;
   size_t head = 0;
-  Ledger ledger;
+  uint32_t k = 0;
+  GroupReport report;
   Status status;
 };
 
@@ -135,20 +188,19 @@ void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
 }
 
 Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, Ledger& ledger) {
+                              uint32_t k, std::vector<float>* scores, Ledger& ledger) {
   PreparedPrefix& prefix = *plan.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
-  storage::ReadStats reads;
+  ReadCharge charge(ledger);
   index::SearchRequest request;
   const index::KeyIndex* index = &prefix.exact();
   {
     StageTimer timer(ledger.read_ns);
-    PREFIXD_ASSIGN(request.keys, prefix.MidKeys(head, &reads));
+    PREFIXD_ASSIGN(request.keys, prefix.MidKeys(head, &charge.reads));
     if (plan.ivf) {
-      PREFIXD_ASSIGN(index, prefix.Ivf(head, &reads));
+      PREFIXD_ASSIGN(index, prefix.Ivf(head, &charge.reads));
     }
   }
-  ChargeReads(reads, ledger);
   StageTimer timer(ledger.select_ns);
   request.queries = q;
   request.group = geometry.group_size();
@@ -156,6 +208,7 @@ Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<co
   request.candidates = prefix.partition().mid;
   request.k = k;
   request.first_token = prefix.partition().mid.begin;
+  request.scores = scores;
   PREFIXD_ASSIGN(auto selection, index->Search(request));
   ledger.retrievals += 1;
   ledger.keys_scanned += selection.keys_scanned;
@@ -173,14 +226,15 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   const auto scratch = core.rooms.scratch->Acquire();
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
-  storage::ReadStats reads;
+  ReadCharge charge(ledger);
   for (uint32_t at = 0, end = 0; at < n; at = end) {
     end = storage::RunEnd(prefix.stored().parts(), at, kRunTokens);
     const TokenRange run{at, end};
     const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
     {
       StageTimer timer(ledger.read_ns);
-      PREFIXD_TRY(prefix.stored().ReadRange(layer, prefix.kv_head_of(head), run, bytes, &reads));
+      PREFIXD_TRY(
+          prefix.stored().ReadRange(layer, prefix.kv_head_of(head), run, bytes, &charge.reads));
     }
     StageTimer timer(ledger.compute_ns);
     const RowsView rows{bytes.data(), run.size(), row.bytes(), row};
@@ -196,21 +250,23 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
     }
   }
   ledger.logical_bytes += storage::RowsBytes(prefix.stored().parts(), row, TokenRange{0, n});
-  ChargeReads(reads, ledger);
   return {};
 }
 
-Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, std::span<const float> q,
-                 std::span<float> y, std::span<float> lse, Ledger& ledger) {
-  ledger.steps += 1;
+Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t k,
+                 std::span<const float> q, std::span<float> y, std::span<float> lse,
+                 GroupReport& report) {
+  report.ledger.steps += 1;
   if (plan.policy.mode != StepMode::kFull) {
-    return RetrieveGroup(core, plan, head, q, y, lse, ledger);
+    return RetrieveGroup(core, plan, head, k, q, y, lse, report);
   }
   const Partition& partition = plan.prefix->partition();
-  ledger.anchor_tokens += partition.anchor_count();
-  ledger.retrieved_tokens += partition.mid.size();
-  return ExactGroup(core, plan, head, plan.prefix->model()->spec.geometry.group_size(), q, y, lse,
-                    ledger);
+  report.ledger.anchor_tokens += partition.anchor_count();
+  report.ledger.retrieved_tokens += partition.mid.size();
+  const uint32_t group = plan.prefix->model()->spec.geometry.group_size();
+  report.rho_z.assign(group, 0);
+  if (plan.policy.report_missing) report.missing.assign(group, {0, true});
+  return ExactGroup(core, plan, head, group, q, y, lse, report.ledger);
 }
 
 void StepBatch(std::span<StepRequest> requests) {
@@ -234,8 +290,9 @@ void StepBatch(std::span<StepRequest> requests) {
     }
     core = session->core().get();
     const uint32_t n_kv_heads = session->info().geometry.n_kv_heads;
+    const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer);
     for (uint32_t h = 0; h < n_kv_heads; ++h) {
-      tasks.push_back({r, *plan, size_t{request.layer} * n_kv_heads + h, {}, {}});
+      tasks.push_back({r, *plan, size_t{request.layer} * n_kv_heads + h, k[h], {}, {}});
     }
   }
   if (tasks.empty()) return;
@@ -246,10 +303,10 @@ void StepBatch(std::span<StepRequest> requests) {
     const size_t group = geometry.group_size();
     const size_t first = task.plan->prefix->kv_head_of(task.head) * group;
     task.status =
-        StepGroup(*core, *task.plan, task.head,
+        StepGroup(*core, *task.plan, task.head, task.k,
                   request.q.subspan(first * geometry.key_dim, group * geometry.key_dim),
                   request.y.subspan(first * geometry.value_dim, group * geometry.value_dim),
-                  request.lse.subspan(first, group), task.ledger);
+                  request.lse.subspan(first, group), task.report);
     return {};  // each request has its own status
   }));
   for (StepRequest& request : requests) {
@@ -258,14 +315,18 @@ void StepBatch(std::span<StepRequest> requests) {
   for (GroupTask& task : tasks) {
     StepRequest& request = requests[task.request];
     auto* session = static_cast<SessionImpl*>(request.session);
-    session->Charge(task.head, task.ledger);  // what was read was read, also when it failed
+    // What was read was read, also when it failed.
+    session->Charge(task.head, task.report.ledger);
+    if (task.status.ok()) session->NoteMissing(*task.plan, task.head, task.k, task.report.rho_z);
     if (!task.status.ok() && request.status.ok()) request.status = std::move(task.status);
-    if (request.info) {
-      request.info->ledger += task.ledger;
-      if (task.plan->policy.mode == StepMode::kRetrieve) {
-        request.info->k = std::max(request.info->k, task.plan->heads[task.head].k);
-      }
-    }
+    if (!request.info) continue;
+    StepInfo& info = *request.info;
+    info.ledger += task.report.ledger;
+    info.rho_z.insert(info.rho_z.end(), task.report.rho_z.begin(), task.report.rho_z.end());
+    info.missing.insert(info.missing.end(), task.report.missing.begin(), task.report.missing.end());
+    if (task.plan->policy.mode != StepMode::kRetrieve) continue;
+    info.k = std::max(info.k, task.k);
+    info.k_per_head.push_back(task.k);
   }
   core->steps += std::count_if(requests.begin(), requests.end(),
                                [](const StepRequest& r) { return r.status.ok(); });

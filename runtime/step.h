@@ -2,16 +2,25 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "runtime/core.h"
 #include "runtime/plan.h"
 
 namespace prefixd {
 
-// q: [G][key_dim] -> y: [G][value_dim], lse: [G]. What was read is added to `ledger`.
+// What a group's step did, also when it failed half-way.
+struct GroupReport {
+  Ledger ledger;
+  std::vector<float> rho_z;          // [G], as StepInfo
+  std::vector<MissingMass> missing;  // [G] if the policy asks for it
+};
+
+// q: [G][key_dim] -> y: [G][value_dim], lse: [G]; k tokens are retrieved.
 // Thread-safety: any number of groups at once.
-Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, std::span<const float> q,
-                 std::span<float> y, std::span<float> lse, Ledger& ledger);
+Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t k,
+                 std::span<const float> q, std::span<float> y, std::span<float> lse,
+                 GroupReport& report);
 
 // Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
 // streamed once. Charges bytes and time, not steps.
@@ -19,9 +28,9 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger);
 
-// The plan's selector over the mid region.
+// The plan's selector over the mid region. scores: index::SearchRequest's, may be null.
 Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, Ledger& ledger);
+                              uint32_t k, std::vector<float>* scores, Ledger& ledger);
 
 void ChargeReads(const storage::ReadStats& reads, Ledger& ledger);
 

@@ -12,6 +12,7 @@
 #include "runtime/put_stream.h"
 #include "runtime/rewrite.h"
 #include "runtime/session_impl.h"
+#include "runtime/token_features.h"
 
 namespace prefixd {
 namespace {
@@ -45,6 +46,16 @@ Status CheckOptions(const RuntimeOptions& options) {
   }
   if (options.settle_chunk_tokens == 0 || options.settle_chunk_tokens > 65536) {
     return InvalidArgument("settle_chunk_tokens must lie in 1..65536");
+  }
+  if (options.clusters == 0 || options.clusters > 4096) {
+    return InvalidArgument("clusters must lie in 1..4096");
+  }
+  if (options.phi_features != "auto") {
+    PREFIXD_TRY(FeatureFormatFromName(options.phi_features));
+  }
+  for (const EstimatorVariant& v : options.estimators) {
+    if (v.kind != EstimatorKind::kAuto) continue;
+    return InvalidArgument("estimators are named one by one; 'auto' is none of them");
   }
   if (options.maintenance_ms == 0) return InvalidArgument("maintenance_ms must be at least 1");
   if (options.scrub_bytes_per_second > 0 && options.scrub_interval_hours == 0) {
@@ -369,7 +380,11 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   PREFIXD_TRY(storage::RowEncodingFromName(options.encoding));
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
-  auto core = std::make_shared<Core>(options, std::move(storage), std::move(compute));
+  RuntimeOptions resolved = options;
+  if (resolved.phi_features == "auto") {
+    resolved.phi_features = compute->name() == "cpu" ? "log8" : "none";
+  }
+  auto core = std::make_shared<Core>(resolved, std::move(storage), std::move(compute));
   core->pinning = std::move(pinning);
   PREFIXD_TRY(core->models.LoadAll());
   core->ingest = std::make_unique<IngestQueue>(

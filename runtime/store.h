@@ -16,11 +16,15 @@
 #include <utility>
 #include <vector>
 
+#include "attention/estimator_variant.h"
 #include "attention/result.h"
 #include "runtime/session.h"
 #include "runtime/types.h"
 
 namespace prefixd {
+
+// By measurement on models/prefixd-tiny (docs/results).
+std::vector<EstimatorVariant> DefaultEstimators();
 
 struct RuntimeOptions {
   std::filesystem::path dir;
@@ -47,8 +51,15 @@ struct RuntimeOptions {
   std::string compute = "auto";       // "auto", "cpu", "cuda"
   Anchors anchors;                    // of every session: summaries are built for them
   uint32_t checkpoint_tokens = 4096;  // spacing of a segment's cumulative summaries
-  bool moment_cross = false;          // keep the cross moment C (spec §3): dh/2 more tokens
-  uint32_t query_samples = 32;        // per layer, kept from the last quarter of a prefill
+  // The estimators that are built and compared for every head (attention/estimator_variant.h). The
+  // plain moment is always built.
+  std::vector<EstimatorVariant> estimators = DefaultEstimators();
+  // Features of single tokens, kept for models with feature maps, so that steps read them instead
+  // of recomputing them: "none", "u8", "u16", "log8", "log16"; "auto": log8 where steps are
+  // computed on the CPU, none on CUDA (by measurement, docs/results).
+  std::string phi_features = "auto";
+  uint32_t clusters = 32;       // of keys, per segment and head, for those by clusters
+  uint32_t query_samples = 32;  // per layer, kept from the last quarter of a prefill
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
   bool build_ivf = true;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;

@@ -3,19 +3,22 @@
 // A segment keeps cumulative checkpoints: the summary of its own tokens up to a position, sinks
 // left out. Disjoint sets merge and nothing is ever subtracted (spec §3, "only ever add"): for
 // each segment of the chain the last checkpoint that still fits is loaded, and the rows between it
-// and where the mid region (or the segment's use) ends are added.
+// and where the mid region (or the segment's use) ends are added. What is gathered is the most that
+// any configured estimator needs; each keeps its part of it (kept_summaries.h).
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "attention/moments.h"
+#include "attention/estimator.h"
 #include "attention/partition.h"
-#include "attention/phi_cache.h"
 #include "attention/result.h"
 #include "runtime/models.h"
 #include "runtime/scratch.h"
@@ -35,6 +38,10 @@ struct Rooms {
 
 // Rows are read and added in runs of this many tokens.
 inline constexpr uint32_t kRunTokens = 2048;
+
+inline size_t HeadCount(const Model& model) {
+  return size_t{model.spec.geometry.n_layers} * model.spec.geometry.n_kv_heads;
+}
 
 // One segment of a prefix's chain and how much of it the prefix uses.
 struct SegmentPart {
@@ -59,59 +66,65 @@ struct WorkProgress {
   Status Check() const;  // kCancelled when it shall stop
 };
 
-// One kind of summary: how it is named, made and read back. Entries are per (layer, KV head),
-// index layer * n_kv_heads + kv_head; layers without summaries have empty ones.
-class MomentKind {
- public:
-  using Summary = MomentSummary;
-  MomentKind(const Model& model, Anchors anchors, bool with_cross);
+// Of all heads, index layer * n_kv_heads + kv_head; those of layers without summaries stay empty.
+using SummarySet = std::vector<EstimatorSummary>;
 
-  std::string BlobName(uint32_t position) const { return prefix() + std::to_string(position); }
-  std::string prefix() const { return "moments."; }
+// What is gathered: how its blobs are named, who made them, and how each head's is built. Borrows
+// the model (and maps); a clustering is one segment's.
+class SummaryKind {
+ public:
+  static SummaryKind Moments(const Model& model, const RuntimeOptions& options);
+  static SummaryKind Phi(const Model& model, const FeatureMapSet& maps,
+                         const RuntimeOptions& options);
+  // clusterings: of one segment, [heads] (clusterings.h).
+  static SummaryKind Clusters(const Model& model, const std::vector<Clustering>& clusterings,
+                              const RuntimeOptions& options);
+
+  std::string BlobName(uint32_t position) const { return prefix_ + std::to_string(position); }
+  const std::string& prefix() const { return prefix_; }
   const std::string& producer() const { return producer_; }
   const Model& model() const { return model_; }
-  Summary Empty() const;
-  void Add(Summary& to, uint32_t layer, uint32_t kv_head, const RowsView& rows) const;
+  const EstimatorSpec& spec(size_t head) const { return specs_[head]; }
+  // Phi caches are built from stored features of these maps, where the store keeps some.
+  const FeatureMapSet* stored_features() const { return features_ ? maps_ : nullptr; }
+  const FeatureFormat& feature_format() const { return *features_; }
+  Result<SummarySet> Empty() const;
 
  private:
+  SummaryKind(const Model& model, std::string prefix, std::string producer)
+      : model_(model), prefix_(std::move(prefix)), producer_(std::move(producer)) {}
+
   const Model& model_;
-  bool with_cross_;
-  std::string producer_;
+  std::string prefix_, producer_;
+  const FeatureMapSet* maps_ = nullptr;
+  std::optional<FeatureFormat> features_;
+  std::vector<EstimatorSpec> specs_;  // [heads]
 };
 
-class PhiKind {
- public:
-  using Summary = PhiCache;
-  PhiKind(const Model& model, const FeatureMapSet& maps, Anchors anchors);
+// One blob of all heads' summaries, and back. Heads of layers without summaries take no room.
+//   specs(head) -> EstimatorSpec of what is stored.
+std::vector<std::byte> PackSummaries(const Model& model, const std::string& producer,
+                                     const SummarySet& summaries);
+using SpecOfHead = std::function<EstimatorSpec(size_t head)>;
+Result<SummarySet> UnpackSummaries(const Model& model, const std::string& producer,
+                                   const SpecOfHead& spec, std::span<const std::byte> blob,
+                                   std::vector<storage::ReadStats>* reads);
 
-  std::string BlobName(uint32_t position) const { return prefix() + std::to_string(position); }
-  std::string prefix() const { return "phi." + std::to_string(maps_.length) + "."; }
-  const std::string& producer() const { return producer_; }
-  const Model& model() const { return model_; }
-  Summary Empty() const;
-  void Add(Summary& to, uint32_t layer, uint32_t kv_head, const RowsView& rows) const;
-
- private:
-  const Model& model_;
-  const FeatureMapSet& maps_;
-  std::string producer_;
-};
-
-// Writes the checkpoints of a segment that are not stored yet (or by another producer): the
-// segment is the end of `prefix`, which is open at its full length. Counts heads in `progress`.
-template <typename Kind>
-Status BuildCheckpoints(const Rooms& rooms, const Kind& kind, const storage::StoredPrefix& prefix,
-                        const SegmentPart& segment, Anchors anchors, uint32_t checkpoint_tokens,
+// Writes the checkpoints of a segment that are not stored yet (or by another producer, or
+// damaged): the segment is the end of `prefix`, which is open at its full length. Counts heads in
+// `progress`.
+Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
+                        const storage::StoredPrefix& prefix, const SegmentPart& segment,
                         WorkProgress& progress);
 
 // The summaries of `mid`, a region that begins behind the sinks, for all heads.
 //   max_added: rows that may be added per head and segment where checkpoints do not reach; beyond
 //   it kFailedPrecondition asks to wait for the ingest.
 //   reads: [heads] if not null; physical reads are added to it.
-template <typename Kind>
-Result<std::vector<typename Kind::Summary>> AssembleSummaries(
-    const Rooms& rooms, const Kind& kind, const storage::StoredPrefix& prefix,
-    const std::vector<SegmentPart>& parts, TokenRange mid, uint64_t max_added,
-    WorkPriority priority, std::vector<storage::ReadStats>* reads);
+Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind,
+                                     const storage::StoredPrefix& prefix,
+                                     const std::vector<SegmentPart>& parts, TokenRange mid,
+                                     uint64_t max_added, WorkPriority priority,
+                                     std::vector<storage::ReadStats>* reads);
 
 }  // namespace prefixd

@@ -1,5 +1,7 @@
 #include "runtime/types.h"
 
+#include "runtime/store.h"
+
 namespace prefixd {
 
 std::string_view IngestStateName(IngestState state) {
@@ -26,6 +28,11 @@ std::string_view StepModeName(StepMode mode) {
       return "retrieve";
   }
   return "retrieve";
+}
+
+std::vector<EstimatorVariant> DefaultEstimators() {
+  return std::move(ParseVariants("none, moment, moment/r2, moment/r8, moment/full, scan, phi"))
+      .value();
 }
 
 Result<StepMode> StepModeFromName(std::string_view name) {

@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "attention/estimator_variant.h"
 #include "attention/kv_shape.h"
 #include "attention/ledger.h"
+#include "attention/missing_mass.h"
 #include "attention/partition.h"
 #include "storage/stored_part.h"
 
@@ -84,8 +86,8 @@ Result<StepMode> StepModeFromName(std::string_view name);
 struct StepPolicy {
   StepMode mode = StepMode::kRetrieve;
   // kAuto: per (layer, KV head), as chosen at ingest on held-out queries of the prefill; without
-  // such queries the moment estimator ("untuned").
-  EstimatorKind estimator = EstimatorKind::kAuto;
+  // such queries the moment estimator ("untuned"). A name of estimator_variant.h on the wire.
+  EstimatorVariant estimator = EstimatorKind::kAuto;
   double budget = 0.02;           // fraction of the prefix per step (spec §4)
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
@@ -93,6 +95,18 @@ struct StepPolicy {
   // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
   // I/O. They count as read in the ledger, beyond what the budget planned.
   bool page_granular = false;
+  // The tokens that the budget gives a step are spread over layers and heads by the attention mass
+  // that each is estimated to miss, instead of evenly: never more in total.
+  bool adaptive = false;
+  // StepInfo::missing: what each query head has not read, certified where the cut is exact.
+  bool report_missing = false;
+  // Heads for which the choice is the user's.
+  struct Fixed {
+    uint32_t layer = 0, kv_head = 0;
+    EstimatorVariant estimator = EstimatorKind::kNone;
+    bool operator==(const Fixed&) const = default;
+  };
+  std::vector<Fixed> fixed;
   bool operator==(const StepPolicy&) const = default;
 };
 
@@ -119,8 +133,13 @@ struct SessionInfo {
 
 // What one layer step did, summed over KV heads.
 struct StepInfo {
-  uint32_t k = 0;  // largest K used by a head
-  Ledger ledger;   // of this call alone
+  uint32_t k = 0;                    // largest K used by a head
+  Ledger ledger;                     // of this call alone
+  std::vector<uint32_t> k_per_head;  // [n_kv_heads]; mode kRetrieve
+  // [n_q_heads] estimated share of what was not read in the whole, Z_R / (Z_E + Z_R) [56]; NaN
+  // where nothing estimates it (selection only, unless `adaptive` or `report_missing` ask for it).
+  std::vector<float> rho_z;
+  std::vector<MissingMass> missing;  // [n_q_heads] if the policy asks for it
 };
 
 struct SessionReport {
@@ -129,11 +148,18 @@ struct SessionReport {
   std::vector<Ledger> per_head;  // [n_layers * n_kv_heads]
 };
 
+struct EstimatorError {
+  EstimatorVariant estimator = EstimatorKind::kNone;
+  double error = 0;  // mean relative l1 output error on the held-out queries
+  bool operator==(const EstimatorError&) const = default;
+};
+
 struct HeadChoice {
   uint32_t layer = 0, kv_head = 0;
-  EstimatorKind chosen = EstimatorKind::kMoment;
-  // Mean relative l1 output error on the held-out queries at `budget`; NaN where not measured.
-  double budget = 0, error_none = 0, error_phi = 0, error_moment = 0;
+  EstimatorVariant chosen = EstimatorKind::kNone;
+  double budget = 0;
+  std::vector<EstimatorError> errors;  // of all that the budget pays for
+  bool operator==(const HeadChoice&) const = default;
 };
 
 struct PrefixSummary {

@@ -120,6 +120,12 @@ Result<FeatureMapHeader> ReadFeatureMapHeader(const SafetensorsFile& file) {
   if (const auto weights = file.metadata().find("weights"); weights != file.metadata().end()) {
     header.weights = weights->second;
   }
+  if (const auto it = file.metadata().find("symmetric"); it != file.metadata().end()) {
+    if (it->second != "true" && it->second != "false") {
+      return Refuse(file, "metadata 'symmetric' is neither true nor false");
+    }
+    header.symmetric = it->second == "true";
+  }
   if (header.n_q_heads % header.n_kv_heads != 0) {
     return Refuse(file, "n_kv_heads " + std::to_string(header.n_kv_heads) +
                             " does not divide n_q_heads " + std::to_string(header.n_q_heads) +
@@ -135,7 +141,9 @@ Result<FeatureMapSet> LoadFeatureMaps(const SafetensorsFile& file) {
   set.d_phi = header.d_phi;
   for (uint32_t layer = 0; layer < header.n_layers; ++layer) {
     const std::string prefix = "layers." + std::to_string(layer) + ".phi_";
-    PREFIXD_TRY(AppendHeads(file, header, prefix + "q.", header.n_q_heads, set.phi_q));
+    if (!header.symmetric) {
+      PREFIXD_TRY(AppendHeads(file, header, prefix + "q.", header.n_q_heads, set.phi_q));
+    }
     PREFIXD_TRY(AppendHeads(file, header, prefix + "k.", header.n_kv_heads, set.phi_k));
   }
   PREFIXD_ASSIGN(set.digest, Digest(file));

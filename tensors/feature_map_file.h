@@ -7,7 +7,7 @@
 //                       .W2    [H, d_emb, d_emb]   .b2    [H, d_emb]
 //                       .W_out [H, d_phi, d_emb]   .b_out [H, d_phi]     .alpha [H]
 // Metadata (strings): format = "prefixd-phi-v1", length, d_emb, d_phi, n_layers, n_q_heads,
-// n_kv_heads, head_dim, scale; weights may be missing. Other tensors and keys are ignored.
+// n_kv_heads, head_dim, scale; weights may be missing; symmetric = "true" leaves phi_q out. Other tensors and keys are ignored.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,7 @@ struct FeatureMapHeader {
   // Digest of the weights they were trained for, "blake2b:<hex>" (decoder::Checkpoint::Digest);
   // may be empty.
   std::string weights;
+  bool symmetric = false;  // no phi_q tensors: phi_k maps queries too
 };
 
 Result<FeatureMapHeader> ReadFeatureMapHeader(const SafetensorsFile& file);

@@ -211,6 +211,40 @@ TEST(Estimators, RefuseWhatDoesNotBelongTogether) {
   EXPECT_NE(status.error().message.find("too little"), std::string::npos);
 }
 
+TEST(Estimators, ClustersMatchTheReference) {
+  Random random(testing::Seed("Estimators.ClusterReference"));
+  for (int round = 0; round < 200; ++round) {
+    StepCase c = AnyCase(random, random.Int(40, 200));
+    c.RetrieveTop(random.Int(0, c.parts.mid.size() - 1));
+    if (random.Chance(0.3)) c.cuts.assign(c.group, {kInf, CutKind::kNone});
+    if (random.Chance(0.3)) {
+      for (Cut& cut : c.cuts) cut.kind = CutKind::kApproximate;
+    }
+    const Clustering clustering = Clustering::Fit(c.Mid(), random.Int(1, 12));
+    const OwnedRows rest = Without(c);
+    for (Method method : Methods(c, clustering)) {
+      if (method.spec.clustering == nullptr || method.spec.kind == EstimatorKind::kPhi) continue;
+      if (random.Chance(0.5)) method.form = MomentForm::kParent;
+      SCOPED_TRACE(method.name + ", round " + std::to_string(round));
+      const EstimatorSummary summary = Build(method.spec, c.Mid());
+      const Estimates got = Evaluate(c, method, summary, c.Mid(), c.retrieved.view(), c.cuts);
+      GroupStepInput in = c.Input(EstimatorKind::kNone);
+      in.moment_form = method.form;
+      summary.AttachTo(in);
+      for (uint32_t g = 0; g < c.group; ++g) {
+        const reference::Estimate want = reference::EstimateClusters(in, g, rest.view());
+        // Scans sum float32 scores and masses; a cluster that was all but taken amplifies both.
+        const bool scan = method.spec.kind == EstimatorKind::kScan;
+        ASSERT_NEAR(got.log_z[g], want.log_z, scan ? 5e-3 : 1e-4 * (1 + std::abs(want.log_z)));
+        for (uint32_t l = 0; l < c.shape().value_dim; ++l) {
+          ASSERT_NEAR(got.y[size_t{g} * c.shape().value_dim + l], want.y[l],
+                      (scan ? 1e-2 : 1e-3) * (1 + std::abs(want.y[l])));
+        }
+      }
+    }
+  }
+}
+
 // With every token a cluster of its own, centroids and scans know the remainder exactly.
 TEST(Estimators, ClustersOfOneTokenAreExact) {
   Random random(testing::Seed("Estimators.Exact"));

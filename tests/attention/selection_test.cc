@@ -93,6 +93,27 @@ TEST(SelectByGroupMax, EmptyAndWholeSets) {
   EXPECT_EQ(nothing.cuts.size(), 2u);
 }
 
+TEST(SelectByGroupMax, OneRankingServesEveryK) {
+  testing::Random random(testing::Seed("RankByGroupMax"));
+  for (int round = 0; round < 100; ++round) {
+    const uint32_t group = random.Int(1, 5), n = random.Int(1, 200), most = random.Int(0, n);
+    std::vector<float> scores = random.Normals(size_t{group} * n, 2.0f);
+    for (float& s : scores) s = std::round(4 * s) / 4;  // ties
+    const GroupRanking ranking = RankByGroupMax(scores, group, n, most);
+    for (uint32_t k = 0; k <= most; ++k) {
+      const Selection want = SelectByGroupMax(scores, group, n, k, 0, true);
+      std::vector<uint32_t> ids(ranking.best.begin(), ranking.best.begin() + k);
+      std::sort(ids.begin(), ids.end());
+      ASSERT_EQ(ids, want.ids);
+      const std::vector<Cut> cuts = ranking.Cuts(k);
+      for (uint32_t g = 0; g < group; ++g) {
+        ASSERT_EQ(cuts[g].score, want.cuts[g].score);
+        ASSERT_EQ(cuts[g].kind, want.cuts[g].kind);
+      }
+    }
+  }
+}
+
 TEST(SelectByGroupMax, IncompleteScoresGiveNoExactCut) {
   const std::vector<float> scores = {1, 2, 3, 4};
   EXPECT_EQ(SelectByGroupMax(scores, 1, 4, 2, 0, false).cuts[0].kind, CutKind::kApproximate);

@@ -61,11 +61,14 @@ TEST(Codec, ModelsKeepGeometryAndIdentityOrder) {
 
 TEST(Codec, PoliciesOfEveryKind) {
   for (StepMode mode : {StepMode::kFull, StepMode::kAnchors, StepMode::kRetrieve}) {
-    for (EstimatorKind e : {EstimatorKind::kNone, EstimatorKind::kPhi, EstimatorKind::kMoment,
-                            EstimatorKind::kAuto}) {
+    for (const char* name :
+         {"none", "phi/per_feature/bf16", "moment", "moment/r8/cov/parent", "scan", "auto"}) {
+      const EstimatorVariant e = *EstimatorVariant::Parse(name);
       StepPolicy p{mode, e, 0.037, std::nullopt, 9, "ivf"};
       EXPECT_EQ(RoundTrip(p), p);
       p.k = 0;
+      p.adaptive = p.report_missing = true;
+      p.fixed = {{1, 2, e}, {3, 0, EstimatorKind::kNone}};
       EXPECT_EQ(RoundTrip(p), p);
     }
   }
@@ -82,9 +85,17 @@ TEST(Codec, LargeNumbersAndNonFiniteOnes) {
             {std::numeric_limits<float>::infinity(), CutKind::kNone}};
   EXPECT_EQ(RoundTrip(s).cuts[0].score, s.cuts[0].score);
   PrefixDetail d;
-  d.choices.resize(1);
-  d.choices[0].error_phi = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_TRUE(std::isnan(RoundTrip(d).choices[0].error_phi));
+  d.choices = {{1, 2, EstimatorKind::kScan, 0.02, {{EstimatorKind::kScan, 0.25}}}};
+  EXPECT_EQ(RoundTrip(d).choices, d.choices);
+  StepInfo info;
+  info.k_per_head = {3, 4};
+  info.rho_z = {0.5f, std::numeric_limits<float>::quiet_NaN()};
+  info.missing = {{0.25, true}, {0.5, false}};
+  const StepInfo back = RoundTrip(info);
+  EXPECT_EQ(back.k_per_head, info.k_per_head);
+  EXPECT_EQ(back.rho_z[0], 0.5f);
+  EXPECT_TRUE(std::isnan(back.rho_z[1]));
+  EXPECT_TRUE(back.missing[0].certified && back.missing[1].delta == 0.5);
 }
 
 TEST(Codec, TheRest) {
@@ -108,6 +119,7 @@ TEST(Codec, SaysWhichFieldIsWrong) {
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"l_gen", -1}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"l_gen", 1ull << 32}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"mode", "fastest"}}, "p").ok());
+  EXPECT_FALSE(FromJson<StepPolicy>(Json{{"estimator", "moment/r0"}}, "p").ok());
   EXPECT_TRUE(FromJson<StepPolicy>(Json{{"from_the_future", 1}}, "p").ok());
 }
 

@@ -37,7 +37,8 @@ TEST_F(ConfigTest, PrintedFormReadsBackToTheSame) {
   c.host_tier_mib = 12345;
   c.host_tier_shares = "team-a=0.5, b=c=0.25";
   c.pin_host_tier = true;
-  c.moment_cross = true;
+  c.estimators = "none, moment/r4, scan";
+  c.clusters = 16;
   c.choice_budgets = {0.005, 1, 0.25};
   c.tenant_quotas_mib = {{"", 1}, {"team a", 0}, {"b=\"c\"", 7}};
   c.log_level = "debug";

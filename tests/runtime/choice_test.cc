@@ -40,7 +40,13 @@ class ChoiceTest : public RuntimeTest {
 TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
   const uint64_t seed = Seed("RecordsTheErrorsThatSessionsMake");
   options_.query_samples = 100;  // all of the last quarter
-  options_.choice_budgets = {0.01, 0.1, 0.2};
+  options_.choice_budgets = {0.01, 0.1, 0.4};
+  options_.clusters = 6;
+  auto all = ParseVariants(
+      "none, moment, moment/r3, moment/full, moment/full/cov, moment/r3/parent, moment/rank, "
+      "centroid, cluster_moment, cluster_moment/parent, scan, phi, phi/bf16, phi/per_feature");
+  ASSERT_OK(all);
+  options_.estimators = *all;
   AddMaps(1024, seed);
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 400, seed);
@@ -48,28 +54,33 @@ TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
   const auto detail = store_->Prefix(id);
   ASSERT_OK(detail);
   ASSERT_EQ(detail->choices.size(), 2u * 2u * 2u);  // 1% pays for nothing
-  for (const double budget : {0.1, 0.2}) {
+  for (const double budget : {0.1, 0.4}) {
     for (uint32_t l = 0; l < 2; ++l) {
-      std::map<EstimatorKind, std::vector<double>> errors;
-      for (const EstimatorKind estimator : {EstimatorKind::kNone, EstimatorKind::kMoment,
-                                            EstimatorKind::kPhi, EstimatorKind::kAuto}) {
+      std::map<EstimatorVariant, std::vector<double>> errors;
+      std::vector<EstimatorVariant> tried = options_.estimators;
+      tried.push_back(EstimatorKind::kAuto);
+      for (const EstimatorVariant& estimator : tried) {
         StepPolicy policy;
         policy.estimator = estimator;
         policy.budget = budget;
+        auto affordable = store_->Attach({"tiny", "", prompt.tokens, "", 300, policy});
+        if (!affordable.ok()) {
+          EXPECT_EQ(affordable.error().code, Code::kInfeasible) << affordable.error().ToString();
+          continue;
+        }
         errors[estimator] = Errors(prompt, l, 300, policy, 400);
       }
       for (const HeadChoice& choice : detail->choices) {
         if (choice.layer != l || choice.budget != budget) continue;
         const uint32_t h = choice.kv_head;
-        EXPECT_NEAR(choice.error_none, errors[EstimatorKind::kNone][h], 1e-5);
-        EXPECT_NEAR(choice.error_moment, errors[EstimatorKind::kMoment][h], 1e-5);
-        EXPECT_NEAR(choice.error_phi, errors[EstimatorKind::kPhi][h], 1e-4);
-        const double least = std::min({choice.error_none, choice.error_moment, choice.error_phi});
-        EXPECT_NEAR(errors[EstimatorKind::kAuto][h], least, 1e-4);
-        const double chosen = choice.chosen == EstimatorKind::kPhi      ? choice.error_phi
-                              : choice.chosen == EstimatorKind::kMoment ? choice.error_moment
-                                                                        : choice.error_none;
+        double least = 1e300, chosen = -1;
+        for (const EstimatorError& e : choice.errors) {
+          EXPECT_NEAR(e.error, errors[e.estimator][h], 2e-4) << e.estimator.Name();
+          least = std::min(least, e.error);
+          if (e.estimator == choice.chosen) chosen = e.error;
+        }
         EXPECT_EQ(chosen, least);
+        EXPECT_NEAR(errors[EstimatorKind::kAuto][h], least, 2e-4);
       }
     }
   }
@@ -105,24 +116,19 @@ TEST_F(ChoiceTest, AContinuationWithoutQueriesUsesItsParentsChoice) {
 }
 
 TEST(Choices, SurviveSerialization) {
-  const double nan = std::nan("");
   const std::vector<HeadChoice> choices = {
-      {0, 1, EstimatorKind::kPhi, 0.02, 0.5, 0.25, nan},
-      {3, 0, EstimatorKind::kNone, 0.05, 0.125, nan, nan},
+      {0, 1, EstimatorKind::kPhi, 0.02, {{EstimatorKind::kNone, 0.5}, {EstimatorKind::kPhi, 0.25}}},
+      {3,
+       0,
+       *EstimatorVariant::Parse("moment/r8/parent"),
+       0.05,
+       {{*EstimatorVariant::Parse("moment/r8/parent"), 0.125}}},
+      {3, 1, EstimatorKind::kNone, 0.05, {}},
   };
   const auto bytes = SerializeChoices(choices);
   auto read = DeserializeChoices(bytes);
   ASSERT_OK(read);
-  ASSERT_EQ(read->size(), 2u);
-  for (size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ((*read)[i].layer, choices[i].layer);
-    EXPECT_EQ((*read)[i].kv_head, choices[i].kv_head);
-    EXPECT_EQ((*read)[i].chosen, choices[i].chosen);
-    EXPECT_EQ((*read)[i].budget, choices[i].budget);
-    EXPECT_EQ((*read)[i].error_none, choices[i].error_none);
-    EXPECT_EQ(std::isnan((*read)[i].error_phi), std::isnan(choices[i].error_phi));
-    EXPECT_TRUE(std::isnan((*read)[i].error_moment));
-  }
+  EXPECT_EQ(*read, choices);
   for (size_t n = 0; n < bytes.size(); ++n) {
     EXPECT_CODE(DeserializeChoices(std::span(bytes).first(n)), Code::kCorrupt);
   }

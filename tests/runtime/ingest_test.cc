@@ -26,9 +26,10 @@ class IngestTest : public RuntimeTest {
         const auto bytes = prompt.Rows(l, h);
         const RowsView rows =
             RowsView{bytes.data(), prompt.n_tokens, row.bytes(), row}.Sub(mid.begin, mid.size());
-        MomentSummary moment(row.key_dim, row.value_dim, options_.moment_cross);
+        const auto whole = EstimatorVariant::Parse("moment/full");
+        MomentSummary moment(row.key_dim, row.value_dim, true);
         moment.Add(rows);
-        auto stored = session.MomentBytes(l, h);
+        auto stored = session.SummaryBytes(l, h, *whole);
         ASSERT_OK(stored);
         auto got = MomentSummary::Deserialize(*stored);
         ASSERT_OK(got);
@@ -78,7 +79,6 @@ class IngestTest : public RuntimeTest {
 
 TEST_F(IngestTest, ChainsAndBranchesEqualOneGo) {
   const uint64_t seed = Seed("ChainsAndBranchesEqualOneGo");
-  options_.moment_cross = true;
   AddMaps(4096, seed);
   Open();
   auto maps = LoadFeatureMaps(spec_.feature_maps[0]);

@@ -25,7 +25,7 @@ class StepTest : public RuntimeTest {
     for (size_t i = 0; i < selection.ids.size(); ++i) {
       std::memcpy(retrieved_.data() + i * row.bytes(), rows.key(selection.ids[i]), row.bytes());
     }
-    moment_ = MomentSummary(row.key_dim, row.value_dim, options_.moment_cross);
+    moment_ = MomentSummary(row.key_dim, row.value_dim, false);
     const RowsView mid = rows.Sub(part.mid.begin, part.mid.size());
     moment_.Add(mid);
     GroupStepInput in;
@@ -95,10 +95,7 @@ TEST_F(StepTest, FullBudgetIsExactAttention) {
 
 TEST_F(StepTest, RetrieveEqualsReferenceForEachEstimator) {
   const uint64_t seed = Seed("RetrieveEqualsReferenceForEachEstimator");
-  for (const bool cross : {false, true}) {
-    options_.moment_cross = cross;
-    options_.dir = dir_.path() / (cross ? "cross" : "plain");
-    spec_.feature_maps.clear();
+  {
     AddMaps(4096, seed);
     Open();
     const auto prompt = MakePrompt(spec_.geometry, 700, seed);

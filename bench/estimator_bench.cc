@@ -1,0 +1,262 @@
+// How well does each estimator complete a step? Prefills a document with a real decoder, stores it,
+// and measures the mean relative l1 error of attention over the stored prompt, against exact
+// attention, on the queries of the text that follows: each estimator alone, the choice per head,
+// and tokens spread over heads by missing mass, all at equal budgets.
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "attention/diagnostics.h"
+#include "decoder/checkpoint.h"
+#include "decoder/local_attention.h"
+#include "decoder/model.h"
+#include "decoder/put_attention.h"
+#include "decoder/tokenizer.h"
+#include "demo/document.h"
+#include "runtime/store.h"
+
+namespace prefixd::bench {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::filesystem::path model_dir = "models/prefixd-tiny";
+  std::filesystem::path document = "/usr/share/common-licenses/GPL-3";
+  std::filesystem::path dir;
+  uint32_t prompt_tokens = 8000;
+  uint32_t queries = 48;  // of the continuation
+  std::vector<double> budgets = {0.01, 0.02, 0.05};
+  std::string estimators =
+      "none, moment, moment/r2, moment/r4, moment/r8, moment/r16, moment/full, moment/full/cov, "
+      "moment/r8/parent, moment/r8/rank, centroid, cluster_moment, scan, phi";
+  uint32_t clusters = 32;
+  std::string json_file;
+};
+
+// One decode step's queries and the truth: per layer [n_q_heads * dim].
+struct Recorded {
+  std::vector<std::vector<float>> q, y;
+};
+
+struct Row {
+  std::string name;
+  double budget = 0;
+  bool feasible = false;
+  std::vector<double> errors;  // per query head
+  double mean = 0, tokens = 0;
+  std::string chosen;
+};
+
+class Bench {
+ public:
+  Bench(const Options& options, const decoder::Model& model)
+      : options_(options), model_(model), geometry_(model.Geometry(DType::kBf16)) {}
+
+  Status Run() {
+    PREFIXD_TRY(Prepare());
+    PREFIXD_ASSIGN(const auto variants, ParseVariants(options_.estimators));
+    for (const double budget : options_.budgets) {
+      for (const EstimatorVariant& v : variants) {
+        PREFIXD_TRY(Measure(v.Name(), {.estimator = v, .budget = budget}));
+      }
+      PREFIXD_TRY(Measure("auto", {.budget = budget}));
+      for (const EstimatorVariant& v :
+           {EstimatorVariant(EstimatorKind::kNone), EstimatorVariant(EstimatorKind::kMoment),
+            EstimatorVariant(EstimatorKind::kAuto)}) {
+        PREFIXD_TRY(
+            Measure(v.Name() + ", adaptive", {.estimator = v, .budget = budget, .adaptive = true}));
+      }
+    }
+    Print();
+    return options_.json_file.empty() ? Status() : Write();
+  }
+
+ private:
+  Status Prepare() {
+    PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model_.config()));
+    demo::DocumentOptions from;
+    from.file = options_.document;
+    from.prompt_tokens = options_.prompt_tokens;
+    from.continuation_tokens = options_.queries * 4;
+    PREFIXD_ASSIGN(const demo::Document document, demo::LoadDocument(from));
+    prompt_ = tokenizer.Encode(document.prompt, /*with_bos=*/true);
+    const auto n = static_cast<uint32_t>(prompt_.size());
+
+    RuntimeOptions runtime;
+    runtime.dir = options_.dir;
+    runtime.choice_budgets = options_.budgets;
+    runtime.clusters = options_.clusters;
+    runtime.settle = false;
+    PREFIXD_ASSIGN(runtime.estimators, ParseVariants(options_.estimators));
+    PREFIXD_ASSIGN(store_, Store::Open(runtime));
+    ModelSpec spec;
+    spec.name = "model";
+    spec.geometry = geometry_;
+    PREFIXD_ASSIGN(spec.identity, decoder::ModelIdentity(options_.model_dir, model_.config()));
+    for (const auto& entry : std::filesystem::directory_iterator(options_.model_dir)) {
+      if (entry.path().filename().string().starts_with("phi-")) {
+        spec.feature_maps.push_back(entry.path());
+      }
+    }
+    PREFIXD_TRY(store_->RegisterModel(spec));
+    PREFIXD_ASSIGN(const auto put, store_->BeginPut({"model", "", prompt_, "bench"}));
+    decoder::LocalAttention local(geometry_);
+    Status wrote;
+    decoder::ObservedAttention observed(
+        local, [&](uint32_t layer, uint32_t first, uint32_t count, std::span<const float> q) {
+          if (wrote.ok()) wrote = put->WriteQueries(layer, first, count, q);
+        });
+    PREFIXD_TRY(model_.Forward(prompt_, 0, observed, 0, {}));
+    PREFIXD_TRY(wrote);
+    PREFIXD_TRY(decoder::PutCache(local.cache(), 0, n, *put));
+    PREFIXD_ASSIGN(const PutResult stored, put->Commit());
+    PREFIXD_TRY(store_->WaitReady(stored.prefix, nullptr));
+    return Record(tokenizer.Encode(document.continuation, false), n, local);
+  }
+
+  // Evenly spaced tokens of the continuation, decoded exactly.
+  Status Record(const std::vector<uint32_t>& text, uint32_t n, decoder::LocalAttention& local) {
+    const size_t spacing = std::max<size_t>(1, text.size() / options_.queries);
+    decoder::ObservedAttention observed(
+        local, [&](uint32_t layer, uint32_t first, uint32_t, std::span<const float> q) {
+          if ((first - n) % spacing != 0) return;
+          if (layer == 0) recorded_.emplace_back();
+          recorded_.back().q.emplace_back(q.begin(), q.end());
+        });
+    for (size_t i = 0; i < text.size(); ++i) {
+      PREFIXD_TRY(model_.Forward({&text[i], 1}, n + static_cast<uint32_t>(i), observed, 0, {}));
+    }
+    StepPolicy full;
+    full.mode = StepMode::kFull;
+    PREFIXD_ASSIGN(const auto session, store_->Attach({"model", "", prompt_, "", 0, full}));
+    std::vector<float> lse(geometry_.n_q_heads);
+    for (Recorded& token : recorded_) {
+      for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
+        auto& y = token.y.emplace_back(size_t{geometry_.n_q_heads} * geometry_.value_dim);
+        PREFIXD_TRY(session->Step(layer, token.q[layer], y, lse, nullptr));
+      }
+    }
+    return {};
+  }
+
+  Status Measure(const std::string& name, StepPolicy policy) {
+    policy.selector = "exact";
+    Row row{name, policy.budget, false, {}, 0, 0, ""};
+    auto session = store_->Attach({"model", "", prompt_, "", 0, policy});
+    if (!session.ok() && session.error().code != Code::kInfeasible) return session.error();
+    if (session.ok()) {
+      row.feasible = true;
+      row.chosen = (*session)->info().estimator;
+      row.errors.assign(size_t{geometry_.n_layers} * geometry_.n_q_heads, 0);
+      const size_t dim = geometry_.value_dim;
+      std::vector<float> y(geometry_.n_q_heads * dim), lse(geometry_.n_q_heads);
+      for (const Recorded& token : recorded_) {
+        for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
+          PREFIXD_TRY((*session)->Step(layer, token.q[layer], y, lse, nullptr));
+          for (uint32_t head = 0; head < geometry_.n_q_heads; ++head) {
+            row.errors[size_t{layer} * geometry_.n_q_heads + head] +=
+                RelativeL1(std::span<const float>(y).subspan(head * dim, dim),
+                           std::span<const float>(token.y[layer]).subspan(head * dim, dim)) /
+                double(recorded_.size());
+          }
+        }
+      }
+      for (double e : row.errors) row.mean += e / double(row.errors.size());
+      row.tokens = (*session)->report().total.tokens_per_step();
+    }
+    rows_.push_back(std::move(row));
+    return {};
+  }
+
+  void Print() const {
+    std::printf("%zu tokens, %zu recorded steps, %u x %u heads; mean relative l1 error\n\n",
+                prompt_.size(), recorded_.size(), geometry_.n_layers, geometry_.n_q_heads);
+    std::printf("%-24s %7s %9s %8s\n", "estimator", "budget", "error", "tokens");
+    for (const Row& row : rows_) {
+      if (row.feasible) {
+        std::printf("%-24s %6.1f%% %9.4f %8.1f\n", row.name.c_str(), 100 * row.budget, row.mean,
+                    row.tokens);
+      } else {
+        std::printf("%-24s %6.1f%% %9s %8s\n", row.name.c_str(), 100 * row.budget, "-", "-");
+      }
+    }
+  }
+
+  Status Write() const {
+    json rows = json::array();
+    for (const Row& row : rows_) {
+      const auto number = [&](double x) { return row.feasible ? json(x) : json(nullptr); };
+      rows.push_back({{"estimator", row.name},
+                      {"budget", row.budget},
+                      {"feasible", row.feasible},
+                      {"error", number(row.mean)},
+                      {"tokens_per_step", number(row.tokens)},
+                      {"errors", row.errors},
+                      {"chosen", row.chosen}});
+    }
+    std::ofstream out(options_.json_file);
+    out << json{{"tokens", prompt_.size()},
+                {"document", options_.document.filename().string()},
+                {"steps", recorded_.size()},
+                {"clusters", options_.clusters},
+                {"rows", std::move(rows)}}
+               .dump(1)
+        << '\n';
+    if (!out.flush()) return Error{Code::kIo, "cannot write '" + options_.json_file + "'"};
+    return {};
+  }
+
+  const Options& options_;
+  const decoder::Model& model_;
+  const KvGeometry geometry_;
+  std::vector<uint32_t> prompt_;
+  std::unique_ptr<Store> store_;
+  std::vector<Recorded> recorded_;
+  std::vector<Row> rows_;
+};
+
+Status Run(Options options) {
+  std::string scratch =
+      (std::filesystem::temp_directory_path() / "prefixd-estimator-XXXXXX").string();
+  const bool own = options.dir.empty();
+  if (own && mkdtemp(scratch.data()) == nullptr) {
+    return Error{Code::kIo, "cannot make a directory like " + scratch};
+  }
+  if (own) options.dir = scratch;
+  options.dir /= "store";
+  PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(options.model_dir, {}));
+  Status status = Bench(options, model).Run();
+  std::error_code ignored;
+  if (own) std::filesystem::remove_all(scratch, ignored);
+  return status;
+}
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("Output error of each estimator of what a step does not read.");
+  app.add_option("--model", options.model_dir, "Checkpoint directory")->capture_default_str();
+  app.add_option("--document", options.document, "UTF-8 text")->capture_default_str();
+  app.add_option("--dir", options.dir, "Where to make the store; default: a temporary directory");
+  app.add_option("--tokens", options.prompt_tokens, "Prompt")->capture_default_str();
+  app.add_option("--queries", options.queries, "Recorded steps")->capture_default_str();
+  app.add_option("--budgets", options.budgets, "Fractions of the prompt")->capture_default_str();
+  app.add_option("--estimators", options.estimators, "Names")->capture_default_str();
+  app.add_option("--clusters", options.clusters, "Per head")->capture_default_str();
+  app.add_option("--json", options.json_file, "Write the table as JSON");
+  CLI11_PARSE(app, argc, argv);
+  if (const prefixd::Status status = prefixd::bench::Run(options); !status.ok()) {
+    std::fprintf(stderr, "estimator_bench: %s\n", status.error().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

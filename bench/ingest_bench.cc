@@ -1,0 +1,110 @@
+// How long the derived data of a prompt take, and how much memory: put, then wait until ready. The
+// store's log says how long each stage took.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/storage_speed.h"
+#include "bench/support/synthetic_kv.h"
+
+namespace prefixd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  uint32_t tokens = 16384;
+  std::filesystem::path dir;
+  bool build_ivf = true;
+  std::string json_file;
+};
+
+double PeakMiB() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+// Queries of the last quarter, as a prefill gives them.
+Status WriteQueries(const Prompt& prompt, PutStream& put) {
+  const KvGeometry& g = prompt.geometry;
+  const auto n = static_cast<uint32_t>(prompt.tokens.size());
+  std::vector<float> q(size_t{g.n_q_heads} * g.key_dim);
+  for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+    SyntheticKv synthetic(g.n_kv_heads, g.key_dim, layer + 1);
+    for (uint32_t token = n - n / 4; token < n; token += 16) {
+      for (uint32_t h = 0; h < g.n_q_heads; ++h) {
+        synthetic.Query(h / g.group_size(), &q[size_t{h} * g.key_dim]);
+      }
+      PREFIXD_TRY(put.WriteQueries(layer, token, 1, q));
+    }
+  }
+  return {};
+}
+
+Status Measure(const Options& options) {
+  RuntimeOptions runtime;
+  runtime.dir = options.dir;
+  runtime.build_ivf = options.build_ivf;
+  runtime.settle = false;
+  PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
+  PrefixDetail detail;
+  double seconds = 0, before = 0;
+  {
+    const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens);
+    PREFIXD_TRY(store->RegisterModel(BenchModel(prompt.geometry)));
+    PREFIXD_ASSIGN(const auto put, store->BeginPut({kModelName, "", prompt.tokens, "ingest"}));
+    PREFIXD_TRY(WritePrompt(prompt, *put));
+    PREFIXD_TRY(WriteQueries(prompt, *put));
+    before = PeakMiB();
+    PREFIXD_ASSIGN(const PutResult stored, put->Commit());
+    const auto begun = Clock::now();
+    PREFIXD_TRY(store->WaitReady(stored.prefix, [&](uint64_t done, uint64_t total, auto unit) {
+      std::fprintf(stderr, "\r%llu / %llu %.*s", static_cast<unsigned long long>(done),
+                   static_cast<unsigned long long>(total), static_cast<int>(unit.size()),
+                   unit.data());
+      return true;
+    }));
+    seconds = std::chrono::duration<double>(Clock::now() - begun).count();
+    PREFIXD_ASSIGN(detail, store->Prefix(stored.prefix));
+  }
+  const double peak = PeakMiB() - before;
+  std::printf("%u tokens of 16 layers x 8 KV heads: ready after %.1f s, at most %.0f MiB more\n",
+              options.tokens, seconds, peak);
+  if (options.json_file.empty()) return {};
+  std::ofstream out(options.json_file);
+  out << nlohmann::json{{"tokens", options.tokens},
+                        {"seconds", seconds},
+                        {"peak_mib_more", peak},
+                        {"build_ivf", options.build_ivf},
+                        {"bytes_stored", detail.summary.own_bytes}}
+             .dump(1)
+      << '\n';
+  if (!out.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  return {};
+}
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("Time and memory of making summaries, choices and indexes of a stored prompt.");
+  app.add_option("--tokens", options.tokens, "Prompt")->capture_default_str();
+  app.add_option("--dir", options.dir, "An empty directory for the store")->required();
+  app.add_option("--build-ivf", options.build_ivf, "Indexes too")->capture_default_str();
+  app.add_option("--json", options.json_file, "Write the result as JSON");
+  CLI11_PARSE(app, argc, argv);
+  if (const prefixd::Status status = prefixd::bench::Measure(options); !status.ok()) {
+    std::fprintf(stderr, "ingest_bench: %s\n", status.error().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,299 @@
+// Every estimator through the whole runtime: those by clusters, what is fixed per head, what a step
+// tells of what it has not read, and tokens spread by missing mass.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "attention/clusters.h"
+#include "runtime/adaptive_budget.h"
+#include "tests/runtime/runtime_fixture.h"
+
+namespace prefixd::testing {
+namespace {
+
+class EstimatorsTest : public RuntimeTest {
+ protected:
+  EstimatorsTest() { Use("none, moment, moment/r4, moment/full/cov, cluster_moment, scan"); }
+
+  void Use(const char* list) {
+    auto variants = ParseVariants(list);
+    EXPECT_TRUE(variants.ok());
+    options_.estimators = *std::move(variants);
+  }
+  static EstimatorVariant Variant(const char* name) { return *EstimatorVariant::Parse(name); }
+
+  static StepPolicy Policy(const EstimatorVariant& estimator, uint32_t k) {
+    StepPolicy policy;
+    policy.estimator = estimator;
+    policy.k = k;
+    policy.selector = "exact";
+    return policy;
+  }
+  Output Full(const SyntheticPrompt& prompt, uint32_t layer, std::span<const float> q) {
+    StepPolicy full;
+    full.mode = StepMode::kFull;
+    const auto session = Attach(prompt, full);
+    return Step(*session, layer, q);
+  }
+};
+
+// With a cluster for every token nothing is estimated any more.
+TEST_F(EstimatorsTest, ClustersOfOneTokenAreExact) {
+  const uint64_t seed = Seed("ClustersOfOneTokenAreExact");
+  options_.clusters = 128;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 90, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  for (const char* name : {"centroid", "cluster_moment", "cluster_moment/parent", "scan"}) {
+    for (const uint32_t k : {0u, 1u, 20u}) {
+      SCOPED_TRACE(std::string(name) + ", K = " + std::to_string(k));
+      const auto session = Attach(prompt, Policy(Variant(name), k));
+      ASSERT_TRUE(session);
+      const auto q = prompt.Q(1, 80 + k / 4, 1);
+      const Output got = Step(*session, 1, q), want = Full(prompt, 1, q);
+      for (size_t g = 0; g < 4; ++g) EXPECT_NEAR(got.lse[g], want.lse[g], 1e-3);
+      for (size_t i = 0; i < got.y.size(); ++i) EXPECT_NEAR(got.y[i], want.y[i], 1e-3);
+      EXPECT_GT(got.info.rho_z[0], 0);
+      const auto report = session->report();
+      EXPECT_GT(report.total.summary_bytes[size_t(Variant(name).kind)], 0u);
+    }
+  }
+}
+
+// A chain of segments has several clusterings; a scan's mass is exact whatever the clusters.
+TEST_F(EstimatorsTest, ChainsAreClusteredAsOne) {
+  const uint64_t seed = Seed("ChainsAreClusteredAsOne");
+  options_.clusters = 8;
+  Open();
+  const auto whole = MakePrompt(spec_.geometry, 712, seed);
+  for (const uint32_t end : {300u, 307u, 308u, 700u, 712u}) {
+    ASSERT_NE(PutReady(MakePrompt(spec_.geometry, end, seed)), "");
+  }
+  for (const uint32_t n : {712u, 700u, 650u, 320u, 309u, 30u}) {
+    SCOPED_TRACE(n);
+    auto session =
+        store_->Attach({spec_.name, "", whole.tokens, "", n, Policy(EstimatorKind::kScan, 16)});
+    ASSERT_OK(session);
+    auto full = store_->Attach({spec_.name, "", whole.tokens, "", n, {.mode = StepMode::kFull}});
+    ASSERT_OK(full);
+    const auto q = whole.Q(0, 711, 1);
+    const Output got = Step(**session, 0, q), want = Step(**full, 0, q);
+    for (size_t g = 0; g < 4; ++g) EXPECT_NEAR(got.lse[g], want.lse[g], 1e-3);
+    const uint32_t mid = Partition::Of(n, options_.anchors).mid.size();
+    for (const char* name : {"scan", "centroid", "cluster_moment"}) {
+      const auto bytes = (*session)->SummaryBytes(0, 1, Variant(name));
+      ASSERT_OK(bytes);
+      const auto clusters = ClusterSummary::Deserialize(*bytes);
+      ASSERT_OK(clusters);
+      EXPECT_EQ(clusters->count(), mid);
+      EXPECT_LE(clusters->size(), 8u);
+      ASSERT_OK((*session)->SetPolicy(Policy(Variant(name), 16)));
+      const Output out = Step(**session, 0, q);
+      ASSERT_OK((*session)->SetPolicy(Policy(EstimatorKind::kNone, 16)));
+      const Output none = Step(**session, 0, q);
+      double by_clusters = 0, by_none = 0;
+      for (size_t g = 0; g < 4; ++g) {
+        by_clusters += std::abs(out.lse[g] - want.lse[g]);
+        by_none += std::abs(none.lse[g] - want.lse[g]);
+      }
+      if (mid > 16) {
+        EXPECT_LT(by_clusters, by_none) << name;
+      }
+    }
+  }
+}
+
+TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
+  Use("none, moment");
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 300, 1);
+  ASSERT_NE(PutReady(prompt), "");
+  for (const char* name : {"moment/r2", "moment/cov", "centroid", "cluster_moment", "scan"}) {
+    const auto refused =
+        store_->Attach({spec_.name, "", prompt.tokens, "", 0, Policy(Variant(name), 10)});
+    EXPECT_CODE(refused, Code::kFailedPrecondition);
+    EXPECT_NE(refused.error().message.find("none, moment"), std::string::npos);
+  }
+  // Configured differently, the store builds what is missing.
+  Use("none, moment, moment/r2, scan");
+  Open();
+  const auto session = [&] {
+    EXPECT_TRUE(store_->WaitReady(store_->Prefixes().at(0).id, nullptr).ok());
+    return Attach(prompt, Policy(Variant("moment/r2"), 10));
+  }();
+  ASSERT_TRUE(session);
+  EXPECT_EQ(session->info().estimator, "moment/r2");
+  ASSERT_OK(session->SetPolicy(Policy(EstimatorKind::kScan, 10)));
+}
+
+TEST_F(EstimatorsTest, HeadsCanBeFixed) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 400, 2);
+  ASSERT_NE(PutReady(prompt), "");
+  StepPolicy policy;
+  policy.budget = 0.4;
+  policy.fixed = {{0, 1, EstimatorKind::kNone}, {1, 0, Variant("moment/r4")}};
+  const auto session = Attach(prompt, policy);
+  ASSERT_TRUE(session);
+  const Output out = Step(*session, 0, prompt.Q(0, 399, 1));
+  EXPECT_TRUE(std::isnan(out.info.rho_z[2]) && std::isnan(out.info.rho_z[3]));
+  EXPECT_NE(session->info().estimator.find("moment/r4"), std::string::npos);
+  policy.fixed = {{2, 0, EstimatorKind::kNone}};
+  EXPECT_CODE(session->SetPolicy(policy), Code::kInvalidArgument);
+}
+
+// Under an exact cut the bound holds; whatever the estimator, it is told, also without one.
+TEST_F(EstimatorsTest, MissingMassIsCertifiedUnderExactCuts) {
+  const uint64_t seed = Seed("MissingMassIsCertified");
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 600, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  for (const char* name : {"none", "moment", "moment/r4", "scan"}) {
+    for (const uint32_t k : {0u, 8u, 100u, 1000u}) {
+      SCOPED_TRACE(std::string(name) + ", K = " + std::to_string(k));
+      StepPolicy policy = Policy(Variant(name), k);
+      policy.report_missing = true;
+      const auto session = Attach(prompt, policy);
+      ASSERT_TRUE(session);
+      const auto q = prompt.Q(0, 590, 1);
+      const Output out = Step(*session, 0, q), full = Full(prompt, 0, q);
+      const auto none = Attach(prompt, Policy(EstimatorKind::kNone, k));
+      const Output read = Step(*none, 0, q);
+      ASSERT_EQ(out.info.missing.size(), 4u);
+      for (size_t g = 0; g < 4; ++g) {
+        const MissingMass& missing = out.info.missing[g];
+        const double truth = -std::expm1(double{read.lse[g]} - full.lse[g]);
+        EXPECT_EQ(missing.certified, k > 0 || Variant(name).kind == EstimatorKind::kScan);
+        if (missing.certified) {
+          EXPECT_GE(missing.delta, truth - 1e-4);
+        }
+        EXPECT_NEAR(out.info.rho_z[g], truth, k == 1000 ? 1e-4 : 0.3);
+        EXPECT_TRUE(missing.delta >= 0 && missing.delta <= 1);
+      }
+      if (std::string(name) == "none") {
+        EXPECT_EQ(out.lse, read.lse);
+        EXPECT_EQ(out.y, read.y);
+        EXPECT_EQ(out.info.ledger.rho_z_sum, 0);
+      }
+    }
+  }
+}
+
+TEST_F(EstimatorsTest, AdaptiveTokensNeverExceedTheBudget) {
+  const uint64_t seed = Seed("AdaptiveTokens");
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 900, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  for (const char* name : {"none", "moment", "auto"}) {
+    StepPolicy policy;
+    policy.estimator = Variant(name);
+    policy.budget = 0.1;
+    policy.adaptive = true;
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    std::vector<uint32_t> even, last;
+    for (uint32_t step = 0; step < 6; ++step) {
+      std::vector<uint32_t> k;
+      for (uint32_t layer = 0; layer < 2; ++layer) {
+        const Output out = Step(*session, layer, prompt.Q(layer, 850 + step, 1));
+        ASSERT_EQ(out.info.k_per_head.size(), 2u);
+        k.insert(k.end(), out.info.k_per_head.begin(), out.info.k_per_head.end());
+        EXPECT_EQ(out.info.ledger.retrieved_tokens,
+                  out.info.k_per_head[0] + uint64_t{out.info.k_per_head[1]});
+      }
+      if (step == 0) even = k;
+      EXPECT_LE(std::accumulate(k.begin(), k.end(), 0u),
+                std::accumulate(even.begin(), even.end(), 0u))
+          << name;
+      last = k;
+    }
+    EXPECT_NE(last, even) << name;
+  }
+}
+
+TEST(AdaptiveBudget, SpreadsByMissingMassWithinItsTotal) {
+  AdaptiveBudget budget({40, 40, 40, 0}, 2, 1000);
+  EXPECT_EQ(budget.Take(0), (std::vector<uint32_t>{40, 40}));
+  EXPECT_EQ(budget.Take(1), (std::vector<uint32_t>{40, 0}));
+  budget.Note(0, 0.4, 40);
+  budget.Note(1, 0.1, 40);
+  budget.Note(2, std::nan(""), 40);  // says nothing: keeps its own
+  auto first = budget.Take(0), second = budget.Take(1);
+  EXPECT_EQ(second, (std::vector<uint32_t>{40, 0}));
+  EXPECT_EQ(first[0] + first[1], 80u);
+  EXPECT_NEAR(double(first[0]) / first[1], 2, 0.1);  // the root of the masses' ratio
+  budget.Note(2, 0.0, 40);
+  first = budget.Take(0), second = budget.Take(1);
+  EXPECT_EQ(second[0], 10u);  // a quarter stays
+  EXPECT_EQ(first[0] + first[1] + second[0], 120u);
+  // Nobody gets more than there is.
+  AdaptiveBudget little({40, 40}, 2, 45);
+  little.Take(0);
+  little.Note(0, 1, 40), little.Note(1, 0, 40);
+  EXPECT_EQ(little.Take(0)[0], 45u);
+}
+
+// Whatever the format, tokens leave what they brought: with all retrieved nothing is left over, and
+// a chain reads the features of its segments.
+TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
+  const uint64_t seed = Seed("FeaturesAreRead");
+  Use("none, moment, phi");
+  AddMaps(4096, seed);
+  const auto prompt = MakePrompt(spec_.geometry, 500, seed);
+  std::map<std::string, std::vector<Output>> outputs;
+  const std::map<std::string, double> tolerance = {
+      {"none", 0}, {"log8", 0.1}, {"log16", 2e-3}, {"u8", 0.1}, {"u16", 2e-3}};
+  for (const auto& [format, error] : tolerance) {
+    SCOPED_TRACE(format);
+    options_.phi_features = format;
+    options_.dir = dir_.path() / format;
+    Open();
+    ASSERT_NE(PutReady(MakePrompt(spec_.geometry, 300, seed)), "");
+    ASSERT_NE(PutReady(prompt), "");
+    for (const uint32_t k : {0u, 16u, 200u, 479u, 480u}) {
+      const auto session = Attach(prompt, Policy(EstimatorKind::kPhi, k));
+      ASSERT_TRUE(session);
+      const auto q = prompt.Q(1, 499, 1);
+      outputs[format].push_back(Step(*session, 1, q));
+      const Ledger& ledger = outputs[format].back().info.ledger;
+      const uint64_t stored = format == "none" || k == 480 ? 0 : format.ends_with("16") ? 16 : 8;
+      EXPECT_EQ(ledger.feature_bytes, 2u * k * stored);
+      EXPECT_NEAR(ledger.feature_tokens, 2.0 * k * double(stored) / 64, 1e-9);
+      if (k < 479) continue;
+      const Output full = Full(prompt, 1, q);
+      for (size_t g = 0; g < 4; ++g) {
+        EXPECT_NEAR(outputs[format].back().lse[g], full.lse[g], k == 480 ? 1e-4 : 0.2);
+      }
+    }
+  }
+  for (const auto& [format, error] : tolerance) {
+    for (size_t i = 0; i < 3; ++i) {
+      for (size_t g = 0; g < 4; ++g) {
+        EXPECT_NEAR(outputs[format][i].lse[g], outputs["none"][i].lse[g], error) << format;
+      }
+    }
+  }
+  options_.phi_features = "u4";
+  EXPECT_CODE(Store::Open(options_), Code::kInvalidArgument);
+}
+
+// What was read before a step failed was read all the same.
+TEST_F(EstimatorsTest, AFailedStepKeepsItsReads) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 400, 3);
+  ASSERT_NE(PutReady(prompt), "");
+  const auto session = Attach(prompt, Policy(EstimatorKind::kNone, 30));
+  ASSERT_TRUE(session);
+  const auto physical = [&] {
+    const auto bytes = session->report().total.physical_bytes;
+    return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
+  };
+  const uint64_t before = physical();
+  std::vector<float> q(64, 3e38f), y(64), lse(4);
+  EXPECT_FALSE(session->Step(0, q, y, lse, nullptr).ok());
+  EXPECT_GE(physical(), before + 360 * 2 * spec_.geometry.row().key_bytes());
+}
+
+}  // namespace
+}  // namespace prefixd::testing
