@@ -118,6 +118,7 @@ class StoreImpl : public Store {
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
+    context.pool = core_->rooms.pool;
     context.geometry = model->spec.geometry;
     context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
     context.query_samples = core_->options.query_samples;
