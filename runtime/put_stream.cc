@@ -12,6 +12,7 @@
 
 #include "runtime/ingest.h"
 #include "runtime/query_samples.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
@@ -131,8 +132,12 @@ class PutStreamImpl : public PutStream {
       // The rows are durable whatever happens here: without samples the prefix is untuned.
       const QuerySamples samples = reservoir_.Take();
       if (!samples.empty() && info.n_tokens == context_.prompt_tokens) {
-        static_cast<void>(
-            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize()));
+        Status kept =
+            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize());
+        if (!kept.ok()) {
+          storage::LogWarning("the sampled queries of prefix " + id->ToString() +
+                              " could not be stored, so it is untuned: " + kept.error().message);
+        }
       }
       context_.committed(*id);
     }

@@ -394,7 +394,8 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
          return done;
        }}});
   // What was derived can be derived again.
-  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view) {
+  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
+    if (name == kQueriesBlob) ReportLostQueries(c->rooms, id);
     (void)MarkIncomplete(c->rooms, id);  // if it fails, the queue below still does the work
     c->ingest->Enqueue(id);
   });
