@@ -37,7 +37,7 @@ Status WriteQueries(const Prompt& prompt, PutStream& put) {
 class AttachBench {
  public:
   AttachBench(const Prompt& prompt, const std::filesystem::path& dir) : prompt_(prompt) {
-    options_.dir = dir / "attach";
+    options_.dir = dir;
     options_.host_tier_bytes = prompt.row_bytes() / 4 * 5;
   }
 
@@ -60,8 +60,11 @@ class AttachBench {
     PREFIXD_ASSIGN(const auto store, Store::Open(options_));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModelName, "", prompt_.tokens, "attach"}));
-    PREFIXD_TRY(WritePrompt(prompt_, *put));
-    PREFIXD_TRY(WriteQueries(prompt_, *put));
+    report.found = put->missing().size() == 0;
+    if (!report.found) {
+      PREFIXD_TRY(WritePrompt(prompt_, *put));
+      PREFIXD_TRY(WriteQueries(prompt_, *put));
+    }
     PREFIXD_ASSIGN(const PutResult stored, put->Commit());
     const auto begun = Clock::now();
     PREFIXD_TRY(store->WaitReady(stored.prefix, nullptr));
@@ -103,10 +106,10 @@ class AttachBench {
 }  // namespace
 
 Result<AttachReport> MeasureAttach(const Prompt& prompt, const std::filesystem::path& dir,
-                                   uint32_t repeats) {
+                                   bool keep, uint32_t repeats) {
   auto report = AttachBench(prompt, dir).Run(repeats);
   std::error_code ec;
-  std::filesystem::remove_all(dir / "attach", ec);
+  if (!keep) std::filesystem::remove_all(dir, ec);
   return report;
 }
 

@@ -10,6 +10,7 @@
 namespace prefixd::bench {
 
 struct AttachReport {
+  bool found = false;  // the prefix was there before; then these two are what was left to do
   // After the commit, in the background: until summaries are ready, and until rows are settled.
   double ingest_seconds = 0, settled_seconds = 0;
   double cold_attach_ms = 0, cold_step_ms = 0;
@@ -19,7 +20,11 @@ struct AttachReport {
 // A completed step: all layers, K and the moment estimator by a budget of 2%. Cold means an empty
 // host tier; small files beside the segment may be in the kernel's page cache either way. Between
 // two warm attaches no session is left: nothing prepared is shared.
+//
+// `dir` holds the store. With `keep` it is left there, and a later call with the same prompt and
+// directory finds the prefix stored and ready (what was interrupted goes on): building summaries
+// and indexes takes minutes. Without, the directory is removed.
 Result<AttachReport> MeasureAttach(const Prompt& prompt, const std::filesystem::path& dir,
-                                   uint32_t repeats);
+                                   bool keep, uint32_t repeats);
 
 }  // namespace prefixd::bench

@@ -15,9 +15,9 @@
 
 #include "bench/attach_time.h"
 #include "bench/encoding_error.h"
-#include "bench/row_orders.h"
 #include "bench/step_reads.h"
 #include "bench/storage_speed.h"
+#include "bench/stored_reads.h"
 #include "bench/support/fio.h"
 
 namespace prefixd::bench {
@@ -47,6 +47,8 @@ struct Options {
 
   uint32_t tokens = 16384;
   SpeedOptions speed{.dir = std::filesystem::temp_directory_path()};
+  std::string source_pages = "huge";
+  std::filesystem::path keep;  // the store of the attach part; empty: a temporary one
   TraceOptions trace;
   std::vector<std::string> parts;  // of kParts; empty: all
   std::string json_file;
@@ -86,7 +88,8 @@ struct Scratch {
   }
 };
 
-Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, json& report) {
+Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, const std::string& pages,
+                    json& report) {
   PREFIXD_ASSIGN(const std::string fio, FioVersion());
   std::fprintf(stderr, "   %u pairs of every line ...\n", speed.pairs);
   PREFIXD_ASSIGN(SpeedReport measured, MeasureSpeed(prompt, speed));
@@ -104,6 +107,13 @@ Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, json& repor
     report["speed"].push_back(PairedJson(line->second));
     report["ratios"][ratio] = line->second.ratio.median;
   }
+  if (measured.source_read.median > 0) {
+    std::printf(
+        "%-24s %7.0f MB/s, read once by one thread (%s pages): a put must do at least that\n",
+        "keys and values", measured.source_read.median / 1e6, pages.c_str());
+    report["source_read_per_second"] = SpreadJson(measured.source_read);
+    report["source_pages"] = pages;
+  }
   report["fio"] = fio;
   report["io_backend"] = measured.io_backend;
   report["row_bytes"] = prompt.row_bytes();
@@ -113,18 +123,23 @@ Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, json& repor
 Status MeasureAttaching(const Options& options, const Prompt& prompt,
                         const std::filesystem::path& dir, json& report) {
   std::fprintf(stderr, "   building the summaries of a prefix to attach to ...\n");
-  PREFIXD_ASSIGN(const AttachReport a, MeasureAttach(prompt, dir, options.speed.pairs));
+  const bool keep = !options.keep.empty();
+  PREFIXD_ASSIGN(const AttachReport a, MeasureAttach(prompt, keep ? options.keep : dir / "attach",
+                                                     keep, options.speed.pairs));
   std::printf(
       "\nattach of %u tokens: warm %.1f ms (%.1f-%.1f), store just opened %.1f ms\n"
-      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; summaries were "
-      "ready %.1f s after the put\n",
+      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; %s %.1f s\n",
       options.tokens, a.warm_attach_ms.median, a.warm_attach_ms.low, a.warm_attach_ms.high,
       a.cold_attach_ms, a.warm_step_ms.median, a.warm_step_ms.low, a.warm_step_ms.high,
-      a.cold_step_ms, a.ingest_seconds);
+      a.cold_step_ms,
+      a.found ? "the prefix was stored before; the rest of its summaries took"
+              : "summaries and indexes were ready after",
+      a.ingest_seconds);
   report["attach"] = {{"warm_attach_ms", SpreadJson(a.warm_attach_ms)},
                       {"warm_first_step_ms", SpreadJson(a.warm_step_ms)},
                       {"cold_attach_ms", a.cold_attach_ms},
                       {"cold_first_step_ms", a.cold_step_ms},
+                      {"stored_before", a.found},
                       {"ingest_seconds", a.ingest_seconds},
                       {"settled_seconds", a.settled_seconds}};
   report["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median;
@@ -145,8 +160,10 @@ Status MeasureDisk(const Options& options, json& report) {
   }
   speed.dir = scratch.dir;
   std::fprintf(stderr, "   making %u tokens of keys and values ...\n", options.tokens);
-  const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens);
-  if (!speed.parts.empty()) PREFIXD_TRY(MeasureLines(prompt, speed, report));
+  const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens, options.source_pages == "huge");
+  if (!speed.parts.empty()) {
+    PREFIXD_TRY(MeasureLines(prompt, speed, options.source_pages, report));
+  }
   if (options.Wants(kAttach)) {
     PREFIXD_TRY(MeasureAttaching(options, prompt, scratch.dir, report));
   }
@@ -154,35 +171,39 @@ Status MeasureDisk(const Options& options, json& report) {
 }
 
 Status MeasureAmplification(const Options& options, const RetrievalTrace& trace, json& report) {
-  std::printf("\npages read for one cold step, as bytes over those of the rows (%u tokens)\n",
-              trace.n_tokens);
+  const Scratch scratch(options.speed.dir);
+  PREFIXD_ASSIGN(const auto stored, MeasureStoredReads(trace, scratch.dir));
+  std::printf(
+      "\nbytes of pages a store read from the disk for one cold step, over those of the rows, key\n"
+      "and value (%u tokens, %zu steps; ms: all layers and heads, one after the other)\n",
+      trace.n_tokens, trace.heads[0].sets[0].size());
   std::printf("%-32s", "");
   for (const double f : options.trace.fractions) {
-    std::printf("   K = %g%%  best packing  rows joined", 100 * f);
+    std::printf("   K = %2g%%  best packing   ms", 100 * f);
   }
   std::printf("\n");
-  std::vector<OrderResult> results;
-  for (const OrderVariant& variant : {OrderVariant{storage::RowPart::kRow, 0, false}, kSettled}) {
-    PREFIXD_ASSIGN(OrderResult result, MeasureOrder(trace, variant));
+  for (const StoredReads& result : stored) {
     std::printf("%-32s", result.name.c_str());
     json reads = json::array();
     for (size_t f = 0; f < result.reads.size(); ++f) {
       const PageReads& r = result.reads[f];
-      std::printf("   %6.2f  %12.2f  %11.2f", r.amplification, r.best, r.rows_joined);
+      std::printf("   %7.2f %13.2f %4.0f", r.amplification, r.best, result.ms_per_step[f]);
       reads.push_back({{"fraction", options.trace.fractions[f]},
+                       {"rows", r.rows},
                        {"pages", r.pages},
                        {"amplification", r.amplification},
                        {"best_packing", r.best},
-                       {"rows_joined", r.rows_joined}});
+                       {"ms_per_step", result.ms_per_step[f]}});
     }
     std::printf("\n");
     report["amplification"].push_back({{"order", result.name}, {"reads", reads}});
-    results.push_back(std::move(result));
   }
+  // Steps read values alone where the exact keys are in memory for selection.
   json& ratios = report["ratios"];
-  ratios["ssd_amplification"] = results.back().reads.front().amplification;
-  ratios["ssd_amplification_arrival"] = results.front().reads.front().amplification;
-  ratios["ssd_amplification_best"] = results.back().reads.front().best;
+  ratios["ssd_amplification"] = stored.back().reads.front().amplification;
+  ratios["ssd_amplification_rows"] = stored[1].reads.front().amplification;
+  ratios["ssd_amplification_arrival"] = stored.front().reads.front().amplification;
+  ratios["ssd_amplification_best"] = stored.back().reads.front().best;
   return {};
 }
 
@@ -240,6 +261,13 @@ int main(int argc, char** argv) {
   app.add_option("--io", options.speed.io, "How the store reads and writes")
       ->check(CLI::IsMember({"auto", "uring", "threads"}))
       ->capture_default_str();
+  app.add_option("--source-pages", options.source_pages,
+                 "Memory pages of the keys and values that are put")
+      ->check(CLI::IsMember({"huge", "small"}))
+      ->capture_default_str();
+  app.add_option("--keep", options.keep,
+                 "Attach to a store in this directory, made if missing and left there: building "
+                 "summaries and indexes takes minutes, and a second call finds them");
   app.add_option("--dir", options.speed.dir,
                  "Where temporary files lie: on the disk to be measured")
       ->capture_default_str();

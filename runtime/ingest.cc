@@ -12,6 +12,7 @@
 #include "runtime/choice.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/token_features.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
@@ -214,6 +215,14 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
     }
   }
   return true;
+}
+
+void ReportLostQueries(const Rooms& rooms, const storage::SegmentId& id) {
+  storage::LogWarning("the sampled queries of prefix " + id.ToString() +
+                      " were damaged and cannot be made again: estimators that were chosen by them "
+                      "stay, but are not chosen anew until the prompt is removed and put again");
+  Status noted = rooms.storage->PutBlob(id, kQueriesLostBlob, kQueriesProducer, {});
+  if (!noted.ok()) storage::LogWarning(noted.error().message);
 }
 
 Status MarkIncomplete(const Rooms& rooms, const storage::SegmentId& id) {

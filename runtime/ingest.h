@@ -9,6 +9,8 @@
 namespace prefixd {
 
 inline constexpr const char* kQueriesBlob = "queries";
+// Empty; beside a segment whose sample was damaged, so that people see why it is untuned.
+inline constexpr const char* kQueriesLostBlob = "queries.lost";
 inline constexpr const char* kQueriesProducer = "queries/1";
 inline constexpr const char* kChoiceBlob = "choice";
 std::string IvfBlobName(uint32_t layer, uint32_t kv_head);  // "ivf.<layer>.<kv head>"
@@ -21,6 +23,8 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
 // Whether a segment has all that IngestSegment makes, from the same producers.
 bool IngestComplete(const Rooms& rooms, const Model& model, const storage::PrefixInfo& info);
 
+// A damaged sample of queries was deleted: says so in the log, and beside the segment.
+void ReportLostQueries(const Rooms& rooms, const storage::SegmentId& id);
 // Something of it was lost: IngestComplete says no until IngestSegment has made it again.
 Status MarkIncomplete(const Rooms& rooms, const storage::SegmentId& id);
 

@@ -1,6 +1,7 @@
 #include "runtime/put_stream.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -11,23 +12,36 @@
 
 #include "runtime/ingest.h"
 #include "runtime/query_samples.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// What one thread checks at a time.
+constexpr size_t kCheckBytes = 256u << 10;
 // Rows are interleaved in tiles that stay in the core's own cache until they are checksummed.
 constexpr size_t kTileBytes = 256u << 10;
 
-// NaN and Inf have all exponent bits set: the largest exponent field tells.
+// NaN and Inf have all exponent bits set: the largest exponent field tells. This is the first to
+// touch what the caller wrote, mostly from far memory, so it asks for the next block while it looks
+// at one: the hardware's prefetching ends with every page.
 template <typename Bits>
 bool ExponentsBelow(Bits exponent, const std::byte* bytes, size_t n) {
+  constexpr size_t kBlockBytes = 2048, kLineBytes = 64, kBlock = kBlockBytes / sizeof(Bits);
   Bits largest = 0;
-  for (size_t i = 0; i < n; ++i) {
-    Bits bits;
-    std::memcpy(&bits, bytes + i * sizeof(Bits), sizeof(Bits));
-    largest = std::max(largest, static_cast<Bits>(bits & exponent));
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const std::byte* block = bytes + begin * sizeof(Bits);
+    const size_t size = std::min(kBlock, n - begin);
+    for (size_t at = 0; at < size * sizeof(Bits); at += kLineBytes) {
+      __builtin_prefetch(block + kBlockBytes + at);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      Bits bits;
+      std::memcpy(&bits, block + i * sizeof(Bits), sizeof(Bits));
+      largest = std::max(largest, static_cast<Bits>(bits & exponent));
+    }
   }
   return largest < exponent;
 }
@@ -124,8 +138,12 @@ class PutStreamImpl : public PutStream {
       // The rows are durable whatever happens here: without samples the prefix is untuned.
       const QuerySamples samples = reservoir_.Take();
       if (!samples.empty() && info.n_tokens == context_.prompt_tokens) {
-        static_cast<void>(
-            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize()));
+        Status kept =
+            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize());
+        if (!kept.ok()) {
+          storage::LogWarning("the sampled queries of prefix " + id->ToString() +
+                              " could not be stored, so it is untuned: " + kept.error().message);
+        }
       }
       context_.committed(*id);
     }
@@ -164,9 +182,21 @@ class PutStreamImpl : public PutStream {
                            std::to_string(want));
   }
 
-  static Status CheckFinite(const char* what, uint32_t layer, uint32_t first, DType dtype,
-                            std::span<const std::byte> bytes, size_t n_tokens) {
-    if (AllFinite(dtype, bytes.data(), bytes.size() / DTypeBytes(dtype))) return {};
+  // Nothing of a call is stored unless all of it is finite. Where memory is slow this is the slow
+  // part of a put, since it reads what nobody has read yet: the pool's threads share it.
+  Status CheckFinite(const char* what, uint32_t layer, uint32_t first, DType dtype,
+                     std::span<const std::byte> bytes, size_t n_tokens) const {
+    std::atomic<bool> finite{true};
+    PREFIXD_TRY(context_.pool->ParallelFor((bytes.size() + kCheckBytes - 1) / kCheckBytes,
+                                           [&](size_t i) -> Status {
+                                             const auto part = bytes.subspan(i * kCheckBytes);
+                                             const size_t n = std::min(part.size(), kCheckBytes) /
+                                                              DTypeBytes(dtype);
+                                             if (!AllFinite(dtype, part.data(), n)) finite = false;
+                                             return {};
+                                           },
+                                           WorkPriority::kBackground));
+    if (finite) return {};
     const size_t token = bytes.size() / n_tokens;
     size_t at = 0;
     while (AllFinite(dtype, bytes.data() + at * token, token / DTypeBytes(dtype))) ++at;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "runtime/store.h"
+#include "runtime/thread_pool.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {
@@ -12,6 +13,7 @@ namespace prefixd {
 struct PutContext {
   std::shared_ptr<void> keep_alive;  // the store's shared state
   storage::PrefixStore* storage = nullptr;
+  ThreadPool* pool = nullptr;
   KvGeometry geometry;
   uint32_t prompt_tokens = 0;
   uint32_t query_samples = 0;

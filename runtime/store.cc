@@ -131,6 +131,7 @@ class StoreImpl : public Store {
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
+    context.pool = core_->rooms.pool;
     context.geometry = model->spec.geometry;
     context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
     context.query_samples = core_->options.query_samples;
@@ -413,7 +414,8 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
          return done;
        }}});
   // What was derived can be derived again.
-  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view) {
+  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
+    if (name == kQueriesBlob) ReportLostQueries(c->rooms, id);
     (void)MarkIncomplete(c->rooms, id);  // if it fails, the queue below still does the work
     c->ingest->Enqueue(id);
   });

@@ -13,7 +13,7 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kSlabPages = 1024;
+constexpr size_t kSlabPages = kSlabBytes / kPageBytes;
 constexpr size_t kMaxSlabs = 8;
 constexpr size_t kMaxOpPages = 256;  // 1 MiB, and below the iovec limit
 constexpr size_t kMaxPartialPages = (256u << 20) / kPageBytes;
@@ -22,10 +22,10 @@ constexpr size_t kMaxPartialPages = (256u << 20) / kPageBytes;
 
 // Whole pages that travel together. `pages[i]` is the file page of slot i.
 struct SegmentFileWriter::Slab {
-  explicit Slab(size_t n_pages) : memory(n_pages * kPageBytes), capacity(n_pages) {}
+  explicit Slab(size_t n_pages) : capacity(n_pages) {}
   std::byte* slot(size_t i) const { return memory.data() + i * kPageBytes; }
 
-  AlignedBuffer memory;
+  AlignedBuffer memory;  // taken with the first page
   const size_t capacity;
   std::vector<uint64_t> pages;
   std::vector<IoOp> ops;
@@ -49,6 +49,9 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
 SegmentFileWriter::~SegmentFileWriter() {
   if (!sealed_) Discard();
   WaitAll();
+  for (const auto& slab : slabs_) {
+    if (slab->capacity == kSlabPages) plan_.slabs->Give(std::move(slab->memory));
+  }
 }
 
 Result<std::unique_ptr<SegmentFileWriter>> SegmentFileWriter::Create(IoEngine& engine,
@@ -225,6 +228,10 @@ Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t ro
 Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> bytes) {
   if (slabs_[current_]->pages.size() == slabs_[current_]->capacity) PREFIXD_TRY(FlushSlab());
   Slab& slab = *slabs_[current_];
+  if (slab.memory.size() == 0) {
+    slab.memory = slab.capacity == kSlabPages ? plan_.slabs->Take()
+                                              : AlignedBuffer(slab.capacity * kPageBytes);
+  }
   std::byte* slot = slab.slot(slab.pages.size());
   std::memcpy(slot, bytes.data(), bytes.size());
   std::memset(slot + bytes.size(), 0, kPageBytes - bytes.size());

@@ -13,11 +13,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include "storage/buffer_pool.h"
 #include "storage/file.h"
 #include "storage/io_engine.h"
 #include "storage/segment_format.h"
 
 namespace prefixd::storage {
+
+// Whole pages leave for the disk in slabs of so many bytes.
+inline constexpr size_t kSlabBytes = 4u << 20;
 
 struct SegmentFilePlan {
   std::filesystem::path path;  // must not exist
@@ -26,6 +30,7 @@ struct SegmentFilePlan {
   std::vector<uint32_t> token_ids;  // header.tokens.size() of them
   bool direct = false;
   uint64_t max_buffer_bytes = 16ull << 20;  // of whole pages on their way to the disk
+  std::shared_ptr<BufferPool> slabs;        // of kSlabBytes each
 };
 
 class SegmentFileWriter {

@@ -66,6 +66,7 @@ Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const Seg
   plan.token_ids = std::move(token_ids);
   plan.direct = core.direct;
   plan.max_buffer_bytes = core.options.max_inflight_bytes;
+  plan.slabs = core.slabs;
   PREFIXD_ASSIGN(out.writer, SegmentFileWriter::Create(*core.engine, std::move(plan)));
   if (out.writer->allocated()) out.space.Allocated();
   return out;

@@ -24,6 +24,7 @@
 #include "storage/prefix_store.h"
 #include "storage/prefix_tree.h"
 #include "storage/segment_cache.h"
+#include "storage/segment_file_writer.h"
 #include "storage/space.h"
 #include "storage/store_dir.h"
 
@@ -106,6 +107,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::unique_ptr<HostTier> tier;
   SegmentCache files{128};
   ReadServices services;  // those of a prefix add its tenant's tier
+  // Write buffers, as many as a put uses, that the next one need not touch afresh.
+  const std::shared_ptr<BufferPool> slabs = std::make_shared<BufferPool>(kSlabBytes, 8);
 
   std::mutex commit_mutex;  // one commit at a time, so that equal prompts find each other
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};

@@ -71,6 +71,7 @@ class PutWriter final : public SegmentWriter {
     file.direct = core_->direct;
     // Twice what the disk works on: it has its next writes before the caller comes with more.
     file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
+    file.slabs = core_->slabs;
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
     if (file_->allocated()) space_.Allocated();
     CrashPoint("put.created");

@@ -205,7 +205,7 @@ void StoreCore::DropDamagedBlob(const SegmentId& id, std::string_view name) {
   if (!dropped.ok()) return LogWarning(dropped.error().message);
   if (!*dropped) return;
   LogWarning("blob " + std::string(name) + " of segment " + id.ToString() +
-             " was damaged and is deleted; it can be made again");
+             " was damaged and is deleted");
   if (blob_lost) blob_lost(id, name);
 }
 

@@ -47,6 +47,7 @@ class Capture {
     const KvGeometry& g = trace_.geometry;
     const auto n = static_cast<uint32_t>(prompt.size());
     trace_.n_tokens = n;
+    trace_.tokens = prompt;
     trace_.mid = Partition::Of(n, Anchors{}).mid;
     trace_.heads.resize(size_t{g.n_layers} * g.n_kv_heads);
     QueryReservoir reservoir(g, n, options_.query_samples);
@@ -62,6 +63,8 @@ class Capture {
       const auto kv_head = static_cast<uint32_t>(i % g.n_kv_heads);
       const auto keys = local_.cache().keys(layer, kv_head);
       head.keys.assign(keys.begin(), keys.end());
+      const auto values = local_.cache().values(layer, kv_head);
+      head.values.assign(values.begin(), values.end());
       const size_t token = size_t{g.n_q_heads} * g.key_dim;
       const size_t group = size_t{g.group_size()} * g.key_dim;
       const std::vector<float>& q = samples.layers[layer].q;

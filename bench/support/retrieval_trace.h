@@ -23,11 +23,13 @@ struct TraceOptions {
 
 struct RetrievalTrace {
   KvGeometry geometry;
+  std::vector<uint32_t> tokens;  // [n_tokens]
   uint32_t n_tokens = 0;
   TokenRange mid;  // where retrieved tokens lie: all but sinks and tail
 
   struct Head {
     std::vector<float> keys;            // [n_tokens][key_dim], as stored (rounded to the dtype)
+    std::vector<float> values;          // [n_tokens][value_dim]
     std::vector<float> sample_queries;  // [samples * group][key_dim]
     std::vector<float> step_queries;    // [steps][group][key_dim], in the order of decoding
     // [fraction][step]: the tokens retrieved, ascending

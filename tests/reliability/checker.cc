@@ -64,6 +64,7 @@ class Check {
   void CheckPrefix(const PrefixInfo& info) {
     const std::string who = "prefix " + info.id.ToString();
     if (info.quarantined && LostRemoval(info)) {
+      journal_.Count(1, "removals lost and made again");
       if (Status removed = store_->Remove(info.id); !removed.ok()) {
         Wrong(who + " cannot be removed again: " + removed.error().message);
       }
@@ -85,10 +86,17 @@ class Check {
     const auto difference = Compare(**prefix, tokens);
     if (!difference.ok()) Wrong(who + " does not read: " + difference.error().ToString());
     if (difference.ok() && !difference->empty()) Wrong(who + ": wrong bytes, " + *difference);
-    CheckBlobs(*number, info.id);
+    if (truth_.at(*number).possible()) {
+      CheckRetention(who, *number, info);
+      CheckBlobs(*number, info.chain.back());
+    }
     Event seen{EventKind::kSeen, {*number}};
-    const auto words = IdWords(info.id);
-    seen.words.insert(seen.words.end(), words.begin(), words.end());
+    for (const SegmentId& id : {info.id, info.chain.back()}) {
+      const auto words = IdWords(id);
+      seen.words.insert(seen.words.end(), words.begin(), words.end());
+    }
+    seen.words.push_back(info.pinned ? 1 : 0);
+    seen.AddWide(info.expires_unix_ms);
     Tell(seen);
     seen_.insert(*number);
     // Of segments that only others continue, too.
@@ -117,11 +125,24 @@ class Check {
     });
   }
 
+  void CheckRetention(const std::string& who, uint32_t number, const PrefixInfo& info) {
+    const auto& kept = truth_.at(number).kept;
+    if (!kept.contains({info.pinned, info.expires_unix_ms})) {
+      Wrong(who + " is not kept as long as was acknowledged");
+    }
+  }
+
   void CheckBlobs(uint32_t number, const SegmentId& id) {
     const Prompt& p = truth_.at(number);
+    // A merge drops the blobs of both; a removal that did not end may have taken them first.
+    if (p.segment && *p.segment != id && !p.merging) Wrong("a prefix moved to another segment");
+    const auto sharing = truth_.In(id);
+    const bool removing =
+        p.removing || std::any_of(sharing.begin(), sharing.end(),
+                                  [&](uint32_t other) { return truth_.at(other).removing; });
     std::set<std::string> listed;
     for (std::string& name : store_->ListBlobs(id)) listed.insert(std::move(name));
-    const auto blobs = p.blobs;
+    const Blobs blobs = truth_.BlobsOf(id);
     for (const auto& [name, allowed] : blobs) {
       const auto got = store_->GetBlob(id, BlobName(name), BlobProducer(name));
       if (!got.ok() && got.error().code != Code::kNotFound) {
@@ -133,11 +154,10 @@ class Check {
       }
       uint32_t found = 0;
       for (const uint32_t version : allowed) {
-        if (got.ok() && version != 0 && *got == BlobBytes(number, name, version)) found = version;
+        if (got.ok() && version != 0 && *got == BlobBytes(name, version)) found = version;
       }
       if (got.ok() && found == 0) Wrong("a blob has wrong bytes");
-      // A removal that did not end may have taken the blobs first.
-      if (!got.ok() && !allowed.contains(0) && !p.removing) Wrong("an acknowledged blob is lost");
+      if (!got.ok() && !allowed.contains(0) && !removing) Wrong("an acknowledged blob is lost");
       Tell({EventKind::kBlobSeen, {number, name, found}});
     }
     for (const std::string& name : listed) Wrong("blob " + name + " was never put");

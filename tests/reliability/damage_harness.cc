@@ -74,7 +74,7 @@ class Damager {
         *file = ReadAll(s.path);
         if (file == &s.stale && !store_->Remove(*id).ok()) return Wrong("cannot remove");
       }
-      s.blob = BlobBytes(i, 0, 7);
+      s.blob = BlobBytes(0, 7 + i);
       s.blob.resize(500);
       if (!store_->PutBlob(s.id, "b", "p", s.blob).ok()) return Wrong("cannot put a blob");
       segments_.push_back(std::move(s));

@@ -26,10 +26,18 @@ enum class EventKind : uint32_t {
   kBlobBegin,      // prompt, name, version
   kBlobDone,       // prompt, name, version: acknowledged
   kBlobFailed,     // prompt, name, version: unknown
+  kMergeBegin,     // prompts...: of two segments about to become one
+  kMergeRefused,   // prompts...: they stay two
+  kMergeDone,      // segment id (4 words), prompts...: acknowledged; the blobs of both are gone
+  kRetainBegin,    // prompt, pinned, expires (2 words)
+  kRetainDone,     // the same: acknowledged
+  kRoomBegin,      // whatever is not pinned may be evicted from now on ...
+  kEvicted,        // prompt
+  kRoomEnd,        // ... until now
   kSpoilBegin,     // prompt, segment id (4 words), file offset, right byte: about to be damaged
   kSpoilEnd,       // prompt: repaired and verified
   kModel,          // the model is acknowledged
-  kSeen,           // prompt, segment id (4 words): found by a check
+  kSeen,           // prompt, name (4 words), segment (4 words), pinned, expires (2): by a check
   kNotSeen,        // prompt
   kBlobSeen,       // prompt, name, version (0: none)
   kCount,          // how many, name...: a figure for the report
@@ -42,6 +50,14 @@ struct Event {
   std::vector<uint32_t> words;
 
   std::string Text(size_t from = 0) const;  // the words from `from` on, as TextEvent packed them
+  // 64 bits in two words.
+  int64_t Wide(size_t at) const {
+    return static_cast<int64_t>(uint64_t{words[at]} | uint64_t{words[at + 1]} << 32);
+  }
+  void AddWide(int64_t value) {
+    words.push_back(static_cast<uint32_t>(static_cast<uint64_t>(value)));
+    words.push_back(static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32));
+  }
 };
 
 class Journal {

@@ -131,7 +131,7 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
         },
         errors);
     const bool by_itself =
-        child.WaitFor(std::chrono::microseconds(at_point ? 1'500'000 : rng() % 80'000));
+        child.WaitFor(std::chrono::microseconds(at_point ? 500'000 : rng() % 80'000));
     if (!by_itself) child.Kill();
     const ChildEnd end = child.Wait();
     Absorb(journal, truth, report, Where("kill " + point, "before the kill"));

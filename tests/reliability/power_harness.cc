@@ -71,7 +71,15 @@ class Mounted {
     return std::unique_ptr<Mounted>(new Mounted(at));
   }
   ~Mounted() {
-    if (::umount(at_.c_str()) != 0) ::umount2(at_.c_str(), MNT_DETACH);
+    // What a killed process had in flight may keep the file system busy for a moment; detached too
+    // early, the next mount would find the old one, shut down.
+    for (int attempt = 0; ::umount(at_.c_str()) != 0; ++attempt) {
+      if (errno != EBUSY || attempt == 500) {
+        ::umount2(at_.c_str(), MNT_DETACH);
+        return;
+      }
+      ::usleep(10'000);
+    }
   }
   Status Shutdown(uint32_t how) {
     const UniqueFd root(::open(at_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -86,7 +94,7 @@ class Mounted {
   const fs::path at_;
 };
 
-// mkfs.ext4 is not on every user's path.
+// mkfs.ext4 (Debian package e2fsprogs) is not on every user's path.
 Status MakeFileSystem(const std::string& device) {
   const std::string command =
       "PATH=$PATH:/sbin:/usr/sbin mkfs.ext4 -q -F -E lazy_itable_init=0 -J size=4 " + device +

@@ -34,25 +34,54 @@ void Truth::Apply(const Event& event) {
       next_ = std::max(next_, w[0] + 1);
       return;
     }
+    case EventKind::kMergeBegin:
+    case EventKind::kMergeRefused:
+      for (const uint32_t number : w) {
+        prompts_.at(number).merging = event.kind == EventKind::kMergeBegin;
+      }
+      return;
+    case EventKind::kMergeDone:
+      for (size_t i = 4; i < w.size(); ++i) {
+        Prompt& p = prompts_.at(w[i]);
+        p.merging = false;
+        p.segment = IdAt(event, 0);
+      }
+      return;
+    case EventKind::kRoomBegin:
+    case EventKind::kRoomEnd:
+      for (auto& [number, p] : prompts_) {
+        p.evictable = event.kind == EventKind::kRoomBegin && p.possible() && !p.pinned();
+      }
+      return;
     default:
       break;
   }
   Prompt& p = prompts_.at(w[0]);
   switch (event.kind) {
     case EventKind::kSeen:
-      p.removing = false;
-      [[fallthrough]];
-    case EventKind::kPutDone:
+      p.removing = p.evictable = p.merging = false;
       p.presence = Presence::kSure;
       p.id = IdAt(event, 1);
+      p.segment = IdAt(event, 5);
+      p.kept = {{w[9] != 0, event.Wide(10)}};
+      return;
+    case EventKind::kPutDone:
+      p.presence = Presence::kSure;
+      p.id = p.segment = IdAt(event, 1);
       return;
     case EventKind::kPutDropped:
     case EventKind::kRemoveDone:
+    case EventKind::kEvicted:
     case EventKind::kNotSeen:
       p.presence = Presence::kGone;
-      p.removing = false;
-      p.blobs.clear();
+      p.removing = p.evictable = p.merging = false;
       p.spoiled.reset();
+      return;
+    case EventKind::kRetainBegin:
+      p.kept.insert({w[1] != 0, event.Wide(2)});
+      return;
+    case EventKind::kRetainDone:
+      p.kept = {{w[1] != 0, event.Wide(2)}};
       return;
     case EventKind::kRemoveBegin:
       p.removing = true;
@@ -61,7 +90,7 @@ void Truth::Apply(const Event& event) {
       p.removing = false;
       return;
     case EventKind::kBlobBegin: {
-      auto& allowed = p.blobs[w[1]];
+      auto& allowed = blobs_[*p.segment][w[1]];
       if (allowed.empty()) allowed.insert(0);
       allowed.insert(w[2]);
       version_ = std::max(version_, w[2]);
@@ -69,7 +98,7 @@ void Truth::Apply(const Event& event) {
     }
     case EventKind::kBlobDone:
     case EventKind::kBlobSeen:
-      p.blobs[w[1]] = {w[2]};
+      blobs_[*p.segment][w[1]] = {w[2]};
       return;
     case EventKind::kSpoilBegin:
       p.spoiled = SpoiledByte{IdAt(event, 1), w[5], static_cast<uint8_t>(w[6])};
@@ -98,6 +127,20 @@ std::vector<uint32_t> Truth::Spoiled() const {
   return out;
 }
 
+std::vector<uint32_t> Truth::In(const SegmentId& segment) const {
+  std::vector<uint32_t> out;
+  for (const auto& [number, p] : prompts_) {
+    if (p.possible() && p.segment == segment) out.push_back(number);
+  }
+  return out;
+}
+
+const Blobs& Truth::BlobsOf(const SegmentId& segment) const {
+  static const Blobs none;
+  const auto it = blobs_.find(segment);
+  return it == blobs_.end() ? none : it->second;
+}
+
 std::optional<uint32_t> Truth::Find(uint32_t tenant, const Tokens& tokens) const {
   const auto it = by_tokens_.find({tenant, tokens});
   if (it == by_tokens_.end()) return std::nullopt;
@@ -108,8 +151,8 @@ std::string TenantName(uint32_t tenant) { return "tenant" + std::to_string(tenan
 std::string BlobName(uint32_t name) { return "blob" + std::to_string(name); }
 std::string BlobProducer(uint32_t name) { return "producer" + std::to_string(name); }
 
-std::vector<std::byte> BlobBytes(uint32_t prompt, uint32_t name, uint32_t version) {
-  uint64_t h = Mix(uint64_t{prompt} << 40 ^ uint64_t{name} << 32 ^ version);
+std::vector<std::byte> BlobBytes(uint32_t name, uint32_t version) {
+  uint64_t h = Mix(uint64_t{name} << 32 ^ version);
   std::vector<std::byte> out(h % 9000);
   for (std::byte& b : out) b = static_cast<std::byte>(h = Mix(h));
   return out;

@@ -1,6 +1,7 @@
 // What must and what may be in the store, following from the events of the processes that used it.
 // Prompts are numbered in order of their puts; each has tokens that no other has, so a segment of
-// its own. Rows follow from the tokens, blobs from (prompt, name, version).
+// its own, until that is merged with the one it continues. Rows follow from the tokens, blobs from
+// (name, version).
 //
 // Thread-safety: a plain value.
 #pragma once
@@ -28,16 +29,34 @@ struct SpoiledByte {
   uint8_t right = 0;
 };
 
+struct Kept {
+  bool pinned = false;
+  int64_t expires_unix_ms = 0;
+  auto operator<=>(const Kept&) const = default;
+};
+
+// Blobs of a segment, by name: the versions that may be found; 0: none.
+using Blobs = std::map<uint32_t, std::set<uint32_t>>;
+
 struct Prompt {
   uint32_t tenant = 0;
   Tokens tokens;
   Presence presence = Presence::kMaybe;
-  bool removing = false;                         // a removal began and was not refused
-  std::map<uint32_t, std::set<uint32_t>> blobs;  // versions that may be found; 0: none
+  bool removing = false;        // a removal began and was not refused
+  bool evictable = false;       // room was being made, and it was not pinned
+  bool merging = false;         // its segment is being joined with another
+  std::set<Kept> kept{Kept{}};  // how it may be retained
   std::optional<SpoiledByte> spoiled;
-  std::optional<SegmentId> id;
+  std::optional<SegmentId> id;       // its name
+  std::optional<SegmentId> segment;  // in which it ends; the name, until segments are merged
 
-  bool sure() const { return presence == Presence::kSure && !removing; }
+  bool sure() const { return presence == Presence::kSure && !removing && !evictable; }
+  bool pinned() const {
+    for (const Kept& k : kept) {
+      if (!k.pinned) return false;
+    }
+    return true;
+  }
   bool possible() const { return presence != Presence::kGone; }
 };
 
@@ -53,12 +72,16 @@ class Truth {
   // Those certainly there.
   std::vector<uint32_t> Sure() const;
   std::vector<uint32_t> Spoiled() const;
+  // Those in the segment; all that may be there.
+  std::vector<uint32_t> In(const SegmentId& segment) const;
+  const Blobs& BlobsOf(const SegmentId& segment) const;
   // The prompt with these tokens, if it was ever put.
   std::optional<uint32_t> Find(uint32_t tenant, const Tokens& tokens) const;
 
  private:
   std::map<uint32_t, Prompt> prompts_;
   std::map<std::pair<uint32_t, Tokens>, uint32_t> by_tokens_;
+  std::map<SegmentId, Blobs> blobs_;
   bool model_ = false;
   uint32_t next_ = 1, version_ = 0;
 };
@@ -66,7 +89,7 @@ class Truth {
 std::string TenantName(uint32_t tenant);
 std::string BlobName(uint32_t name);
 std::string BlobProducer(uint32_t name);
-std::vector<std::byte> BlobBytes(uint32_t prompt, uint32_t name, uint32_t version);
+std::vector<std::byte> BlobBytes(uint32_t name, uint32_t version);
 
 std::vector<uint32_t> IdWords(const SegmentId& id);
 

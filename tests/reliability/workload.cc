@@ -25,6 +25,8 @@ constexpr Operation kOperations[] = {
     {"match", 8, &Workload::Match},        {"get_blob", 8, &Workload::GetBlob},
     {"abort_put", 5, &Workload::AbortPut}, {"verify", 2, &Workload::Verify},
     {"reopen", 2, &Workload::Reopen},      {"settle", 6, &Workload::Settle},
+    {"merge", 8, &Workload::Merge},        {"retain", 6, &Workload::Retain},
+    {"expire", 2, &Workload::Expire},      {"maintain", 2, &Workload::Maintain},
 };
 constexpr uint32_t kSpoilPercent = 6;
 constexpr uint32_t kBlobNames = 2;
@@ -37,6 +39,7 @@ StoreOptions WorkloadOptions(const std::filesystem::path& dir) {
   o.io = IoBackend::kThreads;
   o.host_tier_bytes = 0;  // every read goes to the disk
   o.min_free_bytes = 0;
+  o.ballast_bytes = 64 << 10;
   o.max_inflight_ops = 2;
   o.max_inflight_bytes = 1 << 20;
   return o;
@@ -78,16 +81,42 @@ bool Workload::Open() {
   if (first) RepairSpoiled(plan_.dir, truth_);
   StoreOptions options = WorkloadOptions(plan_.dir);
   options.io = plan_.io;
+  options.quota_bytes = plan_.quota_bytes();
   auto opened = PrefixStore::Open(options);
   if (!opened.ok()) return Refused("open", opened.error());
   store_ = std::move(*opened);
   if (Status put = store_->PutModel(model_); !put.ok()) return Refused("put model", put.error());
   Tell({EventKind::kModel, {}});
+  if (first) LookAround();
   if (first && !truth_.Spoiled().empty()) {
     Verify();
     for (const uint32_t number : truth_.Spoiled()) Tell({EventKind::kSpoilEnd, {number}});
   }
   return true;
+}
+
+// What the one before this left in doubt and a look decides: whether two segments became one, and
+// what an eviction took.
+void Workload::LookAround() {
+  std::vector<uint32_t> gone;
+  std::vector<Event> merges;
+  for (const auto& [number, p] : truth_.prompts()) {
+    if (p.presence != Presence::kSure || (!p.evictable && !p.merging)) continue;
+    const auto info = store_->GetPrefix(*p.id);
+    if (!info.ok() || !info->listed) {
+      if (p.evictable && !p.removing) gone.push_back(number);
+      continue;
+    }
+    Event merge{EventKind::kMergeRefused, {number}};
+    if (info->chain.back() != *p.segment) {
+      merge = {EventKind::kMergeDone, IdWords(info->chain.back())};
+      merge.words.push_back(number);
+    }
+    if (p.merging) merges.push_back(merge);
+  }
+  for (Event& event : merges) Tell(std::move(event));
+  for (const uint32_t number : gone) Tell({EventKind::kEvicted, {number}});
+  Tell({EventKind::kRoomEnd, {}});
 }
 
 void Workload::Close() { store_.reset(); }
@@ -128,8 +157,42 @@ Tokens Workload::FreshTokens(uint32_t tenant, uint32_t* parent_tenant) {
   return tokens;
 }
 
+bool Workload::OutOfRoom(const Error& error) const {
+  return plan_.quota_bytes() > 0 && error.code == Code::kResourceExhausted;
+}
+
+bool Workload::Has(const Prompt& p) const {
+  const auto info = store_->GetPrefix(*p.id);
+  return info.ok() && info->listed;
+}
+
+bool Workload::MakingRoom(const std::function<bool()>& act) {
+  if (plan_.quota_bytes() == 0) return act();
+  const uint64_t evictions = store_->stats().evictions;
+  Tell({EventKind::kRoomBegin, {}});
+  const bool done = act();
+  std::vector<uint32_t> gone;
+  for (const auto& [number, p] : truth_.prompts()) {
+    if (p.evictable && p.presence == Presence::kSure && !p.removing && !Has(p)) {
+      gone.push_back(number);
+    }
+  }
+  if (!gone.empty() && store_->stats().evictions == evictions) {
+    journal_.Violation("a prompt is gone although nothing was evicted");
+  }
+  for (const uint32_t number : gone) Tell({EventKind::kEvicted, {number}});
+  journal_.Count(static_cast<uint32_t>(gone.size()), "prompts evicted");
+  // After an error, what went is known when the store is opened again.
+  if (done || !plan_.errors_are_fine) Tell({EventKind::kRoomEnd, {}});
+  return done;
+}
+
 bool Workload::Put() {
   if (truth_.Sure().size() >= plan_.max_prompts) return Remove();
+  return MakingRoom([this] { return PutFresh(); });
+}
+
+bool Workload::PutFresh() {
   const uint32_t number = truth_.next_prompt();
   uint32_t tenant = 0;
   const Tokens tokens = FreshTokens(static_cast<uint32_t>(rng_() % 2), &tenant);
@@ -142,7 +205,7 @@ bool Workload::Put() {
                                : Status(writer.error());
   if (!written.ok()) {
     Tell({EventKind::kPutDropped, {number}});
-    return Refused("put", written.error());
+    return OutOfRoom(written.error()) || Refused("put", written.error());
   }
   const auto id = (*writer)->Commit();
   if (!id.ok()) {
@@ -164,8 +227,12 @@ bool Workload::AbortPut() {
   begin.words.insert(begin.words.end(), tokens.begin(), tokens.end());
   Tell(begin);
   Tell({EventKind::kPutDropped, {number}});  // there is no commit that could succeed
-  auto writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label");
-  if (!writer.ok()) return Refused("put", writer.error());
+  Result<std::unique_ptr<SegmentWriter>> writer = Error{Code::kInternal, ""};
+  MakingRoom([&] {
+    writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label");
+    return writer.ok();
+  });
+  if (!writer.ok()) return OutOfRoom(writer.error()) || Refused("put", writer.error());
   const TokenRange range = (*writer)->range();
   const uint32_t n = static_cast<uint32_t>(rng_() % (range.size() + 1));
   if (n == 0) return true;
@@ -179,14 +246,18 @@ bool Workload::AbortPut() {
 bool Workload::PutBlob() {
   const auto number = SomeSure();
   if (!number) return Put();
+  return MakingRoom([this, number] { return PutBlobOf(*number); });
+}
+
+bool Workload::PutBlobOf(uint32_t number) {
   const auto name = static_cast<uint32_t>(rng_() % kBlobNames);
   const uint32_t version = truth_.next_version();
-  const std::vector<uint32_t> what{*number, name, version};
+  const std::vector<uint32_t> what{number, name, version};
   Tell({EventKind::kBlobBegin, what});
-  Status put = store_->PutBlob(*truth_.at(*number).id, BlobName(name), BlobProducer(name),
-                               BlobBytes(*number, name, version));
+  Status put = store_->PutBlob(*truth_.at(number).segment, BlobName(name), BlobProducer(name),
+                               BlobBytes(name, version));
   Tell({put.ok() ? EventKind::kBlobDone : EventKind::kBlobFailed, what});
-  if (!put.ok()) return Refused("put blob", put.error());
+  if (!put.ok()) return OutOfRoom(put.error()) || Refused("put blob", put.error());
   return true;
 }
 
@@ -195,15 +266,15 @@ bool Workload::GetBlob() {
   if (!number) return Put();
   const Prompt& p = truth_.at(*number);
   bool right = true;
-  for (const auto& [name, allowed] : p.blobs) {
-    const auto got = store_->GetBlob(*p.id, BlobName(name), BlobProducer(name));
+  for (const auto& [name, allowed] : truth_.BlobsOf(*p.segment)) {
+    const auto got = store_->GetBlob(*p.segment, BlobName(name), BlobProducer(name));
     if (!got.ok()) {
       const bool none = got.error().code == Code::kNotFound && allowed.contains(0);
       if (!none) right = Refused("get blob", got.error());
       continue;
     }
     const bool known = std::any_of(allowed.begin(), allowed.end(), [&, n = name](uint32_t version) {
-      return version != 0 && *got == BlobBytes(*number, n, version);
+      return version != 0 && *got == BlobBytes(n, version);
     });
     if (!known) journal_.Violation("a blob has wrong bytes");
   }
@@ -269,8 +340,82 @@ bool Workload::Settle() {
     return order;
   };
   Status settled = store_->Settle(*truth_.at(*number).id, options);
-  if (!settled.ok()) return Refused("settle", settled.error());
+  if (!settled.ok()) return OutOfRoom(settled.error()) || Refused("settle", settled.error());
   return true;
+}
+
+// A segment is joined with the one it continues; the prompts that end in either keep their names.
+bool Workload::Merge() {
+  const auto number = SomeSure();
+  if (!number) return Put();
+  const auto info = store_->GetPrefix(*truth_.at(*number).id);
+  if (!info.ok()) return Refused("merge", info.error());
+  if (info->chain.size() < 2) return true;
+  const SegmentId leaf = info->chain.back();
+  std::vector<uint32_t> prompts = truth_.In(leaf);
+  const auto others = truth_.In(info->chain[info->chain.size() - 2]);
+  prompts.insert(prompts.end(), others.begin(), others.end());
+  Tell({EventKind::kMergeBegin, prompts});
+  const auto merged = store_->Merge(leaf, /*max_tokens=*/4096);
+  if (merged.ok()) {
+    Event done{EventKind::kMergeDone, IdWords(*merged)};
+    done.words.insert(done.words.end(), prompts.begin(), prompts.end());
+    Tell(done);
+    journal_.Count(1, "merges");
+    return true;
+  }
+  if (merged.error().code == Code::kFailedPrecondition || OutOfRoom(merged.error())) {
+    Tell({EventKind::kMergeRefused, prompts});
+    return true;
+  }
+  return Refused("merge", merged.error());
+}
+
+// Pins, unpins, or gives a time far away.
+bool Workload::Retain() {
+  const auto number = SomeSure();
+  if (!number) return Put();
+  const Prompt& p = truth_.at(*number);
+  Kept kept = *p.kept.begin();
+  RetentionChange change;
+  if (rng_() % 2 == 0) {
+    change.pinned = kept.pinned = rng_() % 3 == 0;
+  } else {
+    change.expires_unix_ms = kept.expires_unix_ms =
+        rng_() % 3 == 0 ? 0 : (1ll << 52) + static_cast<int64_t>(rng_() % 1000);
+  }
+  // Where one of two is in doubt, so is what a change of the other makes of it.
+  if (p.kept.size() > 1) {
+    change = {kept.pinned, kept.expires_unix_ms};
+  }
+  Event event{EventKind::kRetainBegin, {*number, kept.pinned ? 1u : 0u}};
+  event.AddWide(kept.expires_unix_ms);
+  Tell(event);
+  Status set = store_->SetRetention(*p.id, change);
+  if (!set.ok()) return Refused("retain", set.error());
+  event.kind = EventKind::kRetainDone;
+  Tell(event);
+  return true;
+}
+
+// Its time is over: as good as removed, pinned or not.
+bool Workload::Expire() {
+  const auto number = SomeSure();
+  if (!number) return true;
+  Tell({EventKind::kRemoveBegin, {*number}});
+  RetentionChange change;
+  change.expires_unix_ms = 1;
+  Status set = store_->SetRetention(*truth_.at(*number).id, change);
+  Tell({set.ok() ? EventKind::kRemoveDone : EventKind::kRemoveFailed, {*number}});
+  if (!set.ok()) return Refused("expire", set.error());
+  return true;
+}
+
+bool Workload::Maintain() {
+  return MakingRoom([this] {
+    Status done = store_->Maintain();
+    return done.ok() || Refused("maintain", done.error());
+  });
 }
 
 bool Workload::Verify() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -30,6 +31,9 @@ struct WorkloadPlan {
   bool spoil = false;            // also damage bytes now and then, and have them found and repaired
   IoBackend io = IoBackend::kThreads;
   uint32_t max_prompts = 6;  // removals keep the store about this small
+
+  // Every fourth seed's store has a quota that its prompts exceed: it evicts.
+  uint64_t quota_bytes() const { return (seed >> 8) % 4 == 0 ? 160 << 10 : 0; }
 };
 
 class Workload {
@@ -52,6 +56,10 @@ class Workload {
   bool GetBlob();
   bool AbortPut();
   bool Settle();
+  bool Merge();
+  bool Retain();
+  bool Expire();
+  bool Maintain();
   bool Verify();
   bool Reopen();
   bool Spoil();
@@ -60,6 +68,14 @@ class Workload {
   void Tell(Event event);
   // An error: a violation unless errors are fine. Always false.
   bool Refused(const char* what, const Error& error);
+  void LookAround();
+  // A full store may refuse, where the plan has a quota.
+  bool OutOfRoom(const Error& error) const;
+  // What `act` does may evict; finds out afterwards what it did.
+  bool MakingRoom(const std::function<bool()>& act);
+  bool Has(const Prompt& p) const;
+  bool PutFresh();
+  bool PutBlobOf(uint32_t number);
   std::optional<uint32_t> SomeSure();
   Tokens FreshTokens(uint32_t tenant, uint32_t* parent_tenant);
   void CheckRead(uint32_t number, bool damaged);

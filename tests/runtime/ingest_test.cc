@@ -1,6 +1,7 @@
 // Derived data: summaries of chains and branches, resumption, replacement, indexes.
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
@@ -151,6 +152,35 @@ TEST_F(IngestTest, ResumesWhatARestartInterrupted) {
   const auto session = AttachCut(prompt, 1500);
   ASSERT_TRUE(session);
   ExpectSummariesOf(prompt, 1500, *session, &*maps);
+}
+
+// The one blob that cannot be made again is not lost in silence.
+TEST_F(IngestTest, ADamagedSampleOfQueriesIsReported) {
+  Open();
+  const std::string id = PutReady(MakePrompt(spec_.geometry, 500, Seed("ADamagedSample")));
+  const auto blobs = [&] { return store_->Prefix(id)->blobs; };
+  const auto has = [&](const char* name) {
+    const auto all = blobs();
+    return std::count(all.begin(), all.end(), name) == 1;
+  };
+  ASSERT_TRUE(has("queries") && has("choice"));
+  EXPECT_FALSE(has("queries.lost"));
+  const auto path = options_.dir / "segments" / (id + ".queries.blob");
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+    ASSERT_TRUE(file.good());
+  }
+  const auto report = store_->Verify(id, nullptr);
+  ASSERT_OK(report);
+  ASSERT_EQ(report->damaged.size(), 1u);
+  EXPECT_NE(report->damaged[0].find("queries"), std::string::npos) << report->damaged[0];
+  ASSERT_OK(store_->WaitReady(id, nullptr));
+  EXPECT_TRUE(!has("queries") && has("queries.lost") && has("choice"));
+  EXPECT_FALSE(store_->Prefix(id)->choices.empty());
 }
 
 TEST_F(IngestTest, WaitingCanBeStopped) {

@@ -1,6 +1,11 @@
-// What goes first when room is needed: the plan alone, on invented snapshots.
+// What goes first when room is needed: the plan alone, on invented snapshots; and the counts of
+// uses that it goes by.
 #include "storage/eviction.h"
 
+#include <map>
+
+#include "storage/catalog.h"
+#include "storage/prefix_tree.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {
@@ -105,6 +110,92 @@ TEST(EvictionTest, TenantsOverTheirShareGiveFirst) {
   EXPECT_EQ(Victims(plan), (Order{2, 3}));
   ASSERT_TRUE(plan.Free(100, nullptr));  // now they are equal, and worth decides
   EXPECT_EQ(Victims(plan), (Order{2, 3, 1}));
+}
+
+// A root that two others continue, each used once (its put) at kStart.
+class UseCountTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kStart = 1'700'000'000'000, kDay = 24 * 3600 * 1000;
+  static constexpr int64_t kStep = 60'000;
+
+  static CatalogSegment Segment(uint8_t n, uint8_t parent, TokenRange tokens) {
+    CatalogSegment s;
+    s.record.id = Id(n);
+    s.record.file = s.record.id.bytes;
+    s.record.model = "m";
+    s.record.tenant = "t";
+    if (parent != 0) s.record.parent = Id(parent);
+    s.record.tokens = tokens;
+    s.record.file_bytes = 4096;
+    s.record.created_unix_ms = kStart;
+    s.last_used_unix_ms = kStart;
+    return s;
+  }
+  UseCountTest() {
+    tree_.Insert({Segment(1, 0, {0, 100})});
+    tree_.Insert({Segment(2, 1, {100, 200})});
+    tree_.Insert({Segment(3, 1, {100, 150})});
+  }
+  std::map<uint8_t, float> Heat(int64_t now) const {
+    std::map<uint8_t, float> heat;
+    for (const EvictionNode& node : tree_.EvictionNodes(now)) heat[node.id.bytes[0]] = node.heat;
+    return heat;
+  }
+  using Heats = std::map<uint8_t, float>;
+
+  PrefixTree tree_;
+};
+
+TEST_F(UseCountTest, AUseCountsForAllOfTheChainAndHalvesInADay) {
+  EXPECT_EQ(Heat(kStart), (Heats{{1, 1}, {2, 1}, {3, 1}}));
+  tree_.Touch(Id(2), kStart, kStep);
+  tree_.Touch(Id(2), kStart, kStep);
+  tree_.Touch(Id(1), kStart, kStep);
+  EXPECT_EQ(Heat(kStart), (Heats{{1, 4}, {2, 3}, {3, 1}}));
+  EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 2}, {2, 1.5}, {3, 0.5}}));
+  tree_.Touch(Id(3), kStart + kDay, kStep);
+  EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 3}, {2, 1.5}, {3, 1.5}}));
+  tree_.Touch(Id(9), kStart, kStep);  // unknown: nothing happens
+  EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 3}, {2, 1.5}, {3, 1.5}}));
+}
+
+TEST_F(UseCountTest, UsesAreWrittenDownNowAndThenAndAsTheyAre) {
+  const auto touched = [&](uint8_t n, int64_t at) {
+    std::map<uint8_t, float> out;
+    for (const auto& use : tree_.Touch(Id(n), at, kStep)) out[use.id.bytes[0]] = use.heat;
+    return out;
+  };
+  EXPECT_EQ(touched(2, kStart + kStep - 1), Heats{});
+  const Heats due = touched(2, kStart + kStep);
+  ASSERT_EQ(due.size(), 2u);  // the chain, not the sibling
+  EXPECT_NEAR(due.at(1), 3, 0.01);
+  EXPECT_NEAR(due.at(2), 3, 0.01);
+  EXPECT_EQ(touched(2, kStart + kStep + 1), Heats{});
+  EXPECT_EQ(touched(3, kStart + kStep + 1).size(), 1u);  // of the root, it was just written
+}
+
+TEST_F(UseCountTest, TheCatalogKeepsThem) {
+  const TempDir dir;
+  const CatalogMeta fresh{kStoreFormatVersion, 16, {}};
+  {
+    const auto catalog = Catalog::Open(dir.path() / "catalog", fresh);
+    ASSERT_OK(catalog);
+    CatalogChange change;
+    change.put.push_back({Segment(1, 0, {0, 100}).record, std::nullopt});
+    change.put.push_back({Segment(2, 0, {0, 100}).record, std::nullopt});
+    ASSERT_OK((*catalog)->Apply(change));
+    ASSERT_OK((*catalog)->SetLastUsed(Id(1), kStart + kDay, 3.5f));
+  }
+  const auto catalog = Catalog::Open(dir.path() / "catalog", fresh);
+  ASSERT_OK(catalog);
+  const auto segments = (*catalog)->LoadSegments();
+  ASSERT_OK(segments);
+  ASSERT_EQ(segments->size(), 2u);
+  for (const CatalogSegment& s : *segments) {
+    const bool used = s.record.id == Id(1);
+    EXPECT_EQ(s.heat, used ? 3.5f : 1.0f);
+    EXPECT_EQ(s.last_used_unix_ms, used ? kStart + kDay : kStart);
+  }
 }
 
 }  // namespace
