@@ -2,26 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "attention/remainder.h"
-#include "gpu/phi_pack.h"
+#include "gpu/pack_summary.h"
 #include "gpu/step_layout.h"
 
 namespace prefixd::gpu::internal {
 namespace {
-
-bool UsesClusters(EstimatorKind kind) {
-  return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kClusterMoment ||
-         kind == EstimatorKind::kScan;
-}
-
-// The estimator that has something to do: none when everything was retrieved.
-EstimatorKind Effective(const GroupStepInput& in) {
-  return in.retrieved.count == in.mid_count ? EstimatorKind::kNone : in.estimator;
-}
 
 Status CheckRows(const char* name, const RowsView& rows, const RowShape& shape) {
   if (rows.count == 0 || rows.shape == shape) return {};
@@ -107,119 +96,6 @@ Result<StepShape> ShapeOf(std::span<const GroupStepInput> in,
   return shape;
 }
 
-// What is packed once although several groups or heads share it.
-struct Packed {
-  std::map<const FeatureMap*, DeviceQueryMap> query_maps;
-  std::map<const FeatureMap*, DeviceKeyMap> key_maps;
-};
-
-DeviceQueryMap PackQueryMap(const FeatureMap& map, HostImage& image, Packed& done) {
-  if (const auto found = done.query_maps.find(&map); found != done.query_maps.end()) {
-    return found->second;
-  }
-  DeviceQueryMap d;
-  d.in_dim = map.in_dim;
-  d.d_emb = map.d_emb;
-  d.d_phi = map.d_phi;
-  d.alpha = map.alpha;
-  d.w_in = image.AddTransposed(map.w_in, map.d_emb, map.in_dim);
-  d.b_in = image.Add<float>(map.b_in);
-  d.w1 = image.AddTransposed(map.w1, map.d_emb, map.d_emb);
-  d.b1 = image.Add<float>(map.b1);
-  d.w2 = image.AddTransposed(map.w2, map.d_emb, map.d_emb);
-  d.b2 = image.Add<float>(map.b2);
-  d.w_out = image.AddTransposed(map.w_out, map.d_phi, map.d_emb);
-  d.b_out = image.Add<float>(map.b_out);
-  return done.query_maps[&map] = d;
-}
-
-const uint32_t* PackMatrix(std::span<const float> w, uint32_t n_in, uint32_t n_out,
-                           HostImage& image) {
-  return image.AddMade<uint32_t>(
-      PackedWords(n_in, n_out), [&](std::span<uint32_t> out) { PackWeights(w, n_in, n_out, out); });
-}
-
-DeviceKeyMap PackKeyMap(const FeatureMap& map, HostImage& image, Packed& done) {
-  if (const auto found = done.key_maps.find(&map); found != done.key_maps.end()) {
-    return found->second;
-  }
-  DeviceKeyMap d;
-  d.in_dim = map.in_dim;
-  d.d_emb = map.d_emb;
-  d.d_phi = map.d_phi;
-  d.alpha = map.alpha;
-  d.w_in = PackMatrix(map.w_in, map.in_dim, map.d_emb, image);
-  d.w1 = PackMatrix(map.w1, map.d_emb, map.d_emb, image);
-  d.w2 = PackMatrix(map.w2, map.d_emb, map.d_emb, image);
-  d.w_out = PackMatrix(map.w_out, map.d_emb, map.d_phi, image);
-  d.b_in = image.Add<float>(map.b_in);
-  d.b1 = image.Add<float>(map.b1);
-  d.b2 = image.Add<float>(map.b2);
-  d.b_out = image.Add<float>(map.b_out);
-  return done.key_maps[&map] = d;
-}
-
-void PackMoment(const MomentSummary& moment, HostImage& image, DeviceSummary& d) {
-  d.key_m2 = image.AddFloats(moment.key_m2());
-  d.mean_value = image.AddFloats(moment.mean_value());
-  if (moment.has_covariance()) d.covariance = image.AddFloats(moment.covariance());
-  if (moment.has_cross()) d.cross = image.AddFloats(moment.cross());
-  d.cross_rank = moment.cross_rank();
-  if (d.cross_rank > 0) {
-    d.key_factor = image.AddFloats(moment.key_factor());
-    d.value_factor = image.AddFloats(moment.value_factor());
-  }
-}
-
-void PackPhi(const GroupStepInput& in, HostImage& image, Packed& done, DeviceSummary& d) {
-  d.phi_form = in.phi_form;
-  d.phi_m = image.Add(in.phi->m());
-  d.phi_u = image.Add(in.phi->u());
-  d.phi_t = image.Add(in.phi->t());
-  d.phi_q_shared = in.phi_q.empty();
-  std::vector<DeviceQueryMap> phi_q;
-  for (const FeatureMap& map : in.phi_q) phi_q.push_back(PackQueryMap(map, image, done));
-  if (d.phi_q_shared) phi_q.push_back(PackQueryMap(*in.phi_k, image, done));
-  d.phi_q = image.Add<DeviceQueryMap>(phi_q);
-  if (in.features.data != nullptr) {
-    d.feature_format = in.features.format;
-    d.feature_m = image.Add(in.features.m);
-    d.feature_chunks = static_cast<uint32_t>(in.features.m.size() / in.phi->d_phi());
-    return;
-  }
-  const DeviceKeyMap phi_k = PackKeyMap(*in.phi_k, image, done);
-  d.phi_k = image.Add(std::span(&phi_k, 1));
-}
-
-void PackClusters(const GroupStepInput& in, HostImage& image, DeviceSummary& d) {
-  const ClusterSummary& clusters = *in.clusters;
-  d.n_clusters = clusters.size();
-  d.spread_dim = clusters.spread_dim();
-  const std::vector<uint32_t> counts(clusters.counts().begin(), clusters.counts().end());
-  d.cluster_counts = image.Add<uint32_t>(counts);
-  d.cluster_values = image.AddFloats(clusters.mean_values());
-  if (in.estimator == EstimatorKind::kScan) {
-    d.scan_log_mass = image.Add(in.scan.log_mass);
-    d.scan_retrieved_scores = image.Add(in.scan.retrieved_scores);
-    return;
-  }
-  d.cluster_keys = image.AddFloats(clusters.mean_keys());
-  d.cluster_spreads = image.AddFloats(clusters.spreads());
-}
-
-DeviceSummary PackSummary(const GroupStepInput& in, HostImage& image, Packed& done) {
-  DeviceSummary d;
-  d.estimator = Effective(in);
-  d.mid_count = static_cast<uint32_t>(in.mid_count);
-  if (d.estimator == EstimatorKind::kNone) return d;
-  d.moment_form = in.moment_form;
-  if (in.moment) d.mean_key = image.AddFloats(in.moment->mean_key());
-  if (d.estimator == EstimatorKind::kMoment) PackMoment(*in.moment, image, d);
-  if (d.estimator == EstimatorKind::kPhi) PackPhi(in, image, done, d);
-  if (UsesClusters(d.estimator)) PackClusters(in, image, d);
-  return d;
-}
-
 // What belongs to rows: their clusters and stored features, by row, anchors included.
 void PackRowExtras(std::span<const GroupStepInput> in, HostImage& image, BatchStepArgs& args) {
   std::vector<uint16_t> clusters;
@@ -249,6 +125,54 @@ void PackRowExtras(std::span<const GroupStepInput> in, HostImage& image, BatchSt
   args.row_clusters = image.Add<uint16_t>(clusters);
   args.features = image.Add<const void*>(features);
   args.feature_chunk = image.Add<uint32_t>(chunks);
+}
+
+void AddRows(const RowsView& rows, HostImage& image) {
+  for (size_t i = 0; i < rows.count; ++i) {
+    image.AddBytes(rows.key(i), rows.shape.key_bytes());
+    image.AddBytes(rows.value(i), rows.shape.value_bytes());
+  }
+}
+
+// Each row by its address: those that lie elsewhere where they are, the others in the image.
+void PackAddresses(std::span<const GroupStepInput> in, const RowShape& shape,
+                   const Elsewhere& elsewhere, HostImage& image, BatchStepArgs& args) {
+  std::vector<DeviceRow> addresses;
+  const auto at = [&](const std::byte* first, size_t count) {  // one behind the other
+    for (size_t i = 0; i < count; ++i) {
+      const std::byte* key = first + i * shape.bytes();
+      addresses.push_back({key, key + shape.key_bytes()});
+    }
+  };
+  for (size_t i = 0; i < in.size(); ++i) {
+    const ResidentGroup* resident = elsewhere.resident.empty() ? nullptr : elsewhere.resident[i];
+    const auto add = [&](const RowsView& rows, const std::byte* kept) {
+      if (kept) {
+        at(kept, rows.count);
+      } else if (elsewhere.readable && rows.count > 0 && elsewhere.readable(rows)) {
+        for (size_t r = 0; r < rows.count; ++r) addresses.push_back({rows.key(r), rows.value(r)});
+      } else {
+        at(image.Here(), rows.count);
+        AddRows(rows, image);
+      }
+    };
+    add(in[i].sinks, resident ? resident->sinks : nullptr);
+    add(in[i].tail, resident ? resident->tail : nullptr);
+    add(in[i].retrieved, nullptr);
+  }
+  args.row_addresses = image.Add<DeviceRow>(addresses);
+}
+
+// All rows one behind the other.
+void PackRows(std::span<const GroupStepInput> in, const RowShape& shape, HostImage& image,
+              BatchStepArgs& args) {
+  args.row_stride = shape.bytes();
+  args.rows = image.Here();
+  for (const GroupStepInput& group : in) {
+    for (const RowsView* rows : {&group.sinks, &group.tail, &group.retrieved}) {
+      AddRows(*rows, image);
+    }
+  }
 }
 
 // Names a bad row by the tensor it came in.
@@ -288,13 +212,14 @@ Result<StepShape> CheckBatch(std::span<const GroupStepInput> in,
 }
 
 BatchStepArgs PackBatch(std::span<const GroupStepInput> in, const StepShape& shape,
-                        HostImage& image) {
+                        HostImage& image, const Elsewhere& elsewhere) {
   std::vector<float> queries;
   std::vector<Cut> cuts;
   std::vector<uint32_t> offsets{0}, anchors;
   std::vector<DeviceSummary> summaries;
-  Packed done;
-  for (const GroupStepInput& group : in) {
+  PackedMaps maps;
+  for (size_t i = 0; i < in.size(); ++i) {
+    const GroupStepInput& group = in[i];
     queries.insert(queries.end(), group.queries.begin(), group.queries.end());
     for (uint32_t g = 0; g < shape.group; ++g) {
       cuts.push_back(group.cuts.empty() ? Cut{} : group.cuts[g]);
@@ -302,7 +227,10 @@ BatchStepArgs PackBatch(std::span<const GroupStepInput> in, const StepShape& sha
     anchors.push_back(static_cast<uint32_t>(group.sinks.count + group.tail.count));
     offsets.push_back(offsets.back() + anchors.back() +
                       static_cast<uint32_t>(group.retrieved.count));
-    summaries.push_back(PackSummary(group, image, done));
+    const ResidentGroup* resident = elsewhere.resident.empty() ? nullptr : elsewhere.resident[i];
+    DeviceSummary summary = resident ? resident->summary : PackSummary(group, image, maps);
+    AddStepParts(group, image, summary);
+    summaries.push_back(summary);
   }
   BatchStepArgs args;
   args.queries = image.Add<float>(queries);
@@ -311,15 +239,10 @@ BatchStepArgs PackBatch(std::span<const GroupStepInput> in, const StepShape& sha
   args.anchor_counts = image.Add<uint32_t>(anchors);
   args.summaries = image.Add<DeviceSummary>(summaries);
   PackRowExtras(in, image, args);
-  args.row_stride = shape.row.bytes();
-  args.rows = image.Here();
-  for (const GroupStepInput& group : in) {
-    for (const RowsView* rows : {&group.sinks, &group.tail, &group.retrieved}) {
-      for (size_t i = 0; i < rows->count; ++i) {
-        image.AddBytes(rows->key(i), shape.row.key_bytes());
-        image.AddBytes(rows->value(i), shape.row.value_bytes());
-      }
-    }
+  if (elsewhere.resident.empty() && !elsewhere.readable) {
+    PackRows(in, shape.row, image, args);
+  } else {
+    PackAddresses(in, shape.row, elsewhere, image, args);
   }
   return args;
 }

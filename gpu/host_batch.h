@@ -1,10 +1,12 @@
 // A batch of attention/step.h inputs as one launch of the CUDA step. Internal to gpu/.
 #pragma once
 
+#include <functional>
 #include <span>
 
 #include "attention/step.h"
 #include "gpu/host_image.h"
+#include "gpu/pack_summary.h"
 #include "gpu/step_gpu.h"
 
 namespace prefixd::gpu::internal {
@@ -13,10 +15,15 @@ namespace prefixd::gpu::internal {
 // returns the shape that covers them all.
 Result<StepShape> CheckBatch(std::span<const GroupStepInput> in,
                              std::span<const GroupStepOutput> out);
+// What of a batch need not be copied with it. Empty: everything is.
+struct Elsewhere {
+  std::span<const ResidentGroup* const> resident;  // [n_groups] or empty; null: copied
+  std::function<bool(const RowsView&)> readable;   // rows that the device reads where they lie
+};
 // Lays out all inputs of a batch; returns their device addresses (no outputs, no workspace).
 // REQUIRES: CheckBatch returned `shape`.
 BatchStepArgs PackBatch(std::span<const GroupStepInput> in, const StepShape& shape,
-                        HostImage& image);
+                        HostImage& image, const Elsewhere& elsewhere = {});
 // What the error word of group `index` says; names a bad row by the tensor it came in.
 Status ExplainGroup(uint32_t word, std::span<const GroupStepInput> in, size_t index);
 

@@ -16,4 +16,11 @@ Status UnregisterHostMemory(std::span<std::byte> bytes) {
   return CudaStatus(cudaHostUnregister(bytes.data()), "unregistering host memory");
 }
 
+bool DeviceReads(const std::byte* byte) {
+  cudaPointerAttributes attributes{};
+  const Status known = CudaStatus(cudaPointerGetAttributes(&attributes, byte), "asking of memory");
+  return known.ok() && attributes.type != cudaMemoryTypeUnregistered &&
+         attributes.devicePointer == byte;
+}
+
 }  // namespace prefixd::gpu

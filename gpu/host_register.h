@@ -16,4 +16,8 @@ Status RegisterHostMemory(std::span<std::byte> bytes);
 // Before the memory goes away, and after the last kernel that reads it. The same span.
 Status UnregisterHostMemory(std::span<std::byte> bytes);
 
+// Whether kernels may read this byte at this very address: page-locked memory, registered or
+// allocated so, or the device's. False without a device.
+bool DeviceReads(const std::byte* byte);
+
 }  // namespace prefixd::gpu

@@ -22,9 +22,9 @@ __device__ inline float* DynamicShared() {
 // Blocks of kThreads. Beyond 48 KiB of shared memory a kernel must opt in: shared_limit (0: no
 // need) is the most the device gives, always the same value, because other threads may be
 // launching the same kernel with other shapes.
-template <typename Kernel>
+template <typename Kernel, typename Params>
 int Launch(Kernel* kernel, dim3 grid, size_t shared_bytes, size_t shared_limit,
-           const StepParams& params, Stream stream) {
+           const Params& params, Stream stream) {
   if (shared_limit > 0) {
     const cudaError_t opted = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_limit));

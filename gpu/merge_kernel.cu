@@ -92,19 +92,24 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
     }
     return;
   }
-  const double exact = exp(sums.m - shift), estimated = exp(log_r - shift);
-  const double z = exact * sums.z + estimated;
+  const double exact = exp(sums.m - shift) * sums.z, estimated = exp(log_r - shift);
+  const double whole = exact + estimated;
+  // What the state is of: with the estimate merged, or of what was read alone.
+  const double merged = summary.merge_estimate ? estimated : 0.0;
+  const double z = exact + merged;
   float out = 0;
-  if (c < dv) {
-    out = static_cast<float>((exact * sums.n + estimated * remainder.value) / z);
-    y[c] = out;
+  if (c < dv && z > 0) {
+    out = static_cast<float>((exp(sums.m - shift) * sums.n + merged * remainder.value) / z);
   }
+  const float lse = z > 0 ? static_cast<float>(shift + log(z)) : -INFINITY;
+  if (c < dv) y[c] = out;
   if (c == 0) {
-    p.args.lse[blockIdx.x] = static_cast<float>(shift + log(z));
-    p.args.rho_z[blockIdx.x] = static_cast<float>(estimated / z);
+    p.args.lse[blockIdx.x] = lse;
+    p.args.rho_z[blockIdx.x] = static_cast<float>(estimated / whole);
   }
-  const float lse = static_cast<float>(shift + log(z));
-  if (!Finite(out) || !Finite(lse)) Fault(p.args.errors, group, GroupFault::kOverflow, head);
+  if (!Finite(out) || (z > 0 && !Finite(lse))) {
+    Fault(p.args.errors, group, GroupFault::kOverflow, head);
+  }
 }
 
 }  // namespace

@@ -64,6 +64,8 @@ struct DeviceSummary {
   MomentForm moment_form = MomentForm::kDirect;    // kMoment, kClusterMoment
   PhiForm phi_form = PhiForm::kSigned;
   uint32_t mid_count = 0;  // |M|, retrieved tokens included
+  // False: y and lse are of what was read alone, and rho_z says what was dropped.
+  bool merge_estimate = true;
 
   // kPhi (attention/phi_cache.h). d_phi of all maps and caches of a launch is StepShape::d_phi.
   const float *phi_m = nullptr, *phi_u = nullptr;  // [d_phi] each

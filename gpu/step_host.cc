@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "gpu/host_batch.h"
+#include "gpu/host_register.h"
 #include "gpu/step_gpu.h"
 
 namespace prefixd::gpu {
@@ -20,6 +23,23 @@ Status Grow(Buffer& buffer, size_t bytes) {
   return {};
 }
 
+// Page-locked host memory or the device's own, seen by kernels at this very address, with elements
+// aligned.
+bool ReadableByDevice(const RowsView& rows, DType dtype) {
+  const size_t element = DTypeBytes(dtype);
+  const auto aligned = [element](const std::byte* p) {
+    return reinterpret_cast<uintptr_t>(p) % element == 0;
+  };
+  if (rows.refs) {  // anywhere, each by itself
+    return std::all_of(rows.refs, rows.refs + rows.count, [&](const RowRef& row) {
+      return aligned(row.key) && aligned(row.value) && DeviceReads(row.key) &&
+             DeviceReads(row.value + rows.shape.value_bytes() - 1);
+    });
+  }
+  if (!aligned(rows.data) || rows.stride % element != 0) return false;
+  return DeviceReads(rows.data) && DeviceReads(rows.key(rows.count - 1) + rows.shape.bytes() - 1);
+}
+
 }  // namespace
 
 Result<HostStep> HostStep::Create(int ordinal) {
@@ -30,13 +50,23 @@ Result<HostStep> HostStep::Create(int ordinal) {
   return step;
 }
 
-Status HostStep::Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
+Status HostStep::Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out,
+                     ResidentSummaries* resident, const std::shared_ptr<const void>& owner) {
   PREFIXD_ASSIGN(const StepShape shape, internal::CheckBatch(in, out));
   PREFIXD_ASSIGN(const StepPlan plan, PlanStep(shape, device_));
   PREFIXD_TRY(UseDevice(device_.ordinal));
 
+  std::vector<std::shared_ptr<const internal::ResidentGroup>> kept;
+  std::vector<const internal::ResidentGroup*> pointers;
+  for (size_t i = 0; i < in.size() && resident; ++i) {
+    PREFIXD_ASSIGN(auto group, resident->Find(in[i], owner, stream_.get()));
+    pointers.push_back(group.get());
+    kept.push_back(std::move(group));
+  }
+  const internal::Elsewhere elsewhere{
+      pointers, [&](const RowsView& rows) { return ReadableByDevice(rows, shape.row.dtype); }};
   HostImage measure(nullptr, nullptr);
-  internal::PackBatch(in, shape, measure);
+  internal::PackBatch(in, shape, measure, elsewhere);
   const size_t n = in.size(), heads = n * shape.group;
   const size_t y_floats = heads * shape.row.value_dim;
   const size_t output_bytes = (y_floats + 2 * heads + n) * sizeof(float);
@@ -46,7 +76,7 @@ Status HostStep::Run(std::span<const GroupStepInput> in, std::span<const GroupSt
   PREFIXD_TRY(Grow(output_, output_bytes));
 
   HostImage image(staging_.data(), input_.data());
-  BatchStepArgs args = internal::PackBatch(in, shape, image);
+  BatchStepArgs args = internal::PackBatch(in, shape, image, elsewhere);
   args.y = output_.as<float>();
   args.lse = args.y + y_floats;
   args.rho_z = args.lse + heads;

@@ -1,14 +1,17 @@
 // The CUDA step for callers whose tensors are in host memory: the same input and output as
-// attention/step.h's GroupStep. Copies everything to the device, runs one launch, copies back and
-// waits. Meant for choosing a device at run time without another data path, and for tests; a hot
-// path keeps summaries, maps and rows on the device and calls LaunchStep (gpu/step_gpu.h).
+// attention/step.h's GroupStep. Copies what is not on the device yet, runs one launch, copies back
+// and waits. Summaries, maps and anchors stay there from step to step (gpu/resident.h) where their
+// owner is named; retrieved rows in memory that is registered with the device (gpu/host_register.h)
+// are gathered from where they lie. An engine's own hot path calls LaunchStep (gpu/step_gpu.h).
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "attention/step.h"
 #include "gpu/device.h"
 #include "gpu/device_buffer.h"
+#include "gpu/resident.h"
 
 namespace prefixd::gpu {
 
@@ -23,10 +26,13 @@ class HostStep {
   // GroupStep for each input. All groups of a batch agree in group size, dimensions, row dtype and
   // layer; phi groups in d_phi. The first group's error is returned, with its index when there are
   // several; then no output means anything. Errors as GroupStep, and what CUDA reports.
-  Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out);
-  Status Run(const GroupStepInput& in, const GroupStepOutput& out) {
-    return Run(std::span(&in, 1), std::span(&out, 1));
+  Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
+    return Run(in, out, nullptr, nullptr);
   }
+  // resident: where the kept parts of all groups are looked for, whose owner is `owner`; null: they
+  // are copied too.
+  Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out,
+             ResidentSummaries* resident, const std::shared_ptr<const void>& owner);
 
  private:
   DeviceInfo device_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "gpu/argument_checks.h"
 #include "gpu/cuda_status.h"
 #include "gpu/step_gpu.h"
 #include "gpu/step_layout.h"
@@ -9,6 +10,8 @@
 namespace prefixd::gpu {
 namespace {
 
+using internal::CheckPointer;
+using internal::CheckRange;
 using internal::CudaStatus;
 using internal::kTile;
 
@@ -19,21 +22,6 @@ uint32_t ChooseSplits(const StepShape& shape, int multiprocessors) {
   const uint32_t wanted = 4 * static_cast<uint32_t>(std::max(multiprocessors, 1));
   const uint32_t by_device = (wanted + shape.n_groups - 1) / shape.n_groups;
   return std::clamp(std::min(by_device, tiles / 4), 1u, 256u);
-}
-
-Status CheckRange(const char* name, uint64_t value, uint64_t low, uint64_t high) {
-  if (value >= low && value <= high) return {};
-  return InvalidArgument(std::string("gpu step: ") + name + " is " + std::to_string(value) +
-                         "; it must be " + std::to_string(low) + ".." + std::to_string(high));
-}
-
-Status CheckPointer(const char* name, const void* pointer, size_t alignment) {
-  if (!pointer) return InvalidArgument(std::string("gpu step: ") + name + " is null");
-  if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
-    return InvalidArgument(std::string("gpu step: ") + name + " must be " +
-                           std::to_string(alignment) + "-byte aligned");
-  }
-  return {};
 }
 
 Status CheckArgs(const StepPlan& plan, const BatchStepArgs& args) {
@@ -63,11 +51,7 @@ Status CheckArgs(const StepPlan& plan, const BatchStepArgs& args) {
                              " and at least " + std::to_string(plan.shape.row.bytes()));
     }
   }
-  if (args.workspace_bytes < plan.workspace_bytes) {
-    return InvalidArgument("gpu step: the workspace has " + std::to_string(args.workspace_bytes) +
-                           " bytes; the plan needs " + std::to_string(plan.workspace_bytes));
-  }
-  return {};
+  return internal::CheckWorkspace(args.workspace_bytes, plan.workspace_bytes);
 }
 
 }  // namespace
@@ -84,10 +68,7 @@ Result<StepPlan> PlanStep(const StepShape& shape, const DeviceInfo& device) {
   if ((shape.d_phi == 0) != (shape.d_emb == 0)) {
     return InvalidArgument("gpu step: d_phi and d_emb must both be given, or neither");
   }
-  if (shape.row.dtype != DType::kF32 && shape.row.dtype != DType::kF16 &&
-      shape.row.dtype != DType::kBf16) {
-    return InvalidArgument("gpu step: rows must be f32, f16 or bf16");
-  }
+  PREFIXD_TRY(internal::CheckDType(shape.row.dtype));
   StepPlan plan;
   plan.shape = shape;
   plan.n_splits = ChooseSplits(shape, device.multiprocessors);

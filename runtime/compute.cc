@@ -12,7 +12,8 @@ namespace {
 class CpuCompute : public Compute {
  public:
   std::string name() const override { return "cpu"; }
-  Status Step(const GroupStepInput& in, const GroupStepOutput& out) override {
+  Status Step(const GroupStepInput& in, const GroupStepOutput& out,
+              const std::shared_ptr<const void>&) override {
     return GroupStep(in, out);
   }
 };

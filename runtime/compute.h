@@ -19,8 +19,11 @@ class Compute {
   static Result<std::unique_ptr<Compute>> Open(std::string_view wanted);
   virtual ~Compute() = default;
   virtual std::string name() const = 0;  // "cpu" or "cuda: <device>"
-  // As GroupStep (attention/step.h).
-  virtual Status Step(const GroupStepInput& in, const GroupStepOutput& out) = 0;
+  // As GroupStep (attention/step.h). owner: while it lives, nothing that `in` points to changes,
+  // the retrieved rows and what else each step brings excepted, so that a device may keep a copy;
+  // null: nothing is known.
+  virtual Status Step(const GroupStepInput& in, const GroupStepOutput& out,
+                      const std::shared_ptr<const void>& owner) = 0;
 };
 
 }  // namespace prefixd

@@ -1,13 +1,17 @@
 #include "runtime/compute_cuda.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gpu/resident.h"
 #include "gpu/step_gpu.h"
 #include "gpu/step_host.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
@@ -41,23 +45,37 @@ bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
 
 class CudaCompute : public Compute {
  public:
-  explicit CudaCompute(gpu::HostStep first) : name_("cuda: " + first.device().name) {
+  explicit CudaCompute(gpu::HostStep first)
+      : name_("cuda: " + first.device().name), resident_(first.device().memory_bytes / 4) {
     free_.push_back(std::move(first));
   }
 
   std::string name() const override { return name_; }
 
-  Status Step(const GroupStepInput& in, const GroupStepOutput& out) override {
-    if (!FitsDevice(in, out)) return GroupStep(in, out);
-    PREFIXD_ASSIGN(gpu::HostStep step, Acquire());
-    Status status = step.Run(in, out);
-    std::lock_guard lock(mutex_);
-    free_.push_back(std::move(step));
-    return status;
+  // The CPU has the last word: about shapes that the device has no room for, about what is wrong
+  // with an input, and when the device fails.
+  Status Step(const GroupStepInput& in, const GroupStepOutput& out,
+              const std::shared_ptr<const void>& owner) override {
+    if (!failed_ && FitsDevice(in, out)) {
+      const Status status = OnDevice(in, out, owner);
+      if (status.ok()) return status;
+      if (status.error().code != Code::kInvalidArgument) Note(status.error());
+    }
+    return GroupStep(in, out);
   }
 
  private:
-  // One stream and its buffers per thread that computes at the same time.
+  Status OnDevice(const GroupStepInput& in, const GroupStepOutput& out,
+                  const std::shared_ptr<const void>& owner) {
+    PREFIXD_ASSIGN(gpu::HostStep step, Acquire());
+    PREFIXD_TRY(step.Run(std::span(&in, 1), std::span(&out, 1), &resident_, owner));
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(step));
+    return {};
+  }
+
+  // One stream and its buffers per thread that computes at the same time. One whose step failed is
+  // not used again.
   Result<gpu::HostStep> Acquire() {
     {
       std::lock_guard lock(mutex_);
@@ -70,7 +88,20 @@ class CudaCompute : public Compute {
     return gpu::HostStep::Create();
   }
 
+  // Memory may be there again for the next step; after anything else the context is of no use.
+  void Note(const Error& error) {
+    const bool for_good = error.code != Code::kResourceExhausted;
+    if (for_good) failed_ = true;
+    if (noted_.exchange(true)) return;
+    storage::LogWarning("the CUDA step failed, " +
+                        std::string(for_good ? "steps are computed on the CPU from now on: "
+                                             : "this one is computed on the CPU: ") +
+                        error.message);
+  }
+
   const std::string name_;
+  gpu::ResidentSummaries resident_;
+  std::atomic<bool> failed_{false}, noted_{false};
   std::mutex mutex_;
   std::vector<gpu::HostStep> free_;
 };

@@ -22,7 +22,7 @@ struct HeadPlan {
 };
 
 // Immutable; steps in flight keep the one they began with.
-struct SessionPlan {
+struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
   std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only

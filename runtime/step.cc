@@ -147,7 +147,7 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
   const auto rho_z = Scratch::Take(scratch->rho_z, group);
   {
     StageTimer timer(ledger.compute_ns);
-    PREFIXD_TRY(core.compute->Step(in, {y, lse, rho_z}));
+    PREFIXD_TRY(core.compute->Step(in, {y, lse, rho_z}, plan.weak_from_this().lock()));
   }
   ledger.anchor_tokens += prefix.partition().anchor_count();
   ledger.retrieved_tokens += selection.ids.size();

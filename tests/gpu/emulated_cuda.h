@@ -117,6 +117,11 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   for (uint32_t lane = 0; lane < 32; ++lane) votes |= unsigned{exchange.Seen(lane)} << lane;
   return votes;
 }
+// Four products of signed bytes.
+inline int __dp4a(int a, int b, int c) {
+  for (int shift = 0; shift < 32; shift += 8) c += int8_t(a >> shift) * int8_t(b >> shift);
+  return c;
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 inline uint32_t atomicMin(uint32_t* address, uint32_t value) {
@@ -191,9 +196,9 @@ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 inline float* DynamicShared() { return emulated::DynamicShared(); }
 
 // As gpu/launch.cuh's; no CUDA call is made.
-template <typename Kernel>
+template <typename Kernel, typename Params>
 int Launch(Kernel* kernel, dim3 grid, size_t shared_bytes, size_t shared_limit,
-           const StepParams& params, Stream) {
+           const Params& params, Stream) {
   constexpr size_t kWithoutOptIn = 48 * 1024;
   if (shared_bytes > (shared_limit > 0 ? shared_limit : kWithoutOptIn)) {
     return cudaErrorInvalidValue;

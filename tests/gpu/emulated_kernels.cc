@@ -3,9 +3,12 @@
 #include "tests/gpu/emulated_cuda.h"
 // clang-format off: the above comes first
 #include "gpu/cluster_kernel.cu"
+#include "gpu/exact_kernel.cu"
 #include "gpu/merge_kernel.cu"
 #include "gpu/query_kernel.cu"
 #include "gpu/split_kernel.cu"
+#include "gpu/topk_score_kernel.cu"
+#include "gpu/topk_select_kernel.cu"
 // clang-format on
 
 namespace prefixd::gpu {

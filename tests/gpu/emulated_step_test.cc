@@ -42,25 +42,68 @@ class Memory {
   std::vector<std::max_align_t> words_;
 };
 
+// The kept part of a group, as gpu/resident.cc lays it out.
+internal::ResidentGroup Keep(const GroupStepInput& in, std::vector<Memory>& memory) {
+  const auto pack = [&](HostImage& image) {
+    internal::PackedMaps maps;
+    internal::ResidentGroup group;
+    group.summary = internal::PackSummary(in, image, maps);
+    const auto rows = [&](const RowsView& view) {
+      const std::byte* at = image.Here();
+      for (size_t i = 0; i < view.count; ++i) image.AddBytes(view.key(i), view.shape.bytes());
+      return at;
+    };
+    group.sinks = rows(in.sinks);
+    group.tail = rows(in.tail);
+    return group;
+  };
+  HostImage measure(nullptr, nullptr);
+  pack(measure);
+  memory.emplace_back(measure.bytes());
+  HostImage image(memory.back().data(), memory.back().data());
+  return pack(image);
+}
+
 struct EmulatedRun {
   int multiprocessors = 4;
   bool scattered = false;         // rows by address, in reverse order of memory
   size_t bad_address = SIZE_MAX;  // row whose address is made odd
+  bool kept = false;  // summaries and anchors packed apart, retrieved rows read where they lie
 
   Status operator()(std::span<const GroupStepInput> in,
                     std::span<const GroupStepOutput> out) const {
     PREFIXD_ASSIGN(const StepShape shape, internal::CheckBatch(in, out));
     PREFIXD_ASSIGN(const StepPlan plan, PlanStep(shape, FakeDevice(multiprocessors)));
+    std::vector<Memory> resident_memory;
+    std::vector<internal::ResidentGroup> residents;
+    std::vector<const internal::ResidentGroup*> pointers;
+    for (size_t i = 0; i < in.size() && kept; ++i)
+      residents.push_back(Keep(in[i], resident_memory));
+    for (const auto& resident : residents) pointers.push_back(&resident);
+    internal::Elsewhere elsewhere{pointers, nullptr};
+    if (kept) {
+      elsewhere.readable = [](const RowsView& rows) {
+        const size_t element = DTypeBytes(rows.shape.dtype);
+        for (size_t i = 0; i < rows.count; ++i) {
+          if ((reinterpret_cast<uintptr_t>(rows.key(i)) |
+               reinterpret_cast<uintptr_t>(rows.value(i))) %
+              element) {
+            return false;
+          }
+        }
+        return true;
+      };
+    }
     HostImage measure(nullptr, nullptr);
-    internal::PackBatch(in, shape, measure);
+    internal::PackBatch(in, shape, measure, elsewhere);
     Memory input(measure.bytes()), workspace(plan.workspace_bytes);
     HostImage image(input.data(), input.data());
-    BatchStepArgs args = internal::PackBatch(in, shape, image);
+    BatchStepArgs args = internal::PackBatch(in, shape, image, elsewhere);
 
     const size_t rows = args.row_offsets[shape.n_groups];
-    Memory moved(rows * args.row_stride);
+    Memory moved(rows * shape.row.bytes());
     std::vector<DeviceRow> addresses(rows);
-    for (size_t i = 0; i < rows; ++i) {
+    for (size_t i = 0; i < rows && scattered; ++i) {
       std::byte* at = moved.data() + (rows - 1 - i) * args.row_stride;
       std::memcpy(at, static_cast<const std::byte*>(args.rows) + i * args.row_stride,
                   args.row_stride);
@@ -117,6 +160,11 @@ TEST(EmulatedStep, ManySplits) {
 TEST(EmulatedStep, RowsByAddress) {
   testing::RandomBatches(EmulatedRun{.scattered = true}, SeedAll("EmulatedStep.RowsByAddress"), 4,
                          40, 60);
+}
+
+TEST(EmulatedStep, KeptSummariesAndRowsInPlace) {
+  const uint64_t seed = SeedAll("EmulatedStep.KeptSummariesAndRowsInPlace");
+  testing::RandomBatches(EmulatedRun{.kept = true}, seed, 6, 40, 60);
 }
 
 TEST(EmulatedStep, LargestDimensions) {

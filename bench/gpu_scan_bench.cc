@@ -1,0 +1,200 @@
+// What reads everything on CUDA: exhaustive Top-K over keys and over compact codes, and exact
+// attention of a block of suffix queries. One layer of an 8B model, rows on the device; beside each
+// stands its roofline, the bytes it must read over the bandwidth measured in the same run.
+//
+// Without a device it says so and measures nothing.
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/key_codes.h"
+#include "bench/support/figures.h"
+#include "bench/support/gpu_layer.h"
+#include "bench/support/gpu_timing.h"
+#include "gpu/exact_gpu.h"
+#include "gpu/host_image.h"
+#include "gpu/topk_gpu.h"
+
+namespace prefixd::bench {
+namespace {
+
+using gpu::internal::HostImage;
+
+std::vector<float> Queries(size_t rows) {
+  std::mt19937_64 rng(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(rows * kDim);
+  for (float& x : q) x = normal(rng);
+  return q;
+}
+
+struct Run {
+  gpu::DeviceInfo device;
+  gpu::Stream stream;
+  int rounds;
+  CopySpeeds speeds;
+  Figures& figures;
+
+  void Report(const std::string& name, double bytes, Spread time) const {
+    const double roofline = bytes / speeds.device.median;
+    figures.Add(name, "us", 1e-6, time, "roofline " + std::to_string(roofline * 1e6) + " us");
+    figures.AddRatio(name + "_bandwidth_fraction", roofline / time.median);
+  }
+
+  // A book along the axes with one digit a dimension, and room for codes whose contents do not
+  // matter to the time.
+  Status TopK(const LayerRows& rows, bool codes) const {
+    gpu::TopKShape shape;
+    shape.n_groups = kKvHeads;
+    shape.group = kGroup;
+    shape.key_dim = kDim;
+    shape.layer = kLayer;
+    shape.codes = codes;
+    shape.max_keys = rows.n_tokens;
+    shape.max_k = std::min(rows.n_tokens / 100, gpu::kMaxTopK);
+    PREFIXD_ASSIGN(const gpu::TopKPlan plan, gpu::PlanTopK(shape));
+    const size_t code_bytes = CodeBlocks(rows.n_tokens) * CodeBlockBytes(kDim);
+    PREFIXD_ASSIGN(gpu::DeviceBuffer code_memory,
+                   gpu::DeviceBuffer::Allocate(codes ? kKvHeads * code_bytes : 16));
+    PREFIXD_TRY(Cuda(cudaMemsetAsync(code_memory.data(), 0x1b, code_memory.bytes(), stream),
+                     "filling codes"));
+    gpu::TopKArgs args;
+    const auto pack = [&](HostImage& image) {
+      args.queries = image.Add<float>(Queries(kKvHeads * kGroup));
+      std::vector<float> directions(size_t{kDim} * kDim);
+      for (uint32_t i = 0; i < kDim; ++i) directions[size_t{i} * kDim + i] = 1;
+      const gpu::DeviceCodeBook book{kDim, image.Add<float>(std::vector<float>(kDim)),
+                                     image.Add<uint8_t>(std::vector<uint8_t>(kDim, 1)),
+                                     image.Add<float>(directions)};
+      const gpu::DeviceCodeBook* packed = image.Add(std::span(&book, 1));
+      std::vector<gpu::TopKSource> sources(kKvHeads);
+      for (uint32_t h = 0; h < kKvHeads; ++h) {
+        sources[h] = {
+            rows.Head(h), kRow.bytes(),  code_memory.data() + (codes ? h * code_bytes : 0),
+            packed,       rows.n_tokens, 0,
+            shape.max_k};
+      }
+      args.sources = image.Add<gpu::TopKSource>(sources);
+    };
+    HostImage measure(nullptr, nullptr);
+    pack(measure);
+    PREFIXD_ASSIGN(gpu::PinnedBuffer staging, gpu::PinnedBuffer::Allocate(measure.bytes()));
+    PREFIXD_ASSIGN(gpu::DeviceBuffer input, gpu::DeviceBuffer::Allocate(measure.bytes()));
+    HostImage image(staging.data(), input.data());
+    pack(image);
+    PREFIXD_TRY(gpu::CopyToDevice(input.data(), staging.data(), image.bytes(), stream));
+    const size_t heads = size_t{kKvHeads} * kGroup, ids = size_t{kKvHeads} * shape.max_k;
+    PREFIXD_ASSIGN(gpu::DeviceBuffer output,
+                   gpu::DeviceBuffer::Allocate((ids + 2 * kKvHeads) * 4 + heads * sizeof(Cut)));
+    PREFIXD_ASSIGN(gpu::DeviceBuffer workspace, gpu::DeviceBuffer::Allocate(plan.workspace_bytes));
+    args.ids = output.as<uint32_t>();
+    args.counts = args.ids + ids;
+    args.errors = args.counts + kKvHeads;
+    args.cuts = reinterpret_cast<Cut*>(args.errors + kKvHeads);
+    args.workspace = workspace.data();
+    args.workspace_bytes = workspace.bytes();
+    PREFIXD_ASSIGN(const Spread time, TimeGraph(stream, rounds, 1, [&] {
+                     return gpu::LaunchTopK(plan, args, stream);
+                   }));
+    // Keys lie in rows, whose values the scan skips.
+    const double bytes = codes ? static_cast<double>(kKvHeads * code_bytes)
+                               : static_cast<double>(kKvHeads) * rows.n_tokens * kRow.key_bytes();
+    Report(std::string(codes ? "topk_codes_" : "topk_keys_") +
+               std::to_string(rows.n_tokens / 1024) + "k",
+           bytes, time);
+    return {};
+  }
+
+  Status Suffix(const LayerRows& rows, uint32_t tokens) const {
+    gpu::ExactShape shape;
+    shape.n_groups = kKvHeads;
+    shape.row = kRow;
+    shape.layer = kLayer;
+    shape.max_queries = tokens * kGroup;
+    shape.max_rows = rows.n_tokens;
+    PREFIXD_ASSIGN(const gpu::ExactPlan plan, gpu::PlanExact(shape, device));
+    gpu::ExactArgs args;
+    const auto pack = [&](HostImage& image) {
+      const std::vector<float> queries = Queries(size_t{kKvHeads} * shape.max_queries);
+      const float* packed = image.Add<float>(queries);
+      std::vector<gpu::ExactSource> sources(kKvHeads);
+      for (uint32_t h = 0; h < kKvHeads; ++h) {
+        sources[h].queries = packed + size_t{h} * shape.max_queries * kDim;
+        sources[h].n_queries = shape.max_queries;
+        sources[h].count = rows.n_tokens;
+        sources[h].rows = rows.Head(h);
+        sources[h].row_stride = kRow.bytes();
+      }
+      args.sources = image.Add<gpu::ExactSource>(sources);
+    };
+    HostImage measure(nullptr, nullptr);
+    pack(measure);
+    PREFIXD_ASSIGN(gpu::PinnedBuffer staging, gpu::PinnedBuffer::Allocate(measure.bytes()));
+    PREFIXD_ASSIGN(gpu::DeviceBuffer input, gpu::DeviceBuffer::Allocate(measure.bytes()));
+    HostImage image(staging.data(), input.data());
+    pack(image);
+    PREFIXD_TRY(gpu::CopyToDevice(input.data(), staging.data(), image.bytes(), stream));
+    const size_t queries = size_t{kKvHeads} * shape.max_queries;
+    PREFIXD_ASSIGN(gpu::DeviceBuffer output,
+                   gpu::DeviceBuffer::Allocate((queries * (kDim + 1) + kKvHeads) * 4));
+    PREFIXD_ASSIGN(gpu::DeviceBuffer workspace, gpu::DeviceBuffer::Allocate(plan.workspace_bytes));
+    args.y = output.as<float>();
+    args.lse = args.y + queries * kDim;
+    args.errors = reinterpret_cast<uint32_t*>(args.lse + queries);
+    args.workspace = workspace.data();
+    args.workspace_bytes = workspace.bytes();
+    PREFIXD_ASSIGN(const Spread time, TimeGraph(stream, rounds, 1, [&] {
+                     return gpu::LaunchExact(plan, args, stream);
+                   }));
+    Report("suffix_" + std::to_string(tokens) + "_tokens_" + std::to_string(rows.n_tokens / 1024) +
+               "k",
+           static_cast<double>(kKvHeads) * rows.n_tokens * kRow.bytes(), time);
+    const double flops = 4.0 * static_cast<double>(queries) * rows.n_tokens * kDim;
+    figures.AddRatio("suffix_" + std::to_string(tokens) + "_tokens_tflops",
+                     flops / time.median * 1e-12);
+    return {};
+  }
+};
+
+Status Measure(const GpuBenchOptions& options, const gpu::DeviceInfo& device, Figures& figures) {
+  PREFIXD_TRY(gpu::UseDevice(device.ordinal));
+  PREFIXD_ASSIGN(gpu::OwnedStream stream, gpu::OwnedStream::Create());
+  PREFIXD_ASSIGN(const CopySpeeds speeds, MeasureCopies(stream.get(), options.rounds));
+  figures.Add("device_memory", "GB/s", 1e9, speeds.device);
+  const Run run{device, stream.get(), options.rounds, speeds, figures};
+  for (const uint32_t n_tokens : {16384u, 131072u, 1048576u}) {
+    if (n_tokens > options.max_tokens) continue;
+    PREFIXD_ASSIGN(LayerRows rows, LayerRows::Make(n_tokens, Where::kDevice, stream.get()));
+    PREFIXD_TRY(run.TopK(rows, false));
+    PREFIXD_TRY(run.TopK(rows, true));
+    if (n_tokens > 131072) continue;
+    for (const uint32_t tokens : {16u, 64u, 256u}) PREFIXD_TRY(run.Suffix(rows, tokens));
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  using namespace prefixd;
+  bench::GpuBenchOptions options;
+  if (!options.Parse(argc, argv)) return 2;
+  bench::Figures figures;
+  const Result<gpu::DeviceInfo> device = gpu::ProbeDevice();
+  std::string name;
+  if (device.ok()) {
+    name = device->name;
+    std::printf("%s: one layer, 8 KV heads, 32 query heads, dh 128, bf16\n", name.c_str());
+    if (const Status s = bench::Measure(options, *device, figures); !s.ok()) {
+      std::fprintf(stderr, "gpu_scan_bench: %s\n", s.error().ToString().c_str());
+      return 1;
+    }
+  } else {
+    figures.Skip("no device: " + device.error().message);
+  }
+  if (options.json_file.empty() || figures.Write(options.json_file, "gpu_scan", name)) return 0;
+  std::fprintf(stderr, "gpu_scan_bench: cannot write %s\n", options.json_file.c_str());
+  return 1;
+}

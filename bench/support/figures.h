@@ -1,0 +1,104 @@
+// Named figures of a benchmark: a table while it runs, JSON at the end. Standard library only.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "bench/support/statistics.h"
+
+namespace prefixd::bench {
+
+class Figures {
+ public:
+  // A line of the table and a member of "values": median, low and high (quartiles).
+  void Add(const std::string& name, const char* unit, double divisor, Spread value,
+           const std::string& remark = "") {
+    std::printf("  %-44s %10.3f %-5s (%.3f .. %.3f)  %s\n", name.c_str(), value.median / divisor,
+                unit, value.low / divisor, value.high / divisor, remark.c_str());
+    std::fflush(stdout);
+    values_.push_back(
+        {name + "_" + unit, value.median / divisor, value.low / divisor, value.high / divisor});
+  }
+  void AddRatio(const std::string& name, double value) {
+    std::printf("  %-44s %10.3f\n", name.c_str(), value);
+    ratios_.push_back({name, value, value, value});
+  }
+  // What was left out, and why.
+  void Skip(const std::string& what) {
+    std::printf("  skipped: %s\n", what.c_str());
+    skipped_.push_back(what);
+  }
+
+  // False when the file cannot be written. device: its name, or empty where there is none.
+  bool Write(const std::string& file, const std::string& benchmark,
+             const std::string& device) const {
+    std::FILE* out = std::fopen(file.c_str(), "w");
+    if (!out) return false;
+    std::fprintf(out, "{\n  \"benchmark\": %s,\n  \"device\": %s,\n", Quoted(benchmark).c_str(),
+                 device.empty() ? "null" : Quoted(device).c_str());
+    std::fprintf(out, "  \"values\": {");
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const Line& v = values_[i];
+      std::fprintf(out, "%s\n    %s: {\"median\": %.9g, \"low\": %.9g, \"high\": %.9g}",
+                   i ? "," : "", Quoted(v.name).c_str(), v.median, v.low, v.high);
+    }
+    std::fprintf(out, "\n  },\n  \"ratios\": {");
+    for (size_t i = 0; i < ratios_.size(); ++i) {
+      std::fprintf(out, "%s\n    %s: %.6g", i ? "," : "", Quoted(ratios_[i].name).c_str(),
+                   ratios_[i].median);
+    }
+    std::fprintf(out, "\n  },\n  \"skipped\": [");
+    for (size_t i = 0; i < skipped_.size(); ++i) {
+      std::fprintf(out, "%s%s", i ? ", " : "", Quoted(skipped_[i]).c_str());
+    }
+    std::fprintf(out, "]\n}\n");
+    return std::fclose(out) == 0;
+  }
+
+ private:
+  struct Line {
+    std::string name;
+    double median, low, high;
+  };
+  static std::string Quoted(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+      if (c == '"' || c == '\\') out += '\\';
+      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+    return out + "\"";
+  }
+
+  std::vector<Line> values_, ratios_;
+  std::vector<std::string> skipped_;
+};
+
+// --json FILE, --rounds N, --max-tokens N.
+struct GpuBenchOptions {
+  std::string json_file;
+  int rounds = 30;
+  unsigned long max_tokens = 1 << 20;
+
+  // False, with a usage line on stderr, when an argument is not understood.
+  bool Parse(int argc, char** argv) {
+    for (int i = 1; i < argc; i += 2) {
+      const std::string flag = argv[i];
+      const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+      if (flag == "--json" && value) {
+        json_file = value;
+      } else if (flag == "--rounds" && value && std::atoi(value) > 0) {
+        rounds = std::atoi(value);
+      } else if (flag == "--max-tokens" && value) {
+        max_tokens = std::strtoul(value, nullptr, 10);
+      } else {
+        std::fprintf(stderr, "usage: %s [--json FILE] [--rounds N] [--max-tokens N]\n", argv[0]);
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace prefixd::bench

@@ -1,0 +1,33 @@
+// Times work on a CUDA stream: captured once in a graph, replayed, timed by events on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <vector>
+
+#include "attention/result.h"
+#include "bench/support/statistics.h"
+#include "gpu/device_buffer.h"
+
+namespace prefixd::bench {
+
+// What a CUDA call said, as a value.
+inline Status Cuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return Error{Code::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
+}
+
+// Seconds of one launch: `enqueue` puts `launches` of them on the stream; of `rounds` replays after
+// two that do not count, each divided by `launches`.
+Result<Spread> TimeGraph(gpu::Stream stream, int rounds, double launches,
+                         const std::function<Status()>& enqueue);
+
+// Bytes per second between pinned host memory and the device, and within the device (reads and
+// writes counted), by the copy engine.
+struct CopySpeeds {
+  Spread link, device;
+};
+Result<CopySpeeds> MeasureCopies(gpu::Stream stream, int rounds);
+
+}  // namespace prefixd::bench

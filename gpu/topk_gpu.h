@@ -1,0 +1,83 @@
+// Exhaustive Top-K on CUDA: every key of each group is scored, by the keys themselves or by their
+// compact codes (attention/key_codes.h), and the k best by the group's rule are returned with a cut
+// per query head (spec §2; SelectByGroupMax in attention/selection.h is the CPU's).
+//
+// Like a step (gpu/step_gpu.h): device memory laid out by the caller, nothing allocated, nothing
+// waited for or read back, so that a launch can be captured in a CUDA graph; k and the number of
+// keys are read on the device and may change between replays within the shape's limits.
+//
+//   scores -> logsumexp per head -> rank of each key -> radix selection -> ids ascending, cuts
+//
+// Of keys with the rank of the k-th the lowest ids are taken, so that the result is the same every
+// time. A key that is not finite ranks first: the step then reads its row and refuses it by name.
+//
+// Thread-safety: as gpu/step_gpu.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/kv_shape.h"
+#include "attention/result.h"
+#include "attention/selection.h"
+#include "gpu/device.h"
+
+namespace prefixd::gpu {
+
+inline constexpr uint32_t kMaxTopK = 16384;
+inline constexpr uint32_t kMaxTopKKeys = 1u << 24;  // of one group
+
+// CodeBook of attention/key_codes.h in device memory.
+struct DeviceCodeBook {
+  uint32_t components = 0;
+  const float* centre = nullptr;      // [key_dim]
+  const uint8_t* digits = nullptr;    // [components]
+  const float* directions = nullptr;  // [components][key_dim]
+};
+
+// The candidates of one group.
+struct TopKSource {
+  const void* keys = nullptr;   // at a stride, e.g. the rows themselves; null where codes are used
+  size_t key_stride = 0;        // bytes, a multiple of the element size
+  const void* codes = nullptr;  // CodeBlocks(count) blocks, 4-byte aligned
+  const DeviceCodeBook* book = nullptr;  // of the codes
+  uint32_t count = 0;                    // how many keys
+  uint32_t first_id = 0;                 // the token of key 0
+  uint32_t k = 0;                        // how many are wanted; count or more: all
+};
+
+struct TopKShape {
+  uint32_t n_groups = 0;
+  uint32_t group = 0;  // G, up to kMaxGroup
+  uint32_t key_dim = 0;
+  DType dtype = DType::kBf16;  // of keys
+  LayerGeometry layer;
+  bool codes = false;     // all groups by codes, or all by keys
+  uint32_t max_keys = 0;  // of any group
+  uint32_t max_k = 0;
+};
+
+struct TopKPlan {
+  TopKShape shape;
+  size_t workspace_bytes = 0;  // device memory, 16-byte aligned, no initial contents needed
+};
+// kInvalidArgument: a size is outside the limits; the message names it.
+Result<TopKPlan> PlanTopK(const TopKShape& shape);
+
+// Device pointers.
+struct TopKArgs {
+  const float* queries = nullptr;       // [n_groups][G][key_dim]
+  const TopKSource* sources = nullptr;  // [n_groups]
+  uint32_t* ids = nullptr;              // [n_groups][max_k] tokens, ascending
+  uint32_t* counts = nullptr;           // [n_groups] how many of them: min(k, count)
+  // [n_groups][G]: by keys exact, above every key left out by more than the scores' rounding;
+  // approximate by codes. -inf where nothing was left out.
+  Cut* cuts = nullptr;
+  uint32_t* errors = nullptr;  // [n_groups]: kGroupOk or a word for GroupError (gpu/step_gpu.h)
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+// Enqueues the selection: seven kernels, eight by codes. Errors as LaunchStep.
+Status LaunchTopK(const TopKPlan& plan, const TopKArgs& args, Stream stream);
+
+}  // namespace prefixd::gpu
