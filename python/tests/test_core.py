@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
-
 import prefixd
+import pytest
 
 LAYERS, Q_HEADS, KV_HEADS, DIM, TOKENS = 2, 4, 2, 16, 300
 SMALL = {"host_tier_bytes": 64 << 20, "min_free_bytes": 0, "threads": 2}

@@ -6,8 +6,10 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
+import prefixd
 import pytest
 import torch
+from prefixd.transformers import PrefixCache, Splice
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -20,8 +22,6 @@ from transformers import (
     StaticCache,
 )
 
-import prefixd
-from prefixd.transformers import PrefixCache, Splice
 from tests.conftest import ROOT
 
 TINY = ROOT / "models/prefixd-tiny"

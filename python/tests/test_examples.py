@@ -1,0 +1,76 @@
+"""The examples, as their users run them, at small size."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+LICENCE = Path("/usr/share/common-licenses/GPL-3")
+
+
+def example(name: str, *arguments: str, stdin: str = "") -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/python" / name), *arguments],
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> str:
+    """A page with two planted lines, which the small model can find."""
+    text = LICENCE.read_text()
+    facts = "[key of pudeko is 40721.]\n", "[key of sarimu is 98315.]\n"
+    path = tmp_path / "document.txt"
+    path.write_text(
+        text[:700] + "\n" + facts[0] + text[700:1300] + "\n" + facts[1] + text[1300:1900]
+    )
+    return str(path)
+
+
+def test_several_processes_ask_about_one_document(document: str, daemon: str) -> None:
+    questions = ["\n[key of pudeko is ", "\n[key of sarimu is "]
+    lines = example("document_qa.py", "--store", daemon, "--document", document, *questions)
+    assert "40721.]" in lines[0] and "(0 of" in lines[0]
+    assert "98315.]" in lines[1]
+    reused, total = map(int, re.search(r"\((\d+) of (\d+) tokens", lines[1]).groups())
+    assert reused >= total - len(questions[1])
+
+
+def test_a_chat_goes_on_where_it_ended(tmp_path: Path) -> None:
+    options = ["--store", str(tmp_path / "kv"), "--history", str(tmp_path / "chat.json")]
+    options += ["--system", "A conversation about keys. [key of pudeko is 40721.]\n"]
+    first = example("chat.py", *options, stdin="[key of pudeko is \n[key of\n")
+    again = example("chat.py", *options, stdin="[key of pudeko is \n")
+    counts = [
+        tuple(map(int, re.search(r"\((\d+) of (\d+) tokens", line).groups()))
+        for line in (*first, *again)
+        if "tokens reused" in line
+    ]
+    assert len(counts) == 3 and counts[0][0] == 0
+    for (_, before), (reused, _) in zip(counts, counts[1:], strict=False):
+        assert reused == before + 8 - 1  # all but the last token of the answer
+
+
+def test_a_batch_of_questions_over_one_document(document: str, tmp_path: Path) -> None:
+    questions = ["\n[key of pudeko is ", "[key of sarimu is "]
+    options = ["--store", str(tmp_path / "kv"), "--document", document, "--budget", "0.05"]
+    lines = example("batch_questions.py", *options, *questions)
+    assert lines[0].startswith("stored ")
+    assert "40721" in lines[1] and "98315" in lines[2]
+    read = [int(re.search(r"(\d+) read per step", line).group(1)) for line in lines[1:]]
+    assert all(20 < tokens < 110 for tokens in read)  # of about 1950
+    assert not example("batch_questions.py", *options, *questions)[0].startswith("stored ")
