@@ -58,6 +58,7 @@ CodeScores CodesIndex::Scan(const SearchRequest& request, const CodeQueries& que
 
 Result<Selection> CodesIndex::Search(const SearchRequest& request) const {
   PREFIXD_TRY(CheckRequest(request));
+  if (request.scores) request.scores->clear();
   const TokenRange& wanted = request.candidates;
   if (request.keys.shape.key_dim != book_.key_dim) {
     return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
