@@ -292,7 +292,8 @@ class RemoteSession final : public Session {
         std::min<uint64_t>(connection_->chunk_bytes() / 2, 4 * wire::kTensorAlignment);
     return std::max<size_t>(room / row_bytes, 1);
   }
-  Result<std::vector<std::byte>> Summary(const char* kind, uint32_t layer, uint32_t kv_head) {
+  Result<std::vector<std::byte>> Summary(const std::string& kind, uint32_t layer,
+                                         uint32_t kv_head) {
     auto call = Make(MessageType::kSummary);
     call.control["kind"] = kind;
     call.control["layer"] = layer;

@@ -64,6 +64,7 @@ Result<Selection> CodesIndex::Search(const SearchRequest& request) const {
     return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
                            " dimensions in an index over " + std::to_string(book_.key_dim));
   }
+  if (request.scores) request.scores->clear();
   if (request.k >= wanted.size()) return SelectAll(request);
   const TokenRange inside{std::clamp(covered_.begin, wanted.begin, wanted.end),
                           std::clamp(covered_.end, wanted.begin, wanted.end)};

@@ -9,8 +9,7 @@
 namespace prefixd {
 namespace {
 
-// By measurement on models/prefixd-tiny (estimator_bench): a head keeps at least this part of its
-// fixed k and gets at most so many times it.
+// A head keeps at least this part of its fixed k and gets at most so many times it.
 constexpr double kLeast = 0.25, kMost = 4;
 // Of the last step in the running mean.
 constexpr double kNew = 0.25;

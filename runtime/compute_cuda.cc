@@ -16,20 +16,9 @@
 namespace prefixd {
 namespace {
 
-// What the kernels have no form for (gpu/host_batch.cc).
-bool HasKernel(const GroupStepInput& in) {
-  if (in.estimator == EstimatorKind::kNone) return true;
-  if (!in.merge_estimate || in.features.data != nullptr) return false;
-  if (in.estimator == EstimatorKind::kPhi) {
-    return in.phi_form == PhiForm::kSigned && in.phi_q.size() == in.group;
-  }
-  return in.estimator == EstimatorKind::kMoment && in.moment_form == MomentForm::kDirect &&
-         in.moment->cross_rank() == 0 && !in.moment->has_covariance();
-}
-
-// Other estimators, and shapes beyond the kernels' limits, are computed on the CPU.
+// Shapes beyond the kernels' limits, and estimates that are told but not merged, are the CPU's.
 bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
-  if (!HasKernel(in)) return false;
+  if (in.estimator != EstimatorKind::kNone && !in.merge_estimate) return false;
   const size_t rows = in.sinks.count + in.tail.count + in.retrieved.count;
   if (in.group == 0 || in.group > gpu::kMaxGroup || rows > gpu::kMaxRows) return false;
   if (in.queries.size() / in.group > gpu::kMaxDim || out.y.size() / in.group > gpu::kMaxDim) {

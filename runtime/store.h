@@ -23,7 +23,7 @@
 
 namespace prefixd {
 
-// By measurement on models/prefixd-tiny (docs/results).
+// From nothing to all of C, so that every budget can pay for some; estimator_bench compares others.
 std::vector<EstimatorVariant> DefaultEstimators();
 
 struct RuntimeOptions {
@@ -56,7 +56,7 @@ struct RuntimeOptions {
   std::vector<EstimatorVariant> estimators = DefaultEstimators();
   // Features of single tokens, kept for models with feature maps, so that steps read them instead
   // of recomputing them: "none", "u8", "u16", "log8", "log16"; "auto": log8 where steps are
-  // computed on the CPU, none on CUDA (by measurement, docs/results).
+  // computed on the CPU, none on CUDA.
   std::string phi_features = "auto";
   uint32_t clusters = 32;       // of keys, per segment and head, for those by clusters
   uint32_t query_samples = 32;  // per layer, kept from the last quarter of a prefill
