@@ -36,9 +36,16 @@ class RemotePut final : public PutStream {
       PREFIXD_TRY(
           Send(MessageType::kPutWrite, layer, first + done, m,
                {k.subspan(done * k_token, m * k_token), v.subspan(done * v_token, m * v_token)}));
+      const uint32_t begin = std::max(first + done, missing_.begin);
+      const uint32_t end = std::min(first + done + m, missing_.end);
+      if (begin < end) written_ += end - begin;
       done += m;
     } while (done < n);
     return {};
+  }
+
+  PutProgress progress() const override {
+    return {written_, uint64_t{missing_.size()} * geometry_.n_layers};
   }
 
   Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
@@ -108,6 +115,7 @@ class RemotePut final : public PutStream {
   const TokenRange missing_;
   const KvGeometry geometry_;
   bool open_ = true;
+  uint64_t written_ = 0;  // tokens times layers
 };
 
 }  // namespace

@@ -96,8 +96,13 @@ class PutStreamImpl : public PutStream {
       Interleave(n_tile, k.data() + at * k_token, v.data() + at * v_token);
       PREFIXD_TRY(writer_->WriteRows(layer, begin + static_cast<uint32_t>(at),
                                      static_cast<uint32_t>(n_tile), rows_));
+      written_ += n_tile;
     }
     return {};
+  }
+
+  PutProgress progress() const override {
+    return {written_, uint64_t{missing_.size()} * context_.geometry.n_layers};
   }
 
   Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
@@ -224,6 +229,7 @@ class PutStreamImpl : public PutStream {
   TokenRange missing_;
   QueryReservoir reservoir_;
   std::vector<std::byte> rows_;
+  uint64_t written_ = 0;  // tokens times layers
   const Clock::time_point begun_ = Clock::now();
 };
 

@@ -84,9 +84,13 @@ class PutStream {
   virtual TokenRange missing() const = 0;
   // k: [n][n_kv_heads][key_dim], v: [n][n_kv_heads][value_dim], in the geometry's dtype, for tokens
   // [first, first + n) of `layer`. Borrowed for the call. Tokens outside missing() are skipped.
-  // kInvalidArgument: sizes, NaN or Inf (named by layer and token).
+  // kInvalidArgument: sizes, NaN or Inf (named by layer and token), tokens written before. Nothing
+  // of a refused run was written; a remote run that takes several messages may have been written up
+  // to the one refused, as progress() says. The put can go on, or be aborted.
   virtual Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
                        std::span<const std::byte> v) = 0;
+  // How much of missing() was written. Commit asks for all of it.
+  virtual PutProgress progress() const = 0;
   // Optional: the prefill's own queries q [n][n_q_heads][key_dim] float32 of tokens
   // [first, first + n). A reservoir of them is kept to choose estimators per head.
   virtual Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,

@@ -60,6 +60,11 @@ struct PrefixMatch {
 enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed };
 std::string_view IngestStateName(IngestState state);
 
+// Of a put under way: tokens times layers whose rows were taken, and that it needs in all.
+struct PutProgress {
+  uint64_t done = 0, total = 0;
+};
+
 // `prefix` names where the prompt is stored; it may be a longer prefix than the prompt, when that
 // was stored before. Attach with (prefix, n_tokens), or with the prompt's tokens.
 struct PutResult {

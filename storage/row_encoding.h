@@ -4,9 +4,9 @@
 //
 // kInt8: per row, and in it apart for key and value, one float32 scale and a signed byte for each
 // element: x is about scale * byte, scale = max|x| / 127, rounded to nearest, ties to even. One
-// scale for a whole key, though keys have channels that stand out: scales for groups of 32 elements
-// lower the error little (format.md), for they confine a large channel's step to its group, but the
-// row's norm is that channel's anyway; and rows of one size in one piece stay simple to address.
+// scale for a whole key, though keys have channels that stand out: what a large channel's step does
+// to the others is small beside the row's norm, which is that channel's; `storage_bench --only
+// encoding` sets it beside scales for groups of elements on a real model's keys.
 //
 // Thread-safety: pure functions, but RowEncoder: one thread at a time.
 #pragma once

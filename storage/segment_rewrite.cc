@@ -90,6 +90,27 @@ Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& rec
   return {};
 }
 
+// Puts the new file in the place of the old: in the tree by `in_tree`, which is given what commits
+// `change`. When that commit failed, which file the catalog names is unknown until it is opened
+// anew, and recovery frees the other one; a file that was never asked for goes now.
+template <typename InTree>
+Status Swap(StoreCore& core, NewFile& file, SequenceTicket& sequence, const CatalogChange& change,
+            InTree in_tree) {
+  bool asked = false;
+  Status swapped = in_tree([&] {
+    asked = true;
+    return core.catalog->Apply(change);
+  });
+  if (swapped.ok()) return swapped;
+  if (asked) {
+    file.space.Keep();
+    sequence.LeaveOpen();
+  } else {
+    file.writer->Discard();
+  }
+  return swapped;
+}
+
 Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOptions& options,
                     SegmentFileWriter& writer) {
   const SegmentLayout& l = writer.layout();
@@ -173,22 +194,9 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
     CatalogChange change;
     change.put.push_back({now, std::nullopt});
     CrashPoint("settle.before_commit");
-    bool asked = false;
-    Status swapped = core.tree.Update(now, old.file, [&] {
-      asked = true;
-      return core.catalog->Apply(change);
-    });
-    if (!swapped.ok()) {
-      // When the commit itself failed, which file it names is unknown until the catalog is opened
-      // anew: recovery frees the other one.
-      if (asked) {
-        file.space.Keep();
-        sequence.LeaveOpen();
-      } else {
-        file.writer->Discard();
-      }
-      return swapped;
-    }
+    PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
+      return core.tree.Update(now, old.file, commit_change);
+    }));
   }
   CrashPoint("settle.committed");
   core.settled++;
@@ -280,20 +288,9 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
       return Error{Code::kFailedPrecondition, "the segments changed while they were merged"};
     }
     CrashPoint("merge.before_commit");
-    bool asked = false;
-    Status swapped = core.tree.Merge(last.id, merged, change.put_aliases, [&] {
-      asked = true;
-      return core.catalog->Apply(change);
-    });
-    if (!swapped.ok()) {
-      if (asked) {
-        file.space.Keep();
-        sequence.LeaveOpen();
-      } else {
-        file.writer->Discard();
-      }
-      return std::move(swapped).error();
-    }
+    PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
+      return core.tree.Merge(last.id, merged, change.put_aliases, commit_change);
+    }));
   }
   CrashPoint("merge.committed");
   core.merged++;

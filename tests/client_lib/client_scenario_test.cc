@@ -116,6 +116,8 @@ TEST_P(ClientScenario, RowsAreStoredAsThePutAsks) {
   spec.encoding = storage::RowEncoding::kInt8;
   auto put = client_->BeginPut(spec);
   ASSERT_TRUE(put.ok() && testing::WriteRows(**put, prompt_).ok());
+  EXPECT_EQ((*put)->progress().done, 2u * kTokens);
+  EXPECT_EQ((*put)->progress().total, 2u * kTokens);
   const auto done = (*put)->Commit();
   ASSERT_TRUE(done.ok());
   EXPECT_EQ(done->encoding, storage::RowEncoding::kInt8);

@@ -149,12 +149,16 @@ TEST_F(EncodingTest, ARefusedRunIsNotWrittenInPart) {
       return (*put)->Write(layer, first, count, prompt.K(layer, first, count),
                            prompt.V(layer, first, count));
     };
+    EXPECT_EQ((*put)->progress().done, 0u);
+    EXPECT_EQ((*put)->progress().total, 2u * n);
     ASSERT_OK(write(0, 5000, 100));
     EXPECT_CODE(write(0, 0, n), Code::kInvalidArgument);  // 5000 and on were written
+    EXPECT_EQ((*put)->progress().done, 100u);
     EXPECT_CODE((*put)->Commit(), Code::kFailedPrecondition);
     ASSERT_OK(write(0, 0, 5000));
     ASSERT_OK(write(0, 5100, n - 5100));
     ASSERT_OK(write(1, 0, n));
+    EXPECT_EQ((*put)->progress().done, 2u * n);
     ASSERT_OK((*put)->Commit());
   }
   EXPECT_EQ(store_->stats().puts, 2u);

@@ -78,7 +78,7 @@ TEST(RowEncoding, RandomRowsComeBackWithinHalfAStep) {
     const DType dtype = kDTypes[round % 3];
     const uint32_t dims[] = {1, 7, 20, 64, 80, 96, 128, 256, 1000};
     std::vector<float> x(dims[rng() % std::size(dims)]);
-    const float size = std::exp2(float(rng() % 24) - 12);
+    const float size = std::exp2(float(rng() % 20) - 14);  // finite as f16, the outlier too
     for (float& v : x) v = normal(rng) * size;
     if (round % 4 == 0) x[rng() % x.size()] *= 30;  // a channel that stands out
     ExpectClose(dtype, ThereAndBack(dtype, x));
