@@ -57,7 +57,11 @@ bool StoreCore::EvictFor(const std::string& tenant, const SpaceShortage& shortag
 void StoreCore::Evict(std::span<const EvictionNode> victims, const char* why) {
   for (const EvictionNode& victim : victims) {
     std::lock_guard commit(commit_mutex);
-    if (Retained(victim.id) || !EraseSegment(victim.id).ok()) continue;  // pinned or needed again
+    if (Retained(victim.id)) continue;  // pinned meanwhile
+    const Status erased = EraseSegment(victim.id);
+    if (tree.Record(victim.id).ok()) continue;  // needed again
+    // Gone, even if its file could not be removed yet.
+    if (!erased.ok()) LogWarning(erased.error().message);
     char uses[16];
     std::snprintf(uses, sizeof(uses), "%.2f", double{victim.heat});
     LogInfo("evicted segment " + victim.id.ToString() + " of tenant '" + victim.tenant + "' (" +
