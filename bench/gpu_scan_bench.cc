@@ -3,6 +3,7 @@
 // stands its roofline, the bytes it must read over the bandwidth measured in the same run.
 //
 // Without a device it says so and measures nothing.
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
@@ -11,6 +12,7 @@
 #include "attention/key_codes.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
+#include "bench/support/gpu_options.h"
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
 #include "gpu/host_image.h"

@@ -140,8 +140,9 @@ __global__ void __launch_bounds__(kThreads) KeyScoreKernel(const __grid_constant
       ScoreBatch(p, share, query, first, end, score);
       __syncthreads();
       const uint32_t i = first + threadIdx.x;
-      for (uint32_t h = 0; h < kHeadsAtOnce && head0 + h < G; ++h) {
-        if (i >= end) break;
+#pragma unroll
+      for (uint32_t h = 0; h < kHeadsAtOnce; ++h) {
+        if (i >= end || head0 + h >= G) continue;
         float s = p.shape.layer.scale * score[h * kThreads + threadIdx.x];
         if (p.shape.layer.softcap > 0) {
           s = p.shape.layer.softcap * tanhf(s / p.shape.layer.softcap);
