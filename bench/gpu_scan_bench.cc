@@ -3,14 +3,17 @@
 // stands its roofline, the bytes it must read over the bandwidth measured in the same run.
 //
 // Without a device it says so and measures nothing.
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "attention/key_codes.h"
+#include "attention/kv_shape.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
+#include "bench/support/gpu_options.h"
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
 #include "gpu/host_image.h"
@@ -62,11 +65,11 @@ struct Run {
     gpu::TopKArgs args;
     const auto pack = [&](HostImage& image) {
       args.queries = image.Add<float>(Queries(kKvHeads * kGroup));
-      std::vector<float> directions(size_t{kDim} * kDim);
-      for (uint32_t i = 0; i < kDim; ++i) directions[size_t{i} * kDim + i] = 1;
+      std::vector<uint16_t> directions(size_t{kDim} * kDim);
+      for (uint32_t i = 0; i < kDim; ++i) directions[size_t{i} * kDim + i] = FloatToBf16(1);
       const gpu::DeviceCodeBook book{kDim, image.Add<float>(std::vector<float>(kDim)),
                                      image.Add<uint8_t>(std::vector<uint8_t>(kDim, 1)),
-                                     image.Add<float>(directions)};
+                                     image.Add<uint16_t>(directions)};
       const gpu::DeviceCodeBook* packed = image.Add(std::span(&book, 1));
       std::vector<gpu::TopKSource> sources(kKvHeads);
       for (uint32_t h = 0; h < kKvHeads; ++h) {

@@ -10,6 +10,7 @@
 
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
+#include "bench/support/gpu_options.h"
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
 

@@ -30,9 +30,9 @@ inline constexpr uint32_t kMaxTopKKeys = 1u << 24;  // of one group
 // CodeBook of attention/key_codes.h in device memory.
 struct DeviceCodeBook {
   uint32_t components = 0;
-  const float* centre = nullptr;      // [key_dim]
-  const uint8_t* digits = nullptr;    // [components]
-  const float* directions = nullptr;  // [components][key_dim]
+  const float* centre = nullptr;         // [key_dim]
+  const uint8_t* digits = nullptr;       // [components]
+  const uint16_t* directions = nullptr;  // [components][key_dim], bf16
 };
 
 // The candidates of one group.

@@ -1,5 +1,6 @@
 // The scan of a Top-K: every key of every group against its query heads, by the keys or by their
 // codes. Scores go to the workspace, with each chunk's logsumexp.
+#include "gpu/mma.cuh"
 #include "gpu/topk_group.cuh"
 
 namespace prefixd::gpu::internal {
@@ -140,8 +141,9 @@ __global__ void __launch_bounds__(kThreads) KeyScoreKernel(const __grid_constant
       ScoreBatch(p, share, query, first, end, score);
       __syncthreads();
       const uint32_t i = first + threadIdx.x;
-      for (uint32_t h = 0; h < kHeadsAtOnce && head0 + h < G; ++h) {
-        if (i >= end) break;
+#pragma unroll
+      for (uint32_t h = 0; h < kHeadsAtOnce; ++h) {
+        if (i >= end || head0 + h >= G) continue;
         float s = p.shape.layer.scale * score[h * kThreads + threadIdx.x];
         if (p.shape.layer.softcap > 0) {
           s = p.shape.layer.softcap * tanhf(s / p.shape.layer.softcap);
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) CodeQueryKernel(const __grid_constan
   for (uint32_t i = threadIdx.x / kWarp; i < book.components; i += kWarps) {
     double sum = 0;
     for (uint32_t j = lane; j < dim; j += kWarp) {
-      sum += double{query[j]} * book.directions[size_t{i} * dim + j];
+      sum += double{query[j]} * LowBf16(book.directions[size_t{i} * dim + j]);
     }
     sum = WarpSum(sum);
     if (lane == 0) along[i] = static_cast<float>(sum);

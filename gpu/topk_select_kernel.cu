@@ -99,7 +99,7 @@ struct Kth {
 // The next digit of `kth`, by all threads: the bin that holds the wanted-th largest.
 __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
   __shared__ uint32_t sum[kThreads];
-  __shared__ Kth found;
+  __shared__ uint32_t found_bits, found_wanted;
   const uint32_t bins = DigitBins(digit), each = bins / kThreads;
   // Thread t has the t-th run of bins from the top.
   const uint32_t top = bins - threadIdx.x * each;
@@ -118,11 +118,11 @@ __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
   if (above < kth.wanted && kth.wanted <= above + own) {  // one thread
     uint32_t b = top - 1;
     while (above + histogram[b] < kth.wanted) above += histogram[b--];
-    found.bits = kth.bits | b << DigitShift(digit);
-    found.wanted = kth.wanted - above;
+    found_bits = kth.bits | b << DigitShift(digit);
+    found_wanted = kth.wanted - above;
   }
   __syncthreads();
-  return found;
+  return {found_bits, found_wanted};
 }
 
 // The first `digits` digits of the k-th largest rank. REQUIRES 0 < k < count.

@@ -40,7 +40,7 @@ TopKArgs Pack(const TopKCase& c, HostImage& image) {
     if (group.book) {
       const DeviceCodeBook book{
           static_cast<uint32_t>(group.book->components()), image.Add<float>(group.book->centre),
-          image.Add<uint8_t>(group.book->digits), image.Add<float>(group.book->directions)};
+          image.Add<uint8_t>(group.book->digits), image.Add<uint16_t>(group.book->directions)};
       source.book = image.Add(std::span(&book, 1));
     }
     sources.push_back(source);

@@ -27,7 +27,7 @@ CodeBook RandomBook(Random& random, uint32_t key_dim) {
     room -= digits;
     const std::vector<float> direction =
         random.Normals(key_dim, 1.0f / static_cast<float>(1u << 2 * digits));
-    book.directions.insert(book.directions.end(), direction.begin(), direction.end());
+    for (const float x : direction) book.directions.push_back(FloatToBf16(x));
   }
   return book;
 }
@@ -106,8 +106,9 @@ void ExpectSelection(const TopKCase& c, size_t index, const Selection& got) {
   }
   const Selection want =
       SelectByGroupMax(scores, G, static_cast<uint32_t>(n), k, group.first_id, !c.shape.codes);
-  // Ranks that differ by rounding alone may change places.
-  const double tolerance = 2e-5;
+  // Ranks that differ by rounding alone may change places; by codes also a weight that the device
+  // rounded to its other neighbour.
+  const double tolerance = c.shape.codes ? 5e-3 : 2e-5;
   double worst_in = kInf, best_out = -kInf;
   for (size_t i = 0; i < n; ++i) {
     if (taken[i]) worst_in = std::min(worst_in, rank[i]);
@@ -124,7 +125,7 @@ void ExpectSelection(const TopKCase& c, size_t index, const Selection& got) {
       continue;
     }
     EXPECT_EQ(cut.kind, c.shape.codes ? CutKind::kApproximate : CutKind::kExact);
-    EXPECT_NEAR(cut.score, want.cuts[g].score, 4e-5 * (1 + std::fabs(want.cuts[g].score)));
+    EXPECT_NEAR(cut.score, want.cuts[g].score, 2 * tolerance * (1 + std::fabs(want.cuts[g].score)));
     for (size_t i = 0; i < n && !c.shape.codes; ++i) {
       if (taken[i]) continue;
       ASSERT_LE(scores[g * n + i], cut.score) << "head " << g << ", key " << i;
