@@ -9,6 +9,7 @@
 #include "attention/byte_codec.h"
 #include "attention/kernels.h"
 #include "attention/padded_queries.h"
+#include "attention/row_blocks.h"
 
 namespace prefixd {
 namespace {
@@ -41,7 +42,7 @@ std::vector<uint16_t> Clustering::Assign(const RowsView& rows) const {
   std::vector<float> dots(size_t{size()} * kAssignRows);
   for (size_t begin = 0; begin < rows.count; begin += kAssignRows) {
     const size_t n = std::min(kAssignRows, rows.count - begin);
-    const VectorBlock keys = {rows.key(begin), rows.stride, n, dim_, rows.shape.dtype};
+    const VectorBlock keys = KeyBlock(rows, begin, n);
     Kernels().score(centres.data(), PadUp(dim_), size(), keys, 1.0, dots.data(), kAssignRows);
     for (size_t i = 0; i < n; ++i) {
       // |k - c|^2 is least where k.c - |c|^2 / 2 is greatest.

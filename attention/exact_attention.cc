@@ -10,6 +10,7 @@
 #include "attention/finite_check.h"
 #include "attention/kernels.h"
 #include "attention/padded_queries.h"
+#include "attention/row_blocks.h"
 #include "attention/step.h"
 
 namespace prefixd {
@@ -34,10 +35,9 @@ bool AddBlock(const double* q, size_t first, size_t n, const LayerGeometry& laye
               const RowsView& rows, size_t ahead, float* scores, RunningStates& states) {
   const RowShape& shape = rows.shape;
   const size_t ldq = PadUp(shape.key_dim);
-  Kernels().score(
-      q + first * ldq, ldq, n,
-      {rows.key(0), rows.stride, rows.count, shape.key_dim, shape.dtype, ahead, shape.bytes()},
-      layer.scale, scores, kBlockRows);
+  VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
+  keys.ahead = ahead;
+  Kernels().score(q + first * ldq, ldq, n, keys, layer.scale, scores, kBlockRows);
   for (size_t g = 0; g < n; ++g) {
     float* row = scores + g * kBlockRows;
     float max = kMinusInf;
@@ -57,8 +57,7 @@ bool AddBlock(const double* q, size_t first, size_t n, const LayerGeometry& laye
     }
     sum += Kernels().exp_shifted(row, rows.count, running, row);
   }
-  Kernels().weighted_sum(scores, kBlockRows, n,
-                         {rows.value(0), rows.stride, rows.count, shape.value_dim, shape.dtype},
+  Kernels().weighted_sum(scores, kBlockRows, n, ValueBlock(rows, 0, rows.count),
                          states.acc.data() + first * shape.value_dim, shape.value_dim);
   return true;
 }
@@ -130,10 +129,9 @@ void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry&
   assert(queries.size() == size_t{group} * key_dim && scores.size() == group * rows.count);
   if (rows.count == 0) return;
   const std::vector<float> q = PadQueries<float>(queries, group, key_dim);
-  Kernels().dot(q.data(), PadUp(key_dim), group,
-                {rows.key(0), rows.stride, rows.count, key_dim, rows.shape.dtype, rows.count,
-                 rows.shape.key_bytes()},
-                layer.scale, scores.data(), rows.count);
+  VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
+  keys.ahead_value_bytes = 0;  // nobody reads them
+  Kernels().dot(q.data(), PadUp(key_dim), group, keys, layer.scale, scores.data(), rows.count);
   if (layer.softcap > 0) Kernels().softcap(scores.data(), scores.size(), layer.softcap);
 }
 

@@ -1,5 +1,6 @@
 #include "attention/kernels.h"
 
+#include <atomic>
 #include <initializer_list>
 
 namespace prefixd {
@@ -8,6 +9,7 @@ extern const KernelTable kGenericKernels;
 #if defined(PREFIXD_X86_KERNELS)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
 #endif
 
 const KernelTable* KernelsFor(Isa isa) {
@@ -21,18 +23,32 @@ const KernelTable* KernelsFor(Isa isa) {
                       __builtin_cpu_supports("avx512vl");
   if (isa == Isa::kAvx2 && avx2) return &kAvx2Kernels;
   if (isa == Isa::kAvx512 && avx512) return &kAvx512Kernels;
+  if (isa == Isa::kAvx512Bf16 && avx512 && __builtin_cpu_supports("avx512bf16")) {
+    return &kAvx512Bf16Kernels;
+  }
 #endif
   return nullptr;
 }
 
-const KernelTable& Kernels() {
-  static const KernelTable& chosen = []() -> const KernelTable& {
-    for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
-      if (const KernelTable* table = KernelsFor(isa)) return *table;
-    }
-    return kGenericKernels;
-  }();
+namespace {
+
+const KernelTable* Widest() {
+  for (Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+    if (const KernelTable* table = KernelsFor(isa)) return table;
+  }
+  return &kGenericKernels;
+}
+
+std::atomic<const KernelTable*>& Chosen() {
+  static std::atomic<const KernelTable*> chosen{Widest()};
   return chosen;
 }
+
+}  // namespace
+
+const KernelTable& Kernels() { return *Chosen().load(std::memory_order_relaxed); }
+
+ScopedKernels::ScopedKernels(const KernelTable& table) : before_(Chosen().exchange(&table)) {}
+ScopedKernels::~ScopedKernels() { Chosen() = before_; }
 
 }  // namespace prefixd

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "attention/dtype.h"
+#include "attention/row_ref.h"
 
 namespace prefixd {
 
@@ -18,17 +19,28 @@ namespace prefixd {
 inline constexpr size_t kKernelPad = 16;
 constexpr size_t PadUp(size_t n) { return (n + kKernelPad - 1) / kKernelPad * kKernelPad; }
 
-// `n` vectors of `dim` elements; vector i starts at data + i * stride bytes, unaligned.
+// `n` vectors of `dim` elements, unaligned: vector i starts at data + i * stride bytes or, where
+// `refs` is set, at refs[i].key (.value with of_values).
 struct VectorBlock {
   const std::byte* data = nullptr;
   size_t stride = 0;
   size_t n = 0;
   uint32_t dim = 0;
   DType dtype = DType::kF32;
-  // What `dot` may prefetch: the first `ahead_bytes` of vectors [0, ahead), which exist and will be
-  // wanted soon; ahead may exceed n. 0: nothing.
+  const RowRef* refs = nullptr;
+  bool of_values = false;
+  // What may be prefetched of vectors [0, ahead), which exist and will be wanted soon; ahead may
+  // exceed n. Bytes of the key and of the value behind it; with a stride they are adjacent, and
+  // data is where the first of them starts.
   size_t ahead = 0;
-  size_t ahead_bytes = 0;
+  size_t ahead_key_bytes = 0;
+  size_t ahead_value_bytes = 0;
+};
+
+// first + slope * (s - centre): in float32 about a centre near the scores, so that a large common
+// score cancels before anything is rounded.
+struct Line {
+  float first = 0, slope = 0, centre = 0;
 };
 
 struct KernelTable {
@@ -49,6 +61,10 @@ struct KernelTable {
   // out[i] = exp(s[i] - shift), 0 below the smallest normal float; returns the sum. In place is
   // fine. s finite, s[i] <= shift + 88.
   double (*exp_shifted)(const float* s, size_t n, float shift, float* out);
+  // As exp_shifted, and returns the same sum, but out[i] = exp(s[i] - shift) - line(s[i]).
+  double (*exp_less_line)(const float* s, size_t n, float shift, const Line& line, float* out);
+  // sum_i (s[i] - centre), each difference rounded to float32.
+  double (*centred_total)(const float* s, size_t n, float centre);
   // Largest element (-inf for n = 0); false if any is NaN or infinite.
   bool (*finite_max)(const float* s, size_t n, float* max);
   // s[i] = cap * tanh(s[i] / cap).
@@ -61,8 +77,23 @@ struct KernelTable {
 // The fastest table this machine can run.
 const KernelTable& Kernels();
 
-enum class Isa { kGeneric, kAvx2, kAvx512 };
-// nullptr when this build or this machine has no such kernels. For tests.
+// kAvx512Bf16 has the dot product of bf16 pairs too.
+enum class Isa { kGeneric, kAvx2, kAvx512, kAvx512Bf16 };
+inline constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+// nullptr when this build or this machine has no such kernels.
 const KernelTable* KernelsFor(Isa isa);
+
+// While one lives, Kernels() is the given table in every thread. For tests and benchmarks, which
+// make one while nothing else computes.
+class ScopedKernels {
+ public:
+  explicit ScopedKernels(const KernelTable& table);
+  ~ScopedKernels();
+  ScopedKernels(const ScopedKernels&) = delete;
+  ScopedKernels& operator=(const ScopedKernels&) = delete;
+
+ private:
+  const KernelTable* before_;
+};
 
 }  // namespace prefixd

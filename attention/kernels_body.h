@@ -22,13 +22,15 @@ namespace {
 #include "attention/kernels_math.h"
 #include "attention/kernels_score.h"
 #include "attention/kernels_sums.h"
+// Beside the sums' conversion to float64.
+#include "attention/kernels_centred.h"
 
 }  // namespace
 
 extern const KernelTable PREFIXD_TABLE;
-const KernelTable PREFIXD_TABLE = {
-    PREFIXD_TABLE_NAME, DotAny,    ScoreAny, WeightedSumAny, CentredSumsAny,
-    ExpShifted,         FiniteMax, Softcap,  Gelu,           ToFloatAny};
+const KernelTable PREFIXD_TABLE = {PREFIXD_TABLE_NAME, DotAny,     ScoreAny,    WeightedSumAny,
+                                   CentredSumsAny,     ExpShifted, ExpLessLine, CentredTotal,
+                                   FiniteMax,          Softcap,    Gelu,        ToFloatAny};
 
 }  // namespace prefixd
 

@@ -5,8 +5,8 @@ constexpr size_t kDotHeads = kLanes == 16 ? 4 : 2;
 
 // One tile: kHeads queries against kRows vectors, so that each load serves several products.
 template <typename E, size_t kHeads, size_t kRows>
-PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* x, size_t stride,
-                            size_t dim, float scale, float* out, size_t ld_out) {
+PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* const* x, size_t dim,
+                            float scale, float* out, size_t ld_out) {
   VecF acc[kHeads][kRows];
 #pragma GCC unroll 4
   for (size_t g = 0; g < kHeads; ++g) {
@@ -16,7 +16,7 @@ PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* x, size
   size_t j = 0;
   for (; j + kLanes <= dim; j += kLanes) {
     VecF row[kRows];
-    for (size_t r = 0; r < kRows; ++r) row[r] = E::Load(x + r * stride + j * E::kBytes);
+    for (size_t r = 0; r < kRows; ++r) row[r] = E::Load(x[r] + j * E::kBytes);
     for (size_t g = 0; g < kHeads; ++g) {
       const VecF query = LoadFloats(q + g * ldq + j);
       for (size_t r = 0; r < kRows; ++r) acc[g][r] += query * row[r];
@@ -24,7 +24,7 @@ PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* x, size
   }
   if (j < dim) {
     for (size_t r = 0; r < kRows; ++r) {
-      const VecF row = LoadTail<E>(x + r * stride + j * E::kBytes, dim - j);
+      const VecF row = LoadTail<E>(x[r] + j * E::kBytes, dim - j);
       for (size_t g = 0; g < kHeads; ++g) acc[g][r] += LoadFloats(q + g * ldq + j) * row;
     }
   }
@@ -45,11 +45,13 @@ void DotHeads(const float* q, size_t ldq, const VectorBlock& x, size_t begin, si
   size_t i = begin;
   for (; i + kRows <= end; i += kRows) {
     for (size_t r = 0; prefetch && r < kRows; ++r) PrefetchRow(x, i + r + kAhead);
-    DotTile<E, kHeads, kRows>(q, ldq, x.data + i * x.stride, x.stride, x.dim, scale, out + i,
-                              ld_out);
+    const std::byte* rows[kRows];
+    for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + r);
+    DotTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, out + i, ld_out);
   }
   for (; i < end; ++i) {
-    DotTile<E, kHeads, 1>(q, ldq, x.data + i * x.stride, x.stride, x.dim, scale, out + i, ld_out);
+    const std::byte* row = VectorAt(x, i);
+    DotTile<E, kHeads, 1>(q, ldq, &row, x.dim, scale, out + i, ld_out);
   }
 }
 
@@ -84,7 +86,7 @@ void Dot(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float s
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
     for (size_t i = 0; i < n; ++i) {
       PrefetchRow(x, begin + i + kAhead);
-      ConvertVector<E>(x.data + (begin + i) * x.stride, x.dim, converted + i * x.dim);
+      ConvertVector<E>(VectorAt(x, begin + i), x.dim, converted + i * x.dim);
     }
     const VectorBlock slice = {reinterpret_cast<const std::byte*>(converted), x.dim * sizeof(float),
                                n, x.dim, DType::kF32};

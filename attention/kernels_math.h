@@ -78,7 +78,9 @@ PREFIXD_INLINE void ForEachVector(const float* x, size_t n, float pad, float* ou
 
 constexpr size_t kExpRun = 16;  // vectors whose exponentials are summed in float32
 
-double ExpShifted(const float* s, size_t n, float shift, float* out) {
+// Stores `body(s, exp(s - shift))`; returns the sum of the exponentials.
+template <typename Body>
+PREFIXD_INLINE double ExpAnd(const float* s, size_t n, float shift, float* out, Body body) {
   double total = 0;
   for (size_t begin = 0; begin < n; begin += kExpRun * kLanes) {
     const size_t count = n - begin < kExpRun * kLanes ? n - begin : kExpRun * kLanes;
@@ -87,11 +89,37 @@ double ExpShifted(const float* s, size_t n, float shift, float* out) {
     ForEachVector(s + begin, count, -__builtin_inff(), out + begin, [&](VecF x) {
       const VecF e = Exp(x - Broadcast(shift));
       sum += e;
-      return e;
+      return body(x, e);
     });
     float lane[kLanes];
     StoreFloats(lane, sum);
     for (size_t l = 0; l < kLanes; ++l) total += static_cast<double>(lane[l]);
+  }
+  return total;
+}
+
+double ExpShifted(const float* s, size_t n, float shift, float* out) {
+  return ExpAnd(s, n, shift, out, [](VecF, VecF e) { return e; });
+}
+
+double ExpLessLine(const float* s, size_t n, float shift, const Line& line, float* out) {
+  const VecF first = Broadcast(line.first), slope = Broadcast(line.slope);
+  const VecF centre = Broadcast(line.centre);
+  return ExpAnd(s, n, shift, out,
+                [&](VecF x, VecF e) { return e - (first + slope * (x - centre)); });
+}
+
+double CentredTotal(const float* s, size_t n, float centre) {
+  double total = 0;
+  for (size_t begin = 0; begin < n; begin += kExpRun * kLanes) {
+    const size_t count = n - begin < kExpRun * kLanes ? n - begin : kExpRun * kLanes;
+    VecF sum = {};
+    size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) sum += LoadFloats(s + begin + i) - Broadcast(centre);
+    float lane[kLanes];
+    StoreFloats(lane, sum);
+    for (size_t l = 0; l < kLanes; ++l) total += static_cast<double>(lane[l]);
+    for (; i < count; ++i) total += static_cast<double>(s[begin + i] - centre);
   }
   return total;
 }

@@ -104,7 +104,7 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
     for (size_t r = 0; prefetch && r < kRows; ++r) PrefetchRow(x, i + r + kAhead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
-    for (size_t r = 0; r < kRows; ++r) rows[r] = x.data + (i + (r < n ? r : 0)) * x.stride;
+    for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
     ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out);
   }
 }
@@ -143,7 +143,7 @@ void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, doub
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
     for (size_t i = 0; i < n; ++i) {
       PrefetchRow(x, begin + i + kAhead);
-      const std::byte* row = x.data + (begin + i) * x.stride;
+      const std::byte* row = VectorAt(x, begin + i);
       double* out_row = wide + i * x.dim;
       size_t j = 0;
       for (; j + kLanesD <= x.dim; j += kLanesD) {

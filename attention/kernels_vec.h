@@ -108,6 +108,7 @@ PREFIXD_INLINE float SumLanes(VecF v) { return SumFour(v, v, v, v)[0]; }
 // Element types: how kLanes consecutive elements become floats.
 struct F32 {
   static constexpr size_t kBytes = 4;
+  static constexpr bool kIsBf16 = false;
   static PREFIXD_INLINE VecF Load(const std::byte* p) {
     VecF v;
     __builtin_memcpy(&v, p, sizeof v);
@@ -172,11 +173,24 @@ void ConvertVector(const std::byte* src, size_t n, float* dst) {
   }
 }
 
-// Hardware prefetchers do not follow a tile's interleaved, gapped rows: ask for them by name.
+PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
+  if (x.refs == nullptr) return x.data + i * x.stride;
+  return x.of_values ? x.refs[i].value : x.refs[i].key;
+}
+
+// Hardware prefetchers do not follow scattered rows, nor a tile's interleaved, gapped ones: ask for
+// them by name. In a pass over keys the values are for a later pass, from the second-level cache.
 PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
   if (i >= x.ahead) return;
-  const std::byte* p = x.data + i * x.stride;
-  for (size_t line = 0; line < x.ahead_bytes; line += 64) __builtin_prefetch(p + line);
+  const std::byte* p = x.refs != nullptr ? x.refs[i].key : x.data + i * x.stride;
+  for (size_t line = 0; line < x.ahead_key_bytes; line += 64) __builtin_prefetch(p + line);
+  p = x.refs != nullptr ? x.refs[i].value : p + x.ahead_key_bytes;
+  if (x.of_values) {
+    for (size_t line = 0; line < x.ahead_value_bytes; line += 64) __builtin_prefetch(p + line);
+  } else {
+    for (size_t line = 0; line < x.ahead_value_bytes; line += 64)
+      __builtin_prefetch(p + line, 0, 2);
+  }
 }
 
 void ToFloatAny(DType dtype, const std::byte* src, size_t n, float* dst) {

@@ -13,6 +13,7 @@
 
 #include "attention/dtype.h"
 #include "attention/result.h"
+#include "attention/row_ref.h"
 
 namespace prefixd {
 
@@ -40,23 +41,29 @@ struct RowShape {
   bool operator==(const RowShape&) const = default;
 };
 
-// Borrowed rows: row i starts at data + i * stride (stride >= shape.bytes()). Owns nothing.
+// Borrowed rows: row i starts at data + i * stride (stride >= shape.bytes()), or, where `refs` is
+// set, lies where refs[i] says; then data is null and stride 0. Owns nothing.
 struct RowsView {
   const std::byte* data = nullptr;
   size_t count = 0;
   size_t stride = 0;
   RowShape shape;
+  const RowRef* refs = nullptr;  // [count]
 
-  const std::byte* key(size_t i) const { return data + i * stride; }
-  const std::byte* value(size_t i) const { return key(i) + shape.key_bytes(); }
-  RowsView Sub(size_t begin, size_t n) const { return {data + begin * stride, n, stride, shape}; }
+  const std::byte* key(size_t i) const { return refs ? refs[i].key : data + i * stride; }
+  const std::byte* value(size_t i) const {
+    return refs ? refs[i].value : data + i * stride + shape.key_bytes();
+  }
+  RowsView Sub(size_t begin, size_t n) const {
+    if (refs) return {nullptr, n, 0, shape, refs + begin};
+    return {data + begin * stride, n, stride, shape};
+  }
 };
 
-// One row whose key and value lie wherever they lie. Owns nothing.
-struct RowRef {
-  const std::byte* key = nullptr;
-  const std::byte* value = nullptr;
-};
+// Rows read where they lie, in the order of `refs`.
+inline RowsView ScatteredRows(std::span<const RowRef> refs, RowShape shape) {
+  return {nullptr, refs.size(), 0, shape, refs.data()};
+}
 
 // Per layer (spec §1). Scores are scale * q.k, softcapped where softcap > 0.
 struct LayerGeometry {

@@ -28,14 +28,15 @@ struct BlockMoments {
   std::vector<double> sum_sq;  // [dim], centred
 };
 
-void Centre(DType dtype, const std::byte* data, size_t stride, size_t n, uint32_t dim,
-            BlockMoments& out) {
+// `at` says where vector i lies.
+template <typename At>
+void Centre(DType dtype, At at, size_t n, uint32_t dim, BlockMoments& out) {
   out.mean.assign(dim, 0.0);
   out.sum_sq.assign(dim, 0.0);
   out.centred.resize(n * dim);
   for (size_t i = 0; i < n; ++i) {
     float* row = out.centred.data() + i * dim;
-    Kernels().to_float(dtype, data + i * stride, dim, row);
+    Kernels().to_float(dtype, at(i), dim, row);
     for (uint32_t j = 0; j < dim; ++j) out.mean[j] += double{row[j]};
   }
   for (double& m : out.mean) m /= static_cast<double>(n);
@@ -68,8 +69,11 @@ void MomentSummary::Add(const RowsView& rows) {
   for (size_t begin = 0; begin < rows.count; begin += kBlock) {
     const size_t n = std::min(kBlock, rows.count - begin);
     const RowsView block = rows.Sub(begin, n);
-    Centre(rows.shape.dtype, block.key(0), rows.stride, n, key_dim_, keys);
-    Centre(rows.shape.dtype, block.value(0), rows.stride, n, value_dim_, values);
+    const DType dtype = rows.shape.dtype;
+    Centre(
+        dtype, [&](size_t i) { return block.key(i); }, n, key_dim_, keys);
+    Centre(
+        dtype, [&](size_t i) { return block.value(i); }, n, value_dim_, values);
     MomentSummary part(key_dim_, value_dim_, has_cross() || cross_rank_ > 0, has_covariance());
     part.count_ = n;
     if (part.has_cross() || part.has_covariance()) {

@@ -8,6 +8,7 @@
 
 #include "attention/byte_codec.h"
 #include "attention/kernels.h"
+#include "attention/row_blocks.h"
 
 namespace prefixd {
 namespace {
@@ -75,7 +76,7 @@ void PhiCache::AddFeatures(const RowsView& rows, std::span<const float> log_phi)
     }
   }
   std::vector<double> sums(t_.size());
-  const VectorBlock values = {rows.value(0), rows.stride, rows.count, value_dim_, rows.shape.dtype};
+  const VectorBlock values = ValueBlock(rows, 0, rows.count);
   Kernels().weighted_sum(weights.data(), rows.count, d_phi_, values, sums.data(), value_dim_);
   std::ranges::transform(sums, part.t_.begin(), [](double x) { return static_cast<float>(x); });
   Merge(part);

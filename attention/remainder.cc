@@ -141,13 +141,23 @@ Remainder Estimate(const RemainderContext& context) {
     case EstimatorKind::kScan:
       return EstimateClusters(context);
     default:
-      return EmptyRemainder(context);
+      return EmptyLines(context);
   }
 }
 
-Remainder EmptyRemainder(const RemainderContext& context) {
+Remainder EmptyLines(const RemainderContext& context) {
   const uint32_t group = context.group();
-  return {std::vector<double>(group, -kInf), std::vector<float>(group * context.k()),
+  return {std::vector<double>(group, -kInf),
+          std::vector<Line>(group),
+          {},
+          std::vector<double>(size_t{group} * context.value_dim)};
+}
+
+Remainder EmptyCoefficients(const RemainderContext& context) {
+  const uint32_t group = context.group();
+  return {std::vector<double>(group, -kInf),
+          {},
+          std::vector<float>(group * context.k()),
           std::vector<double>(size_t{group} * context.value_dim)};
 }
 
@@ -158,16 +168,10 @@ ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g) {
     mean.of_mid += double{q[j]} * context.in.moment->mean_key()[j];
   }
   mean.of_mid *= double{context.in.layer.scale};
-  // Several sums at once: one would be a chain of dependent additions.
   const std::span<const float> s = context.scores_of(g);
-  constexpr size_t kSums = 8;
-  double sums[kSums] = {};
-  size_t i = 0;
-  for (; i + kSums <= s.size(); i += kSums) {
-    for (size_t l = 0; l < kSums; ++l) sums[l] += double{s[i + l]} - mean.of_mid;
-  }
-  for (; i < s.size(); ++i) sums[0] += double{s[i]} - mean.of_mid;
-  for (double sum : sums) mean.retrieved_sum += sum;
+  const float centre = static_cast<float>(mean.of_mid);
+  mean.retrieved_sum = Kernels().centred_total(s.data(), s.size(), centre) +
+                       static_cast<double>(s.size()) * (double{centre} - mean.of_mid);
   mean.of_remainder = mean.of_mid - mean.retrieved_sum / context.remaining();
   return mean;
 }

@@ -5,16 +5,19 @@
 #include <span>
 #include <vector>
 
+#include "attention/kernels.h"
 #include "attention/step.h"
 
 namespace prefixd {
 
 // For each query head g:
-//   Z_R = exp(log_z[g]),   y_R = constant[g] - sum_{i in K} coefficient[g][i] v_i
+//   Z_R = exp(log_z[g]),   y_R = constant[g] - sum_{i in K} coefficient_i v_i
 // so that a retrieved row enters the step's one value pass with the signed weight
-// exp(s_i) - Z_R coefficient[g][i]. log_z is -inf where there is no mass; then the rest is 0.
+// exp(s_i) - Z_R coefficient_i. The coefficients are a line of the row's score, or given one by
+// one. log_z is -inf where there is no mass; then the rest is 0.
 struct Remainder {
   std::vector<double> log_z;       // [G], clamped to the bracket
+  std::vector<Line> line;          // [G], or empty:
   std::vector<float> coefficient;  // [G][K]
   std::vector<double> constant;    // [G][value_dim]
 };
@@ -67,8 +70,9 @@ Remainder EstimateClusters(const RemainderContext& context);
 
 // ---- shared by the estimators ------------------------------------------------------------------
 
-// No mass, everything zero.
-Remainder EmptyRemainder(const RemainderContext& context);
+// No mass, everything zero: with a line per head, or with coefficients.
+Remainder EmptyLines(const RemainderContext& context);
+Remainder EmptyCoefficients(const RemainderContext& context);
 // Scores of the mid region under one query head, before and after the retrieved rows are removed.
 struct ScoreMean {
   double of_mid = 0;         // scale q.mean_key

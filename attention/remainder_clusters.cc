@@ -157,7 +157,7 @@ Remainder EstimateClusters(const RemainderContext& context) {
   const RemainingClusters clusters(context);
   const size_t k = context.k();
   const double r = context.remaining();
-  Remainder out = EmptyRemainder(context);
+  Remainder out = EmptyCoefficients(context);
   for (uint32_t g = 0; g < context.group(); ++g) {
     double mean_score = MeanRemainingScore(context, g);
     std::vector<double> mean;

@@ -91,10 +91,9 @@ bool QueryCross(const RemainderContext& context, uint32_t g, std::vector<double>
 Remainder EstimateMoment(const RemainderContext& context) {
   const GroupStepInput& in = context.in;
   const MomentSummary& moment = *in.moment;
-  const size_t k = context.k();
   const double r = context.remaining();
-  const double kept = 1 + static_cast<double>(k) / r;  // |M| / |R|
-  Remainder out = EmptyRemainder(context);
+  const double kept = 1 + static_cast<double>(context.k()) / r;  // |M| / |R|
+  Remainder out = EmptyLines(context);
   const bool full = moment.has_covariance();
   const std::vector<double> key_variance =
       full ? std::vector<double>() : RemainderKeyVariance(context);
@@ -116,13 +115,10 @@ Remainder EstimateMoment(const RemainderContext& context) {
     //   S_R    = scale C^T q + vbar (1 + K/r) D - sum_K (ds_i + D/r) v_i
     const bool has_cross = tilt.lever != 0 && QueryCross(context, g, cross);
     const double lever = has_cross ? tilt.lever / r : 0.0;
-    const std::span<const float> s = context.scores_of(g);
-    float* coefficient = out.coefficient.data() + g * k;
-    // In float32 about a centre near the scores, so that a large common score cancels first.
-    const float centre = static_cast<float>(mean.of_mid), slope = static_cast<float>(lever);
-    const float first = static_cast<float>(
-        1 / r + lever * (mean.retrieved_sum / r + (double{centre} - mean.of_mid)));
-    for (size_t i = 0; i < k; ++i) coefficient[i] = first + slope * (s[i] - centre);
+    const float centre = static_cast<float>(mean.of_mid);
+    out.line[g] = {static_cast<float>(
+                       1 / r + lever * (mean.retrieved_sum / r + (double{centre} - mean.of_mid))),
+                   static_cast<float>(lever), centre};
     const double along_mean = kept * (1 + lever * mean.retrieved_sum);
     double* constant = out.constant.data() + size_t{g} * context.value_dim;
     for (uint32_t l = 0; l < context.value_dim; ++l) {

@@ -158,7 +158,7 @@ double RemainingShare(PhiForm form, const PhiCache& phi, const PhiHead& head,
 Remainder EstimatePhi(const RemainderContext& context) {
   const GroupStepInput& in = context.in;
   const PhiCache& phi = *in.phi;
-  Remainder out = EmptyRemainder(context);
+  Remainder out = EmptyCoefficients(context);
   std::vector<PhiHead> heads(context.group());
   for (uint32_t g = 0; g < context.group(); ++g) {
     const FeatureMap& phi_q = in.phi_q.empty() ? *in.phi_k : in.phi_q[g];

@@ -11,6 +11,7 @@
 #include "attention/kernels.h"
 #include "attention/padded_queries.h"
 #include "attention/remainder.h"
+#include "attention/row_blocks.h"
 
 namespace prefixd {
 namespace {
@@ -95,13 +96,7 @@ void ScoreRows(const std::vector<double>& q, const GroupStepInput& in, const Row
   const uint32_t dim = rows.shape.key_dim;
   const size_t run = sums != nullptr ? kRunRows : rows.count;
   for (size_t begin = 0; begin < rows.count; begin += run) {
-    const VectorBlock keys = {rows.key(begin),
-                              rows.stride,
-                              std::min(run, rows.count - begin),
-                              dim,
-                              rows.shape.dtype,
-                              rows.count - begin,
-                              rows.shape.bytes()};
+    const VectorBlock keys = KeyBlockAhead(rows, begin, std::min(run, rows.count - begin));
     Kernels().score(q.data(), PadUp(dim), in.group, keys, in.layer.scale, scores + begin,
                     ld_scores);
     if (sums != nullptr) {
@@ -162,6 +157,33 @@ Result<Scored> ScoreAndEstimate(const GroupStepInput& in, const Shape& shape) {
   return out;
 }
 
+double Coefficient(const Scored& scored, uint32_t g, size_t i, size_t k) {
+  const Remainder& remainder = scored.remainder;
+  if (remainder.line.empty()) return remainder.coefficient[g * k + i];
+  const Line& line = remainder.line[g];
+  const float score = scored.scores[g * (scored.scores.size() / scored.max.size()) + i];
+  return line.first + line.slope * (score - line.centre);
+}
+
+// Scores of one head, the k retrieved rows' first, become weights under `shift`: exp(s_i), less
+// what the estimate of mass z_r still counts of the retrieved rows. Returns the sum of exp(s_i).
+double SignedWeights(const Remainder& remainder, uint32_t g, size_t k, double z_r, float shift,
+                     std::span<float> row) {
+  const float mass = static_cast<float>(z_r);
+  if (z_r > 0 && !remainder.line.empty()) {
+    const Line& line = remainder.line[g];
+    const Line scaled = {mass * line.first, mass * line.slope, line.centre};
+    return Kernels().exp_less_line(row.data(), k, shift, scaled, row.data()) +
+           Kernels().exp_shifted(row.data() + k, row.size() - k, shift, row.data() + k);
+  }
+  const double z_e = Kernels().exp_shifted(row.data(), row.size(), shift, row.data());
+  if (z_r > 0) {
+    const float* coefficient = remainder.coefficient.data() + g * k;
+    for (size_t i = 0; i < k; ++i) row[i] -= mass * coefficient[i];
+  }
+  return z_e;
+}
+
 }  // namespace
 
 Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
@@ -185,12 +207,9 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
     }
     const float float_shift = static_cast<float>(shift);
     float* row = weights.data() + g * shape.exact;
-    const double z_e = Kernels().exp_shifted(row, shape.exact, float_shift, row);
     const double z_r = std::exp(log_z_r - float_shift);
+    const double z_e = SignedWeights(remainder, g, k, z_r, float_shift, {row, shape.exact});
     if (z_r > 0) {
-      const float* coefficient = remainder.coefficient.data() + g * k;
-      const float mass = static_cast<float>(z_r);
-      for (size_t i = 0; i < k; ++i) row[i] -= mass * coefficient[i];
       for (uint32_t l = 0; l < shape.value_dim; ++l) {
         const size_t at = size_t{g} * shape.value_dim + l;
         acc[at] = z_r * remainder.constant[at];
@@ -205,10 +224,8 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   for (const NamedRows& tensor : ExactSet(in)) {
     const RowsView& rows = tensor.rows;
     if (rows.count == 0) continue;
-    Kernels().weighted_sum(
-        weights.data() + offset, shape.exact, in.group,
-        {rows.value(0), rows.stride, rows.count, shape.value_dim, rows.shape.dtype}, acc.data(),
-        shape.value_dim);
+    Kernels().weighted_sum(weights.data() + offset, shape.exact, in.group,
+                           ValueBlockAhead(rows, 0, rows.count), acc.data(), shape.value_dim);
     offset += rows.count;
   }
   bool finite = true;
@@ -235,7 +252,7 @@ Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::
   for (size_t i = 0; i < k && scored.estimate; ++i) {
     ToFloat(in.retrieved.shape.dtype, in.retrieved.value(i), value);
     for (uint32_t g = 0; g < in.group; ++g) {
-      const double coefficient = scored.remainder.coefficient[g * k + i];
+      const double coefficient = Coefficient(scored, g, i, k);
       for (uint32_t l = 0; l < shape.value_dim; ++l) {
         sum[size_t{g} * shape.value_dim + l] -= coefficient * value[l];
       }

@@ -315,7 +315,10 @@ BatchStepArgs PackBatch(std::span<const GroupStepInput> in, const StepShape& sha
   args.rows = image.Here();
   for (const GroupStepInput& group : in) {
     for (const RowsView* rows : {&group.sinks, &group.tail, &group.retrieved}) {
-      for (size_t i = 0; i < rows->count; ++i) image.AddBytes(rows->key(i), shape.row.bytes());
+      for (size_t i = 0; i < rows->count; ++i) {
+        image.AddBytes(rows->key(i), shape.row.key_bytes());
+        image.AddBytes(rows->value(i), shape.row.value_bytes());
+      }
     }
   }
   return args;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "attention/kernels.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -63,13 +64,11 @@ StepCase MakeCase(Random& random, Keys kind, uint32_t n, RowShape shape, Anchors
   return StepCase(std::move(rows), anchors, group, std::move(queries), scale);
 }
 
-// Largest error in units of the bound.
-double WorstRatio(const StepCase& c) {
-  const GroupStepInput in = c.Input(EstimatorKind::kNone);
+// Largest error in units of the bound, with the kernels that are in use.
+double WorstRatioHere(const StepCase& c, const GroupStepInput& in, const reference::States& want) {
   StepOutput out = c.Buffers();
   const Status status = GroupStep(in, out.spans());
   EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
-  const reference::States want = reference::GroupStep(in, c.shape().value_dim);
   double worst = 0;
   for (uint32_t g = 0; g < c.group; ++g) {
     const double bound = testing::ExactBound(want.max_abs_score[g]);
@@ -83,6 +82,27 @@ double WorstRatio(const StepCase& c) {
       const double error = std::abs(out.y[at] - want.y[at]);
       worst = std::max(worst, (error - 1e-37) / (bound * want.abs_y[at] + 1e-300));
     }
+  }
+  return worst;
+}
+
+// The same over every instruction set's kernels, for rows copied together and for rows read where
+// they lie in the prefix.
+double WorstRatio(const StepCase& c) {
+  GroupStepInput in = c.Input(EstimatorKind::kNone);
+  const reference::States want = reference::GroupStep(in, c.shape().value_dim);
+  std::vector<RowRef> refs;
+  for (uint32_t id : c.ids) refs.push_back({c.rows.view().key(id), c.rows.view().value(id)});
+  double worst = 0;
+  for (Isa isa : kAllIsas) {
+    const KernelTable* table = KernelsFor(isa);
+    if (table == nullptr) continue;
+    SCOPED_TRACE(table->name);
+    const ScopedKernels use(*table);
+    in.retrieved = c.retrieved.view();
+    worst = std::max(worst, WorstRatioHere(c, in, want));
+    in.retrieved = ScatteredRows(refs, c.shape());
+    worst = std::max(worst, WorstRatioHere(c, in, want));
   }
   return worst;
 }
@@ -165,13 +185,19 @@ TEST(ErrorBound, HoldsForSuffixQueries) {
     const uint32_t n = random.Int(1, 40);
     const StepCase c = MakeCase(random, kind, random.Int(1, 3000),
                                 {random.Int(1, 130), random.Int(1, 70), random.AnyDType()}, {}, n);
-    StepOutput out = c.Buffers();
-    const Status status = ExactAttention(c.queries, n, c.layer, c.rows.view(), out.y, out.lse);
-    ASSERT_TRUE(status.ok());
     const reference::States want = reference::ExactAttention(c.queries, n, c.layer, c.rows.view());
-    for (size_t at = 0; at < out.y.size(); ++at) {
-      const double bound = testing::ExactBound(want.max_abs_score[at / c.shape().value_dim]);
-      ASSERT_NEAR(out.y[at], want.y[at], bound * want.abs_y[at] + 1e-37) << "round " << round;
+    for (Isa isa : kAllIsas) {
+      const KernelTable* table = KernelsFor(isa);
+      if (table == nullptr) continue;
+      const ScopedKernels use(*table);
+      StepOutput out = c.Buffers();
+      const Status status = ExactAttention(c.queries, n, c.layer, c.rows.view(), out.y, out.lse);
+      ASSERT_TRUE(status.ok());
+      for (size_t at = 0; at < out.y.size(); ++at) {
+        const double bound = testing::ExactBound(want.max_abs_score[at / c.shape().value_dim]);
+        ASSERT_NEAR(out.y[at], want.y[at], bound * want.abs_y[at] + 1e-37)
+            << "round " << round << " " << table->name;
+      }
     }
   }
 }

@@ -1,7 +1,9 @@
 // Every instruction set's kernels against plain float64 loops.
 #include "attention/kernels.h"
+#include "attention/row_blocks.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -17,18 +19,28 @@ using testing::Random;
 
 std::vector<const KernelTable*> Tables() {
   std::vector<const KernelTable*> tables;
-  for (Isa isa : {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512}) {
+  for (Isa isa : kAllIsas) {
     if (const KernelTable* table = KernelsFor(isa)) tables.push_back(table);
   }
   return tables;
 }
 
-VectorBlock KeysOf(const RowsView& rows) {
-  return {rows.data,        rows.stride, rows.count,        rows.shape.key_dim,
-          rows.shape.dtype, rows.count,  rows.shape.bytes()};
-}
+VectorBlock KeysOf(const RowsView& rows) { return KeyBlockAhead(rows, 0, rows.count); }
 
-TEST(Kernels, ChosenTableIsTheWidestThisMachineHas) { EXPECT_EQ(&Kernels(), Tables().back()); }
+// The same rows, each where it lies: kernels must not depend on a stride.
+struct Scattered {
+  explicit Scattered(const RowsView& rows) : shape(rows.shape) {
+    for (size_t i = 0; i < rows.count; ++i) refs.push_back({rows.key(i), rows.value(i)});
+  }
+  RowsView view() const { return ScatteredRows(refs, shape); }
+  std::vector<RowRef> refs;
+  RowShape shape;
+};
+
+TEST(Kernels, ChosenTableIsTheWidestThisMachineHas) {
+  if (std::getenv("PREFIXD_TEST_KERNELS") != nullptr) return;  // chosen by hand
+  EXPECT_EQ(&Kernels(), Tables().back());
+}
 
 TEST(Kernels, DotMatchesFloat64) {
   Random random(testing::Seed("Kernels.Dot"));
@@ -37,6 +49,8 @@ TEST(Kernels, DotMatchesFloat64) {
     const size_t n = random.Int(0, 90), heads = random.Int(1, 21);
     const OwnedRows rows =
         testing::RandomRows(random, {dim, random.Int(1, 8), random.AnyDType()}, n);
+    const Scattered scattered(rows.view());
+    const RowsView view = random.Chance(0.5) ? rows.view() : scattered.view();
     std::vector<float> q(heads * PadUp(dim));
     for (size_t g = 0; g < heads; ++g) {
       for (uint32_t j = 0; j < dim; ++j) q[g * PadUp(dim) + j] = random.Normal();
@@ -45,7 +59,7 @@ TEST(Kernels, DotMatchesFloat64) {
       SCOPED_TRACE(table->name);
       const size_t ld = n + random.Int(0, 3);
       std::vector<float> out(heads * ld + 1, -77.0f);
-      table->dot(q.data(), PadUp(dim), heads, KeysOf(rows.view()), 0.25f, out.data(), ld);
+      table->dot(q.data(), PadUp(dim), heads, KeysOf(view), 0.25f, out.data(), ld);
       for (size_t i = 0; i < n; ++i) {
         const std::vector<float> key = rows.Key(i);
         for (size_t g = 0; g < heads; ++g) {
@@ -74,6 +88,8 @@ TEST(Kernels, ScoreKeepsNothingOfTermsThatCancel) {
       for (uint32_t j = 0; j + 1 < dim; j += 2) key[j + 1] = -key[j];
       rows.Set(i, key, random.Normals(1));
     }
+    const Scattered scattered(rows.view());
+    const RowsView view = random.Chance(0.5) ? rows.view() : scattered.view();
     const size_t ldq = PadUp(dim), ld = n + random.Int(0, 3);
     std::vector<double> q(heads * ldq);
     for (size_t g = 0; g < heads; ++g) {
@@ -85,7 +101,7 @@ TEST(Kernels, ScoreKeepsNothingOfTermsThatCancel) {
     for (const KernelTable* table : Tables()) {
       SCOPED_TRACE(table->name);
       std::vector<float> out(heads * ld + 1, -77.0f);
-      table->score(q.data(), ldq, heads, KeysOf(rows.view()), 0.25, out.data(), ld);
+      table->score(q.data(), ldq, heads, KeysOf(view), 0.25, out.data(), ld);
       for (size_t i = 0; i < n; ++i) {
         const std::vector<float> key = rows.Key(i);
         for (size_t g = 0; g < heads; ++g) {
@@ -108,14 +124,16 @@ TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {
     const uint32_t dim = random.Int(1, 150);
     const size_t n = random.Int(0, 200), heads = random.Int(1, 9);
     const OwnedRows rows = testing::RandomRows(random, {dim, 1, random.AnyDType()}, n);
+    const Scattered scattered(rows.view());
+    const RowsView view = random.Chance(0.5) ? rows.view() : scattered.view();
     const std::vector<float> w = random.Normals(heads * n), centre = random.Normals(dim);
     std::vector<std::vector<float>> keys;
     for (size_t i = 0; i < n; ++i) keys.push_back(rows.Key(i));
     for (const KernelTable* table : Tables()) {
       SCOPED_TRACE(table->name);
       std::vector<double> acc(heads * dim, 1.5), first(dim, 0.5), second(dim, 0.25);
-      table->weighted_sum(w.data(), n, heads, KeysOf(rows.view()), acc.data(), dim);
-      table->centred_sums(KeysOf(rows.view()), centre.data(), first.data(), second.data());
+      table->weighted_sum(w.data(), n, heads, KeysOf(view), acc.data(), dim);
+      table->centred_sums(KeysOf(view), centre.data(), first.data(), second.data());
       for (uint32_t l = 0; l < dim; ++l) {
         double sum = 0.5, sum_sq = 0.25;
         for (size_t i = 0; i < n; ++i) {
@@ -138,6 +156,73 @@ TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {
       }
     }
   }
+}
+
+// A channel of large mean and small spread: what is left about the centre has only the rounding of
+// its own size, for every dtype.
+TEST(Kernels, CentredSumsKeepSmallSpreadsAboutLargeMeans) {
+  Random random(testing::Seed("Kernels.Centred"));
+  for (int round = 0; round < 60; ++round) {
+    const uint32_t dim = random.Int(1, 150);
+    const size_t n = random.Int(1, 300);
+    const float mean = std::exp2(static_cast<float>(random.Uniform(0, 10)));
+    const float spread = mean * std::exp2(static_cast<float>(random.Uniform(-9, 0)));
+    OwnedRows rows({dim, 1, random.AnyDType()}, n, random.Int(0, 3));
+    for (size_t i = 0; i < n; ++i)
+      rows.Set(i, random.Normals(dim, spread, mean), random.Normals(1));
+    const std::vector<float> centre(dim, mean);
+    for (const KernelTable* table : Tables()) {
+      SCOPED_TRACE(table->name);
+      std::vector<double> first(dim), second(dim);
+      table->centred_sums(KeysOf(rows.view()), centre.data(), first.data(), second.data());
+      std::vector<double> want_first(dim), want_second(dim), size(dim);
+      for (size_t i = 0; i < n; ++i) {
+        const std::vector<float> key = rows.Key(i);
+        for (uint32_t l = 0; l < dim; ++l) {
+          const double d = double{key[l]} - centre[l];
+          want_first[l] += d;
+          want_second[l] += d * d;
+          size[l] += std::abs(d);
+        }
+      }
+      for (uint32_t l = 0; l < dim; ++l) {
+        ASSERT_NEAR(first[l], want_first[l], 2e-6 * size[l] + 1e-12);
+        ASSERT_NEAR(second[l], want_second[l], 4e-6 * want_second[l] + 1e-12);
+      }
+    }
+  }
+}
+
+TEST(Kernels, LinesOfScores) {
+  Random random(testing::Seed("Kernels.Lines"));
+  for (size_t n : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{257}, size_t{1000}}) {
+    const std::vector<float> s = random.Normals(n, 3, 40);
+    const Line line = {0.25f, -0.01f, 39.5f};
+    for (const KernelTable* table : Tables()) {
+      SCOPED_TRACE(table->name);
+      std::vector<float> plain(n), out(n + 1, -77.0f);
+      const double sum = table->exp_shifted(s.data(), n, 45, plain.data());
+      EXPECT_EQ(table->exp_less_line(s.data(), n, 45, line, out.data()), sum);
+      double total = 0, size = 0;
+      for (size_t i = 0; i < n; ++i) {
+        const double on_line = line.first + double{line.slope} * (double{s[i]} - line.centre);
+        ASSERT_NEAR(out[i], plain[i] - on_line, 2e-7 * (plain[i] + 0.5));
+        total += double{s[i]} - line.centre;
+        size += std::abs(double{s[i]} - line.centre);
+      }
+      EXPECT_EQ(out[n], -77.0f) << "overrun";
+      EXPECT_NEAR(table->centred_total(s.data(), n, line.centre), total, 1e-6 * size);
+    }
+  }
+}
+
+TEST(Kernels, ScopedKernelsLastAsLongAsTheirScope) {
+  const KernelTable* before = &Kernels();
+  {
+    const ScopedKernels generic(*KernelsFor(Isa::kGeneric));
+    EXPECT_EQ(&Kernels(), KernelsFor(Isa::kGeneric));
+  }
+  EXPECT_EQ(&Kernels(), before);
 }
 
 TEST(Kernels, ExpIsAccurateAndNeverMakesSubnormals) {

@@ -1,0 +1,16 @@
+// What the memory of this machine allows, measured beside what is held to it.
+#pragma once
+
+#include "bench/attention/layers.h"
+
+namespace prefixd::bench {
+
+// Bytes per second at which all threads read memory in sequence: `bytes` from `begin` on.
+double ReadBandwidth(Team& team, const RowMemory& memory, size_t begin, size_t bytes);
+
+// Seconds in which all threads read the given rows, and do nothing else with them: [head][k] rows
+// of one layer, one head after another per thread, each row asked for 16 before its use.
+double GatherSeconds(Team& team, const Layers& layers, size_t layer,
+                     const std::vector<uint32_t>& ids);
+
+}  // namespace prefixd::bench

@@ -1,0 +1,32 @@
+// What the attention bench found: written as a table while it runs, as JSON at the end.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/support/statistics.h"
+
+namespace prefixd::bench {
+
+class Report {
+ public:
+  void Fact(const std::string& name, const std::string& json) { facts_.push_back({name, json}); }
+  // Median and quartiles of the rounds.
+  void Value(const std::string& name, const std::vector<double>& samples);
+  void Ratio(const std::string& name, const std::vector<double>& samples);
+  void PrintRatios() const;
+  bool WriteJson(const std::string& path) const;  // false when the file cannot be written
+
+ private:
+  struct Named {
+    std::string name;
+    Spread spread;
+  };
+  struct Text {
+    std::string name, json;
+  };
+  std::vector<Text> facts_;
+  std::vector<Named> values_, ratios_;
+};
+
+}  // namespace prefixd::bench
