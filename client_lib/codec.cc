@@ -76,7 +76,7 @@ void Describe(V& v, Is<RuntimeOptions> auto& s) {
   v("tenant_quotas", s.tenant_quotas), v("evict", s.evict), v("maintenance_ms", s.maintenance_ms);
   v("threads", s.threads), v("compute", s.compute), v("anchors", s.anchors);
   v("checkpoint_tokens", s.checkpoint_tokens), v("estimators", s.estimators);
-  v("clusters", s.clusters), v("phi_features", s.phi_features);
+  v("clusters", s.clusters), v("phi_features", s.phi_features), v("encoding", s.encoding);
   v("query_samples", s.query_samples), v("choice_budgets", s.choice_budgets);
   v("build_ivf", s.build_ivf), v("ivf_min_tokens", s.ivf_min_tokens), v("settle", s.settle);
   v("settle_min_tokens", s.settle_min_tokens), v("settle_chunk_tokens", s.settle_chunk_tokens);

@@ -24,6 +24,8 @@ install(FILES ${CMAKE_SOURCE_DIR}/runtime/restore.h ${CMAKE_SOURCE_DIR}/runtime/
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/runtime)
 install(FILES ${CMAKE_SOURCE_DIR}/storage/row_encoding.h ${CMAKE_SOURCE_DIR}/storage/stored_part.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/storage)
+install(FILES ${CMAKE_SOURCE_DIR}/storage/row_encoding.h ${CMAKE_SOURCE_DIR}/storage/stored_part.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/storage)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/attention
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd
   FILES_MATCHING PATTERN "*.h" PATTERN "kernels*.h" EXCLUDE)

@@ -1,5 +1,4 @@
-/* prefixd's C interface: everything that client_lib/client.h offers, for any language that can call
- * C.
+/* prefixd's C interface: what client_lib/client.h offers, for any language that can call C.
  *
  *   pfx_client *client;
  *   pfx_connect_options connect = PFX_CONNECT_OPTIONS_INIT;
@@ -141,9 +140,10 @@ typedef struct pfx_put_options {
   const char* label;    /* for people */
   int pinned;           /* never evicted */
   uint64_t ttl_seconds; /* from the commit on; 0: for ever */
+  const char* encoding; /* of the rows that are stored, e.g. "int8"; default: the store's */
 } pfx_put_options;
 #define PFX_PUT_OPTIONS_INIT \
-  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0 }
+  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL }
 
 typedef struct pfx_put_result {
   size_t struct_size;

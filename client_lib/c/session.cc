@@ -48,7 +48,9 @@ pfx_code pfx_begin_put(pfx_client* client, const pfx_put_options* options, pfx_p
     if (put == nullptr) return Null("put");
     PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
     PREFIXD_TRY(CheckPointers({{o.tokens, o.n_tokens}}));
-    PutSpec spec;
+    wire::Json named = wire::Json::object();
+    if (o.encoding != nullptr) named["encoding"] = o.encoding;
+    PREFIXD_ASSIGN(auto spec, wire::FromText<PutSpec>(named.dump(), "put"));
     spec.model = Text(o.model);
     spec.tenant = Text(o.tenant);
     spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);

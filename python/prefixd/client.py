@@ -67,17 +67,21 @@ class Client:
         label: str = "",
         pinned: bool = False,
         ttl_seconds: int = 0,
+        encoding: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Put:
-        """Begins to store the keys and values of a whole prompt. `progress` is called with the
-        token-layers written and submitted, on the put's own thread."""
-        spec = {
+        """Begins to store the keys and values of a whole prompt. `encoding` is that of the rows that
+        are stored ("int8"; None: the store's own). `progress` is called with the token-layers written
+        and submitted, on the put's own thread."""
+        spec: dict[str, Any] = {
             "model": model,
             "tenant": tenant,
             "label": label,
             "pinned": pinned,
             "ttl_seconds": ttl_seconds,
         }
+        if encoding is not None:
+            spec["encoding"] = encoding
         return Put(self.core.begin_put(json.dumps(spec), arrays.tokens_array(tokens)), progress)
 
     def match(self, model: str, tokens: Any, *, tenant: str = "") -> PrefixMatch:

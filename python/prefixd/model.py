@@ -57,7 +57,10 @@ class ModelSpec:
         geometry = spec["geometry"]
         return cls(
             name=spec["name"],
-            layers=tuple(Layer(**layer) for layer in geometry["layers"]),
+            layers=tuple(
+                Layer(layer["scale"], layer["softcap"], layer["sliding_window"])
+                for layer in geometry["layers"]
+            ),
             n_q_heads=geometry["n_q_heads"],
             n_kv_heads=geometry["n_kv_heads"],
             key_dim=geometry["key_dim"],

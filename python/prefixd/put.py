@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,15 @@ class PutResult:
     stored_tokens: int  # newly stored by this put
     bytes: int  # written to disk for rows
     seconds: float  # from the beginning until durable
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what else this store reports
+
+    @classmethod
+    def from_wire(cls, result: Mapping[str, Any]) -> PutResult:
+        known = {f.name for f in fields(cls)} - {"extra"}
+        return cls(
+            **{key: result[key] for key in known},
+            extra={key: value for key, value in result.items() if key not in known},
+        )
 
 
 class Put:
@@ -98,7 +107,7 @@ class Put:
     def commit(self) -> Future[PutResult]:
         """Durable and visible when the future is done; summaries and indexes follow in the background
         (Client.wait_ready)."""
-        self._result = self._submit(lambda: PutResult(**json.loads(self.core.commit())))
+        self._result = self._submit(lambda: PutResult.from_wire(json.loads(self.core.commit())))
         self._worker.shutdown(wait=False)
         return self._result
 

@@ -273,6 +273,19 @@ def test_tenants_do_not_see_one_another(tmp_path: Path) -> None:
             store.attach("m", prompt.tokens, tenant="b")
 
 
+def test_rows_can_be_stored_in_half_the_space(tmp_path: Path) -> None:
+    prompt = Prompt()
+    with prefixd.open(tmp_path, **SMALL) as store:
+        store.register_model(spec())
+        result = prompt.put(store, encoding="int8")
+        assert result.extra["encoding"] == "int8"
+        with store.attach("m", prompt.tokens, policy=FULL) as session:
+            y, _ = session.step(0, prompt.q[0])
+        np.testing.assert_allclose(y, prompt.reference(0, prompt.q[0])[0], atol=0.1)
+        with pytest.raises(prefixd.InvalidArgument):
+            store.begin_put("m", prompt.tokens, encoding="int3")
+
+
 def test_options_of_a_store_are_checked(tmp_path: Path) -> None:
     with pytest.raises(prefixd.InvalidArgument, match="options.thread: no such field"):
         prefixd.open(tmp_path, thread=2)

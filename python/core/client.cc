@@ -1,0 +1,180 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <exception>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "client_lib/json_text.h"
+#include "python/core/handles.h"
+
+namespace prefixd::python {
+namespace {
+
+// The caller's progress function, from a thread without the lock. An exception in it cancels and is
+// raised again when the call is over.
+class Progress {
+ public:
+  explicit Progress(nb::object callback) : callback_(std::move(callback)) {}
+
+  template <typename F>
+  auto Run(F&& call) {
+    auto result = [&] {
+      nb::gil_scoped_release unlocked;
+      return call([this](uint64_t done, uint64_t total, std::string_view unit) {
+        return Report(done, total, unit);
+      });
+    }();
+    if (raised_) std::rethrow_exception(raised_);
+    return result;
+  }
+
+ private:
+  bool Report(uint64_t done, uint64_t total, std::string_view unit) {
+    nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) {  // Ctrl-C
+      raised_ = std::make_exception_ptr(nb::python_error());
+      return false;
+    }
+    if (callback_.is_none()) return true;
+    try {
+      const nb::object go_on = callback_(done, total, std::string(unit));
+      return go_on.is_none() || nb::cast<bool>(go_on);
+    } catch (...) {
+      raised_ = std::current_exception();
+      return false;
+    }
+  }
+
+  nb::object callback_;
+  std::exception_ptr raised_;
+};
+
+DType StoredDType(Client& client, const std::string& model) {
+  for (const ModelSpec& spec : Unwrap(client.Models())) {
+    if (spec.name == model) return spec.geometry.dtype;
+  }
+  throw Failure{{Code::kNotFound, "no model named '" + model + "' is registered"}};
+}
+
+std::vector<uint32_t> Copy(const Tokens& tokens) {
+  return {tokens.data(), tokens.data() + tokens.size()};
+}
+
+}  // namespace
+
+void BindClient(nb::module_& m) {
+  nb::class_<ClientHandle>(m, "Client")
+      .def("close",
+           [](ClientHandle& c) {
+             nb::gil_scoped_release unlocked;
+             c.Take().reset();
+           })
+      .def(
+          "register_model",
+          [](const ClientHandle& c, const std::string& json) {
+            Check(c.get()->RegisterModel(Unwrap(wire::FromText<ModelSpec>(json, "model"))));
+          },
+          nb::arg("json"), Unlocked())
+      .def(
+          "models", [](const ClientHandle& c) { return wire::ToText(Unwrap(c.get()->Models())); },
+          Unlocked())
+      .def(
+          "begin_put",
+          [](const ClientHandle& c, const std::string& json, const Tokens& tokens) {
+            auto spec = Unwrap(wire::FromText<PutSpec>(json, "put"));
+            spec.tokens = Copy(tokens);
+            nb::gil_scoped_release unlocked;
+            const DType dtype = StoredDType(*c.get(), spec.model);
+            return PyPut{c.get(), Unwrap(c.get()->BeginPut(spec)), dtype};
+          },
+          nb::arg("json"), nb::arg("tokens"))
+      .def(
+          "match",
+          [](const ClientHandle& c, const std::string& model, const std::string& tenant,
+             const Tokens& tokens) {
+            nb::gil_scoped_release unlocked;
+            const auto match =
+                Unwrap(c.get()->Match(model, tenant, {tokens.data(), tokens.size()}));
+            return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens);
+          },
+          nb::arg("model"), nb::arg("tenant"), nb::arg("tokens"))
+      .def(
+          "attach",
+          [](const ClientHandle& c, const std::string& json, const Tokens& tokens) {
+            auto spec = Unwrap(wire::FromText<AttachSpec>(json, "attach"));
+            spec.tokens = Copy(tokens);
+            nb::gil_scoped_release unlocked;
+            return PySession{c.get(), Unwrap(c.get()->Attach(spec))};
+          },
+          nb::arg("json"), nb::arg("tokens"))
+      .def(
+          "wait_ready",
+          [](const ClientHandle& c, const std::string& prefix, nb::object progress) {
+            Check(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
+              return c.get()->WaitReady(prefix, report);
+            }));
+          },
+          nb::arg("prefix"), nb::arg("progress") = nb::none())
+      .def(
+          "verify",
+          [](const ClientHandle& c, const std::string& prefix, nb::object progress) {
+            return wire::ToText(
+                Unwrap(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
+                  return c.get()->Verify(prefix, report);
+                })));
+          },
+          nb::arg("prefix") = "", nb::arg("progress") = nb::none())
+      .def(
+          "prefixes",
+          [](const ClientHandle& c) { return wire::ToText(Unwrap(c.get()->Prefixes())); },
+          Unlocked())
+      .def(
+          "prefix",
+          [](const ClientHandle& c, const std::string& id) {
+            return wire::ToText(Unwrap(c.get()->Prefix(id)));
+          },
+          nb::arg("prefix"), Unlocked())
+      .def(
+          "remove",
+          [](const ClientHandle& c, const std::string& id) { Check(c.get()->Remove(id)); },
+          nb::arg("prefix"), Unlocked())
+      .def(
+          "set_retention",
+          [](const ClientHandle& c, const std::string& id, const std::string& json) {
+            Check(c.get()->SetRetention(id, Unwrap(wire::FromText<Retention>(json, "retention"))));
+          },
+          nb::arg("prefix"), nb::arg("json"), Unlocked())
+      .def(
+          "stats", [](const ClientHandle& c) { return wire::ToText(Unwrap(c.get()->Stats())); },
+          Unlocked());
+
+  m.def(
+      "open",
+      [](const std::string& json) {
+        const auto options = Unwrap(wire::FromText<RuntimeOptions>(json, "options"));
+        return ClientHandle(Unwrap(Client::OpenEmbedded(options)));
+      },
+      nb::arg("json"), Unlocked());
+  m.def(
+      "connect",
+      [](const std::string& address, const std::string& tenant, const std::string& token,
+         uint32_t connect_timeout_ms, uint32_t call_timeout_ms, bool shared_memory, bool admin) {
+        ConnectOptions options;
+        options.tenant = tenant;
+        options.token = token;
+        options.connect_timeout_ms = connect_timeout_ms;
+        options.call_timeout_ms = call_timeout_ms;
+        options.shared_memory = shared_memory;
+        options.admin = admin;
+        return ClientHandle(Unwrap(Client::Connect(address, options)));
+      },
+      nb::arg("address"), nb::arg("tenant"), nb::arg("token"), nb::arg("connect_timeout_ms"),
+      nb::arg("call_timeout_ms"), nb::arg("shared_memory"), nb::arg("admin"), Unlocked());
+}
+
+}  // namespace prefixd::python

@@ -1,0 +1,64 @@
+// What the module's classes hold, and the files that bind them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "client_lib/client.h"
+#include "python/core/arrays.h"
+
+namespace prefixd::python {
+
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+struct PyPut {
+  std::shared_ptr<Client> client;
+  std::unique_ptr<PutStream> put;
+  DType dtype;
+
+  PutStream& open() const {
+    if (put) return *put;
+    throw Failure{{Code::kFailedPrecondition, "this put was committed or aborted already"}};
+  }
+};
+
+// Lets go of its store when it is detached, so that an embedded one can be opened again.
+struct PySession {
+  std::shared_ptr<Client> client;
+  std::shared_ptr<Session> session;
+
+  // Call with the interpreter's lock: another thread may detach meanwhile.
+  std::shared_ptr<Session> get() const {
+    if (session) return session;
+    throw Failure{{Code::kFailedPrecondition, "the session was detached; attach again"}};
+  }
+};
+
+using PyClient = std::shared_ptr<Client>;
+class ClientHandle {
+ public:
+  explicit ClientHandle(PyClient client) : client_(std::move(client)) {}
+
+  PyClient get() const {
+    std::lock_guard lock(*mutex_);
+    if (client_) return client_;
+    throw Failure{{Code::kFailedPrecondition, "this client is closed"}};
+  }
+  PyClient Take() {
+    std::lock_guard lock(*mutex_);
+    return std::exchange(client_, nullptr);
+  }
+
+ private:
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // movable
+  PyClient client_;
+};
+
+void BindClient(nb::module_& m);   // Client, open, connect
+void BindPut(nb::module_& m);      // Put
+void BindSession(nb::module_& m);  // Session, step_batch
+
+}  // namespace prefixd::python

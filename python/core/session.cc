@@ -1,0 +1,144 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "client_lib/json_text.h"
+#include "python/core/handles.h"
+
+namespace prefixd::python {
+
+void BindSession(nb::module_& m) {
+  nb::class_<PySession>(m, "Session")
+      .def("info", [](const PySession& s) { return wire::ToText(s.get()->info()); })
+      .def("policy", [](const PySession& s) { return wire::ToText(s.get()->policy()); })
+      .def(
+          "set_policy",
+          [](const PySession& s, const std::string& json) {
+            const auto policy = Unwrap(wire::FromText<StepPolicy>(json, "policy"));
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            Check(session->SetPolicy(policy));
+          },
+          nb::arg("json"))
+      .def(
+          "step",
+          [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse) {
+            const auto in = Floats("q", q);
+            const auto out = Floats("y", y), out_lse = Floats("lse", lse);
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            Check(session->Step(layer, in, out, out_lse, nullptr));
+          },
+          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"))
+      .def(
+          "attend_exact",
+          [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse) {
+            if (q.ndim() != 3) {
+              throw Failure{
+                  InvalidArgument("q must be [n][n_q_heads][key_dim], not " + ShapeOf(q))};
+            }
+            const auto in = Floats("q", q);
+            const auto out = Floats("y", y), out_lse = Floats("lse", lse);
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            Check(session->AttendExact(layer, uint32_t(q.shape(0)), in, out, out_lse));
+          },
+          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"))
+      .def(
+          "read_rows",
+          [](const PySession& s, uint32_t layer, uint32_t kv_head, const Tokens& ids,
+             const Out& out) {
+            const auto bytes = Stored("out", out, s.get()->info().geometry.dtype);
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            Check(session->ReadRows(layer, kv_head, {ids.data(), ids.size()}, bytes));
+          },
+          nb::arg("layer"), nb::arg("kv_head"), nb::arg("ids"), nb::arg("out"))
+      .def(
+          "read_range",
+          [](const PySession& s, uint32_t layer, uint32_t kv_head, uint32_t begin, uint32_t end,
+             const Out& out) {
+            const auto bytes = Stored("out", out, s.get()->info().geometry.dtype);
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            Check(session->ReadRange(layer, kv_head, {begin, end}, bytes));
+          },
+          nb::arg("layer"), nb::arg("kv_head"), nb::arg("begin"), nb::arg("end"), nb::arg("out"))
+      .def(
+          "select",
+          [](const PySession& s, uint32_t layer, uint32_t kv_head, const In& q, uint32_t k) {
+            const auto in = Floats("q", q);
+            const auto selection = [&, session = s.get()] {
+              nb::gil_scoped_release unlocked;
+              return Unwrap(session->Select(layer, kv_head, in, k));
+            }();
+            std::vector<std::tuple<float, int>> cuts;
+            for (const Cut& cut : selection.cuts) {
+              cuts.emplace_back(cut.score, static_cast<int>(cut.kind));
+            }
+            return std::make_tuple(selection.ids, cuts);
+          },
+          nb::arg("layer"), nb::arg("kv_head"), nb::arg("q"), nb::arg("k"))
+      .def("report",
+           [](const PySession& s) {
+             const auto session = s.get();
+             nb::gil_scoped_release unlocked;
+             return wire::ToText(session->report());
+           })
+      .def("detach", [](PySession& s) {
+        const auto session = s.get();
+        auto client = std::exchange(s.client, nullptr);
+        s.session.reset();
+        nb::gil_scoped_release unlocked;
+        std::string report = wire::ToText(Unwrap(session->Detach()));
+        client.reset();
+        return report;
+      });
+
+  // One layer step of each of several sessions of one client:
+  //   q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads].
+  m.def(
+      "step_batch",
+      [](const std::vector<const PySession*>& sessions, uint32_t layer, const In& q, const Out& y,
+         const Out& lse) {
+        const size_t n = sessions.size();
+        const auto in = Floats("q", q);
+        const auto out = Floats("y", y), out_lse = Floats("lse", lse);
+        if (n == 0) return;
+        if (in.size() % n || out.size() % n || out_lse.size() % n) {
+          throw Failure{InvalidArgument("q, y and lse must have one entry for each of the " +
+                                        std::to_string(n) + " sessions")};
+        }
+        std::vector<StepRequest> requests(n);
+        std::vector<std::shared_ptr<Session>> held;
+        for (size_t i = 0; i < n; ++i) {
+          held.push_back(sessions[i]->get());
+          if (sessions[i]->client != sessions[0]->client) {
+            throw Failure{InvalidArgument("the sessions of a batch must be of one client")};
+          }
+          const auto part = [&](auto span) {
+            return span.subspan(i * (span.size() / n), span.size() / n);
+          };
+          requests[i].session = held[i].get();
+          requests[i].layer = layer;
+          requests[i].q = part(in);
+          requests[i].y = part(out);
+          requests[i].lse = part(out_lse);
+        }
+        const PyClient client = sessions[0]->client;
+        nb::gil_scoped_release unlocked;
+        client->StepBatch(requests);
+        for (const StepRequest& request : requests) Check(request.status);
+      },
+      nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"));
+}
+
+}  // namespace prefixd::python
