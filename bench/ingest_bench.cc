@@ -58,7 +58,7 @@ Status Measure(const Options& options) {
   PrefixDetail detail;
   double seconds = 0, before = 0;
   {
-    const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens);
+    const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens, /*huge_pages=*/true);
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt.geometry)));
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModelName, "", prompt.tokens, "ingest"}));
     PREFIXD_TRY(WritePrompt(prompt, *put));

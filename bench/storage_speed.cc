@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -132,7 +133,7 @@ class SpeedBench {
     for (uint32_t i = 0; i < std::max(3u, options_.pairs / 2); ++i) {
       PREFIXD_TRY(FioWrite());
       uint64_t sum = 0;
-      const auto begun = Clock::now();
+      const auto begun = std::chrono::steady_clock::now();
       for (const auto* part : {&prompt_.k, &prompt_.v}) {
         for (const storage::AlignedBuffer& bytes : *part) {
           for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
@@ -142,7 +143,8 @@ class SpeedBench {
           }
         }
       }
-      const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
       rates.push_back(double(prompt_.row_bytes()) / seconds);
       if (sum == 0) return Error{Code::kInternal, "the synthetic prompt is all zero"};
     }

@@ -82,7 +82,7 @@ void Describe(V& v, Is<RuntimeOptions> auto& s) {
   v("settle_min_tokens", s.settle_min_tokens), v("settle_chunk_tokens", s.settle_chunk_tokens);
   v("merge_max_tokens", s.merge_max_tokens), v("max_sessions", s.max_sessions);
   v("scrub_bytes_per_second", s.scrub_bytes_per_second);
-  v("scrub_interval_hours", s.scrub_interval_hours), v("encoding", s.encoding);
+  v("scrub_interval_hours", s.scrub_interval_hours);
 }
 template <class V>
 void Describe(V& v, Is<Retention> auto& s) {
