@@ -78,6 +78,7 @@ void Describe(V& v, Is<RuntimeOptions> auto& s) {
   v("checkpoint_tokens", s.checkpoint_tokens), v("estimators", s.estimators);
   v("clusters", s.clusters), v("phi_features", s.phi_features), v("encoding", s.encoding);
   v("query_samples", s.query_samples), v("choice_budgets", s.choice_budgets);
+  v("build_codes", s.build_codes), v("codes_min_tokens", s.codes_min_tokens);
   v("build_ivf", s.build_ivf), v("ivf_min_tokens", s.ivf_min_tokens), v("settle", s.settle);
   v("settle_min_tokens", s.settle_min_tokens), v("settle_chunk_tokens", s.settle_chunk_tokens);
   v("merge_max_tokens", s.merge_max_tokens), v("max_sessions", s.max_sessions);

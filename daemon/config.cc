@@ -370,6 +370,8 @@ RuntimeOptions Config::Runtime() const {
   o.clusters = static_cast<uint32_t>(clusters);
   o.query_samples = static_cast<uint32_t>(query_samples);
   o.choice_budgets = choice_budgets;
+  o.build_codes = build_codes;
+  o.codes_min_tokens = static_cast<uint32_t>(codes_min_tokens);
   o.build_ivf = build_ivf;
   o.ivf_min_tokens = static_cast<uint32_t>(ivf_min_tokens);
   o.max_sessions = static_cast<uint32_t>(max_sessions);

@@ -56,7 +56,9 @@ struct Config {
   std::string phi_features = "auto";
   uint64_t query_samples = 32;
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
-  bool build_ivf = true;
+  bool build_codes = true;
+  uint64_t codes_min_tokens = 4096;
+  bool build_ivf = false;
   uint64_t ivf_min_tokens = 16384;
 
   uint64_t max_sessions = 1024;

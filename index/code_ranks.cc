@@ -35,39 +35,52 @@ std::vector<double> HeadMasses::LogSumExp() const {
   return lse;
 }
 
-HeadMasses MassesOf(const CodeScores& scores) {
-  HeadMasses masses;
-  const CodeQueries& queries = *scores.queries;
-  for (uint32_t g = 0; g < queries.heads; ++g) {
-    const int16_t* v = scores.values + g * scores.ld;
-    const auto [most, least] = Extremes(v, scores.n);
-    const float mul = queries.mul[g], top = mul * float(mul >= 0 ? most : least);
-    double sum = 0;
-    if (scores.softcap > 0) {
-      const double shift = scores.softcap * std::tanh((top + queries.add[g]) / scores.softcap);
-      for (size_t i = 0; i < scores.n; ++i) sum += std::exp(scores.Score(g, i) - shift);
-      masses.shift_.push_back(shift);
-    } else {
-      sum = CodeScan().exp_sum(v, scores.n, mul, -top);
-      masses.shift_.push_back(double{top} + queries.add[g]);
+HeadMasses::HeadMasses(std::span<const CodeScores> parts)
+    : shift_(parts[0].queries->heads, -std::numeric_limits<double>::infinity()),
+      sum_(shift_.size(), 0.0) {
+  for (const CodeScores& part : parts) {
+    for (size_t g = 0; g < shift_.size(); ++g) {
+      const int16_t* v = part.values + g * part.ld;
+      const auto [most, least] = Extremes(v, part.n);
+      const float mul = part.queries->mul[g], top = mul * float(mul >= 0 ? most : least);
+      double shift = double{top} + part.queries->add[g], sum = 0;
+      if (part.softcap > 0) {
+        shift = part.softcap * std::tanh(shift / part.softcap);
+        for (size_t i = 0; i < part.n; ++i) sum += std::exp(part.Score(g, i) - shift);
+      } else {
+        sum = CodeScan().exp_sum(v, part.n, mul, -top);
+      }
+      const double common = std::max(shift_[g], shift);
+      sum_[g] = sum_[g] * std::exp(shift_[g] - common) + sum * std::exp(shift - common);
+      shift_[g] = common;
     }
-    masses.sum_.push_back(sum);
   }
-  return masses;
 }
 
-void HeadMasses::Correct(const CodeScores& scores, uint32_t first_token,
-                         std::span<const uint32_t> listed, std::span<const float> exact,
-                         size_t ld) {
+void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const uint32_t> listed,
+                         std::span<const float> exact, size_t ld) {
+  std::vector<int16_t> values;
   for (size_t g = 0; g < sum_.size(); ++g) {
-    double by_codes = 0, truth = 0;
-    for (const uint32_t token : listed) {
-      by_codes += std::exp(scores.Score(g, token - first_token) - shift_[g]);
+    // By codes: part for part, for each has its own units.
+    double by_codes = 0;
+    auto token = listed.begin();
+    for (const CodeScores& part : parts) {
+      values.clear();
+      double capped = 0;
+      for (; token != listed.end() && *token - part.first_token < part.n; ++token) {
+        const size_t i = *token - part.first_token;
+        if (part.softcap > 0) capped += std::exp(part.Score(g, i) - shift_[g]);
+        values.push_back(part.values[g * part.ld + i]);
+      }
+      by_codes += part.softcap > 0
+                      ? capped
+                      : CodeScan().exp_sum(values.data(), values.size(), part.queries->mul[g],
+                                           static_cast<float>(part.queries->add[g] - shift_[g]));
     }
     const float* row = exact.data() + g * ld;
-    const float top = *std::max_element(row, row + ld);
-    const double shift = std::max(shift_[g], double{top});
-    for (size_t i = 0; i < ld; ++i) truth += std::exp(row[i] - shift);
+    const double shift = std::max(shift_[g], double{*std::max_element(row, row + ld)});
+    double truth = 0;
+    for (size_t i = 0; i < ld; ++i) truth += std::exp(static_cast<float>(row[i] - shift));
     // What is left when the short list's terms go; the sum and the terms are rounded differently.
     const double rest = std::max(0.0, sum_[g] - by_codes);
     sum_[g] = rest * std::exp(shift_[g] - shift) + truth;
@@ -75,42 +88,58 @@ void HeadMasses::Correct(const CodeScores& scores, uint32_t first_token,
   }
 }
 
-void AppendShortList(const CodeScores& scores, const HeadMasses& masses, uint32_t count,
-                     uint32_t first_token, SearchScratch& scratch) {
-  const CodeQueries& queries = *scores.queries;
-  const std::vector<double> lse = masses.LogSumExp();
-  auto& ranks = scratch.ranks;
-  if (ranks.size() < scores.n) ranks.resize(scores.n);
-  if (scores.softcap > 0) {
-    std::fill_n(ranks.begin(), scores.n, -kInf);
+namespace {
+
+// max_g score - lse of every key of the part.
+void RankKeys(const CodeScores& part, std::span<const double> lse, float* ranks) {
+  const CodeQueries& queries = *part.queries;
+  if (part.softcap > 0) {
+    std::fill_n(ranks, part.n, -kInf);
     for (uint32_t g = 0; g < queries.heads; ++g) {
-      for (size_t i = 0; i < scores.n; ++i) {
-        ranks[i] = std::max(ranks[i], static_cast<float>(scores.Score(g, i) - lse[g]));
+      for (size_t i = 0; i < part.n; ++i) {
+        ranks[i] = std::max(ranks[i], static_cast<float>(part.Score(g, i) - lse[g]));
       }
     }
-  } else {
-    std::vector<float> add(queries.heads);
-    for (uint32_t g = 0; g < queries.heads; ++g) {
-      add[g] = static_cast<float>(queries.add[g] - lse[g]);
-    }
-    CodeScan().max_rank(scores.values, scores.ld, queries.heads, queries.mul.data(), add.data(),
-                        scores.n, ranks.data());
+    return;
   }
-  const std::span<const float> rank = std::span(ranks).first(scores.n);
-  const float floor = KthLargest(rank, count, scratch.scores);
+  std::vector<float> add(queries.heads);
+  for (uint32_t g = 0; g < queries.heads; ++g) {
+    add[g] = static_cast<float>(queries.add[g] - lse[g]);
+  }
+  CodeScan().max_rank(part.values, part.ld, queries.heads, queries.mul.data(), add.data(), part.n,
+                      ranks);
+}
+
+}  // namespace
+
+void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t count,
+               SearchScratch& scratch) {
+  const std::vector<double> lse = masses.LogSumExp();
+  size_t n = 0;
+  for (const CodeScores& part : parts) n += part.n;
+  auto& ranks = scratch.ranks;
+  if (ranks.size() < n) ranks.resize(n);
+  size_t at = 0;
+  for (const CodeScores& part : parts) {
+    RankKeys(part, lse, ranks.data() + at);
+    at += part.n;
+  }
+  const float floor = KthLargest(std::span<const float>(ranks).first(n), count, scratch.scores);
   auto& found = scratch.found;
-  if (found.size() < scores.n) found.resize(scores.n);
-  const size_t n_found =
-      CodeScan().collect(rank.data(), scores.n, floor, first_token, found.data());
+  if (found.size() < n) found.resize(n);
+  const size_t n_found = CodeScan().collect(ranks.data(), n, floor, 0, found.data());
   // Integers are often equal: of those at the floor the first ones, as far as there is room.
-  size_t above = 0;
-  for (size_t j = 0; j < n_found; ++j) above += rank[found[j] - first_token] > floor;
-  size_t room = count - above;
+  size_t room = count;
+  for (size_t j = 0; j < n_found; ++j) room -= ranks[found[j]] > floor;
+  scratch.ids.clear();
+  auto part = parts.begin();
+  size_t begin = 0;  // of the part, among all ranks
   for (size_t j = 0; j < n_found; ++j) {
-    const bool tie = rank[found[j] - first_token] == floor;
+    const bool tie = ranks[found[j]] == floor;
     if (tie && room == 0) continue;
     room -= tie;
-    scratch.ids.push_back(found[j]);
+    while (found[j] - begin >= part->n) begin += (part++)->n;
+    scratch.ids.push_back(part->first_token + static_cast<uint32_t>(found[j] - begin));
   }
 }
 
@@ -140,6 +169,7 @@ Selection SelectRanked(std::span<const uint32_t> ids, std::span<const float> sco
       theta = std::max(theta, rank[i]);
     }
   }
+  std::sort(selection.ids.begin(), selection.ids.end());
   for (const double l : lse) {
     selection.cuts.push_back({static_cast<float>(l + theta), CutKind::kApproximate});
   }

@@ -13,10 +13,12 @@
 
 namespace prefixd::index {
 
-// What a scan left: head g's score of key i is mul[g] values[g * ld + i] + add[g], softcapped.
+// What the scan of one index left: head g's score of key i, token first_token + i, is
+// mul[g] values[g * ld + i] + add[g], softcapped.
 struct CodeScores {
   const int16_t* values = nullptr;
   size_t ld = 0, n = 0;
+  uint32_t first_token = 0;
   const CodeQueries* queries = nullptr;
   float softcap = 0;
 
@@ -28,26 +30,24 @@ struct CodeScores {
 // most of the mass.
 class HeadMasses {
  public:
+  explicit HeadMasses(std::span<const CodeScores> parts);
   // [heads], natural.
   std::vector<double> LogSumExp() const;
-  // listed: tokens of the short list, of which first_token is key 0 of `scores`. exact:
-  // [heads][ld], of the short list and of every candidate that has no code, in any order.
-  void Correct(const CodeScores& scores, uint32_t first_token, std::span<const uint32_t> listed,
+  // listed: the short list. exact: [heads][ld], of the short list and of every candidate that has
+  // no code, in any order.
+  void Correct(std::span<const CodeScores> parts, std::span<const uint32_t> listed,
                std::span<const float> exact, size_t ld);
 
  private:
-  friend HeadMasses MassesOf(const CodeScores& scores);
   std::vector<double> shift_, sum_;  // sum_ exp(shift_)
 };
 
-HeadMasses MassesOf(const CodeScores& scores);
+// Into scratch.ids the `count` keys of the best group ranks, ascending as the parts are. Fewer than
+// all keys; of equal ranks at the end those that come first.
+void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t count,
+               SearchScratch& scratch);
 
-// Appends to scratch.ids the `count` (< scores.n) keys of the best group ranks, ascending, key 0
-// being token first_token. Of equal ranks at the end those that come first.
-void AppendShortList(const CodeScores& scores, const HeadMasses& masses, uint32_t count,
-                     uint32_t first_token, SearchScratch& scratch);
-
-// The k best of `ids` (ascending) by max_g scores[g][i] - lse[g], with approximate cuts.
+// The k best of `ids` by max_g scores[g][i] - lse[g], ascending, with approximate cuts.
 //   scores: [heads][ids.size()]
 Selection SelectRanked(std::span<const uint32_t> ids, std::span<const float> scores,
                        std::span<const double> lse, uint32_t k);

@@ -16,7 +16,7 @@ constexpr size_t kTrainKeys = 8192, kFitKeys = 4096;
 constexpr size_t kEncodeRows = 256;
 // How much the sampled queries' second moment is rounded. Later queries go elsewhere too: taken at
 // their word, samples lower the recall of a real decode below that of no samples (selection_bench).
-constexpr double kRound = 0.5;
+constexpr double kRound = 0.6;
 
 // Error that a uniform quantiser of `digits` base-4 digits leaves of a Gaussian of variance 1
 // (Max 1960); what allocation goes by.

@@ -20,6 +20,146 @@
 namespace prefixd::index {
 namespace {
 
+// Codes of tokens `used`, which lie inside what `codes` covers.
+struct Part {
+  const CodeBook* book = nullptr;
+  std::span<const std::byte> codes;
+  uint32_t first_token = 0;  // of the first block
+  TokenRange used;
+};
+
+TokenRange Common(TokenRange a, TokenRange b) {
+  const uint32_t begin = std::clamp(a.begin, b.begin, b.end);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+// The candidates that `parts` (ascending, disjoint) leave out.
+std::vector<TokenRange> Gaps(TokenRange wanted, std::span<const Part> parts) {
+  std::vector<TokenRange> gaps;
+  uint32_t at = wanted.begin;
+  for (const Part& part : parts) {
+    if (part.used.begin > at) gaps.push_back({at, part.used.begin});
+    at = part.used.end;
+  }
+  if (wanted.end > at) gaps.push_back({at, wanted.end});
+  return gaps;
+}
+
+// One pass over the codes of all parts; scores borrow from `queries` and scratch.
+Result<std::vector<CodeScores>> Scan(const SearchRequest& request, std::span<const Part> parts,
+                                     std::vector<CodeQueries>& queries, SearchScratch& scratch) {
+  std::vector<CodeScores> scores;
+  size_t total = 0;
+  for (const Part& part : parts) {
+    queries.push_back(
+        PrepareCodeQueries(*part.book, request.queries, request.group, request.layer.scale));
+    for (uint32_t g = 0; g < request.group; ++g) {
+      if (!std::isfinite(queries.back().mul[g]) || !std::isfinite(queries.back().add[g])) {
+        return InvalidArgument("search: scores overflow although queries and keys are finite");
+      }
+    }
+    const size_t first = (part.used.begin - part.first_token) / kCodeBlockKeys;
+    const size_t ld = (CodeBlocks(part.used.end - part.first_token) - first) * kCodeBlockKeys;
+    scores.push_back(
+        {nullptr, ld, part.used.size(), part.used.begin, nullptr, request.layer.softcap});
+    total += ld * request.group;
+  }
+  auto& values = scratch.code_scores;
+  if (values.size() < total) values.resize(total);
+  int16_t* out = values.data();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const Part& part = parts[p];
+    const CodeQueries& q = queries[p];
+    const size_t offset = part.used.begin - part.first_token, block = offset / kCodeBlockKeys;
+    CodeScan().scan(part.codes.data() + block * CodeBlockBytes(part.book->key_dim),
+                    scores[p].ld / kCodeBlockKeys,
+                    {q.weights.data(), q.bias.data(), q.heads, q.fields}, out, scores[p].ld);
+    scores[p].values = out + offset % kCodeBlockKeys;
+    scores[p].queries = &q;
+    out += scores[p].ld * request.group;
+  }
+  return scores;
+}
+
+// Every candidate's score as the search saw it: by its code, or exact.
+//   ids: those with exact scores, `exact` [G][ids.size()]
+void AllScores(const SearchRequest& request, std::span<const CodeScores> parts,
+               std::span<const uint32_t> ids, std::span<const float> exact) {
+  const size_t n = request.candidates.size();
+  request.scores->resize(request.group * n);
+  for (uint32_t g = 0; g < request.group; ++g) {
+    float* out = request.scores->data() + g * n;
+    for (const CodeScores& part : parts) {
+      float* of_part = out + (part.first_token - request.candidates.begin);
+      for (size_t i = 0; i < part.n; ++i) of_part[i] = static_cast<float>(part.Score(g, i));
+    }
+    for (size_t j = 0; j < ids.size(); ++j) {
+      out[ids[j] - request.candidates.begin] = exact[g * ids.size() + j];
+    }
+  }
+}
+
+// `parts`: ascending, disjoint.
+Result<Selection> Search(const SearchRequest& request, std::span<const Part> all) {
+  PREFIXD_TRY(CheckRequest(request));
+  if (request.scores) request.scores->clear();
+  const TokenRange& wanted = request.candidates;
+  std::vector<Part> parts;
+  size_t inside = 0;
+  for (Part part : all) {
+    if (request.keys.shape.key_dim != part.book->key_dim) {
+      return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
+                             " dimensions in an index over " + std::to_string(part.book->key_dim));
+    }
+    part.used = Common(part.used, wanted);
+    if (part.used.size() == 0) continue;
+    inside += part.used.size();
+    parts.push_back(part);
+  }
+  if (request.k >= wanted.size()) return SelectAll(request);
+  const uint64_t short_list = uint64_t{kShortListFactor} * request.k + 1;
+  // Reading the short list's keys would cost as much as reading all of them.
+  if (inside < kMinCodeKeys || short_list >= inside / 2) return SearchExactly(request);
+  SearchScratch own;
+  SearchScratch& scratch = request.scratch ? *request.scratch : own;
+
+  std::vector<CodeQueries> queries;
+  queries.reserve(parts.size());
+  PREFIXD_ASSIGN(const std::vector<CodeScores> scores, Scan(request, parts, queries, scratch));
+  HeadMasses masses(scores);
+  ShortList(scores, masses, static_cast<uint32_t>(short_list), scratch);
+
+  // Appended tokens, and others without codes, exactly.
+  const std::vector<TokenRange> gaps = Gaps(wanted, parts);
+  auto& ids = scratch.ids;
+  const size_t listed = ids.size();
+  for (const TokenRange& gap : gaps) {
+    for (uint32_t t = gap.begin; t < gap.end; ++t) ids.push_back(t);
+  }
+  const size_t n = ids.size();
+  auto& exact = scratch.scores;
+  if (exact.size() < request.group * n) exact.resize(request.group * n);
+  PREFIXD_TRY(ScoreTokens(request, std::span<const uint32_t>(ids).first(listed), exact, n));
+  size_t column = listed;
+  for (const TokenRange& gap : gaps) {
+    PREFIXD_TRY(ScoreRange(request, gap, std::span(exact).subspan(column), n));
+    column += gap.size();
+  }
+  const auto truth = std::span<const float>(exact).first(request.group * n);
+  masses.Correct(scores, std::span<const uint32_t>(ids).first(listed), truth, n);
+
+  if (request.scores) AllScores(request, scores, ids, truth);
+
+  Selection selection = SelectRanked(ids, truth, masses.LogSumExp(), request.k);
+  selection.keys_scanned = wanted.size();
+  selection.bytes_scanned = n * request.keys.shape.key_bytes();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    selection.bytes_scanned +=
+        scores[p].ld * CodeBytesPerKey(parts[p].book->key_dim) + parts[p].book->bytes();
+  }
+  return selection;
+}
+
 class CodesIndex final : public KeyIndex {
  public:
   CodesIndex(CodeBook book, CodeMemory codes, TokenRange covered)
@@ -27,91 +167,41 @@ class CodesIndex final : public KeyIndex {
 
   IndexKind kind() const override { return IndexKind::kCodes; }
   TokenRange covered() const override { return covered_; }
-  Result<Selection> Search(const SearchRequest& request) const override;
+  Result<Selection> Search(const SearchRequest& request) const override {
+    const Part part = PartOf(covered_);
+    return index::Search(request, {&part, 1});
+  }
   Result<std::vector<std::byte>> Serialize() const override {
     return SerializeCodes(book_, covered_, codes_.bytes());
   }
+  Part PartOf(TokenRange used) const { return {&book_, codes_.bytes(), covered_.begin, used}; }
 
  private:
-  // The codes' scores of tokens `inside`; what holds them begins at the block of inside.begin.
-  CodeScores Scan(const SearchRequest& request, const CodeQueries& queries, TokenRange inside,
-                  SearchScratch& scratch) const;
-
   CodeBook book_;
   CodeMemory codes_;
   TokenRange covered_;
 };
 
-CodeScores CodesIndex::Scan(const SearchRequest& request, const CodeQueries& queries,
-                            TokenRange inside, SearchScratch& scratch) const {
-  const size_t first = inside.begin - covered_.begin, last = inside.end - covered_.begin;
-  const size_t block = first / kCodeBlockKeys, n_blocks = CodeBlocks(last) - block;
-  const size_t ld = n_blocks * kCodeBlockKeys;
-  auto& values = scratch.code_scores;
-  if (values.size() < request.group * ld) values.resize(request.group * ld);
-  CodeScan().scan(codes_.bytes().data() + block * CodeBlockBytes(book_.key_dim), n_blocks,
-                  {queries.weights.data(), queries.bias.data(), queries.heads, queries.fields},
-                  values.data(), ld);
-  return {values.data() + (first - block * kCodeBlockKeys), ld, inside.size(), &queries,
-          request.layer.softcap};
-}
+class JoinedCodes final : public KeyIndex {
+ public:
+  explicit JoinedCodes(std::vector<std::unique_ptr<KeyIndex>> indexes, std::vector<Part> parts)
+      : indexes_(std::move(indexes)), parts_(std::move(parts)) {}
 
-Result<Selection> CodesIndex::Search(const SearchRequest& request) const {
-  PREFIXD_TRY(CheckRequest(request));
-  if (request.scores) request.scores->clear();
-  const TokenRange& wanted = request.candidates;
-  if (request.keys.shape.key_dim != book_.key_dim) {
-    return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
-                           " dimensions in an index over " + std::to_string(book_.key_dim));
+  IndexKind kind() const override { return IndexKind::kCodes; }
+  TokenRange covered() const override {
+    return {parts_.front().used.begin, parts_.back().used.end};
   }
-  if (request.scores) request.scores->clear();
-  if (request.k >= wanted.size()) return SelectAll(request);
-  const TokenRange inside{std::clamp(covered_.begin, wanted.begin, wanted.end),
-                          std::clamp(covered_.end, wanted.begin, wanted.end)};
-  const uint64_t short_list = uint64_t{kShortListFactor} * request.k + 1;
-  // Reading the short list's keys would cost as much as reading all of them.
-  if (inside.size() < kMinCodeKeys || short_list >= inside.size() / 2) {
-    return SearchExactly(request);
+  Result<Selection> Search(const SearchRequest& request) const override {
+    return index::Search(request, parts_);
   }
-  SearchScratch own;
-  SearchScratch& scratch = request.scratch ? *request.scratch : own;
-
-  const CodeQueries queries =
-      PrepareCodeQueries(book_, request.queries, request.group, request.layer.scale);
-  for (uint32_t g = 0; g < request.group; ++g) {
-    if (!std::isfinite(queries.mul[g]) || !std::isfinite(queries.add[g])) {
-      return InvalidArgument("search: scores overflow although queries and keys are finite");
-    }
+  Result<std::vector<std::byte>> Serialize() const override {
+    return Error{Code::kFailedPrecondition, "joined indexes are stored one by one"};
   }
-  const CodeScores scores = Scan(request, queries, inside, scratch);
-  HeadMasses masses = MassesOf(scores);
-  auto& ids = scratch.ids;
-  ids.clear();
-  // Appended tokens and those before, exactly; in order, so that ids ascend.
-  const TokenRange before{wanted.begin, inside.begin}, after{inside.end, wanted.end};
-  const size_t outside = size_t{before.size()} + after.size();
-  for (uint32_t t = before.begin; t < before.end; ++t) ids.push_back(t);
-  AppendShortList(scores, masses, static_cast<uint32_t>(short_list), inside.begin, scratch);
-  for (uint32_t t = after.begin; t < after.end; ++t) ids.push_back(t);
 
-  const size_t n = ids.size(), listed = n - outside;
-  auto& exact = scratch.scores;
-  if (exact.size() < request.group * n) exact.resize(request.group * n);
-  PREFIXD_TRY(ScoreRange(request, before, exact, n));
-  PREFIXD_TRY(ScoreTokens(request, std::span<const uint32_t>(ids).subspan(before.size(), listed),
-                          std::span(exact).subspan(before.size()), n));
-  PREFIXD_TRY(ScoreRange(request, after, std::span(exact).subspan(before.size() + listed), n));
-  masses.Correct(scores, inside.begin,
-                 std::span<const uint32_t>(ids).subspan(before.size(), listed),
-                 std::span<const float>(exact).first(request.group * n), n);
-
-  Selection selection = SelectRanked(ids, std::span<const float>(exact).first(request.group * n),
-                                     masses.LogSumExp(), request.k);
-  selection.keys_scanned = wanted.size();
-  selection.bytes_scanned = CodeBlocks(inside.size()) * CodeBlockBytes(book_.key_dim) +
-                            book_.bytes() + n * request.keys.shape.key_bytes();
-  return selection;
-}
+ private:
+  std::vector<std::unique_ptr<KeyIndex>> indexes_;  // what parts_ borrow from
+  std::vector<Part> parts_;
+};
 
 }  // namespace
 
@@ -139,6 +229,26 @@ Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRan
   } catch (const std::bad_alloc&) {
     return Error{Code::kResourceExhausted, "not enough memory to build codes"};
   }
+}
+
+Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts) {
+  std::vector<std::unique_ptr<KeyIndex>> indexes;
+  std::vector<Part> joined;
+  for (IndexPart& part : parts) {
+    const auto* codes = dynamic_cast<const CodesIndex*>(part.index.get());
+    if (!codes) return InvalidArgument("only indexes of codes can be joined");
+    const TokenRange covered = codes->covered();
+    if (part.used.begin < covered.begin || part.used.end > covered.end ||
+        part.used.begin >= part.used.end ||
+        (!joined.empty() && part.used.begin < joined.back().used.end)) {
+      return InvalidArgument("joined indexes must ascend and cover what is used of them");
+    }
+    joined.push_back(codes->PartOf(part.used));
+    indexes.push_back(std::move(part.index));
+  }
+  if (joined.empty()) return InvalidArgument("there is no index to join");
+  return std::unique_ptr<KeyIndex>(
+      std::make_unique<JoinedCodes>(std::move(indexes), std::move(joined)));
 }
 
 Result<std::unique_ptr<KeyIndex>> LoadCodesIndex(const OpenedEnvelope& opened) {

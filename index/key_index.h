@@ -112,6 +112,16 @@ Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRan
                                                   const CodesOptions& options);
 inline constexpr uint32_t kShortListFactor = 3;
 
+// An index of codes and which of its tokens belong to the prefix that is searched.
+struct IndexPart {
+  std::unique_ptr<KeyIndex> index;
+  TokenRange used;
+};
+// One search over the codes of several segments, with one short list and one Top-K. What no part
+// uses is searched exactly. Not serialised: its parts are. kInvalidArgument: no parts, not codes,
+// not ascending, or used beyond what is covered.
+Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts);
+
 // What Serialize returned. Bytes that are truncated, damaged, foreign or of another version are
 // kCorrupt, found by the envelope's checksum before FAISS parses anything: rebuild the index.
 Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes);

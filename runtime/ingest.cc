@@ -8,8 +8,8 @@
 #include <optional>
 #include <set>
 
-#include "index/key_index.h"
 #include "runtime/choice.h"
+#include "runtime/indexes.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/token_features.h"
 #include "storage/errors.h"
@@ -30,54 +30,13 @@ std::string DoneProducer(const Rooms& rooms, const Model& model) {
     all += "; " + SummaryKind::Phi(model, maps, options).producer();
   }
   all += "; " + ChoiceProducer(options, model);
-  if (options.build_ivf) {
-    all += "; " + IvfProducer(options.anchors) + " from=" + std::to_string(options.ivf_min_tokens);
-  }
+  const auto add = [&](bool built, index::IndexKind kind, uint32_t from) {
+    if (!built) return;
+    all += "; " + IndexProducer(kind, options.anchors) + " from=" + std::to_string(from);
+  };
+  add(options.build_codes, index::IndexKind::kCodes, options.codes_min_tokens);
+  add(options.build_ivf, index::IndexKind::kIvf, options.ivf_min_tokens);
   return all;
-}
-
-// The tokens of a segment that an index covers.
-TokenRange Indexed(const storage::PrefixInfo& info, Anchors anchors) {
-  return {std::max(info.n_tokens - info.own_tokens, anchors.n_sink), info.n_tokens};
-}
-
-bool WantsIvf(const RuntimeOptions& options, const storage::PrefixInfo& info) {
-  return options.build_ivf && info.own_tokens >= std::max(options.ivf_min_tokens, 1u) &&
-         info.n_tokens > options.anchors.n_sink;
-}
-
-Status BuildIvf(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                WorkProgress& progress) {
-  const KvGeometry& geometry = model.spec.geometry;
-  const RowShape row = geometry.row();
-  const Anchors anchors = rooms.options->anchors;
-  const TokenRange covered = Indexed(prefix.info(), anchors);
-  const std::string producer = IvfProducer(anchors);
-  return rooms.pool->ParallelFor(
-      size_t{geometry.n_layers} * geometry.n_kv_heads,
-      [&](size_t head) -> Status {
-        PREFIXD_TRY(progress.Check());
-        const uint32_t layer = static_cast<uint32_t>(head) / geometry.n_kv_heads;
-        const uint32_t kv_head = static_cast<uint32_t>(head) % geometry.n_kv_heads;
-        const std::string name = IvfBlobName(layer, kv_head);
-        const bool wanted = geometry.layers[layer].sliding_window == 0 &&
-                            !rooms.storage->GetBlob(prefix.info().id, name, producer).ok();
-        if (wanted) {
-          std::vector<std::byte> bytes(covered.size() * row.bytes());
-          PREFIXD_TRY(prefix.ReadRange(layer, kv_head, covered, bytes, nullptr));
-          const auto index =
-              index::BuildIvfIndex({bytes.data(), covered.size(), row.bytes(), row}, covered, {});
-          if (index.ok()) {
-            PREFIXD_ASSIGN(const auto serialized, (*index)->Serialize());
-            PREFIXD_TRY(rooms.storage->PutBlob(prefix.info().id, name, producer, serialized));
-          } else if (index.error().code != Code::kInvalidArgument) {
-            return index.error();
-          }  // else keys that cannot be clustered: the head is searched exactly
-        }
-        ++progress.done;
-        return {};
-      },
-      WorkPriority::kBackground);
 }
 
 Status Choose(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
@@ -127,12 +86,6 @@ bool Clusters(const RuntimeOptions& options) {
 
 }  // namespace
 
-std::string IvfBlobName(uint32_t layer, uint32_t kv_head) {
-  return "ivf." + std::to_string(layer) + "." + std::to_string(kv_head);
-}
-
-std::string IvfProducer(Anchors anchors) { return "ivf/1 sinks=" + std::to_string(anchors.n_sink); }
-
 Status IngestSegment(const Rooms& rooms, const Model& model, const storage::SegmentId& id,
                      WorkProgress& progress) {
   const RuntimeOptions& options = *rooms.options;
@@ -140,7 +93,7 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
   const storage::PrefixInfo& info = prefix->info();
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
-  const bool ivf = WantsIvf(options, info);
+  const std::vector<index::IndexKind> indexes = WantedIndexes(options, info);
   // Behind the sinks; a segment of sinks alone has nothing to cluster.
   const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
   const size_t checkpoints =
@@ -148,7 +101,7 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
   const size_t features = options.phi_features == "none" ? 0 : model.maps.size();
   progress.total = HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
                                        (clusters ? 1 : 0) + features + KeptMoments(options).size() +
-                                       1 + (ivf ? 1 : 0));
+                                       1 + indexes.size());
 
   Stages stages;
   PREFIXD_TRY(
@@ -176,9 +129,9 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
   stages.Done("kept");
   PREFIXD_TRY(Choose(rooms, model, *prefix, queries, progress));
   stages.Done("choice");
-  if (ivf) {
-    PREFIXD_TRY(BuildIvf(rooms, model, *prefix, progress));
-    stages.Done("index");
+  for (const index::IndexKind kind : indexes) {
+    PREFIXD_TRY(BuildIndexes(rooms, model, *prefix, kind, progress));
+    stages.Done(index::IndexName(kind).data());
   }
   spdlog::info("segment {}: derived data of {} tokens ready ({})", id.ToString(), stored.size(),
                stages.text());

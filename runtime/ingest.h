@@ -13,8 +13,6 @@ inline constexpr const char* kQueriesBlob = "queries";
 inline constexpr const char* kQueriesLostBlob = "queries.lost";
 inline constexpr const char* kQueriesProducer = "queries/1";
 inline constexpr const char* kChoiceBlob = "choice";
-std::string IvfBlobName(uint32_t layer, uint32_t kv_head);  // "ivf.<layer>.<kv head>"
-std::string IvfProducer(Anchors anchors);
 
 // Everything of one segment, from start to end; kCancelled when progress says so.
 Status IngestSegment(const Rooms& rooms, const Model& model, const storage::SegmentId& id,

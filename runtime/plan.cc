@@ -15,8 +15,10 @@ Status CheckPolicy(const StepPolicy& policy) {
                            std::to_string(policy.budget));
   }
   if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
-  if (policy.selector != "auto" && policy.selector != "exact" && policy.selector != "ivf") {
-    return InvalidArgument("no selector named '" + policy.selector + "'; use auto, exact or ivf");
+  if (policy.selector != "auto" && policy.selector != "exact" && policy.selector != "codes" &&
+      policy.selector != "ivf") {
+    return InvalidArgument("no selector named '" + policy.selector +
+                           "'; use auto, exact, codes or ivf");
   }
   return {};
 }
@@ -147,6 +149,20 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
   return text;
 }
 
+// Whether steps select by codes, the default where there are some.
+Result<bool> UseCodes(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy) {
+  if (policy.selector != "auto" && policy.selector != "codes") return false;
+  const bool there = prefix.has_codes();
+  if (!there && policy.selector == "codes") {
+    return Error{Code::kFailedPrecondition,
+                 "this prefix has no index of codes (it is built in the background for segments of "
+                 "at least " +
+                     std::to_string(rooms.options->codes_min_tokens) +
+                     " tokens); wait until it is ready or use selector exact"};
+  }
+  return there;
+}
+
 Result<bool> UseIvf(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy) {
   const bool large = prefix.partition().mid.size() >= rooms.options->ivf_min_tokens;
   if (policy.selector == "exact" || (policy.selector == "auto" && !large)) return false;
@@ -188,7 +204,10 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   PREFIXD_TRY(CheckFixed(policy, geometry));
   // What is asked for by name must be there: said before any budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
-  PREFIXD_ASSIGN(plan->ivf, UseIvf(rooms, *prefix, policy));
+  PREFIXD_ASSIGN(plan->codes, UseCodes(rooms, *prefix, policy));
+  if (!plan->codes) {
+    PREFIXD_ASSIGN(plan->ivf, UseIvf(rooms, *prefix, policy));
+  }
   const Planner planner(rooms, *prefix, policy, /*scan=*/!plan->ivf);
   std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "runtime/choice.h"
+#include "runtime/indexes.h"
 #include "runtime/ingest.h"
 
 namespace prefixd {
@@ -67,6 +68,8 @@ const SegmentPart* PreparedPrefix::LargestPart() const {
   }
   return largest;
 }
+
+bool PreparedPrefix::has_codes() const { return HasCodes(rooms_, parts_, partition_.mid); }
 
 bool PreparedPrefix::has_ivf() const {
   const SegmentPart* part = LargestPart();
@@ -184,14 +187,28 @@ Result<RowsView> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads)
       state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}};
 }
 
+Result<const index::KeyIndex*> PreparedPrefix::Codes(size_t head, storage::ReadStats* reads) {
+  Head& state = heads_[head];
+  if (!state.has_codes.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_codes.load(std::memory_order_relaxed)) {
+      state.codes =
+          LoadCodes(rooms_, parts_, partition_.mid, layer_of(head), kv_head_of(head), reads);
+      state.has_codes.store(true, std::memory_order_release);
+    }
+  }
+  return state.codes ? static_cast<const index::KeyIndex*>(state.codes.get()) : exact_.get();
+}
+
 Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadStats* reads) {
   Head& state = heads_[head];
   if (!state.has_index.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_index.load(std::memory_order_relaxed)) {
       const SegmentPart* part = LargestPart();
-      auto blob = rooms_.storage->GetBlob(part->id, IvfBlobName(layer_of(head), kv_head_of(head)),
-                                          IvfProducer(rooms_.options->anchors));
+      auto blob = rooms_.storage->GetBlob(
+          part->id, IndexBlobName(index::IndexKind::kIvf, layer_of(head), kv_head_of(head)),
+          IndexProducer(index::IndexKind::kIvf, rooms_.options->anchors));
       if (blob.ok()) {
         if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += blob->size();
         // A damaged index is never trusted: the head is searched exactly.

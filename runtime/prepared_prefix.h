@@ -44,6 +44,7 @@ class PreparedPrefix {
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
   bool has_phi_caches() const;  // beside every segment of the chain
   bool has_clusters() const;    // likewise
+  bool has_codes() const;       // codes cover at least half of the mid region
   bool has_ivf() const;         // an index covers at least half of the mid region
   // Of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
@@ -58,6 +59,8 @@ class PreparedPrefix {
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
   // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
   Result<RowsView> MidKeys(size_t head, storage::ReadStats* reads);
+  // Codes of all segments that have some; an exact index where none can be used.
+  Result<const index::KeyIndex*> Codes(size_t head, storage::ReadStats* reads);
   // The index that covers most of the mid region; an exact one where there is none.
   Result<const index::KeyIndex*> Ivf(size_t head, storage::ReadStats* reads);
   // Stored features of the mid region, for phi; null where the store keeps none.
@@ -70,10 +73,12 @@ class PreparedPrefix {
  private:
   struct Head {
     std::mutex mutex;  // of loading
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false};
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false},
+        has_codes{false};
     std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
     std::vector<std::byte> keys;             // [mid][key bytes]
     std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    std::unique_ptr<index::KeyIndex> codes;  // likewise
     std::optional<TokenFeatures> features;
   };
 

@@ -10,12 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "index/key_index.h"
+
 namespace prefixd {
 
 struct Scratch {
   std::vector<std::byte> rows;  // rows read for one head
   std::vector<float> queries;   // queries of one group, gathered
   std::vector<float> y, lse, rho_z;
+  index::SearchScratch search;
 
   // The first n elements of `buffer`, grown (never shrunk) to hold them.
   template <typename T>

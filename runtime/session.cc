@@ -352,7 +352,8 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
                            std::to_string(kv_head) + " holds NaN or Inf");
   }
   Ledger ledger;
-  auto selection = SelectGroup(*plan, head, q, k, nullptr, ledger);
+  const auto scratch = core_->rooms.scratch->Acquire();
+  auto selection = SelectGroup(*plan, head, q, k, nullptr, scratch->search, ledger);
   Charge(head, ledger);
   return selection;
 }

@@ -9,6 +9,7 @@
 
 #include "attention/step.h"
 #include "runtime/estimator_input.h"
+#include "runtime/indexes.h"
 #include "runtime/session_impl.h"
 
 namespace prefixd {
@@ -40,10 +41,15 @@ Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32
   return {};
 }
 
-// Rows of `ids`: their keys are in memory since the selection, so that values alone are read.
-Status ReadRetrieved(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
+// Rows of `ids`. After an exact selection their keys are in memory, so that values alone are read.
+Status ReadRetrieved(const SessionPlan& plan, size_t head, std::span<const uint32_t> ids,
                      std::span<std::byte> rows, storage::ReadStats& reads) {
+  PreparedPrefix& prefix = *plan.prefix;
   const RowShape row = prefix.model()->spec.geometry.row();
+  if (plan.codes) {
+    return prefix.stored().ReadRows(prefix.layer_of(head), prefix.kv_head_of(head), ids, rows,
+                                    &reads);
+  }
   PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
   for (size_t i = 0; i < ids.size(); ++i) {
     std::memcpy(rows.data() + i * row.bytes(),
@@ -110,11 +116,12 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
   const bool scan = head_plan.estimator.kind == EstimatorKind::kScan;
   std::vector<float> scores;
   if ((k > 0 || scan) && prefix.partition().mid.size() > 0) {
-    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, scan ? &scores : nullptr, ledger));
+    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, scan ? &scores : nullptr,
+                                          scratch->search, ledger));
     StageTimer timer(ledger.read_ns);
     if (plan.policy.page_granular) PREFIXD_TRY(AddPageNeighbours(prefix, head, selection.ids));
     retrieved = Scratch::Take(scratch->rows, selection.ids.size() * row.bytes());
-    PREFIXD_TRY(ReadRetrieved(prefix, head, selection.ids, retrieved, reads));
+    PREFIXD_TRY(ReadRetrieved(plan, head, selection.ids, retrieved, reads));
   }
 
   GroupStepInput in;
@@ -188,7 +195,8 @@ void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
 }
 
 Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, std::vector<float>* scores, Ledger& ledger) {
+                              uint32_t k, std::vector<float>* scores, index::SearchScratch& scratch,
+                              Ledger& ledger) {
   PreparedPrefix& prefix = *plan.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
   ReadCharge charge(ledger);
@@ -196,11 +204,22 @@ Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<co
   const index::KeyIndex* index = &prefix.exact();
   {
     StageTimer timer(ledger.read_ns);
-    PREFIXD_ASSIGN(request.keys, prefix.MidKeys(head, &charge.reads));
+    if (plan.codes) {
+      PREFIXD_ASSIGN(index, prefix.Codes(head, &charge.reads));
+    } else {
+      PREFIXD_ASSIGN(request.keys, prefix.MidKeys(head, &charge.reads));
+    }
     if (plan.ivf) {
       PREFIXD_ASSIGN(index, prefix.Ivf(head, &charge.reads));
     }
   }
+  // Codes need few keys, and those where they are stored: only the codes stay in memory.
+  StoredKeys stored(prefix.stored(), prefix.layer_of(head), prefix.kv_head_of(head), &charge.reads);
+  if (plan.codes) {
+    request.keys.shape = {geometry.key_dim, 0, geometry.dtype};
+    request.reader = &stored;
+  }
+  request.scratch = &scratch;
   StageTimer timer(ledger.select_ns);
   request.queries = q;
   request.group = geometry.group_size();

@@ -28,9 +28,11 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger);
 
-// The plan's selector over the mid region. scores: index::SearchRequest's, may be null.
+// The plan's selector over the mid region. scores: index::SearchRequest's, may be null. scratch: of
+// the calling thread.
 Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, std::vector<float>* scores, Ledger& ledger);
+                              uint32_t k, std::vector<float>* scores, index::SearchScratch& scratch,
+                              Ledger& ledger);
 
 void ChargeReads(const storage::ReadStats& reads, Ledger& ledger);
 

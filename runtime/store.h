@@ -61,7 +61,9 @@ struct RuntimeOptions {
   uint32_t clusters = 32;       // of keys, per segment and head, for those by clusters
   uint32_t query_samples = 32;  // per layer, kept from the last quarter of a prefill
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
-  bool build_ivf = true;  // FAISS IVF for segments of at least ivf_min_tokens
+  bool build_codes = true;  // compact codes for segments of at least codes_min_tokens
+  uint32_t codes_min_tokens = 4096;
+  bool build_ivf = false;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;
   // Rewriting in the background: segments of at least settle_min_tokens are settled (rows that are
   // retrieved together share pages), small ones merged with what they continue as long as together

@@ -96,7 +96,7 @@ struct StepPolicy {
   double budget = 0.02;           // fraction of the prefix per step (spec §4)
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
-  std::string selector = "auto";  // "auto", "exact", "ivf"
+  std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
   // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
   // I/O. They count as read in the ledger, beyond what the budget planned.
   bool page_granular = false;

@@ -141,6 +141,7 @@ void AddSummaries(Seeds& seeds) {
   fields.key_dim = 64;
   const auto sealed = index::Seal(fields, std::as_bytes(std::span(values)));
   for (const uint8_t mode : {0, 1}) seeds.Add("envelope", mode, sealed);
+  for (const uint8_t mode : {0, 1}) seeds.AddRandom("stored_codes", mode);
 }
 
 void AddSafetensors(Seeds& seeds) {

@@ -171,6 +171,35 @@ TEST_F(CodesIndexTest, FewCandidatesAndManyWantedAreSearchedExactly) {
   }
 }
 
+TEST_F(CodesIndexTest, AllScoresAreToldWhenAskedFor) {
+  const auto queries = data_.Queries(random_, 2);
+  SearchRequest request = Request(queries, {kFirst + 5, kFirst + kTokens + kAppended}, 60);
+  std::vector<float> scores;
+  request.scores = &scores;
+  const auto selection = index_->Search(request);
+  ASSERT_TRUE(selection.ok());
+  const std::vector<double> truth = TrueScores(request, rows_);
+  ASSERT_EQ(scores.size(), truth.size());
+  const size_t n = request.candidates.size();
+  double error = 0, square = 0;
+  for (uint32_t g = 0; g < 2; ++g) {
+    for (const uint32_t id : selection->ids) {
+      const size_t at = g * n + id - request.candidates.begin;
+      EXPECT_NEAR(scores[at], truth[at], FloatSlack(request, rows_));
+    }
+    double mean = 0;
+    for (size_t i = 0; i < n; ++i) mean += truth[g * n + i] / double(n);
+    for (size_t i = 0; i < n; ++i) {
+      error += std::pow(scores[g * n + i] - truth[g * n + i], 2);
+      square += std::pow(truth[g * n + i] - mean, 2);
+    }
+  }
+  EXPECT_LT(error, 0.2 * square);
+  request.k = 4000000000u;
+  ASSERT_TRUE(index_->Search(request).ok());
+  EXPECT_TRUE(scores.empty());
+}
+
 TEST_F(CodesIndexTest, NothingAndEverything) {
   const auto queries = data_.Queries(random_, 2);
   auto selection = index_->Search(Request(queries, {kFirst, kFirst + kTokens}, 0));
@@ -241,6 +270,43 @@ TEST_F(CodesIndexTest, BuildsAreRefusedByName) {
   ASSERT_FALSE(index.ok());
   EXPECT_NE(index.error().message.find("exact index"), std::string::npos);
   EXPECT_FALSE(BuildCodesIndex(rows_.view(), {0, 10}, {}).ok());
+}
+
+TEST_F(CodesIndexTest, SeveralSegmentsAreSearchedAsOne) {
+  const auto build = [&](uint32_t begin, uint32_t end) {
+    auto built = BuildCodesIndex(rows_.view().Sub(begin, end - begin),
+                                 {kFirst + begin, kFirst + end}, {samples_});
+    EXPECT_TRUE(built.ok());
+    return std::move(built).value();
+  };
+  std::vector<IndexPart> parts;
+  // Of the first only a part is used; between the second and the third lie tokens without codes.
+  parts.push_back({build(0, 2500), {kFirst, kFirst + 2011}});
+  parts.push_back({build(2011, 3800), {kFirst + 2011, kFirst + 3800}});
+  parts.push_back({build(3850, 6000), {kFirst + 3850, kFirst + 6000}});
+  const auto joined = JoinCodesIndexes(std::move(parts));
+  ASSERT_TRUE(joined.ok()) << joined.error().ToString();
+  double recall = 0, alone = 0;
+  for (int round = 0; round < 20; ++round) {
+    const auto queries = data_.Queries(random_, 2);
+    const SearchRequest request = Request(queries, {kFirst + 3, kFirst + kTokens + kAppended}, 100);
+    const auto selection = (*joined)->Search(request);
+    ASSERT_TRUE(selection.ok()) << selection.error().ToString();
+    ExpectWellFormed(*selection, request);
+    recall += Recall(request, *selection) / 20;
+    const auto one = index_->Search(request);
+    ASSERT_TRUE(one.ok());
+    alone += Recall(request, *one) / 20;
+  }
+  EXPECT_GT(recall, alone - 0.05);
+  EXPECT_FALSE((*joined)->Serialize().ok());
+  EXPECT_FALSE(JoinCodesIndexes({}).ok());
+  parts.clear();
+  parts.push_back({build(0, 2500), {kFirst, kFirst + 2501}});
+  EXPECT_FALSE(JoinCodesIndexes(std::move(parts)).ok());
+  parts.clear();
+  parts.push_back({MakeExactIndex({0, 9}), {0, 9}});
+  EXPECT_FALSE(JoinCodesIndexes(std::move(parts)).ok());
 }
 
 TEST_F(CodesIndexTest, ARoundTripSelectsTheSame) {

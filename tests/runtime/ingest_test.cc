@@ -264,6 +264,42 @@ TEST_F(IngestTest, IvfIsBuiltForLongSegmentsAndUsed) {
   }
 }
 
+TEST_F(IngestTest, CodesAreBuiltForLongSegmentsAndUsed) {
+  const uint64_t seed = Seed("CodesAreBuiltForLongSegmentsAndUsed");
+  options_.build_codes = true;
+  options_.codes_min_tokens = 1500;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
+  const std::string id = PutReady(prompt);
+  const auto detail = store_->Prefix(id);
+  ASSERT_OK(detail);
+  EXPECT_EQ(std::count(detail->blobs.begin(), detail->blobs.end(), "codes.1.1"), 1);
+  EXPECT_EQ(std::count(detail->blobs.begin(), detail->blobs.end(), "ivf.1.1"), 0);
+  StepPolicy policy;
+  policy.k = 25;
+  std::map<std::string, std::vector<uint32_t>> ids;
+  for (const char* selector : {"auto", "codes", "exact"}) {
+    policy.selector = selector;
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    const auto q = prompt.Q(1, 2499, 1);
+    auto selection = session->Select(1, 0, q.first(32), 25);
+    ASSERT_OK(selection);
+    ASSERT_EQ(selection->ids.size(), 25u);
+    EXPECT_GE(selection->ids.front(), 4u);
+    EXPECT_LT(selection->ids.back(), 2484u);
+    const CutKind kind = std::string(selector) == "exact" ? CutKind::kExact : CutKind::kApproximate;
+    EXPECT_EQ(selection->cuts[0].kind, kind) << selector;
+    EXPECT_EQ(Step(*session, 1, q).info.ledger.retrieved_tokens, 50u);
+    ids[selector] = selection->ids;
+  }
+  EXPECT_EQ(ids["auto"], ids["codes"]);
+  std::vector<uint32_t> both;
+  std::set_intersection(ids["codes"].begin(), ids["codes"].end(), ids["exact"].begin(),
+                        ids["exact"].end(), std::back_inserter(both));
+  EXPECT_GE(both.size(), 18u);
+}
+
 TEST_F(IngestTest, PromptsShorterThanTheAnchors) {
   AddMaps(64, 5);
   Open();

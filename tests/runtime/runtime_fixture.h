@@ -118,7 +118,7 @@ class RuntimeTest : public ::testing::Test {
     options_.threads = 2;
     options_.compute = "cpu";
     options_.checkpoint_tokens = 128;
-    options_.build_ivf = false;
+    options_.build_codes = options_.build_ivf = false;
     options_.phi_features = "none";
     spec_.name = "tiny";
     spec_.geometry = SmallGeometry(2, 4, 2, 16);
