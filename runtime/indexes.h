@@ -43,7 +43,7 @@ class StoredKeys final : public index::KeyReader {
   Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override;
   Status Range(TokenRange tokens, std::span<std::byte> out) override;
   uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override {
-    return prefix_.RunEnd(begin, max_tokens);
+    return storage::RunEnd(prefix_.parts(), begin, max_tokens);
   }
 
  private:

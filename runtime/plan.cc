@@ -208,7 +208,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   if (!plan->codes) {
     PREFIXD_ASSIGN(plan->ivf, UseIvf(rooms, *prefix, policy));
   }
-  const Planner planner(rooms, *prefix, policy, /*scan=*/!plan->ivf);
+  const Planner planner(rooms, *prefix, policy, /*scan=*/!plan->ivf && !plan->codes);
   std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {
