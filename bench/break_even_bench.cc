@@ -272,7 +272,7 @@ Status Run(const Options& options) {
   const auto maps = dir / "phi.safetensors";
   PREFIXD_TRY(WriteRandomMaps(maps, options.tokens));
   {
-    PREFIXD_ASSIGN(auto client, Client::OpenEmbedded({.dir = dir / "store", .build_ivf = false}));
+    PREFIXD_ASSIGN(auto client, Client::OpenEmbedded({.dir = dir / "store", .build_codes = false}));
     PREFIXD_TRY(client->RegisterModel({"bench", OneLayer(), {{"weights", "synthetic"}}, {maps}}));
     PREFIXD_ASSIGN(const std::string prefix, PutSynthetic(*client, options));
   }

@@ -22,7 +22,7 @@ class Replay {
   Replay(const RetrievalTrace& trace, const std::filesystem::path& dir) : trace_(trace) {
     runtime_.dir = dir;
     runtime_.host_tier_bytes = 0;
-    runtime_.build_ivf = false;  // the sets are given
+    runtime_.build_codes = runtime_.build_ivf = false;  // the sets are given
     storage_.dir = dir;
     storage_.host_tier_bytes = 0;
   }
