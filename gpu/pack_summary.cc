@@ -92,6 +92,16 @@ void PackClusters(const GroupStepInput& in, HostImage& image, DeviceSummary& d) 
   d.cluster_spreads = image.AddFloats(clusters.spreads());
 }
 
+// Whether the estimate is merged into y and lse, or only told: an input that cannot say merges it.
+template <typename Input>
+bool MergesEstimate(const Input& in) {
+  if constexpr (requires { in.merge_estimate; }) {
+    return in.merge_estimate;
+  } else {
+    return true;
+  }
+}
+
 }  // namespace
 
 bool UsesClusters(EstimatorKind kind) {
@@ -117,6 +127,7 @@ DeviceSummary PackSummary(const GroupStepInput& in, HostImage& image, PackedMaps
 void AddStepParts(const GroupStepInput& in, HostImage& image, DeviceSummary& d) {
   d.estimator = Effective(in);
   d.mid_count = static_cast<uint32_t>(in.mid_count);
+  d.merge_estimate = MergesEstimate(in);
   d.moment_form = in.moment_form;
   d.phi_form = in.phi_form;
   if (d.estimator == EstimatorKind::kPhi && in.features.data != nullptr) {
