@@ -252,8 +252,9 @@ class GatedSession final : public Session {
   Result<Selection> Select(uint32_t, uint32_t, std::span<const float>, uint32_t) override {
     return No();
   }
-  Result<std::vector<std::byte>> PhiCacheBytes(uint32_t, uint32_t) override { return No(); }
-  Result<std::vector<std::byte>> MomentBytes(uint32_t, uint32_t) override { return No(); }
+  Result<std::vector<std::byte>> SummaryBytes(uint32_t, uint32_t, const EstimatorVariant&) override {
+    return No();
+  }
   SessionReport report() const override { return {}; }
   Result<SessionReport> Detach() override { return No(); }
 
