@@ -7,7 +7,8 @@
 //                       .W2    [H, d_emb, d_emb]   .b2    [H, d_emb]
 //                       .W_out [H, d_phi, d_emb]   .b_out [H, d_phi]     .alpha [H]
 // Metadata (strings): format = "prefixd-phi-v1", length, d_emb, d_phi, n_layers, n_q_heads,
-// n_kv_heads, head_dim, scale; weights may be missing; symmetric = "true" leaves phi_q out. Other tensors and keys are ignored.
+// n_kv_heads, head_dim, scale; weights may be missing; symmetric = "true" leaves phi_q out. Other
+// tensors and keys are ignored.
 #pragma once
 
 #include <cstdint>

@@ -80,8 +80,8 @@ TEST(KeyCodes, ACodeDecodesToItsCoordinates) {
       for (uint32_t d = 0; d < dim; ++d) {
         double truth = book.centre[d], size = std::fabs(truth);
         for (size_t c = 0; c < book.components(); ++c) {
-          const double term =
-              double(codes.coordinates[i * book.components() + c]) * Bf16ToFloat(book.directions[c * dim + d]);
+          const double term = double(codes.coordinates[i * book.components() + c]) *
+                              Bf16ToFloat(book.directions[c * dim + d]);
           truth += term;
           size += std::fabs(term);
         }

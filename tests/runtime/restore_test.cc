@@ -252,7 +252,8 @@ class GatedSession final : public Session {
   Result<Selection> Select(uint32_t, uint32_t, std::span<const float>, uint32_t) override {
     return No();
   }
-  Result<std::vector<std::byte>> SummaryBytes(uint32_t, uint32_t, const EstimatorVariant&) override {
+  Result<std::vector<std::byte>> SummaryBytes(uint32_t, uint32_t,
+                                              const EstimatorVariant&) override {
     return No();
   }
   SessionReport report() const override { return {}; }
