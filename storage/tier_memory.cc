@@ -16,6 +16,11 @@
 namespace prefixd::storage {
 namespace {
 
+constexpr uint64_t kHugePage = 2u << 20;
+#ifndef MADV_COLLAPSE  // Linux 6.1; Debian 12's C library does not name it yet
+#define MADV_COLLAPSE 25
+#endif
+
 Error Failed(const std::string& what, int error) {
   const bool short_of =
       error == ENOMEM || error == ENOSPC || error == EMFILE || error == ENFILE || error == EAGAIN;
@@ -37,13 +42,26 @@ std::string TransparentHugePages() {
 TierMemory::TierMemory(TierMemory&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
+      reserved_(std::exchange(other.reserved_, {})),
       fd_(std::move(other.fd_)),
       read_only_(std::move(other.read_only_)),
       hugetlb_(other.hugetlb_),
+      collapse_(other.collapse_),
       huge_pages_(std::move(other.huge_pages_)) {}
 
 TierMemory::~TierMemory() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (!reserved_.empty()) ::munmap(reserved_.data(), reserved_.size());
+}
+
+// Whether small pages of this mapping can be made one huge page, tried on its first ones.
+bool TierMemory::CanCollapse() {
+#if defined(MADV_POPULATE_WRITE)
+  if (size_ < kHugePage || ::madvise(data_, kHugePage, MADV_POPULATE_WRITE) != 0) return false;
+  const bool collapsed = ::madvise(data_, kHugePage, MADV_COLLAPSE) == 0;
+  return GiveBack(0, kHugePage).ok() && collapsed;
+#else
+  return false;
+#endif
 }
 
 Result<TierMemory> TierMemory::Create(uint64_t bytes, bool hugetlb) {
@@ -58,8 +76,15 @@ Result<TierMemory> TierMemory::Create(uint64_t bytes, bool hugetlb) {
     if (hugetlb) return Error{Code::kUnavailable, Failed("no huge pages", error).message};
     return Failed("a region of " + size, error);
   }
-  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-                    memory.fd_.get(), 0);
+  // Where huge pages of the file can be huge pages of the mapping too.
+  void* const reserved = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return Failed("mapping " + size, errno);
+  memory.reserved_ = {static_cast<std::byte*>(reserved), bytes + kHugePage};
+  const auto address = reinterpret_cast<uintptr_t>(reserved);
+  void* const at =
+      ::mmap(reinterpret_cast<void*>((address + kHugePage - 1) & ~(kHugePage - 1)), bytes,
+             PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, memory.fd_.get(), 0);
   if (at == MAP_FAILED) return Failed("mapping " + size, errno);
   memory.data_ = static_cast<std::byte*>(at);
   memory.size_ = bytes;
@@ -76,6 +101,8 @@ Result<TierMemory> TierMemory::Create(uint64_t bytes, bool hugetlb) {
     memory.huge_pages_ = "hugetlb";
   } else if (allowed && ::madvise(at, bytes, MADV_HUGEPAGE) == 0) {
     memory.huge_pages_ = "transparent";
+  } else if ((memory.collapse_ = memory.CanCollapse())) {
+    memory.huge_pages_ = "collapsed";
   } else {
     memory.huge_pages_ = "none (shmem_enabled is " + thp + ")";
   }
@@ -94,6 +121,12 @@ Status TierMemory::Take(uint64_t offset, uint64_t bytes) {
     return Failed("taking " + std::to_string(bytes) + " bytes", errno);
   }
 #endif
+  if (collapse_ && offset % kHugePage == 0) {
+    // Block by block, since memory may be too fragmented for some; they stay small.
+    for (uint64_t at = offset; at + kHugePage <= offset + bytes; at += kHugePage) {
+      (void)::madvise(data_ + at, kHugePage, MADV_COLLAPSE);
+    }
+  }
   return {};
 }
 

@@ -44,16 +44,19 @@ class TierMemory {
   int read_only_fd() const { return read_only_.get(); }
   // Really taken now, as the kernel counts it.
   uint64_t resident_bytes() const;
-  // "hugetlb", "transparent", or "none (shmem_enabled is never)".
+  // "hugetlb", "transparent", "collapsed" (small pages put together one by one, where the system
+  // does not give large ones by itself), or "none (shmem_enabled is deny)".
   const std::string& huge_pages() const { return huge_pages_; }
 
  private:
   TierMemory() = default;
+  bool CanCollapse();
 
-  std::byte* data_ = nullptr;
+  std::byte* data_ = nullptr;  // begins at a huge page
   uint64_t size_ = 0;
+  std::span<std::byte> reserved_;  // addresses that data_ lies in
   UniqueFd fd_, read_only_;
-  bool hugetlb_ = false;
+  bool hugetlb_ = false, collapse_ = false;
   std::string huge_pages_;
 };
 
