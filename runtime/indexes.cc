@@ -1,11 +1,10 @@
 #include "runtime/indexes.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
 #include "runtime/ingest.h"
 #include "runtime/query_samples.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
@@ -124,8 +123,8 @@ std::unique_ptr<index::KeyIndex> LoadCodes(const Rooms& rooms, std::span<const S
   const std::string name = IndexBlobName(IndexKind::kCodes, layer, kv_head);
   std::vector<index::IndexPart> indexes;
   const auto left_out = [&](const SegmentPart& part, const std::string& why) {
-    spdlog::warn("segment {}: index {} is not used, its tokens are searched exactly: {}",
-                 part.id.ToString(), name, why);
+    storage::LogWarning("segment " + part.id.ToString() + ": index " + name +
+                        " is not used, its tokens are searched exactly: " + why);
   };
   for (const SegmentPart& part : parts) {
     const auto blob =
@@ -153,7 +152,7 @@ std::unique_ptr<index::KeyIndex> LoadCodes(const Rooms& rooms, std::span<const S
   if (indexes.empty()) return nullptr;
   auto joined = index::JoinCodesIndexes(std::move(indexes));
   if (!joined.ok()) {
-    spdlog::warn("index {}: {}", name, joined.error().message);
+    storage::LogWarning("index " + name + ": " + joined.error().message);
     return nullptr;
   }
   return std::move(joined).value();

@@ -1,7 +1,5 @@
 #include "runtime/ingest.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -133,8 +131,8 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
     PREFIXD_TRY(BuildIndexes(rooms, model, *prefix, kind, progress));
     stages.Done(index::IndexName(kind).data());
   }
-  spdlog::info("segment {}: derived data of {} tokens ready ({})", id.ToString(), stored.size(),
-               stages.text());
+  storage::LogInfo("segment " + id.ToString() + ": derived data of " +
+                   std::to_string(stored.size()) + " tokens ready (" + stages.text() + ")");
   PREFIXD_TRY(progress.Check());
   const std::string text = DoneProducer(rooms, model);
   return rooms.storage->PutBlob(id, kDoneBlob, text, std::as_bytes(std::span(text)));

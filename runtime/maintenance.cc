@@ -1,6 +1,5 @@
 #include "runtime/maintenance.h"
-
-#include <spdlog/spdlog.h>
+#include "storage/errors.h"
 
 #include <algorithm>
 #include <utility>
@@ -39,12 +38,12 @@ void Maintenance::Loop(const std::stop_token& stop) {
 void Maintenance::Run(Entry& entry, const std::stop_token& stop) {
   const Status done = entry.task.run(stop);
   if (done.ok() && !entry.last_error.empty()) {
-    spdlog::info("maintenance: {} works again", entry.task.name);
+    storage::LogInfo("maintenance: " + entry.task.name + " works again");
   }
   const std::string error = done.ok() ? "" : done.error().message;
   const bool stopped = !done.ok() && done.error().code == Code::kCancelled;
   if (!error.empty() && !stopped && error != entry.last_error) {
-    spdlog::warn("maintenance: {}: {}", entry.task.name, error);
+    storage::LogWarning("maintenance: " + entry.task.name + ": " + error);
   }
   entry.last_error = error;
 }

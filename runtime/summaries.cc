@@ -4,10 +4,9 @@
 #include <charconv>
 #include <optional>
 
-#include <spdlog/spdlog.h>
-
 #include "runtime/blob_pack.h"
 #include "runtime/token_features.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
@@ -46,8 +45,8 @@ std::optional<SummarySet> LoadCheckpoint(const Rooms& rooms, const SummaryKind& 
                                 : Result<SummarySet>(blob.error());
   if (read.ok()) return std::move(read).value();
   if (read.error().code != Code::kNotFound) {
-    spdlog::warn("segment {}: checkpoint {} is built again: {}", id.ToString(), name,
-                 read.error().message);
+    storage::LogWarning("segment " + id.ToString() + ": checkpoint " + name +
+                        " is built again: " + read.error().message);
   }
   return std::nullopt;
 }
