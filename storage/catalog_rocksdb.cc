@@ -25,6 +25,7 @@
 
 #include "storage/catalog.h"
 #include "storage/errors.h"
+#include "storage/manifest_tail.h"
 
 namespace prefixd::storage {
 namespace {
@@ -91,7 +92,16 @@ class RocksCatalog final : public Catalog {
     auto catalog = std::make_unique<RocksCatalog>();
     catalog->make_room_ = std::move(make_room);
     rocksdb::DB* db = nullptr;
-    const rocksdb::Status status = rocksdb::DB::Open(options, dir.string(), &db);
+    rocksdb::Status status = rocksdb::DB::Open(options, dir.string(), &db);
+    if (status.IsCorruption()) {
+      PREFIXD_ASSIGN(const auto cut, CutTornManifest(dir));
+      if (cut) {
+        LogWarning("catalog: the end of " + cut->file.filename().string() +
+                   " was torn and is cut off; opening it again");
+        status = rocksdb::DB::Open(options, dir.string(), &db);
+        if (!status.ok()) PREFIXD_TRY(Restore(*cut));
+      }
+    }
     if (!status.ok()) return DbError(status, "open");
     catalog->db_.reset(db);
     PREFIXD_TRY(catalog->LoadOrWriteMeta(fresh));

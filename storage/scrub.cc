@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "storage/errors.h"
 
@@ -100,13 +101,12 @@ Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options) {
     return InvalidArgument("a scrub needs a rate, an interval and a way to wait");
   }
   Scrub scrub(core, options);
-  const int64_t started = NowUnixMs();
+  std::set<SegmentId> done;  // by this call: not due again within it, however short the interval
   while (true) {
     const auto next = core.tree.LeastRecentlyVerified();
     if (!next) return NowUnixMs() + options.interval_ms;
-    // What this call verified is not due again within it, however short the interval.
     const int64_t due = next->second + options.interval_ms;
-    if (due > NowUnixMs() || next->second > started) return due;
+    if (due > NowUnixMs() || !done.insert(next->first.id).second) return due;
     PREFIXD_TRY(scrub.Segment(next->first));
   }
 }
