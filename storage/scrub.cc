@@ -81,8 +81,9 @@ class Scrub {
 
   void Done(const SegmentId& id) {
     Note({});
-    const int64_t now = NowUnixMs();
     std::lock_guard commit(core_.commit_mutex);  // no row for a segment that is just removed
+    // Never twice the same: what was verified last is always the last to be due.
+    const int64_t now = core_.last_verified_ms = std::max(NowUnixMs(), core_.last_verified_ms + 1);
     if (!core_.tree.SetVerified(id, now)) return;
     if (Status noted = core_.catalog->SetVerified(id, now); !noted.ok()) {
       LogWarning(noted.error().message);

@@ -110,7 +110,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Write buffers, as many as a put uses, that the next one need not touch afresh.
   const std::shared_ptr<BufferPool> slabs = std::make_shared<BufferPool>(kSlabBytes, 8);
 
-  std::mutex commit_mutex;  // one commit at a time, so that equal prompts find each other
+  std::mutex commit_mutex;       // one commit at a time, so that equal prompts find each other
+  int64_t last_verified_ms = 0;  // guarded by commit_mutex
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
   std::atomic<uint64_t> recovered_orphans{0}, recovered_commits{0}, checksum_failures{0};
