@@ -124,7 +124,7 @@ Status CutPower(const fs::path& scratch, uint64_t seed, int cuts, Journal& repor
   Journal journal;
   for (int cut = 0; cut < cuts; ++cut) {
     PREFIXD_ASSIGN(auto mounted, Mounted::Mount(loop->path(), at));
-    WorkloadPlan plan{.dir = dir, .seed = rng(), .errors_are_fine = true};
+    WorkloadPlan plan{.dir = dir, .seed = rng(), .errors_are_fine = true, .retention = false};
     plan.io = rng() % 2 ? IoBackend::kThreads : IoBackend::kAuto;
     Child child(
         [&] {

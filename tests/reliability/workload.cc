@@ -132,7 +132,9 @@ void Workload::Run() {
     uint64_t dice = rng_() % total;
     const Operation* op = kOperations;
     while (dice >= op->weight) dice -= op++->weight;
-    (this->*op->run)();
+    const bool retains = op->run == &Workload::Retain || op->run == &Workload::Expire ||
+                         op->run == &Workload::Maintain;
+    if (plan_.retention || !retains) (this->*op->run)();
   }
 }
 
