@@ -198,6 +198,7 @@ Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
 
 Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool shared,
                                                    Socket::Deadline deadline) {
+  bool cancelled = false;  // then so is the call, also where the daemon was done before it heard
   const auto fail = [&](Error error) {
     broken_ = error.message;
     socket_.Close();
@@ -227,7 +228,8 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
       const auto unit = wire::Field<std::string>(*json, "unit");
       if (!done.ok() || !total.ok() || !unit.ok()) return fail(Malformed("progress"));
       const bool go_on = (*call.progress)(*done, *total, *unit);
-      if (go_on) continue;
+      if (go_on || cancelled) continue;
+      cancelled = true;
       if (Status s = SendCancel(id, CallDeadline()); !s.ok()) return fail(s.error());
       continue;
     }
@@ -253,6 +255,7 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
         at += Align(t.size());
       }
     }
+    if (cancelled) return Error{Code::kCancelled, "cancelled by its progress function"};
     return reply;
   }
 }
