@@ -83,7 +83,7 @@ class Check {
       return;
     }
     if (!truth_.at(*number).possible()) Wrong(who + " is back although its removal succeeded");
-    const auto difference = Compare(**prefix, tokens);
+    const auto difference = Compare(**prefix, *number, truth_.at(*number));
     if (!difference.ok()) Wrong(who + " does not read: " + difference.error().ToString());
     if (difference.ok() && !difference->empty()) Wrong(who + ": wrong bytes, " + *difference);
     if (truth_.at(*number).possible()) {

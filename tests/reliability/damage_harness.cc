@@ -13,6 +13,7 @@
 #include "tests/reliability/report.h"
 #include "tests/reliability/shim/checksum_seam.h"
 #include "tests/reliability/workload.h"
+#include "tests/storage/finite_rows.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage::reliability {
@@ -44,6 +45,7 @@ struct Segment {
   fs::path path;
   std::string sound;  // its file
   std::string stale;  // the file of an earlier segment with the same tokens
+  SegmentLayout layout;
   std::vector<std::byte> blob;
 };
 
@@ -67,7 +69,7 @@ class Damager {
       const Tokens more = RandomTokens(rng_, kTokens - 1, 1000);
       s.tokens.insert(s.tokens.end(), more.begin(), more.end());
       for (std::string* file : {&s.stale, &s.sound}) {
-        const auto id = Put(*store_, model_, s.tokens);
+        const auto id = PutRows(s.tokens, EncodingOf(i));
         if (!id.ok()) return Wrong("cannot put: " + id.error().ToString());
         s.id = *id;
         s.path = SegmentPath(dir_, s.id.bytes);
@@ -77,15 +79,14 @@ class Damager {
       s.blob = BlobBytes(0, 7 + i);
       s.blob.resize(500);
       if (!store_->PutBlob(s.id, "b", "p", s.blob).ok()) return Wrong("cannot put a blob");
+      const auto header = SegmentHeader::Decode(
+          ConstPageBytes(reinterpret_cast<const std::byte*>(s.sound.data()), kPageBytes));
+      if (!header.ok()) return Wrong("a sound header does not decode");
+      const auto layout = header->Layout();
+      if (!layout.ok()) return Wrong("a sound header has no layout");
+      s.layout = *layout;
       segments_.push_back(std::move(s));
     }
-    SegmentHeader header;
-    const auto decoded = SegmentHeader::Decode(
-        ConstPageBytes(reinterpret_cast<const std::byte*>(segments_[0].sound.data()), kPageBytes));
-    if (!decoded.ok()) return Wrong("a sound header does not decode");
-    const auto layout = decoded->Layout();
-    if (!layout.ok()) return Wrong("a sound header has no layout");
-    layout_ = *layout;
     return true;
   }
 
@@ -107,7 +108,7 @@ class Damager {
       const bool pages = r % 8 == 0;
       for (size_t i = 0; i < kSegments; ++i) {
         damage.push_back(pages ? PageDamage(i)
-                               : Flip(i, rng_() % (layout_.table_page * kPageBytes)));
+                               : Flip(i, rng_() % (segments_[i].layout.table_page * kPageBytes)));
       }
       Round(damage);
       report_.Count(kSegments, pages ? "pages replaced" : "data flips");
@@ -194,6 +195,14 @@ class Damager {
     return TryOpen() || Wrong("the store does not open");
   }
 
+  Result<SegmentId> PutRows(const Tokens& tokens, RowEncoding encoding) {
+    const KvGeometry& g = model_.geometry;
+    PREFIXD_ASSIGN(auto writer,
+                   store_->BeginPut(model_.name, "t", tokens, "label", {.encoding = encoding}));
+    PREFIXD_TRY(WriteAll(*writer, g, FiniteRows(g.row(), tokens), /*chunk=*/37, true));
+    return writer->Commit();
+  }
+
   uint8_t Mask() { return static_cast<uint8_t>(1 + rng_() % 255); }
 
   Damage Flip(size_t i, uint64_t offset) {
@@ -201,18 +210,19 @@ class Damager {
   }
 
   Damage MetadataFlip(size_t i, uint64_t ordinal) {
-    const uint64_t pages[kMetadataPages] = {0, layout_.token_page, layout_.manifest_page,
-                                            layout_.table_page, layout_.footer_page};
+    const SegmentLayout& layout = segments_[i].layout;
+    const uint64_t pages[kMetadataPages] = {0, layout.token_page, layout.manifest_page,
+                                            layout.table_page, layout.footer_page};
     const uint64_t page = pages[ordinal / kPageBytes], in_page = ordinal % kPageBytes;
     Damage damage = Flip(i, page * kPageBytes + in_page);
     // What follows the last checksum of the table means nothing.
-    damage.covered = page != layout_.table_page || in_page < layout_.table_page * sizeof(uint64_t);
+    damage.covered = page != layout.table_page || in_page < layout.table_page * sizeof(uint64_t);
     return damage;
   }
 
   Damage PageDamage(size_t i) {
     const Segment& s = segments_[i];
-    const uint64_t page = rng_() % layout_.total_pages();
+    const uint64_t page = rng_() % s.layout.total_pages();
     const auto page_of = [](const std::string& file, uint64_t p) {
       return file.substr(p * kPageBytes, kPageBytes);
     };
@@ -222,10 +232,11 @@ class Damager {
         damage.bytes.assign(kPageBytes, '\0');
         break;
       case 1:
-        damage.bytes = page_of(s.sound, (page + 1 + rng_() % 3) % layout_.total_pages());
+        damage.bytes = page_of(s.sound, (page + 1 + rng_() % 3) % s.layout.total_pages());
         break;
       case 2:
-        damage.bytes = page_of(segments_[(i + 1) % kSegments].sound, page);
+        // The next of the same encoding, so of as many pages.
+        damage.bytes = page_of(segments_[(i + 3) % kSegments].sound, page);
         break;
       default:
         damage.bytes = page_of(s.stale, page);
@@ -240,7 +251,8 @@ class Damager {
     if (match.ok() && match->n_tokens > s.tokens.size()) Wrong("a match is longer than asked");
     const auto prefix = store_->OpenPrefix(s.id, 0);
     if (!prefix.ok()) return false;
-    const auto difference = Compare(**prefix, s.tokens);
+    const auto difference = Compare(
+        **prefix, s.tokens, FiniteRows(model_.geometry.row(), s.tokens, (*prefix)->parts()));
     if (!difference.ok()) return false;
     if (!difference->empty()) Wrong("wrong bytes were served: " + *difference);
     return difference->empty();
@@ -289,7 +301,6 @@ class Damager {
   ModelRecord model_ = WorkloadModel();
   std::unique_ptr<PrefixStore> store_;
   std::vector<Segment> segments_;
-  SegmentLayout layout_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "storage/store_dir.h"
+#include "tests/storage/finite_rows.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage::reliability {
@@ -45,7 +46,25 @@ StoreOptions WorkloadOptions(const std::filesystem::path& dir) {
   return o;
 }
 
-ModelRecord WorkloadModel() { return TestModel("m", TestGeometry(/*layers=*/1, /*kv_heads=*/2)); }
+// Rows of 128 bytes, encoded 72: a segment has a few pages a run, so that reads of few rows have
+// gaps to bridge.
+ModelRecord WorkloadModel() {
+  return TestModel("m", TestGeometry(/*layers=*/1, /*kv_heads=*/2, /*dim=*/32));
+}
+
+RowEncoding EncodingOf(uint32_t prompt) {
+  return prompt % 3 == 1 ? RowEncoding::kInt8 : RowEncoding::kAsGiven;
+}
+
+Result<std::string> Compare(const StoredPrefix& prefix, uint32_t number, const Prompt& prompt) {
+  const auto parts = prefix.parts();
+  // Its last token is no other prompt's.
+  if (parts.empty() || parts.back().encoding != EncodingOf(number)) {
+    return std::string("rows are not encoded as asked for");
+  }
+  return storage::Compare(prefix, prompt.tokens,
+                          FiniteRows(WorkloadModel().geometry.row(), prompt.tokens, parts));
+}
 
 void RepairSpoiled(const std::filesystem::path& dir, const Truth& truth) {
   for (const uint32_t number : truth.Spoiled()) {
@@ -201,10 +220,14 @@ bool Workload::PutFresh() {
   Event begin{EventKind::kPutBegin, {number, tenant}};
   begin.words.insert(begin.words.end(), tokens.begin(), tokens.end());
   Tell(begin);
-  auto writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label");
-  Status written = writer.ok() ? WriteAll(**writer, model_.geometry, tokens,
-                                          static_cast<uint32_t>(1 + rng_() % 90), rng_() % 2 == 0)
-                               : Status(writer.error());
+  auto writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label",
+                                 {.encoding = EncodingOf(number)});
+  const auto chunk = static_cast<uint32_t>(1 + rng_() % 90);
+  const bool layer_major = rng_() % 2 == 0;
+  Status written = writer.ok()
+                       ? WriteAll(**writer, model_.geometry,
+                                  FiniteRows(model_.geometry.row(), tokens), chunk, layer_major)
+                       : Status(writer.error());
   if (!written.ok()) {
     Tell({EventKind::kPutDropped, {number}});
     return OutOfRoom(written.error()) || Refused("put", written.error());
@@ -231,16 +254,17 @@ bool Workload::AbortPut() {
   Tell({EventKind::kPutDropped, {number}});  // there is no commit that could succeed
   Result<std::unique_ptr<SegmentWriter>> writer = Error{Code::kInternal, ""};
   MakingRoom([&] {
-    writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label");
+    writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label",
+                              {.encoding = EncodingOf(number)});
     return writer.ok();
   });
   if (!writer.ok()) return OutOfRoom(writer.error()) || Refused("put", writer.error());
   const TokenRange range = (*writer)->range();
   const uint32_t n = static_cast<uint32_t>(rng_() % (range.size() + 1));
   if (n == 0) return true;
-  const auto states = States(tokens);
-  Status written =
-      (*writer)->WriteRows(0, range.begin, n, RowsOf(model_.geometry, states, 0, range.begin, n));
+  const KvGeometry& g = model_.geometry;
+  Status written = (*writer)->WriteRows(0, range.begin, n,
+                                        RowsOf(g, FiniteRows(g.row(), tokens), 0, range.begin, n));
   if (!written.ok()) return Refused("write", written.error());
   return true;
 }
@@ -290,7 +314,7 @@ void Workload::CheckRead(uint32_t number, bool damaged) {
     if (!damaged) Refused("open prefix", prefix.error());
     return;
   }
-  const auto difference = Compare(**prefix, p.tokens);
+  const auto difference = Compare(**prefix, number, p);
   if (!difference.ok()) {
     if (!damaged) Refused("read", difference.error());
   } else if (!difference->empty()) {

@@ -19,6 +19,10 @@ namespace prefixd::storage::reliability {
 
 StoreOptions WorkloadOptions(const std::filesystem::path& dir);
 ModelRecord WorkloadModel();
+// Every third prompt's rows are stored in 8 bits.
+RowEncoding EncodingOf(uint32_t prompt);
+// "" when the prompt is what it must be, down to the encoding of its own rows; otherwise what not.
+Result<std::string> Compare(const StoredPrefix& prefix, uint32_t number, const Prompt& prompt);
 
 // Undoes what Workload::Spoil did to files; Verify then lifts the quarantines.
 void RepairSpoiled(const std::filesystem::path& dir, const Truth& truth);

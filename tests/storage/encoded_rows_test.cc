@@ -7,13 +7,11 @@
 #include "storage/remote_memory.h"
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/finite_rows.h"
 
 namespace prefixd::storage {
 namespace {
 
-// Rows that follow from the tokens up to them, as Compare's do, but of finite elements; and what is
-// read of them when they are stored as int8.
 class EncodedRowsTest : public ::testing::Test {
  protected:
   EncodedRowsTest() { Open(); }
@@ -31,45 +29,12 @@ class EncodedRowsTest : public ::testing::Test {
     ASSERT_OK(store_->PutModel(model_));
   }
 
-  std::vector<std::byte> Given(uint64_t state, uint32_t layer, uint32_t head) const {
-    const RowShape row = model_.geometry.row();
-    std::vector<float> x(row.key_dim + row.value_dim);
-    uint64_t h = Mix(state ^ (uint64_t{layer} << 32) ^ head);
-    for (float& v : x) v = float(int64_t(h = Mix(h)) >> 40) * 0x1p-20f;
-    x[row.key_dim / 2] *= 20;  // a channel that stands out
-    std::vector<std::byte> out(row.bytes());
-    FromFloat(row.dtype, x, out.data());
-    return out;
-  }
-
-  static std::vector<std::byte> Read(const RowShape& row, std::span<const std::byte> given) {
-    RowEncoder encoder(row);
-    const auto stored = encoder.Encode(given).rows;
-    std::vector<std::byte> out(row.bytes());
-    DecodeInt8(row.dtype, stored.first(4 + row.key_dim), out.data());
-    DecodeInt8(row.dtype, stored.subspan(4 + row.key_dim), out.data() + row.key_bytes());
-    return out;
-  }
-
   Result<SegmentId> Put(const std::vector<uint32_t>& tokens, RowEncoding encoding,
                         uint32_t chunk = 37) {
     PREFIXD_ASSIGN(auto writer, store_->BeginPut(model_.name, "t", tokens, "label",
                                                  {.pinned = false, .encoding = encoding}));
     const KvGeometry& g = model_.geometry;
-    const auto states = States(tokens);
-    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-      for (uint32_t t = writer->range().begin; t < writer->range().end; t += chunk) {
-        const uint32_t n = std::min(chunk, writer->range().end - t);
-        std::vector<std::byte> rows;
-        for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-          for (uint32_t i = 0; i < n; ++i) {
-            const auto row = Given(states[t + i], layer, h);
-            rows.insert(rows.end(), row.begin(), row.end());
-          }
-        }
-        PREFIXD_TRY(writer->WriteRows(layer, t, n, rows));
-      }
-    }
+    PREFIXD_TRY(WriteAll(*writer, g, FiniteRows(g.row(), tokens), chunk, /*layer_major=*/true));
     return writer->Commit();
   }
 
@@ -100,8 +65,8 @@ class EncodedRowsTest : public ::testing::Test {
       ASSERT_OK(prefix.ReadRows(l, h, some, RowPart::kValue, {some_values, value}, nullptr));
       std::vector<std::vector<std::byte>> want(n);
       for (uint32_t t = 0; t < n; ++t) {
-        want[t] = Given(states[t], l, h);
-        if (t >= as_given && t < encoded) want[t] = Read(row, want[t]);
+        want[t] = FiniteRow(row, states[t], l, h);
+        if (t >= as_given && t < encoded) want[t] = ThroughInt8(row, want[t]);
         ASSERT_EQ(std::memcmp(&range[t * row.bytes()], want[t].data(), row.bytes()), 0) << t;
         ASSERT_EQ(std::memcmp(&keys[t * (key + gap)], want[t].data(), key), 0) << t;
         ASSERT_EQ(std::memcmp(&values[t * (value + gap)], want[t].data() + key, value), 0) << t;
@@ -187,7 +152,7 @@ TEST_F(EncodedRowsTest, TakesHalfTheSpaceAndReportsItsError) {
   for (uint32_t run = 0; run < 4; ++run) {
     ASSERT_OK((*prefix)->ReadRange(run / 2, run % 2, {0, 600}, rows, nullptr));
     for (uint32_t t = 0; t < 600; ++t) {
-      const auto given = Given(states[t], run / 2, run % 2);
+      const auto given = FiniteRow(row, states[t], run / 2, run % 2);
       for (int part = 0; part < 2; ++part) {
         std::vector<float> a(128), b(128);
         ToFloat(row.dtype, given.data() + part * 256, a);
@@ -332,7 +297,7 @@ TEST_F(EncodedRowsTest, RefusedRowsLeaveThePutAsItWas) {
   const RowShape row = model_.geometry.row();
   std::vector<std::byte> rows;
   for (uint32_t i = 0; i < 2 * 64; ++i) {
-    const auto one = Given(i, 0, 0);
+    const auto one = FiniteRow(row, i, 0, 0);
     rows.insert(rows.end(), one.begin(), one.end());
   }
   std::vector<std::byte> bad = rows;

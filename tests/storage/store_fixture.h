@@ -6,11 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "storage/prefix_store.h"
@@ -103,28 +105,42 @@ inline void FillRow(uint64_t state, uint32_t layer, uint32_t head, std::span<std
   }
 }
 
+// What a row contains: row t of one layer and KV head.
+using RowFn =
+    std::function<void(uint32_t t, uint32_t layer, uint32_t head, std::span<std::byte> row)>;
+
+inline RowFn RowsFrom(std::vector<uint64_t> states) {
+  return [states = std::move(states)](uint32_t t, uint32_t layer, uint32_t head,
+                                      std::span<std::byte> row) {
+    FillRow(states[t], layer, head, row);
+  };
+}
+
 // rows: [n_kv_heads][n][row bytes] of tokens [first, first + n) of one layer.
-inline std::vector<std::byte> RowsOf(const KvGeometry& g, std::span<const uint64_t> states,
-                                     uint32_t layer, uint32_t first, uint32_t n) {
+inline std::vector<std::byte> RowsOf(const KvGeometry& g, const RowFn& fill, uint32_t layer,
+                                     uint32_t first, uint32_t n) {
   const size_t row = g.row().bytes();
   std::vector<std::byte> out(g.n_kv_heads * n * row);
   for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
     for (uint32_t i = 0; i < n; ++i) {
-      FillRow(states[first + i], layer, h, std::span(out).subspan((size_t{h} * n + i) * row, row));
+      fill(first + i, layer, h, std::span(out).subspan((size_t{h} * n + i) * row, row));
     }
   }
   return out;
 }
+inline std::vector<std::byte> RowsOf(const KvGeometry& g, std::span<const uint64_t> states,
+                                     uint32_t layer, uint32_t first, uint32_t n) {
+  return RowsOf(g, RowsFrom({states.begin(), states.end()}), layer, first, n);
+}
 
 // Writes what `writer` asks for in calls of at most `chunk` tokens, layer by layer or chunk by
 // chunk.
-inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, std::span<const uint32_t> tokens,
+inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, const RowFn& fill,
                        uint32_t chunk, bool layer_major) {
-  const std::vector<uint64_t> states = States(tokens);
   const TokenRange range = writer.range();
   const auto write = [&](uint32_t layer, uint32_t first) {
     const uint32_t n = std::min(chunk, range.end - first);
-    return writer.WriteRows(layer, first, n, RowsOf(g, states, layer, first, n));
+    return writer.WriteRows(layer, first, n, RowsOf(g, fill, layer, first, n));
   };
   if (layer_major) {
     for (uint32_t l = 0; l < g.n_layers; ++l) {
@@ -137,6 +153,10 @@ inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, std::span<con
   }
   return {};
 }
+inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, std::span<const uint32_t> tokens,
+                       uint32_t chunk, bool layer_major) {
+  return WriteAll(writer, g, RowsFrom(States(tokens)), chunk, layer_major);
+}
 
 inline Result<SegmentId> Put(PrefixStore& store, const ModelRecord& model,
                              std::span<const uint32_t> tokens, const std::string& tenant = "t",
@@ -146,38 +166,47 @@ inline Result<SegmentId> Put(PrefixStore& store, const ModelRecord& model,
   return writer->Commit();
 }
 
-// "" when everything that `prefix` returns is what `tokens` imply; otherwise what is not.
+// "" when everything that `prefix` returns is what `tokens` imply, and its rows are `fill`'s;
+// otherwise what is not.
 inline Result<std::string> Compare(const StoredPrefix& prefix, std::span<const uint32_t> tokens,
-                                   ReadStats* stats = nullptr) {
+                                   const RowFn& fill, ReadStats* stats = nullptr) {
   const KvGeometry& g = prefix.model().geometry;
   if (!std::equal(prefix.tokens().begin(), prefix.tokens().end(), tokens.begin(), tokens.end())) {
     return std::string("token ids differ");
   }
   const auto n = static_cast<uint32_t>(tokens.size());
   const size_t row = g.row().bytes();
-  const std::vector<uint64_t> states = States(tokens);
-  std::vector<uint32_t> some;
+  // Some close together, and some far apart.
+  std::vector<uint32_t> some, few;
   for (uint32_t t = 0; t < n; t += 1 + t % 7) some.push_back(t);
+  for (uint32_t t = n % 5; t < n; t += 61) few.push_back(t);
   std::vector<std::byte> range(n * row), rows(some.size() * row), expected(row);
   for (uint32_t l = 0; l < g.n_layers; ++l) {
     for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-      PREFIXD_TRY(prefix.ReadRange(l, h, {0, n}, range, stats));
-      PREFIXD_TRY(prefix.ReadRows(l, h, some, rows, stats));
       const auto differs = [&](uint32_t t, const std::byte* got) {
-        FillRow(states[t], l, h, expected);
+        fill(t, l, h, expected);
         return std::memcmp(expected.data(), got, row) != 0;
       };
+      PREFIXD_TRY(prefix.ReadRange(l, h, {0, n}, range, stats));
       for (uint32_t t = 0; t < n; ++t) {
         if (differs(t, range.data() + t * row)) return "range: row of token " + std::to_string(t);
       }
-      for (size_t i = 0; i < some.size(); ++i) {
-        if (differs(some[i], rows.data() + i * row)) {
-          return "rows: row of token " + std::to_string(some[i]);
+      for (const auto* ids : {&some, &few}) {
+        const auto out = std::span(rows).first(ids->size() * row);
+        PREFIXD_TRY(prefix.ReadRows(l, h, *ids, out, stats));
+        for (size_t i = 0; i < ids->size(); ++i) {
+          if (differs((*ids)[i], out.data() + i * row)) {
+            return "rows: row of token " + std::to_string((*ids)[i]);
+          }
         }
       }
     }
   }
   return std::string();
+}
+inline Result<std::string> Compare(const StoredPrefix& prefix, std::span<const uint32_t> tokens,
+                                   ReadStats* stats = nullptr) {
+  return Compare(prefix, tokens, RowsFrom(States(tokens)), stats);
 }
 
 inline std::vector<uint32_t> RandomTokens(std::mt19937_64& rng, size_t n, uint32_t vocabulary) {
