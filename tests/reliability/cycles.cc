@@ -97,6 +97,7 @@ void Absorb(Journal& from, Truth& truth, Journal& report, const std::string& whe
     truth.Apply(event);
     if (event.kind == EventKind::kCount) report.Append(event);
     if (event.kind == EventKind::kViolation) report.Violation(where + ": " + event.Text());
+    if (event.late) continue;
     if (event.kind == EventKind::kPutDone) report.Count(1, "puts acknowledged");
     if (event.kind == EventKind::kRemoveDone) report.Count(1, "removals acknowledged");
     if (event.kind == EventKind::kBlobDone) report.Count(1, "blobs acknowledged");

@@ -9,10 +9,12 @@
 namespace prefixd::storage::reliability {
 namespace {
 constexpr size_t kWords = 1 << 20;
-}
+constexpr uint64_t kNever = ~0ull;
+}  // namespace
 
 struct Journal::Shared {
-  std::atomic<uint64_t> used;
+  std::atomic<uint64_t> used{0};
+  std::atomic<uint64_t> cut{kNever};
   uint32_t words[kWords];
 };
 
@@ -57,16 +59,20 @@ void Journal::AppendText(EventKind kind, std::string_view text, std::vector<uint
   Append({kind, std::move(words)});
 }
 
+void Journal::Cut() { shared_->cut = shared_->used.load(std::memory_order_acquire); }
+
 std::vector<Event> Journal::Take() {
   std::vector<Event> events;
   const uint64_t used = shared_->used.load(std::memory_order_acquire);
   for (uint64_t at = 0; at < used;) {
     const uint32_t n = shared_->words[at + 1];
     const uint32_t* words = shared_->words + at + 2;
-    events.push_back({static_cast<EventKind>(shared_->words[at]), {words, words + n}});
+    events.push_back(
+        {static_cast<EventKind>(shared_->words[at]), {words, words + n}, at >= shared_->cut});
     at += 2 + n;
   }
   shared_->used = 0;
+  shared_->cut = kNever;
   return events;
 }
 

@@ -1,7 +1,7 @@
 // What a process says about its store before it dies: events in shared memory, which survive
 // kill -9 of the writer and are read by its parent. An event counts from the moment it is complete.
 //
-// Thread-safety: one writing process (any thread of it), read when it is gone.
+// Thread-safety: one writing process (any thread of it), read when it is gone; Cut by another.
 #pragma once
 
 #include <atomic>
@@ -48,6 +48,7 @@ enum class EventKind : uint32_t {
 struct Event {
   EventKind kind;
   std::vector<uint32_t> words;
+  bool late = false;  // appended after Journal::Cut
 
   std::string Text(size_t from = 0) const;  // the words from `from` on, as TextEvent packed them
   // 64 bits in two words.
@@ -77,6 +78,9 @@ class Journal {
 
   // Put before every violation from now on, in this process and those forked later.
   void SetContext(std::string context) { context_ = std::move(context); }
+
+  // The power is going now, whatever the writing process still appends.
+  void Cut();
 
   // Everything appended since the last Take.
   std::vector<Event> Take();

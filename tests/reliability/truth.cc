@@ -14,9 +14,28 @@ SegmentId IdAt(const Event& event, size_t at) {
   return id;
 }
 
+// Something that is sure only because the store said so.
+bool IsAnswer(EventKind kind) {
+  switch (kind) {
+    case EventKind::kModel:
+    case EventKind::kPutDone:
+    case EventKind::kRemoveDone:
+    case EventKind::kBlobDone:
+    case EventKind::kRetainDone:
+    case EventKind::kMergeDone:
+    case EventKind::kEvicted:
+    case EventKind::kRoomEnd:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 void Truth::Apply(const Event& event) {
+  // Without power nobody hears an answer: what was asked for may have been done or not.
+  if (event.late && IsAnswer(event.kind)) return;
   const auto& w = event.words;
   switch (event.kind) {
     case EventKind::kModel:

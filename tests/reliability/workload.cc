@@ -151,9 +151,7 @@ void Workload::Run() {
     uint64_t dice = rng_() % total;
     const Operation* op = kOperations;
     while (dice >= op->weight) dice -= op++->weight;
-    const bool retains = op->run == &Workload::Retain || op->run == &Workload::Expire ||
-                         op->run == &Workload::Maintain;
-    if (plan_.retention || !retains) (this->*op->run)();
+    (this->*op->run)();
   }
 }
 

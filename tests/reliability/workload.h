@@ -32,7 +32,6 @@ struct WorkloadPlan {
   uint64_t seed = 0;
   uint64_t operations = UINT64_MAX;
   bool errors_are_fine = false;  // the disk fails: an operation may fail, never lie
-  bool retention = true;         // also pins, times to live and the sweep that heeds them
   bool spoil = false;            // also damage bytes now and then, and have them found and repaired
   IoBackend io = IoBackend::kThreads;
   uint32_t max_prompts = 6;  // removals keep the store about this small
