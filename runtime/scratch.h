@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "index/key_index.h"
+#include "storage/prefix_store.h"
 
 namespace prefixd {
 
 struct Scratch {
-  std::vector<std::byte> rows;  // rows read for one head
+  std::vector<std::byte> rows;  // runs of rows read for one head
+  storage::RowViews retrieved;  // of a step
   std::vector<float> queries;   // queries of one group, gathered
   std::vector<float> y, lse, rho_z;
   index::SearchScratch search;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <string>
 
@@ -41,24 +40,33 @@ Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32
   return {};
 }
 
-// Rows of `ids`. After an exact selection their keys are in memory, so that values alone are read.
-Status ReadRetrieved(const SessionPlan& plan, size_t head, std::span<const uint32_t> ids,
-                     std::span<std::byte> rows, storage::ReadStats& reads) {
-  PreparedPrefix& prefix = *plan.prefix;
-  const RowShape row = prefix.model()->spec.geometry.row();
-  if (plan.codes) {
-    return prefix.stored().ReadRows(prefix.layer_of(head), prefix.kv_head_of(head), ids, rows,
-                                    &reads);
+// Rows of `ids` where they lie, until this goes.
+class RetrievedRows {
+ public:
+  explicit RetrievedRows(storage::RowViews& views) : views_(views) {}
+  ~RetrievedRows() { views_.hold.reset(); }
+  RetrievedRows(const RetrievedRows&) = delete;
+  RetrievedRows& operator=(const RetrievedRows&) = delete;
+
+  // After an exact selection keys are in memory, so that values alone are read.
+  Status Read(const SessionPlan& plan, size_t head, std::span<const uint32_t> ids,
+              storage::ReadStats& reads) {
+    PreparedPrefix& prefix = *plan.prefix;
+    const auto part = plan.codes ? storage::RowPart::kRow : storage::RowPart::kValue;
+    PREFIXD_TRY(prefix.stored().ViewRows(prefix.layer_of(head), prefix.kv_head_of(head), ids, part,
+                                         views_, &reads));
+    if (plan.codes) return {};
+    PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      views_.rows[i].key = keys.key(ids[i] - prefix.partition().mid.begin);
+    }
+    return {};
   }
-  PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    std::memcpy(rows.data() + i * row.bytes(),
-                keys.data + (ids[i] - prefix.partition().mid.begin) * keys.stride, row.key_bytes());
-  }
-  return prefix.stored().ReadRows(prefix.layer_of(head), prefix.kv_head_of(head), ids,
-                                  storage::RowPart::kValue,
-                                  {rows.subspan(row.key_bytes()), row.bytes()}, &reads);
-}
+  RowsView rows(RowShape shape) const { return ScatteredRows(views_.rows, shape); }
+
+ private:
+  storage::RowViews& views_;
+};
 
 // Charges to the ledger what was read, also when the step fails afterwards.
 class ReadCharge {
@@ -110,7 +118,7 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
     PREFIXD_ASSIGN(anchors, prefix.Anchors(head, &reads));
   }
   Selection selection;
-  std::span<std::byte> retrieved;
+  RetrievedRows retrieved(scratch->retrieved);
   const HeadPlan head_plan =
       plan.policy.mode == StepMode::kRetrieve ? plan.heads[head] : HeadPlan{};
   const bool scan = head_plan.estimator.kind == EstimatorKind::kScan;
@@ -120,8 +128,7 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
                                           scratch->search, ledger));
     StageTimer timer(ledger.read_ns);
     if (plan.policy.page_granular) PREFIXD_TRY(AddPageNeighbours(prefix, head, selection.ids));
-    retrieved = Scratch::Take(scratch->rows, selection.ids.size() * row.bytes());
-    PREFIXD_TRY(ReadRetrieved(plan, head, selection.ids, retrieved, reads));
+    PREFIXD_TRY(retrieved.Read(plan, head, selection.ids, reads));
   }
 
   GroupStepInput in;
@@ -130,7 +137,7 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
   in.layer = geometry.layers[layer];
   in.sinks = anchors.sinks;
   in.tail = anchors.tail;
-  in.retrieved = {retrieved.data(), selection.ids.size(), row.bytes(), row};
+  if (!selection.ids.empty()) in.retrieved = retrieved.rows(row);
   in.cuts = selection.cuts;
   in.mid_count = prefix.partition().mid.size();
   EstimatorInput estimator;

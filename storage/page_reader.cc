@@ -176,11 +176,20 @@ struct WindowPieces {
   std::vector<Group> missing;
 };
 
+// Where pieces lie that are not copied.
+struct InPlace {
+  std::span<const std::byte*> where;  // [pieces]
+  PagePins& pins;
+};
+
 class PieceReader {
  public:
+  // in_place: null where every piece is copied to its `out`.
   PieceReader(const ReadServices& services, const SegmentFile& file,
-              std::span<const PagePiece> pieces, Access access, ReadStats* stats, Deliver deliver)
-      : services_(services),
+              std::span<const PagePiece> pieces, Access access, ReadStats* stats, Deliver deliver,
+              InPlace* in_place = nullptr)
+      : in_place_(in_place),
+        services_(services),
         file_(file),
         pieces_(pieces),
         access_(access),
@@ -232,15 +241,18 @@ class PieceReader {
         batch[n] = pieces_[begin].page;
         groups[n] = {begin, at_};
       }
+      const auto pages_of = std::span(batch).first(n);
       if (access_ == Access::kBackground) {
         std::fill_n(frames.begin(), n, kNoFrame);
+      } else if (in_place_ != nullptr) {
+        services_.tier->Pin(file_.record().sequence, pages_of, std::span(frames).first(n),
+                            in_place_->pins);
       } else {
-        services_.tier->Pin(file_.record().sequence, std::span(batch).first(n), access_,
-                            std::span(frames).first(n));
+        services_.tier->Pin(file_.record().sequence, pages_of, access_, std::span(frames).first(n));
       }
       for (size_t i = 0; i < n; ++i) {
         if (frames[i] != kNoFrame) {
-          Copy(services_.tier->page(frames[i]), groups[i].begin, groups[i].end, Tier::kHost);
+          Take(services_.tier->page(frames[i]), groups[i].begin, groups[i].end, Tier::kHost);
           stats_->pages_host += 1;
         } else {
           slots += window.SlotsOf(batch[i], pages.empty() ? nullptr : &pages.back());
@@ -249,7 +261,9 @@ class PieceReader {
         }
       }
       FlushCopy();
-      if (access_ != Access::kBackground) services_.tier->Unpin(std::span(frames).first(n));
+      if (access_ != Access::kBackground && in_place_ == nullptr) {
+        services_.tier->Unpin(std::span(frames).first(n));
+      }
     }
     if (pages.empty()) return false;
     window.Start(std::move(pages));
@@ -262,12 +276,32 @@ class PieceReader {
     stats_->bytes[static_cast<size_t>(Tier::kSsd)] += window.bytes();
     for (size_t i = 0; i < wanted.missing.size(); ++i) {
       const ConstPageBytes page = window.page(i);
-      Copy(page, wanted.missing[i].begin, wanted.missing[i].end, Tier::kSsd);
-      if (access_ == Access::kBackground) continue;
-      services_.tier->Insert({file_.record().sequence, window.pages()[i]}, page, access_);
+      const PageKey key{file_.record().sequence, window.pages()[i]};
+      const auto [begin, end] = wanted.missing[i];
+      if (in_place_ != nullptr) {
+        // A window's buffer is needed again; the tier has taken a copy anyway.
+        const uint32_t frame = services_.tier->TryInsertPinned(key, page, in_place_->pins);
+        if (frame != kNoFrame) {
+          Take(services_.tier->page(frame), begin, end, Tier::kSsd);
+          continue;
+        }
+        for (size_t j = begin; j < end; ++j) in_place_->where[j] = pieces_[j].out;
+      }
+      Copy(page, begin, end, Tier::kSsd);
+      if (access_ == Access::kBackground || in_place_ != nullptr) continue;
+      services_.tier->Insert(key, page, access_);
     }
     FlushCopy();
     return {};
+  }
+
+  // Of a page of the tier.
+  void Take(ConstPageBytes page, size_t begin, size_t end, Tier from) {
+    if (in_place_ == nullptr) return Copy(page, begin, end, from);
+    for (size_t i = begin; i < end; ++i) {
+      in_place_->where[i] = page.data() + pieces_[i].offset;
+      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += pieces_[i].bytes;
+    }
   }
 
   // Pieces that follow one another on both sides are copied as one.
@@ -297,6 +331,7 @@ class PieceReader {
     copy_ = {};
   }
 
+  InPlace* const in_place_;
   const ReadServices& services_;
   const SegmentFile& file_;
   const std::span<const PagePiece> pieces_;
@@ -318,6 +353,14 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats,
                   Deliver deliver) {
   return PieceReader(services, file, pieces, access, stats, deliver).Run();
+}
+
+Status ViewPieces(const ReadServices& services, const SegmentFile& file,
+                  std::span<const PagePiece> pieces, std::span<const std::byte*> where,
+                  PagePins& pins, ReadStats* stats) {
+  InPlace in_place{where, pins};
+  return PieceReader(services, file, pieces, Access::kPoint, stats, Deliver::kAsStored, &in_place)
+      .Run();
 }
 
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,

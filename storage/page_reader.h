@@ -54,6 +54,13 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats,
                   Deliver deliver = Deliver::kAsStored);
 
+// As ReadPieces with Access::kPoint, of bytes as stored, but what the tier has or takes stays
+// there: where[i] is the piece's first byte, in a page of the tier while `pins`
+// (TierRegion::PinsForAStep) live, or, where the tier had no room, at the piece's `out`.
+Status ViewPieces(const ReadServices& services, const SegmentFile& file,
+                  std::span<const PagePiece> pieces, std::span<const std::byte*> where,
+                  PagePins& pins, ReadStats* stats);
+
 // Pins the pages of `pieces` (ascending by page) in the tier, reading first what is not there:
 // where[i] is the piece's first byte, in place while the pins live. All or an error; as ReadPieces,
 // and kResourceExhausted where the tier can hold no more pinned pages. `out` of a piece is not

@@ -215,6 +215,15 @@ struct BorrowedRows {
   std::shared_ptr<const void> hold;  // letting go of it lets go of the rows
 };
 
+// Rows for as long as a step takes: where they lie in the host tier, or in memory of this view's
+// own (encoded rows, rows larger than a page, and pages the tier has no room for). Keep one and use
+// it again: its memory only grows. Let go of `hold` soon: until then the pages cannot make room.
+struct RowViews {
+  std::vector<RowRef> rows;  // in the order of the ids; what was not asked for stays as it was
+  std::vector<std::byte> own;
+  std::shared_ptr<const void> hold;
+};
+
 // A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
 class StoredPrefix {
  public:
@@ -228,6 +237,9 @@ class StoredPrefix {
   // byte returned was verified against its page's checksum.
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                           RowPart part, RowSink out, ReadStats* stats) const = 0;
+  // The same rows, copied only where they must be; `out.rows` becomes [ids.size()].
+  virtual Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                          RowPart part, RowViews& out, ReadStats* stats) const = 0;
   // A run of rows, or a part of them. Streams; does not displace hot rows of the host tier.
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
                            RowSink out, ReadStats* stats) const = 0;

@@ -67,6 +67,35 @@ class OpenPrefix final : public StoredPrefix {
     return {};
   }
 
+  Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  RowViews& out, ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    const size_t stride = PartBytes(model_.geometry.row(), part);
+    if (out.own.size() < ids.size() * stride) out.own.resize(ids.size() * stride);
+    out.rows.resize(ids.size());
+    auto hold = std::make_shared<Hold>();
+    hold->region = tier_;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t begin = at, end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      const RowTarget own = TargetOf({out.own, stride}, part);
+      for (; at < end; ++at) pieces.AddRow(ids[at] - link.first(), own.From(at));
+      if (InPlaceable(link)) {
+        PREFIXD_TRY(View(link, pieces, part, out, *hold, stats));
+        continue;
+      }
+      PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
+      for (size_t i = begin; i < end; ++i) {
+        if (part != RowPart::kValue) out.rows[i].key = own.From(i).key;
+        if (part != RowPart::kKey) out.rows[i].value = own.From(i).value;
+      }
+    }
+    out.hold = std::move(hold);
+    return {};
+  }
+
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
                    ReadStats* stats) const override {
     PREFIXD_TRY(CheckRun(layer, kv_head));
@@ -192,18 +221,49 @@ class OpenPrefix final : public StoredPrefix {
     return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
   }
 
+  static uint32_t ItemBytes(const SegmentLayout& l) {
+    return l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
+  }
+  // As the kernels want them, and each in one piece.
+  static bool InPlaceable(const Link& link) {
+    return link.file->header().encoding == RowEncoding::kAsGiven &&
+           ItemBytes(link.file->layout()) <= kPageBytes;
+  }
+
   static Status CheckBorrowable(const Link& link) {
-    const SegmentLayout& l = link.file->layout();
+    if (InPlaceable(link)) return {};
     if (link.file->header().encoding != RowEncoding::kAsGiven) {
       return Error{Code::kFailedPrecondition,
                    "rows of this prefix are stored as int8 and cannot be read in place; use "
                    "ReadRows"};
     }
-    const uint32_t bytes = l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
-    if (bytes <= kPageBytes) return {};
     return Error{Code::kFailedPrecondition,
-                 "rows of " + std::to_string(bytes) + " bytes are larger than a page of " +
-                     std::to_string(kPageBytes) + " and cannot be read in place; use ReadRows"};
+                 "rows of " + std::to_string(ItemBytes(link.file->layout())) +
+                     " bytes are larger than a page of " + std::to_string(kPageBytes) +
+                     " and cannot be read in place; use ReadRows"};
+  }
+
+  // Points out.rows to the parts, whose pieces go to out.own where they must be copied.
+  Status View(const Link& link, RowPieces& pieces, RowPart part, RowViews& out, Hold& hold,
+              ReadStats* stats) const {
+    const std::vector<PagePiece> sorted = pieces.Take();
+    std::vector<const std::byte*> where(sorted.size());
+    PagePins& pins = hold.pins.emplace_back(tier_->PinsForAStep());
+    ReadStats ignored;
+    PREFIXD_TRY(ViewPieces(services_, *link.file, sorted, where, pins, stats ? stats : &ignored));
+    const size_t stride = PartBytes(model_.geometry.row(), part);
+    const size_t key_bytes = model_.geometry.row().key_bytes();
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      const auto at = static_cast<size_t>(sorted[i].out - out.own.data());
+      RowRef& row = out.rows[at / stride];
+      if (part == RowPart::kValue || at % stride > 0) {
+        row.value = where[i];
+        continue;
+      }
+      row.key = where[i];
+      if (sorted[i].bytes > key_bytes) row.value = where[i] + key_bytes;  // both in one piece
+    }
+    return {};
   }
 
   // Pins one part of rows and notes where it lies; kRow, in one piece, gives both.

@@ -135,12 +135,22 @@ void TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, std::spa
 }
 
 Result<uint32_t> TierRegion::InsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins) {
+  if (const uint32_t f = TryInsertPinned(key, page, pins); f != kNoFrame) return f;
+  return Error{Code::kResourceExhausted,
+               "the host tier has no room for another page of tenant '" + tenant() +
+                   "': what it holds is in use; release borrowed rows or use ReadRows"};
+}
+
+PagePins TierRegion::PinsForAStep() {
+  PagePins pins;
+  pins.region_ = shared_from_this();
+  return pins;
+}
+
+uint32_t TierRegion::TryInsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins) {
+  if (shards_.empty()) return kNoFrame;
   const uint32_t f = AcquireFrame(key, Access::kPoint);
-  if (f == kNoFrame) {
-    return Error{Code::kResourceExhausted,
-                 "the host tier has no room for another page of tenant '" + tenant() +
-                     "': what it holds is in use; release borrowed rows or use ReadRows"};
-  }
+  if (f == kNoFrame) return kNoFrame;
   std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
   TierShard& shard = ShardOf(key.segment, key.page);
   uint32_t holder = kNoFrame;

@@ -103,6 +103,11 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   // Copies a verified page in, pinned. kResourceExhausted when every page here is pinned.
   Result<uint32_t> InsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins);
 
+  // Pins for as long as a step takes: of as many pages as it likes, counted against nothing.
+  PagePins PinsForAStep();
+  // As InsertPinned; kNoFrame where that refuses.
+  uint32_t TryInsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins);
+
   void EraseSegment(uint64_t segment);
 
   struct Stats {

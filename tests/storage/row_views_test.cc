@@ -1,0 +1,193 @@
+// Rows where they lie: the same bytes that copies hold, wherever that is.
+#include <cstring>
+#include <numeric>
+
+#include "storage/segment_format.h"
+#include "storage/store_core.h"
+#include "tests/storage/store_fixture.h"
+
+namespace prefixd::storage {
+namespace {
+
+class RowViewsTest : public ::testing::Test {
+ protected:
+  void Open() {
+    store_.reset();
+    auto opened = PrefixStore::Open(options_);
+    ASSERT_OK(opened);
+    store_ = *std::move(opened);
+    ASSERT_OK(store_->PutModel(model_));
+  }
+
+  // Rows of small numbers, which can be encoded too.
+  Result<SegmentId> PutNumbers(std::span<const uint32_t> tokens, RowEncoding encoding) {
+    PREFIXD_ASSIGN(auto writer,
+                   store_->BeginPut(model_.name, "t", tokens, "", {.encoding = encoding}));
+    const KvGeometry& g = model_.geometry;
+    const TokenRange range = writer->range();
+    std::vector<float> numbers(size_t{g.n_kv_heads} * range.size() * (g.key_dim + g.value_dim));
+    std::vector<std::byte> rows(numbers.size() * DTypeBytes(g.dtype));
+    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        numbers[i] = float(Mix(i + layer + tokens.size()) % 1000) / 100;
+      }
+      FromFloat(g.dtype, numbers, rows.data());
+      PREFIXD_TRY(writer->WriteRows(layer, range.begin, range.size(), rows));
+    }
+    return writer->Commit();
+  }
+
+  // Views of random rows in random order of parts, one after the other in the same memory.
+  void ExpectViews(const SegmentId& id, std::mt19937_64& rng) {
+    const auto opened = store_->OpenPrefix(id, 0);
+    ASSERT_OK(opened);
+    const StoredPrefix& prefix = **opened;
+    const RowShape row = model_.geometry.row();
+    RowViews views;
+    for (int round = 0; round < 30; ++round) {
+      const auto layer = static_cast<uint32_t>(rng() % model_.geometry.n_layers);
+      const auto head = static_cast<uint32_t>(rng() % model_.geometry.n_kv_heads);
+      const auto part = static_cast<RowPart>(rng() % 3);
+      std::vector<uint32_t> ids;
+      const size_t step = 1 + rng() % 30;
+      for (uint32_t t = static_cast<uint32_t>(rng() % 50); t < prefix.n_tokens();
+           t += static_cast<uint32_t>(1 + rng() % step)) {
+        ids.push_back(t);
+      }
+      std::vector<std::byte> want(ids.size() * row.bytes());
+      ASSERT_OK(prefix.ReadRows(layer, head, ids, want, nullptr));
+      ReadStats stats;
+      ASSERT_OK(prefix.ViewRows(layer, head, ids, part, views, &stats));
+      ASSERT_EQ(views.rows.size(), ids.size());
+      EXPECT_GT(stats.pages_host + stats.pages_ssd, 0u);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const std::byte* expected = want.data() + i * row.bytes();
+        if (part != RowPart::kValue) {
+          ASSERT_EQ(std::memcmp(views.rows[i].key, expected, row.key_bytes()), 0)
+              << "key of token " << ids[i] << ", round " << round;
+        }
+        if (part != RowPart::kKey) {
+          ASSERT_EQ(std::memcmp(views.rows[i].value, expected + row.key_bytes(), row.value_bytes()),
+                    0)
+              << "value of token " << ids[i] << ", round " << round;
+        }
+      }
+    }
+  }
+
+  TempDir dir_;
+  StoreOptions options_ = TestOptions(dir_.path());
+  ModelRecord model_ = TestModel();
+  std::unique_ptr<PrefixStore> store_;
+};
+
+// Settled, as it arrived, and encoded, in one chain; with a host tier that has room for all, for
+// less than a view, and none.
+TEST_F(RowViewsTest, AreTheRows) {
+  std::mt19937_64 rng(Seed("RowViews"));
+  for (const uint64_t tier : {uint64_t{4} << 20, uint64_t{32} << 10, uint64_t{0}}) {
+    SCOPED_TRACE(tier);
+    options_.host_tier_bytes = tier;
+    Open();
+    const auto first = static_cast<uint32_t>(tier >> 10) + 1;  // other tokens for each
+    const auto settled = PutNumbers(Iota(600, first), RowEncoding::kAsGiven);
+    ASSERT_OK(settled);
+    SettleOptions settle;
+    settle.chunk_tokens = 256;
+    const size_t row_bytes = model_.geometry.row().bytes();
+    settle.order = [row_bytes](uint32_t, uint32_t, uint32_t,
+                               std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+      std::vector<uint32_t> order(rows.size() / row_bytes);
+      std::iota(order.rbegin(), order.rend(), 0);
+      return order;
+    };
+    ASSERT_OK(store_->Settle(*settled, settle));
+    ASSERT_OK(PutNumbers(Iota(1000, first), RowEncoding::kAsGiven));
+    const auto encoded = PutNumbers(Iota(1300, first), RowEncoding::kInt8);
+    ASSERT_OK(encoded);
+    ExpectViews(*encoded, rng);
+  }
+}
+
+TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
+  std::mt19937_64 rng(Seed("RowViewsLarge"));
+  model_ = TestModel("large", TestGeometry(1, 1, 1024, DType::kF32));
+  Open();
+  const auto id = PutNumbers(Iota(200), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  ExpectViews(*id, rng);
+}
+
+// What a view holds stays as it is although others want its place, and counts against no bound.
+TEST_F(RowViewsTest, HoldWhatTheyShow) {
+  options_.host_tier_bytes = 64 << 10;  // 16 pages
+  Open();
+  const auto id = PutNumbers(Iota(2000), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  const auto opened = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(opened);
+  const RowShape row = model_.geometry.row();
+  std::vector<uint32_t> ids;
+  for (uint32_t t = 0; t < 600; ++t) ids.push_back(t);  // 12 pages
+  std::vector<std::byte> want(ids.size() * row.bytes());
+  ASSERT_OK((*opened)->ReadRows(0, 0, ids, want, nullptr));
+  RowViews views, others;
+  ASSERT_OK((*opened)->ViewRows(0, 0, ids, RowPart::kRow, views, nullptr));
+  std::vector<uint32_t> all(2000);
+  std::iota(all.begin(), all.end(), 0);
+  for (uint32_t head = 0; head < 2; ++head) {
+    ASSERT_OK((*opened)->ViewRows(1, head, all, RowPart::kRow, others, nullptr));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ASSERT_EQ(std::memcmp(views.rows[i].key, want.data() + i * row.bytes(), row.key_bytes()), 0);
+  }
+  // Once let go of, the place is anybody's.
+  views.hold.reset();
+  others.hold.reset();
+  ReadStats cold, warm;
+  const std::vector<uint32_t> few(all.begin() + 1500, all.begin() + 1600);
+  ASSERT_OK((*opened)->ViewRows(1, 1, few, RowPart::kRow, others, &cold));
+  others.hold.reset();
+  ASSERT_OK((*opened)->ViewRows(1, 1, few, RowPart::kRow, others, &warm));
+  EXPECT_EQ(warm.pages_ssd, 0u);
+}
+
+TEST_F(RowViewsTest, DamageIsAnErrorNotARow) {
+  Open();
+  const auto id = PutNumbers(Iota(500), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  store_.reset();
+  std::filesystem::path file;
+  for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
+    if (entry.path().extension() == ".seg") file = entry.path();
+  }
+  Open();
+  const auto opened = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(opened);
+  for (uint64_t page = 1; page * kPageBytes < std::filesystem::file_size(file) / 2; ++page) {
+    FlipByte(file, page * kPageBytes + 100);
+  }
+  std::vector<uint32_t> ids(500);
+  std::iota(ids.begin(), ids.end(), 0);
+  RowViews views;
+  const Status status = (*opened)->ViewRows(0, 0, ids, RowPart::kRow, views, nullptr);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::kCorrupt);
+}
+
+TEST_F(RowViewsTest, RefuseIdsThatDoNotAscendOrExist) {
+  Open();
+  const auto id = PutNumbers(Iota(100), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  const auto opened = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(opened);
+  RowViews views;
+  for (const std::vector<uint32_t>& ids : {std::vector<uint32_t>{5, 4}, {99, 100}}) {
+    const Status status = (*opened)->ViewRows(0, 0, ids, RowPart::kRow, views, nullptr);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, Code::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace prefixd::storage
