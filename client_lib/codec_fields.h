@@ -67,6 +67,7 @@ void Describe(V& v, Is<RuntimeOptions> auto& s) {
   v("dir", s.dir), v("io", s.io), v("host_tier_bytes", s.host_tier_bytes);
   v("host_tier_shares", s.host_tier_shares), v("host_tier_hugetlb", s.host_tier_hugetlb);
   v("host_tier_mlock", s.host_tier_mlock), v("pin_host_tier", s.pin_host_tier);
+  v("selector_memory_bytes", s.selector_memory_bytes);
   v("min_free_bytes", s.min_free_bytes), v("read_deadline_ms", s.read_deadline_ms);
   v("quota_bytes", s.quota_bytes), v("tenant_quota_bytes", s.tenant_quota_bytes);
   v("tenant_quotas", s.tenant_quotas), v("evict", s.evict), v("maintenance_ms", s.maintenance_ms);
@@ -195,6 +196,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
   v("bytes_rewritten", s.bytes_rewritten), v("settled", s.settled), v("merged", s.merged);
   v("rewrite_queue", s.rewrite_queue);
+  v("selector_memory_bytes", s.selector_memory_bytes);
+  v("selector_memory_capacity", s.selector_memory_capacity);
   v("host_tier_pinned", s.host_tier_pinned), v("host_evictions", s.host_evictions);
   v("host_tier_huge_pages", s.host_tier_huge_pages), v("host_tier_gpu", s.host_tier_gpu);
   v("host_tenants", s.host_tenants);

@@ -110,6 +110,16 @@ std::span<const ConfigItem> ConfigItems() {
        "Register the host tier with the CUDA device, so that it reads rows at the bus's "
        "speed."},
       {"store",
+       "selector_memory_mib",
+       "selector-memory-mib",
+       &C::selector_memory_mib,
+       0,
+       16 * kTebi,
+       {},
+       "MiB",
+       "Memory for selection: indexes first, exact keys of attached prefixes as far as there is "
+       "room."},
+      {"store",
        "min_free_mib",
        "min-free-mib",
        &C::min_free_mib,

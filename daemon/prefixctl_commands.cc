@@ -108,6 +108,8 @@ Status ShowStatus(RemoteClient& client, const Options& options) {
        {"ingest queue", Count(r.ingest_queue)},
        {"on disk", Bytes(r.bytes_on_disk) + ", " + Bytes(r.bytes_free) + " free"},
        {"host tier", Bytes(r.host_tier_bytes) + " of " + Bytes(r.host_tier_capacity)},
+       {"selector memory",
+        Bytes(r.selector_memory_bytes) + " of " + Bytes(r.selector_memory_capacity)},
        {"checksum failures", Count(r.checksum_failures)},
        {"verified since", Time(r.verified_since_unix_ms) + " UTC"},
        {"scrub", Bytes(r.scrub_bytes) + " verified, " + Count(r.scrub_damaged) + " damaged"}});

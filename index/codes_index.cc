@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <numeric>
@@ -99,10 +100,25 @@ void AllScores(const SearchRequest& request, std::span<const CodeScores> parts,
   }
 }
 
+// Of the short list `listed`, whose keys scratch holds as the reader gave them.
+void KeepSelectedKeys(const SearchRequest& request, std::span<const uint32_t> listed,
+                      std::span<const uint32_t> selected) {
+  if (!request.reader || !request.scratch) return;
+  const size_t key_bytes = request.keys.shape.key_bytes();
+  request.selected_keys->resize(selected.size() * key_bytes);
+  size_t from = 0;
+  for (size_t i = 0; i < selected.size(); ++i) {
+    while (listed[from] != selected[i]) ++from;
+    std::memcpy(request.selected_keys->data() + i * key_bytes,
+                request.scratch->keys.data() + from * key_bytes, key_bytes);
+  }
+}
+
 // `parts`: ascending, disjoint.
 Result<Selection> Search(const SearchRequest& request, std::span<const Part> all) {
   PREFIXD_TRY(CheckRequest(request));
   if (request.scores) request.scores->clear();
+  if (request.selected_keys) request.selected_keys->clear();
   const TokenRange& wanted = request.candidates;
   std::vector<Part> parts;
   size_t inside = 0;
@@ -139,18 +155,20 @@ Result<Selection> Search(const SearchRequest& request, std::span<const Part> all
   const size_t n = ids.size();
   auto& exact = scratch.scores;
   if (exact.size() < request.group * n) exact.resize(request.group * n);
-  PREFIXD_TRY(ScoreTokens(request, std::span<const uint32_t>(ids).first(listed), exact, n));
   size_t column = listed;
   for (const TokenRange& gap : gaps) {
     PREFIXD_TRY(ScoreRange(request, gap, std::span(exact).subspan(column), n));
     column += gap.size();
   }
+  // Last, so that scratch keeps these keys.
+  PREFIXD_TRY(ScoreTokens(request, std::span<const uint32_t>(ids).first(listed), exact, n));
   const auto truth = std::span<const float>(exact).first(request.group * n);
   masses.Correct(scores, std::span<const uint32_t>(ids).first(listed), truth, n);
 
   if (request.scores) AllScores(request, scores, ids, truth);
 
   Selection selection = SelectRanked(ids, truth, masses.LogSumExp(), request.k);
+  if (request.selected_keys && gaps.empty()) KeepSelectedKeys(request, ids, selection.ids);
   selection.keys_scanned = wanted.size();
   selection.bytes_scanned = n * request.keys.shape.key_bytes();
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -167,6 +185,7 @@ class CodesIndex final : public KeyIndex {
 
   IndexKind kind() const override { return IndexKind::kCodes; }
   TokenRange covered() const override { return covered_; }
+  size_t memory_bytes() const override { return book_.bytes() + codes_.bytes().size(); }
   Result<Selection> Search(const SearchRequest& request) const override {
     const Part part = PartOf(covered_);
     return index::Search(request, {&part, 1});
@@ -190,6 +209,11 @@ class JoinedCodes final : public KeyIndex {
   IndexKind kind() const override { return IndexKind::kCodes; }
   TokenRange covered() const override {
     return {parts_.front().used.begin, parts_.back().used.end};
+  }
+  size_t memory_bytes() const override {
+    size_t bytes = 0;
+    for (const auto& index : indexes_) bytes += index->memory_bytes();
+    return bytes;
   }
   Result<Selection> Search(const SearchRequest& request) const override {
     return index::Search(request, parts_);

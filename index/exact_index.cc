@@ -12,6 +12,7 @@ class ExactIndex final : public KeyIndex {
 
   IndexKind kind() const override { return IndexKind::kExact; }
   TokenRange covered() const override { return covered_; }
+  size_t memory_bytes() const override { return 0; }
 
   Result<Selection> Search(const SearchRequest& request) const override {
     PREFIXD_TRY(CheckRequest(request));

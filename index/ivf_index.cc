@@ -43,6 +43,10 @@ class IvfIndex final : public KeyIndex {
         options_(options) {}
 
   IndexKind kind() const override { return IndexKind::kIvf; }
+  size_t memory_bytes() const override {
+    return covered_.size() * (size_t{dim()} * 2 + sizeof(int64_t)) +
+           size_t{lists_.n_lists()} * dim() * sizeof(float);
+  }
   TokenRange covered() const override { return covered_; }
   Result<Selection> Search(const SearchRequest& request) const override;
   Result<std::vector<std::byte>> Serialize() const override;
@@ -153,6 +157,7 @@ Result<Selection> IvfIndex::Search(const SearchRequest& request) const {
                            " dimensions in an index over " + std::to_string(dim()));
   }
   if (request.scores) request.scores->clear();
+  if (request.selected_keys) request.selected_keys->clear();
   if (request.k >= wanted.size()) return SelectAll(request);
   const TokenRange inside{std::clamp(covered_.begin, wanted.begin, wanted.end),
                           std::clamp(covered_.end, wanted.begin, wanted.end)};

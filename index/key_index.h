@@ -47,6 +47,9 @@ struct SearchRequest {
   uint32_t first_token = 0;
   KeyReader* reader = nullptr;
   SearchScratch* scratch = nullptr;  // null: of its own
+  // If not null: the keys of the returned tokens, densely, of a search that read them from `reader`
+  // and still has them; else emptied. Needs `scratch`.
+  std::vector<std::byte>* selected_keys = nullptr;
   // If not null: the scores [G][candidates] of a search that scored every candidate, as it saw
   // them; emptied by one that did not, or had nothing to choose. For the estimate by scan.
   std::vector<float>* scores = nullptr;
@@ -58,6 +61,7 @@ class KeyIndex {
   virtual IndexKind kind() const = 0;
   // Tokens covered, as positions; candidates outside are searched exactly (appended tokens).
   virtual TokenRange covered() const = 0;
+  virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
   // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head (GQA group max).
   // k of at least candidates.size() (an empty range too) returns them all without reading a key:
   // cuts are exact at -inf. Which of several tokens of equal rank is returned is unspecified.

@@ -170,6 +170,7 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
 Result<Selection> SearchExactly(const SearchRequest& request) {
   const uint32_t n = request.candidates.size();
   if (request.scores) request.scores->clear();
+  if (request.selected_keys) request.selected_keys->clear();
   if (request.k >= n) return SelectAll(request);
   std::vector<float> own;
   std::vector<float>& scores = request.scratch ? request.scratch->scores : own;

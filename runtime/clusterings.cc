@@ -128,6 +128,8 @@ Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
     WorkPriority priority, std::vector<storage::ReadStats>* reads) {
   auto out = std::make_shared<PrefixClusters>();
   out->mid_ = mid;
+  const RowShape row = model.spec.geometry.row();
+  out->key_ = {row.key_dim, 0, row.dtype};
   out->of_mid_ = std::vector<Kept>(HeadCount(model));
   std::vector<SegmentPart> used;
   size_t largest = 0;
@@ -185,10 +187,25 @@ std::vector<uint16_t> PrefixClusters::Of(size_t head, TokenRange run, const Rows
   return clusters;
 }
 
-std::span<const uint16_t> PrefixClusters::OfMid(size_t head, const RowsView& keys) const {
+Result<std::span<const uint16_t>> PrefixClusters::OfMid(size_t head, index::KeyReader& keys) const {
+  constexpr uint32_t kRun = 4096;
   Kept& kept = of_mid_[head];
-  std::call_once(kept.once, [&] { kept.clusters = Of(head, mid_, keys); });
-  return kept.clusters;
+  std::lock_guard lock(kept.mutex);
+  if (!kept.found) {
+    std::vector<uint16_t> clusters;
+    clusters.reserve(mid_.size());
+    std::vector<std::byte> bytes;
+    for (uint32_t at = mid_.begin, end = 0; at < mid_.end; at = end) {
+      end = std::min(mid_.end, keys.RunEnd(at, kRun));
+      bytes.resize((end - at) * key_.bytes());
+      PREFIXD_TRY(keys.Range({at, end}, bytes));
+      const auto of_run = Of(head, {at, end}, {bytes.data(), end - at, key_.bytes(), key_});
+      clusters.insert(clusters.end(), of_run.begin(), of_run.end());
+    }
+    kept.clusters = std::move(clusters);
+    kept.found = true;
+  }
+  return std::span<const uint16_t>(kept.clusters);
 }
 
 }  // namespace prefixd

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/clusters.h"
+#include "index/key_reader.h"
 #include "runtime/summaries.h"
 
 namespace prefixd {
@@ -39,8 +40,8 @@ class PrefixClusters {
   const Clustering& clustering(size_t head) const { return main_->at(head); }
   // Of a run of tokens of the mid region, given their keys.
   std::vector<uint16_t> Of(size_t head, TokenRange run, const RowsView& keys) const;
-  // Of the whole mid region: keys [mid]. Found once and kept.
-  std::span<const uint16_t> OfMid(size_t head, const RowsView& keys) const;
+  // Of the whole mid region, by the head's `keys`. Found once and kept.
+  Result<std::span<const uint16_t>> OfMid(size_t head, index::KeyReader& keys) const;
 
  private:
   struct Part {
@@ -49,13 +50,15 @@ class PrefixClusters {
     std::vector<std::vector<uint16_t>> to;  // [heads]: clusters of main_; empty: the same
   };
   struct Kept {
-    std::once_flag once;
+    std::mutex mutex;
+    bool found = false;
     std::vector<uint16_t> clusters;
   };
 
   std::vector<Part> parts_;
   std::shared_ptr<const std::vector<Clustering>> main_;
   SummarySet summaries_;
+  RowShape key_;
   TokenRange mid_;
   mutable std::vector<Kept> of_mid_;  // [heads]
 };

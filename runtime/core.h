@@ -14,6 +14,7 @@
 #include "runtime/prepared_prefix.h"
 #include "runtime/scratch.h"
 #include "runtime/scrubber.h"
+#include "runtime/selector_memory.h"
 #include "runtime/store.h"
 #include "runtime/summaries.h"
 #include "runtime/thread_pool.h"
@@ -28,7 +29,8 @@ struct Core {
         compute(std::move(c)),
         pool(o.threads),
         models(storage.get()),
-        rooms{&options, storage.get(), &pool, &scratch} {}
+        selector_memory(o.selector_memory_bytes),
+        rooms{&options, storage.get(), &pool, &scratch, &selector_memory} {}
 
   const RuntimeOptions options;
   const std::unique_ptr<storage::PrefixStore> storage;
@@ -36,6 +38,7 @@ struct Core {
   ThreadPool pool;
   ScratchPool scratch;
   ModelRegistry models;
+  SelectorMemory selector_memory;
   const Rooms rooms;
   PreparedCache prepared;
 

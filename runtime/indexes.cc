@@ -158,14 +158,4 @@ std::unique_ptr<index::KeyIndex> LoadCodes(const Rooms& rooms, std::span<const S
   return std::move(joined).value();
 }
 
-Status StoredKeys::Gather(std::span<const uint32_t> ids, std::span<std::byte> out) {
-  const size_t stride = prefix_.model().geometry.row().key_bytes();
-  return prefix_.ReadRows(layer_, kv_head_, ids, storage::RowPart::kKey, {out, stride}, reads_);
-}
-
-Status StoredKeys::Range(TokenRange tokens, std::span<std::byte> out) {
-  const size_t stride = prefix_.model().geometry.row().key_bytes();
-  return prefix_.ReadRange(layer_, kv_head_, tokens, storage::RowPart::kKey, {out, stride}, reads_);
-}
-
 }  // namespace prefixd

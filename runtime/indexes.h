@@ -1,7 +1,7 @@
 // Indexes over the keys of stored segments: built in the background, stored beside the segment,
 // put together for a prefix.
 //
-// Thread-safety: free functions; concurrent calls are fine. A StoredKeys is used by one thread.
+// Thread-safety: free functions; concurrent calls are fine.
 #pragma once
 
 #include <memory>
@@ -33,23 +33,5 @@ bool HasCodes(const Rooms& rooms, std::span<const SegmentPart> parts, TokenRange
 std::unique_ptr<index::KeyIndex> LoadCodes(const Rooms& rooms, std::span<const SegmentPart> parts,
                                            TokenRange mid, uint32_t layer, uint32_t kv_head,
                                            storage::ReadStats* reads);
-
-// The keys of one head where they are stored: the host tier, then the disk.
-class StoredKeys final : public index::KeyReader {
- public:
-  StoredKeys(const storage::StoredPrefix& prefix, uint32_t layer, uint32_t kv_head,
-             storage::ReadStats* reads)
-      : prefix_(prefix), layer_(layer), kv_head_(kv_head), reads_(reads) {}
-  Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override;
-  Status Range(TokenRange tokens, std::span<std::byte> out) override;
-  uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override {
-    return storage::RunEnd(prefix_.parts(), begin, max_tokens);
-  }
-
- private:
-  const storage::StoredPrefix& prefix_;
-  const uint32_t layer_, kv_head_;
-  storage::ReadStats* const reads_;
-};
 
 }  // namespace prefixd

@@ -170,9 +170,25 @@ Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* read
                     {state.anchors.data() + sink_bytes, partition_.tail.size(), row.bytes(), row}};
 }
 
-Result<RowsView> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads) {
+bool PreparedPrefix::MayHoldKeys() {
+  const KvGeometry& geometry = model_->spec.geometry;
+  std::lock_guard lock(keys_mutex_);
+  if (!keys_memory_) {
+    const auto layers = std::ranges::count_if(
+        geometry.layers, [](const LayerGeometry& layer) { return layer.sliding_window == 0; });
+    keys_memory_ =
+        rooms_.selector_memory->TryTake(static_cast<uint64_t>(layers) * geometry.n_kv_heads *
+                                        partition_.mid.size() * geometry.row().key_bytes());
+  }
+  return static_cast<bool>(keys_memory_);
+}
+
+Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads) {
   const RowShape row = model_->spec.geometry.row();
   Head& state = heads_[head];
+  if (!state.has_keys.load(std::memory_order_acquire) && !MayHoldKeys()) {
+    return std::optional<RowsView>();
+  }
   if (!state.has_keys.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_keys.load(std::memory_order_relaxed)) {
@@ -183,8 +199,8 @@ Result<RowsView> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads)
       state.has_keys.store(true, std::memory_order_release);
     }
   }
-  return RowsView{
-      state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}};
+  return std::optional(RowsView{
+      state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
 }
 
 Result<const index::KeyIndex*> PreparedPrefix::Codes(size_t head, storage::ReadStats* reads) {
@@ -194,6 +210,9 @@ Result<const index::KeyIndex*> PreparedPrefix::Codes(size_t head, storage::ReadS
     if (!state.has_codes.load(std::memory_order_relaxed)) {
       state.codes =
           LoadCodes(rooms_, parts_, partition_.mid, layer_of(head), kv_head_of(head), reads);
+      if (state.codes) {
+        state.codes_memory = rooms_.selector_memory->Charge(state.codes->memory_bytes());
+      }
       state.has_codes.store(true, std::memory_order_release);
     }
   }
@@ -214,6 +233,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadSta
         // A damaged index is never trusted: the head is searched exactly.
         if (auto index = index::LoadIndex(*blob); index.ok()) {
           state.index = std::move(index).value();
+          state.index_memory = rooms_.selector_memory->Charge(state.index->memory_bytes());
         }
       }
       state.has_index.store(true, std::memory_order_release);

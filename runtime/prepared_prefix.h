@@ -57,8 +57,9 @@ class PreparedPrefix {
                                   std::vector<storage::ReadStats>* reads);
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
-  // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
-  Result<RowsView> MidKeys(size_t head, storage::ReadStats* reads);
+  // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region. nullopt when
+  // the keys of all heads do not fit into the memory left for selection: HeadKeys reads them then.
+  Result<std::optional<RowsView>> MidKeys(size_t head, storage::ReadStats* reads);
   // Codes of all segments that have some; an exact index where none can be used.
   Result<const index::KeyIndex*> Codes(size_t head, storage::ReadStats* reads);
   // The index that covers most of the mid region; an exact one where there is none.
@@ -79,6 +80,7 @@ class PreparedPrefix {
     std::vector<std::byte> keys;             // [mid][key bytes]
     std::unique_ptr<index::KeyIndex> index;  // null: search exactly
     std::unique_ptr<index::KeyIndex> codes;  // likewise
+    SelectorMemory::Lease index_memory, codes_memory;
     std::optional<TokenFeatures> features;
   };
 
@@ -87,6 +89,8 @@ class PreparedPrefix {
                  std::vector<SegmentPart> parts);
   // The segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
+  // Whether the keys of all heads may be held.
+  bool MayHoldKeys();
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
   Status CheckStored(const EstimatorVariant& variant) const;
 
@@ -97,6 +101,8 @@ class PreparedPrefix {
   const Partition partition_;
   const std::unique_ptr<index::KeyIndex> exact_;
   std::vector<Head> heads_;
+  std::mutex keys_mutex_;
+  SelectorMemory::Lease keys_memory_;  // of all heads
   std::mutex summaries_mutex_;
   KeptByVariant summaries_;  // that some session has used
 };

@@ -16,9 +16,10 @@
 namespace prefixd {
 
 struct Scratch {
-  std::vector<std::byte> rows;  // runs of rows read for one head
-  storage::RowViews retrieved;  // of a step
-  std::vector<float> queries;   // queries of one group, gathered
+  std::vector<std::byte> rows;        // runs of rows read for one head
+  storage::RowViews retrieved;        // of a step
+  std::vector<std::byte> found_keys;  // of a selection
+  std::vector<float> queries;         // queries of one group, gathered
   std::vector<float> y, lse, rho_z;
   index::SearchScratch search;
 

@@ -353,7 +353,7 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
   }
   Ledger ledger;
   const auto scratch = core_->rooms.scratch->Acquire();
-  auto selection = SelectGroup(*plan, head, q, k, nullptr, scratch->search, ledger);
+  auto selection = SelectGroup(*plan, head, q, k, {}, scratch->search, ledger);
   Charge(head, ledger);
   return selection;
 }

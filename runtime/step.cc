@@ -8,7 +8,7 @@
 
 #include "attention/step.h"
 #include "runtime/estimator_input.h"
-#include "runtime/indexes.h"
+#include "runtime/head_keys.h"
 #include "runtime/session_impl.h"
 
 namespace prefixd {
@@ -48,17 +48,21 @@ class RetrievedRows {
   RetrievedRows(const RetrievedRows&) = delete;
   RetrievedRows& operator=(const RetrievedRows&) = delete;
 
-  // After an exact selection keys are in memory, so that values alone are read.
-  Status Read(const SessionPlan& plan, size_t head, std::span<const uint32_t> ids,
-              storage::ReadStats& reads) {
-    PreparedPrefix& prefix = *plan.prefix;
-    const auto part = plan.codes ? storage::RowPart::kRow : storage::RowPart::kValue;
-    PREFIXD_TRY(prefix.stored().ViewRows(prefix.layer_of(head), prefix.kv_head_of(head), ids, part,
+  // Where their keys are in memory, or selection has just read them (`selected_keys`, densely;
+  // empty: it has not), values alone are read. Borrows them.
+  Status Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
+              std::span<const std::byte> selected_keys, storage::ReadStats& reads) {
+    const size_t key_bytes = prefix.model()->spec.geometry.row().key_bytes();
+    PREFIXD_ASSIGN(const HeadKeys keys, HeadKeys::Of(prefix, head, &reads));
+    const bool selected = selected_keys.size() == ids.size() * key_bytes;
+    const bool known = keys.resident() || selected;
+    PREFIXD_TRY(prefix.stored().ViewRows(prefix.layer_of(head), prefix.kv_head_of(head), ids,
+                                         known ? storage::RowPart::kValue : storage::RowPart::kRow,
                                          views_, &reads));
-    if (plan.codes) return {};
-    PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
-    for (size_t i = 0; i < ids.size(); ++i) {
-      views_.rows[i].key = keys.key(ids[i] - prefix.partition().mid.begin);
+    for (size_t i = 0; known && i < ids.size(); ++i) {
+      views_.rows[i].key = keys.resident()
+                               ? keys.resident()->key(ids[i] - prefix.partition().mid.begin)
+                               : selected_keys.data() + i * key_bytes;
     }
     return {};
   }
@@ -123,12 +127,14 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
       plan.policy.mode == StepMode::kRetrieve ? plan.heads[head] : HeadPlan{};
   const bool scan = head_plan.estimator.kind == EstimatorKind::kScan;
   std::vector<float> scores;
+  std::vector<std::byte>& found_keys = scratch->found_keys;
+  found_keys.clear();
   if ((k > 0 || scan) && prefix.partition().mid.size() > 0) {
-    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, scan ? &scores : nullptr,
+    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, {scan ? &scores : nullptr, &found_keys},
                                           scratch->search, ledger));
     StageTimer timer(ledger.read_ns);
     if (plan.policy.page_granular) PREFIXD_TRY(AddPageNeighbours(prefix, head, selection.ids));
-    PREFIXD_TRY(retrieved.Read(plan, head, selection.ids, reads));
+    PREFIXD_TRY(retrieved.Read(prefix, head, selection.ids, found_keys, reads));
   }
 
   GroupStepInput in;
@@ -150,8 +156,8 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
       if (features) estimator.AttachFeatures(*features, selection.ids, in);
     }
     if (summaries.clusters) {
-      PREFIXD_ASSIGN(const RowsView keys, prefix.MidKeys(head, &reads));
-      const auto clusters = summaries.clusters->OfMid(head, keys);
+      PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix, head, &reads));
+      PREFIXD_ASSIGN(const auto clusters, summaries.clusters->OfMid(head, keys));
       for (uint32_t id : selection.ids) of_mid.push_back(id - prefix.partition().mid.begin);
       estimator.AttachClusters(clusters, of_mid, in);
       if (scan) estimator.AttachScan(clusters, scores, of_mid, in);
@@ -202,30 +208,26 @@ void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
 }
 
 Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, std::vector<float>* scores, index::SearchScratch& scratch,
+                              uint32_t k, const SelectMore& more, index::SearchScratch& scratch,
                               Ledger& ledger) {
   PreparedPrefix& prefix = *plan.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
   ReadCharge charge(ledger);
   index::SearchRequest request;
   const index::KeyIndex* index = &prefix.exact();
+  std::optional<HeadKeys> keys;
   {
     StageTimer timer(ledger.read_ns);
+    // The index first: it is in memory in any case, keys only where there is room beside it.
     if (plan.codes) {
       PREFIXD_ASSIGN(index, prefix.Codes(head, &charge.reads));
-    } else {
-      PREFIXD_ASSIGN(request.keys, prefix.MidKeys(head, &charge.reads));
     }
     if (plan.ivf) {
       PREFIXD_ASSIGN(index, prefix.Ivf(head, &charge.reads));
     }
+    PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, &charge.reads));
   }
-  // Codes need few keys, and those where they are stored: only the codes stay in memory.
-  StoredKeys stored(prefix.stored(), prefix.layer_of(head), prefix.kv_head_of(head), &charge.reads);
-  if (plan.codes) {
-    request.keys.shape = {geometry.key_dim, 0, geometry.dtype};
-    request.reader = &stored;
-  }
+  keys->Into(request);
   request.scratch = &scratch;
   StageTimer timer(ledger.select_ns);
   request.queries = q;
@@ -233,8 +235,8 @@ Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<co
   request.layer = geometry.layers[prefix.layer_of(head)];
   request.candidates = prefix.partition().mid;
   request.k = k;
-  request.first_token = prefix.partition().mid.begin;
-  request.scores = scores;
+  request.scores = more.scores;
+  request.selected_keys = more.selected_keys;
   PREFIXD_ASSIGN(auto selection, index->Search(request));
   ledger.retrievals += 1;
   ledger.keys_scanned += selection.keys_scanned;

@@ -294,6 +294,8 @@ class StoreImpl : public Store {
       stats.host_tenants.push_back({t.tenant, t.bytes, t.memory_bytes, t.share_bytes,
                                     t.pinned_bytes, t.hits, t.misses, t.evictions});
     }
+    stats.selector_memory_bytes = core_->selector_memory.used();
+    stats.selector_memory_capacity = core_->selector_memory.capacity();
     stats.checksum_failures = stored.checksum_failures;
     stats.puts = stored.puts;
     stats.puts_aborted = stored.puts_aborted;

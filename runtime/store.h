@@ -35,6 +35,9 @@ struct RuntimeOptions {
   bool host_tier_hugetlb = false;  // from the system's pool of huge pages, where it has one
   bool host_tier_mlock = false;    // never swapped out
   bool pin_host_tier = false;      // registered with the CUDA device, where there is one
+  // For selection, of all prefixes that sessions hold: indexes are always in memory and counted
+  // first; exact keys are held as far as there is room, prefix by prefix, else read where they lie.
+  uint64_t selector_memory_bytes = 1ull << 30;
   uint64_t min_free_bytes = 256ull << 20;
   uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none
   uint64_t quota_bytes = 0;           // 0: none

@@ -22,6 +22,7 @@
 #include "attention/result.h"
 #include "runtime/models.h"
 #include "runtime/scratch.h"
+#include "runtime/selector_memory.h"
 #include "runtime/store.h"
 #include "runtime/thread_pool.h"
 #include "storage/prefix_store.h"
@@ -34,6 +35,7 @@ struct Rooms {
   storage::PrefixStore* storage = nullptr;
   ThreadPool* pool = nullptr;
   ScratchPool* scratch = nullptr;
+  SelectorMemory* selector_memory = nullptr;
 };
 
 // Rows are read and added in runs of this many tokens.

@@ -218,6 +218,8 @@ struct RuntimeStats {
   // Background rewriting (settling, merging), which bytes_written counts too.
   uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
   uint64_t host_tier_pinned = 0, host_evictions = 0;
+  // Indexes and exact keys held for selection; indexes may exceed the capacity.
+  uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;
   std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
   std::string host_tier_gpu;         // "off", "registered", or why it is not
   std::vector<HostTierTenant> host_tenants;

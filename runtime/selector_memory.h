@@ -1,0 +1,53 @@
+// How much memory selection may take, of all prefixes that sessions hold together: indexes are
+// counted first, since steps cannot do without them, and exact keys stay in memory only as far as
+// there is room beside them.
+//
+// Thread-safety: all methods may be called concurrently. A lease is given back when it goes, and
+// must not outlive the SelectorMemory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+namespace prefixd {
+
+class SelectorMemory {
+ public:
+  class Lease {
+   public:
+    Lease() = default;
+    Lease(Lease&& other) noexcept
+        : of_(std::exchange(other.of_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    Lease& operator=(Lease&& other) noexcept {
+      std::swap(of_, other.of_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    ~Lease() {
+      if (of_) of_->used_ -= bytes_;
+    }
+    explicit operator bool() const { return of_ != nullptr; }
+
+   private:
+    friend class SelectorMemory;
+    Lease(SelectorMemory* of, uint64_t bytes) : of_(of), bytes_(bytes) {}
+    SelectorMemory* of_ = nullptr;
+    uint64_t bytes_ = 0;
+  };
+
+  explicit SelectorMemory(uint64_t capacity) : capacity_(capacity) {}
+
+  // Counted whether there is room or not.
+  Lease Charge(uint64_t bytes);
+  // An empty lease when there is no room.
+  Lease TryTake(uint64_t bytes);
+  uint64_t used() const { return used_; }
+  uint64_t capacity() const { return capacity_; }
+
+ private:
+  const uint64_t capacity_;
+  std::atomic<uint64_t> used_{0};
+};
+
+}  // namespace prefixd
