@@ -13,11 +13,12 @@
 #include "attention/kv_shape.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
-#include "bench/support/gpu_options.h"
+#include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
 #include "gpu/host_image.h"
 #include "gpu/topk_gpu.h"
+#include "gpu/upload.h"
 
 namespace prefixd::bench {
 namespace {
@@ -80,13 +81,7 @@ struct Run {
       }
       args.sources = image.Add<gpu::TopKSource>(sources);
     };
-    HostImage measure(nullptr, nullptr);
-    pack(measure);
-    PREFIXD_ASSIGN(gpu::PinnedBuffer staging, gpu::PinnedBuffer::Allocate(measure.bytes()));
-    PREFIXD_ASSIGN(gpu::DeviceBuffer input, gpu::DeviceBuffer::Allocate(measure.bytes()));
-    HostImage image(staging.data(), input.data());
-    pack(image);
-    PREFIXD_TRY(gpu::CopyToDevice(input.data(), staging.data(), image.bytes(), stream));
+    PREFIXD_ASSIGN(const auto input, gpu::internal::UploadImage(pack, stream));
     const size_t heads = size_t{kKvHeads} * kGroup, ids = size_t{kKvHeads} * shape.max_k;
     PREFIXD_ASSIGN(gpu::DeviceBuffer output,
                    gpu::DeviceBuffer::Allocate((ids + 2 * kKvHeads) * 4 + heads * sizeof(Cut)));
@@ -131,13 +126,7 @@ struct Run {
       }
       args.sources = image.Add<gpu::ExactSource>(sources);
     };
-    HostImage measure(nullptr, nullptr);
-    pack(measure);
-    PREFIXD_ASSIGN(gpu::PinnedBuffer staging, gpu::PinnedBuffer::Allocate(measure.bytes()));
-    PREFIXD_ASSIGN(gpu::DeviceBuffer input, gpu::DeviceBuffer::Allocate(measure.bytes()));
-    HostImage image(staging.data(), input.data());
-    pack(image);
-    PREFIXD_TRY(gpu::CopyToDevice(input.data(), staging.data(), image.bytes(), stream));
+    PREFIXD_ASSIGN(const auto input, gpu::internal::UploadImage(pack, stream));
     const size_t queries = size_t{kKvHeads} * shape.max_queries;
     PREFIXD_ASSIGN(gpu::DeviceBuffer output,
                    gpu::DeviceBuffer::Allocate((queries * (kDim + 1) + kKvHeads) * 4));
@@ -181,23 +170,5 @@ Status Measure(const GpuBenchOptions& options, const gpu::DeviceInfo& device, Fi
 }  // namespace prefixd::bench
 
 int main(int argc, char** argv) {
-  using namespace prefixd;
-  bench::GpuBenchOptions options;
-  if (!options.Parse(argc, argv)) return 2;
-  bench::Figures figures;
-  const Result<gpu::DeviceInfo> device = gpu::ProbeDevice();
-  std::string name;
-  if (device.ok()) {
-    name = device->name;
-    std::printf("%s: one layer, 8 KV heads, 32 query heads, dh 128, bf16\n", name.c_str());
-    if (const Status s = bench::Measure(options, *device, figures); !s.ok()) {
-      std::fprintf(stderr, "gpu_scan_bench: %s\n", s.error().ToString().c_str());
-      return 1;
-    }
-  } else {
-    figures.Skip("no device: " + device.error().message);
-  }
-  if (options.json_file.empty() || figures.Write(options.json_file, "gpu_scan", name)) return 0;
-  std::fprintf(stderr, "gpu_scan_bench: cannot write %s\n", options.json_file.c_str());
-  return 1;
+  return prefixd::bench::GpuBenchMain(argc, argv, "gpu_scan", prefixd::bench::Measure);
 }

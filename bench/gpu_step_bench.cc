@@ -10,7 +10,7 @@
 
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
-#include "bench/support/gpu_options.h"
+#include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
 
@@ -146,23 +146,5 @@ Status Measure(const GpuBenchOptions& options, const gpu::DeviceInfo& device, Fi
 }  // namespace prefixd::bench
 
 int main(int argc, char** argv) {
-  using namespace prefixd;
-  bench::GpuBenchOptions options;
-  if (!options.Parse(argc, argv)) return 2;
-  bench::Figures figures;
-  const Result<gpu::DeviceInfo> device = gpu::ProbeDevice();
-  std::string name;
-  if (device.ok()) {
-    name = device->name;
-    std::printf("%s: one layer, 8 KV heads, 32 query heads, dh 128, bf16\n", name.c_str());
-    if (const Status s = bench::Measure(options, *device, figures); !s.ok()) {
-      std::fprintf(stderr, "gpu_step_bench: %s\n", s.error().ToString().c_str());
-      return 1;
-    }
-  } else {
-    figures.Skip("no device: " + device.error().message);
-  }
-  if (options.json_file.empty() || figures.Write(options.json_file, "gpu_step", name)) return 0;
-  std::fprintf(stderr, "gpu_step_bench: cannot write %s\n", options.json_file.c_str());
-  return 1;
+  return prefixd::bench::GpuBenchMain(argc, argv, "gpu_step", prefixd::bench::Measure);
 }

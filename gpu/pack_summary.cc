@@ -141,4 +141,18 @@ void AddStepParts(const GroupStepInput& in, HostImage& image, DeviceSummary& d) 
   }
 }
 
+ResidentGroup PackResident(const GroupStepInput& in, HostImage& image) {
+  PackedMaps maps;
+  ResidentGroup group;
+  group.summary = PackSummary(in, image, maps);
+  const auto rows = [&](const RowsView& view) {
+    const std::byte* at = image.Here();
+    for (size_t i = 0; i < view.count; ++i) image.AddBytes(view.key(i), view.shape.bytes());
+    return at;
+  };
+  group.sinks = rows(in.sinks);
+  group.tail = rows(in.tail);
+  return group;
+}
+
 }  // namespace prefixd::gpu::internal

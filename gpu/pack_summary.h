@@ -32,5 +32,7 @@ struct ResidentGroup {
   DeviceSummary summary;
   const std::byte *sinks = nullptr, *tail = nullptr;  // rows one behind the other
 };
+// REQUIRES: as PackSummary.
+ResidentGroup PackResident(const GroupStepInput& in, HostImage& image);
 
 }  // namespace prefixd::gpu::internal

@@ -15,18 +15,6 @@ struct OwnedGroup : ResidentGroup {
   DeviceBuffer memory;
 };
 
-void Pack(const GroupStepInput& in, HostImage& image, ResidentGroup& group) {
-  internal::PackedMaps maps;
-  group.summary = internal::PackSummary(in, image, maps);
-  const auto rows = [&](const RowsView& view) {
-    const std::byte* at = image.Here();
-    for (size_t i = 0; i < view.count; ++i) image.AddBytes(view.key(i), view.shape.bytes());
-    return at;
-  };
-  group.sinks = rows(in.sinks);
-  group.tail = rows(in.tail);
-}
-
 }  // namespace
 
 ResidentSummaries::Key ResidentSummaries::KeyOf(const GroupStepInput& in, const void* owner) {
@@ -73,7 +61,7 @@ Result<std::shared_ptr<const ResidentGroup>> ResidentSummaries::Find(
   }
   auto group = std::make_shared<OwnedGroup>();
   HostImage measure(nullptr, nullptr);
-  Pack(in, measure, *group);
+  internal::PackResident(in, measure);
   if (measure.bytes() > limit_) return none;
   MakeRoom(measure.bytes());
   Result<DeviceBuffer> memory = DeviceBuffer::Allocate(measure.bytes());
@@ -84,7 +72,7 @@ Result<std::shared_ptr<const ResidentGroup>> ResidentSummaries::Find(
   group->memory = std::move(memory).value();
   PREFIXD_ASSIGN(PinnedBuffer staging, PinnedBuffer::Allocate(measure.bytes()));
   HostImage image(staging.data(), group->memory.data());
-  Pack(in, image, *group);
+  static_cast<ResidentGroup&>(*group) = internal::PackResident(in, image);
   PREFIXD_TRY(CopyToDevice(group->memory.data(), staging.data(), image.bytes(), stream));
   PREFIXD_TRY(Synchronize(stream));
   order_.push_front(key);

@@ -7,6 +7,7 @@
 #include "attention/kv_shape.h"
 #include "gpu/host_image.h"
 #include "gpu/phi_pack.h"
+#include "gpu/upload.h"
 
 namespace prefixd::bench {
 namespace {
@@ -165,13 +166,13 @@ Result<LayerStep> LayerStep::Make(const LayerRows& rows, uint32_t k, uint32_t se
   const size_t feature_bytes = size_t{kKvHeads} * rows.n_tokens * kPhiDim;
   PREFIXD_ASSIGN(step.features_, gpu::PinnedBuffer::Allocate(feature_bytes));
   FillRows(step.features_.data(), feature_bytes);
-  HostImage measure(nullptr, nullptr);
-  Pack(rows, k, sets, step.features_.data(), measure);
-  PREFIXD_ASSIGN(gpu::PinnedBuffer staging, gpu::PinnedBuffer::Allocate(measure.bytes()));
-  PREFIXD_ASSIGN(step.memory_, gpu::DeviceBuffer::Allocate(measure.bytes()));
-  HostImage image(staging.data(), step.memory_.data());
-  Image packed = Pack(rows, k, sets, step.features_.data(), image);
-  PREFIXD_TRY(gpu::CopyToDevice(step.memory_.data(), staging.data(), image.bytes(), stream));
+  Image packed;
+  PREFIXD_ASSIGN(auto input, gpu::internal::UploadImage(
+                                 [&](HostImage& image) {
+                                   packed = Pack(rows, k, sets, step.features_.data(), image);
+                                 },
+                                 stream));
+  step.memory_ = std::move(input.memory);
   PREFIXD_TRY(gpu::Synchronize(stream));
   step.args_ = packed.args;
   step.addresses_ = std::move(packed.addresses);

@@ -1,25 +1,15 @@
 // Exact attention on a real device, launched and replayed from a graph. Skipped, saying why, where
 // there is none.
-#include <cuda_runtime_api.h>
-
 #include <vector>
 
-#include "gpu/cuda_status.h"
-#include "gpu/device_buffer.h"
-#include "gpu/host_image.h"
+#include "gpu/upload.h"
+#include "tests/gpu/device_run.h"
 #include "tests/gpu/exact_cases.h"
 #include "tests/support/seed.h"
-#include "tests/support/test.h"
-
-#define SKIP_WITHOUT_DEVICE()                                                     \
-  if (const auto probed = ProbeDevice(); !probed.ok()) {                          \
-    GTEST_SKIP() << "skipped: no CUDA device (" << probed.error().message << ")"; \
-  }
 
 namespace prefixd::gpu {
 namespace {
 
-using internal::CudaStatus;
 using internal::HostImage;
 using testing::ExactCase;
 using testing::ExactResult;
@@ -52,14 +42,10 @@ Result<ExactResult> OnDevice(const ExactCase& c) {
   PREFIXD_ASSIGN(const DeviceInfo device, ProbeDevice());
   PREFIXD_ASSIGN(const ExactPlan plan, PlanExact(c.shape, device));
   PREFIXD_ASSIGN(OwnedStream stream, OwnedStream::Create());
-  HostImage measure(nullptr, nullptr);
-  Pack(c, measure);
-  PREFIXD_ASSIGN(PinnedBuffer staging, PinnedBuffer::Allocate(measure.bytes()));
-  PREFIXD_ASSIGN(DeviceBuffer input, DeviceBuffer::Allocate(measure.bytes()));
-  HostImage image(staging.data(), input.data());
   ExactArgs args;
-  args.sources = Pack(c, image);
-  PREFIXD_TRY(CopyToDevice(input.data(), staging.data(), image.bytes(), stream.get()));
+  PREFIXD_ASSIGN(const auto input,
+                 internal::UploadImage([&](HostImage& image) { args.sources = Pack(c, image); },
+                                       stream.get()));
   const size_t n = c.shape.n_groups, queries = n * c.shape.max_queries;
   const size_t y_floats = queries * c.shape.row.value_dim;
   PREFIXD_ASSIGN(DeviceBuffer output, DeviceBuffer::Allocate((y_floats + queries + n) * 4));
@@ -70,31 +56,16 @@ Result<ExactResult> OnDevice(const ExactCase& c) {
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.bytes();
 
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  PREFIXD_TRY(CudaStatus(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
-                         "beginning a capture"));
-  const Status launched = LaunchExact(plan, args, stream.get());
-  PREFIXD_TRY(CudaStatus(cudaStreamEndCapture(stream.get(), &graph), "ending a capture"));
-  PREFIXD_TRY(launched);
-  PREFIXD_TRY(CudaStatus(cudaGraphInstantiate(&exec, graph, 0), "instantiating"));
-  for (int i = 0; i < 2; ++i) {
-    PREFIXD_TRY(CudaStatus(cudaGraphLaunch(exec, stream.get()), "launching a graph"));
-  }
+  PREFIXD_TRY(
+      testing::ReplayTwice(stream.get(), [&] { return LaunchExact(plan, args, stream.get()); }));
   ExactResult out;
   out.y.resize(y_floats);
   out.lse.resize(queries);
   out.errors.resize(n);
-  const auto fetch = [&](auto& to, const void* from) {
-    return CopyToHost(to.data(), static_cast<const std::byte*>(from), to.size() * sizeof(to[0]),
-                      stream.get());
-  };
-  PREFIXD_TRY(fetch(out.y, args.y));
-  PREFIXD_TRY(fetch(out.lse, args.lse));
-  PREFIXD_TRY(fetch(out.errors, args.errors));
+  PREFIXD_TRY(testing::Fetch(out.y, args.y, stream.get()));
+  PREFIXD_TRY(testing::Fetch(out.lse, args.lse, stream.get()));
+  PREFIXD_TRY(testing::Fetch(out.errors, args.errors, stream.get()));
   PREFIXD_TRY(Synchronize(stream.get()));
-  PREFIXD_TRY(CudaStatus(cudaGraphExecDestroy(exec), "destroying a graph"));
-  PREFIXD_TRY(CudaStatus(cudaGraphDestroy(graph), "destroying a graph"));
   return out;
 }
 

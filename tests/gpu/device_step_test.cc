@@ -1,23 +1,15 @@
 // The step on a real device, against attention/. Skipped, saying why, where there is none.
-#include <cuda_runtime_api.h>
-
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "gpu/cuda_status.h"
 #include "gpu/host_batch.h"
 #include "gpu/step_host.h"
+#include "gpu/upload.h"
+#include "tests/gpu/device_run.h"
 #include "tests/gpu/step_cases.h"
 #include "tests/support/seed.h"
-#include "tests/support/test.h"
-
-#define SKIP_WITHOUT_DEVICE()                                                     \
-  if (const auto probed = ProbeDevice(); !probed.ok()) {                          \
-    GTEST_SKIP() << "skipped: no CUDA device (" << probed.error().message << ")"; \
-  }
-
 namespace prefixd::gpu {
 namespace {
 
@@ -83,16 +75,14 @@ class PinnedBatch {
     PREFIXD_ASSIGN(const StepShape shape, internal::CheckBatch(in, out));
     PREFIXD_ASSIGN(b.plan, PlanStep(shape, device));
     PREFIXD_ASSIGN(b.stream, OwnedStream::Create());
-    internal::HostImage measure(nullptr, nullptr);
-    internal::PackBatch(in, shape, measure);
-    PREFIXD_ASSIGN(b.staging, PinnedBuffer::Allocate(measure.bytes()));
-    PREFIXD_ASSIGN(b.input, DeviceBuffer::Allocate(measure.bytes()));
-    internal::HostImage image(b.staging.data(), b.input.data());
-    b.args = internal::PackBatch(in, shape, image);
-    PREFIXD_TRY(CopyToDevice(b.input.data(), b.staging.data(), image.bytes(), b.stream.get()));
+    PREFIXD_ASSIGN(b.input, internal::UploadImage(
+                                [&](internal::HostImage& image) {
+                                  b.args = internal::PackBatch(in, shape, image);
+                                },
+                                b.stream.get()));
 
-    const std::byte* rows =
-        b.staging.data() + (static_cast<const std::byte*>(b.args.rows) - b.input.data());
+    const std::byte* rows = b.input.staging.data() +
+                            (static_cast<const std::byte*>(b.args.rows) - b.input.memory.data());
     std::vector<DeviceRow> addresses;
     for (const GroupStepInput& group : in) {
       const size_t n = group.sinks.count + group.tail.count + group.retrieved.count;
@@ -141,8 +131,8 @@ class PinnedBatch {
   StepPlan plan;
   BatchStepArgs args;
   OwnedStream stream;
-  PinnedBuffer staging;
-  DeviceBuffer input, addresses, output, workspace;
+  internal::Upload input;
+  DeviceBuffer addresses, output, workspace;
   size_t heads = 0, y_floats = 0;
 };
 
@@ -162,22 +152,10 @@ TEST(DeviceStep, ReplaysFromAGraph) {
   const auto run = [](std::span<const GroupStepInput> in,
                       std::span<const GroupStepOutput> out) -> Status {
     PREFIXD_ASSIGN(PinnedBatch batch, PinnedBatch::Make(in, out));
-    const cudaStream_t stream = batch.stream.get();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    PREFIXD_TRY(internal::CudaStatus(
-        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture"));
-    const Status launched = LaunchStep(batch.plan, batch.args, stream);
-    PREFIXD_TRY(internal::CudaStatus(cudaStreamEndCapture(stream, &graph), "ending a capture"));
-    PREFIXD_TRY(launched);
-    PREFIXD_TRY(internal::CudaStatus(cudaGraphInstantiate(&exec, graph, 0), "instantiating"));
-    for (int i = 0; i < 2; ++i) {
-      PREFIXD_TRY(internal::CudaStatus(cudaGraphLaunch(exec, stream), "launching a graph"));
-    }
-    const Status collected = batch.Collect(in, out);
-    PREFIXD_TRY(internal::CudaStatus(cudaGraphExecDestroy(exec), "destroying a graph"));
-    PREFIXD_TRY(internal::CudaStatus(cudaGraphDestroy(graph), "destroying a graph"));
-    return collected;
+    const Stream stream = batch.stream.get();
+    PREFIXD_TRY(
+        testing::ReplayTwice(stream, [&] { return LaunchStep(batch.plan, batch.args, stream); }));
+    return batch.Collect(in, out);
   };
   testing::RandomBatches(run, Seed("DeviceStep.ReplaysFromAGraph"), 4, 128, 200);
 }

@@ -1,26 +1,16 @@
 // The Top-K on a real device, launched and replayed from a graph. Skipped, saying why, where there
 // is none.
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <vector>
 
-#include "gpu/cuda_status.h"
-#include "gpu/device_buffer.h"
-#include "gpu/host_image.h"
+#include "gpu/upload.h"
+#include "tests/gpu/device_run.h"
 #include "tests/gpu/topk_cases.h"
 #include "tests/support/seed.h"
-#include "tests/support/test.h"
-
-#define SKIP_WITHOUT_DEVICE()                                                     \
-  if (const auto probed = ProbeDevice(); !probed.ok()) {                          \
-    GTEST_SKIP() << "skipped: no CUDA device (" << probed.error().message << ")"; \
-  }
 
 namespace prefixd::gpu {
 namespace {
 
-using internal::CudaStatus;
 using internal::HostImage;
 using testing::TopKCase;
 using testing::TopKResult;
@@ -54,13 +44,10 @@ TopKArgs Pack(const TopKCase& c, HostImage& image) {
 Result<TopKResult> OnDevice(const TopKCase& c) {
   PREFIXD_ASSIGN(const TopKPlan plan, PlanTopK(c.shape));
   PREFIXD_ASSIGN(OwnedStream stream, OwnedStream::Create());
-  HostImage measure(nullptr, nullptr);
-  Pack(c, measure);
-  PREFIXD_ASSIGN(PinnedBuffer staging, PinnedBuffer::Allocate(measure.bytes()));
-  PREFIXD_ASSIGN(DeviceBuffer input, DeviceBuffer::Allocate(measure.bytes()));
-  HostImage image(staging.data(), input.data());
-  TopKArgs args = Pack(c, image);
-  PREFIXD_TRY(CopyToDevice(input.data(), staging.data(), image.bytes(), stream.get()));
+  TopKArgs args;
+  PREFIXD_ASSIGN(
+      const auto input,
+      internal::UploadImage([&](HostImage& image) { args = Pack(c, image); }, stream.get()));
   const size_t n = c.shape.n_groups, G = c.shape.group;
   const size_t id_words = n * c.shape.max_k, cut_words = n * G * sizeof(Cut) / 4;
   PREFIXD_ASSIGN(DeviceBuffer output, DeviceBuffer::Allocate((id_words + cut_words + 2 * n) * 4));
@@ -74,30 +61,15 @@ Result<TopKResult> OnDevice(const TopKCase& c) {
 
   // Once directly, then twice from a graph.
   PREFIXD_TRY(LaunchTopK(plan, args, stream.get()));
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  PREFIXD_TRY(CudaStatus(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
-                         "beginning a capture"));
-  const Status launched = LaunchTopK(plan, args, stream.get());
-  PREFIXD_TRY(CudaStatus(cudaStreamEndCapture(stream.get(), &graph), "ending a capture"));
-  PREFIXD_TRY(launched);
-  PREFIXD_TRY(CudaStatus(cudaGraphInstantiate(&exec, graph, 0), "instantiating"));
-  for (int i = 0; i < 2; ++i) {
-    PREFIXD_TRY(CudaStatus(cudaGraphLaunch(exec, stream.get()), "launching a graph"));
-  }
+  PREFIXD_TRY(
+      testing::ReplayTwice(stream.get(), [&] { return LaunchTopK(plan, args, stream.get()); }));
   std::vector<uint32_t> ids(id_words), counts(n), errors(n);
   std::vector<Cut> cuts(n * G);
-  const auto fetch = [&](auto& to, const void* from) {
-    return CopyToHost(to.data(), static_cast<const std::byte*>(from), to.size() * sizeof(to[0]),
-                      stream.get());
-  };
-  PREFIXD_TRY(fetch(ids, args.ids));
-  PREFIXD_TRY(fetch(counts, args.counts));
-  PREFIXD_TRY(fetch(errors, args.errors));
-  PREFIXD_TRY(fetch(cuts, args.cuts));
+  PREFIXD_TRY(testing::Fetch(ids, args.ids, stream.get()));
+  PREFIXD_TRY(testing::Fetch(counts, args.counts, stream.get()));
+  PREFIXD_TRY(testing::Fetch(errors, args.errors, stream.get()));
+  PREFIXD_TRY(testing::Fetch(cuts, args.cuts, stream.get()));
   PREFIXD_TRY(Synchronize(stream.get()));
-  PREFIXD_TRY(CudaStatus(cudaGraphExecDestroy(exec), "destroying a graph"));
-  PREFIXD_TRY(CudaStatus(cudaGraphDestroy(graph), "destroying a graph"));
   TopKResult out;
   out.errors = errors;
   for (size_t g = 0; g < n; ++g) {
