@@ -26,11 +26,14 @@ struct CodeScanTable {
                size_t ld_out);
   // sum_i exp(mul v[i] + shift), each term to 0.1%. mul v[i] + shift <= 80; below -80 as if -80.
   double (*exp_sum)(const int16_t* v, size_t n, float mul, float shift);
-  // rank[i] = max_g (mul[g] v[g * ld + i] + add[g])
-  void (*max_rank)(const int16_t* v, size_t ld, size_t heads, const float* mul, const float* add,
-                   size_t n, float* rank);
-  // out gets first + i of every x[i] >= floor, ascending, at most n; returns how many.
-  size_t (*collect)(const float* x, size_t n, float floor, uint32_t first, uint32_t* out);
+  // sum_i exp(s[i] + shift), likewise.
+  double (*exp_total)(const float* s, size_t n, float shift);
+  // The largest of n >= 1.
+  int16_t (*largest)(const int16_t* v, size_t n);
+  // out gets first + i, ascending, of every i < n with v[g * ld + i] > floors[g] for some head g;
+  // returns how many. out has room for n.
+  size_t (*above)(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, size_t n,
+                  uint32_t first, uint32_t* out);
 };
 
 // The fastest table this machine can run.

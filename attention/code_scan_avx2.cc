@@ -76,19 +76,26 @@ void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, 
   }
 }
 
-size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* out) {
-  const __m256 least = _mm256_set1_ps(floor);
+size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, size_t n,
+             uint32_t first, uint32_t* out) {
   size_t count = 0, i = 0;
-  for (; i + 8 <= n; i += 8) {
-    unsigned hits = static_cast<unsigned>(
-        _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), least, _CMP_GE_OQ)));
+  for (; i + 16 <= n; i += 16) {
+    __m256i any = _mm256_setzero_si256();
+    for (size_t g = 0; g < heads; ++g) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(v + g * ld + i));
+      any = _mm256_or_si256(any, _mm256_cmpgt_epi16(x, _mm256_set1_epi16(floors[g])));
+    }
+    // One bit per byte, so two for each key: of each pair the first is kept.
+    auto hits = static_cast<uint32_t>(_mm256_movemask_epi8(any)) & 0x55555555u;
     for (; hits != 0; hits &= hits - 1) {
-      out[count++] = first + static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(hits));
+      out[count++] =
+          first + static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(hits)) / 2;
     }
   }
   for (; i < n; ++i) {
-    out[count] = first + static_cast<uint32_t>(i);
-    count += x[i] >= floor;
+    bool hit = false;
+    for (size_t g = 0; g < heads; ++g) hit |= v[g * ld + i] > floors[g];
+    if (hit) out[count++] = first + static_cast<uint32_t>(i);
   }
   return count;
 }
@@ -96,6 +103,6 @@ size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* 
 }  // namespace
 
 extern const CodeScanTable kAvx2CodeScan;
-const CodeScanTable kAvx2CodeScan = {"avx2", Scan, ExpSum, MaxRank, Collect};
+const CodeScanTable kAvx2CodeScan = {"avx2", Scan, ExpSum, ExpTotal, Largest, Above};
 
 }  // namespace prefixd

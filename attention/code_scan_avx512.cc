@@ -71,23 +71,28 @@ void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, 
   }
 }
 
-size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* out) {
-  const __m512 least = _mm512_set1_ps(floor);
-  __m512i ids =
-      _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                       _mm512_set1_epi32(static_cast<int32_t>(first)));
-  const __m512i next = _mm512_set1_epi32(16);
+size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, size_t n,
+             uint32_t first, uint32_t* out) {
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   size_t count = 0;
-  for (size_t i = 0; i < n; i += 16) {
-    const auto there = static_cast<__mmask16>(n - i >= 16 ? 0xffff : (1u << (n - i)) - 1);
-    const __mmask16 hits =
-        _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, x + i), least, _CMP_GE_OQ);
-    // Compressed in a register: a compressing store to memory is slow on some processors.
-    const __m512i found = _mm512_maskz_compress_epi32(hits, ids);
-    const auto n_hits = static_cast<unsigned>(__builtin_popcount(hits));
-    _mm512_mask_storeu_epi32(out + count, static_cast<__mmask16>((1u << n_hits) - 1), found);
-    count += n_hits;
-    ids = _mm512_add_epi32(ids, next);
+  for (size_t i = 0; i < n; i += 32) {
+    const auto there = static_cast<__mmask32>(n - i >= 32 ? ~0u : (1u << (n - i)) - 1);
+    __mmask32 hits = 0;
+    for (size_t g = 0; g < heads; ++g) {
+      hits |= _mm512_mask_cmpgt_epi16_mask(there, _mm512_maskz_loadu_epi16(there, v + g * ld + i),
+                                           _mm512_set1_epi16(floors[g]));
+    }
+    if (hits == 0) continue;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const auto of_half = static_cast<__mmask16>(hits >> (16 * half));
+      const __m512i ids =
+          _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(first + i + 16 * half)));
+      // Compressed in a register: a compressing store to memory is slow on some processors.
+      const auto n_hits = static_cast<unsigned>(__builtin_popcount(of_half));
+      _mm512_mask_storeu_epi32(out + count, static_cast<__mmask16>((1u << n_hits) - 1),
+                               _mm512_maskz_compress_epi32(of_half, ids));
+      count += n_hits;
+    }
   }
   return count;
 }
@@ -95,6 +100,6 @@ size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* 
 }  // namespace
 
 extern const CodeScanTable kAvx512VnniCodeScan;
-const CodeScanTable kAvx512VnniCodeScan = {"avx512vnni", Scan, ExpSum, MaxRank, Collect};
+const CodeScanTable kAvx512VnniCodeScan = {"avx512vnni", Scan, ExpSum, ExpTotal, Largest, Above};
 
 }  // namespace prefixd

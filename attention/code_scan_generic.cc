@@ -33,11 +33,13 @@ void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, 
   }
 }
 
-size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* out) {
+size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, size_t n,
+             uint32_t first, uint32_t* out) {
   size_t count = 0;
   for (size_t i = 0; i < n; ++i) {
-    out[count] = first + static_cast<uint32_t>(i);
-    count += x[i] >= floor;
+    bool hit = false;
+    for (size_t g = 0; g < heads; ++g) hit |= v[g * ld + i] > floors[g];
+    if (hit) out[count++] = first + static_cast<uint32_t>(i);
   }
   return count;
 }
@@ -45,6 +47,6 @@ size_t Collect(const float* x, size_t n, float floor, uint32_t first, uint32_t* 
 }  // namespace
 
 extern const CodeScanTable kGenericCodeScan;
-const CodeScanTable kGenericCodeScan = {"generic", Scan, ExpSum, MaxRank, Collect};
+const CodeScanTable kGenericCodeScan = {"generic", Scan, ExpSum, ExpTotal, Largest, Above};
 
 }  // namespace prefixd

@@ -2,7 +2,9 @@
 // code_scan_<isa>.cc inside its unnamed namespace, and free of standard-library templates: code
 // built with wider instruction sets must not leak into functions that other files share.
 
-double ExpSum(const int16_t* v, size_t n, float mul, float shift) {
+// T: int16_t or float.
+template <typename T>
+double ExpSumOf(const T* v, size_t n, float mul, float shift) {
   // exp(x) = 2^t, t = whole + part: the whole goes to the exponent's bits, the part, within half
   // of zero, to a polynomial. Adding and taking away 1.5 * 2^23 rounds to a whole number.
   constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f, kLeast = -115.0f;
@@ -38,15 +40,21 @@ double ExpSum(const int16_t* v, size_t n, float mul, float shift) {
   return total;
 }
 
-void MaxRank(const int16_t* v, size_t ld, size_t heads, const float* mul, const float* add,
-             size_t n, float* rank) {
-  for (size_t i = 0; i < n; ++i) rank[i] = mul[0] * (float)v[i] + add[0];
-  for (size_t g = 1; g < heads; ++g) {
-    const int16_t* row = v + g * ld;
-    const float m = mul[g], a = add[g];
-    for (size_t i = 0; i < n; ++i) {
-      const float x = m * (float)row[i] + a;
-      rank[i] = x > rank[i] ? x : rank[i];
-    }
+double ExpSum(const int16_t* v, size_t n, float mul, float shift) {
+  return ExpSumOf(v, n, mul, shift);
+}
+
+double ExpTotal(const float* s, size_t n, float shift) { return ExpSumOf(s, n, 1.0f, shift); }
+
+int16_t Largest(const int16_t* v, size_t n) {
+  constexpr size_t kLanes = 64;
+  int16_t most[kLanes];
+  for (int16_t& m : most) m = v[0];
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) most[l] = v[i + l] > most[l] ? v[i + l] : most[l];
   }
+  for (; i < n; ++i) most[0] = v[i] > most[0] ? v[i] : most[0];
+  for (size_t l = 1; l < kLanes; ++l) most[0] = most[l] > most[0] ? most[l] : most[0];
+  return most[0];
 }

@@ -83,6 +83,7 @@ CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> quer
   CodeQueries out{heads, CodeFields(book.key_dim), {}, {}, {}, {}};
   out.weights.assign(size_t{heads} * out.fields, 0);
   const std::vector<float> projected = Project(book, queries, heads);
+  const double sign = scale < 0 ? -1 : 1;
   for (uint32_t g = 0; g < heads; ++g) {
     const float* along = projected.data() + g * book.components();
     double largest = 0, total = 0;
@@ -101,14 +102,14 @@ CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> quer
     int32_t sum = 0;
     for (size_t i = 0; i < book.components(); ++i) {
       for (uint8_t j = 0; j < book.digits[i]; ++j, ++field) {
-        const double weight = std::nearbyint(along[i] * double(1u << 2 * j) / unit);
+        const double weight = std::nearbyint(sign * along[i] * double(1u << 2 * j) / unit);
         weights[field] = static_cast<int8_t>(std::clamp(weight, -127.0, 127.0));
         sum += weights[field];
       }
     }
     const int32_t middle = 3 * sum / 2;
     out.bias.push_back(-middle);
-    const double mul = scale * unit;
+    const double mul = sign * scale * unit;
     const auto query = queries.subspan(size_t{g} * book.key_dim, book.key_dim);
     const double centre = std::inner_product(query.begin(), query.end(), book.centre.begin(), 0.0);
     out.mul.push_back(static_cast<float>(mul));

@@ -78,8 +78,8 @@ void DecodeKey(const CodeBook& book, std::span<const std::byte> codes, size_t ke
                std::span<float> out);
 
 // The queries of one group as the scan takes them. For head g and the integer score
-//     v = bias[g] + sum_p weights[g][p] c_p,   -32768 <= v <= 32767 whatever the code,
-// scale * q_g.k^ is mul[g] * v + add[g], but for the rounding of weights to 8 bits.
+//     v = bias[g] + sum_p weights[g][p] c_p,   -32767 <= v <= 32767 whatever the code,
+// scale * q_g.k^ is mul[g] * v + add[g], mul[g] >= 0, but for the rounding of weights to 8 bits.
 struct CodeQueries {
   uint32_t heads = 0, fields = 0;
   std::vector<int8_t> weights;  // [heads][fields]

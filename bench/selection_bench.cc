@@ -19,6 +19,7 @@ struct Options {
   uint32_t hnsw_up_to = 16384;
   uint32_t rounds = 3;
   bool real = true;
+  std::string only;
   std::string json_file;
 };
 
@@ -64,7 +65,7 @@ Status Run(const Options& options) {
   if (options.real) {
     PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
     const std::vector<HeadTrace> heads = HeadTraces(trace);
-    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, {options.rounds, true}));
+    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, {options.rounds, true, options.only}));
     add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +
             std::to_string(heads.size()) + " heads, K = 1%",
         results);
@@ -79,7 +80,7 @@ Status Run(const Options& options) {
     synthetic.n_tokens = n;
     const std::vector<HeadTrace> head = {SyntheticHead(synthetic)};
     PREFIXD_ASSIGN(const auto results,
-                   MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to}));
+                   MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to, options.only}));
     add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
     for (const IndexResult& r : results) {
       if (r.index == "codes" && n == 131072) ratios["speedup_flat_codes_128k"] = r.speedup;
@@ -121,6 +122,7 @@ int main(int argc, char** argv) {
   app.add_option("--hnsw-up-to", options.hnsw_up_to, "Build FAISS HNSW up to this length")
       ->capture_default_str();
   app.add_option("--rounds", options.rounds, "Passes over the queries")->capture_default_str();
+  app.add_option("--only", options.only, "Only indexes whose names contain this (and exact)");
   app.add_flag("!--no-real", options.real, "Leave the real decode out");
   app.add_option("--json", options.json_file, "Also write the figures here");
   CLI11_PARSE(app, argc, argv);

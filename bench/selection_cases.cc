@@ -139,7 +139,10 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
 
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options) {
-  const std::vector<Candidate> candidates = Candidates();
+  std::vector<Candidate> candidates = Candidates();
+  std::erase_if(candidates, [&](const Candidate& c) {
+    return c.name != "exact" && c.name.find(options.only) == std::string::npos;
+  });
   std::vector<Sums> sums(candidates.size());
   for (size_t c = 0; c < candidates.size(); ++c) sums[c].result.index = candidates[c].name;
   for (const HeadTrace& head : heads) {

@@ -26,6 +26,7 @@ struct IndexResult {
 struct MeasureOptions {
   uint32_t rounds = 3;
   bool hnsw = false;
+  std::string only;  // of the indexes besides exact, those whose names contain this
 };
 
 // Exact first. Every index is built from the keys and the put's samples alone.

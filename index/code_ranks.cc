@@ -12,20 +12,10 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// The largest and least of a head's integers.
-std::pair<int16_t, int16_t> Extremes(const int16_t* v, size_t n) {
-  int16_t most = v[0], least = v[0];
-  for (size_t i = 1; i < n; ++i) {
-    most = std::max(most, v[i]);
-    least = std::min(least, v[i]);
-  }
-  return {most, least};
-}
-
 }  // namespace
 
-double CodeScores::Score(size_t head, size_t i) const {
-  const double s = double{queries->mul[head]} * values[head * ld + i] + queries->add[head];
+double CodeScores::OfValue(size_t head, int16_t value) const {
+  const double s = double{queries->mul[head]} * value + queries->add[head];
   return softcap > 0 ? softcap * std::tanh(s / softcap) : s;
 }
 
@@ -35,24 +25,21 @@ std::vector<double> HeadMasses::LogSumExp() const {
   return lse;
 }
 
-HeadMasses::HeadMasses(std::span<const CodeScores> parts)
-    : shift_(parts[0].queries->heads, -std::numeric_limits<double>::infinity()),
-      sum_(shift_.size(), 0.0) {
-  for (const CodeScores& part : parts) {
-    for (size_t g = 0; g < shift_.size(); ++g) {
-      const int16_t* v = part.values + g * part.ld;
-      const auto [most, least] = Extremes(v, part.n);
-      const float mul = part.queries->mul[g], top = mul * float(mul >= 0 ? most : least);
-      double shift = double{top} + part.queries->add[g], sum = 0;
-      if (part.softcap > 0) {
-        shift = part.softcap * std::tanh(shift / part.softcap);
-        for (size_t i = 0; i < part.n; ++i) sum += std::exp(part.Score(g, i) - shift);
-      } else {
-        sum = CodeScan().exp_sum(v, part.n, mul, -top);
-      }
-      const double common = std::max(shift_[g], shift);
-      sum_[g] = sum_[g] * std::exp(shift_[g] - common) + sum * std::exp(shift - common);
-      shift_[g] = common;
+HeadMasses::HeadMasses(size_t heads) : shift_(heads, -kInf), sum_(heads, 0.0) {}
+
+void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n) {
+  for (size_t g = 0; g < shift_.size(); ++g) {
+    const int16_t* v = part.values + g * part.ld + begin;
+    const double top = part.OfValue(g, CodeScan().largest(v, n));
+    if (top > shift_[g]) {
+      sum_[g] *= std::exp(shift_[g] - top);
+      shift_[g] = top;
+    }
+    if (part.softcap > 0) {
+      for (size_t i = begin; i < begin + n; ++i) sum_[g] += std::exp(part.Score(g, i) - shift_[g]);
+    } else {
+      sum_[g] += CodeScan().exp_sum(v, n, part.queries->mul[g],
+                                    static_cast<float>(part.queries->add[g] - shift_[g]));
     }
   }
 }
@@ -79,8 +66,7 @@ void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const uint
     }
     const float* row = exact.data() + g * ld;
     const double shift = std::max(shift_[g], double{*std::max_element(row, row + ld)});
-    double truth = 0;
-    for (size_t i = 0; i < ld; ++i) truth += std::exp(static_cast<float>(row[i] - shift));
+    const double truth = CodeScan().exp_total(row, ld, static_cast<float>(-shift));
     // What is left when the short list's terms go; the sum and the terms are rounded differently.
     const double rest = std::max(0.0, sum_[g] - by_codes);
     sum_[g] = rest * std::exp(shift_[g] - shift) + truth;
@@ -90,24 +76,45 @@ void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const uint
 
 namespace {
 
-// max_g score - lse of every key of the part.
-void RankKeys(const CodeScores& part, std::span<const double> lse, float* ranks) {
-  const CodeQueries& queries = *part.queries;
+// Where the ranks of the best are looked for: a sample of so many keys, of few keys every 16th.
+constexpr size_t kSampledKeys = 4096, kLeastStride = 16;
+
+// max_g score - lse.
+float RankOf(const CodeScores& part, std::span<const double> lse, size_t i) {
+  double rank = -kInf;
+  for (size_t g = 0; g < lse.size(); ++g) rank = std::max(rank, part.Score(g, i) - lse[g]);
+  return static_cast<float>(rank);
+}
+
+// A rank that `count` keys are likely to reach, and not many more.
+float LikelyFloor(std::span<const CodeScores> parts, std::span<const double> lse, size_t n,
+                  size_t count, std::vector<float>& sample) {
+  const size_t stride = std::max(kLeastStride, n / kSampledKeys);
+  sample.clear();
+  for (const CodeScores& part : parts) {
+    for (size_t i = 0; i < part.n; i += stride) sample.push_back(RankOf(part, lse, i));
+  }
+  // Where the last of them should be in the sample, and four deviations of that number further.
+  const double expected = double(count) / double(n) * double(sample.size());
+  const auto at = static_cast<size_t>(expected + 4 * std::sqrt(expected + 1)) + 1;
+  if (at >= sample.size()) return -kInf;
+  std::nth_element(sample.begin(), sample.begin() + ptrdiff_t(at), sample.end(), std::greater<>());
+  return sample[at];
+}
+
+// The integer that head g's values of keys that reach `floor` lie above; one step of rounding low.
+int16_t ValueBelow(const CodeScores& part, size_t g, double lse, float floor) {
+  constexpr int16_t kAll = std::numeric_limits<int16_t>::min();
+  constexpr int16_t kNone = std::numeric_limits<int16_t>::max();
+  double score = floor + lse;
   if (part.softcap > 0) {
-    std::fill_n(ranks, part.n, -kInf);
-    for (uint32_t g = 0; g < queries.heads; ++g) {
-      for (size_t i = 0; i < part.n; ++i) {
-        ranks[i] = std::max(ranks[i], static_cast<float>(part.Score(g, i) - lse[g]));
-      }
-    }
-    return;
+    if (score >= part.softcap) return kNone;
+    if (score <= -part.softcap) return kAll;
+    score = part.softcap * std::atanh(score / part.softcap);
   }
-  std::vector<float> add(queries.heads);
-  for (uint32_t g = 0; g < queries.heads; ++g) {
-    add[g] = static_cast<float>(queries.add[g] - lse[g]);
-  }
-  CodeScan().max_rank(part.values, part.ld, queries.heads, queries.mul.data(), add.data(), part.n,
-                      ranks);
+  const double mul = part.queries->mul[g], over = score - part.queries->add[g];
+  if (!(mul > 0)) return over <= 0 ? kAll : kNone;
+  return static_cast<int16_t>(std::clamp<double>(std::ceil(over / mul) - 2, kAll, kNone));
 }
 
 }  // namespace
@@ -117,29 +124,37 @@ void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint
   const std::vector<double> lse = masses.LogSumExp();
   size_t n = 0;
   for (const CodeScores& part : parts) n += part.n;
-  auto& ranks = scratch.ranks;
-  if (ranks.size() < n) ranks.resize(n);
-  size_t at = 0;
-  for (const CodeScores& part : parts) {
-    RankKeys(part, lse, ranks.data() + at);
-    at += part.n;
-  }
-  const float floor = KthLargest(std::span<const float>(ranks).first(n), count, scratch.scores);
   auto& found = scratch.found;
+  auto& ranks = scratch.ranks;
   if (found.size() < n) found.resize(n);
-  const size_t n_found = CodeScan().collect(ranks.data(), n, floor, 0, found.data());
-  // Integers are often equal: of those at the floor the first ones, as far as there is room.
+  float floor = LikelyFloor(parts, lse, n, count, ranks);
+  size_t n_found = 0;
+  std::vector<int16_t> below(lse.size());
+  for (;;) {
+    n_found = 0;
+    ranks.clear();
+    for (const CodeScores& part : parts) {
+      for (size_t g = 0; g < lse.size(); ++g) below[g] = ValueBelow(part, g, lse[g], floor);
+      const size_t more = CodeScan().above(part.values, part.ld, lse.size(), below.data(), part.n,
+                                           part.first_token, found.data() + n_found);
+      for (size_t j = n_found; j < n_found + more; ++j) {
+        ranks.push_back(RankOf(part, lse, found[j] - part.first_token));
+      }
+      n_found += more;
+    }
+    if (n_found >= count) break;
+    floor = -kInf;  // the sample misled
+  }
+  const float kth = KthLargest(ranks, count, scratch.scores);
+  // Integers are often equal: of those at the end the first ones, as far as there is room.
   size_t room = count;
-  for (size_t j = 0; j < n_found; ++j) room -= ranks[found[j]] > floor;
+  for (const float rank : ranks) room -= rank > kth;
   scratch.ids.clear();
-  auto part = parts.begin();
-  size_t begin = 0;  // of the part, among all ranks
   for (size_t j = 0; j < n_found; ++j) {
-    const bool tie = ranks[found[j]] == floor;
-    if (tie && room == 0) continue;
+    const bool tie = ranks[j] == kth;
+    if (ranks[j] < kth || (tie && room == 0)) continue;
     room -= tie;
-    while (found[j] - begin >= part->n) begin += (part++)->n;
-    scratch.ids.push_back(part->first_token + static_cast<uint32_t>(found[j] - begin));
+    scratch.ids.push_back(found[j]);
   }
 }
 
@@ -169,7 +184,7 @@ Selection SelectRanked(std::span<const uint32_t> ids, std::span<const float> sco
       theta = std::max(theta, rank[i]);
     }
   }
-  std::sort(selection.ids.begin(), selection.ids.end());
+  if (!std::ranges::is_sorted(selection.ids)) std::ranges::sort(selection.ids);
   for (const double l : lse) {
     selection.cuts.push_back({static_cast<float>(l + theta), CutKind::kApproximate});
   }

@@ -22,15 +22,18 @@ struct CodeScores {
   const CodeQueries* queries = nullptr;
   float softcap = 0;
 
-  double Score(size_t head, size_t i) const;
+  double OfValue(size_t head, int16_t value) const;
+  double Score(size_t head, size_t i) const { return OfValue(head, values[head * ld + i]); }
 };
 
 // The sum of exp(score) over all candidates, for each head: what group rules normalise by (spec
-// §2). First by codes alone; then the short list's terms are replaced by exact ones, which carry
-// most of the mass.
+// §2). First by codes alone, as they are scanned; then the short list's terms are replaced by exact
+// ones, which carry most of the mass.
 class HeadMasses {
  public:
-  explicit HeadMasses(std::span<const CodeScores> parts);
+  explicit HeadMasses(size_t heads);
+  // Adds keys [begin, begin + n) of the part, n >= 1.
+  void Add(const CodeScores& part, size_t begin, size_t n);
   // [heads], natural.
   std::vector<double> LogSumExp() const;
   // listed: the short list. exact: [heads][ld], of the short list and of every candidate that has
@@ -43,7 +46,9 @@ class HeadMasses {
 };
 
 // Into scratch.ids the `count` keys of the best group ranks, ascending as the parts are. Fewer than
-// all keys; of equal ranks at the end those that come first.
+// all keys; of equal ranks at the end those that come first. A sample of all keys tells where the
+// ranks of the best begin; a rank is a function of one integer for each head, so that finding the
+// keys above it is comparing integers, and only these are ranked.
 void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t count,
                SearchScratch& scratch);
 

@@ -46,9 +46,13 @@ std::vector<TokenRange> Gaps(TokenRange wanted, std::span<const Part> parts) {
   return gaps;
 }
 
+// Keys whose scores stay in the nearest caches while they are added up.
+constexpr size_t kTileBlocks = 4096 / kCodeBlockKeys;
+
 // One pass over the codes of all parts; scores borrow from `queries` and scratch.
 Result<std::vector<CodeScores>> Scan(const SearchRequest& request, std::span<const Part> parts,
-                                     std::vector<CodeQueries>& queries, SearchScratch& scratch) {
+                                     std::vector<CodeQueries>& queries, HeadMasses& masses,
+                                     SearchScratch& scratch) {
   std::vector<CodeScores> scores;
   size_t total = 0;
   for (const Part& part : parts) {
@@ -72,12 +76,21 @@ Result<std::vector<CodeScores>> Scan(const SearchRequest& request, std::span<con
     const Part& part = parts[p];
     const CodeQueries& q = queries[p];
     const size_t offset = part.used.begin - part.first_token, block = offset / kCodeBlockKeys;
-    CodeScan().scan(part.codes.data() + block * CodeBlockBytes(part.book->key_dim),
-                    scores[p].ld / kCodeBlockKeys,
-                    {q.weights.data(), q.bias.data(), q.heads, q.fields}, out, scores[p].ld);
-    scores[p].values = out + offset % kCodeBlockKeys;
-    scores[p].queries = &q;
-    out += scores[p].ld * request.group;
+    CodeScores& of_part = scores[p];
+    const size_t skipped = offset % kCodeBlockKeys;  // of the first block
+    of_part.values = out + skipped;
+    of_part.queries = &q;
+    const size_t blocks = of_part.ld / kCodeBlockKeys;
+    for (size_t b = 0, done = 0; b < blocks; b += kTileBlocks) {
+      const size_t some = std::min(kTileBlocks, blocks - b);
+      CodeScan().scan(part.codes.data() + (block + b) * CodeBlockBytes(part.book->key_dim), some,
+                      {q.weights.data(), q.bias.data(), q.heads, q.fields},
+                      out + b * kCodeBlockKeys, of_part.ld);
+      const size_t end = std::min((b + some) * kCodeBlockKeys - skipped, of_part.n);
+      masses.Add(of_part, done, end - done);
+      done = end;
+    }
+    out += of_part.ld * request.group;
   }
   return scores;
 }
@@ -141,8 +154,9 @@ Result<Selection> Search(const SearchRequest& request, std::span<const Part> all
 
   std::vector<CodeQueries> queries;
   queries.reserve(parts.size());
-  PREFIXD_ASSIGN(const std::vector<CodeScores> scores, Scan(request, parts, queries, scratch));
-  HeadMasses masses(scores);
+  HeadMasses masses(request.group);
+  PREFIXD_ASSIGN(const std::vector<CodeScores> scores,
+                 Scan(request, parts, queries, masses, scratch));
   ShortList(scores, masses, static_cast<uint32_t>(short_list), scratch);
 
   // Appended tokens, and others without codes, exactly.

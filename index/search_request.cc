@@ -82,7 +82,7 @@ bool AllFinite(std::span<const float> scores) {
 namespace {
 
 constexpr uint32_t kRunTokens = 4096;
-constexpr size_t kGatherRows = 256, kPrefetchRows = 16;
+constexpr size_t kScatteredRows = 512;
 
 // `keys` holds the rows of tokens that `token_of` names.
 template <typename TokenOf>
@@ -143,25 +143,20 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
   std::vector<float> block;
   std::vector<std::byte> own;
   std::vector<std::byte>& bytes = request.scratch ? request.scratch->keys : own;
-  // From a reader all at once, for it batches its reads; from memory in blocks that stay in cache.
-  const size_t most = request.reader ? tokens.size() : kGatherRows;
-  for (size_t begin = 0; begin < tokens.size(); begin += most) {
-    const auto some = tokens.subspan(begin, std::min(most, tokens.size() - begin));
-    bytes.resize(std::max(bytes.size(), some.size() * key_bytes));
-    if (request.reader) {
-      PREFIXD_TRY(request.reader->Gather(some, std::span(bytes).first(some.size() * key_bytes)));
-    } else {
-      for (size_t j = 0; j < some.size(); ++j) {
-        if (begin + j + kPrefetchRows < tokens.size()) {
-          const std::byte* ahead =
-              request.keys.key(tokens[begin + j + kPrefetchRows] - request.first_token);
-          for (size_t line = 0; line < key_bytes; line += 64) __builtin_prefetch(ahead + line);
-        }
-        std::memcpy(bytes.data() + j * key_bytes, request.keys.key(some[j] - request.first_token),
-                    key_bytes);
-      }
+  if (request.reader) {
+    bytes.resize(std::max(bytes.size(), tokens.size() * key_bytes));
+    PREFIXD_TRY(request.reader->Gather(tokens, std::span(bytes).first(tokens.size() * key_bytes)));
+    return ScoreRows(request, {bytes.data(), tokens.size(), key_bytes, shape}, block, scores, ld, 0,
+                     [tokens](size_t i) { return tokens[i]; });
+  }
+  // Where they lie, in blocks whose scores stay in cache.
+  RowRef refs[kScatteredRows];
+  for (size_t begin = 0; begin < tokens.size(); begin += kScatteredRows) {
+    const auto some = tokens.subspan(begin, std::min(kScatteredRows, tokens.size() - begin));
+    for (size_t j = 0; j < some.size(); ++j) {
+      refs[j] = {request.keys.key(some[j] - request.first_token), nullptr};
     }
-    PREFIXD_TRY(ScoreRows(request, {bytes.data(), some.size(), key_bytes, shape}, block, scores, ld,
+    PREFIXD_TRY(ScoreRows(request, ScatteredRows({refs, some.size()}, shape), block, scores, ld,
                           begin, [some](size_t i) { return some[i]; }));
   }
   return {};
