@@ -115,6 +115,21 @@ def reopened(tmp_path: Path) -> prefixd.Client:
     return prefixd.open(tmp_path / "kv", host_tier_bytes=128 << 20, min_free_bytes=0, threads=2)
 
 
+@pytest.mark.parametrize("common", [1, 9, 15, 16, 17, 40])
+def test_prompts_that_begin_alike_are_stored_however_little_they_share(
+    common: int, store: prefixd.Client
+) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=FULL)
+    start = tokens(common, seed=1)
+    for seed in (2, 3):
+        ids = torch.cat([start, tokens(60, seed=seed)], dim=1)
+        with splice.cache(ids) as cache:
+            logits = spliced(model, ids, cache)
+        assert torch.allclose(logits[:, -50:], native(model, ids)[:, -50:], atol=1e-3)
+        assert store.match(splice.spec.name, ids[0]).n_tokens == 60 + common
+
+
 LENGTHS = [1, 2, 15, 16, 17, 33, 300]
 
 

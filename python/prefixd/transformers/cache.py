@@ -7,7 +7,7 @@ window - 1 columns, read back from the store, and are the model's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -44,8 +44,13 @@ class Rows:
         self.pads = [self.pads[i] for i in indices]
 
 
+QueryObserver = Callable[[int, torch.Tensor], None]
+
+
 class _Layer:
     """What both kinds of layer share: rows are checked and recorded as they come."""
+
+    observer: QueryObserver | None = None
 
     def bind(self, index: int, spec: ModelSpec, rows: Rows, recorder: Recorder | None) -> None:
         self.index = index
@@ -111,6 +116,8 @@ class PrefixLayer(_Layer, DynamicLayer):
     # ---- LayerSplice ----
 
     def observe(self, query: torch.Tensor) -> None:
+        if self.observer is not None:
+            self.observer(self.index, query)
         if self.recorder is not None:
             self.recorder.write_queries(self.index, self.get_seq_length() - query.shape[2], query)
 
@@ -231,6 +238,12 @@ class PrefixCache(Cache):
     @property
     def sessions(self) -> list[Session | None]:
         return list(self.rows.sessions)
+
+    def observe_queries(self, observer: QueryObserver | None) -> None:
+        """`observer(layer, q [B, Hq, n, dh])` sees the queries of every layer with full attention, after
+        RoPE, as they attend."""
+        for layer in self.layers:
+            layer.observer = observer
 
     def reports(self) -> list[dict[str, Any] | None]:
         """What each row's session read so far."""

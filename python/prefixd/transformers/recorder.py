@@ -53,6 +53,16 @@ class Recorder:
             self.close(abort=True)
             raise
 
+    def first_missing(self) -> list[int]:
+        """Of each row, the first column that its put must be given; all of them where it is stored."""
+        firsts: list[int] = []
+        begun: dict[tuple[int, ...], int] = {}
+        for row, pad, put in zip(self._prompts, self._pads, self._puts, strict=True):
+            tokens = tuple(row[pad:].tolist())
+            first = self._columns if put is None else pad + put.missing.start
+            firsts.append(begun.setdefault(tokens, first))
+        return firsts
+
     # ---- as the model runs ----
 
     def note_tokens(self, first_column: int, ids: torch.Tensor) -> None:

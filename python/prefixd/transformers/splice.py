@@ -79,6 +79,7 @@ class Splice:
         policy: PolicyLike | None = None,
         prefix: str | None = None,
         require: bool = False,
+        exact_prompt: bool = True,
         store: bool = True,
         label: str = "",
         pinned: bool = False,
@@ -91,6 +92,8 @@ class Splice:
 
         prefix: the id of a prefix that must be used: refused when another model stored it or when the
           prompts do not begin with it. require: NotFound when nothing is attached.
+        exact_prompt: the prompts' new tokens attend to the stored part exactly, and what is generated as
+          the policy says; False: the policy holds for all of them (to measure it on a given text).
         store: the prompts' new tokens are stored while they are prefilled; the other options are theirs."""
         self._check_weights()
         ids = input_ids.detach().to("cpu")
@@ -104,14 +107,6 @@ class Splice:
             self.store.match(self.spec.name, row[pad:-1], tenant=self.tenant)
             for row, pad in zip(ids, pads, strict=True)
         ]
-        columns = min(pad + match.n_tokens for pad, match in zip(pads, matches, strict=True))
-        sessions = self._attach(matches, pads, columns, policy)
-        if all(session is None for session in sessions):
-            columns = 0
-            if require or prefix is not None:
-                raise NotFound(self._why_nothing(ids, pads))
-        rows = Rows(sessions, pads, columns, ids.shape[1])
-
         def begin_put(tokens: Sequence[int]) -> Put:
             return self.store.begin_put(
                 self.spec.name,
@@ -127,6 +122,24 @@ class Splice:
         if store:
             pad_token = getattr(self.model.generation_config, "pad_token_id", None)
             recorder = Recorder(len(self.spec.layers), ids, pads, begin_put, pad_token)
+        try:
+            ends = [pad + match.n_tokens for pad, match in zip(pads, matches, strict=True)]
+            if recorder is not None:
+                # A put may want more than what no prefix has: what little two prompts have in common
+                # is stored twice rather than making one depend on the other.
+                wanted = zip(ends, recorder.first_missing(), strict=True)
+                ends = [min(end, first) for end, first in wanted]
+            columns = min(ends)
+            sessions = self._attach(matches, pads, columns, policy)
+            if all(session is None for session in sessions):
+                columns = 0
+                if require or prefix is not None:
+                    raise NotFound(self._why_nothing(ids, pads))
+        except BaseException:
+            if recorder is not None:
+                recorder.close(abort=True)
+            raise
+        rows = Rows(sessions, pads, columns, ids.shape[1] if exact_prompt else columns)
         cache = PrefixCache(self.spec, rows, recorder, self.model.device)
         cache.prompt_ids = ids
         return cache
