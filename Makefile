@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz torture demo bench format python-module wheel \
-        check-format tidy install gpu-only model phi golden clean
+        check-format tidy install gpu-only model phi quality golden clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -80,9 +80,13 @@ tidy: build  ## clang-tidy over the sources (slow)
 model: setup-python  ## train the small model anew into build/model (an hour or two on a CPU)
 	@cd python && ../.venv/bin/python -m prefixd.train.model --out ../build/model --minutes 60 $(TRAIN_ARGS)
 
-phi: setup-python  ## train its feature maps anew into build/phi
-	@mkdir -p build/phi && cd python && ../.venv/bin/python -m prefixd.train.phi --model ../models/prefixd-tiny \
-	  --out ../build/phi --work ../build/phi-work --length 8192 --length 2048 $(TRAIN_ARGS)
+phi: setup-python  ## train its feature maps anew into build/phi; TRAIN_ARGS="--minutes 10"
+	@cd python && ../.venv/bin/python -m prefixd.train.prompts --out ../build/phi-prompts --length 8192 --length 2048
+	@cd python && for n in 8192 2048; do ../.venv/bin/python -m prefixd.train --model ../models/prefixd-tiny \
+	  --text ../build/phi-prompts/$$n --from-start --length $$n --out ../build/phi $(TRAIN_ARGS); done
+
+quality: python-module  ## quality of the small model by method, budget and length, into build/quality (an hour); resumable
+	@cd python && ../.venv/bin/python -m prefixd.evaluate --out ../build/quality $(QUALITY_ARGS)
 
 golden: setup-python  ## make the golden logits of tests/data again
 	@cd python && ../.venv/bin/python -m prefixd.golden --data ../tests/data --model ../models/prefixd-tiny

@@ -6,8 +6,8 @@
         with store.attach("llama", tokens) as session:
             y, lse = session.step(layer, q)           # attention over the stored prompt
 
-`prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains the
-small model and its feature maps. Everything is loaded when it is first asked for.
+`prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains
+feature maps for them, `prefixd.evaluate` measures their quality by read budget. Everything is loaded when it is first asked for.
 """
 
 from __future__ import annotations

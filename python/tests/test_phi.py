@@ -1,4 +1,4 @@
-"""The feature maps: their loss against numpy in float64, their file, a short training."""
+"""The feature maps: their loss against numpy in float64, their file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from prefixd.train import phi
-from prefixd.train.corpus import Corpus
-from prefixd.train.net import Net
 from prefixd.train.phi_net import (
     FIELDS, FORMAT, Pair, export_phi, load_phi, phi_loss, set_scale, write_golden,
 )
 
-from .conftest import ROOT, SMALL
+from .conftest import ROOT
 
 
 def reference(s: np.ndarray, s_hat: np.ndarray) -> float:
@@ -122,24 +119,6 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     export_phi({(0, 0): shaken(1, 0)}, META | {"format": "other"}, bad)
     with pytest.raises(SystemExit, match="not a prefixd-phi-v1"):
         load_phi(bad)
-
-
-def test_short_training_improves_and_resumes(corpus: Corpus, tmp_path: Path) -> None:
-    net = Net(SMALL, seed=1).eval().requires_grad_(False)
-    with torch.no_grad():
-        for layer in net.layers:
-            layer.qkv.weight.mul_(3.0)
-    cfg = phi.PhiConfig(256, 8, 8, prompts=5, held=2, queries=64, keys=128, check_every=20,
-                        max_steps=60)
-    out = tmp_path / "phi.safetensors"
-    args = (net, "ab" * 32, corpus, cfg, 5.0, tmp_path, out, None, lambda _: None)
-    reports = phi.train_length(*args)
-    assert len(reports) == 4
-    assert sum(r["kl"] for r in reports) < 0.9 * sum(r["kl_before"] for r in reports)
-    again = phi.train_length(*args)
-    assert again == reports
-    meta = load_phi(out)[1]
-    assert meta["weights"] == "ab" * 32 and meta["length"] == "256" and meta["n_q_heads"] == "4"
 
 
 def check_golden(golden: Path, phi_file: Path) -> None:

@@ -1,1 +1,2 @@
-"""Training: ``python -m prefixd.train.model`` and ``python -m prefixd.train.phi``."""
+"""Training of feature maps for any model (``python -m prefixd.train``) and of the small model
+(``python -m prefixd.train.model``)."""

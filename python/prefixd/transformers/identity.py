@@ -50,7 +50,7 @@ def describe(
     fingerprint, so that two models never meet. Feature maps are checked against the digest of the
     checkpoint's files, so they need `checkpoint`."""
     config = model.config.get_text_config(decoder=True)
-    layers, attention = _layers(model, config)
+    layers, attention = attention_layers(model, config)
     dtype = arrays.dtype_name(_cache_dtype(attention))
     if dtype is None:
         raise InvalidArgument(
@@ -69,7 +69,7 @@ def describe(
         identity["adapter"] = json.dumps(active() if callable(active) else active)
     if checkpoint is not None:
         _check_loaded_from(model, Path(checkpoint))
-        identity["weights"] = "blake2b:" + _checkpoint_digest(Path(checkpoint))
+        identity["weights"] = "blake2b:" + checkpoint_digest(Path(checkpoint))
     elif feature_maps:
         raise InvalidArgument(
             "feature maps belong to one checkpoint: pass checkpoint=DIR, so that its digest can be "
@@ -135,7 +135,10 @@ def _short(text: str) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def _layers(model: PreTrainedModel, config: Any) -> tuple[list[Layer], list[torch.nn.Module]]:
+def attention_layers(
+    model: PreTrainedModel, config: Any
+) -> tuple[list[Layer], list[torch.nn.Module]]:
+    """Every layer's geometry and its attention module, in order; refuses what cannot be spliced."""
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise InvalidArgument(f"{kind} is an encoder-decoder; only decoders can be spliced")
@@ -268,7 +271,7 @@ def _check_loaded_from(model: PreTrainedModel, directory: Path) -> None:
         raise InvalidArgument(f"{directory} holds none of this model's tensors by name")
 
 
-def _checkpoint_digest(directory: Path) -> str:
+def checkpoint_digest(directory: Path) -> str:
     """As the feature maps and the C++ decoder name a checkpoint: BLAKE2b-256 over its safetensors files."""
     digest = hashlib.blake2b(digest_size=32)
     for path in _checkpoint_files(directory):

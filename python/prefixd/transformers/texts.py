@@ -25,7 +25,7 @@ class Encoder:
     def encode(self, text: str) -> list[int]:
         """Without special tokens."""
         if self._tokenizer is None:
-            return list(text.encode())
+            return list(text.encode(errors="surrogateescape"))
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def prompt(self, text: str) -> list[int]:
@@ -59,18 +59,21 @@ def load_encoder(name: str, checkpoint: str | Path, config: Any) -> Encoder:
     return Encoder(tokenizer, tokenizer.bos_token_id)
 
 
-def read_texts(paths: Iterable[str | Path]) -> list[str]:
-    """The files named, and every file below the directories named, as UTF-8 (what is not is replaced)."""
+def read_texts(paths: Iterable[str | Path], encoder: Encoder) -> list[str]:
+    """The files named, and every file below the directories named, as UTF-8. What is not UTF-8 stays as
+    it is for a byte-level model, and is replaced for others."""
+    named = [Path(path) for path in paths]
     files: list[Path] = []
-    for path in map(Path, paths):
+    for path in named:
         if path.is_dir():
             files += sorted(p for p in path.rglob("*") if p.is_file())
         elif path.is_file():
             files.append(path)
         else:
             raise SystemExit(f"{path}: no such file or directory")
-    texts = [f.read_bytes().decode(errors="replace") for f in files]
+    errors = "surrogateescape" if encoder.byte_level else "replace"
+    texts = [f.read_bytes().decode(errors=errors) for f in files]
     texts = [t for t in texts if t.strip()]
     if not texts:
-        raise SystemExit(f"no text in {', '.join(map(str, paths))}")
+        raise SystemExit(f"no text in {', '.join(map(str, named))}")
     return texts

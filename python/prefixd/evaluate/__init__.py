@@ -1,0 +1,1 @@
+"""Quality of a model over stored prompts, by method, budget and length: ``python -m prefixd.evaluate``."""

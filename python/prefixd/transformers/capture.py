@@ -1,0 +1,56 @@
+"""The queries and keys that a model's attention sees (after RoPE and any norms of them, unscaled), taken
+where the splice takes them: through the attention interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from prefixd.errors import InvalidArgument
+from prefixd.transformers.attention import attention
+from prefixd.transformers.identity import attention_layers
+
+NAME = "prefixd-capture"
+_ATTRIBUTE = "_prefixd_capture"
+# (layer, q [B, Hq, n, dh], k [B, Hkv, m, dh]) of each layer, as it attends.
+Sink = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+
+def _attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    getattr(module, _ATTRIBUTE)(query, key)
+    return attention(module, query, key, *args, **kwargs)
+
+
+@contextmanager
+def captured(model: PreTrainedModel, sink: Sink) -> Iterator[None]:
+    """Within it, every forward pass tells `sink`. The model attends as it did, and is left as it was."""
+    config = model.config.get_text_config(decoder=True)
+    modules = attention_layers(model, config)[1]
+    before = config._attn_implementation
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+    def tap(index: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        return lambda query, key: sink(index, query, key)
+
+    try:
+        for index, module in enumerate(modules):
+            setattr(module, _ATTRIBUTE, tap(index))
+        model.set_attn_implementation(NAME)
+        if config._attn_implementation != NAME:
+            raise InvalidArgument(
+                f"{type(model).__name__} does not take its attention from AttentionInterface, so its "
+                "queries and keys cannot be captured"
+            )
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        for module in modules:
+            delattr(module, _ATTRIBUTE)
