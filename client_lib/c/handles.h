@@ -11,6 +11,7 @@
 
 #include "client_lib/c/prefixd.h"
 #include "client_lib/client.h"
+#include "runtime/restore.h"
 
 struct pfx_client {
   std::shared_ptr<prefixd::Client> client;
@@ -22,6 +23,10 @@ struct pfx_put {
 struct pfx_session {
   std::shared_ptr<prefixd::Client> client;
   std::shared_ptr<prefixd::Session> session;
+};
+struct pfx_restore {
+  std::shared_ptr<prefixd::Client> client;
+  std::unique_ptr<prefixd::Restore> restore;
 };
 
 namespace prefixd::capi {

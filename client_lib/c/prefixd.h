@@ -17,13 +17,13 @@
  * throws.
  *
  * Ownership. Handles are opaque. Whoever got one ends it: pfx_client_close, pfx_put_free,
- * pfx_session_free; NULL is ignored. Sessions and puts keep what they need of their client alive,
- * so the order does not matter. Strings returned through `char **` are freed with pfx_free.
- * Everything passed in is borrowed for the call.
+ * pfx_session_free, pfx_restore_free; NULL is ignored. Sessions and puts keep what they need of
+ * their client alive, so the order does not matter. Strings returned through `char **` are freed
+ * with pfx_free. Everything passed in is borrowed for the call.
  *
  * Threads. A client may be used by any number of threads; so may a session (different layers or
- * batches at once). One put is used by one thread at a time. Ending a handle while another thread
- * still uses it is an error of the caller.
+ * batches at once). One put or restore is used by one thread at a time (pfx_restore_cancel: any).
+ * Ending a handle while another thread still uses it is an error of the caller.
  *
  * Options. Structs begin with struct_size and are initialised with the macro of their name, which
  * fills it in; what an older caller's struct does not have takes its default. Zero and NULL mean
@@ -72,6 +72,7 @@ typedef enum pfx_code {
 typedef struct pfx_client pfx_client;
 typedef struct pfx_put pfx_put;
 typedef struct pfx_session pfx_session;
+typedef struct pfx_restore pfx_restore;
 
 PFX_API const char* pfx_version(void);            /* "0.1.0", static */
 PFX_API const char* pfx_code_name(pfx_code code); /* "not_found", static */
@@ -295,6 +296,52 @@ PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
  * itself where this was not called. */
 PFX_API pfx_code pfx_session_detach(pfx_session* session, char** json);
 PFX_API void pfx_session_free(pfx_session* session);
+
+/* ---- restoring ------------------------------------------------------------------------------ */
+
+/* How rows of several tokens and KV heads lie. */
+typedef enum pfx_kv_order {
+  PFX_TOKEN_MAJOR = 0, /* [n][n_kv_heads][dim] */
+  PFX_HEAD_MAJOR = 1   /* [n_kv_heads][n][dim] */
+} pfx_kv_order;
+
+/* All rows back into the engine's own cache, the first layer first; the next runs are read while
+ * the engine works on this one. Absent: everything, token-major, 128 MiB of buffers. */
+typedef struct pfx_restore_options {
+  size_t struct_size;
+  uint32_t begin, end;             /* tokens; end 0: to the end of the prefix */
+  uint32_t first_layer, end_layer; /* [first, end); end 0: to the last */
+  pfx_kv_order order;
+  uint64_t buffer_bytes; /* read ahead and in the caller's hands; never less than two runs */
+  pfx_progress progress; /* bytes handed out, from pfx_restore_next; may be NULL */
+  void* user;
+} pfx_restore_options;
+#define PFX_RESTORE_OPTIONS_INIT \
+  { sizeof(pfx_restore_options), 0, 0, 0, 0, PFX_TOKEN_MAJOR, 0, NULL, NULL }
+
+/* Verified keys and values of tokens [begin, end) of one layer, of every KV head, in the model's
+ * dtype. Borrowed: until the next pfx_restore_next or pfx_restore_free. */
+typedef struct pfx_restored_run {
+  size_t struct_size;
+  uint32_t layer, begin, end;
+  const void* k;
+  size_t k_bytes;
+  const void* v;
+  size_t v_bytes;
+} pfx_restored_run;
+#define PFX_RESTORED_RUN_INIT \
+  { sizeof(pfx_restored_run), 0, 0, 0, NULL, 0, NULL, 0 }
+
+/* Begins to read in a thread of its own. `options` may be NULL. Keeps what it needs of the session.
+ */
+PFX_API pfx_code pfx_restore_begin(pfx_session* session, const pfx_restore_options* options,
+                                   pfx_restore** restore);
+/* Waits for the next run, in order of layers and in them of tokens. Once all were handed out, `run`
+ * has k NULL. After a failure every call fails so. */
+PFX_API pfx_code pfx_restore_next(pfx_restore* restore, pfx_restored_run* run);
+/* pfx_restore_next fails with PFX_CANCELLED from now on, also where it waits. From any thread. */
+PFX_API void pfx_restore_cancel(pfx_restore* restore);
+PFX_API void pfx_restore_free(pfx_restore* restore); /* cancels */
 
 /* ---- merging -------------------------------------------------------------------------------- */
 

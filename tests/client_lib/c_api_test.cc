@@ -304,6 +304,70 @@ TEST_P(CApi, WhatIsWrongIsSaid) {
   EXPECT_EQ(mine, pfx_last_error());
 }
 
+TEST_P(CApi, RestoreBringsEveryRowBackLayerByLayer) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  uint64_t seen = 0;
+  pfx_restore_options options = PFX_RESTORE_OPTIONS_INIT;
+  options.begin = 3;
+  options.buffer_bytes = 1;  // two runs, however short
+  options.user = &seen;
+  options.progress = [](void* user, uint64_t done, uint64_t, const char*) {
+    *static_cast<uint64_t*>(user) = done;
+    return 0;
+  };
+  pfx_restore* restore = nullptr;
+  ASSERT_EQ(pfx_restore_begin(session_, &options, &restore), PFX_OK) << pfx_last_error();
+  const auto row_bytes = [](uint32_t tokens) { return size_t{tokens} * kKvHeads * kDim * 4; };
+  uint32_t layer = 0, at = options.begin;
+  uint64_t bytes = 0;
+  while (true) {
+    pfx_restored_run run = PFX_RESTORED_RUN_INIT;
+    ASSERT_EQ(pfx_restore_next(restore, &run), PFX_OK) << pfx_last_error();
+    if (run.k == nullptr) break;
+    ASSERT_EQ(run.layer, layer);
+    ASSERT_EQ(run.begin, at);
+    ASSERT_EQ(run.k_bytes, row_bytes(run.end - run.begin));
+    ASSERT_EQ(run.v_bytes, run.k_bytes);
+    EXPECT_EQ(std::memcmp(run.k, Row(k_, layer, at), run.k_bytes), 0);
+    EXPECT_EQ(std::memcmp(run.v, Row(v_, layer, at), run.v_bytes), 0);
+    bytes += run.k_bytes + run.v_bytes;
+    EXPECT_EQ(seen, bytes);
+    at = run.end;
+    if (at == kTokens) ++layer, at = options.begin;
+  }
+  EXPECT_EQ(layer, uint32_t{kLayers});
+  pfx_restore_cancel(restore);
+  pfx_restored_run run = PFX_RESTORED_RUN_INIT;
+  EXPECT_EQ(pfx_restore_next(restore, &run), PFX_CANCELLED);
+  pfx_restore_free(restore);
+
+  // Head-major, of one layer; it outlives the session's handle.
+  options = PFX_RESTORE_OPTIONS_INIT;
+  options.first_layer = 1;
+  options.end_layer = 2;
+  options.order = PFX_HEAD_MAJOR;
+  ASSERT_EQ(pfx_restore_begin(session_, &options, &restore), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_restore_next(restore, &run), PFX_OK) << pfx_last_error();
+  ASSERT_GT(run.end, 1u);
+  const float* last = static_cast<const float*>(run.v) + (run.v_bytes / 4 - kDim);
+  EXPECT_EQ(std::memcmp(last, Row(v_, 1, run.end - 1) + (kKvHeads - 1) * kDim, kDim * 4), 0);
+  pfx_restore_free(restore);
+
+  options.order = static_cast<pfx_kv_order>(7);
+  EXPECT_EQ(pfx_restore_begin(session_, &options, &restore), PFX_INVALID_ARGUMENT);
+  options = PFX_RESTORE_OPTIONS_INIT;
+  options.end = kTokens + 1;
+  EXPECT_EQ(pfx_restore_begin(session_, &options, &restore), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_restore_begin(nullptr, nullptr, &restore), PFX_INVALID_ARGUMENT);
+  options = PFX_RESTORE_OPTIONS_INIT;
+  options.progress = [](void*, uint64_t, uint64_t, const char*) { return 1; };
+  ASSERT_EQ(pfx_restore_begin(session_, &options, &restore), PFX_OK);
+  EXPECT_EQ(pfx_restore_next(restore, &run), PFX_CANCELLED);
+  pfx_restore_free(restore);
+  pfx_restore_free(nullptr);
+}
+
 TEST_P(CApi, ProgressCanCancel) {
   Put();
   const auto stop = [](void*, uint64_t, uint64_t, const char*) { return 1; };
