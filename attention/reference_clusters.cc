@@ -5,6 +5,7 @@
 
 #include "attention/normal.h"
 #include "attention/reference.h"
+#include "attention/remainder.h"
 
 namespace prefixd::reference {
 namespace {
@@ -51,17 +52,21 @@ Vector MeanOf(const std::vector<Vector>& rows) {
 }
 
 // Variance of the scores as the summary knows it: by channel, or by one number for all of them.
-double ScoreVariance(const Cluster& cluster, const Vector& scaled_query, bool by_channel) {
+// whole: the spreads of the cluster in the mid region, of which a negligible share counts as none.
+double ScoreVariance(const Cluster& cluster, const Vector& scaled_query, bool by_channel,
+                     std::span<const double> whole) {
   const Vector mean = MeanOf(cluster.keys);
   double variance = 0, spread = 0, norm = 0;
   for (size_t j = 0; j < mean.size(); ++j) {
     double m2 = 0;
     for (const Vector& key : cluster.keys) m2 += (key[j] - mean[j]) * (key[j] - mean[j]);
     const double q2 = scaled_query[j] * scaled_query[j];
+    if (by_channel && m2 < kNegligibleSpread * whole[j]) m2 = 0;
     variance += q2 * m2;
     spread += m2 / double(mean.size());
     norm += q2;
   }
+  if (!by_channel && spread * double(mean.size()) < kNegligibleSpread * whole[0]) spread = 0;
   return (by_channel ? variance : norm * spread) / double(cluster.keys.size());
 }
 
@@ -109,7 +114,8 @@ Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& 
 
   const bool scan = in.estimator == EstimatorKind::kScan;
   Vector log_z;
-  for (const Cluster& cluster : clusters) {
+  for (size_t at = 0; at < clusters.size(); ++at) {
+    const Cluster& cluster = clusters[at];
     const size_t n = cluster.keys.size();
     double mass = -kInf;
     if (n > 0 && scan) {
@@ -121,7 +127,8 @@ Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& 
       for (double s : cluster.scores) mu += s / double(n);
       const double variance =
           n > 1 ? ScoreVariance(cluster, scaled_query,
-                                in.clusters->contents() == ClusterContents::kMoments)
+                                in.clusters->contents() == ClusterContents::kMoments,
+                                in.clusters->spreads().subspan(at * in.clusters->spread_dim()))
                 : 0.0;
       double c = cut.score;
       if (cut.kind == CutKind::kNone) {

@@ -9,6 +9,7 @@
 
 #include "client_lib/client.h"
 #include "python/core/arrays.h"
+#include "runtime/restore.h"
 
 namespace prefixd::python {
 
@@ -37,6 +38,14 @@ struct PySession {
   }
 };
 
+// One run at a time: Next takes it, Copy hands it out.
+struct PyRestore {
+  std::shared_ptr<Client> client;
+  std::unique_ptr<Restore> restore;
+  DType dtype;
+  RestoredRun run{};
+};
+
 using PyClient = std::shared_ptr<Client>;
 class ClientHandle {
  public:
@@ -59,6 +68,7 @@ class ClientHandle {
 
 void BindClient(nb::module_& m);   // Client, open, connect
 void BindPut(nb::module_& m);      // Put
+void BindRestore(nb::module_& m);  // Restore
 void BindSession(nb::module_& m);  // Session, step_batch
 
 }  // namespace prefixd::python

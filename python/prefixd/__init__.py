@@ -35,6 +35,7 @@ _HOMES = {
     ],
     "model": ["Layer", "ModelSpec", "Policy"],
     "put": ["Put", "PutResult"],
+    "restore": ["Restore", "Run"],
     "session": ["Cut", "Rows", "Session", "merge_states", "step_batch"],
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     )
     from prefixd.model import Layer, ModelSpec, Policy
     from prefixd.put import Put, PutResult
+    from prefixd.restore import Restore, Run
     from prefixd.session import Cut, Rows, Session, merge_states, step_batch
 
 

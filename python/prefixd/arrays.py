@@ -27,6 +27,15 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[name]
 
 
+def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """Stored rows as a tensor over the same memory."""
+    import torch
+
+    if dtype == "bf16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 def dtype_name(dtype: torch.dtype) -> str | None:
     """prefixd's name for a torch dtype; None where it stores no such rows."""
     import torch

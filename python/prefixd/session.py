@@ -13,9 +13,11 @@ import numpy as np
 
 from prefixd import _core, arrays
 from prefixd.model import Policy
+from prefixd.restore import Restore
 
 if TYPE_CHECKING:
     from prefixd.arrays import Array
+    from prefixd.client import Progress
 
 PolicyLike = Policy | Mapping[str, Any]
 
@@ -53,13 +55,7 @@ class Rows:
 
     def torch(self) -> Any:
         """(keys, values) as tensors over the same memory."""
-        import torch
-
-        data = self.data
-        if self.dtype == "bf16":
-            tensor = torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(data)
+        tensor = arrays.as_torch(self.data, self.dtype)
         return tensor[:, : self.key_dim], tensor[:, self.key_dim :]
 
 
@@ -147,6 +143,30 @@ class Session:
         out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
         self.core.read_range(layer, kv_head, begin, end, out)
         return rows
+
+    def restore(
+        self,
+        begin: int = 0,
+        end: int = 0,
+        *,
+        layers: tuple[int, int] = (0, 0),
+        head_major: bool = False,
+        buffer_bytes: int = 128 << 20,
+        progress: Progress | None = None,
+    ) -> Restore:
+        """Tokens [begin, end) (0: to the end) of layers [first, last) (0: to the last) of every KV
+        head, layer by layer: `for run in session.restore(): ...`. What comes next is read while
+        the loop's body works, within `buffer_bytes`. `progress(done, total, "bytes")` may return
+        False to cancel."""
+        return Restore(
+            self,
+            begin=begin,
+            end=end,
+            layers=layers,
+            head_major=head_major,
+            buffer_bytes=buffer_bytes,
+            progress=progress,
+        )
 
     def select(self, layer: int, kv_head: int, q: Array, k: int) -> tuple[np.ndarray, list[Cut]]:
         """Selection alone: the ids of at most k tokens, and a cut for each of the group's queries

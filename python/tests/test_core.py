@@ -250,6 +250,37 @@ def test_bf16_rows_are_bits_for_numpy_and_what_is_stored_outlives_the_process(
             np.testing.assert_array_equal(rows.keys, bits[0][0, :5, 1])
 
 
+def test_restore_brings_every_row_back(store: prefixd.Client) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    seen: list[int] = []
+
+    def progress(done: int, total: int, unit: str) -> None:
+        assert unit == "bytes" and 0 < done <= total
+        seen.append(total - done)
+
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        n = session.n_tokens
+        k, v = np.zeros_like(prompt.k[:, :n]), np.zeros_like(prompt.v[:, :n])
+        for run in session.restore(buffer_bytes=1, progress=progress):
+            k[run.layer, run.begin : run.end] = run.k
+            v[run.layer, run.begin : run.end] = run.v
+        np.testing.assert_array_equal(k, prompt.k[:, :n])
+        np.testing.assert_array_equal(v, prompt.v[:, :n])
+        assert seen[-1] == 0
+        with session.restore(5, 9, layers=(1, 2), head_major=True) as restore:
+            (run,) = restore
+        np.testing.assert_array_equal(run.k, prompt.k[1, 5:9].swapaxes(0, 1))
+        with pytest.raises(prefixd.Cancelled):
+            list(session.restore(progress=lambda *_: False))
+        restore = session.restore()
+        restore.cancel()
+        with pytest.raises(prefixd.Cancelled):
+            list(restore)
+        with pytest.raises(prefixd.InvalidArgument, match="tokens"):
+            session.restore(0, n + 1)
+
+
 def test_the_core_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np, prefixd\n"

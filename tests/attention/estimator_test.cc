@@ -211,6 +211,31 @@ TEST(Estimators, RefuseWhatDoesNotBelongTogether) {
   EXPECT_NE(status.error().message.find("too little"), std::string::npos);
 }
 
+// What float32 scores and values of retrieved rows may do to the means of what they leave of a
+// cluster: their rounding counts for as many rows as were taken, and is shared by those left.
+double RoundingOfMeans(const StepCase& c, const Clustering& clustering, uint32_t g) {
+  const RowsView retrieved = c.retrieved.view();
+  std::vector<double> left(clustering.size()), rounding(clustering.size());
+  for (const uint16_t cluster : clustering.Assign(c.Mid())) left[cluster] += 1;
+  const std::vector<uint16_t> taken = clustering.Assign(retrieved);
+  const size_t dk = c.shape().key_dim;
+  std::vector<float> key(dk);
+  for (size_t i = 0; i < retrieved.count; ++i) {
+    ToFloat(c.shape().dtype, retrieved.key(i), key);
+    double magnitude = 0;
+    for (size_t j = 0; j < dk; ++j) {
+      magnitude += std::abs(double{c.layer.scale} * c.queries[g * dk + j] * key[j]);
+    }
+    left[taken[i]] -= 1;
+    rounding[taken[i]] += 4e-7 * (1 + magnitude);
+  }
+  double most = 0;
+  for (uint32_t k = 0; k < clustering.size(); ++k) {
+    if (left[k] >= 1) most = std::max(most, rounding[k] / left[k]);
+  }
+  return most;
+}
+
 TEST(Estimators, ClustersMatchTheReference) {
   Random random(testing::Seed("Estimators.ClusterReference"));
   for (int round = 0; round < 200; ++round) {
@@ -233,12 +258,18 @@ TEST(Estimators, ClustersMatchTheReference) {
       summary.AttachTo(in);
       for (uint32_t g = 0; g < c.group; ++g) {
         const reference::Estimate want = reference::EstimateClusters(in, g, rest.view());
-        // Scans sum float32 scores and masses; a cluster that was all but taken amplifies both.
-        const bool scan = method.spec.kind == EstimatorKind::kScan;
-        ASSERT_NEAR(got.log_z[g], want.log_z, scan ? 5e-3 : 1e-4 * (1 + std::abs(want.log_z)));
+        const double rounding = RoundingOfMeans(c, clustering, g);
+        // A scan's masses are float32, too; what is left of a mass is no surer than the whole.
+        double mass = 0;
+        if (method.spec.kind == EstimatorKind::kScan) {
+          mass = 1e-5 * std::exp(reference::EstimateClusters(in, g, c.Mid()).log_z - want.log_z);
+          if (mass > 0.1) continue;  // all but nothing is left of it
+        }
+        ASSERT_NEAR(got.log_z[g], want.log_z,
+                    2 * mass + rounding + 1e-4 * (1 + std::abs(want.log_z)));
         for (uint32_t l = 0; l < c.shape().value_dim; ++l) {
           ASSERT_NEAR(got.y[size_t{g} * c.shape().value_dim + l], want.y[l],
-                      (scan ? 1e-2 : 1e-3) * (1 + std::abs(want.y[l])));
+                      (1e-3 + 4 * rounding + 10 * mass) * (1 + std::abs(want.y[l])));
         }
       }
     }

@@ -71,7 +71,7 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
   EXPECT_GE(put->encoding_error.key_max, put->encoding_error.key_rms);
   ASSERT_OK(store_->WaitReady(put->prefix, nullptr));
   for (const bool settled : {false, true}) {
-    if (settled) ASSERT_OK(store_->WaitSettled(nullptr));
+    if (settled) ASSERT_OK(store_->WaitSettled(nullptr));  // before that it may be, too
     const auto detail = store_->Prefix(put->prefix);
     ASSERT_OK(detail);
     EXPECT_EQ(detail->summary.encoding, RowEncoding::kInt8);
@@ -85,7 +85,7 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
       ExpectNear(got.lse, want[i].lse, 0.02f);
       ASSERT_EQ(session->info().parts.size(), 1u);
       EXPECT_EQ(session->info().parts[0].encoding, RowEncoding::kInt8);
-      EXPECT_EQ(session->info().parts[0].chunk_tokens, settled ? 200u : 0u);
+      EXPECT_TRUE(!settled || session->info().parts[0].chunk_tokens == 200);
       // Counted as stored: 16 bytes and a scale for a key, as much for a value, of two KV heads.
       const uint64_t rows = i == 0 ? 700 : 60;
       EXPECT_EQ(got.info.ledger.logical_bytes, rows * 40 * 2);

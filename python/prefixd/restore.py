@@ -1,0 +1,98 @@
+"""All rows of a stored prefix, back into an engine's own cache, the first layer first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prefixd import _core, arrays
+from prefixd.errors import Cancelled
+
+if TYPE_CHECKING:
+    from prefixd.client import Progress
+    from prefixd.session import Session
+
+
+@dataclass(frozen=True)
+class Run:
+    """Verified keys and values of tokens [begin, end) of one layer, of every KV head:
+    [n][n_kv_heads][dim], or [n_kv_heads][n][dim] where the restore is head-major. In the model's
+    dtype; the bits of bf16 as uint16."""
+
+    layer: int
+    begin: int
+    end: int
+    k: np.ndarray
+    v: np.ndarray
+    dtype: str
+
+    def torch(self) -> tuple[Any, Any]:
+        """(k, v) as tensors over the same memory."""
+        return arrays.as_torch(self.k, self.dtype), arrays.as_torch(self.v, self.dtype)
+
+
+class Restore:
+    """Made by Session.restore; iterating yields runs in order of layers and in them of tokens, while
+    a thread reads the next ones. For one thread, except `cancel`."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        begin: int,
+        end: int,
+        layers: tuple[int, int],
+        head_major: bool,
+        buffer_bytes: int,
+        progress: Progress | None,
+    ) -> None:
+        geometry = session.info["geometry"]
+        self._dtype = str(geometry["dtype"])
+        self._heads = int(geometry["n_kv_heads"])
+        self._dims = (int(geometry["key_dim"]), int(geometry["value_dim"]))
+        self._head_major = head_major
+        self._progress = progress
+        self._done = 0
+        n_tokens = (end or session.n_tokens) - begin
+        n_layers = (layers[1] or int(geometry["n_layers"])) - layers[0]
+        element = np.dtype(arrays.NUMPY_TYPES[self._dtype]).itemsize
+        self._total = n_layers * n_tokens * self._heads * sum(self._dims) * element
+        self._core = _core.Restore(
+            session.core, begin, end, layers[0], layers[1], head_major, buffer_bytes
+        )
+
+    def __enter__(self) -> Restore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Iterating raises Cancelled from now on, also where it waits. From any thread."""
+        self._core.cancel()
+
+    def __iter__(self) -> Iterator[Run]:
+        while (run := self._core.next()) is not None:
+            layer, begin, end = run
+            n = end - begin
+            shape = (self._heads, n) if self._head_major else (n, self._heads)
+            k, v = (
+                np.empty((*shape, dim), arrays.NUMPY_TYPES[self._dtype]) for dim in self._dims
+            )
+            # NumPy knows halves by another code than "bits".
+            half = self._dtype == "f16"
+            self._core.copy(k.view(np.uint16) if half else k, v.view(np.uint16) if half else v)
+            self._done += k.nbytes + v.nbytes
+            if self._progress and self._progress(self._done, self._total, "bytes") is False:
+                self.cancel()
+                raise Cancelled("the restore was cancelled")
+            yield Run(layer, begin, end, k, v, self._dtype)
