@@ -58,6 +58,10 @@ json SpreadJson(const Spread& s) {
   return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
 }
 
+json StagesJson(const StageMs& s) {
+  return {{"read", s.read}, {"select", s.select}, {"compute", s.compute}};
+}
+
 json PairedJson(const Paired& p) {
   return {{"name", p.name},
           {"floor", p.floor_name},
@@ -128,15 +132,25 @@ Status MeasureAttaching(const Options& options, const Prompt& prompt,
                                                      keep, options.speed.pairs));
   std::printf(
       "\nattach of %u tokens: warm %.1f ms (%.1f-%.1f), store just opened %.1f ms\n"
-      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; %s %.1f s\n",
+      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; second, warm: "
+      "%.1f ms (%.1f-%.1f)\n",
       options.tokens, a.warm_attach_ms.median, a.warm_attach_ms.low, a.warm_attach_ms.high,
       a.cold_attach_ms, a.warm_step_ms.median, a.warm_step_ms.low, a.warm_step_ms.high,
-      a.cold_step_ms,
-      a.found ? "the prefix was stored before; the rest of its summaries took"
-              : "summaries and indexes were ready after",
-      a.ingest_seconds);
+      a.cold_step_ms, a.next_step_ms.median, a.next_step_ms.low, a.next_step_ms.high);
+  for (const auto& [name, stages] :
+       {std::pair{"first", a.first_stages}, {"second", a.next_stages}}) {
+    std::printf("of the %s step, by thread: reading %.1f ms, selection %.1f, arithmetic %.1f\n",
+                name, stages.read, stages.select, stages.compute);
+  }
+  std::printf("%s %.1f s\n",
+              a.found ? "the prefix was stored before; the rest of its summaries took"
+                      : "summaries and indexes were ready after",
+              a.ingest_seconds);
   report["attach"] = {{"warm_attach_ms", SpreadJson(a.warm_attach_ms)},
                       {"warm_first_step_ms", SpreadJson(a.warm_step_ms)},
+                      {"warm_next_step_ms", SpreadJson(a.next_step_ms)},
+                      {"first_step_stages_ms", StagesJson(a.first_stages)},
+                      {"next_step_stages_ms", StagesJson(a.next_stages)},
                       {"cold_attach_ms", a.cold_attach_ms},
                       {"cold_first_step_ms", a.cold_step_ms},
                       {"stored_before", a.found},
