@@ -48,6 +48,7 @@ class AttachBench {
     PREFIXD_ASSIGN(const Times cold, Once(*store));
     report.cold_attach_ms = cold.attach;
     report.cold_step_ms = cold.first.ms;
+    report.cold_step_bytes = cold.first.ssd_bytes;
     std::vector<double> attach, first, next;
     for (uint32_t i = 0; i <= repeats; ++i) {
       PREFIXD_ASSIGN(const Times warm, Once(*store));
@@ -84,7 +85,7 @@ class AttachBench {
   }
 
   struct StepTime {
-    double ms = 0;
+    double ms = 0, ssd_bytes = 0;
     StageMs stages;
   };
   struct Times {
@@ -125,6 +126,7 @@ class AttachBench {
       const auto begun = Clock::now();
       PREFIXD_TRY(session.Step(layer, q, y, lse, &info));
       time.ms += Ms(begun);
+      time.ssd_bytes += double(info.ledger.physical_bytes[static_cast<size_t>(Tier::kSsd)]);
       time.stages.read += double(info.ledger.read_ns) / 1e6;
       time.stages.select += double(info.ledger.select_ns) / 1e6;
       time.stages.compute += double(info.ledger.compute_ns) / 1e6;
