@@ -47,7 +47,7 @@ struct Options {
 
   uint32_t tokens = 16384;
   SpeedOptions speed{.dir = std::filesystem::temp_directory_path()};
-  std::string source_pages = "huge";
+  std::string source_pages = "small";
   std::filesystem::path keep;  // the store of the attach part; empty: a temporary one
   TraceOptions trace;
   std::vector<std::string> parts;  // of kParts; empty: all
@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "uring", "threads"}))
       ->capture_default_str();
   app.add_option("--source-pages", options.source_pages,
-                 "Memory pages of the keys and values that are put")
+                 "Memory pages of the keys and values that are put: small as malloc gives, or huge")
       ->check(CLI::IsMember({"huge", "small"}))
       ->capture_default_str();
   app.add_option("--keep", options.keep,
