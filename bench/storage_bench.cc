@@ -35,7 +35,11 @@ const std::vector<std::pair<std::string, std::string>> kLines = {
     {"step_cold", "step_cold_vs_fio"},
     {"step_half", "step_half_vs_fio"},
     {"step_full", "step_full_vs_memcpy"},
-    {"near", "near_rows_together"}};
+    {"gap1", "gap_1_together"},
+    {"gap2", "gap_2_together"},
+    {"gap4", "gap_4_together"},
+    {"gap8", "gap_8_together"},
+    {"gap16", "gap_16_together"}};
 constexpr const char* kAttach = "attach";
 constexpr const char* kEncoding = "encoding";
 constexpr const char* kAmplification = "amplification";
