@@ -45,13 +45,23 @@ class AttachBench {
     AttachReport report;
     PREFIXD_TRY(Put(report));
     PREFIXD_ASSIGN(const auto store, Store::Open(options_));
-    PREFIXD_TRY(Once(*store, report.cold_attach_ms, report.cold_step_ms));
-    std::vector<double> attach(repeats + 1), step(repeats + 1);
-    for (size_t i = 0; i < attach.size(); ++i) PREFIXD_TRY(Once(*store, attach[i], step[i]));
-    attach.erase(attach.begin());  // the first one warms up
-    step.erase(step.begin());
+    PREFIXD_ASSIGN(const Times cold, Once(*store));
+    report.cold_attach_ms = cold.attach;
+    report.cold_step_ms = cold.first.ms;
+    report.cold_step_bytes = cold.first.ssd_bytes;
+    std::vector<double> attach, first, next;
+    for (uint32_t i = 0; i <= repeats; ++i) {
+      PREFIXD_ASSIGN(const Times warm, Once(*store));
+      if (i == 0) continue;  // it warms up
+      attach.push_back(warm.attach);
+      first.push_back(warm.first.ms);
+      next.push_back(warm.next.ms);
+      report.first_stages = warm.first.stages;
+      report.next_stages = warm.next.stages;
+    }
     report.warm_attach_ms = Summarise(std::move(attach));
-    report.warm_step_ms = Summarise(std::move(step));
+    report.warm_step_ms = Summarise(std::move(first));
+    report.next_step_ms = Summarise(std::move(next));
     return report;
   }
 
@@ -74,29 +84,54 @@ class AttachBench {
     return {};
   }
 
-  // One session: attach and one step of every layer.
-  Status Once(Store& store, double& attach_ms, double& step_ms) {
-    const KvGeometry& g = prompt_.geometry;
+  struct StepTime {
+    double ms = 0, ssd_bytes = 0;
+    StageMs stages;
+  };
+  struct Times {
+    double attach = 0;
+    StepTime first, next;
+  };
+
+  // One session: attach and two steps of every layer, with queries of their own.
+  Result<Times> Once(Store& store) {
     AttachSpec spec;
     spec.model = kModelName;
     spec.tokens = prompt_.tokens;
     spec.policy = {.estimator = EstimatorKind::kMoment, .budget = 0.02};
-    auto begun = Clock::now();
+    Times times;
+    const auto begun = Clock::now();
     PREFIXD_ASSIGN(const auto session, store.Attach(spec));
-    attach_ms = Ms(begun);
+    times.attach = Ms(begun);
+    std::vector<SyntheticKv> synthetic;
+    for (uint32_t layer = 0; layer < prompt_.geometry.n_layers; ++layer) {
+      synthetic.emplace_back(prompt_.geometry.n_kv_heads, prompt_.geometry.key_dim, layer + 1);
+    }
+    for (StepTime* step : {&times.first, &times.next}) {
+      PREFIXD_ASSIGN(*step, Step(*session, synthetic));
+    }
+    return times;
+  }
+
+  Result<StepTime> Step(Session& session, std::span<SyntheticKv> synthetic) const {
+    const KvGeometry& g = prompt_.geometry;
     std::vector<float> q(size_t{g.n_q_heads} * g.key_dim), y(size_t{g.n_q_heads} * g.value_dim);
     std::vector<float> lse(g.n_q_heads);
-    step_ms = 0;
+    StepTime time;
     for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-      SyntheticKv synthetic(g.n_kv_heads, g.key_dim, layer + 1);
       for (uint32_t h = 0; h < g.n_q_heads; ++h) {
-        synthetic.Query(h / g.group_size(), &q[size_t{h} * g.key_dim]);
+        synthetic[layer].Query(h / g.group_size(), &q[size_t{h} * g.key_dim]);
       }
-      begun = Clock::now();
-      PREFIXD_TRY(session->Step(layer, q, y, lse, nullptr));
-      step_ms += Ms(begun);
+      StepInfo info;
+      const auto begun = Clock::now();
+      PREFIXD_TRY(session.Step(layer, q, y, lse, &info));
+      time.ms += Ms(begun);
+      time.ssd_bytes += double(info.ledger.physical_bytes[static_cast<size_t>(Tier::kSsd)]);
+      time.stages.read += double(info.ledger.read_ns) / 1e6;
+      time.stages.select += double(info.ledger.select_ns) / 1e6;
+      time.stages.compute += double(info.ledger.compute_ns) / 1e6;
     }
-    return {};
+    return time;
   }
 
   const Prompt& prompt_;

@@ -9,17 +9,26 @@
 
 namespace prefixd::bench {
 
+struct StageMs {
+  double read = 0, select = 0, compute = 0;
+};
+
 struct AttachReport {
   bool found = false;  // the prefix was there before; then these two are what was left to do
   // After the commit, in the background: until summaries are ready, and until rows are settled.
   double ingest_seconds = 0, settled_seconds = 0;
   double cold_attach_ms = 0, cold_step_ms = 0;
+  double cold_step_bytes = 0;  // that the cold step read from the disk
   Spread warm_attach_ms, warm_step_ms;
+  Spread next_step_ms;  // the second one of the same sessions
+  // Of the last warm session, in milliseconds of its threads: what its first step and its second
+  // spent reading, selecting and computing.
+  StageMs first_stages, next_stages;
 };
 
 // A completed step: all layers, K and the moment estimator by a budget of 2%. Cold means an empty
 // host tier; small files beside the segment may be in the kernel's page cache either way. Between
-// two warm attaches no session is left: nothing prepared is shared.
+// two warm attaches no session is left.
 //
 // `dir` holds the store. With `keep` it is left there, and a later call with the same prompt and
 // directory finds the prefix stored and ready (what was interrupted goes on): building summaries

@@ -46,7 +46,7 @@ class StepBench {
 
   Result<std::map<std::string, Paired>> Run() {
     std::map<std::string, Paired> lines;
-    const auto wants = [&](const char* part) {
+    const auto wants = [&](std::string_view part) {
       return std::find(options_.parts.begin(), options_.parts.end(), part) != options_.parts.end();
     };
     PREFIXD_TRY(Put());
@@ -60,8 +60,10 @@ class StepBench {
     if (wants("step_full")) {
       PREFIXD_ASSIGN(lines["step_full"], MeasureFull());
     }
-    if (wants("near")) {
-      PREFIXD_ASSIGN(lines["near"], MeasureNear());
+    for (const uint32_t gap : {1u, 2u, 4u, 8u, 16u}) {
+      const std::string part = "gap" + std::to_string(gap);
+      if (!wants(part)) continue;
+      PREFIXD_ASSIGN(lines[part], MeasureNear(gap));
     }
     return lines;
   }
@@ -185,24 +187,25 @@ class StepBench {
         });
   }
 
-  // One row of every second or third page.
-  Result<Paired> MeasureNear() {
+  // Rows of pages with `gap` others between them: read with one operation, or each with its own.
+  Result<Paired> MeasureNear(uint32_t gap) {
     const auto pages = static_cast<uint32_t>(prompt_.tokens.size() / per_page_);
     Sets sets(heads());
     for (auto& ids : sets) {
-      for (uint32_t page = 0; page < pages; page += 2 + rng_() % 2) {
+      for (uint32_t page = 0; page < pages; page += 1 + gap) {
         ids.push_back(page * per_page_ + static_cast<uint32_t>(rng_() % per_page_));
       }
     }
     const size_t rows = CountRows(sets);
     const double bytes = double(rows) * double(prompt_.geometry.row().bytes());
-    const auto read = [&](uint32_t gap) -> Result<Sample> {
-      PREFIXD_TRY(Open(0, gap));
+    const auto read = [&](uint32_t max_gap) -> Result<Sample> {
+      PREFIXD_TRY(Open(0, max_gap));
       return Timed(double(rows), bytes, [&] { return Read(sets); });
     };
+    const std::string name = "rows over gaps of " + std::to_string(gap);
     return MeasurePairs(
-        {"near rows, read together", "k/s", "one by one", 1e3}, options_.pairs,
-        [&] { return read(storage::StoreOptions{}.max_gap_pages); }, [&] { return read(0); });
+        {name, "k/s", "one by one", 1e3}, options_.pairs, [&] { return read(gap); },
+        [&] { return read(0); });
   }
 
   const Prompt& prompt_;

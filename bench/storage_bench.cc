@@ -35,7 +35,11 @@ const std::vector<std::pair<std::string, std::string>> kLines = {
     {"step_cold", "step_cold_vs_fio"},
     {"step_half", "step_half_vs_fio"},
     {"step_full", "step_full_vs_memcpy"},
-    {"near", "near_rows_together"}};
+    {"gap1", "gap_1_together"},
+    {"gap2", "gap_2_together"},
+    {"gap4", "gap_4_together"},
+    {"gap8", "gap_8_together"},
+    {"gap16", "gap_16_together"}};
 constexpr const char* kAttach = "attach";
 constexpr const char* kEncoding = "encoding";
 constexpr const char* kAmplification = "amplification";
@@ -47,7 +51,7 @@ struct Options {
 
   uint32_t tokens = 16384;
   SpeedOptions speed{.dir = std::filesystem::temp_directory_path()};
-  std::string source_pages = "huge";
+  std::string source_pages = "small";
   std::filesystem::path keep;  // the store of the attach part; empty: a temporary one
   TraceOptions trace;
   std::vector<std::string> parts;  // of kParts; empty: all
@@ -56,6 +60,10 @@ struct Options {
 
 json SpreadJson(const Spread& s) {
   return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
+}
+
+json StagesJson(const StageMs& s) {
+  return {{"read", s.read}, {"select", s.select}, {"compute", s.compute}};
 }
 
 json PairedJson(const Paired& p) {
@@ -128,16 +136,29 @@ Status MeasureAttaching(const Options& options, const Prompt& prompt,
                                                      keep, options.speed.pairs));
   std::printf(
       "\nattach of %u tokens: warm %.1f ms (%.1f-%.1f), store just opened %.1f ms\n"
-      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms; %s %.1f s\n",
+      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms (%.0f MB read); "
+      "second, warm: "
+      "%.1f ms (%.1f-%.1f)\n",
       options.tokens, a.warm_attach_ms.median, a.warm_attach_ms.low, a.warm_attach_ms.high,
       a.cold_attach_ms, a.warm_step_ms.median, a.warm_step_ms.low, a.warm_step_ms.high,
-      a.cold_step_ms,
-      a.found ? "the prefix was stored before; the rest of its summaries took"
-              : "summaries and indexes were ready after",
-      a.ingest_seconds);
+      a.cold_step_ms, a.cold_step_bytes / 1e6, a.next_step_ms.median, a.next_step_ms.low,
+      a.next_step_ms.high);
+  for (const auto& [name, stages] :
+       {std::pair{"first", a.first_stages}, {"second", a.next_stages}}) {
+    std::printf("of the %s step, by thread: reading %.1f ms, selection %.1f, arithmetic %.1f\n",
+                name, stages.read, stages.select, stages.compute);
+  }
+  std::printf("%s %.1f s\n",
+              a.found ? "the prefix was stored before; the rest of its summaries took"
+                      : "summaries and indexes were ready after",
+              a.ingest_seconds);
   report["attach"] = {{"warm_attach_ms", SpreadJson(a.warm_attach_ms)},
                       {"warm_first_step_ms", SpreadJson(a.warm_step_ms)},
+                      {"warm_next_step_ms", SpreadJson(a.next_step_ms)},
+                      {"first_step_stages_ms", StagesJson(a.first_stages)},
+                      {"next_step_stages_ms", StagesJson(a.next_stages)},
                       {"cold_attach_ms", a.cold_attach_ms},
+                      {"cold_first_step_bytes", a.cold_step_bytes},
                       {"cold_first_step_ms", a.cold_step_ms},
                       {"stored_before", a.found},
                       {"ingest_seconds", a.ingest_seconds},
@@ -262,7 +283,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "uring", "threads"}))
       ->capture_default_str();
   app.add_option("--source-pages", options.source_pages,
-                 "Memory pages of the keys and values that are put")
+                 "Memory pages of the keys and values that are put: small as malloc gives, or huge")
       ->check(CLI::IsMember({"huge", "small"}))
       ->capture_default_str();
   app.add_option("--keep", options.keep,

@@ -283,7 +283,10 @@ std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Mo
     return v.kind == EstimatorKind::kPhi && maps == nullptr;
   });
   std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
-    return EstimatorTokens(options, model, a, maps) < EstimatorTokens(options, model, b, maps);
+    const auto cost = [&](const EstimatorVariant& v) {
+      return EstimatorTokens(options, model, v, maps, 1);
+    };
+    return cost(a) < cost(b);
   });
   return out;
 }
@@ -291,16 +294,20 @@ std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Mo
 }  // namespace
 
 double EstimatorTokens(const RuntimeOptions& options, const Model& model,
-                       const EstimatorVariant& estimator, const FeatureMapSet* maps) {
-  return VariantTokens(estimator, model.spec.geometry.row(), maps ? maps->d_phi : 0,
-                       options.clusters);
+                       const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                       double row_bytes) {
+  const RowShape row = model.spec.geometry.row();
+  return VariantTokens(estimator, row, maps ? maps->d_phi : 0, options.clusters) *
+         (double(row.bytes()) / row_bytes);
 }
 
 double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
-                          const EstimatorVariant& estimator, const FeatureMapSet* maps) {
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                          double row_bytes) {
+  const RowShape row = model.spec.geometry.row();
   const auto format = FeatureFormatFromName(options.phi_features);
   if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
-  return 1 + FeatureTokens(model.spec.geometry.row(), maps->d_phi, (*format)->bits);
+  return 1 + FeatureTokens(row, maps->d_phi, (*format)->bits) * (double(row.bytes()) / row_bytes);
 }
 
 Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
@@ -322,11 +329,12 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
             0,
             {}};
   const auto candidates = Candidates(options, model, in.maps);
+  const double row_bytes = storage::MeanRowBytes(prefix.parts(), geometry.row());
   for (double budget : options.choice_budgets) {
     const size_t first = in.trials.size();
     for (const EstimatorVariant& estimator : candidates) {
-      const double cost = EstimatorTokens(options, model, estimator, in.maps);
-      const double token = RetrievedTokenCost(options, model, estimator, in.maps);
+      const double cost = EstimatorTokens(options, model, estimator, in.maps, row_bytes);
+      const double token = RetrievedTokenCost(options, model, estimator, in.maps, row_bytes);
       if (auto plan = PlanBudget(cut, options.anchors, budget, cost, 1, token); plan.ok()) {
         in.trials.push_back({in.budgets.size(), estimator, plan->k});
         in.most = std::max(in.most, plan->k);
@@ -364,7 +372,7 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
 }
 
 std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
-  std::string producer = "choice/2 sinks=" + std::to_string(options.anchors.n_sink) +
+  std::string producer = "choice/3 sinks=" + std::to_string(options.anchors.n_sink) +
                          " tail=" + std::to_string(options.anchors.n_tail) +
                          " of=" + VariantNames(options.estimators) +
                          " clusters=" + std::to_string(options.clusters) +

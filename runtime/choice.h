@@ -19,13 +19,15 @@
 namespace prefixd {
 
 // What an estimator's summary costs in tokens per head, as really stored: float32 beside rows of
-// any dtype.
+// `row_bytes` (storage::MeanRowBytes), whatever the dtype they were given in.
 double EstimatorTokens(const RuntimeOptions& options, const Model& model,
-                       const EstimatorVariant& estimator, const FeatureMapSet* maps);
+                       const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                       double row_bytes);
 
 // What a retrieved token costs in tokens: 1, and its stored features where phi reads them.
 double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
-                          const EstimatorVariant& estimator, const FeatureMapSet* maps);
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                          double row_bytes);
 
 // Choices of all heads at all options().choice_budgets that pay for the anchors; empty when there
 // is nothing to choose (no samples, or no mid region at P). `prefix` is open at its full length.

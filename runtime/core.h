@@ -11,7 +11,7 @@
 #include "runtime/ingest_queue.h"
 #include "runtime/maintenance.h"
 #include "runtime/models.h"
-#include "runtime/prepared_prefix.h"
+#include "runtime/prepared_cache.h"
 #include "runtime/scratch.h"
 #include "runtime/scrubber.h"
 #include "runtime/selector_memory.h"
@@ -30,7 +30,8 @@ struct Core {
         pool(o.threads),
         models(storage.get()),
         selector_memory(o.selector_memory_bytes),
-        rooms{&options, storage.get(), &pool, &scratch, &selector_memory} {}
+        rooms{&options, storage.get(), &pool, &scratch, &selector_memory},
+        prepared(selector_memory) {}
 
   const RuntimeOptions options;
   const std::unique_ptr<storage::PrefixStore> storage;

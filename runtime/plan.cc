@@ -32,6 +32,7 @@ class Planner {
         model_(*prefix.model()),
         policy_(policy),
         scan_(scan),
+        row_bytes_(storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row())),
         choices_(NearestChoices()) {}
 
   bool tuned() const { return !choices_.empty(); }
@@ -59,8 +60,10 @@ class Planner {
     HeadPlan head{estimator, 0, 0, nullptr, false};
     head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
                    (policy_.adaptive || policy_.report_missing);
-    const double cost = EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps());
-    const double token = RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps());
+    const double cost =
+        EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps(), row_bytes_);
+    const double token =
+        RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps(), row_bytes_);
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
@@ -121,6 +124,7 @@ class Planner {
   const Model& model_;
   const StepPolicy& policy_;
   const bool scan_;
+  const double row_bytes_;
   const std::map<size_t, HeadChoice> choices_;
 };
 

@@ -12,23 +12,24 @@ namespace prefixd {
 
 PreparedPrefix::PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
                                std::shared_ptr<const storage::StoredPrefix> stored,
-                               std::vector<SegmentPart> parts)
+                               std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory)
     : rooms_(rooms),
       model_(std::move(model)),
       stored_(std::move(stored)),
       parts_(std::move(parts)),
       partition_(Partition::Of(stored_->n_tokens(), rooms.options->anchors)),
       exact_(index::MakeExactIndex(partition_.mid)),
-      heads_(size_t{model_->spec.geometry.n_layers} * model_->spec.geometry.n_kv_heads) {}
+      memory_(memory ? std::move(memory) : std::make_shared<PrefixMemory>(HeadCount(*model_))) {}
 
-Result<std::shared_ptr<PreparedPrefix>> PreparedPrefix::Open(const Rooms& rooms,
+Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Rooms& rooms,
                                                              std::shared_ptr<const Model> model,
                                                              const storage::SegmentId& id,
-                                                             uint32_t n_tokens) {
+                                                             uint32_t n_tokens,
+                                                             std::shared_ptr<PrefixMemory> memory) {
   PREFIXD_ASSIGN(auto stored, rooms.storage->OpenPrefix(id, n_tokens));
   PREFIXD_ASSIGN(auto parts, ChainParts(*rooms.storage, stored->info(), stored->n_tokens()));
-  return std::shared_ptr<PreparedPrefix>(
-      new PreparedPrefix(rooms, std::move(model), std::move(stored), std::move(parts)));
+  return std::unique_ptr<PreparedPrefix>(new PreparedPrefix(
+      rooms, std::move(model), std::move(stored), std::move(parts), std::move(memory)));
 }
 
 uint32_t PreparedPrefix::layer_of(size_t head) const {
@@ -118,13 +119,13 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
                                                 std::vector<storage::ReadStats>* reads) {
   for (const EstimatorVariant& variant : variants) PREFIXD_TRY(CheckStored(variant));
   KeptByVariant out;
-  std::lock_guard lock(summaries_mutex_);
+  std::lock_guard lock(memory_->summaries_mutex);
   for (const bool moments : {true, false}) {
     std::vector<EstimatorVariant> missing;
     for (const EstimatorVariant& variant : variants) {
       const bool moment = variant.kind == EstimatorKind::kMoment;
       const bool nothing = variant.clustered() && partition_.mid.size() == 0;
-      if (moment == moments && !nothing && !summaries_.contains(variant.Kept())) {
+      if (moment == moments && !nothing && !memory_->summaries.contains(variant.Kept())) {
         missing.push_back(variant.Kept());
       }
     }
@@ -135,17 +136,18 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
     PREFIXD_ASSIGN(auto loaded, LoadKept({rooms_, *model_, *stored_, parts_, partition_.mid, maps(),
                                           max_added, WorkPriority::kStep, reads},
                                          missing));
-    summaries_.merge(loaded);
+    memory_->summaries.merge(loaded);
   }
   for (const EstimatorVariant& variant : variants) {
-    if (const auto it = summaries_.find(variant.Kept()); it != summaries_.end()) out.insert(*it);
+    const auto it = memory_->summaries.find(variant.Kept());
+    if (it != memory_->summaries.end()) out.insert(*it);
   }
   return out;
 }
 
 Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
   const RowShape row = model_->spec.geometry.row();
-  Head& state = heads_[head];
+  PrefixMemory::Head& state = memory_->heads[head];
   const size_t sink_bytes = partition_.sink.size() * row.bytes();
   const size_t tail_bytes = partition_.tail.size() * row.bytes();
   if (!state.has_anchors.load(std::memory_order_acquire)) {
@@ -172,29 +174,30 @@ Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* read
 
 bool PreparedPrefix::MayHoldKeys() {
   const KvGeometry& geometry = model_->spec.geometry;
-  std::lock_guard lock(keys_mutex_);
-  if (!keys_memory_) {
+  std::lock_guard lock(memory_->keys_mutex);
+  if (!memory_->keys_memory) {
     const auto layers = std::ranges::count_if(
         geometry.layers, [](const LayerGeometry& layer) { return layer.sliding_window == 0; });
-    keys_memory_ =
+    memory_->keys_memory =
         rooms_.selector_memory->TryTake(static_cast<uint64_t>(layers) * geometry.n_kv_heads *
                                         partition_.mid.size() * geometry.row().key_bytes());
   }
-  return static_cast<bool>(keys_memory_);
+  return static_cast<bool>(memory_->keys_memory);
 }
 
 Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads) {
   const RowShape row = model_->spec.geometry.row();
-  Head& state = heads_[head];
+  PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_keys.load(std::memory_order_acquire) && !MayHoldKeys()) {
     return std::optional<RowsView>();
   }
   if (!state.has_keys.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_keys.load(std::memory_order_relaxed)) {
-      std::vector<std::byte> keys(partition_.mid.size() * row.key_bytes());
+      storage::AlignedBuffer keys(partition_.mid.size() * row.key_bytes());
       PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), partition_.mid,
-                                     storage::RowPart::kKey, {keys, row.key_bytes()}, reads));
+                                     storage::RowPart::kKey,
+                                     {{keys.data(), keys.size()}, row.key_bytes()}, reads));
       state.keys = std::move(keys);
       state.has_keys.store(true, std::memory_order_release);
     }
@@ -204,7 +207,7 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, storage::Re
 }
 
 Result<const index::KeyIndex*> PreparedPrefix::Codes(size_t head, storage::ReadStats* reads) {
-  Head& state = heads_[head];
+  PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_codes.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_codes.load(std::memory_order_relaxed)) {
@@ -220,7 +223,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Codes(size_t head, storage::ReadS
 }
 
 Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadStats* reads) {
-  Head& state = heads_[head];
+  PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_index.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_index.load(std::memory_order_relaxed)) {
@@ -243,7 +246,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadSta
 }
 
 Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {
-  Head& state = heads_[head];
+  PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_features.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_features.load(std::memory_order_relaxed)) {
@@ -259,21 +262,6 @@ Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::Read
     }
   }
   return state.features ? &*state.features : nullptr;
-}
-
-Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
-    const Rooms& rooms, const std::shared_ptr<const Model>& model, const storage::SegmentId& id,
-    uint32_t n_tokens) {
-  std::lock_guard lock(mutex_);
-  std::erase_if(prefixes_, [](const auto& entry) { return entry.second.expired(); });
-  auto& slot = prefixes_[{id, n_tokens}];
-  if (auto shared = slot.lock(); shared && shared->model() == model) {
-    rooms.storage->NoteUse(id);
-    return shared;
-  }
-  PREFIXD_ASSIGN(auto prepared, PreparedPrefix::Open(rooms, model, id, n_tokens));
-  slot = prepared;
-  return prepared;
 }
 
 }  // namespace prefixd

@@ -6,17 +6,15 @@
 // Returned views and pointers live as long as the PreparedPrefix.
 #pragma once
 
-#include <atomic>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "attention/partition.h"
 #include "index/key_index.h"
 #include "runtime/kept_summaries.h"
+#include "runtime/prefix_memory.h"
 #include "runtime/token_features.h"
 #include "runtime/types.h"
 #include "storage/prefix_store.h"
@@ -29,17 +27,21 @@ struct AnchorRows {
 
 class PreparedPrefix {
  public:
-  // `id` is the segment in which n_tokens ends.
-  static Result<std::shared_ptr<PreparedPrefix>> Open(const Rooms& rooms,
+  // `id` is the segment in which n_tokens ends. memory: what another has loaded of the same prefix
+  // and model and is used by nobody; null: nothing.
+  static Result<std::unique_ptr<PreparedPrefix>> Open(const Rooms& rooms,
                                                       std::shared_ptr<const Model> model,
                                                       const storage::SegmentId& id,
-                                                      uint32_t n_tokens);
+                                                      uint32_t n_tokens,
+                                                      std::shared_ptr<PrefixMemory> memory);
 
   const std::shared_ptr<const Model>& model() const { return model_; }
   const storage::StoredPrefix& stored() const { return *stored_; }
   const Partition& partition() const { return partition_; }
   uint32_t n_tokens() const { return partition_.tail.end; }
-  size_t heads() const { return heads_.size(); }
+  size_t heads() const { return memory_->heads.size(); }
+  const std::shared_ptr<PrefixMemory>& memory() const { return memory_; }
+  std::span<const SegmentPart> parts() const { return parts_; }
   // The maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
   bool has_phi_caches() const;  // beside every segment of the chain
@@ -72,21 +74,9 @@ class PreparedPrefix {
   uint32_t kv_head_of(size_t head) const;
 
  private:
-  struct Head {
-    std::mutex mutex;  // of loading
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false},
-        has_codes{false};
-    std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
-    std::vector<std::byte> keys;             // [mid][key bytes]
-    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
-    std::unique_ptr<index::KeyIndex> codes;  // likewise
-    SelectorMemory::Lease index_memory, codes_memory;
-    std::optional<TokenFeatures> features;
-  };
-
   PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
                  std::shared_ptr<const storage::StoredPrefix> stored,
-                 std::vector<SegmentPart> parts);
+                 std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory);
   // The segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
   // Whether the keys of all heads may be held.
@@ -100,27 +90,10 @@ class PreparedPrefix {
   const std::vector<SegmentPart> parts_;
   const Partition partition_;
   const std::unique_ptr<index::KeyIndex> exact_;
-  std::vector<Head> heads_;
-  std::mutex keys_mutex_;
-  SelectorMemory::Lease keys_memory_;  // of all heads
-  std::mutex summaries_mutex_;
-  KeptByVariant summaries_;  // that some session has used
+  const std::shared_ptr<PrefixMemory> memory_;
 };
 
 // Beyond this many tokens per head, moments wait for the ingest.
 inline constexpr uint64_t kMomentsOnTheSpot = 65536;
-
-// Prepared prefixes that some session holds, by (segment, length).
-// Thread-safety: Get may be called concurrently.
-class PreparedCache {
- public:
-  Result<std::shared_ptr<PreparedPrefix>> Get(const Rooms& rooms,
-                                              const std::shared_ptr<const Model>& model,
-                                              const storage::SegmentId& id, uint32_t n_tokens);
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<storage::SegmentId, uint32_t>, std::weak_ptr<PreparedPrefix>> prefixes_;
-};
 
 }  // namespace prefixd

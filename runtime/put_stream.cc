@@ -19,10 +19,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What one thread checks at a time.
-constexpr size_t kCheckBytes = 256u << 10;
-// Rows are interleaved in tiles that stay in the core's own cache until they are checksummed.
+// What one thread checks and interleaves at a time: it stays in the core's own cache meanwhile.
 constexpr size_t kTileBytes = 256u << 10;
+// Rows that are interleaved before the first of them is written.
+constexpr size_t kBatchBytes = 8u << 20;
 
 // NaN and Inf have all exponent bits set: the largest exponent field tells. This is the first to
 // touch what the caller wrote, mostly from far memory, so it asks for the next block while it looks
@@ -86,17 +86,24 @@ class PutStreamImpl : public PutStream {
     if (begin >= end) return {};
     k = k.subspan((begin - first) * k_token, (end - begin) * k_token);
     v = v.subspan((begin - first) * v_token, (end - begin) * v_token);
-    PREFIXD_TRY(CheckFinite("key", layer, begin, row.dtype, k, end - begin));
-    PREFIXD_TRY(CheckFinite("value", layer, begin, row.dtype, v, end - begin));
+    const KvRun run{layer, begin, end - begin, k, v};
+    PREFIXD_TRY(writer_->CheckRun(layer, begin, run.n));  // all of it, or nothing
 
-    PREFIXD_TRY(writer_->CheckRun(layer, begin, end - begin));  // all of it, or nothing
-    const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / (k_token + v_token)));
-    for (size_t at = 0; at < end - begin; at += tile) {
-      const size_t n_tile = std::min<size_t>(tile, end - begin - at);
-      Interleave(n_tile, k.data() + at * k_token, v.data() + at * v_token);
-      PREFIXD_TRY(writer_->WriteRows(layer, begin + static_cast<uint32_t>(at),
-                                     static_cast<uint32_t>(n_tile), rows_));
-      written_ += n_tile;
+    // A larger call is looked at as a whole before anything of it is written.
+    const size_t token = k_token + v_token;
+    const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / token));
+    const size_t batch = std::max<size_t>(1, kBatchBytes / (tile * token)) * tile;
+    if (run.n > batch) PREFIXD_TRY(ForTiles(run, 0, run.n, tile, {.check = true}));
+    for (size_t at = 0; at < run.n; at += batch) {
+      const size_t n_batch = std::min(batch, run.n - at);
+      PREFIXD_TRY(ForTiles(run, at, n_batch, tile, {.check = run.n <= batch, .interleave = true}));
+      for (size_t t = 0; t < n_batch; t += tile) {
+        const size_t n_tile = std::min(tile, n_batch - t);
+        PREFIXD_TRY(writer_->WriteRows(
+            layer, begin + static_cast<uint32_t>(at + t), static_cast<uint32_t>(n_tile),
+            std::span<const std::byte>(rows_).subspan(t * token, n_tile * token)));
+        written_ += n_tile;
+      }
     }
     return {};
   }
@@ -187,35 +194,63 @@ class PutStreamImpl : public PutStream {
                            std::to_string(want));
   }
 
-  // Nothing of a call is stored unless all of it is finite. Where memory is slow this is the slow
-  // part of a put, since it reads what nobody has read yet: the pool's threads share it.
-  Status CheckFinite(const char* what, uint32_t layer, uint32_t first, DType dtype,
-                     std::span<const std::byte> bytes, size_t n_tokens) const {
+  // What one call writes: tokens [first, first + n) of a layer.
+  struct KvRun {
+    uint32_t layer, first;
+    size_t n;
+    std::span<const std::byte> k, v;
+  };
+  struct TileWork {
+    bool check = false, interleave = false;
+  };
+
+  // Checks that tokens [at, at + n) of the run are finite, or puts their rows into rows_, tile by
+  // tile. The first to touch them reads what nobody has read yet, and where memory is slow that is
+  // the slow part of a put: the pool's threads share it, and each tile is read from memory once.
+  Status ForTiles(const KvRun& run, size_t at, size_t n, size_t tile, TileWork work) {
+    const KvGeometry& g = context_.geometry;
+    const size_t k_token = run.k.size() / run.n, v_token = run.v.size() / run.n;
+    const size_t token = k_token + v_token, element = DTypeBytes(g.dtype);
+    if (work.interleave && rows_.size() < n * token) rows_.resize(n * token);
     std::atomic<bool> finite{true};
-    PREFIXD_TRY(context_.pool->ParallelFor((bytes.size() + kCheckBytes - 1) / kCheckBytes,
-                                           [&](size_t i) -> Status {
-                                             const auto part = bytes.subspan(i * kCheckBytes);
-                                             const size_t n = std::min(part.size(), kCheckBytes) /
-                                                              DTypeBytes(dtype);
-                                             if (!AllFinite(dtype, part.data(), n)) finite = false;
-                                             return {};
-                                           },
-                                           WorkPriority::kBackground));
-    if (finite) return {};
-    const size_t token = bytes.size() / n_tokens;
-    size_t at = 0;
-    while (AllFinite(dtype, bytes.data() + at * token, token / DTypeBytes(dtype))) ++at;
-    return InvalidArgument(std::string(what) + " of layer " + std::to_string(layer) + ", token " +
-                           std::to_string(first + at) + " is NaN or Inf; nothing was stored of it");
+    PREFIXD_TRY(context_.pool->ParallelFor(
+        (n + tile - 1) / tile,
+        [&](size_t i) -> Status {
+          const size_t t = i * tile, n_tile = std::min(tile, n - t);
+          const std::byte* k = run.k.data() + (at + t) * k_token;
+          const std::byte* v = run.v.data() + (at + t) * v_token;
+          if (work.check && !(AllFinite(g.dtype, k, n_tile * k_token / element) &&
+                              AllFinite(g.dtype, v, n_tile * v_token / element))) {
+            finite = false;
+          }
+          if (work.interleave) Interleave(n_tile, k, v, rows_.data() + t * token);
+          return {};
+        },
+        WorkPriority::kBackground));
+    return finite ? Status() : NotFinite(run);
   }
 
-  // rows_ [n_kv_heads][n][row] of n tokens' k [n][n_kv_heads][key] and v likewise.
-  void Interleave(size_t n, const std::byte* k, const std::byte* v) {
+  Error NotFinite(const KvRun& run) const {
+    const DType dtype = context_.geometry.dtype;
+    const auto first_in = [&](std::span<const std::byte> bytes) {
+      const size_t token = bytes.size() / run.n;
+      size_t at = 0;
+      while (at < run.n && AllFinite(dtype, bytes.data() + at * token, token / DTypeBytes(dtype))) {
+        ++at;
+      }
+      return at;
+    };
+    const size_t key = first_in(run.k), at = key < run.n ? key : first_in(run.v);
+    return InvalidArgument(std::string(key < run.n ? "key" : "value") + " of layer " +
+                           std::to_string(run.layer) + ", token " + std::to_string(run.first + at) +
+                           " is NaN or Inf; nothing was stored of it");
+  }
+
+  // out [n_kv_heads][n][row] of n tokens' k [n][n_kv_heads][key] and v likewise.
+  void Interleave(size_t n, const std::byte* k, const std::byte* v, std::byte* out) const {
     const size_t heads = context_.geometry.n_kv_heads;
     const RowShape row = context_.geometry.row();
     const size_t key = row.key_bytes(), value = row.value_bytes();
-    rows_.resize(n * heads * row.bytes());
-    std::byte* out = rows_.data();
     for (size_t h = 0; h < heads; ++h) {
       for (size_t t = 0; t < n; ++t, out += key + value) {
         CopyItem(out, k + (t * heads + h) * key, key);
@@ -228,8 +263,8 @@ class PutStreamImpl : public PutStream {
   std::unique_ptr<storage::SegmentWriter> writer_;
   TokenRange missing_;
   QueryReservoir reservoir_;
-  std::vector<std::byte> rows_;
-  uint64_t written_ = 0;  // tokens times layers
+  std::vector<std::byte> rows_;  // of a batch
+  uint64_t written_ = 0;         // tokens times layers
   const Clock::time_point begun_ = Clock::now();
 };
 

@@ -6,6 +6,7 @@
 
 #include "index/row_order.h"
 #include "runtime/ingest.h"
+#include "runtime/merge_preview.h"
 
 namespace prefixd {
 namespace {
@@ -55,6 +56,21 @@ bool WorthMerging(const Rooms& rooms, const storage::PrefixInfo& leaf) {
          parent->own_tokens + leaf.own_tokens <= rooms.options->merge_max_tokens;
 }
 
+// What the two have must not be missing from the merged one for a moment: it is made beforehand.
+Result<SegmentId> Merge(const Rooms& rooms, const Model& model, const SegmentId& leaf,
+                        WorkProgress& progress) {
+  const uint32_t max_tokens = rooms.options->merge_max_tokens;
+  PREFIXD_ASSIGN(const auto preview, MergePreview::Of(*rooms.storage, leaf, max_tokens));
+  const auto samples = rooms.storage->GetBlob(leaf, kQueriesBlob, kQueriesProducer);
+  if (samples.ok()) {  // without them the prefix is untuned, no more
+    PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
+  }
+  Rooms with = rooms;
+  with.storage = preview.get();
+  PREFIXD_TRY(IngestSegment(with, model, preview->id(), progress));
+  return rooms.storage->Merge(leaf, max_tokens, preview->TakeBlobs());
+}
+
 }  // namespace
 
 Result<Rewritten> RewriteSegment(const Rooms& rooms, const Model& model, const SegmentId& id,
@@ -62,14 +78,8 @@ Result<Rewritten> RewriteSegment(const Rooms& rooms, const Model& model, const S
   Rewritten out;
   PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
   if (WorthMerging(rooms, info)) {
-    const auto samples = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
-    const auto merged = rooms.storage->Merge(id, rooms.options->merge_max_tokens);
+    const auto merged = Merge(rooms, model, id, progress);
     if (merged.ok()) {
-      if (samples.ok()) {
-        // Without them the prefix is untuned, no more.
-        static_cast<void>(
-            rooms.storage->PutBlob(*merged, kQueriesBlob, kQueriesProducer, *samples));
-      }
       out.merged = *merged;
       out.gone = {info.chain[info.chain.size() - 2], id};
       return out;

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 namespace prefixd {
@@ -38,16 +39,26 @@ class SelectorMemory {
 
   explicit SelectorMemory(uint64_t capacity) : capacity_(capacity) {}
 
+  // `release` gives back what it can do without, some of it at a time; false: nothing is left.
+  // Asked when there is no room. Set once, before anything is taken.
+  void OnShortage(std::function<bool()> release) { release_ = std::move(release); }
+
   // Counted whether there is room or not.
   Lease Charge(uint64_t bytes);
   // An empty lease when there is no room.
   Lease TryTake(uint64_t bytes);
+  // Has back what is held beyond the bound and can be done without.
+  void Trim() {
+    while (used_ > capacity_ && release_ && release_()) {
+    }
+  }
   uint64_t used() const { return used_; }
   uint64_t capacity() const { return capacity_; }
 
  private:
   const uint64_t capacity_;
   std::atomic<uint64_t> used_{0};
+  std::function<bool()> release_;
 };
 
 }  // namespace prefixd

@@ -145,9 +145,11 @@ void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) 
     return;
   }
   const Model& model = *plan_->prefix->model();
-  const double tokens = EstimatorTokens(core_->options, model, estimator, plan_->prefix->maps());
-  const auto bytes =
-      static_cast<uint64_t>(std::llround(tokens * double(model.spec.geometry.row().bytes())));
+  const double row_bytes =
+      storage::MeanRowBytes(plan_->prefix->stored().parts(), model.spec.geometry.row());
+  const double tokens =
+      EstimatorTokens(core_->options, model, estimator, plan_->prefix->maps(), row_bytes);
+  const auto bytes = static_cast<uint64_t>(std::llround(tokens * row_bytes));
   Ledger& ledger = ledgers_[head];
   ledger.summary_tokens += tokens;
   ledger.logical_bytes += bytes;

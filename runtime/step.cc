@@ -176,7 +176,8 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
     const uint64_t bytes = selection.ids.size() * in.features.stride;
     ledger.feature_bytes += bytes;
     ledger.logical_bytes += bytes;
-    ledger.feature_tokens += static_cast<double>(bytes) / static_cast<double>(row.bytes());
+    ledger.feature_tokens +=
+        static_cast<double>(bytes) / storage::MeanRowBytes(prefix.stored().parts(), row);
   }
   const auto stored_bytes = [&](const auto& tokens) {
     return storage::RowsBytes(prefix.stored().parts(), row, tokens);

@@ -233,6 +233,7 @@ class StoreImpl : public Store {
     core_->rewrites->Forget(segment);
     core_->ingest->Forget(segment);
     Status status = core_->storage->Remove(info.id);
+    core_->prepared.Forget(segment);
     // Still there: refused, or others need it. The ingest finds what is stored already.
     if (core_->storage->GetPrefix(segment).ok()) core_->ingest->Enqueue(segment);
     return status;
@@ -395,6 +396,7 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_TRY(IngestSegment(c->rooms, *model, info.chain.back(), progress));
+        c->prepared.Forget(info.chain.back());
         if (c->options.settle) c->rewrites->Enqueue(info.chain.back());
         return {};
       });
@@ -412,7 +414,9 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
       {"limits", std::chrono::milliseconds(options.maintenance_ms),
        [c = core.get()](const std::stop_token&) {
          Status done = c->storage->Maintain();
-         c->ingest->Prune([c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); });
+         const auto exists = [c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); };
+         c->ingest->Prune(exists);
+         c->prepared.Prune(exists);
          return done;
        }}});
   // What was derived can be derived again.

@@ -31,6 +31,13 @@ namespace {
 
 constexpr size_t kMaxProducerBytes = 1024;
 
+Status CheckBlob(std::string_view name, std::string_view producer) {
+  if (ValidBlobName(name) && producer.size() <= kMaxProducerBytes) return {};
+  return InvalidArgument(
+      "a blob's name is 1..64 of A-Z a-z 0-9 . _ - (dots inside), its "
+      "producer at most 1024 bytes");
+}
+
 class Store final : public PrefixStore {
  public:
   explicit Store(std::shared_ptr<StoreCore> core) : core_(std::move(core)) {}
@@ -67,11 +74,7 @@ class Store final : public PrefixStore {
 
   Status PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
                  std::span<const std::byte> bytes) override {
-    if (!ValidBlobName(name) || producer.size() > kMaxProducerBytes) {
-      return InvalidArgument(
-          "a blob's name is 1..64 of A-Z a-z 0-9 . _ - (dots inside), its "
-          "producer at most 1024 bytes");
-    }
+    PREFIXD_TRY(CheckBlob(name, producer));
     PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
     const std::string& tenant = pin.chain().back().tenant;
     const uint64_t file_bytes = BlobStore::BytesFor(name, producer, bytes.size());
@@ -121,8 +124,13 @@ class Store final : public PrefixStore {
     return SettleSegment(*core_, id, options);
   }
 
-  Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) override {
-    return MergeSegment(*core_, leaf, max_tokens);
+  Result<PrefixInfo> CheckMerge(const SegmentId& leaf, uint32_t max_tokens) const override {
+    return CheckMergeOf(*core_, leaf, max_tokens);
+  }
+  Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens,
+                          std::span<const NewBlob> blobs) override {
+    for (const NewBlob& blob : blobs) PREFIXD_TRY(CheckBlob(blob.name, blob.producer));
+    return MergeSegment(*core_, leaf, max_tokens, blobs);
   }
 
   Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) override {

@@ -57,7 +57,8 @@ struct StoreOptions {
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
   // Single rows: pages this close are read with one operation, those between them for nothing. An
-  // operation costs a disk more than a few pages do (storage_bench, "near rows"). At most 16.
+  // operation costs a disk more than a few pages do (storage_bench --only gap1 gap2 gap4). At
+  // most 16.
   uint32_t max_gap_pages = 2;
   // Reads of rows (not of scrub) the disk has not answered by then fail with kUnavailable; 0: wait
   // as long as it takes. Per batch: a long read may take longer as long as it moves.
@@ -163,6 +164,12 @@ struct SettleOptions {
   uint32_t chunk_tokens = 4096;  // rows move only within their chunk; at most 65536
   RowOrderFn order;
   Progress progress;  // in rows
+};
+
+// A blob to be put beside a segment that is being made.
+struct NewBlob {
+  std::string name, producer;
+  std::vector<std::byte> bytes;
 };
 
 // Streams the rows of one new segment. Destroyed without Commit: aborted, space freed.
@@ -323,11 +330,14 @@ class PrefixStore {
   // share pages, keys and values can be read apart. Readers are not disturbed. Does nothing when it
   // is settled already.
   virtual Status Settle(const SegmentId& id, const SettleOptions& options) = 0;
+  // The segment that Merge would make now, under an id of no segment; or why it would not.
+  virtual Result<PrefixInfo> CheckMerge(const SegmentId& leaf, uint32_t max_tokens) const = 0;
   // Joins a segment with the one it continues, if together they have at most max_tokens and nothing
-  // else needs either: one file instead of two. The prefixes' names stay valid; blobs are not taken
-  // over (ranges changed: make them again for the returned segment). kFailedPrecondition says what
-  // stands in the way.
-  virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens) = 0;
+  // else needs either: one file instead of two. The prefixes' names stay valid. The two's blobs are
+  // not taken over, for ranges changed; `blobs` are beside the returned segment before anyone can
+  // see it. kFailedPrecondition says what stands in the way.
+  virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens,
+                                  std::span<const NewBlob> blobs = {}) = 0;
   // Copies the chain of a prefix to a remote tier; what is there already stays. A tier that fails
   // halfway is asked again: nothing counts until a segment's last object is there.
   virtual Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) = 0;

@@ -47,8 +47,13 @@ void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
     }
     return;
   }
-  // Slot by slot, keys before values: pieces come ascending, as the pages lie.
   const uint32_t chunk_tokens = layout_.chunk_tokens();
+  // A few of a large chunk (anchors): found one by one.
+  if (end - begin < chunk_tokens / 16) {
+    for (uint32_t i = begin; i < end; ++i) AddRow(i, out.From(i - begin));
+    return;
+  }
+  // Slot by slot, keys before values: pieces come ascending, as the pages lie.
   for (uint32_t chunk = begin / chunk_tokens; chunk <= (end - 1) / chunk_tokens; ++chunk) {
     const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
     const auto add = [&](bool value) {

@@ -9,6 +9,7 @@
 #include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/segment_file.h"
+#include "storage/stream_copy.h"
 
 namespace prefixd::storage {
 namespace {
@@ -233,9 +234,15 @@ Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> byte
                                               : AlignedBuffer(slab.capacity * kPageBytes);
   }
   std::byte* slot = slab.slot(slab.pages.size());
-  std::memcpy(slot, bytes.data(), bytes.size());
-  std::memset(slot + bytes.size(), 0, kPageBytes - bytes.size());
-  table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(slot, kPageBytes));
+  if (bytes.size() == kPageBytes) {
+    // The bytes are in the cache here; what is copied is not wanted there.
+    table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(bytes.data(), kPageBytes));
+    StreamCopy(slot, bytes.data(), kPageBytes);
+  } else {
+    std::memcpy(slot, bytes.data(), bytes.size());
+    std::memset(slot + bytes.size(), 0, kPageBytes - bytes.size());
+    table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(slot, kPageBytes));
+  }
   slab.pages.push_back(page);
   return {};
 }

@@ -160,6 +160,57 @@ Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& w
   return {};
 }
 
+// A segment and the one it is to be joined with.
+struct Pair {
+  SegmentRecord first, last;
+};
+
+Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
+  Pair pair;
+  PREFIXD_ASSIGN(pair.last, core.tree.Record(core.tree.Resolve(leaf).first));
+  PREFIXD_ASSIGN(pair.first, core.tree.MergeParent(pair.last.id));
+  const uint32_t n = pair.last.tokens.end - pair.first.tokens.begin;
+  if (n > max_tokens) {
+    return Error{Code::kFailedPrecondition, "together the segments have " + std::to_string(n) +
+                                                " tokens, more than " + std::to_string(max_tokens)};
+  }
+  if (pair.first.encoding != pair.last.encoding) {
+    return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
+  }
+  return pair;
+}
+
+// Blobs of a segment that is not committed yet: gone again unless it is. After a crash recovery
+// finds them beside no segment and removes them.
+class StagedBlobs {
+ public:
+  StagedBlobs(StoreCore& core, const SegmentRecord& segment)
+      : core_(core), id_(segment.id), tenant_(segment.tenant) {}
+  ~StagedBlobs() {
+    if (kept_ || !any_) return;
+    if (Status removed = core_.blobs->RemoveAll(id_); !removed.ok()) {
+      LogWarning(removed.error().message + " (it will be freed when the store is opened next)");
+    }
+  }
+  StagedBlobs(const StagedBlobs&) = delete;
+  StagedBlobs& operator=(const StagedBlobs&) = delete;
+
+  Status Put(const NewBlob& blob) {
+    const uint64_t bytes = BlobStore::BytesFor(blob.name, blob.producer, blob.bytes.size());
+    PREFIXD_ASSIGN(const SpaceReservation space, core_.Reserve(tenant_, bytes, Room::kAsItIs));
+    any_ = true;
+    CrashPoint("merge.before_blob");
+    return core_.blobs->Put(id_, tenant_, blob.name, blob.producer, blob.bytes);
+  }
+  void Keep() { kept_ = true; }
+
+ private:
+  StoreCore& core_;
+  const SegmentId id_;
+  const std::string tenant_;
+  bool any_ = false, kept_ = false;
+};
+
 }  // namespace
 
 Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options) {
@@ -204,14 +255,21 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
   return SyncDirectory(core.options.dir / "segments");
 }
 
-Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
-  PREFIXD_ASSIGN(const SegmentRecord last, core.tree.Record(core.tree.Resolve(leaf).first));
-  PREFIXD_ASSIGN(const SegmentRecord first, core.tree.MergeParent(last.id));
-  const uint32_t n = last.tokens.end - first.tokens.begin;
-  if (n > max_tokens) {
-    return Error{Code::kFailedPrecondition, "together the segments have " + std::to_string(n) +
-                                                " tokens, more than " + std::to_string(max_tokens)};
-  }
+Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
+  PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
+  PREFIXD_ASSIGN(PrefixInfo info, core.Info(pair.last.id));
+  RandomBytes(info.id.bytes);
+  info.chain.pop_back();
+  info.chain.back() = info.id;
+  info.own_tokens = pair.last.tokens.end - pair.first.tokens.begin;
+  info.settled = false;
+  return info;
+}
+
+Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
+                               std::span<const NewBlob> blobs) {
+  PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
+  const auto& [first, last] = pair;
   SegmentRecord merged = last;
   RandomBytes(merged.id.bytes);
   merged.file = merged.id.bytes;
@@ -248,9 +306,6 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
     PREFIXD_ASSIGN(const auto prefix, OpenStoredPrefix(core.shared_from_this(), last.id, 0));
     PREFIXD_ASSIGN(const auto first_file, core.OpenSegment(first.id));
     PREFIXD_ASSIGN(const auto last_file, core.OpenSegment(last.id));
-    if (first_file->header().encoding != last_file->header().encoding) {
-      return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
-    }
     const auto tokens = prefix->tokens();
     const auto& meta = core.catalog->meta();
     const auto hashes =
@@ -276,6 +331,8 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   merged.file_bytes = file.writer->layout().file_bytes();
   change.put.front().record = merged;
   PREFIXD_TRY(Seal(core, *file.writer, merged));
+  StagedBlobs staged(core, merged);
+  for (const NewBlob& blob : blobs) PREFIXD_TRY(staged.Put(blob));
   {
     std::lock_guard commit(core.commit_mutex);
     // Settled, removed or continued in the meantime: what was copied is still right, but what the
@@ -292,6 +349,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
       return core.tree.Merge(last.id, merged, change.put_aliases, commit_change);
     }));
   }
+  staged.Keep();
   CrashPoint("merge.committed");
   core.merged++;
   PREFIXD_TRY(core.FreeSegment(first));

@@ -14,6 +14,8 @@ namespace prefixd::storage {
 
 // PrefixStore::Settle and ::Merge.
 Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options);
-Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens);
+Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens);
+Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
+                               std::span<const NewBlob> blobs);
 
 }  // namespace prefixd::storage

@@ -45,4 +45,13 @@ uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row,
   return bytes;
 }
 
+double MeanRowBytes(std::span<const StoredPart> parts, const RowShape& row) {
+  uint64_t bytes = 0, tokens = 0;
+  for (const StoredPart& part : parts) {
+    bytes += part.tokens.size() * uint64_t{RowBytes(part, row)};
+    tokens += part.tokens.size();
+  }
+  return tokens == 0 ? double(row.bytes()) : double(bytes) / double(tokens);
+}
+
 }  // namespace prefixd::storage

@@ -31,4 +31,8 @@ uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row, Token
 uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row,
                    std::span<const uint32_t> ids);
 
+// What a row takes on the average of all parts: what budgets count tokens in (spec §4: `b` is what
+// is stored). Of no tokens: as given.
+double MeanRowBytes(std::span<const StoredPart> parts, const RowShape& row);
+
 }  // namespace prefixd::storage

@@ -181,5 +181,34 @@ TEST_F(EncodingTest, ARefusedPutCanStillBeAborted) {
   EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
 }
 
+// A budget is a share of what is stored: the same summary is more of smaller rows.
+TEST_F(EncodingTest, ASummaryCostsMoreTokensBesideSmallerRows) {
+  Open();
+  const RowShape row = spec_.geometry.row();
+  const double moment = MomentTokens(row, 0, 4);
+  StepPolicy policy;
+  policy.estimator = EstimatorKind::kMoment;
+  policy.budget = 0.1;
+  std::vector<uint64_t> summary_bytes;
+  uint64_t seed = 11;
+  for (const auto encoding : {RowEncoding::kAsGiven, RowEncoding::kInt8}) {
+    const auto prompt = MakePrompt(spec_.geometry, 1000, seed++);
+    const auto put = PutAs(prompt, encoding);
+    ASSERT_OK(put);
+    ASSERT_OK(store_->WaitReady(put->prefix, nullptr));
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    const double row_bytes = encoding == RowEncoding::kInt8 ? 40 : 64;
+    const double tokens = moment * double(row.bytes()) / row_bytes;
+    const Output out = Step(*session, 0, prompt.Q(0, 999, 1));
+    EXPECT_EQ(out.info.k, 100 - 20 - static_cast<uint32_t>(std::ceil(tokens)));
+    const auto report = session->Detach();
+    ASSERT_OK(report);
+    EXPECT_NEAR(report->per_head[0].summary_tokens, tokens, 1e-9);
+    summary_bytes.push_back(report->total.summary_bytes[size_t(EstimatorKind::kMoment)]);
+  }
+  EXPECT_EQ(summary_bytes[0], summary_bytes[1]);
+}
+
 }  // namespace
 }  // namespace prefixd::testing

@@ -247,7 +247,6 @@ TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
   for (const auto& [format, error] : tolerance) {
     SCOPED_TRACE(format);
     options_.phi_features = format;
-    options_.merge_max_tokens = 0;  // a merged segment has no features until they are built anew
     options_.dir = dir_.path() / format;
     Open();
     ASSERT_NE(PutReady(MakePrompt(spec_.geometry, 300, seed)), "");

@@ -346,7 +346,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
         EXPECT_EQ(again.y, first.y);
       }
     }
-    EXPECT_EQ(store_->stats().selector_memory_bytes, 0u);  // given back with the last session
+    EXPECT_LE(store_->stats().selector_memory_bytes, bytes);  // what is idle stays within
   }
 }
 

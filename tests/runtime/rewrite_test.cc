@@ -101,6 +101,36 @@ TEST_F(RewriteTest, PageNeighboursJoinTheExactSetAndAreCounted) {
   EXPECT_LT(error(pages), error(rows));
 }
 
+// Nobody who attaches at the very moment of a merge lacks what the two segments had.
+TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
+  AddMaps(4096, testing::Seed("AMergedSegmentHasWhatItsPartsHad"));
+  options_.phi_features = "log8";
+  options_.estimators = *ParseVariants("none, moment, phi, centroid");
+  options_.merge_max_tokens = 0;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 500, 29);
+  PutReady(MakePrompt(spec_.geometry, 250, 29));
+  PutReady(prompt);
+  ASSERT_OK(store_->WaitSettled(nullptr));
+  options_.merge_max_tokens = 8192;
+  Open();
+  while (store_->stats().merged == 0) {
+    const auto stats = store_->stats();
+    if (stats.ingest_queue + stats.rewrite_queue > 0) continue;
+    ASSERT_GT(store_->stats().merged, 0u);
+  }
+  for (const EstimatorKind kind : {EstimatorKind::kPhi, EstimatorKind::kCentroid}) {
+    StepPolicy policy;
+    policy.estimator = kind;
+    policy.k = 30;
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    EXPECT_EQ(session->info().parts.size(), 1u);
+    const Output out = Step(*session, 1, prompt.Q(1, 499, 1));
+    EXPECT_EQ(out.info.ledger.feature_bytes, kind == EstimatorKind::kPhi ? 2u * 30 * 8 : 0u);
+  }
+}
+
 TEST_F(RewriteTest, TurnsOfAConversationAreMergedAndKeepTheirNames) {
   Open();
   std::vector<std::string> ids;

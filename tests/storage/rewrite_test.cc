@@ -231,6 +231,36 @@ TEST_F(RewriteTest, SharingPagesNamesExactlyTheNeighbours) {
   }
 }
 
+TEST_F(RewriteTest, BlobsComeWithTheMergedSegment) {
+  const auto one = Iota(40), two = Join(one, Iota(30, 1000));
+  const SegmentId a = Stored(one), b = Stored(two);
+  ASSERT_OK(store_->PutBlob(a, "old", "p", std::vector<std::byte>(100)));
+  const std::vector<std::byte> bytes(5000, std::byte{7});
+  const std::vector<NewBlob> blobs = {{"x", "made", bytes}, {"y", "made", {}}};
+  const std::vector<NewBlob> bad = {blobs[0], {"no/name", "made", {}}};
+  EXPECT_CODE(store_->Merge(b, 69, blobs), Code::kFailedPrecondition);
+  EXPECT_CODE(store_->Merge(b, 1000, bad), Code::kInvalidArgument);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 3u);  // nothing was left behind
+  const auto preview = store_->CheckMerge(b, 1000);
+  ASSERT_OK(preview);
+  EXPECT_CODE(store_->CheckMerge(b, 69), Code::kFailedPrecondition);
+  EXPECT_EQ(preview->n_tokens, 70u);
+  EXPECT_EQ(preview->own_tokens, 70u);
+  EXPECT_EQ(preview->chain, std::vector<SegmentId>{preview->id});
+  EXPECT_CODE(store_->GetPrefix(preview->id), Code::kNotFound);
+  const auto merged = store_->Merge(b, 1000, blobs);
+  ASSERT_OK(merged);
+  for (const bool reopened : {false, true}) {
+    if (reopened) Open();
+    EXPECT_EQ(store_->ListBlobs(*merged), (std::vector<std::string>{"x", "y"}));
+    const auto x = store_->GetBlob(*merged, "x", "made");
+    ASSERT_OK(x);
+    EXPECT_EQ(*x, bytes);
+    EXPECT_EQ(FilesIn(options_.dir / "segments"), 3u);
+    EXPECT_EQ(store_->stats().recovered_orphans, 0u);
+  }
+}
+
 TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
   const auto one = Iota(40), two = Join(one, Iota(30, 1000)), three = Join(two, Iota(50, 2000));
   const SegmentId a = Stored(one), b = Stored(two), c = Stored(three);

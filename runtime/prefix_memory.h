@@ -1,0 +1,55 @@
+// What steps over one prefix have loaded or made: anchors, keys, indexes, merged summaries. All of
+// it follows from stored rows, which never change, and it keeps nothing open: it may outlive the
+// sessions it was loaded for and serve the next ones (prepared_cache.h).
+//
+// Thread-safety: loads of one head exclude each other by its mutex; what a flag says is there does
+// not change any more while the prefix is prepared.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "index/key_index.h"
+#include "runtime/kept_summaries.h"
+#include "runtime/selector_memory.h"
+#include "runtime/token_features.h"
+#include "storage/file.h"
+
+namespace prefixd {
+
+struct PrefixMemory {
+  struct Head {
+    std::mutex mutex;  // of loading
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false},
+        has_codes{false};
+    std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
+    storage::AlignedBuffer keys;             // [mid][key bytes]
+    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    std::unique_ptr<index::KeyIndex> codes;  // likewise
+    SelectorMemory::Lease index_memory, codes_memory;
+    std::optional<TokenFeatures> features;
+  };
+
+  explicit PrefixMemory(size_t n_heads) : heads(n_heads) {}
+  // Leaves anchors and what a lease counts. Nobody may be using it.
+  void DropUncounted() {
+    for (Head& head : heads) {
+      head.features.reset();
+      head.has_features = false;
+    }
+    summaries.clear();
+  }
+
+  std::vector<Head> heads;
+  std::mutex keys_mutex;
+  SelectorMemory::Lease keys_memory;  // of all heads
+  std::mutex summaries_mutex;
+  KeptByVariant summaries;         // that some session has used
+  std::atomic<bool> stale{false};  // more could be loaded by now: not for another session
+};
+
+}  // namespace prefixd

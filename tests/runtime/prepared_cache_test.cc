@@ -1,0 +1,97 @@
+// What sessions have loaded of a prefix serves the next ones, as far as nobody needs the memory.
+#include "runtime/store.h"
+#include "tests/runtime/runtime_fixture.h"
+
+namespace prefixd::testing {
+namespace {
+
+class PreparedCacheTest : public RuntimeTest {
+ protected:
+  PreparedCacheTest() {
+    options_.build_codes = true;
+    options_.codes_min_tokens = 1500;
+    options_.host_tier_bytes = 0;  // whatever is read comes from the disk
+    options_.settle = false;
+    policy_.k = 25;
+    policy_.selector = "codes";
+  }
+
+  static constexpr uint32_t kTokens = 2500;
+
+  // The keys of all heads, as they are held.
+  uint64_t KeyBytes() const {
+    const KvGeometry& g = spec_.geometry;
+    return uint64_t{g.n_layers} * g.n_kv_heads * (kTokens - 20) * g.row().key_bytes();
+  }
+  static uint64_t Ssd(const Output& out) {
+    return out.info.ledger.physical_bytes[static_cast<size_t>(Tier::kSsd)];
+  }
+  // The pages that hold the rows of two heads, once: what a step reads at most if it knows all
+  // keys.
+  static constexpr uint64_t kRowPages = 2 * (kTokens / 64 + 1) * 4096;
+
+  StepPolicy policy_;
+};
+
+TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, Seed("TheNextSessionReadsValuesAlone"));
+  const std::string prefix = PutReady(prompt);
+  const auto q = prompt.Q(1, kTokens - 1, 1);
+  auto session = Attach(prompt, policy_);
+  ASSERT_TRUE(session);
+  const Output first = Step(*session, 1, q);
+  EXPECT_GT(Ssd(first), kRowPages);
+  session.reset();
+  EXPECT_GT(store_->stats().selector_memory_bytes, KeyBytes());
+  session = Attach(prompt, policy_);
+  ASSERT_TRUE(session);
+  const Output again = Step(*session, 1, q);
+  EXPECT_LE(Ssd(again), kRowPages);
+  EXPECT_EQ(again.y, first.y);
+  EXPECT_EQ(again.lse, first.lse);
+  // Another length of it is another prefix.
+  AttachSpec shorter;
+  shorter.model = spec_.name;
+  shorter.prefix = prefix;
+  shorter.n_tokens = kTokens - 100;
+  shorter.policy = policy_;
+  const auto cut = store_->Attach(shorter);
+  ASSERT_OK(cut);
+  EXPECT_GT(Ssd(Step(**cut, 1, q)), kRowPages);
+}
+
+TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
+  options_.selector_memory_bytes = KeyBytes() * 3 / 2;
+  Open();
+  const auto one = MakePrompt(spec_.geometry, kTokens, Seed("IdleMemoryGivesWay"));
+  const auto two = MakePrompt(spec_.geometry, kTokens, Seed("IdleMemoryGivesWay") + 1);
+  ASSERT_NE(PutReady(one), "");
+  ASSERT_NE(PutReady(two), "");
+  for (const auto* prompt : {&one, &two, &one}) {
+    const auto q = prompt->Q(1, kTokens - 1, 1);
+    const auto session = Attach(*prompt, policy_);
+    ASSERT_TRUE(session);
+    EXPECT_GT(Ssd(Step(*session, 1, q)), kRowPages);
+    EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);  // its keys have found room
+    const auto stats = store_->stats();
+    EXPECT_GE(stats.selector_memory_bytes, KeyBytes());
+    EXPECT_LE(stats.selector_memory_bytes, stats.selector_memory_capacity);
+  }
+}
+
+TEST_F(PreparedCacheTest, WhatIsIdleHoldsNothingOpen) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, Seed("WhatIsIdleHoldsNothingOpen"));
+  const std::string prefix = PutReady(prompt);
+  auto session = Attach(prompt, policy_);
+  ASSERT_TRUE(session);
+  Step(*session, 0, prompt.Q(0, kTokens - 1, 1));
+  EXPECT_CODE(store_->Remove(prefix), Code::kFailedPrecondition);
+  session.reset();
+  ASSERT_OK(store_->Remove(prefix));
+  EXPECT_EQ(store_->stats().selector_memory_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace prefixd::testing
