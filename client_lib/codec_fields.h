@@ -101,7 +101,7 @@ void Describe(V& v, Is<StepPolicy> auto& s) {
   v("mode", s.mode), v("estimator", s.estimator), v("budget", s.budget), v("k", s.k);
   v("l_gen", s.l_gen), v("selector", s.selector), v("page_granular", s.page_granular);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
-  v("sharing", s.sharing), v("window", s.window);
+  v("group_rule", s.group_rule), v("sharing", s.sharing), v("window", s.window);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {

@@ -85,6 +85,7 @@ Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<co
   request.layer = geometry.layers[prefix.layer_of(head)];
   request.candidates = plan.Candidates(head);
   request.k = k;
+  request.rule = plan.policy.group_rule;
   request.scores = more.scores;
   request.selected_keys = more.selected_keys;
   PREFIXD_ASSIGN(auto selection, index->Search(request));

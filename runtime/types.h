@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/estimator_variant.h"
+#include "attention/group_rules.h"
 #include "attention/kv_shape.h"
 #include "attention/ledger.h"
 #include "attention/missing_mass.h"
@@ -97,6 +98,8 @@ struct StepPolicy {
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
   std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
+  // How the query heads of a KV head choose the set they share (docs/selection.md).
+  GroupRule group_rule = GroupRule::kMax;
   // Sets shared between steps (spec §8; runtime/shared_sets.h): within a block, steps whose queries
   // are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget` is
   // planned with them, so that it holds.
