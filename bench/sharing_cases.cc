@@ -44,11 +44,13 @@ class Head {
       Scores(q, head_.group, head_.layer, rows_.Sub(mid_.begin, mid_.size()), scores);
       const SharedSet shared = sharing.on() ? sets.Find(0, q) : nullptr;
       std::vector<uint32_t> ids;
+      std::vector<Cut> cuts;  // a shared set has none
       if (shared) {
         ids = *shared;
       } else {
         const GroupRanking ranking = RankByGroupMax(scores, head_.group, mid_.size(), k);
         for (uint32_t i = 0; i < k; ++i) ids.push_back(mid_.begin + ranking.best[i]);
+        cuts = ranking.Cuts(k);
         const std::vector<uint32_t> best(ids.begin(), ids.begin() + k / 3);
         std::sort(ids.begin(), ids.end());
         sets.Keep(0, q, Dilated(ids, best, sharing.dilation, mid_));
@@ -57,7 +59,7 @@ class Head {
       sum.tokens += double(ids.size()) / k;
       masses.push_back(Mass(scores, ids).mean);
       for (const bool complete : {false, true}) {
-        PREFIXD_ASSIGN(const double error, Error(q, ids, complete));
+        PREFIXD_ASSIGN(const double error, Error(q, ids, cuts, complete));
         (complete ? sum.error : sum.dropped_error) += error;
       }
     }
@@ -69,13 +71,13 @@ class Head {
       const auto q = head_.step(s);
       std::vector<float> scores(size_t{head_.group} * mid_.size());
       Scores(q, head_.group, head_.layer, rows_.Sub(mid_.begin, mid_.size()), scores);
-      const auto ids =
-          SelectByGroup(rule, scores, head_.group, mid_.size(), k, mid_.begin, true).ids;
-      const Masses mass = Mass(scores, ids);
+      const Selection chosen =
+          SelectByGroup(rule, scores, head_.group, mid_.size(), k, mid_.begin, true);
+      const Masses mass = Mass(scores, chosen.ids);
       sum.mass += mass.mean;
       sum.worst_mass += mass.least;
       for (const bool complete : {false, true}) {
-        PREFIXD_ASSIGN(const double error, Error(q, ids, complete));
+        PREFIXD_ASSIGN(const double error, Error(q, chosen.ids, chosen.cuts, complete));
         (complete ? sum.error : sum.dropped_error) += error;
       }
     }
@@ -101,7 +103,7 @@ class Head {
   }
 
   Result<double> Error(std::span<const float> q, std::span<const uint32_t> ids,
-                       bool complete) const {
+                       std::span<const Cut> cuts, bool complete) const {
     std::vector<RowRef> refs;
     for (const uint32_t id : ids) refs.push_back({rows_.key(id), rows_.value(id)});
     GroupStepInput in;
@@ -111,6 +113,7 @@ class Head {
     in.sinks = rows_.Sub(0, mid_.begin);
     in.tail = rows_.Sub(mid_.end, rows_.count - mid_.end);
     in.retrieved = ScatteredRows(refs, row_);
+    in.cuts = cuts;
     in.mid_count = mid_.size();
     if (complete) in.estimator = EstimatorKind::kMoment, in.moment = &moment_;
     const size_t n = size_t{head_.group} * row_.value_dim;
