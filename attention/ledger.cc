@@ -126,6 +126,7 @@ Ledger& Ledger::operator+=(const Ledger& other) {
   }
   keys_scanned += other.keys_scanned;
   scan_bytes += other.scan_bytes;
+  selections += other.selections;
   retrievals += other.retrievals;
   rho_z_sum += other.rho_z_sum;
   rho_z_count += other.rho_z_count;

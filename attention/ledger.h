@@ -67,11 +67,16 @@ struct Ledger {
   std::array<uint64_t, kTierCount> physical_bytes{};  // what devices and tiers really moved
   uint64_t keys_scanned = 0;                          // by the selector
   uint64_t scan_bytes = 0;
-  uint64_t retrievals = 0;  // searches made (shared sets make fewer than `steps`)
+  uint64_t selections = 0;  // sets used; each by a search of its own ...
+  uint64_t retrievals = 0;  // ... there would be as many searches
   double rho_z_sum = 0;     // completion share per query head, summed [56]
   uint64_t rho_z_count = 0;
   uint64_t select_ns = 0, read_ns = 0, compute_ns = 0;
 
+  // Searches made, of those that one for every step would be (spec §8); 0 where none was due.
+  double retrieval_ratio() const {
+    return selections ? double(retrievals) / double(selections) : 0.0;
+  }
   double mean_rho_z() const { return rho_z_count ? rho_z_sum / double(rho_z_count) : 0.0; }
   // Token-equivalents per step and KV head, as the budget accounts them.
   double tokens_per_step() const {

@@ -101,6 +101,16 @@ void Describe(V& v, Is<StepPolicy> auto& s) {
   v("mode", s.mode), v("estimator", s.estimator), v("budget", s.budget), v("k", s.k);
   v("l_gen", s.l_gen), v("selector", s.selector), v("page_granular", s.page_granular);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
+  v("group_rule", s.group_rule), v("sharing", s.sharing), v("window", s.window);
+}
+template <class V>
+void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {
+  v("block", s.block), v("similarity", s.similarity), v("dilation", s.dilation);
+  v("across", s.across);
+}
+template <class V>
+void Describe(V& v, Is<StepPolicy::Window> auto& s) {
+  v("phi", s.phi), v("alpha", s.alpha);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Fixed> auto& s) {
@@ -131,7 +141,8 @@ void Describe(V& v, Is<Ledger> auto& s) {
   v("summary_bytes", s.summary_bytes), v("feature_tokens", s.feature_tokens);
   v("feature_bytes", s.feature_bytes);
   v("keys_scanned", s.keys_scanned), v("scan_bytes", s.scan_bytes);
-  v("retrievals", s.retrievals), v("rho_z_sum", s.rho_z_sum), v("rho_z_count", s.rho_z_count);
+  v("selections", s.selections), v("retrievals", s.retrievals);
+  v("rho_z_sum", s.rho_z_sum), v("rho_z_count", s.rho_z_count);
   v("select_ns", s.select_ns), v("read_ns", s.read_ns), v("compute_ns", s.compute_ns);
 }
 template <class V>

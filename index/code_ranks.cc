@@ -158,37 +158,4 @@ void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint
   }
 }
 
-Selection SelectRanked(std::span<const uint32_t> ids, std::span<const float> scores,
-                       std::span<const double> lse, uint32_t k) {
-  const size_t n = ids.size();
-  std::vector<float> rank(n, -kInf), scratch;
-  for (size_t g = 0; g < lse.size(); ++g) {
-    for (size_t i = 0; i < n; ++i) {
-      rank[i] = std::max(rank[i], static_cast<float>(scores[g * n + i] - lse[g]));
-    }
-  }
-  float kth = kInf, theta = -kInf;
-  size_t room = 0;  // for tokens of the k-th's rank
-  if (k > 0) {
-    kth = KthLargest(rank, k, scratch);
-    room = k - static_cast<size_t>(
-                   std::count_if(rank.begin(), rank.end(), [&](float r) { return r > kth; }));
-  }
-  Selection selection;
-  selection.ids.reserve(k);
-  for (size_t i = 0; i < n; ++i) {
-    if (rank[i] > kth || (rank[i] == kth && room > 0)) {
-      room -= rank[i] == kth;
-      selection.ids.push_back(ids[i]);
-    } else {
-      theta = std::max(theta, rank[i]);
-    }
-  }
-  if (!std::ranges::is_sorted(selection.ids)) std::ranges::sort(selection.ids);
-  for (const double l : lse) {
-    selection.cuts.push_back({static_cast<float>(l + theta), CutKind::kApproximate});
-  }
-  return selection;
-}
-
 }  // namespace prefixd::index

@@ -52,9 +52,4 @@ class HeadMasses {
 void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t count,
                SearchScratch& scratch);
 
-// The k best of `ids` by max_g scores[g][i] - lse[g], ascending, with approximate cuts.
-//   scores: [heads][ids.size()]
-Selection SelectRanked(std::span<const uint32_t> ids, std::span<const float> scores,
-                       std::span<const double> lse, uint32_t k);
-
 }  // namespace prefixd::index

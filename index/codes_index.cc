@@ -181,7 +181,11 @@ Result<Selection> Search(const SearchRequest& request, std::span<const Part> all
 
   if (request.scores) AllScores(request, scores, ids, truth);
 
-  Selection selection = SelectRanked(ids, truth, masses.LogSumExp(), request.k);
+  Selection selection =
+      SelectByGroup(request.rule, truth, request.group, static_cast<uint32_t>(n), request.k, 0,
+                    /*scores_complete=*/false, masses.LogSumExp());
+  for (uint32_t& id : selection.ids) id = ids[id];
+  std::sort(selection.ids.begin(), selection.ids.end());
   if (request.selected_keys && gaps.empty()) KeepSelectedKeys(request, ids, selection.ids);
   selection.keys_scanned = wanted.size();
   selection.bytes_scanned = n * request.keys.shape.key_bytes();

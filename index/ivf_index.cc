@@ -188,8 +188,9 @@ Result<Selection> IvfIndex::Search(const SearchRequest& request) const {
                                                      request.k, ScoreError(request, scanned));
   PREFIXD_TRY(Rerank(request, doubtful, scanned));
 
-  Selection selection = SelectByGroupMax(scanned.scores, request.group, static_cast<uint32_t>(n),
-                                         request.k, 0, /*scores_complete=*/false);
+  Selection selection =
+      SelectByGroup(request.rule, scanned.scores, request.group, static_cast<uint32_t>(n),
+                    request.k, 0, /*scores_complete=*/false);
   for (uint32_t& id : selection.ids) id = scanned.tokens[id];
   std::sort(selection.ids.begin(), selection.ids.end());
   const size_t key_bytes = request.keys.shape.key_bytes();

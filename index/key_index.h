@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/group_rules.h"
 #include "attention/kv_shape.h"
 #include "attention/partition.h"
 #include "attention/result.h"
@@ -38,8 +39,9 @@ struct SearchRequest {
   std::span<const float> queries;  // [G][key_dim]
   uint32_t group = 0;              // G
   LayerGeometry layer;
-  TokenRange candidates;  // token positions that may be returned (inside the mid region)
-  uint32_t k = 0;         // tokens wanted; fewer are returned only when there are fewer
+  TokenRange candidates;             // token positions that may be returned (inside the mid region)
+  uint32_t k = 0;                    // tokens wanted; fewer are returned only when there are fewer
+  GroupRule rule = GroupRule::kMax;  // how the heads share them
   // The keys themselves, row i being token `first_token` + i; must cover `candidates`. Borrowed.
   // An index that stores its own copy or codes may use them for re-ranking only. Where they are
   // not in memory, `reader` reads them instead, and of `keys` the shape alone counts.
@@ -62,7 +64,8 @@ class KeyIndex {
   // Tokens covered, as positions; candidates outside are searched exactly (appended tokens).
   virtual TokenRange covered() const = 0;
   virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
-  // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head (GQA group max).
+  // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head by request.rule.
+  // Indexes that are not exact look for the best by kMax first and choose among those.
   // k of at least candidates.size() (an empty range too) returns them all without reading a key:
   // cuts are exact at -inf. Which of several tokens of equal rank is returned is unspecified.
   //   keys_scanned: distinct tokens whose key, or code, was scored

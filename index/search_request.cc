@@ -172,8 +172,9 @@ Result<Selection> SearchExactly(const SearchRequest& request) {
   scores.resize(std::max(scores.size(), size_t{request.group} * n));
   PREFIXD_TRY(ScoreRange(request, request.candidates, scores, n));
   Selection selection =
-      SelectByGroupMax(std::span(scores).first(size_t{request.group} * n), request.group, n,
-                       request.k, request.candidates.begin, /*scores_complete=*/true);
+      SelectByGroup(request.rule, std::span(scores).first(size_t{request.group} * n), request.group,
+                    n, request.k, request.candidates.begin,
+                    /*scores_complete=*/true);
   selection.keys_scanned = n;
   selection.bytes_scanned = uint64_t{n} * request.keys.shape.key_bytes();
   if (request.scores) {

@@ -9,7 +9,69 @@
 namespace prefixd {
 namespace {
 
+constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
+
+Status CheckSharing(const StepPolicy& policy) {
+  const StepPolicy::Sharing& sharing = policy.sharing;
+  if (sharing.block == 0 || sharing.block > kMostBlock) {
+    return InvalidArgument("sharing.block is a number of steps from 1 (every step retrieves) to " +
+                           std::to_string(kMostBlock) + ", not " + std::to_string(sharing.block));
+  }
+  if (!(sharing.similarity >= -1 && sharing.similarity <= 1)) {
+    return InvalidArgument("sharing.similarity is a cosine from -1 to 1, not " +
+                           std::to_string(sharing.similarity));
+  }
+  if (sharing.dilation > kMostDilation) {
+    return InvalidArgument("sharing.dilation is at most " + std::to_string(kMostDilation) +
+                           " tokens, not " + std::to_string(sharing.dilation));
+  }
+  if (!sharing.on()) return {};
+  if (policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that steps could share; use mode retrieve, or "
+                           "sharing.block 1");
+  }
+  if (policy.adaptive) {
+    return InvalidArgument(
+        "adaptive spreads tokens anew in every step, and a set that is shared keeps its size; use "
+        "one of the two");
+  }
+  return {};
+}
+
+Status CheckWindow(const StepPolicy& policy) {
+  const StepPolicy::Window& window = policy.window;
+  if (!(window.phi > 0 && window.phi <= 1)) {
+    return InvalidArgument("window.phi is above 0 and at most 1 (no window), not " +
+                           std::to_string(window.phi));
+  }
+  if (!(window.alpha >= 0) || !std::isfinite(window.alpha)) {
+    return InvalidArgument("window.alpha is a finite number of 0 or more, not " +
+                           std::to_string(window.alpha));
+  }
+  if (window.on() && policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that a window could narrow; use mode retrieve, or "
+                           "window.phi 1");
+  }
+  return {};
+}
+
+// The estimate by scan needs the scores of all keys under each query.
+Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
+  if (estimator.kind != EstimatorKind::kScan || (!policy.sharing.on() && !policy.window.on())) {
+    return {};
+  }
+  return InvalidArgument(
+      "estimator scan is made of the scores that a search gives every key, and steps that share a "
+      "set or see a window have none; use another estimator, or neither sharing nor window");
+}
+
 Status CheckPolicy(const StepPolicy& policy) {
+  PREFIXD_TRY(CheckScan(policy.estimator, policy));
+  for (const StepPolicy::Fixed& fixed : policy.fixed) {
+    PREFIXD_TRY(CheckScan(fixed.estimator, policy));
+  }
   if (!policy.k && !(policy.budget > 0 && policy.budget <= 1)) {
     return InvalidArgument("a step's budget is a fraction of the prefix in (0, 1], not " +
                            std::to_string(policy.budget));
@@ -20,7 +82,8 @@ Status CheckPolicy(const StepPolicy& policy) {
     return InvalidArgument("no selector named '" + policy.selector +
                            "'; use auto, exact, codes or ivf");
   }
-  return {};
+  PREFIXD_TRY(CheckSharing(policy));
+  return CheckWindow(policy);
 }
 
 class Planner {
@@ -62,8 +125,10 @@ class Planner {
                    (policy_.adaptive || policy_.report_missing);
     const double cost =
         EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps(), row_bytes_);
-    const double token =
+    double token =
         RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps(), row_bytes_);
+    // Each of the best third may bring so many neighbours.
+    if (policy_.sharing.on()) token *= 1 + 2.0 * policy_.sharing.dilation / 3;
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
@@ -192,6 +257,11 @@ Status CheckFixed(const StepPolicy& policy, const KvGeometry& geometry) {
 
 }  // namespace
 
+TokenRange SessionPlan::Candidates(size_t head) const {
+  return VisibleMid(policy.window, prefix->layer_of(head), prefix->model()->spec.geometry.n_layers,
+                    prefix->partition());
+}
+
 Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
                                                     std::shared_ptr<PreparedPrefix> prefix,
                                                     const StepPolicy& policy,
@@ -212,7 +282,9 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   if (!plan->codes) {
     PREFIXD_ASSIGN(plan->ivf, UseIvf(rooms, *prefix, policy));
   }
-  const Planner planner(rooms, *prefix, policy, /*scan=*/!plan->ivf && !plan->codes);
+  const bool every_key = !policy.sharing.on() && !policy.window.on();
+  const Planner planner(rooms, *prefix, policy,
+                        /*scan=*/!plan->ivf && !plan->codes && every_key);
   std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {
@@ -226,6 +298,10 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   for (HeadPlan& head : plan->heads) {
     const auto it = plan->summaries.find(head.reads().Kept());
     if (it != plan->summaries.end()) head.summaries = it->second.get();
+  }
+  if (policy.sharing.on()) {
+    plan->shared =
+        std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
   }
   plan->estimator = Describe(*prefix, *plan, planner.tuned());
   return std::shared_ptr<const SessionPlan>(plan);

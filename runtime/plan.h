@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/prepared_prefix.h"
+#include "runtime/shared_sets.h"
 #include "runtime/types.h"
 
 namespace prefixd {
@@ -21,14 +22,18 @@ struct HeadPlan {
   EstimatorVariant reads() const { return watched ? EstimatorKind::kMoment : estimator; }
 };
 
-// Immutable; steps in flight keep the one they began with.
+// Of one session. Immutable, save what steps leave for later ones in `shared`; steps in flight keep
+// the one they began with.
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;      // [n_layers * n_kv_heads]; mode kRetrieve only
-  KeptByVariant summaries;          // that heads point into
-  bool codes = false, ivf = false;  // the selector; neither: exact
-  std::string estimator;            // for people: "phi (length 8192)", "moment, untuned", ...
+  std::vector<HeadPlan> heads;         // [n_layers * n_kv_heads]; mode kRetrieve only
+  KeptByVariant summaries;             // that heads point into
+  bool codes = false, ivf = false;     // the selector; neither: exact
+  std::unique_ptr<SharedSets> shared;  // null: every step retrieves
+  // Of the mid region, what a step of this head may retrieve.
+  TokenRange Candidates(size_t head) const;
+  std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
 };
 
 // Loads the summaries that the policy needs; physical reads are added to `reads` [heads].

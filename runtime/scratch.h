@@ -20,7 +20,7 @@ struct Scratch {
   storage::RowViews retrieved;        // of a step
   std::vector<std::byte> found_keys;  // of a selection
   std::vector<float> queries;         // queries of one group, gathered
-  std::vector<float> y, lse, rho_z;
+  std::vector<float> y, lse, rho_z, scores;
   index::SearchScratch search;
 
   // The first n elements of `buffer`, grown (never shrunk) to hold them.

@@ -4,7 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "runtime/charges.h"
 #include "runtime/choice.h"
+#include "runtime/retrieve.h"
 #include "runtime/session_impl.h"
 #include "runtime/step.h"
 

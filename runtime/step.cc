@@ -1,90 +1,19 @@
 #include "runtime/step.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
 
 #include "attention/step.h"
+#include "runtime/charges.h"
 #include "runtime/estimator_input.h"
 #include "runtime/head_keys.h"
+#include "runtime/retrieve.h"
 #include "runtime/session_impl.h"
 
 namespace prefixd {
 namespace {
-
-// Adds the time since it was made to one of the ledger's stages.
-class StageTimer {
- public:
-  explicit StageTimer(uint64_t& ns) : ns_(ns) {}
-  ~StageTimer() {
-    ns_ += static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun_).count());
-  }
-  StageTimer(const StageTimer&) = delete;
-  StageTimer& operator=(const StageTimer&) = delete;
-
- private:
-  using Clock = std::chrono::steady_clock;
-  uint64_t& ns_;
-  const Clock::time_point begun_ = Clock::now();
-};
-
-// The tokens of the mid region whose values lie in the pages that reading `ids` takes anyway.
-Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32_t>& ids) {
-  PREFIXD_ASSIGN(ids, prefix.stored().SharingPages(prefix.layer_of(head), prefix.kv_head_of(head),
-                                                   ids, storage::RowPart::kValue));
-  const TokenRange mid = prefix.partition().mid;
-  std::erase_if(ids, [&](uint32_t id) { return id < mid.begin || id >= mid.end; });
-  return {};
-}
-
-// Rows of `ids` where they lie, until this goes.
-class RetrievedRows {
- public:
-  explicit RetrievedRows(storage::RowViews& views) : views_(views) {}
-  ~RetrievedRows() { views_.hold.reset(); }
-  RetrievedRows(const RetrievedRows&) = delete;
-  RetrievedRows& operator=(const RetrievedRows&) = delete;
-
-  // Where their keys are in memory, or selection has just read them (`selected_keys`, densely;
-  // empty: it has not), values alone are read. Borrows them.
-  Status Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
-              std::span<const std::byte> selected_keys, storage::ReadStats& reads) {
-    const size_t key_bytes = prefix.model()->spec.geometry.row().key_bytes();
-    PREFIXD_ASSIGN(const HeadKeys keys, HeadKeys::Of(prefix, head, &reads));
-    const bool selected = selected_keys.size() == ids.size() * key_bytes;
-    const bool known = keys.resident() || selected;
-    PREFIXD_TRY(prefix.stored().ViewRows(prefix.layer_of(head), prefix.kv_head_of(head), ids,
-                                         known ? storage::RowPart::kValue : storage::RowPart::kRow,
-                                         views_, &reads));
-    for (size_t i = 0; known && i < ids.size(); ++i) {
-      views_.rows[i].key = keys.resident()
-                               ? keys.resident()->key(ids[i] - prefix.partition().mid.begin)
-                               : selected_keys.data() + i * key_bytes;
-    }
-    return {};
-  }
-  RowsView rows(RowShape shape) const { return ScatteredRows(views_.rows, shape); }
-
- private:
-  storage::RowViews& views_;
-};
-
-// Charges to the ledger what was read, also when the step fails afterwards.
-class ReadCharge {
- public:
-  explicit ReadCharge(Ledger& ledger) : ledger_(ledger) {}
-  ~ReadCharge() { ChargeReads(reads, ledger_); }
-  ReadCharge(const ReadCharge&) = delete;
-  ReadCharge& operator=(const ReadCharge&) = delete;
-
-  storage::ReadStats reads;
-
- private:
-  Ledger& ledger_;
-};
 
 // What the step knows of what it has not read.
 void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const float> lse,
@@ -130,11 +59,8 @@ Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uin
   std::vector<std::byte>& found_keys = scratch->found_keys;
   found_keys.clear();
   if ((k > 0 || scan) && prefix.partition().mid.size() > 0) {
-    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, {scan ? &scores : nullptr, &found_keys},
-                                          scratch->search, ledger));
-    StageTimer timer(ledger.read_ns);
-    if (plan.policy.page_granular) PREFIXD_TRY(AddPageNeighbours(prefix, head, selection.ids));
-    PREFIXD_TRY(retrieved.Read(prefix, head, selection.ids, found_keys, reads));
+    PREFIXD_ASSIGN(selection, Retrieve(plan, head, q, k, {scan ? &scores : nullptr, &found_keys},
+                                       *scratch, retrieved, reads, ledger));
   }
 
   GroupStepInput in;
@@ -201,49 +127,6 @@ struct GroupTask {
 };
 
 }  // namespace
-
-void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
-  for (size_t tier = 0; tier < kTierCount; ++tier) {
-    ledger.physical_bytes[tier] += reads.bytes[tier];
-  }
-}
-
-Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, const SelectMore& more, index::SearchScratch& scratch,
-                              Ledger& ledger) {
-  PreparedPrefix& prefix = *plan.prefix;
-  const KvGeometry& geometry = prefix.model()->spec.geometry;
-  ReadCharge charge(ledger);
-  index::SearchRequest request;
-  const index::KeyIndex* index = &prefix.exact();
-  std::optional<HeadKeys> keys;
-  {
-    StageTimer timer(ledger.read_ns);
-    // The index first: it is in memory in any case, keys only where there is room beside it.
-    if (plan.codes) {
-      PREFIXD_ASSIGN(index, prefix.Codes(head, &charge.reads));
-    }
-    if (plan.ivf) {
-      PREFIXD_ASSIGN(index, prefix.Ivf(head, &charge.reads));
-    }
-    PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, &charge.reads));
-  }
-  keys->Into(request);
-  request.scratch = &scratch;
-  StageTimer timer(ledger.select_ns);
-  request.queries = q;
-  request.group = geometry.group_size();
-  request.layer = geometry.layers[prefix.layer_of(head)];
-  request.candidates = prefix.partition().mid;
-  request.k = k;
-  request.scores = more.scores;
-  request.selected_keys = more.selected_keys;
-  PREFIXD_ASSIGN(auto selection, index->Search(request));
-  ledger.retrievals += 1;
-  ledger.keys_scanned += selection.keys_scanned;
-  ledger.scan_bytes += selection.bytes_scanned;
-  return selection;
-}
 
 Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,

@@ -28,17 +28,4 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger);
 
-// What a selection leaves besides its tokens: as in index::SearchRequest, each may be null.
-struct SelectMore {
-  std::vector<float>* scores = nullptr;
-  std::vector<std::byte>* selected_keys = nullptr;
-};
-
-// The plan's selector over the mid region. scratch: of the calling thread.
-Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, const SelectMore& more, index::SearchScratch& scratch,
-                              Ledger& ledger);
-
-void ChargeReads(const storage::ReadStats& reads, Ledger& ledger);
-
 }  // namespace prefixd

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/estimator_variant.h"
+#include "attention/group_rules.h"
 #include "attention/kv_shape.h"
 #include "attention/ledger.h"
 #include "attention/missing_mass.h"
@@ -97,6 +98,32 @@ struct StepPolicy {
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
   std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
+  // How the query heads of a KV head choose the set they share (docs/selection.md).
+  GroupRule group_rule = GroupRule::kMax;
+  // Sets shared between steps (spec §8; runtime/shared_sets.h): within a block, steps whose queries
+  // are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget` is
+  // planned with them, so that it holds.
+  struct Sharing {
+    uint32_t block = 1;       // steps, at most 256; 1: every step retrieves
+    double similarity = 0.8;  // cosine, above which a set is shared
+    uint32_t dilation = 1;    // neighbours to either side of the best third; at most 16
+    // The first step of a block shares the last one's set too, if its query is like the one that
+    // retrieved it. With blocks of 1: reuse of the last step's set.
+    bool across = false;
+    bool on() const { return block > 1 || across; }
+    bool operator==(const Sharing&) const = default;
+  };
+  Sharing sharing;
+  // In the upper quarter of the layers only tokens from a boundary on, which moves up with the
+  // layer, may be retrieved (spec §8, PSAW). The hidden ones stay in the remainder and are
+  // estimated.
+  struct Window {
+    double phi = 1;  // (0, 1]; paper 002 takes 0.7. 1: all tokens
+    double alpha = 1;
+    bool on() const { return phi < 1; }
+    bool operator==(const Window&) const = default;
+  };
+  Window window;
   // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
   // I/O. They count as read in the ledger, beyond what the budget planned.
   bool page_granular = false;

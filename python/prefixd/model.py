@@ -82,6 +82,10 @@ class Policy:
     estimator: str = "auto"  # of what is not read: "auto", "none", "moment", "phi", ...
     l_gen: int = 1  # generated tokens that share the summary's cost
     selector: str = "auto"
+    # Sets shared by steps whose queries are alike: {"block": 16, "similarity": 0.8, "dilation": 1}.
+    sharing: Mapping[str, Any] | None = None
+    # What upper layers may retrieve from: {"phi": 0.7, "alpha": 1}.
+    window: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
@@ -96,4 +100,8 @@ class Policy:
             wire["budget"] = self.budget
         if self.k is not None:
             wire["k"] = self.k
+        if self.sharing is not None:
+            wire["sharing"] = dict(self.sharing)
+        if self.window is not None:
+            wire["window"] = dict(self.window)
         return wire

@@ -82,7 +82,7 @@ TEST(Ledger, AddsEveryField) {
   Ledger a;
   a.steps = 1, a.anchor_tokens = 2, a.retrieved_tokens = 3, a.summary_tokens = 4.5;
   a.logical_bytes = 5, a.physical_bytes = {6, 7, 8}, a.keys_scanned = 9, a.scan_bytes = 10;
-  a.retrievals = 11, a.rho_z_sum = 0.5, a.rho_z_count = 2;
+  a.selections = 13, a.retrievals = 11, a.rho_z_sum = 0.5, a.rho_z_count = 2;
   a.select_ns = 12, a.read_ns = 13, a.compute_ns = 14;
   Ledger b = a;
   b += a;
@@ -97,7 +97,10 @@ TEST(Ledger, AddsEveryField) {
   EXPECT_EQ(b.physical_bytes[2], 16u);
   EXPECT_EQ(b.keys_scanned, 18u);
   EXPECT_EQ(b.scan_bytes, 20u);
+  EXPECT_EQ(b.selections, 26u);
   EXPECT_EQ(b.retrievals, 22u);
+  EXPECT_DOUBLE_EQ(b.retrieval_ratio(), 11.0 / 13);
+  EXPECT_EQ(Ledger{}.retrieval_ratio(), 0);
   EXPECT_EQ(b.select_ns, 24u);
   EXPECT_EQ(b.read_ns, 26u);
   EXPECT_EQ(b.compute_ns, 28u);

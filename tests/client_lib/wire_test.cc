@@ -120,7 +120,19 @@ TEST(Codec, SaysWhichFieldIsWrong) {
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"l_gen", 1ull << 32}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"mode", "fastest"}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"estimator", "moment/r0"}}, "p").ok());
+  EXPECT_FALSE(FromJson<StepPolicy>(Json{{"group_rule", "median"}}, "p").ok());
   EXPECT_TRUE(FromJson<StepPolicy>(Json{{"from_the_future", 1}}, "p").ok());
+  // Of a nested object too, what is absent has its default.
+  const auto sharing = FromJson<StepPolicy>(Json{{"sharing", {{"block", 16}}}}, "p");
+  ASSERT_TRUE(sharing.ok());
+  EXPECT_EQ(sharing->sharing, (StepPolicy::Sharing{16, 0.8, 1, false}));
+  EXPECT_FALSE(sharing->window.on());
+  StepPolicy narrow;
+  narrow.sharing = {8, 0.75, 2, true};
+  narrow.window = {0.7, 1.5};
+  narrow.group_rule = GroupRule::kUnion;
+  EXPECT_EQ(RoundTrip(narrow), narrow);
+  EXPECT_FALSE(FromJson<StepPolicy>(Json{{"sharing", {{"block", -1}}}}, "p").ok());
 }
 
 // The worked example of docs/protocol.md, byte for byte.

@@ -1,0 +1,158 @@
+#include "attention/group_rules.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "attention/kernels.h"
+#include "attention/top_ranks.h"
+
+namespace prefixd {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr double kLeastTerm = std::numeric_limits<float>::min();
+
+// Log-sum-exp of the finite scores.
+double LogSumExp(std::span<const float> scores) {
+  float max = -kInf;
+  for (const float s : scores) {
+    if (std::isfinite(s)) max = std::max(max, s);
+  }
+  if (max == -kInf) return 0;
+  double sum = 0;
+  for (const float s : scores) {
+    if (std::isfinite(s)) sum += std::exp(double{s} - max);
+  }
+  return max + std::log(sum);
+}
+
+std::vector<float> SumRanks(std::span<const float> scores, uint32_t group, uint32_t n,
+                            std::span<const double> lse) {
+  std::vector<float> rank(n), term(n);
+  for (uint32_t g = 0; g < group; ++g) {
+    const auto row = scores.subspan(size_t{g} * n, n);
+    Kernels().exp_shifted(row.data(), n, static_cast<float>(lse[g]), term.data());
+    for (uint32_t i = 0; i < n; ++i) rank[i] += std::isnan(row[i]) ? kInf : term[i];
+  }
+  return rank;
+}
+
+// Minus the best place of each token among a head's k best, from 0 on; -inf for the others.
+std::vector<float> UnionRanks(std::span<const float> scores, uint32_t group, uint32_t n,
+                              uint32_t k) {
+  std::vector<float> rank(n, -kInf);
+  std::vector<uint32_t> order(n);
+  for (uint32_t g = 0; g < group; ++g) {
+    const auto row = scores.subspan(size_t{g} * n, n);
+    const auto score = [&](uint32_t i) { return std::isnan(row[i]) ? kInf : row[i]; };
+    const auto better = [&](uint32_t a, uint32_t b) {
+      return score(a) != score(b) ? score(a) > score(b) : a < b;
+    };
+    std::iota(order.begin(), order.end(), 0u);
+    const auto end = order.begin() + std::min(k, n);
+    std::nth_element(order.begin(), end, order.end(), better);
+    std::sort(order.begin(), end, better);
+    for (auto at = order.begin(); at != end; ++at) {
+      rank[*at] = std::max(rank[*at], -static_cast<float>(at - order.begin()));
+    }
+  }
+  return rank;
+}
+
+// Rounded up, so that no unread score lies above its cut.
+float Above(double cut) {
+  const double up = cut + 0x1p-20 * (1 + std::abs(cut));
+  return std::nextafter(static_cast<float>(up), kInf);
+}
+
+}  // namespace
+
+std::string_view GroupRuleName(GroupRule rule) {
+  switch (rule) {
+    case GroupRule::kMax:
+      return "max";
+    case GroupRule::kSum:
+      return "sum";
+    case GroupRule::kUnion:
+      return "union";
+  }
+  return "unknown";
+}
+
+Result<GroupRule> GroupRuleFromName(std::string_view name) {
+  for (const GroupRule rule : {GroupRule::kMax, GroupRule::kSum, GroupRule::kUnion}) {
+    if (GroupRuleName(rule) == name) return rule;
+  }
+  return InvalidArgument("no rule named '" + std::string(name) +
+                         "' for the heads of a group; use max, sum or union");
+}
+
+Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t group, uint32_t n,
+                        uint32_t k, uint32_t first_id, bool scores_complete,
+                        std::span<const double> lse) {
+  assert(scores.size() >= size_t{group} * n && (lse.empty() || lse.size() == group));
+  if (k >= n || (rule == GroupRule::kMax && lse.empty())) {
+    return SelectByGroupMax(scores, group, n, k, first_id, scores_complete);
+  }
+  std::vector<double> own;
+  if (lse.empty()) {
+    for (uint32_t g = 0; g < group; ++g) own.push_back(LogSumExp(scores.subspan(size_t{g} * n, n)));
+    lse = own;
+  }
+  std::vector<float> rank;
+  if (rule == GroupRule::kUnion) {
+    rank = UnionRanks(scores, group, n, k);
+  } else if (rule == GroupRule::kSum) {
+    rank = SumRanks(scores, group, n, lse);
+  } else {
+    rank.assign(n, -kInf);
+    for (uint32_t g = 0; g < group; ++g) {
+      for (uint32_t i = 0; i < n; ++i) {
+        const float s = scores[size_t{g} * n + i];
+        rank[i] = std::isnan(s) ? kInf : std::max(rank[i], static_cast<float>(s - lse[g]));
+      }
+    }
+  }
+  float kth = kInf, theta = -kInf;
+  size_t room = 0;
+  if (k > 0) {
+    std::vector<float> scratch;
+    kth = KthLargest(rank, k, scratch);
+    room = k - static_cast<size_t>(std::ranges::count_if(rank, [&](float r) { return r > kth; }));
+  }
+  Selection out;
+  out.keys_scanned = n;
+  out.ids.reserve(k);
+  std::vector<float> highest_left(group, -kInf);
+  for (uint32_t i = 0; i < n; ++i) {
+    if (rank[i] > kth || (rank[i] == kth && room > 0)) {
+      room -= rank[i] == kth;
+      out.ids.push_back(first_id + i);
+      continue;
+    }
+    theta = std::max(theta, rank[i]);
+    for (uint32_t g = 0; rule == GroupRule::kUnion && g < group; ++g) {
+      highest_left[g] = std::max(highest_left[g], scores[size_t{g} * n + i]);
+    }
+  }
+  const CutKind kind = scores_complete ? CutKind::kExact : CutKind::kApproximate;
+  for (uint32_t g = 0; g < group; ++g) {
+    if (rule == GroupRule::kUnion) {
+      out.cuts.push_back({highest_left[g], kind});
+    } else {
+      // Terms below the smallest normal number were counted as nothing.
+      const double above = rule == GroupRule::kSum
+                               ? std::log(std::max(double{theta}, kLeastTerm * group))
+                               : double{theta};
+      out.cuts.push_back({std::isfinite(above) ? Above(lse[g] + above) : theta, kind});
+    }
+  }
+  return out;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,119 @@
+// What sharing retrieved sets between steps (CIS, spec §8) saves and loses, and the rules by which
+// the heads of a group share one, on the queries of a real decode: half of the steps continue the
+// document, half answer questions about it.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "bench/sharing_cases.h"
+
+namespace prefixd::bench {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  TraceOptions trace;
+  double fraction = 0.01;
+  std::string json_file;
+};
+
+constexpr double kMostRho = 0.1;
+constexpr uint32_t kLeastBlock = 16;
+
+Status Run(const Options& options) {
+  PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+  std::vector<StepPolicy::Sharing> settings;
+  for (const uint32_t block : {8u, 16u, 20u}) {
+    for (const double similarity : {0.9, 0.8, 0.6, 0.4, -1.0}) {
+      settings.push_back({block, similarity, 1, false});
+    }
+  }
+  for (const uint32_t dilation : {0u, 2u, 4u, 8u}) {
+    settings.push_back({16, 0.8, dilation, false}), settings.push_back({16, -1, dilation, false});
+  }
+  for (const double similarity : {0.9, 0.8, 0.6}) {
+    settings.push_back({1, similarity, 1, true}), settings.push_back({16, similarity, 1, true});
+  }
+  PREFIXD_ASSIGN(const auto results, MeasureSharing(trace, options.fraction, settings));
+
+  std::printf("real decode, %u tokens, %zu heads, K = %g%% of the mid region\n", trace.n_tokens,
+              trace.heads.size(), 100 * options.fraction);
+  std::printf("%6s %6s %9s %7s %7s %9s %8s %9s %9s %9s %11s\n", "block", "cos >", "dilation",
+              "across", "rho", "tokens/K", "mass", "mass loss", "dropped", "completed",
+              "codes read");
+  json rows = json::array();
+  double least = std::numeric_limits<double>::infinity();
+  json ratios = {{"cis_mass_loss", nullptr}, {"cis_rho", nullptr}};
+  for (const SharingResult& r : results) {
+    std::printf("%6u %6.2f %9u %7s %7.3f %9.2f %8.4f %9.4f %9.4f %9.4f %10.2f%%\n", r.sharing.block,
+                r.sharing.similarity, r.sharing.dilation, r.sharing.across ? "yes" : "no", r.rho,
+                r.tokens, r.mass, r.mass_loss, r.dropped_error, r.error, 100 * r.scan_bytes);
+    rows.push_back({{"block", r.sharing.block},
+                    {"similarity", r.sharing.similarity},
+                    {"dilation", r.sharing.dilation},
+                    {"across", r.sharing.across},
+                    {"rho", r.rho},
+                    {"tokens", r.tokens},
+                    {"mass", r.mass},
+                    {"mass_loss", r.mass_loss},
+                    {"error_dropped", r.dropped_error},
+                    {"error_completed", r.error},
+                    {"scan_bytes", r.scan_bytes}});
+    const bool counts = r.sharing.block >= kLeastBlock && !r.sharing.across && r.rho <= kMostRho;
+    if (!counts || r.mass_loss >= least) continue;
+    least = r.mass_loss;
+    ratios = {{"cis_mass_loss", r.mass_loss}, {"cis_rho", r.rho}, {"bytes_shared", r.scan_bytes}};
+  }
+  std::printf("\nleast loss at rho <= %g: %s\n", kMostRho, ratios.dump().c_str());
+  constexpr double kFractions[] = {0.005, 0.01, 0.04};
+  PREFIXD_ASSIGN(const auto rules, MeasureRules(trace, kFractions));
+  std::printf("\n%8s %6s %8s %11s %9s %9s\n", "rule", "K", "mass", "least head", "dropped",
+              "completed");
+  json rule_rows = json::array();
+  for (const RuleResult& r : rules) {
+    const std::string name(GroupRuleName(r.rule));
+    std::printf("%8s %5.1f%% %8.4f %11.4f %9.4f %9.4f\n", name.c_str(), 100 * r.fraction, r.mass,
+                r.worst_mass, r.dropped_error, r.error);
+    rule_rows.push_back({{"rule", name},
+                         {"fraction", r.fraction},
+                         {"mass", r.mass},
+                         {"mass_of_least_head", r.worst_mass},
+                         {"error_dropped", r.dropped_error},
+                         {"error_completed", r.error}});
+  }
+  if (options.json_file.empty()) return {};
+  std::ofstream file(options.json_file);
+  file << json{{"bench", "sharing"}, {"settings", rows}, {"rules", rule_rows}, {"ratios", ratios}}
+              .dump(1)
+       << '\n';
+  if (!file.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  return {};
+}
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("What sharing retrieved sets between steps saves and loses.");
+  app.add_option("--model", options.trace.model_dir, "Checkpoint directory")->capture_default_str();
+  app.add_option("--document", options.trace.document, "UTF-8 text")->capture_default_str();
+  app.add_option("--tokens", options.trace.prompt_tokens, "At most this many prompt tokens")
+      ->check(CLI::Range(2048, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--steps", options.trace.steps, "Decoded steps")->capture_default_str();
+  app.add_option("--fraction", options.fraction, "K, of the mid region")
+      ->check(CLI::Range(0.0001, 0.3))
+      ->capture_default_str();
+  app.add_option("--json", options.json_file, "Also write the figures here");
+  CLI11_PARSE(app, argc, argv);
+  const prefixd::Status status = prefixd::bench::Run(options);
+  if (!status.ok()) {
+    std::fprintf(stderr, "sharing_bench: %s\n", status.error().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,41 @@
+// Sets shared between steps (CIS) against Top-K in every step, on the heads of a captured decode.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/result.h"
+#include "bench/support/retrieval_trace.h"
+#include "runtime/types.h"
+
+namespace prefixd::bench {
+
+// Means over heads, steps and query heads. Mass is the share of attention over the mid region.
+struct SharingResult {
+  StepPolicy::Sharing sharing;
+  double rho = 0;            // retrievals made, of one for each step
+  double tokens = 0;         // read by a step, of K
+  double mass = 0;           // that is read
+  double mass_loss = 0;      // below Top-K in every step
+  double dropped_error = 0;  // relative l1 error of the output when the rest is dropped ...
+  double error = 0;          // ... and when it is estimated by moments
+  double scan_bytes = 0;     // codes read by a step's share of the searches, of all keys in bf16
+};
+
+// fraction: K of the mid region. The first result is Top-K in every step.
+Result<std::vector<SharingResult>> MeasureSharing(const RetrievalTrace& trace, double fraction,
+                                                  std::span<const StepPolicy::Sharing> settings);
+
+// How the heads of a group share a set, on the same steps.
+struct RuleResult {
+  GroupRule rule = GroupRule::kMax;
+  double fraction = 0;    // K of the mid region
+  double mass = 0;        // mean over query heads ...
+  double worst_mass = 0;  // ... and of the head of its group that has least, mean over steps
+  double dropped_error = 0, error = 0;  // as SharingResult
+};
+Result<std::vector<RuleResult>> MeasureRules(const RetrievalTrace& trace,
+                                             std::span<const double> fractions);
+
+}  // namespace prefixd::bench

@@ -1,0 +1,84 @@
+#include "runtime/shared_sets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace prefixd {
+
+SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group)
+    : sharing_(sharing), group_(group), heads_(heads) {}
+
+bool SharedSets::Similar(std::span<const float> a, std::span<const float> b) const {
+  const size_t dim = a.size() / group_;
+  for (uint32_t g = 0; g < group_; ++g) {
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = g * dim; i < (g + 1) * dim; ++i) {
+      ab += double{a[i]} * b[i];
+      aa += double{a[i]} * a[i];
+      bb += double{b[i]} * b[i];
+    }
+    // A query of zeros is like no other.
+    if (!(ab > sharing_.similarity * std::sqrt(aa) * std::sqrt(bb))) return false;
+  }
+  return true;
+}
+
+SharedSet SharedSets::Find(size_t head, std::span<const float> q) {
+  Head& state = heads_[head];
+  std::lock_guard lock(state.mutex);
+  std::shared_ptr<const Retrieved> found;
+  if (state.at == 0) {
+    // Across the border only the set of the last step, by the query that retrieved it, so that a
+    // set never drifts further than the threshold allows.
+    if (sharing_.across && !state.earlier.empty()) {
+      const auto& last = state.earlier.back().set;
+      if (Similar(q, last->q)) found = last;
+    }
+    state.earlier.clear();
+  } else {
+    for (auto step = state.earlier.rbegin(); step != state.earlier.rend() && !found; ++step) {
+      if (Similar(q, step->q)) found = step->set;
+    }
+  }
+  state.at = (state.at + 1) % sharing_.block;
+  if (!found) return nullptr;
+  state.earlier.push_back({{q.begin(), q.end()}, found});
+  return found->ids;
+}
+
+void SharedSets::Keep(size_t head, std::span<const float> q, std::vector<uint32_t> ids) {
+  Head& state = heads_[head];
+  std::vector<float> query(q.begin(), q.end());
+  auto set = std::make_shared<const Retrieved>(
+      Retrieved{query, std::make_shared<const std::vector<uint32_t>>(std::move(ids))});
+  std::lock_guard lock(state.mutex);
+  state.earlier.push_back({std::move(query), std::move(set)});
+}
+
+std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
+                              uint32_t reach, TokenRange within) {
+  std::vector<uint32_t> out(ids.begin(), ids.end());
+  for (const uint32_t id : best) {
+    const uint32_t begin = std::max(within.begin, id - std::min(id, reach));
+    const uint32_t end = id >= within.end ? 0 : std::min(reach, within.end - 1 - id) + id + 1;
+    for (uint32_t t = begin; t < end; ++t) out.push_back(t);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
+                      const Partition& partition) {
+  TokenRange mid = partition.mid;
+  const uint32_t first_layer = static_cast<uint32_t>(uint64_t{3} * n_layers / 4);
+  if (layer < first_layer) return mid;
+  const double depth = double(layer - first_layer) / double(n_layers - first_layer);
+  const double hidden = 1 - std::pow(window.phi, window.alpha * depth);
+  const auto first = static_cast<uint32_t>(std::floor(hidden * partition.tail.end));
+  mid.begin = std::clamp(first, mid.begin, mid.end);
+  return mid;
+}
+
+}  // namespace prefixd

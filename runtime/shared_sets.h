@@ -1,0 +1,65 @@
+// Retrieved sets that later steps use again: clustered index sharing (spec §8; paper 002 §IV-A),
+// for each (layer, KV head) by itself.
+//
+// Decoding is cut into blocks of `block` steps. The first query of a block retrieves. A later one
+// whose cosine similarity to an earlier query of the block is above the threshold uses that query's
+// set, the most recent such, widened by the neighbours of the tokens that scored best when it was
+// retrieved. The query heads of a group share one set, so the least similar of them decides.
+//
+// Thread-safety: all methods may be called concurrently.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "attention/partition.h"
+#include "runtime/types.h"
+
+namespace prefixd {
+
+using SharedSet = std::shared_ptr<const std::vector<uint32_t>>;  // ascending
+
+class SharedSets {
+ public:
+  SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group);
+
+  // Once for every step of `head`: the set that it shares, or null: then it retrieves, and Keep
+  // says what.  q: [G][key_dim].
+  SharedSet Find(size_t head, std::span<const float> q);
+  void Keep(size_t head, std::span<const float> q, std::vector<uint32_t> ids);
+
+ private:
+  struct Retrieved {
+    std::vector<float> q;  // that retrieved it
+    SharedSet ids;
+  };
+  struct Step {
+    std::vector<float> q;
+    std::shared_ptr<const Retrieved> set;
+  };
+  struct Head {
+    std::mutex mutex;
+    uint32_t at = 0;            // of the block
+    std::vector<Step> earlier;  // steps of the block that have a set
+  };
+  bool Similar(std::span<const float> a, std::span<const float> b) const;
+
+  const StepPolicy::Sharing sharing_;
+  const uint32_t group_;
+  std::vector<Head> heads_;
+};
+
+// `ids` and the neighbours of `best`, up to `reach` to either side, as far as they lie in `within`.
+// Ascending, each once.
+std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
+                              uint32_t reach, TokenRange within);
+
+// What is visible of the mid region at `layer` in a progressive window (spec §8; paper 002 eq. 15):
+// nothing is hidden below layer floor(3 L / 4), nor with phi = 1. t: the prefix's length.
+TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
+                      const Partition& partition);
+
+}  // namespace prefixd
