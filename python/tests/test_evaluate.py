@@ -188,11 +188,32 @@ def test_intervals() -> None:
     assert (low, high) == (pytest.approx(0.5958, abs=1e-3), pytest.approx(0.9821, abs=1e-3))
     assert stats.wilson(0, 10)[0] == 0
     values = list(np.random.default_rng(0).normal(1, 2, 400))
-    low, high = stats.bootstrap(values)
+    low, high = stats.interval(values)
     assert low < 1 < high and high - low == pytest.approx(4 * 2 / 20, rel=0.2)
-    # Twins: 400 values, but of 4 documents.
-    wide = stats.bootstrap(sorted(values), [i // 100 for i in range(400)])
-    assert wide[1] - wide[0] > 3 * (high - low)
+    # Values of 20 documents that are alike within each: as 20 values.
+    alike = np.repeat(np.random.default_rng(1).normal(1, 2, 20), 20)
+    low, high = stats.interval(list(alike), [i // 20 for i in range(400)])
+    assert high - low == pytest.approx(3.9 * alike.std() / np.sqrt(20), rel=0.15)
+
+
+def test_the_interval_of_a_mean_of_shares() -> None:
+    parts = [(0.5, 0.4, 0.6), (1.0, 0.9, 1.0)]
+    assert stats.of_mean(parts) == (
+        pytest.approx(0.75 - 0.5 * 0.02**0.5), pytest.approx(0.8))
+
+
+def test_few_documents_have_students_interval() -> None:
+    """Of a plain mean, the jackknife is the textbook's interval."""
+    x = np.array([1.0, 2.0, 4.0, 5.5])
+    reach = 3.182 * x.std(ddof=1) / 2
+    assert stats.interval(list(x)) == (pytest.approx(x.mean() - reach), pytest.approx(x.mean() + reach))
+    covered = 0
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        low, high = stats.interval(list(rng.normal(0, 1, 3)))
+        covered += low < 0 < high
+    assert 365 < covered < 395
+    assert np.isnan(stats.interval([1.0, 2.0], ["one", "one"])).all()
 
 
 def test_quartiles_are_of_equal_size() -> None:

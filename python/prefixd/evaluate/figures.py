@@ -128,15 +128,17 @@ def _gain(results: Entry, heads: Sequence[Entry], length: int, directory: Path) 
         y = [h["errors"][plain] - h["errors"][key] for h in heads]
         panel.axhline(0, color="#444444", linewidth=0.8)
         panel.scatter(x, y, s=28, color=COLOURS[method], alpha=0.85, linewidths=0)
-        better = sum(v > 0 for v in y)
-        panel.set_title(f"{METHODS[method].label}\nbetter in {better} of {len(y)} heads", fontsize=10)
+        better, worse = sum(v > 0.001 for v in y), sum(v < -0.001 for v in y)
+        panel.set_title(f"{METHODS[method].label}\nbetter in {better}, worse in {worse} of {len(y)}",
+                        fontsize=10)
         panel.set_xlabel("H_mid")
     axes[0].set_ylabel("gain: ℓ1 error of Top-K minus its own")
     name = "figure-2-gain.png"
     _save(figure, directory / name)
     return (name, "Figure 2. Gain over Top-K by entropy, budget-matched",
             f"One point per layer and query head; {length} tokens, {percent(fraction)}, the summary "
-            "charged to every step (L_gen = 1). Methods that the budget cannot pay for are left out.")
+            "charged to every step (L_gen = 1). Better or worse: by more than 0.001. Methods that the "
+            "budget cannot pay for are left out.")
 
 
 def _entropy(results: Entry, heads: Sequence[Entry], length: int, directory: Path) -> Drawn:
@@ -217,7 +219,7 @@ def _by_quartile(results: Entry, heads: Sequence[Entry], length: int, directory:
                        color=COLOURS[method], label=METHODS[method].label)
         mean = np.mean([h["entropy"] for h in own]) if own else float("nan")
         panel.set_title(f"({'abcd'[quartile]}) quartile {quartile}: H_mid {mean:.2f}", fontsize=10)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, max(panel.get_ylim()[1], 0.02))  # sharp heads: not a scale of noise
         panel.set_xlabel("budget, % of the prompt")
         panel.set_xticks([100 * f for f in results["plan"]["budgets"]])
     axes[0].set_ylabel("relative ℓ1 error")
@@ -243,11 +245,11 @@ def _fixed_k(
     with_it = np.array([h["errors"][own] for h in known])
     figure, axes = _panels(3, 3.2, 3.2)
     label = METHODS[method].label
-    worse = int((base - with_it < 0).sum())
+    worse = int((base - with_it < -0.001).sum())
     for panel, y, title, colour in (
         (axes[0], base, "(a) Top-K: error", COLOURS["topk"]),
         (axes[1], with_it, f"(b) {label}: error", COLOURS[method]),
-        (axes[2], base - with_it, f"(c) gain (worse in {worse} of {len(known)} heads)", "#333333"),
+        (axes[2], base - with_it, f"(c) gain (worse by 0.001 in {worse} of {len(known)})", "#333333"),
     ):
         panel.scatter(x, y, s=28, color=colour, alpha=0.85, linewidths=0)
         panel.set_title(title, fontsize=10)
@@ -278,8 +280,10 @@ def _likelihood(results: Entry, directory: Path) -> Drawn:
                      if (e := entries.get((n, shown(method, BUDGET, f).key))) and e["feasible"]]
             x = [100 * f + 0.05 * (i - len(methods) / 2) for f, _ in known]
             y = [e["excess"] for _, e in known]
-            bars = [[e["excess"] - e["excess_low"] for _, e in known],
-                    [e["excess_high"] - e["excess"] for _, e in known]]
+            bars = None
+            if all(e["excess_low"] is not None for _, e in known):
+                bars = [[e["excess"] - e["excess_low"] for _, e in known],
+                        [e["excess_high"] - e["excess"] for _, e in known]]
             panel.errorbar(x, y, bars, marker=MARKS.get(method, "o"), markersize=4, linewidth=1.2,
                            elinewidth=0.7, color=COLOURS[method], label=METHODS[method].label,
                            linestyle="--" if method == "auto" else "-")
@@ -294,5 +298,5 @@ def _likelihood(results: Entry, directory: Path) -> Drawn:
     name = "likelihood.png"
     _save(figure, directory / name)
     return (name, "Likelihood of a continuation by budget",
-            "Budget-matched, L_gen = 1, with 95% bootstrap intervals over documents; the scale is linear "
+            "Budget-matched, L_gen = 1, with 95% intervals over documents; the scale is linear "
             "within ±0.01. 0 is full attention.")

@@ -20,11 +20,11 @@ from prefixd.evaluate.summary import summarise
 from prefixd.evaluate.tables import all_tables
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:1180px;margin:2em auto;padding:0 1.2em}
+body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:1420px;margin:2em auto;padding:0 1.2em}
 h1{font-size:1.7em;margin-bottom:.2em}h2{font-size:1.15em;margin:2em 0 .2em}
 p{margin:.3em 0 .8em;max-width:75ch}.scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:12.5px;font-variant-numeric:tabular-nums}
-th,td{padding:.25em .55em;text-align:right;white-space:nowrap;border-bottom:1px solid #e4e4e4}
+th,td{padding:.25em .42em;text-align:right;white-space:nowrap;border-bottom:1px solid #e4e4e4}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
 thead th{border-bottom:2px solid #999}tr:hover td{background:#f6f8fa}
 figure{margin:1.2em 0}img{max-width:100%;height:auto}figcaption{color:#555;max-width:80ch}

@@ -1,9 +1,10 @@
-"""Intervals: Wilson's for shares of right answers, the bootstrap for means and differences."""
+"""Intervals: Wilson's for shares of right answers, the bootstrap for means and differences, and Student's
+where there are too few documents to draw from (the bootstrap of a handful is far too sure)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,19 +20,49 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, low), min(1.0, high)
 
 
-def bootstrap(
+def of_mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """The interval of the plain mean of independent quantities, each (value, low, high): their distances
+    to the limits add up in squares (MOVER; Zou and Donner, 2008)."""
+    middle = sum(v for v, _, _ in parts) / len(parts)
+    below = math.sqrt(sum((v - low) ** 2 for v, low, _ in parts)) / len(parts)
+    above = math.sqrt(sum((high - v) ** 2 for v, _, high in parts)) / len(parts)
+    return middle - below, middle + above
+
+
+FEW = 10
+# 0.975 quantiles of Student's t for 1 to FEW - 2 degrees of freedom.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
+
+
+def jackknife(
+    statistic: Callable[[np.ndarray], float], count: int
+) -> tuple[float, float]:
+    """Student's 95% interval of a statistic of `count` clusters, 2 to FEW - 1, which is given the mask
+    of those that stay; its spread by leaving out one at a time (Efron, 1982)."""
+    whole = np.ones(count, bool)
+    middle = statistic(whole)
+    left = np.array([statistic(whole & (np.arange(count) != i)) for i in range(count)])
+    spread = math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
+    reach = _T[count - 2] * spread
+    return middle - reach, middle + reach
+
+
+def interval(
     values: Sequence[float], clusters: Sequence[object] | None = None, draws: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The 95% percentile interval of the mean. With `clusters` (of each value: the document it comes
-    from) whole clusters are drawn, since values of one document are alike."""
+    """The 95% interval of the mean: the bootstrap's percentiles. With `clusters` (of each value: the
+    document it comes from) whole clusters are drawn, since values of one document are alike; fewer than
+    FEW of them: Student's. Of one there is no spread: not a number."""
     x = np.asarray(values, float)
-    if len(x) == 0:
-        return math.nan, math.nan
     labels = list(range(len(x))) if clusters is None else list(clusters)
     names = {c: i for i, c in enumerate(dict.fromkeys(labels))}
+    if len(names) < 2:
+        return math.nan, math.nan
     at = np.array([names[c] for c in labels])
     sums, counts = np.bincount(at, x), np.bincount(at)
+    if len(names) < FEW:
+        return jackknife(lambda kept: float(sums[kept].sum() / counts[kept].sum()), len(names))
     drawn = np.random.default_rng(seed).integers(0, len(names), (draws, len(names)))
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prefixd.evaluate.methods import ACCOUNTINGS, METHODS, SAME_K, Cell, cells, shown
-from prefixd.evaluate.stats import bootstrap, wilson
+from prefixd.evaluate.stats import interval, of_mean, wilson
 
 Row = Mapping[str, Any]
 
@@ -42,9 +42,14 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float], clusters: Sequence[object]) -> dict[str, Any]:
-    low, high = bootstrap(values, clusters)
-    return {"feasible": True, "mean": float(np.mean(values)), "low": low, "high": high,
-            "n": len(values)}
+    low, high = interval(values, clusters)
+    return {"feasible": True, "mean": float(np.mean(values)), "low": _number(low),
+            "high": _number(high), "n": len(values)}
+
+
+def _number(x: float) -> float | None:
+    """JSON has no NaN."""
+    return None if np.isnan(x) else float(x)
 
 
 _NOTHING = {"feasible": False, "mean": None, "low": None, "high": None, "n": 0}
@@ -78,32 +83,20 @@ def _accuracy(documents: Iterable[Row], asked: Sequence[Cell]) -> list[dict[str,
                 entry = _mean(values, [c for _, c in found])
                 if exact[kind]:  # right or wrong: Wilson's interval
                     entry["low"], entry["high"] = wilson(sum(values), len(values))
-                parts.append((entry["mean"], found))
+                elif entry["low"] is not None:
+                    entry["low"], entry["high"] = max(0, entry["low"]), min(1, entry["high"])
+                parts.append(entry)
                 out.append(at | entry)
             at = {"kind": "", "length": length, **_cell(cell)}
             if len(parts) < len(kinds):
                 out.append(at | _NOTHING)
                 continue
-            low, high = _macro([f for _, f in parts])
-            out.append(at | {"feasible": True, "mean": float(np.mean([m for m, _ in parts])),
-                             "low": low, "high": high, "n": sum(len(f) for _, f in parts)})
+            known = [(e["mean"], e["low"], e["high"]) for e in parts if e["low"] is not None]
+            low, high = of_mean(known) if len(known) == len(parts) else (np.nan, np.nan)
+            out.append(at | {"feasible": True, "mean": float(np.mean([e["mean"] for e in parts])),
+                             "low": _number(low), "high": _number(high),
+                             "n": sum(e["n"] for e in parts)})
     return out
-
-
-def _macro(kinds: Sequence[Sequence[tuple[float, object]]], draws: int = 2000
-           ) -> tuple[float, float]:
-    """Bootstrap interval of the mean over kinds; the documents of each kind are drawn."""
-    rng = np.random.default_rng(0)
-    total = np.zeros(draws)
-    for found in kinds:
-        names = {c: i for i, c in enumerate(dict.fromkeys(c for _, c in found))}
-        at = np.array([names[c] for _, c in found])
-        sums = np.bincount(at, [v for v, _ in found])
-        counts = np.bincount(at)
-        drawn = rng.integers(0, len(names), (draws, len(names)))
-        total += sums[drawn].sum(1) / counts[drawn].sum(1)
-    low, high = np.quantile(total / len(kinds), [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _likelihood(documents: Iterable[Row], asked: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -15,6 +15,13 @@ DASH = "–"
 RIVALS = ("quest", "snapkv", "streaming")
 
 
+def spread(entry: Entry, form: str) -> str:
+    """The interval, where there is one."""
+    if entry["low"] is None:
+        return ""
+    return f" [{form.format(entry['low'])}, {form.format(entry['high'])}]"
+
+
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body]) + "\n"
@@ -122,14 +129,13 @@ def _table_1(results: Entry, methods: Sequence[str]) -> Table:
         row = [METHODS[m].label]
         for n in results["lengths"]:
             e = index.get(("", n, shown(m, SAME_K, fraction).key))
-            row.append(f"{e['mean']:.3f} [{e['low']:.2f}, {e['high']:.2f}]"
+            row.append(f"{e['mean']:.3f}{spread(e, '{:.2f}')}"
                        if e and e["feasible"] else DASH)
         body.append(row)
     return (
         "Table 1. Answers at one point of reading, same K",
         f"Share of right answers, mean over the kinds of questions, with {percent(fraction)} of the "
-        "document read exactly per step; the summary is not charged. 95% bootstrap intervals over "
-        "documents.",
+        "document read exactly per step; the summary is not charged. 95% intervals.",
         markdown(["method", *map(str, results["lengths"])], body),
     )
 
@@ -143,13 +149,13 @@ def _table_3(results: Entry, methods: Sequence[str]) -> Table:
         row = [METHODS[m].label]
         for kind, n in columns:
             e = index.get((kind, n, shown(m, SAME_K, fraction).key))
-            row.append(f"{e['mean']:.2f} [{e['low']:.2f}, {e['high']:.2f}]"
+            row.append(f"{e['mean']:.2f}{spread(e, '{:.2f}')}"
                        if e and e["feasible"] else DASH)
         body.append(row)
     return (
         "Table 3. Answers by kind of question, same K",
-        f"At {percent(fraction)}; Wilson's 95% intervals for exact answers, bootstrap over documents "
-        "for shares of expected strings.",
+        f"At {percent(fraction)}; Wilson's 95% intervals for exact answers, over documents for "
+        "shares of expected strings.",
         markdown(["method", *(f"{k}, {n}" for k, n in columns)], body),
     )
 
@@ -195,14 +201,13 @@ def _paired(results: Entry, named: Mapping[str, str]) -> list[Table]:
                                    ("error", "{:+.4f}")):
                     p = index.get((what, n, "auto", accounting, f))
                     row.append(DASH if p is None else
-                               f"{form.format(p['mean'])} [{form.format(p['low'])}, "
-                               f"{form.format(p['high'])}]")
+                               form.format(p["mean"]) + spread(p, form))
             body.append(row)
     head = ["length", "budget"] + [f"{what}, {a}" for a in (SAME_K, BUDGET)
                                    for what in ("answers", "nats per token", "ℓ1 error")]
     tables.append((
         "Table 8. Per-head choice against Top-K, paired",
-        "On the same questions, tokens and queries; above 0 the choice is the better one. 95% bootstrap "
+        "On the same questions, tokens and queries; above 0 the choice is the better one. 95% "
         f"intervals over documents. {SAME_K}: {named[SAME_K]}; {BUDGET}: {named[BUDGET]}.",
         markdown(head, body),
     ))
