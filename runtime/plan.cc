@@ -148,7 +148,9 @@ class Planner {
     return !estimator.clustered() || prefix_.has_clusters();
   }
 
-  // The best of what was measured at the nearest budget, of those that this budget can pay for.
+  // The best of what was measured at the nearest budget, of those that this budget can pay for and
+  // still retrieve: what was measured retrieved, and an estimate does not stand in for the needle
+  // that the last tokens find.
   Result<HeadPlan> Auto(const HeadChoice* choice, uint32_t layer) const {
     std::vector<EstimatorVariant> order;
     if (!choice) {
@@ -160,10 +162,12 @@ class Planner {
                        [](const auto& a, const auto& b) { return a.error < b.error; });
       for (const EstimatorError& e : measured) order.push_back(e.estimator);
     }
+    auto plain = Fixed(EstimatorKind::kNone, layer);  // where not even this: says why
     for (const EstimatorVariant& estimator : order) {
-      if (auto plan = Fixed(estimator, layer); plan.ok()) return plan;
+      auto plan = Fixed(estimator, layer);
+      if (plan.ok() && (plan->k > 0 || !plain.ok() || plain->k == 0)) return plan;
     }
-    return Fixed(EstimatorKind::kNone, layer);  // says why not
+    return plain;
   }
 
   // The choice of each head measured nearest to this budget, by ratio.

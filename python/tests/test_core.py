@@ -67,6 +67,34 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[prefixd.Cl
         yield client
 
 
+@pytest.mark.parametrize("queries", [True, False])
+def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: bool) -> None:
+    """A budget of one token beyond the anchors, which a summary shared by 1000 steps would take."""
+    prompt = Prompt()
+    with prefixd.open(tmp_path / "store", **SMALL) as store:
+        store.register_model(spec())
+        with store.begin_put("m", prompt.tokens) as put:
+            for layer in range(LAYERS):
+                put.write(layer, 0, prompt.k[layer], prompt.v[layer])
+                if queries:
+                    put.write_queries(layer, TOKENS - 3, prompt.q)
+        store.wait_ready(put.result().prefix)
+
+        def completes(budget: float) -> bool:
+            policies = [
+                prefixd.Policy(budget=budget, l_gen=1000, estimator=estimator)
+                for estimator in ("auto", "none")
+            ]
+            states = []
+            for policy in policies:
+                with store.attach("m", prompt.tokens, policy=policy) as session:
+                    states.append(session.step(0, prompt.q[0])[1])
+            return bool((states[0] > states[1] + 1e-6).any())
+
+        assert not completes(21 / TOKENS)
+        assert completes(23 / TOKENS)
+
+
 def test_full_steps_are_attention_over_the_prompt(store: prefixd.Client) -> None:
     prompt = Prompt()
     seen: list[tuple[int, int]] = []

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's choice)")
     a.add_argument("--quick", action="store_true",
                    help="2 documents of 2048 tokens, budgets 0.02 and 0.05, unless given")
-    a.add_argument("--json", type=Path, help="also write the figures of all tables here")
+    a.add_argument("--json", type=Path, help="also write the figures of all tables here, compactly")
     a.add_argument("--report-only", action="store_true", help="tables and figures of what is there")
     return a
 
@@ -91,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         _run(a, o)
     results = write_report(o.out)
     if o.json:
-        o.json.write_text(json.dumps(results, indent=1) + "\n")
+        tables = {k: v for k, v in results.items() if k not in ("heads", "scatter")}
+        o.json.write_text(json.dumps(tables, separators=(",", ":")) + "\n")
     print(f"{o.out / 'report.html'}")
     return 0
 
