@@ -25,10 +25,10 @@ struct HeadPlan {
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;      // [n_layers * n_kv_heads]; mode kRetrieve only
-  KeptByVariant summaries;          // that heads point into
-  bool codes = false, ivf = false;  // the selector; neither: exact
-  std::string estimator;            // for people: "phi (length 8192)", "moment, untuned", ...
+  std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
+  KeptByVariant summaries;      // that heads point into
+  index::IndexKind selector = index::IndexKind::kExact;
+  std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
 };
 
 // Loads the summaries that the policy needs; physical reads are added to `reads` [heads].

@@ -6,6 +6,7 @@
 // Returned views and pointers live as long as the PreparedPrefix.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 
 #include "attention/partition.h"
 #include "index/key_index.h"
+#include "runtime/indexes.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/token_features.h"
 #include "runtime/types.h"
@@ -42,10 +44,9 @@ class PreparedPrefix {
   size_t heads() const { return heads_.size(); }
   // The maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
-  bool has_phi_caches() const;  // beside every segment of the chain
-  bool has_clusters() const;    // likewise
-  bool has_codes() const;       // codes cover at least half of the mid region
-  bool has_ivf() const;         // an index covers at least half of the mid region
+  bool has_phi_caches() const;                  // beside every segment of the chain
+  bool has_clusters() const;                    // likewise
+  bool has_index(index::IndexKind kind) const;  // of at least half of the mid region
   // Of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
 
@@ -60,10 +61,10 @@ class PreparedPrefix {
   // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region. nullopt when
   // the keys of all heads do not fit into the memory left for selection: HeadKeys reads them then.
   Result<std::optional<RowsView>> MidKeys(size_t head, storage::ReadStats* reads);
-  // Codes of all segments that have some; an exact index where none can be used.
-  Result<const index::KeyIndex*> Codes(size_t head, storage::ReadStats* reads);
-  // The index that covers most of the mid region; an exact one where there is none.
-  Result<const index::KeyIndex*> Ivf(size_t head, storage::ReadStats* reads);
+  // Codes of all segments that have some, of other kinds the index that covers most of the mid
+  // region; an exact index where none can be used.
+  Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,
+                                       storage::ReadStats* reads);
   // Stored features of the mid region, for phi; null where the store keeps none.
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
@@ -72,15 +73,17 @@ class PreparedPrefix {
   uint32_t kv_head_of(size_t head) const;
 
  private:
+  struct LoadedIndex {
+    std::atomic<bool> loaded{false};
+    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    SelectorMemory::Lease memory;
+  };
   struct Head {
     std::mutex mutex;  // of loading
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false},
-        has_codes{false};
-    std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
-    std::vector<std::byte> keys;             // [mid][key bytes]
-    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
-    std::unique_ptr<index::KeyIndex> codes;  // likewise
-    SelectorMemory::Lease index_memory, codes_memory;
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
+    std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
+    std::vector<std::byte> keys;     // [mid][key bytes]
+    std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
   };
 
@@ -89,6 +92,8 @@ class PreparedPrefix {
                  std::vector<SegmentPart> parts);
   // The segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
+  // How a head's index of that kind is loaded.
+  IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Whether the keys of all heads may be held.
   bool MayHoldKeys();
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
@@ -101,6 +106,8 @@ class PreparedPrefix {
   const Partition partition_;
   const std::unique_ptr<index::KeyIndex> exact_;
   std::vector<Head> heads_;
+  std::mutex recalls_mutex_;
+  std::map<index::IndexKind, std::vector<std::vector<IndexRecall>>> recalls_;  // [parts]
   std::mutex keys_mutex_;
   SelectorMemory::Lease keys_memory_;  // of all heads
   std::mutex summaries_mutex_;
