@@ -2,36 +2,15 @@
 
 #include <chrono>
 
-#include "bench/support/synthetic_kv.h"
+#include "bench/support/prompt_queries.h"
 
 namespace prefixd::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kBlockTokens = 512;  // of queries: float32, wider than keys
-
 double Ms(Clock::time_point begun) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
-}
-
-// The queries of the prompt's last quarter, which the put samples.
-Status WriteQueries(const Prompt& prompt, PutStream& put) {
-  const KvGeometry& g = prompt.geometry;
-  const auto n = static_cast<uint32_t>(prompt.tokens.size());
-  for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-    SyntheticKv synthetic(g.n_kv_heads, g.key_dim, layer + 1);
-    std::vector<float> q;
-    for (uint32_t first = n - n / 4; first < n; first += kBlockTokens) {
-      const uint32_t count = std::min(kBlockTokens, n - first);
-      q.resize(size_t{count} * g.n_q_heads * g.key_dim);
-      for (size_t i = 0; i < size_t{count} * g.n_q_heads; ++i) {
-        synthetic.Query(static_cast<uint32_t>(i % g.n_q_heads / g.group_size()), &q[i * g.key_dim]);
-      }
-      PREFIXD_TRY(put.WriteQueries(layer, first, count, q));
-    }
-  }
-  return {};
 }
 
 class AttachBench {

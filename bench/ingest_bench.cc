@@ -11,8 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "bench/storage_speed.h"
-#include "bench/support/synthetic_kv.h"
+#include "bench/support/prompt_queries.h"
 
 namespace prefixd::bench {
 namespace {
@@ -30,23 +29,6 @@ double PeakMiB() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) / 1024;
-}
-
-// Queries of the last quarter, as a prefill gives them.
-Status WriteQueries(const Prompt& prompt, PutStream& put) {
-  const KvGeometry& g = prompt.geometry;
-  const auto n = static_cast<uint32_t>(prompt.tokens.size());
-  std::vector<float> q(size_t{g.n_q_heads} * g.key_dim);
-  for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-    SyntheticKv synthetic(g.n_kv_heads, g.key_dim, layer + 1);
-    for (uint32_t token = n - n / 4; token < n; token += 16) {
-      for (uint32_t h = 0; h < g.n_q_heads; ++h) {
-        synthetic.Query(h / g.group_size(), &q[size_t{h} * g.key_dim]);
-      }
-      PREFIXD_TRY(put.WriteQueries(layer, token, 1, q));
-    }
-  }
-  return {};
 }
 
 Status Measure(const Options& options) {

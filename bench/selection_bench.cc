@@ -1,6 +1,7 @@
 // Which tokens to read: what each index costs and finds, on queries of a real decode and on
 // synthetic heads of a realistic shape, one thread.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -27,6 +28,7 @@ json ToJson(const IndexResult& r) {
   return {{"index", r.index},
           {"bytes_per_key", r.bytes_per_key},
           {"build_seconds", r.build_seconds},
+          {"effort", r.effort},
           {"keys_scanned", r.keys_scanned},
           {"bytes_fraction", r.bytes_fraction},
           {"recall_at_100", r.recall_100},
@@ -39,16 +41,17 @@ json ToJson(const IndexResult& r) {
 }
 
 void PrintHeader(const std::string& title) {
-  std::printf("\n%s\n%-22s %9s %9s %8s %8s %7s %7s %7s %7s %9s %9s %8s\n", title.c_str(), "index",
-              "B/key", "build s", "keys", "bytes", "rec100", "recK", "worst", "mass", "median ms",
-              "p99 ms", "speedup");
+  std::printf("\n%s\n%-18s %9s %9s %6s %8s %8s %7s %7s %7s %7s %9s %9s %8s\n", title.c_str(),
+              "index", "B/key", "build s", "effort", "keys", "bytes", "rec100", "recK", "worst",
+              "mass", "median ms", "p99 ms", "speedup");
 }
 
 void Print(const IndexResult& r) {
-  std::printf("%-22s %9.1f %9.3f %7.1f%% %7.2f%% %7.3f %7.3f %7.3f %7.4f %9.3f %9.3f %7.1fx\n",
-              r.index.c_str(), r.bytes_per_key, r.build_seconds, 100 * r.keys_scanned,
-              100 * r.bytes_fraction, r.recall_100, r.recall_k, r.worst_recall_k, r.relative_mass,
-              r.median_ms, r.p99_ms, r.speedup);
+  std::printf(
+      "%-18s %9.1f %9.3f %6.2f %7.1f%% %7.2f%% %7.3f %7.3f %7.3f %7.4f %9.3f %9.3f %7.1fx\n",
+      r.index.c_str(), r.bytes_per_key, r.build_seconds, r.effort, 100 * r.keys_scanned,
+      100 * r.bytes_fraction, r.recall_100, r.recall_k, r.worst_recall_k, r.relative_mass,
+      r.median_ms, r.p99_ms, r.speedup);
 }
 
 Status Run(const Options& options) {
@@ -65,7 +68,9 @@ Status Run(const Options& options) {
   if (options.real) {
     PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
     const std::vector<HeadTrace> heads = HeadTraces(trace);
-    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, {options.rounds, true, options.only}));
+    PREFIXD_ASSIGN(const auto results,
+                   MeasureIndexes(heads, {options.rounds, trace.n_tokens <= options.hnsw_up_to,
+                                          options.only}));
     add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +
             std::to_string(heads.size()) + " heads, K = 1%",
         results);
@@ -82,8 +87,19 @@ Status Run(const Options& options) {
     PREFIXD_ASSIGN(const auto results,
                    MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to, options.only}));
     add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
-    for (const IndexResult& r : results) {
-      if (r.index == "codes" && n == 131072) ratios["speedup_flat_codes_128k"] = r.speedup;
+    const auto find = [&](const char* name) {
+      const auto it = std::ranges::find(results, name, &IndexResult::index);
+      return it == results.end() ? nullptr : &*it;
+    };
+    const IndexResult* codes = find("codes");
+    if (codes && n == 131072) ratios["speedup_flat_codes_128k"] = codes->speedup;
+    for (const auto& [name, key] :
+         {std::pair{"faiss ivf", "ivf"}, std::pair{"faiss hnsw", "hnsw"}}) {
+      const IndexResult* faiss = find(name);
+      if (!codes || !faiss) continue;
+      const std::string at = std::string(key) + "_" + std::to_string(n / 1024) + "k";
+      ratios["codes_faster_than_" + at] = faiss->median_ms / codes->median_ms;
+      ratios["codes_built_faster_than_" + at] = faiss->build_seconds / codes->build_seconds;
     }
   }
   PREFIXD_ASSIGN(const ScanResult scan, MeasureScan(options.rounds * 3));

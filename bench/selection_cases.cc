@@ -13,6 +13,7 @@
 #include "bench/support/statistics.h"
 #include "index/key_index.h"
 #include "index/recall.h"
+#include "index/tuning.h"
 
 namespace prefixd::bench {
 namespace {
@@ -45,20 +46,55 @@ struct Candidate {
   Build build;
 };
 
-std::vector<Candidate> Candidates() {
+// The put's sample in two halves, as the runtime takes it (runtime/index_build.cc); all of them saw
+// at least the first three quarters.
+struct Halves {
+  index::CausalQueries tune, held_out;
+};
+Halves HalvesOf(const HeadTrace& head) {
+  Halves halves;
+  const size_t floats = size_t{head.group} * head.shape.key_dim;
+  for (size_t i = 0; (i + 1) * floats <= head.sample_queries.size(); ++i) {
+    index::CausalQueries& half = i % 2 == 0 ? halves.tune : halves.held_out;
+    const auto q = std::span(head.sample_queries).subspan(i * floats, floats);
+    half.q.insert(half.q.end(), q.begin(), q.end());
+    half.positions.push_back(All(head).end / 4 * 3);
+  }
+  return halves;
+}
+
+constexpr double kTarget = 0.95;
+
+Built Tuned(const HeadTrace& head, Built built) {
+  if (!built.ok()) return built;
+  const Halves halves = HalvesOf(head);
+  PREFIXD_ASSIGN(const auto measured,
+                 index::Tune(**built, {halves.tune, halves.held_out, head.group, head.layer,
+                                       head.view(), 0.01, kTarget}));
+  static_cast<void>(measured);
+  return built;
+}
+
+std::vector<Candidate> Candidates(const MeasureOptions& options) {
   std::vector<Candidate> all;
   all.push_back(
       {"exact", [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); }});
   all.push_back({"codes", [](const HeadTrace& head) -> Built {
-                   return index::BuildCodesIndex(head.view(), All(head), {head.sample_queries});
+                   return Tuned(head, index::BuildCodesIndex(head.view(), All(head),
+                                                             {HalvesOf(head).tune.q}));
                  }});
-  all.push_back({"codes, untuned", [](const HeadTrace& head) -> Built {
+  all.push_back({"codes, no queries", [](const HeadTrace& head) -> Built {
                    return index::BuildCodesIndex(head.view(), All(head), {});
                  }});
-  for (const float probe : {0.1f, 0.3f}) {
-    all.push_back({"faiss ivf, " + std::to_string(int(100 * probe + 0.5f)) + "% of lists",
-                   [probe](const HeadTrace& head) -> Built {
-                     return index::BuildIvfIndex(head.view(), All(head), {0, probe, 1});
+  all.push_back({"page bounds", [](const HeadTrace& head) -> Built {
+                   return Tuned(head, index::BuildPagesIndex(head.view(), All(head), {}));
+                 }});
+  all.push_back({"faiss ivf", [](const HeadTrace& head) -> Built {
+                   return Tuned(head, index::BuildIvfIndex(head.view(), All(head), {}));
+                 }});
+  if (options.hnsw) {
+    all.push_back({"faiss hnsw", [](const HeadTrace& head) -> Built {
+                     return Tuned(head, index::BuildHnswIndex(head.view(), All(head), {}));
                    }});
   }
   return all;
@@ -87,6 +123,7 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
       }
     });
     PREFIXD_TRY(status);
+    sums[c].result.effort += indexes.back()->effort();
     PREFIXD_ASSIGN(const auto bytes, indexes.back()->Serialize());
     sums[c].result.bytes_per_key += double(bytes.size()) / double(keys.count);
   }
@@ -139,7 +176,7 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
 
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options) {
-  std::vector<Candidate> candidates = Candidates();
+  std::vector<Candidate> candidates = Candidates(options);
   std::erase_if(candidates, [&](const Candidate& c) {
     return c.name != "exact" && c.name.find(options.only) == std::string::npos;
   });
@@ -153,6 +190,7 @@ Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads
     IndexResult& r = sum.result;
     r.bytes_per_key /= double(heads.size());
     r.build_seconds /= double(heads.size());
+    r.effort /= double(heads.size());
     for (double* mean :
          {&r.keys_scanned, &r.bytes_fraction, &r.recall_100, &r.recall_k, &r.relative_mass}) {
       *mean /= sum.searches;

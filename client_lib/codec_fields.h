@@ -76,6 +76,9 @@ void Describe(V& v, Is<RuntimeOptions> auto& s) {
   v("clusters", s.clusters), v("phi_features", s.phi_features), v("encoding", s.encoding);
   v("query_samples", s.query_samples), v("choice_budgets", s.choice_budgets);
   v("build_codes", s.build_codes), v("codes_min_tokens", s.codes_min_tokens);
+  v("recall_target", s.recall_target);
+  v("build_hnsw", s.build_hnsw), v("hnsw_min_tokens", s.hnsw_min_tokens);
+  v("build_pages", s.build_pages), v("pages_min_tokens", s.pages_min_tokens);
   v("build_ivf", s.build_ivf), v("ivf_min_tokens", s.ivf_min_tokens), v("settle", s.settle);
   v("settle_min_tokens", s.settle_min_tokens), v("settle_chunk_tokens", s.settle_chunk_tokens);
   v("merge_max_tokens", s.merge_max_tokens), v("max_sessions", s.max_sessions);
@@ -164,6 +167,12 @@ void Describe(V& v, Is<HeadChoice> auto& s) {
   v("errors", s.errors);
 }
 template <class V>
+void Describe(V& v, Is<IndexRecall> auto& s) {
+  v("layer", s.layer), v("kv_head", s.kv_head), v("index", s.index), v("queries", s.queries);
+  v("k", s.k), v("recall", s.recall), v("mass", s.mass), v("effort", s.effort);
+  v("used", s.used);
+}
+template <class V>
 void Describe(V& v, Is<EstimatorError> auto& s) {
   v("estimator", s.estimator), v("error", s.error);
 }
@@ -181,6 +190,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
 template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {
   v("summary", s.summary), v("chain", s.chain), v("blobs", s.blobs), v("choices", s.choices);
+  v("indexes", s.indexes);
 }
 template <class V>
 void Describe(V& v, Is<HostTierTenant> auto& s) {

@@ -224,6 +224,33 @@ Status ListPrefixes(RemoteClient& client, const Options& options) {
   return {};
 }
 
+namespace {
+
+std::string HowSearched(const IndexRecall& r) {
+  if (!r.used) return "exact: the index finds too little";
+  char effort[32];
+  std::snprintf(effort, sizeof effort, "%g", r.index == "ivf" ? 100 * r.effort : r.effort);
+  const std::string how = Printable(r.index) + ", " + effort +
+                          (r.index == "ivf" ? "% of lists" : " keys looked at per token");
+  return how + (r.queries == 0 ? ", untuned: the put gave no queries" : "");
+}
+
+// What each index finds on queries it was not tuned by.
+void PrintIndexes(const std::vector<IndexRecall>& indexes) {
+  if (indexes.empty()) return;
+  std::vector<std::vector<std::string>> rows = {
+      {"LAYER", "KV HEAD", "INDEX", "RECALL", "MASS", "K", "QUERIES", "SEARCHED BY"}};
+  for (const IndexRecall& r : indexes) {
+    const bool tuned = r.queries > 0;
+    rows.push_back({Count(r.layer), Count(r.kv_head), r.index, tuned ? ErrorText(r.recall) : "-",
+                    tuned ? ErrorText(r.mass) : "-", tuned ? Count(r.k) : "-", Count(r.queries),
+                    HowSearched(r)});
+  }
+  PrintTable(rows);
+}
+
+}  // namespace
+
 Status ShowPrefix(RemoteClient& client, const Options& options) {
   PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
   if (options.json) {
@@ -252,6 +279,7 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
   }
   for (const std::string& blob : detail.blobs)
     std::printf("derived           %s\n", Printable(blob).c_str());
+  PrintIndexes(detail.indexes);
   if (detail.choices.empty()) return {};
   std::vector<std::vector<std::string>> rows = {
       {"LAYER", "KV HEAD", "BUDGET", "CHOSEN", "ERROR", "OTHERS"}};

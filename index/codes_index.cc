@@ -128,7 +128,7 @@ void KeepSelectedKeys(const SearchRequest& request, std::span<const uint32_t> li
 }
 
 // `parts`: ascending, disjoint.
-Result<Selection> Search(const SearchRequest& request, std::span<const Part> all) {
+Result<Selection> Search(const SearchRequest& request, std::span<const Part> all, float effort) {
   PREFIXD_TRY(CheckRequest(request));
   if (request.scores) request.scores->clear();
   if (request.selected_keys) request.selected_keys->clear();
@@ -146,7 +146,7 @@ Result<Selection> Search(const SearchRequest& request, std::span<const Part> all
     parts.push_back(part);
   }
   if (request.k >= wanted.size()) return SelectAll(request);
-  const uint64_t short_list = uint64_t{kShortListFactor} * request.k + 1;
+  const auto short_list = static_cast<uint64_t>(std::ceil(double{effort} * request.k)) + 1;
   // Reading the short list's keys would cost as much as reading all of them.
   if (inside < kMinCodeKeys || short_list >= inside / 2) return SearchExactly(request);
   SearchScratch own;
@@ -204,9 +204,20 @@ class CodesIndex final : public KeyIndex {
   IndexKind kind() const override { return IndexKind::kCodes; }
   TokenRange covered() const override { return covered_; }
   size_t memory_bytes() const override { return book_.bytes() + codes_.bytes().size(); }
+  float effort() const override { return effort_; }
+  std::vector<float> efforts() const override {
+    return {1.5f, 2, 2.5f, kShortListFactor, 4, 5, 6.5f, 8};
+  }
+  Status SetEffort(float effort) override {
+    if (!(effort >= 1 && effort <= 64)) {
+      return InvalidArgument("codes re-rank 1 to 64 times as many keys as they return");
+    }
+    effort_ = effort;
+    return {};
+  }
   Result<Selection> Search(const SearchRequest& request) const override {
     const Part part = PartOf(covered_);
-    return index::Search(request, {&part, 1});
+    return index::Search(request, {&part, 1}, effort_);
   }
   Result<std::vector<std::byte>> Serialize() const override {
     return SerializeCodes(book_, covered_, codes_.bytes());
@@ -217,6 +228,7 @@ class CodesIndex final : public KeyIndex {
   CodeBook book_;
   CodeMemory codes_;
   TokenRange covered_;
+  float effort_ = kShortListFactor;
 };
 
 class JoinedCodes final : public KeyIndex {
@@ -233,8 +245,18 @@ class JoinedCodes final : public KeyIndex {
     for (const auto& index : indexes_) bytes += index->memory_bytes();
     return bytes;
   }
+  // That of its parts which asks for most.
+  float effort() const override {
+    float most = 1;
+    for (const auto& index : indexes_) most = std::max(most, index->effort());
+    return most;
+  }
+  Status SetEffort(float effort) override {
+    for (const auto& index : indexes_) PREFIXD_TRY(index->SetEffort(effort));
+    return {};
+  }
   Result<Selection> Search(const SearchRequest& request) const override {
-    return index::Search(request, parts_);
+    return index::Search(request, parts_, effort());
   }
   Result<std::vector<std::byte>> Serialize() const override {
     return Error{Code::kFailedPrecondition, "joined indexes are stored one by one"};

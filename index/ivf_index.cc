@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/step.h"
+#include "index/centred_keys.h"
 #include "index/ivf_lists.h"
 #include "index/ivf_probe.h"
 #include "index/search_request.h"
@@ -17,8 +18,6 @@
 namespace prefixd::index {
 
 namespace {
-
-constexpr float kLargestF16 = 65504;
 
 // What a score's rounding to 16-bit codes needs besides the lists.
 struct Centring {
@@ -43,6 +42,11 @@ class IvfIndex final : public KeyIndex {
         options_(options) {}
 
   IndexKind kind() const override { return IndexKind::kIvf; }
+  float effort() const override { return options_.probe_fraction; }
+  std::vector<float> efforts() const override {
+    return {0.02f, 0.05f, 0.1f, 0.15f, 0.2f, 0.3f, 0.4f, 0.5f, 0.75f};
+  }
+  Status SetEffort(float effort) override;
   size_t memory_bytes() const override {
     return covered_.size() * (size_t{dim()} * 2 + sizeof(int64_t)) +
            size_t{lists_.n_lists()} * dim() * sizeof(float);
@@ -219,33 +223,13 @@ Result<std::vector<std::byte>> IvfIndex::Serialize() const {
 
 bool GoodFraction(float fraction) { return fraction > 0 && fraction <= 1; }
 
-// Keys as float32, [n][dim], minus their mean. kInvalidArgument names the token.
-Result<std::vector<float>> CentredKeys(const RowsView& keys, uint32_t first_token,
-                                       std::span<float> mean) {
-  const uint32_t dim = keys.shape.key_dim;
-  std::vector<float> centred(keys.count * dim);
-  std::vector<double> sum(dim, 0.0);
-  for (size_t i = 0; i < keys.count; ++i) {
-    const std::span<float> key(centred.data() + i * dim, dim);
-    ToFloat(keys.shape.dtype, keys.key(i), key);
-    if (!AllFinite(key)) {
-      return InvalidArgument("the key of token " + std::to_string(first_token + i) +
-                             " is NaN or infinite");
-    }
-    for (uint32_t d = 0; d < dim; ++d) sum[d] += key[d];
+Status IvfIndex::SetEffort(float effort) {
+  if (!GoodFraction(effort)) {
+    return InvalidArgument(
+        "an inverted file probes a fraction of its lists, above 0 and at most 1");
   }
-  for (uint32_t d = 0; d < dim; ++d) mean[d] = static_cast<float>(sum[d] / double(keys.count));
-  for (size_t i = 0; i < keys.count; ++i) {
-    float* key = centred.data() + i * dim;
-    for (uint32_t d = 0; d < dim; ++d) {
-      key[d] -= mean[d];
-      if (!(std::fabs(key[d]) <= kLargestF16)) {
-        return InvalidArgument("the key of token " + std::to_string(first_token + i) +
-                               " is too large for 16-bit codes; use an exact index");
-      }
-    }
-  }
-  return centred;
+  options_.probe_fraction = effort;
+  return {};
 }
 
 // Largest |code - centred key| per dimension: [dim].

@@ -10,6 +10,7 @@
 #include <exception>
 #include <string>
 
+#include "index/faiss_reader.h"
 #include "index/one_omp_thread.h"
 
 namespace prefixd::index {
@@ -22,23 +23,6 @@ using FaissIvf = faiss::IndexIVFScalarQuantizer;
 // within seconds per head at 128k tokens.
 constexpr int kTrainRounds = 8;
 constexpr int kTrainPointsPerList = 64;
-
-// Reads from borrowed bytes; FAISS treats a short read as an error.
-class SpanReader final : public faiss::IOReader {
- public:
-  explicit SpanReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  size_t operator()(void* ptr, size_t size, size_t nitems) override {
-    if (size == 0) return nitems;
-    const size_t whole = std::min(nitems, bytes_.size() / size);
-    if (whole != 0) std::memcpy(ptr, bytes_.data(), whole * size);
-    bytes_ = bytes_.subspan(whole * size);
-    return whole;
-  }
-  bool at_end() const { return bytes_.empty(); }
-
- private:
-  std::span<const std::byte> bytes_;
-};
 
 Error Corrupt(const std::string& what) {
   return {Code::kCorrupt, "stored index: " + what + "; rebuild it"};
@@ -138,7 +122,7 @@ Result<IvfLists> IvfLists::Build(std::span<const float> vectors, uint32_t dim, u
 Result<IvfLists> IvfLists::Load(std::span<const std::byte> bytes, size_t n, uint32_t dim,
                                 uint32_t n_lists) {
   try {
-    SpanReader reader(bytes);
+    FaissReader reader(bytes);
     std::unique_ptr<faiss::Index> index(faiss::read_index(&reader));
     auto* ivf = dynamic_cast<FaissIvf*>(index.get());
     if (ivf == nullptr) return Corrupt("not an inverted file with 16-bit codes");

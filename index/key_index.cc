@@ -1,8 +1,12 @@
 #include "index/key_index.h"
 
+#include <algorithm>
+
 #include "index/codes_index.h"
 #include "index/envelope.h"
+#include "index/hnsw_index.h"
 #include "index/ivf_index.h"
+#include "index/pages_index.h"
 
 namespace prefixd::index {
 
@@ -14,23 +18,41 @@ std::string_view IndexName(IndexKind kind) {
       return "ivf";
     case IndexKind::kCodes:
       return "codes";
+    case IndexKind::kHnsw:
+      return "hnsw";
+    case IndexKind::kPages:
+      return "pages";
   }
   return "unknown";
 }
 
 Result<IndexKind> IndexFromName(std::string_view name) {
-  if (name == "exact") return IndexKind::kExact;
-  if (name == "ivf") return IndexKind::kIvf;
-  if (name == "codes") return IndexKind::kCodes;
+  for (const IndexKind kind : {IndexKind::kExact, IndexKind::kIvf, IndexKind::kCodes,
+                               IndexKind::kHnsw, IndexKind::kPages}) {
+    if (name == IndexName(kind)) return kind;
+  }
   return InvalidArgument("no index named '" + std::string(name) +
-                         "'; there are exact, codes and ivf");
+                         "'; there are exact, codes, ivf, hnsw and pages");
+}
+
+Status KeyIndex::SetEffort(float effort) {
+  if (effort == 1) return {};
+  return InvalidArgument("an exact search has no effort to set");
 }
 
 Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes) {
   PREFIXD_ASSIGN(const OpenedEnvelope opened, Open(bytes));
-  if (opened.fields.kind == static_cast<uint32_t>(IndexKind::kIvf)) return LoadIvfIndex(opened);
-  if (opened.fields.kind == static_cast<uint32_t>(IndexKind::kCodes)) {
-    return LoadCodesIndex(opened);
+  switch (static_cast<IndexKind>(std::min(opened.fields.kind, 255u))) {
+    case IndexKind::kIvf:
+      return LoadIvfIndex(opened);
+    case IndexKind::kCodes:
+      return LoadCodesIndex(opened);
+    case IndexKind::kHnsw:
+      return LoadHnswIndex(opened);
+    case IndexKind::kPages:
+      return LoadPagesIndex(opened);
+    case IndexKind::kExact:  // stores nothing
+      break;
   }
   return Error{Code::kCorrupt,
                "stored index: unknown kind " + std::to_string(opened.fields.kind) + "; rebuild it"};

@@ -1,6 +1,6 @@
 // Which tokens to read: indexes over the keys of one (layer, KV head), and how one asks them.
 //
-// Thread-safety: an index is immutable once made; all members are const and may be called
+// Thread-safety: an index is immutable once made and tuned; const members may be called
 // concurrently. Search starts no threads. Building starts none of its own either, but the BLAS
 // behind FAISS may (OPENBLAS_NUM_THREADS); callers parallelise over heads.
 #pragma once
@@ -22,8 +22,9 @@
 
 namespace prefixd::index {
 
-enum class IndexKind : uint8_t { kExact = 0, kIvf = 1, kCodes = 2 };
-std::string_view IndexName(IndexKind kind);  // "exact", "ivf", "codes"
+enum class IndexKind : uint8_t { kExact = 0, kIvf = 1, kCodes = 2, kHnsw = 3, kPages = 4 };
+inline constexpr size_t kIndexKinds = 5;
+std::string_view IndexName(IndexKind kind);  // "exact", "ivf", "codes", "hnsw", "pages"
 Result<IndexKind> IndexFromName(std::string_view name);
 
 // Buffers that a caller keeps from search to search, so that searching allocates only while it
@@ -64,6 +65,14 @@ class KeyIndex {
   // Tokens covered, as positions; candidates outside are searched exactly (appended tokens).
   virtual TokenRange covered() const = 0;
   virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
+  // How much a search looks at, in the index's own measure: IVF the fraction of lists it probes;
+  // codes the short list, HNSW its beam, pages their tokens, in multiples of k. Exact search has
+  // but one.
+  virtual float effort() const { return 1; }
+  // What tuning (tuning.h) tries, least first.
+  virtual std::vector<float> efforts() const { return {1}; }
+  // Not while others use the index. kInvalidArgument: not an effort of this kind.
+  virtual Status SetEffort(float effort);
   // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head by request.rule.
   // Indexes that are not exact look for the best by kMax first and choose among those.
   // k of at least candidates.size() (an empty range too) returns them all without reading a key:
@@ -102,6 +111,34 @@ Result<std::unique_ptr<KeyIndex>> BuildIvfIndex(const RowsView& keys, TokenRange
                                                 const IvfOptions& options);
 
 // Fewer keys than this are scanned exactly as fast.
+inline constexpr uint32_t kMinHnswKeys = 1024;
+
+struct HnswOptions {
+  uint32_t links = 32;  // of each key, 4 to 64; twice as many in the graph's lowest layer
+};
+// FAISS HNSW over centred keys by inner product, with its own 32-bit copy of them (about 4 key_dim
+// + 8 links + 20 bytes a key) and minutes of build per 100k keys: for prefixes that are kept long.
+// The union of what the query heads find is re-ranked with exact keys. Approximate cuts, except
+// where few candidates lie inside covered() or k is large for the graph: these are searched
+// exactly.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: as BuildIvfIndex; fewer than kMinHnswKeys.
+Result<std::unique_ptr<KeyIndex>> BuildHnswIndex(const RowsView& keys, TokenRange covered,
+                                                 const HnswOptions& options);
+
+struct PagesOptions {
+  uint32_t page_tokens = 32;  // 2 to 4096
+};
+// The least and the largest of each dimension over pages of consecutive tokens (Quest, Tang et al.
+// 2024), 4 key_dim / page_tokens bytes a key: the cheapest index to build and to keep, and the
+// baseline of others. The pages whose bounds are highest, with effort() k tokens, are read and
+// re-ranked with exact keys. Approximate cuts, except where that would be most of the keys.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: NaN or Inf keys (the message names the token); options out of range.
+Result<std::unique_ptr<KeyIndex>> BuildPagesIndex(const RowsView& keys, TokenRange covered,
+                                                  const PagesOptions& options);
+
+// Fewer keys than this are scanned exactly as fast.
 inline constexpr uint32_t kMinCodeKeys = 1024;
 
 struct CodesOptions {
@@ -110,9 +147,9 @@ struct CodesOptions {
   std::span<const float> queries;
 };
 // A flat scan over compact codes (attention/key_codes.h), a quarter of a byte a key dimension; the
-// kShortListFactor k best by codes are re-ranked with their exact keys. Approximate cuts, except
-// where so few candidates lie inside covered() that they are searched exactly; candidates outside
-// always are.
+// kShortListFactor k (or effort() k) best by codes are re-ranked with their exact keys. Approximate
+// cuts, except where so few candidates lie inside covered() that they are searched exactly;
+// candidates outside always are.
 //   keys: row i is token covered.begin + i; read during the call only.
 // kInvalidArgument: NaN or Inf keys or queries; fewer than kMinCodeKeys keys (use MakeExactIndex).
 Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered,

@@ -30,8 +30,12 @@ struct Core {
         pool(o.threads),
         models(storage.get()),
         selector_memory(o.selector_memory_bytes),
-        rooms{&options, storage.get(), &pool, &scratch, &selector_memory},
+        rooms{&options, storage.get(),    &pool,
+              &scratch, &selector_memory, [this](const storage::SegmentId& id) { Rebuild(id); }},
         prepared(selector_memory) {}
+
+  // Derived data of the segment are made again, in the background.
+  void Rebuild(const storage::SegmentId& id);
 
   const RuntimeOptions options;
   const std::unique_ptr<storage::PrefixStore> storage;

@@ -1,5 +1,5 @@
-// Indexes over the keys of stored segments: built in the background, stored beside the segment,
-// put together for a prefix.
+// The indexes that lie beside stored segments, put together for a prefix. How they are made:
+// index_build.h.
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
@@ -7,31 +7,40 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "index/key_index.h"
 #include "runtime/summaries.h"
+#include "runtime/types.h"
 
 namespace prefixd {
 
-// "ivf.<layer>.<kv head>", "codes.<layer>.<kv head>"; kExact has none.
+// "codes.<layer>.<kv head>" and so on; kExact has none.
 std::string IndexBlobName(index::IndexKind kind, uint32_t layer, uint32_t kv_head);
 std::string IndexProducer(index::IndexKind kind, Anchors anchors);
-
-// The kinds that the options ask for, of a segment this long. Fewer keys than an index takes, or
-// keys that it refuses, leave a head to exact search.
-std::vector<index::IndexKind> WantedIndexes(const RuntimeOptions& options,
-                                            const storage::PrefixInfo& segment);
-// Of every head of the segment in which `prefix` ends; what is stored already stays. Counts heads
-// in `progress`.
-Status BuildIndexes(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                    index::IndexKind kind, WorkProgress& progress);
+// The tokens of a segment that its indexes cover.
+TokenRange IndexedTokens(TokenRange stored, Anchors anchors);
 
 // Whether codes cover at least half of `mid`.
 bool HasCodes(const Rooms& rooms, std::span<const SegmentPart> parts, TokenRange mid);
-// The codes of all parts that have some, as one index; null where none can be used. One that is
-// damaged or of another version is said in the log and left out: its tokens are searched exactly.
-std::unique_ptr<index::KeyIndex> LoadCodes(const Rooms& rooms, std::span<const SegmentPart> parts,
-                                           TokenRange mid, uint32_t layer, uint32_t kv_head,
-                                           storage::ReadStats* reads);
+
+// What loading an index needs to know of a prefix.
+struct IndexSource {
+  const Rooms& rooms;
+  std::span<const SegmentPart> parts;
+  std::span<const std::vector<IndexRecall>> recalls;  // [parts], of the kind that is loaded
+  TokenRange mid;
+  uint32_t layer = 0, kv_head = 0;
+  storage::ReadStats* reads = nullptr;
+};
+
+// Tokens whose index is not there, or misses the recall target, are searched exactly. An index that
+// is damaged, foreign or of another version is never used: it is said in the log, and made again.
+
+// The codes of all parts that have some, as one index; null where none can be used.
+std::unique_ptr<index::KeyIndex> LoadCodes(const IndexSource& source);
+// The index of one part; null where it cannot be used.
+std::unique_ptr<index::KeyIndex> LoadOne(const IndexSource& source, size_t part,
+                                         index::IndexKind kind);
 
 }  // namespace prefixd

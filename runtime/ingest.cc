@@ -7,7 +7,8 @@
 #include <set>
 
 #include "runtime/choice.h"
-#include "runtime/indexes.h"
+#include "runtime/index_build.h"
+#include "runtime/index_recall.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/token_features.h"
 #include "storage/errors.h"
@@ -28,12 +29,10 @@ std::string DoneProducer(const Rooms& rooms, const Model& model) {
     all += "; " + SummaryKind::Phi(model, maps, options).producer();
   }
   all += "; " + ChoiceProducer(options, model);
-  const auto add = [&](bool built, index::IndexKind kind, uint32_t from) {
-    if (!built) return;
-    all += "; " + IndexProducer(kind, options.anchors) + " from=" + std::to_string(from);
-  };
-  add(options.build_codes, index::IndexKind::kCodes, options.codes_min_tokens);
-  add(options.build_ivf, index::IndexKind::kIvf, options.ivf_min_tokens);
+  for (const index::IndexKind kind : BuiltIndexes(options)) {
+    all += "; " + RecallProducer(kind, options) +
+           " from=" + std::to_string(IndexMinTokens(options, kind));
+  }
   return all;
 }
 

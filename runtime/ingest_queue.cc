@@ -5,12 +5,17 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/thread_pool.h"
+
 namespace prefixd {
 
 using storage::SegmentId;
 
 IngestQueue::IngestQueue(Job job) : job_(std::move(job)) {
-  thread_ = std::thread([this] { Loop(); });
+  thread_ = std::thread([this] {
+    YieldToOthers();
+    Loop();
+  });
 }
 
 void IngestQueue::Enqueue(const SegmentId& id) {

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "runtime/choice.h"
+#include "runtime/index_build.h"
 
 namespace prefixd {
 namespace {
@@ -77,10 +78,9 @@ Status CheckPolicy(const StepPolicy& policy) {
                            std::to_string(policy.budget));
   }
   if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
-  if (policy.selector != "auto" && policy.selector != "exact" && policy.selector != "codes" &&
-      policy.selector != "ivf") {
+  if (policy.selector != "auto" && !index::IndexFromName(policy.selector).ok()) {
     return InvalidArgument("no selector named '" + policy.selector +
-                           "'; use auto, exact, codes or ivf");
+                           "'; use auto, exact, codes, ivf, hnsw or pages");
   }
   PREFIXD_TRY(CheckSharing(policy));
   return CheckWindow(policy);
@@ -222,29 +222,24 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
   return text;
 }
 
-// Whether steps select by codes, the default where there are some.
-Result<bool> UseCodes(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy) {
-  if (policy.selector != "auto" && policy.selector != "codes") return false;
-  const bool there = prefix.has_codes();
-  if (!there && policy.selector == "codes") {
-    return Error{Code::kFailedPrecondition,
-                 "this prefix has no index of codes (it is built in the background for segments of "
-                 "at least " +
-                     std::to_string(rooms.options->codes_min_tokens) +
-                     " tokens); wait until it is ready or use selector exact"};
+// Codes are the default where there are some, then IVF; what is asked for by name must be there.
+Result<index::IndexKind> ChooseSelector(const Rooms& rooms, const PreparedPrefix& prefix,
+                                        const StepPolicy& policy) {
+  using index::IndexKind;
+  if (policy.selector == "auto") {
+    for (const IndexKind kind : {IndexKind::kCodes, IndexKind::kIvf}) {
+      const bool large = kind == IndexKind::kCodes ||
+                         prefix.partition().mid.size() >= rooms.options->ivf_min_tokens;
+      if (large && prefix.has_index(kind)) return kind;
+    }
+    return IndexKind::kExact;
   }
-  return there;
-}
-
-Result<bool> UseIvf(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy) {
-  const bool large = prefix.partition().mid.size() >= rooms.options->ivf_min_tokens;
-  if (policy.selector == "exact" || (policy.selector == "auto" && !large)) return false;
-  if (prefix.has_ivf()) return true;
-  if (policy.selector == "auto") return false;
+  PREFIXD_ASSIGN(const IndexKind kind, index::IndexFromName(policy.selector));
+  if (kind == IndexKind::kExact || prefix.has_index(kind)) return kind;
   return Error{Code::kFailedPrecondition,
-               "this prefix has no IVF index (it is built in the background for segments of at "
-               "least " +
-                   std::to_string(rooms.options->ivf_min_tokens) +
+               "this prefix has no index '" + policy.selector + "' (with ingest.build_" +
+                   policy.selector + " one is built in the background for segments of at least " +
+                   std::to_string(IndexMinTokens(*rooms.options, kind)) +
                    " tokens); wait until it is ready or use selector exact"};
 }
 
@@ -282,13 +277,10 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   PREFIXD_TRY(CheckFixed(policy, geometry));
   // What is asked for by name must be there: said before any budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
-  PREFIXD_ASSIGN(plan->codes, UseCodes(rooms, *prefix, policy));
-  if (!plan->codes) {
-    PREFIXD_ASSIGN(plan->ivf, UseIvf(rooms, *prefix, policy));
-  }
+  PREFIXD_ASSIGN(plan->selector, ChooseSelector(rooms, *prefix, policy));
   const bool every_key = !policy.sharing.on() && !policy.window.on();
   const Planner planner(rooms, *prefix, policy,
-                        /*scan=*/!plan->ivf && !plan->codes && every_key);
+                        /*scan=*/plan->selector == index::IndexKind::kExact && every_key);
   std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {

@@ -27,9 +27,9 @@ struct HeadPlan {
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;         // [n_layers * n_kv_heads]; mode kRetrieve only
-  KeptByVariant summaries;             // that heads point into
-  bool codes = false, ivf = false;     // the selector; neither: exact
+  std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
+  KeptByVariant summaries;      // that heads point into
+  index::IndexKind selector = index::IndexKind::kExact;
   std::unique_ptr<SharedSets> shared;  // null: every step retrieves
   // Of the mid region, what a step of this head may retrieve.
   TokenRange Candidates(size_t head) const;

@@ -6,6 +6,7 @@
 // not change any more while the prefix is prepared.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -22,15 +23,17 @@
 namespace prefixd {
 
 struct PrefixMemory {
+  struct LoadedIndex {
+    std::atomic<bool> loaded{false};
+    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    SelectorMemory::Lease memory;
+  };
   struct Head {
     std::mutex mutex;  // of loading
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_index{false}, has_features{false},
-        has_codes{false};
-    std::vector<std::byte> anchors;          // [sinks + tail][row bytes]
-    storage::AlignedBuffer keys;             // [mid][key bytes]
-    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
-    std::unique_ptr<index::KeyIndex> codes;  // likewise
-    SelectorMemory::Lease index_memory, codes_memory;
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
+    std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
+    storage::AlignedBuffer keys;     // [mid][key bytes]
+    std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
   };
 

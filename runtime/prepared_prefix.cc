@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "runtime/choice.h"
-#include "runtime/indexes.h"
+#include "runtime/index_recall.h"
 #include "runtime/ingest.h"
 
 namespace prefixd {
@@ -70,14 +70,13 @@ const SegmentPart* PreparedPrefix::LargestPart() const {
   return largest;
 }
 
-bool PreparedPrefix::has_codes() const { return HasCodes(rooms_, parts_, partition_.mid); }
-
-bool PreparedPrefix::has_ivf() const {
+bool PreparedPrefix::has_index(index::IndexKind kind) const {
+  if (kind == index::IndexKind::kCodes) return HasCodes(rooms_, parts_, partition_.mid);
   const SegmentPart* part = LargestPart();
   if (!part || part->used.size() < partition_.mid.size() / 2) return false;
-  const auto names = rooms_.storage->ListBlobs(part->id);
-  return std::any_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name.starts_with("ivf."); });
+  const std::string prefix = std::string(index::IndexName(kind)) + ".";
+  return std::ranges::any_of(rooms_.storage->ListBlobs(part->id),
+                             [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
 std::vector<HeadChoice> PreparedPrefix::Choices() const {
@@ -206,43 +205,37 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, storage::Re
       state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
 }
 
-Result<const index::KeyIndex*> PreparedPrefix::Codes(size_t head, storage::ReadStats* reads) {
-  PrefixMemory::Head& state = memory_->heads[head];
-  if (!state.has_codes.load(std::memory_order_acquire)) {
-    std::lock_guard lock(state.mutex);
-    if (!state.has_codes.load(std::memory_order_relaxed)) {
-      state.codes =
-          LoadCodes(rooms_, parts_, partition_.mid, layer_of(head), kv_head_of(head), reads);
-      if (state.codes) {
-        state.codes_memory = rooms_.selector_memory->Charge(state.codes->memory_bytes());
-      }
-      state.has_codes.store(true, std::memory_order_release);
+IndexSource PreparedPrefix::Source(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+  std::lock_guard lock(recalls_mutex_);
+  const auto [it, fresh] = recalls_.try_emplace(kind);
+  if (fresh) {
+    for (const SegmentPart& part : parts_) {
+      it->second.push_back(LoadRecalls(rooms_, part.id, kind));
     }
   }
-  return state.codes ? static_cast<const index::KeyIndex*>(state.codes.get()) : exact_.get();
+  return {rooms_, parts_, it->second, partition_.mid, layer_of(head), kv_head_of(head), reads};
 }
 
-Result<const index::KeyIndex*> PreparedPrefix::Ivf(size_t head, storage::ReadStats* reads) {
+Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKind kind,
+                                                     storage::ReadStats* reads) {
+  if (kind == index::IndexKind::kExact) return exact_.get();
   PrefixMemory::Head& state = memory_->heads[head];
-  if (!state.has_index.load(std::memory_order_acquire)) {
+  PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
+  if (!slot.loaded.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
-    if (!state.has_index.load(std::memory_order_relaxed)) {
-      const SegmentPart* part = LargestPart();
-      auto blob = rooms_.storage->GetBlob(
-          part->id, IndexBlobName(index::IndexKind::kIvf, layer_of(head), kv_head_of(head)),
-          IndexProducer(index::IndexKind::kIvf, rooms_.options->anchors));
-      if (blob.ok()) {
-        if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += blob->size();
-        // A damaged index is never trusted: the head is searched exactly.
-        if (auto index = index::LoadIndex(*blob); index.ok()) {
-          state.index = std::move(index).value();
-          state.index_memory = rooms_.selector_memory->Charge(state.index->memory_bytes());
-        }
+    if (!slot.loaded.load(std::memory_order_relaxed)) {
+      const IndexSource source = Source(head, kind, reads);
+      const SegmentPart* largest = LargestPart();
+      if (kind == index::IndexKind::kCodes) {
+        slot.index = LoadCodes(source);
+      } else if (largest) {
+        slot.index = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
       }
-      state.has_index.store(true, std::memory_order_release);
+      if (slot.index) slot.memory = rooms_.selector_memory->Charge(slot.index->memory_bytes());
+      slot.loaded.store(true, std::memory_order_release);
     }
   }
-  return state.index ? static_cast<const index::KeyIndex*>(state.index.get()) : exact_.get();
+  return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
 }
 
 Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {

@@ -6,13 +6,16 @@
 // Returned views and pointers live as long as the PreparedPrefix.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "attention/partition.h"
 #include "index/key_index.h"
+#include "runtime/indexes.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/prefix_memory.h"
 #include "runtime/token_features.h"
@@ -44,10 +47,9 @@ class PreparedPrefix {
   std::span<const SegmentPart> parts() const { return parts_; }
   // The maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
-  bool has_phi_caches() const;  // beside every segment of the chain
-  bool has_clusters() const;    // likewise
-  bool has_codes() const;       // codes cover at least half of the mid region
-  bool has_ivf() const;         // an index covers at least half of the mid region
+  bool has_phi_caches() const;                  // beside every segment of the chain
+  bool has_clusters() const;                    // likewise
+  bool has_index(index::IndexKind kind) const;  // of at least half of the mid region
   // Of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
 
@@ -62,10 +64,10 @@ class PreparedPrefix {
   // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region. nullopt when
   // the keys of all heads do not fit into the memory left for selection: HeadKeys reads them then.
   Result<std::optional<RowsView>> MidKeys(size_t head, storage::ReadStats* reads);
-  // Codes of all segments that have some; an exact index where none can be used.
-  Result<const index::KeyIndex*> Codes(size_t head, storage::ReadStats* reads);
-  // The index that covers most of the mid region; an exact one where there is none.
-  Result<const index::KeyIndex*> Ivf(size_t head, storage::ReadStats* reads);
+  // Codes of all segments that have some, of other kinds the index that covers most of the mid
+  // region; an exact index where none can be used.
+  Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,
+                                       storage::ReadStats* reads);
   // Stored features of the mid region, for phi; null where the store keeps none.
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
@@ -79,6 +81,8 @@ class PreparedPrefix {
                  std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory);
   // The segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
+  // How a head's index of that kind is loaded.
+  IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Whether the keys of all heads may be held.
   bool MayHoldKeys();
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
@@ -91,6 +95,8 @@ class PreparedPrefix {
   const Partition partition_;
   const std::unique_ptr<index::KeyIndex> exact_;
   const std::shared_ptr<PrefixMemory> memory_;
+  std::mutex recalls_mutex_;
+  std::map<index::IndexKind, std::vector<std::vector<IndexRecall>>> recalls_;  // [parts]
 };
 
 // Beyond this many tokens per head, moments wait for the ingest.

@@ -69,12 +69,7 @@ Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<co
   {
     StageTimer timer(ledger.read_ns);
     // The index first: it is in memory in any case, keys only where there is room beside it.
-    if (plan.codes) {
-      PREFIXD_ASSIGN(index, prefix.Codes(head, &charge.reads));
-    }
-    if (plan.ivf) {
-      PREFIXD_ASSIGN(index, prefix.Ivf(head, &charge.reads));
-    }
+    PREFIXD_ASSIGN(index, prefix.Index(head, plan.selector, &charge.reads));
     PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, &charge.reads));
   }
   keys->Into(request);

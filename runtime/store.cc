@@ -8,6 +8,8 @@
 
 #include "runtime/choice.h"
 #include "runtime/core.h"
+#include "runtime/index_build.h"
+#include "runtime/index_recall.h"
 #include "runtime/ingest.h"
 #include "runtime/put_stream.h"
 #include "runtime/rewrite.h"
@@ -223,6 +225,10 @@ class StoreImpl : public Store {
       if (blob.ok()) {
         PREFIXD_ASSIGN(detail.choices, DeserializeChoices(*blob));
       }
+      for (const index::IndexKind kind : BuiltIndexes(core_->options)) {
+        const auto recalls = LoadRecalls(core_->rooms, info.chain.back(), kind);
+        detail.indexes.insert(detail.indexes.end(), recalls.begin(), recalls.end());
+      }
     }
     return detail;
   }
@@ -361,6 +367,11 @@ class StoreImpl : public Store {
 
 }  // namespace
 
+void Core::Rebuild(const storage::SegmentId& id) {
+  (void)MarkIncomplete(rooms, id);  // if it fails, the queue below still does the work
+  if (ingest) ingest->Enqueue(id);
+}
+
 Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   PREFIXD_TRY(CheckOptions(options));
   storage::StoreOptions at;
@@ -422,8 +433,7 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   // What was derived can be derived again.
   core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
     if (name == kQueriesBlob) ReportLostQueries(c->rooms, id);
-    (void)MarkIncomplete(c->rooms, id);  // if it fails, the queue below still does the work
-    c->ingest->Enqueue(id);
+    c->Rebuild(id);
   });
   core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,
                                               options.scrub_interval_hours);

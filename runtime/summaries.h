@@ -36,6 +36,8 @@ struct Rooms {
   ThreadPool* pool = nullptr;
   ScratchPool* scratch = nullptr;
   SelectorMemory* selector_memory = nullptr;
+  // Called when something derived of a segment turns out not to be sound; never null in a store.
+  std::function<void(const storage::SegmentId&)> rebuild = nullptr;
 };
 
 // Rows are read and added in runs of this many tokens.

@@ -1,5 +1,9 @@
 #include "runtime/thread_pool.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace prefixd {
@@ -15,9 +19,18 @@ struct ThreadPool::Job {
   std::condition_variable done;
 };
 
+void YieldToOthers() {
+  // Linux keeps a nice value for each thread. One that may not be set is no reason to fail.
+  static_cast<void>(::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19));
+}
+
 ThreadPool::ThreadPool(uint32_t threads) {
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  for (uint32_t i = 1; i < threads; ++i) workers_.emplace_back([this] { WorkerLoop(); });
+  for (uint32_t i = 1; i < threads; ++i) {
+    for (const WorkPriority priority : {WorkPriority::kStep, WorkPriority::kBackground}) {
+      workers_.emplace_back([this, priority] { WorkerLoop(priority); });
+    }
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -25,7 +38,7 @@ ThreadPool::~ThreadPool() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  work_.notify_all();
+  for (std::condition_variable& work : work_) work.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -44,12 +57,14 @@ void ThreadPool::RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& 
   if (++job->finished == job->n) job->done.notify_all();
 }
 
-void ThreadPool::WorkerLoop() {
+void ThreadPool::WorkerLoop(WorkPriority priority) {
+  if (priority == WorkPriority::kBackground) YieldToOthers();
+  const auto& queue = queues_[static_cast<size_t>(priority)];
   std::unique_lock lock(mutex_);
   while (true) {
-    work_.wait(lock, [&] { return stopping_ || !queues_[0].empty() || !queues_[1].empty(); });
+    work_[static_cast<size_t>(priority)].wait(lock, [&] { return stopping_ || !queue.empty(); });
     if (stopping_) return;  // callers finish their own items
-    RunOne(queues_[0].empty() ? queues_[1].front() : queues_[0].front(), lock);
+    RunOne(queue.front(), lock);
   }
 }
 
@@ -63,7 +78,7 @@ Status ThreadPool::ParallelFor(size_t n, const std::function<Status(size_t)>& bo
   job->priority = priority;
   std::unique_lock lock(mutex_);
   queues_[static_cast<size_t>(priority)].push_back(job);
-  work_.notify_all();
+  work_[static_cast<size_t>(priority)].notify_all();
   while (job->next < job->n) RunOne(job, lock);
   job->done.wait(lock, [&] { return job->finished == job->n; });
   return job->status;

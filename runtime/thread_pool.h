@@ -18,12 +18,17 @@
 
 namespace prefixd {
 
-// Workers take the items of steps before those of background work, one item at a time.
+// Steps and background work have workers of their own; those of background work yield the cores to
+// whoever else wants them.
 enum class WorkPriority : uint8_t { kStep = 0, kBackground = 1 };
+
+// The calling thread gives way to all others that want its core, for the rest of its life.
+void YieldToOthers();
 
 class ThreadPool {
  public:
-  // threads: including the calling thread, so threads - 1 workers are started; 0: one per core.
+  // threads: for steps including the calling thread, so threads - 1 workers are started for them,
+  // and as many for background work; 0: one per core.
   explicit ThreadPool(uint32_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -34,17 +39,17 @@ class ThreadPool {
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                      WorkPriority priority = WorkPriority::kStep);
 
-  uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
+  uint32_t threads() const { return static_cast<uint32_t>(workers_.size() / 2) + 1; }
 
  private:
   struct Job;
 
-  void WorkerLoop();
+  void WorkerLoop(WorkPriority priority);
   // Runs one item of `job`; `lock` is held on entry and exit.
   void RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
-  std::condition_variable work_;
+  std::condition_variable work_[2];             // by priority
   std::deque<std::shared_ptr<Job>> queues_[2];  // by priority; jobs with items not yet begun
   bool stopping_ = false;
   std::vector<std::thread> workers_;

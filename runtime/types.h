@@ -97,7 +97,7 @@ struct StepPolicy {
   double budget = 0.02;           // fraction of the prefix per step (spec §4)
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
-  std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
+  std::string selector = "auto";  // "auto", "exact", "codes", "ivf", "hnsw", "pages"
   // How the query heads of a KV head choose the set they share (docs/selection.md).
   GroupRule group_rule = GroupRule::kMax;
   // Sets shared between steps (spec §8; runtime/shared_sets.h): within a block, steps whose queries
@@ -194,6 +194,20 @@ struct HeadChoice {
   bool operator==(const HeadChoice&) const = default;
 };
 
+// What an index finds of the tokens that exact search would return for a head, on queries of the
+// prefill that it was not tuned by (the other half of the sample tuned it), at 1% of the keys.
+struct IndexRecall {
+  uint32_t layer = 0, kv_head = 0;
+  std::string index;     // "codes", "ivf", "hnsw", "pages"
+  uint32_t queries = 0;  // 0: untuned, the put gave no queries to measure with
+  uint32_t k = 0;
+  double recall = 0;  // recall@k
+  double mass = 0;    // attention mass over that of the exact set, worst query head
+  double effort = 0;  // ivf: fraction of lists probed; others: keys looked at per token returned
+  bool used = true;   // false: it misses RuntimeOptions::recall_target, exact search serves
+  bool operator==(const IndexRecall&) const = default;
+};
+
 struct PrefixSummary {
   std::string id, model, tenant, label;
   uint32_t n_tokens = 0, own_tokens = 0, children = 0;
@@ -215,6 +229,7 @@ struct PrefixDetail {
   std::vector<std::string> chain;  // root first
   std::vector<std::string> blobs;  // derived data stored beside the segment
   std::vector<HeadChoice> choices;
+  std::vector<IndexRecall> indexes;  // of the segment that the prefix ends in
 };
 
 // A tenant's part of the host tier, since the start.

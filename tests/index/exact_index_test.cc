@@ -130,7 +130,7 @@ TEST(IndexNames, RoundTripAndRefuseOthers) {
     ASSERT_TRUE(again.ok());
     EXPECT_EQ(*again, kind);
   }
-  ASSERT_FALSE(IndexFromName("hnsw").ok());
+  ASSERT_FALSE(IndexFromName("lsh").ok());
   EXPECT_EQ(IndexFromName("").error().code, Code::kInvalidArgument);
 }
 

@@ -1,0 +1,27 @@
+// From tokens that an index proposes to the set that is returned. Internal to index/.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/result.h"
+#include "attention/selection.h"
+#include "index/key_index.h"
+
+namespace prefixd::index {
+
+// The candidates that `covered` leaves out: before it, and behind it.
+struct Outside {
+  TokenRange before, after;
+  size_t size() const { return size_t{before.size()} + after.size(); }
+};
+Outside OutsideOf(TokenRange candidates, TokenRange covered);
+
+// The k best of `proposed` (ascending, among the candidates) and of all tokens outside, by their
+// exact keys; approximate cuts. At least k in all. keys_scanned and bytes_scanned are of the keys
+// read here.
+Result<Selection> SelectAmong(const SearchRequest& request, std::span<const uint32_t> proposed,
+                              const Outside& outside);
+
+}  // namespace prefixd::index

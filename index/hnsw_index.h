@@ -1,0 +1,14 @@
+// Loading of a graph, for LoadIndex. Internal to index/.
+#pragma once
+
+#include <memory>
+
+#include "attention/result.h"
+#include "index/envelope.h"
+#include "index/key_index.h"
+
+namespace prefixd::index {
+
+Result<std::unique_ptr<KeyIndex>> LoadHnswIndex(const OpenedEnvelope& opened);
+
+}  // namespace prefixd::index
