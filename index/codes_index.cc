@@ -205,9 +205,7 @@ class CodesIndex final : public KeyIndex {
   TokenRange covered() const override { return covered_; }
   size_t memory_bytes() const override { return book_.bytes() + codes_.bytes().size(); }
   float effort() const override { return effort_; }
-  std::vector<float> efforts() const override {
-    return {1.5f, 2, 2.5f, kShortListFactor, 4, 5, 6.5f, 8};
-  }
+  std::vector<float> efforts() const override { return {float{kShortListFactor}, 4, 5, 6.5f, 8}; }
   Status SetEffort(float effort) override {
     if (!(effort >= 1 && effort <= 64)) {
       return InvalidArgument("codes re-rank 1 to 64 times as many keys as they return");
