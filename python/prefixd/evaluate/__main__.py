@@ -127,7 +127,7 @@ def _run(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
         methods = [*dict.fromkeys(["full", "topk", *methods])]
         methods = [m for m in METHODS if m in methods]
         plan = Plan(
-            checkpoint=o.model, weights=subject.splice.spec.identity["tensors"],
+            checkpoint=directory.name, weights=subject.splice.spec.identity["tensors"],
             tasks=[*generators], methods=methods, lengths=lengths,
             budgets=o.budget or ([0.02, 0.05] if o.quick else [0.01, 0.02, 0.03, 0.04, 0.05]),
             documents=2 if o.quick else o.documents, continuation=o.continuation, queries=o.queries,
@@ -149,7 +149,7 @@ def _check_same(a: argparse.ArgumentParser, path: Path, plan: Plan) -> None:
     new = json.loads(plan.to_json())
     if path.is_file():
         old = json.loads(path.read_text())
-        differ = [k for k in new if k not in _WIDER and k not in ("checkpoint",) and old[k] != new[k]]
+        differ = [k for k in new if k not in _WIDER and old[k] != new[k]]
         if differ:
             said = "; ".join(f"{k}: {old[k]} there, {new[k]} now" for k in differ)
             a.error(f"{path.parent} holds another run ({said}); name another --out or remove it")
