@@ -25,8 +25,8 @@ Result<Selection> SelectAmong(const SearchRequest& request, std::span<const uint
     tokens.resize(at + range.size());
     std::iota(tokens.begin() + ptrdiff_t(at), tokens.end(), range.begin);
   }
-  Selection selection = SelectByGroupMax(scores, request.group, static_cast<uint32_t>(n), request.k,
-                                         0, /*scores_complete=*/false);
+  Selection selection = SelectByGroup(request.rule, scores, request.group, static_cast<uint32_t>(n),
+                                      request.k, 0, /*scores_complete=*/false);
   for (uint32_t& id : selection.ids) id = tokens[id];
   std::ranges::sort(selection.ids);
   selection.keys_scanned = n;
