@@ -95,6 +95,12 @@ class Scrub {
   Pacer pacer_;
 };
 
+// The time, but never before what was written down last, which may run a little ahead.
+int64_t Now(StoreCore& core) {
+  std::lock_guard commit(core.commit_mutex);
+  return std::max(NowUnixMs(), core.last_verified_ms);
+}
+
 }  // namespace
 
 Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options) {
@@ -107,7 +113,7 @@ Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options) {
     const auto next = core.tree.LeastRecentlyVerified();
     if (!next) return NowUnixMs() + options.interval_ms;
     const int64_t due = next->second + options.interval_ms;
-    if (due > NowUnixMs() || !done.insert(next->first.id).second) return due;
+    if (due > Now(core) || !done.insert(next->first.id).second) return due;
     PREFIXD_TRY(scrub.Segment(next->first));
   }
 }
