@@ -118,9 +118,7 @@ def _run(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
         generators = {k: v for suite in suites for k, v in tasks.SUITES[suite].items()}
         if o.questions:
             generators["questions"] = tasks.question_file(o.questions)
-        methods = o.method or [
-            m for m in METHODS if (maps or not m.startswith("phi")) and (m != "cis" or subject.knows_cis)
-        ]
+        methods = o.method or [m for m in METHODS if maps or not m.startswith("phi")]
         if not maps and any(m.startswith("phi") for m in methods):
             a.error("φ needs feature maps: train them with python -m prefixd.train, name them with --maps")
         # The completion gain is measured against it, and nothing can be said without full attention.

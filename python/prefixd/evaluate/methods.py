@@ -43,6 +43,8 @@ METHODS = {
         Method("streaming", "StreamingLLM", baseline="streaming"),
     )
 }
+# Blocks of steps share what one of them retrieved, where queries are alike (docs/selection.md).
+CIS = {"block": 16, "similarity": 0.8, "dilation": 1}
 # Fixed choices of `auto` are made among these, which the store therefore builds.
 ESTIMATORS = ("none", "moment", "moment/r8", "centroid", "phi", "phi/bf16")
 
@@ -104,14 +106,14 @@ def policy(cell: Cell, n: int, l_gen: int, selector: str) -> prefixd.Policy:
     if method.mode != "retrieve":
         return prefixd.Policy(mode=method.mode)
     assert method.estimator is not None
-    extra = {"cis": True} if method.cis else {}
+    sharing = CIS if method.cis else None
     if cell.accounting == SAME_K:
         k = k_topk(cell.fraction, n)
-        return prefixd.Policy(k=k, estimator=method.estimator, selector=selector, extra=extra)
+        return prefixd.Policy(k=k, estimator=method.estimator, selector=selector, sharing=sharing)
     return prefixd.Policy(
         budget=cell.fraction,
         estimator=method.estimator,
         l_gen=l_gen if cell.accounting == AMORTIZED else 1,
         selector=selector,
-        extra=extra,
+        sharing=sharing,
     )

@@ -53,19 +53,6 @@ class Subject:
     def limit(self) -> int:
         return int(self.config.max_position_embeddings)
 
-    @property
-    def knows_cis(self) -> bool:
-        """Whether this store's policies share retrieved sets between steps."""
-        try:
-            self.store.attach(
-                self.splice.spec.name, prefix="none", policy={"cis": True}
-            )
-        except prefixd.InvalidArgument:
-            return False
-        except prefixd.PrefixdError:
-            pass
-        return True
-
     def count(self, text: str) -> int:
         return len(self.encoder.encode(text))
 
