@@ -1,5 +1,4 @@
-// Limits of a store as its users meet them: quotas, eviction, retention, a full disk.
-#include <sys/mount.h>
+// Limits of a store as its users meet them: quotas, eviction, retention.
 #include <unistd.h>
 
 #include <atomic>
@@ -11,21 +10,14 @@
 #include "storage/file.h"
 #include "storage/segment_format.h"
 #include "storage/store_dir.h"
+#include "tests/storage/prompts.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {
 namespace {
 
-using Tokens = std::vector<uint32_t>;
 constexpr int64_t kPast = 1;  // Unix ms: whatever expires then has expired
 constexpr int64_t kFuture = 1ll << 52;
-
-// Tokens that no other `first` shares.
-Tokens Prompt(uint32_t first, uint32_t n = 200) {
-  Tokens tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first * 10000);
-  return tokens;
-}
 
 class LimitsTest : public ::testing::Test {
  protected:
@@ -400,107 +392,6 @@ TEST_F(LimitsTest, ConcurrentPutsStayWithinTheQuota) {
   EXPECT_EQ(wrong, 0u);
   EXPECT_EQ(done, 100u);  // four unfinished puts and what they continue always fit
   ExpectAccountIsTrue();
-}
-
-// A small file system of our own, where root may mount one.
-class FullDiskTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    mounted_ = ::mount("tmpfs", dir_.path().c_str(), "tmpfs", 0, "size=64m") == 0;
-    if (!mounted_) GTEST_SKIP() << "a full disk needs a file system of its own: run as root";
-    options_.min_free_bytes = 0;
-    Open();
-    ASSERT_OK(store_->PutModel(model_));
-  }
-  void TearDown() override {
-    store_.reset();
-    if (mounted_) {
-      EXPECT_EQ(::umount(dir_.path().c_str()), 0);
-    }
-  }
-
-  void Open() {
-    store_.reset();
-    auto opened = PrefixStore::Open(options_);
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-  }
-  std::filesystem::path Filler() const { return dir_.path() / "filler"; }
-  // Somebody else takes every free byte.
-  void FillDisk() {
-    std::ofstream out(Filler(), std::ios::app | std::ios::binary);
-    const std::string block(4096, 'x');
-    while (out.write(block.data(), 4096).flush()) continue;
-    ASSERT_LT(FreeBytes(dir_.path()).value(), 4096u);
-  }
-  bool Ballast() const { return std::filesystem::exists(options_.dir / "ballast"); }
-  void ExpectPrefix(const SegmentId& id, const Tokens& tokens) {
-    const auto prefix = store_->OpenPrefix(id, 0);
-    ASSERT_OK(prefix);
-    const auto difference = Compare(**prefix, tokens);
-    ASSERT_OK(difference);
-    EXPECT_EQ(*difference, "");
-  }
-
-  TempDir dir_;
-  bool mounted_ = false;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
-};
-
-TEST_F(FullDiskTest, RefusesPutsServesAndCanBeMadeSmaller) {
-  ASSERT_TRUE(Ballast());
-  options_.eviction = Eviction::kNever;
-  Open();
-  std::vector<SegmentId> ids;
-  for (uint32_t i = 0; i < 4; ++i) {
-    const auto id = Put(*store_, model_, Prompt(i, 2000));
-    ASSERT_OK(id);
-    ids.push_back(*id);
-  }
-  FillDisk();
-  EXPECT_CODE(Put(*store_, model_, Prompt(9, 2000)), Code::kResourceExhausted);
-  for (uint32_t i = 0; i < 4; ++i) ExpectPrefix(ids[i], Prompt(i, 2000));
-  ASSERT_OK(store_->Remove(ids[0]));  // committed in the room of the ballast
-  EXPECT_FALSE(Ballast());
-  FillDisk();  // now nothing is left to give away
-  EXPECT_CODE(store_->Remove(ids[1]), Code::kResourceExhausted);
-  EXPECT_CODE(Put(*store_, model_, Prompt(9, 2000)), Code::kResourceExhausted);
-  ExpectPrefix(ids[1], Prompt(1, 2000));
-  std::filesystem::remove(Filler());
-  ASSERT_OK(store_->Remove(ids[1]));
-  ASSERT_OK(store_->Maintain());
-  EXPECT_TRUE(Ballast());
-  ASSERT_OK(Put(*store_, model_, Prompt(9, 2000)));
-}
-
-TEST_F(FullDiskTest, OpensAndEvicts) {
-  std::vector<SegmentId> ids;
-  for (uint32_t i = 0; i < 4; ++i) {
-    const auto id = Put(*store_, model_, Prompt(i, 2000));
-    ASSERT_OK(id);
-    ids.push_back(*id);
-  }
-  store_.reset();
-  FillDisk();
-  Open();  // in the room of the ballast
-  EXPECT_FALSE(Ballast());
-  for (uint32_t i = 0; i < 4; ++i) ExpectPrefix(ids[i], Prompt(i, 2000));
-  std::filesystem::resize_file(Filler(), std::filesystem::file_size(Filler()) - (1 << 20));
-  store_->NoteUse(ids[3]);
-  // The ballast must fit again beside a put: that is more than all there is to evict.
-  EXPECT_CODE(Put(*store_, model_, Prompt(9, 20000)), Code::kResourceExhausted);
-  EXPECT_EQ(store_->ListPrefixes().size(), 4u);
-  std::filesystem::remove(Filler());
-  ASSERT_OK(store_->Maintain());
-  ASSERT_TRUE(Ballast());
-  // Puts alone fill the disk: they evict one another and never run into it.
-  for (uint32_t i = 10; i < 60; ++i) ASSERT_OK(Put(*store_, model_, Prompt(i, 12000)));
-  EXPECT_GT(store_->stats().evictions, 0u);
-  ExpectPrefix(store_->ListPrefixes().back().id, Prompt(59, 12000));
-  Open();
-  ExpectPrefix(store_->ListPrefixes().back().id, Prompt(59, 12000));
 }
 
 }  // namespace

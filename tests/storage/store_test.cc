@@ -1,55 +1,13 @@
 // The store as its users see it, on every I/O backend.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <fstream>
 #include <thread>
 
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {
 namespace {
-
-class StoreTest : public ::testing::TestWithParam<IoBackend> {
- protected:
-  void SetUp() override {
-    options_ = TestOptions(dir_.path(), GetParam());
-    auto opened = PrefixStore::Open(options_);
-    if (GetParam() == IoBackend::kUring && !opened.ok() &&
-        opened.error().code == Code::kUnavailable) {
-      GTEST_SKIP() << opened.error().ToString();
-    }
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-    ASSERT_OK(store_->PutModel(model_));
-  }
-
-  void Reopen() {
-    store_.reset();
-    auto opened = PrefixStore::Open(options_);
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-  }
-
-  void ExpectPrefix(const SegmentId& id, std::span<const uint32_t> tokens) {
-    auto prefix = store_->OpenPrefix(id, static_cast<uint32_t>(tokens.size()));
-    ASSERT_OK(prefix);
-    const auto difference = Compare(**prefix, tokens);
-    ASSERT_OK(difference);
-    EXPECT_EQ(*difference, "");
-  }
-
-  std::filesystem::path SegmentFileOf(const SegmentId& id) {
-    return SegmentPath(options_.dir, id.bytes);
-  }
-
-  TempDir dir_;
-  StoreOptions options_;
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
-};
 
 TEST_P(StoreTest, PutSurvivesReopenByteForByte) {
   const auto tokens = Iota(1000);
@@ -364,158 +322,6 @@ TEST_P(StoreTest, BlobsAreReplacedVerifiedAndBoundToTheirProducer) {
   EXPECT_EQ(*store_->GetBlob(*id, "moments.l0", "v2"), smaller);
 }
 
-TEST_P(StoreTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
-  std::mt19937_64 rng(Seed("StoreTest.DataPageFlips"));
-  options_.host_tier_bytes = 0;
-  Reopen();
-  const auto tokens = Iota(300);
-  const auto id = Put(*store_, model_, tokens);
-  ASSERT_OK(id);
-  const auto path = SegmentFileOf(*id);
-  const SegmentLayout layout =
-      *SegmentLayout::Of({2, 2, static_cast<uint32_t>(model_.geometry.row().key_bytes()),
-                          static_cast<uint32_t>(model_.geometry.row().value_bytes()), 300, 0, 0});
-  for (int i = 0; i < 40; ++i) {
-    const uint64_t page = 1 + rng() % (layout.token_page - 1);
-    const uint64_t offset = page * kPageBytes + rng() % kPageBytes;
-    {
-      const auto prefix = store_->OpenPrefix(*id, 0);
-      ASSERT_OK(prefix);
-      FlipByte(path, offset, static_cast<uint8_t>(1 << (rng() % 8)));
-      const auto compared = Compare(**prefix, tokens);
-      ASSERT_FALSE(compared.ok()) << "page " << page << ": " << *compared;
-      EXPECT_EQ(compared.error().code, Code::kCorrupt);
-    }
-    // Quarantined: a miss for matching, an error for opening, and so after a restart.
-    EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, 0u);
-    EXPECT_CODE(store_->OpenPrefix(*id, 0), Code::kCorrupt);
-    EXPECT_TRUE(store_->GetPrefix(*id)->quarantined);
-    if (i == 0) {
-      Reopen();
-      EXPECT_CODE(store_->OpenPrefix(*id, 0), Code::kCorrupt);
-    }
-    const auto report = store_->Verify(&*id, nullptr);
-    ASSERT_OK(report);
-    EXPECT_EQ(report->damaged.size(), 1u);
-    // Restored bytes verify again, and verification says so.
-    std::vector<std::byte> back;
-    {
-      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-      char c = 0;
-      file.seekg(static_cast<std::streamoff>(offset));
-      file.get(c);
-      const uint64_t in_page = offset % kPageBytes;
-      const uint32_t row = static_cast<uint32_t>(model_.geometry.row().bytes());
-      const uint64_t run = (page - 1) / layout.pages_per_run;
-      const uint64_t token =
-          (page - 1) % layout.pages_per_run * layout.row.per_page + in_page / row;
-      std::vector<std::byte> expected(row);
-      char right = 0;  // padding is zero
-      if (in_page / row < layout.row.per_page && token < 300) {
-        FillRow(States(tokens)[token], static_cast<uint32_t>(run / 2),
-                static_cast<uint32_t>(run % 2), expected);
-        right = static_cast<char>(expected[in_page % row]);
-      }
-      EXPECT_NE(c, right);
-      file.seekp(static_cast<std::streamoff>(offset));
-      file.put(right);
-    }
-    const auto clean = store_->Verify(&*id, nullptr);
-    ASSERT_OK(clean);
-    EXPECT_TRUE(clean->damaged.empty());
-    ExpectPrefix(*id, tokens);
-  }
-  EXPECT_GT(store_->stats().checksum_failures, 0u);
-}
-
-TEST_P(StoreTest, EveryHeaderAndFooterByteFlipIsFoundAtOpen) {
-  const auto tokens = Iota(40);
-  const auto id = Put(*store_, model_, tokens);
-  ASSERT_OK(id);
-  const auto path = SegmentFileOf(*id);
-  const uint64_t bytes = std::filesystem::file_size(path);
-  const SegmentRecord record = [&] {
-    auto core = StoreCore::Open(options_, nullptr);
-    EXPECT_FALSE(core.ok());  // locked by store_
-    store_.reset();
-    core = StoreCore::Open(options_, nullptr);
-    return (*core)->tree.Records().at(0);
-  }();
-  auto engine = NewThreadEngine({});
-  ASSERT_TRUE(SegmentFile::Open(*engine, path, record, false).ok());
-  // Header, token ids, manifest, table and footer: all that Open reads, and what Verify adds.
-  // Every bit of both ends is segment_format_test's; here every third byte, through a real file.
-  for (uint64_t at = 0; at < bytes; at += 3) {
-    const bool data = at >= kPageBytes && at < kPageBytes * 5;  // rows: read on demand
-    const bool manifest = at >= bytes - 3 * kPageBytes && at < bytes - 2 * kPageBytes;
-    const bool table_padding =
-        at >= bytes - 2 * kPageBytes + (bytes / kPageBytes - 2) * 8 && at < bytes - kPageBytes;
-    if (data || manifest || table_padding) continue;
-    FlipByte(path, at, static_cast<uint8_t>(1 << (at % 8)));
-    const auto opened = SegmentFile::Open(*engine, path, record, false);
-    ASSERT_FALSE(opened.ok()) << "byte " << at;
-    FlipByte(path, at, static_cast<uint8_t>(1 << (at % 8)));
-  }
-  ASSERT_TRUE(SegmentFile::Open(*engine, path, record, false).ok());
-}
-
-TEST_P(StoreTest, SwappedZeroedAndStalePagesAreCaught) {
-  options_.host_tier_bytes = 0;
-  Reopen();
-  const auto tokens = Iota(300);
-  const auto id = Put(*store_, model_, tokens), other = Put(*store_, model_, Iota(300, 7000));
-  ASSERT_OK(id);
-  ASSERT_OK(other);
-  const auto copy_page = [&](const std::filesystem::path& from, uint64_t a, uint64_t b) {
-    std::vector<char> page(kPageBytes);
-    std::ifstream in(from, std::ios::binary);
-    in.seekg(static_cast<std::streamoff>(a * kPageBytes));
-    in.read(page.data(), kPageBytes);
-    std::fstream out(SegmentFileOf(*id), std::ios::in | std::ios::out | std::ios::binary);
-    out.seekp(static_cast<std::streamoff>(b * kPageBytes));
-    out.write(page.data(), kPageBytes);
-  };
-  const auto keep = dir_.path() / "keep";
-  std::filesystem::copy_file(SegmentFileOf(*id), keep);
-  const auto zeros = dir_.path() / "zeros";
-  std::ofstream(zeros) << std::string(2 * kPageBytes, '\0');
-  struct Case {
-    std::filesystem::path from;
-    uint64_t a, b;
-  };
-  for (const Case& c : {Case{keep, 2, 3}, Case{zeros, 0, 2}, Case{SegmentFileOf(*other), 2, 2}}) {
-    const auto prefix = store_->OpenPrefix(*id, 0);
-    ASSERT_OK(prefix);
-    copy_page(c.from, c.a, c.b);
-    EXPECT_CODE(Compare(**prefix, tokens), Code::kCorrupt);
-    copy_page(keep, c.b, c.b);
-    EXPECT_TRUE(store_->Verify(nullptr, nullptr)->damaged.empty());
-  }
-}
-
-TEST_P(StoreTest, ADamagedSegmentCostsItsDescendantsAndNobodyElse) {
-  const auto base = Iota(64), longer = Join(base, Iota(64, 500)), apart = Iota(64, 4000);
-  const auto root = Put(*store_, model_, base), leaf = Put(*store_, model_, longer),
-             sound = Put(*store_, model_, apart);
-  ASSERT_OK(leaf);
-  store_.reset();
-  std::filesystem::remove(SegmentFileOf(*root));
-  Reopen();
-  EXPECT_CODE(store_->OpenPrefix(*root, 0), Code::kCorrupt);
-  EXPECT_CODE(store_->OpenPrefix(*leaf, 0), Code::kCorrupt);
-  EXPECT_EQ(store_->LongestMatch("m", "t", longer)->n_tokens, 0u);
-  ExpectPrefix(*sound, apart);
-  // The prompt can be stored anew beside the ruins, and the ruins removed.
-  const auto anew = Put(*store_, model_, longer);
-  ASSERT_OK(anew);
-  ExpectPrefix(*anew, longer);
-  ASSERT_OK(store_->Remove(*leaf));
-  ASSERT_OK(store_->Remove(*root));
-  ExpectPrefix(*anew, longer);
-  Reopen();
-  ExpectPrefix(*anew, longer);
-}
-
 TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
   const auto tokens = Iota(400);
   const auto id = Put(*store_, model_, tokens);
@@ -547,72 +353,6 @@ TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
 }
 
-TEST_P(StoreTest, RecoveryFreesWhatNobodyKnows) {
-  const auto id = Put(*store_, model_, Iota(64));
-  ASSERT_OK(id);
-  ASSERT_OK(store_->PutBlob(*id, "b", "p", std::vector<std::byte>(10)));
-  store_.reset();
-  const auto segments = options_.dir / "segments";
-  const std::string ghost = "00112233445566778899aabbccddeeff";
-  std::ofstream(segments / (ghost + ".seg")) << "half";
-  std::ofstream(segments / (ghost + ".b.blob")) << "half";
-  std::ofstream(segments / (id->ToString() + ".b.blob.3.tmp")) << "half";
-  std::ofstream(segments / "README") << "a stranger's file";
-  Reopen();
-  EXPECT_EQ(store_->stats().recovered_orphans, 3u);
-  EXPECT_EQ(FilesIn(segments), 3u);
-  ExpectPrefix(*id, Iota(64));
-  EXPECT_EQ(store_->GetBlob(*id, "b", "p")->size(), 10u);
-}
-
-TEST_P(StoreTest, ALostCatalogIsNotTakenForAnEmptyStore) {
-  const auto id = Put(*store_, model_, Iota(64));
-  ASSERT_OK(id);
-  store_.reset();
-  std::filesystem::rename(options_.dir / "catalog", options_.dir / "elsewhere");
-  EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
-  std::filesystem::remove_all(options_.dir / "catalog");
-  std::filesystem::rename(options_.dir / "elsewhere", options_.dir / "catalog");
-  Reopen();
-  ExpectPrefix(*id, Iota(64));
-}
-
-// A torn record at the end of the log, or rot anywhere in it: what RocksDB drops with it is made
-// again from the segments.
-TEST_P(StoreTest, ADamagedCommitLogLosesNothing) {
-  const auto id = Put(*store_, model_, Iota(64));
-  const auto longer = Put(*store_, model_, Iota(130));
-  const auto other = Put(*store_, model_, Iota(40, 5000), "other tenant");
-  const auto removed = Put(*store_, model_, Iota(50, 9000));
-  ASSERT_OK(other);
-  ASSERT_OK(removed);
-  ASSERT_TRUE(store_->Remove(*removed).ok());
-  store_.reset();
-  const std::filesystem::path sound = options_.dir;
-  std::string log;
-  for (const auto& entry : std::filesystem::directory_iterator(sound / "catalog")) {
-    if (entry.path().extension() == ".log") log = entry.path().filename().string();
-  }
-  const uint64_t bytes = std::filesystem::file_size(sound / "catalog" / log);
-  for (uint64_t at = 10; at < bytes; at += bytes / 12) {
-    options_.dir = dir_.path() / ("rot" + std::to_string(at));
-    std::filesystem::copy(sound, options_.dir, std::filesystem::copy_options::recursive);
-    FlipByte(options_.dir / "catalog" / log, at);
-    Reopen();
-    ExpectPrefix(*id, Iota(64));
-    ExpectPrefix(*longer, Iota(130));
-    ExpectPrefix(*other, Iota(40, 5000));
-    EXPECT_EQ(store_->LongestMatch("m", "t", Iota(130))->n_tokens, 130u);
-    EXPECT_EQ(store_->LongestMatch("m", "other tenant", Iota(40, 5000))->n_tokens, 40u);
-    EXPECT_EQ(store_->LongestMatch("m", "t", Iota(50, 9000))->n_tokens, 0u);
-    ASSERT_OK(Put(*store_, model_, Iota(77, 20'000)));
-    Reopen();
-    EXPECT_EQ(store_->stats().recovered_orphans, 0u);
-    ExpectPrefix(*longer, Iota(130));
-    store_.reset();
-  }
-}
-
 TEST_P(StoreTest, AFewCommonTokensDoNotChainPrompts) {
   const std::vector<uint32_t> bos = {256};
   const auto first = Put(*store_, model_, Join(bos, Iota(100)));
@@ -622,34 +362,6 @@ TEST_P(StoreTest, AFewCommonTokensDoNotChainPrompts) {
   EXPECT_EQ(store_->GetPrefix(*second)->chain.size(), 1u);
   EXPECT_TRUE(store_->Remove(*first).ok());
   ExpectPrefix(*second, Join(bos, Iota(100, 7000)));
-}
-
-TEST_P(StoreTest, ASecondOpenerIsToldTheOwnersPid) {
-  const auto second = PrefixStore::Open(options_);
-  ASSERT_FALSE(second.ok());
-  EXPECT_EQ(second.error().code, Code::kFailedPrecondition);
-  EXPECT_NE(second.error().message.find(std::to_string(::getpid())), std::string::npos)
-      << second.error().message;
-}
-
-TEST_P(StoreTest, ANewerStoreIsRefusedUnchanged) {
-  ASSERT_OK(Put(*store_, model_, Iota(64)));
-  store_.reset();
-  const auto path = options_.dir / "STORE";
-  std::string text;
-  {
-    std::ifstream in(path);
-    text.assign(std::istreambuf_iterator<char>(in), {});
-  }
-  std::string newer = text;
-  newer.replace(newer.find("format 2"), 8, "format 9");
-  std::ofstream(path) << newer;
-  const auto catalog_time = std::filesystem::last_write_time(options_.dir / "catalog");
-  EXPECT_CODE(PrefixStore::Open(options_), Code::kFailedPrecondition);
-  EXPECT_EQ(std::filesystem::last_write_time(options_.dir / "catalog"), catalog_time);
-  std::ofstream(path) << text;
-  Reopen();
-  EXPECT_EQ(store_->ListPrefixes().size(), 1u);
 }
 
 TEST_P(StoreTest, ReadStatsSayWhatMoved) {
@@ -670,26 +382,6 @@ TEST_P(StoreTest, ReadStatsSayWhatMoved) {
   EXPECT_EQ(warm.pages_host, 3u);
   EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], ids.size() * row);
   EXPECT_EQ(store_->stats().host_hits, 3u);
-}
-
-TEST_P(StoreTest, VerifyCountsAndCanBeStopped) {
-  ASSERT_OK(Put(*store_, model_, Iota(3000)));
-  ASSERT_OK(Put(*store_, model_, Iota(3000, 10000)));
-  uint64_t last = 0, total = 0;
-  const auto report = store_->Verify(nullptr, [&](uint64_t done, uint64_t of, std::string_view) {
-    EXPECT_GE(done, last);
-    last = done;
-    total = of;
-    return true;
-  });
-  ASSERT_OK(report);
-  EXPECT_EQ(report->segments, 2u);
-  EXPECT_EQ(last, total);
-  EXPECT_EQ(report->bytes, store_->stats().bytes_on_disk);
-  EXPECT_CODE(store_->Verify(nullptr, [](uint64_t, uint64_t, std::string_view) { return false; }),
-              Code::kCancelled);
-  const SegmentId unknown{};
-  EXPECT_CODE(store_->Verify(&unknown, nullptr), Code::kNotFound);
 }
 
 TEST_P(StoreTest, ConcurrentPutsReadsAndMatches) {
@@ -723,10 +415,7 @@ TEST_P(StoreTest, ConcurrentPutsReadsAndMatches) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, StoreTest,
-                         ::testing::Values(IoBackend::kUring, IoBackend::kThreads),
-                         [](const auto& param) {
-                           return param.param == IoBackend::kUring ? "uring" : "threads";
-                         });
+                         ::testing::Values(IoBackend::kUring, IoBackend::kThreads), BackendName);
 
 }  // namespace
 }  // namespace prefixd::storage
