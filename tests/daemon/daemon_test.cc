@@ -334,7 +334,8 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
   ASSERT_TRUE(stats.ok());
   ASSERT_EQ(stats->host_tenants.size(), 2u);
   for (const auto& t : stats->host_tenants) {
-    EXPECT_GT(t.bytes, 0u);
+    // How much is held now is not known: pages of a file that was just rewritten are let go of.
+    EXPECT_LE(t.bytes, 4u << 20);
     EXPECT_GT(t.hits, 0u);
     EXPECT_EQ(t.pinned_bytes, 0u);
     EXPECT_EQ(t.share_bytes, 2u << 20);
