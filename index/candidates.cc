@@ -2,10 +2,22 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 #include "index/search_request.h"
 
 namespace prefixd::index {
+
+Status BeginSearch(const SearchRequest& request, uint32_t key_dim) {
+  PREFIXD_TRY(CheckRequest(request));
+  if (request.keys.shape.key_dim != key_dim) {
+    return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
+                           " dimensions in an index over " + std::to_string(key_dim));
+  }
+  if (request.scores) request.scores->clear();
+  if (request.selected_keys) request.selected_keys->clear();
+  return {};
+}
 
 Outside OutsideOf(TokenRange candidates, TokenRange covered) {
   const uint32_t begin = std::clamp(covered.begin, candidates.begin, candidates.end);

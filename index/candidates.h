@@ -11,6 +11,10 @@
 
 namespace prefixd::index {
 
+// What an index that proposes tokens does first: refuses a request that is wrong or of other
+// dimensions than the index, and empties the request's outputs, which it does not fill.
+Status BeginSearch(const SearchRequest& request, uint32_t key_dim);
+
 // The candidates that `covered` leaves out: before it, and behind it.
 struct Outside {
   TokenRange before, after;

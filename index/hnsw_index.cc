@@ -52,13 +52,7 @@ class HnswIndex final : public KeyIndex {
 };
 
 Result<Selection> HnswIndex::Search(const SearchRequest& request) const {
-  PREFIXD_TRY(CheckRequest(request));
-  if (request.keys.shape.key_dim != dim_) {
-    return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
-                           " dimensions in an index over " + std::to_string(dim_));
-  }
-  if (request.scores) request.scores->clear();
-  if (request.selected_keys) request.selected_keys->clear();
+  PREFIXD_TRY(BeginSearch(request, dim_));
   const TokenRange& wanted = request.candidates;
   if (request.k >= wanted.size()) return SelectAll(request);
   const Outside outside = OutsideOf(wanted, covered_);

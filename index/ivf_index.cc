@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/step.h"
+#include "index/candidates.h"
 #include "index/centred_keys.h"
 #include "index/ivf_lists.h"
 #include "index/ivf_probe.h"
@@ -154,14 +155,8 @@ Status Rerank(const SearchRequest& request, std::span<const uint32_t> columns, S
 }
 
 Result<Selection> IvfIndex::Search(const SearchRequest& request) const {
-  PREFIXD_TRY(CheckRequest(request));
+  PREFIXD_TRY(BeginSearch(request, dim()));
   const TokenRange& wanted = request.candidates;
-  if (request.keys.shape.key_dim != dim()) {
-    return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
-                           " dimensions in an index over " + std::to_string(dim()));
-  }
-  if (request.scores) request.scores->clear();
-  if (request.selected_keys) request.selected_keys->clear();
   if (request.k >= wanted.size()) return SelectAll(request);
   const TokenRange inside{std::clamp(covered_.begin, wanted.begin, wanted.end),
                           std::clamp(covered_.end, wanted.begin, wanted.end)};
