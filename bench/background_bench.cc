@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 #include "bench/support/statistics.h"
 
@@ -139,17 +139,15 @@ class Bench {
     const auto json = [](const Spread& s) {
       return nlohmann::json{{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
     };
-    std::ofstream out(options_.json_file);
-    out << nlohmann::json{{"bench", "background"},
-                          {"tokens", options_.tokens},
-                          {"quiet_ms", json(quiet)},
-                          {"busy_ms", json(busy)},
-                          {"busy_p99_ms", json(p99)},
-                          {"build_seconds", json(build)},
-                          {"ratios", {{"step_slowdown_while_building", slowdown.median}}}}
-               .dump(1)
-        << '\n';
-    if (!out.flush()) return Error{Code::kIo, "cannot write '" + options_.json_file + "'"};
+    PREFIXD_TRY(
+        WriteJson(options_.json_file,
+                  nlohmann::json{{"bench", "background"},
+                                 {"tokens", options_.tokens},
+                                 {"quiet_ms", json(quiet)},
+                                 {"busy_ms", json(busy)},
+                                 {"busy_p99_ms", json(p99)},
+                                 {"build_seconds", json(build)},
+                                 {"ratios", {{"step_slowdown_while_building", slowdown.median}}}}));
     return {};
   }
 

@@ -11,12 +11,12 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <vector>
 
 #include "attention/kv_shape.h"
+#include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
 #include "bench/support/synthetic_kv.h"
 #include "client_lib/client.h"
@@ -285,9 +285,7 @@ Status Run(const Options& options) {
   }
   const json report = Report(tiers, options);
   if (!options.json_file.empty()) {
-    std::ofstream out(options.json_file);
-    out << report.dump(1) << '\n';
-    if (!out.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+    PREFIXD_TRY(WriteJson(options.json_file, report));
   }
   return {};
 }

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "attention/diagnostics.h"
+#include "bench/support/json_file.h"
 #include "decoder/checkpoint.h"
 #include "decoder/local_attention.h"
 #include "decoder/model.h"
@@ -201,15 +201,12 @@ class Bench {
                       {"errors", row.errors},
                       {"chosen", row.chosen}});
     }
-    std::ofstream out(options_.json_file);
-    out << json{{"tokens", prompt_.size()},
-                {"document", options_.document.filename().string()},
-                {"steps", recorded_.size()},
-                {"clusters", options_.clusters},
-                {"rows", std::move(rows)}}
-               .dump(1)
-        << '\n';
-    if (!out.flush()) return Error{Code::kIo, "cannot write '" + options_.json_file + "'"};
+    PREFIXD_TRY(
+        WriteJson(options_.json_file, json{{"tokens", prompt_.size()},
+                                           {"document", options_.document.filename().string()},
+                                           {"steps", recorded_.size()},
+                                           {"clusters", options_.clusters},
+                                           {"rows", std::move(rows)}}));
     return {};
   }
 

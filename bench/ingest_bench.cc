@@ -8,9 +8,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 
 namespace prefixd::bench {
@@ -61,15 +61,12 @@ Status Measure(const Options& options) {
   std::printf("%u tokens of 16 layers x 8 KV heads: ready after %.1f s, at most %.0f MiB more\n",
               options.tokens, seconds, peak);
   if (options.json_file.empty()) return {};
-  std::ofstream out(options.json_file);
-  out << nlohmann::json{{"tokens", options.tokens},
-                        {"seconds", seconds},
-                        {"peak_mib_more", peak},
-                        {"build_ivf", options.build_ivf},
-                        {"bytes_stored", detail.summary.own_bytes}}
-             .dump(1)
-      << '\n';
-  if (!out.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  PREFIXD_TRY(
+      WriteJson(options.json_file, nlohmann::json{{"tokens", options.tokens},
+                                                  {"seconds", seconds},
+                                                  {"peak_mib_more", peak},
+                                                  {"build_ivf", options.build_ivf},
+                                                  {"bytes_stored", detail.summary.own_bytes}}));
   return {};
 }
 

@@ -3,10 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/row_orders.h"
+#include "bench/support/json_file.h"
 
 namespace prefixd::bench {
 namespace {
@@ -64,9 +64,8 @@ Status Run(const Options& options) {
     rows.push_back(std::move(row));
   }
   if (options.json_file.empty()) return {};
-  std::ofstream out(options.json_file);
-  out << json{{"tokens", trace.n_tokens}, {"steps", steps}, {"orders", rows}}.dump(1) << '\n';
-  if (!out.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  PREFIXD_TRY(WriteJson(options.json_file,
+                        json{{"tokens", trace.n_tokens}, {"steps", steps}, {"orders", rows}}));
   return {};
 }
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/selection_cases.h"
+#include "bench/support/json_file.h"
 
 namespace prefixd::bench {
 namespace {
@@ -115,9 +115,7 @@ Status Run(const Options& options) {
     std::printf("  %-28s %8.4f\n", name.c_str(), value.get<double>());
   }
   if (options.json_file.empty()) return {};
-  std::ofstream file(options.json_file);
-  file << out.dump(1) << '\n';
-  if (!file.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  PREFIXD_TRY(WriteJson(options.json_file, out));
   return {};
 }
 

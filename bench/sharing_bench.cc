@@ -3,11 +3,11 @@
 // document, half answer questions about it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "bench/sharing_cases.h"
+#include "bench/support/json_file.h"
 
 namespace prefixd::bench {
 namespace {
@@ -85,11 +85,9 @@ Status Run(const Options& options) {
                          {"error_completed", r.error}});
   }
   if (options.json_file.empty()) return {};
-  std::ofstream file(options.json_file);
-  file << json{{"bench", "sharing"}, {"settings", rows}, {"rules", rule_rows}, {"ratios", ratios}}
-              .dump(1)
-       << '\n';
-  if (!file.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  PREFIXD_TRY(WriteJson(
+      options.json_file,
+      json{{"bench", "sharing"}, {"settings", rows}, {"rules", rule_rows}, {"ratios", ratios}}));
   return {};
 }
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -19,6 +18,7 @@
 #include "bench/storage_speed.h"
 #include "bench/stored_reads.h"
 #include "bench/support/fio.h"
+#include "bench/support/json_file.h"
 
 namespace prefixd::bench {
 namespace {
@@ -259,9 +259,7 @@ Status Run(const Options& options) {
     if (options.Wants(kEncoding)) MeasureEncoding(trace, options.speed.pairs, report);
   }
   if (options.json_file.empty()) return {};
-  std::ofstream out(options.json_file);
-  out << report.dump(1) << '\n';
-  if (!out.flush()) return Error{Code::kIo, "cannot write '" + options.json_file + "'"};
+  PREFIXD_TRY(WriteJson(options.json_file, report));
   return {};
 }
 
