@@ -161,7 +161,7 @@ def render(report: dict) -> str:
         ("Held-out continuation",
          f"Nats per byte, teacher-forced. Sink + tail lies outside, at {number(sink_nll, 4)}.",
          line_plot(rows, "nll", "negative log-likelihood", COMPARED)),
-        ("Break-even map, first sketch",
+        ("Break-even map of this run",
          "Completion at 1% against Top-K at γ%, reads slowed down by ξ, from times measured in this "
          "run (selection left out, as in the paper).", break_even_plot(report["break_even"])),
     ]
