@@ -1,5 +1,5 @@
 #include "index/key_index.h"
-#include "index/search_request.h"
+#include "index/search_pass.h"
 
 namespace prefixd::index {
 
@@ -15,8 +15,11 @@ class ExactIndex final : public KeyIndex {
   size_t memory_bytes() const override { return 0; }
 
   Result<Selection> Search(const SearchRequest& request) const override {
-    PREFIXD_TRY(CheckRequest(request));
-    return SearchExactly(request);
+    return std::move(SearchMany({&request, 1}).front());
+  }
+  std::vector<Result<Selection>> SearchMany(
+      std::span<const SearchRequest> requests) const override {
+    return SearchAllExactly(requests);
   }
 
   Result<std::vector<std::byte>> Serialize() const override { return std::vector<std::byte>(); }

@@ -9,7 +9,7 @@
 #include "index/candidates.h"
 #include "index/centred_keys.h"
 #include "index/hnsw_graph.h"
-#include "index/search_request.h"
+#include "index/search_pass.h"
 
 namespace prefixd::index {
 namespace {

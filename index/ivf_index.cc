@@ -14,7 +14,7 @@
 #include "index/centred_keys.h"
 #include "index/ivf_lists.h"
 #include "index/ivf_probe.h"
-#include "index/search_request.h"
+#include "index/search_pass.h"
 
 namespace prefixd::index {
 

@@ -40,6 +40,13 @@ Status KeyIndex::SetEffort(float effort) {
   return InvalidArgument("an exact search has no effort to set");
 }
 
+std::vector<Result<Selection>> KeyIndex::SearchMany(std::span<const SearchRequest> requests) const {
+  std::vector<Result<Selection>> selections;
+  selections.reserve(requests.size());
+  for (const SearchRequest& request : requests) selections.push_back(Search(request));
+  return selections;
+}
+
 Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes) {
   PREFIXD_ASSIGN(const OpenedEnvelope opened, Open(bytes));
   switch (static_cast<IndexKind>(std::min(opened.fields.kind, 255u))) {

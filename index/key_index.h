@@ -83,6 +83,11 @@ class KeyIndex {
   // kInvalidArgument: shapes disagree, `keys` do not cover the candidates, NaN or Inf in a query
   // (the message names the head) or in a key that was read (it names the token).
   virtual Result<Selection> Search(const SearchRequest& request) const = 0;
+  // What Search returns for each of `requests`, to the bit and in their order: those of sessions on
+  // one prefix, say. Codes, or the keys of an exact search, are then read once for as many requests
+  // over the same keys and candidates as their scores have room for (search_pass.h), and
+  // bytes_scanned is each one's share of that. Requests may have one scratch in common.
+  virtual std::vector<Result<Selection>> SearchMany(std::span<const SearchRequest> requests) const;
   // Versioned and checksummed bytes, for storing beside the segment. Exact needs none (empty).
   virtual Result<std::vector<std::byte>> Serialize() const = 0;
 };

@@ -13,7 +13,7 @@
 #include "attention/step.h"
 #include "index/candidates.h"
 #include "index/group_rank.h"
-#include "index/search_request.h"
+#include "index/search_pass.h"
 
 namespace prefixd::index {
 namespace {

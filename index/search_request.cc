@@ -113,27 +113,38 @@ Status ScoreRows(const SearchRequest& request, const RowsView& keys, std::vector
 
 }  // namespace
 
-Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
-                  size_t ld) {
+Status ForEachRun(const SearchRequest& request, TokenRange tokens, uint32_t most,
+                  const std::function<Status(const RowsView&, uint32_t)>& body) {
   const RowShape shape{request.keys.shape.key_dim, 0, request.keys.shape.dtype};
-  std::vector<float> block;
   std::vector<std::byte> own;
   std::vector<std::byte>& bytes = request.scratch ? request.scratch->keys : own;
   for (uint32_t at = tokens.begin, end = 0; at < tokens.end; at = end) {
-    end = std::min(tokens.end, at + kRunTokens);
+    end = std::min(tokens.end, at + most);
     RowsView keys;
     if (request.reader) {
-      end = std::min(tokens.end, request.reader->RunEnd(at, kRunTokens));
+      end = std::min(tokens.end, request.reader->RunEnd(at, most));
       bytes.resize((end - at) * shape.bytes());
       PREFIXD_TRY(request.reader->Range({at, end}, bytes));
       keys = {bytes.data(), end - at, shape.bytes(), shape};
     } else {
       keys = request.keys.Sub(at - request.first_token, end - at);
     }
-    PREFIXD_TRY(ScoreRows(request, keys, block, scores, ld, at - tokens.begin,
-                          [at](size_t i) { return at + i; }));
+    PREFIXD_TRY(body(keys, at));
   }
   return {};
+}
+
+Status ScoreKeys(const SearchRequest& request, const RowsView& keys, uint32_t first,
+                 std::vector<float>& block, std::span<float> scores, size_t ld) {
+  return ScoreRows(request, keys, block, scores, ld, 0, [first](size_t i) { return first + i; });
+}
+
+Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
+                  size_t ld) {
+  std::vector<float> block;
+  return ForEachRun(request, tokens, kRunTokens, [&](const RowsView& keys, uint32_t first) {
+    return ScoreKeys(request, keys, first, block, scores.subspan(first - tokens.begin), ld);
+  });
 }
 
 Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> tokens,
@@ -160,27 +171,6 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
                           begin, [some](size_t i) { return some[i]; }));
   }
   return {};
-}
-
-Result<Selection> SearchExactly(const SearchRequest& request) {
-  const uint32_t n = request.candidates.size();
-  if (request.scores) request.scores->clear();
-  if (request.selected_keys) request.selected_keys->clear();
-  if (request.k >= n) return SelectAll(request);
-  std::vector<float> own;
-  std::vector<float>& scores = request.scratch ? request.scratch->scores : own;
-  scores.resize(std::max(scores.size(), size_t{request.group} * n));
-  PREFIXD_TRY(ScoreRange(request, request.candidates, scores, n));
-  Selection selection =
-      SelectByGroup(request.rule, std::span(scores).first(size_t{request.group} * n), request.group,
-                    n, request.k, request.candidates.begin,
-                    /*scores_complete=*/true);
-  selection.keys_scanned = n;
-  selection.bytes_scanned = uint64_t{n} * request.keys.shape.key_bytes();
-  if (request.scores) {
-    request.scores->assign(scores.begin(), scores.begin() + size_t{request.group} * n);
-  }
-  return selection;
 }
 
 }  // namespace prefixd::index

@@ -1,6 +1,9 @@
 // Checks and trivial answers that all indexes share. Internal to index/.
 #pragma once
 
+#include <functional>
+#include <vector>
+
 #include "attention/result.h"
 #include "attention/selection.h"
 #include "index/key_index.h"
@@ -17,13 +20,19 @@ Selection SelectAll(const SearchRequest& request);
 // when one is not finite (the message names the token).
 Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
                   size_t ld);
+// The same of keys at hand, those of the tokens from `first` on. block: a buffer to keep.
+Status ScoreKeys(const SearchRequest& request, const RowsView& keys, uint32_t first,
+                 std::vector<float>& block, std::span<float> scores, size_t ld);
 // The same of single candidates, ascending.
 Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> tokens,
                    std::span<float> scores, size_t ld);
 
+// Calls body(keys, first) with the keys of consecutive runs of at most `most` tokens, read into
+// scratch where they are not in memory.
+Status ForEachRun(const SearchRequest& request, TokenRange tokens, uint32_t most,
+                  const std::function<Status(const RowsView&, uint32_t)>& body);
+
 // True if no score is NaN or infinite.
 bool AllFinite(std::span<const float> scores);
-// Scores every candidate from the keys: exact cuts. The request has passed CheckRequest.
-Result<Selection> SearchExactly(const SearchRequest& request);
 
 }  // namespace prefixd::index
