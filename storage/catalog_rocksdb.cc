@@ -85,6 +85,11 @@ class RocksCatalog final : public Catalog {
     options.max_open_files = 64;
     options.max_background_jobs = 2;
     options.keep_log_file_num = 1;
+    // Opening a store starts no threads that outlive their use: it has a few dozen table files at
+    // most, and nobody reads the statistics.
+    options.max_file_opening_threads = 1;
+    options.stats_dump_period_sec = 0;
+    options.stats_persist_period_sec = 0;
     rocksdb::BlockBasedTableOptions table;
     table.block_cache = rocksdb::NewLRUCache(8 << 20);
     options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));

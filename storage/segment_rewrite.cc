@@ -331,8 +331,14 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   merged.file_bytes = file.writer->layout().file_bytes();
   change.put.front().record = merged;
   PREFIXD_TRY(Seal(core, *file.writer, merged));
+  CrashPoint("merge.sealed");
   StagedBlobs staged(core, merged);
-  for (const NewBlob& blob : blobs) PREFIXD_TRY(staged.Put(blob));
+  for (const NewBlob& blob : blobs) {
+    if (Status put = staged.Put(blob); !put.ok()) {
+      file.writer->Discard();
+      return put.error();
+    }
+  }
   {
     std::lock_guard commit(core.commit_mutex);
     // Settled, removed or continued in the meantime: what was copied is still right, but what the

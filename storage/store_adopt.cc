@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "storage/crash_point.h"
 #include "storage/errors.h"
 #include "storage/segment_inspect.h"
 #include "storage/store_core.h"
@@ -86,6 +87,7 @@ class Adopter {
     record.encoding_error = found.encoding_error;
     CatalogChange change;
     change.put.push_back({record, std::nullopt});
+    CrashPoint("adopt.before_rewritten");
     PREFIXD_TRY(
         core_.tree.Update(record, known.file, [&] { return core_.catalog->Apply(change); }));
     core_.LiftQuarantine(record.id);
@@ -120,7 +122,9 @@ class Adopter {
       alias.segment = record.id;
       change.put_aliases.push_back(std::move(alias));
     }
+    CrashPoint("adopt.before_commit");
     PREFIXD_TRY(core_.catalog->Apply(change));
+    CrashPoint("adopt.committed");
     // Children first: `replaces` names the leaf before its parent.
     for (const SegmentId& id : replaced) {
       PREFIXD_TRY(core_.tree.Erase(id, [] { return Status(); }));

@@ -134,8 +134,14 @@ class Check {
 
   void CheckBlobs(uint32_t number, const SegmentId& id) {
     const Prompt& p = truth_.at(number);
-    // A merge drops the blobs of both; a removal that did not end may have taken them first.
-    if (p.segment && *p.segment != id && !p.merging) Wrong("a prefix moved to another segment");
+    // A merge drops the blobs of both and may have brought some; a removal that did not end may
+    // have taken them first.
+    if (p.segment && *p.segment != id) {
+      if (!p.merging) Wrong("a prefix moved to another segment");
+      Event merged{EventKind::kMerged, IdWords(id)};
+      merged.words.push_back(number);
+      Tell(merged);
+    }
     const auto sharing = truth_.In(id);
     const bool removing =
         p.removing || std::any_of(sharing.begin(), sharing.end(),
@@ -157,7 +163,10 @@ class Check {
         if (got.ok() && version != 0 && *got == BlobBytes(name, version)) found = version;
       }
       if (got.ok() && found == 0) Wrong("a blob has wrong bytes");
-      if (!got.ok() && !allowed.contains(0) && !removing) Wrong("an acknowledged blob is lost");
+      if (!got.ok() && !allowed.contains(0) && !removing) {
+        const bool with_merge = truth_.CameWithMerge(*allowed.begin());
+        Wrong(with_merge ? kMergedBlobLost : "an acknowledged blob is lost");
+      }
       Tell({EventKind::kBlobSeen, {number, name, found}});
     }
     for (const std::string& name : listed) Wrong("blob " + name + " was never put");

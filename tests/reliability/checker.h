@@ -7,6 +7,9 @@
 
 namespace prefixd::storage::reliability {
 
+// What it says when that is what it misses.
+inline constexpr const char* kMergedBlobLost = "a blob that came with a merge is lost";
+
 // Runs in a process of its own. Violations go to the journal, and so does what was found of all
 // that the truth leaves open, so that the store can be used on. With `use`, the store is also
 // written to and opened once more.

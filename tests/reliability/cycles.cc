@@ -92,9 +92,11 @@ Totals RunCycles(const CyclesPlan& plan, const Cycle& cycle) {
   return totals;
 }
 
-void Absorb(Journal& from, Truth& truth, Journal& report, const std::string& where) {
+bool Absorb(Journal& from, Truth& truth, Journal& report, const std::string& where) {
+  bool at_point = false;
   for (const Event& event : from.Take()) {
     truth.Apply(event);
+    at_point |= event.kind == EventKind::kPoint;
     if (event.kind == EventKind::kCount) report.Append(event);
     if (event.kind == EventKind::kViolation) report.Violation(where + ": " + event.Text());
     if (event.late) continue;
@@ -102,6 +104,7 @@ void Absorb(Journal& from, Truth& truth, Journal& report, const std::string& whe
     if (event.kind == EventKind::kRemoveDone) report.Count(1, "removals acknowledged");
     if (event.kind == EventKind::kBlobDone) report.Count(1, "blobs acknowledged");
   }
+  return at_point;
 }
 
 }  // namespace prefixd::storage::reliability

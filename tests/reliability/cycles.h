@@ -46,6 +46,7 @@ Totals RunCycles(const CyclesPlan& plan, const Cycle& cycle);
 uint64_t SeedOf(uint64_t seed, uint64_t number);
 
 // Reads what a child left: applies its events to the truth and passes counts and violations on.
-void Absorb(Journal& from, Truth& truth, Journal& report, const std::string& where);
+// True: a crash point is among them.
+bool Absorb(Journal& from, Truth& truth, Journal& report, const std::string& where);
 
 }  // namespace prefixd::storage::reliability

@@ -6,7 +6,7 @@
 namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 
-void DiskCycle(uint64_t seed, Journal& report, Lie lie) {
+void DiskCycle(uint64_t seed, Journal& report, Lie lie, uint32_t merge_percent) {
   const Scratch scratch;
   const fs::path errors = scratch.path() / "errors";
   std::mt19937_64 rng(seed);
@@ -27,7 +27,9 @@ void DiskCycle(uint64_t seed, Journal& report, Lie lie) {
         [&] {
           SimDisk disk(disk_plan);
           disk.Start();
-          Workload workload({.dir = live / "store", .seed = workload_seed}, truth, journal);
+          Workload workload(
+              {.dir = live / "store", .seed = workload_seed, .merge_percent = merge_percent}, truth,
+              journal);
           if (workload.Open()) workload.Run();
           return 1;
         },

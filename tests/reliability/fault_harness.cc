@@ -27,6 +27,9 @@ void Story(Workload& w) {
   w.Remove();
   w.PutBlob();
   w.Match();
+  w.Put();
+  w.Settle();
+  w.Merge();
   w.Verify();
   if (!w.Reopen()) return;
   w.Read();

@@ -39,7 +39,7 @@ Prepared PreparePower(bool torture);
 // damage_harness.cc. The first 22 cycles change every byte of metadata, later ones rows.
 Prepared PrepareDamage(bool torture);
 void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums);
-void DiskCycle(uint64_t seed, Journal& report, Lie lie);
+void DiskCycle(uint64_t seed, Journal& report, Lie lie, uint32_t merge_percent = 0);
 // random_harness.cc
 Prepared PrepareRandom(bool torture);
 

@@ -26,9 +26,12 @@ enum class EventKind : uint32_t {
   kBlobBegin,      // prompt, name, version
   kBlobDone,       // prompt, name, version: acknowledged
   kBlobFailed,     // prompt, name, version: unknown
-  kMergeBegin,     // prompts...: of two segments about to become one
+  kMergeBegin,     // n, (name, version) n times, prompts...: of two segments about to become one,
+                   // with these blobs
   kMergeRefused,   // prompts...: they stay two
-  kMergeDone,      // segment id (4 words), prompts...: acknowledged; the blobs of both are gone
+  kMergeDone,      // segment id (4 words), then as kMergeBegin: acknowledged; the blobs of both are
+                   // gone, these are there
+  kMerged,         // segment id (4 words), prompts...: so it was found; its blobs may be there
   kRetainBegin,    // prompt, pinned, expires (2 words)
   kRetainDone,     // the same: acknowledged
   kRoomBegin,      // whatever is not pinned may be evicted from now on ...

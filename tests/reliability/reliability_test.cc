@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "storage/store_dir.h"
+#include "tests/reliability/checker.h"
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"
 #include "tests/reliability/workload.h"
@@ -102,6 +103,18 @@ TEST(DiskControl, SegmentsThatAreNotSyncedAreSeen) {
 TEST(DiskControl, DirectoriesThatAreNotSyncedAreSeen) {
   SeenToFail("DiskControl.DirectorySync", 200, [](uint64_t, uint64_t seed, Journal& report) {
     DiskCycle(seed, report, Lie::kDirectorySync);
+  });
+}
+
+// Of a merge that was acknowledged, its blobs are there as well.
+TEST(DiskControl, BlobsOfAMergeThatAreNotSyncedAreSeen) {
+  SeenToFail("DiskControl.MergeSync", 200, [](uint64_t, uint64_t seed, Journal& report) {
+    Journal all;
+    DiskCycle(seed, all, Lie::kBlobSync, /*merge_percent=*/40);
+    for (const Event& event : all.Take()) {
+      if (event.kind != EventKind::kViolation) continue;
+      if (event.Text().find(kMergedBlobLost) != std::string::npos) report.Violation(event.Text());
+    }
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "tests/storage/store_fixture.h"
 
@@ -14,6 +15,19 @@ SegmentId IdAt(const Event& event, size_t at) {
   return id;
 }
 
+struct Merging {
+  std::vector<std::pair<uint32_t, uint32_t>> blobs;  // name, version
+  std::span<const uint32_t> prompts;
+};
+
+Merging MergingAt(const Event& event, size_t at) {
+  Merging m;
+  const auto words = std::span(event.words).subspan(at);
+  for (size_t i = 0; i < words[0]; ++i) m.blobs.emplace_back(words[1 + 2 * i], words[2 + 2 * i]);
+  m.prompts = words.subspan(1 + 2 * size_t{words[0]});
+  return m;
+}
+
 // Something that is sure only because the store said so.
 bool IsAnswer(EventKind kind) {
   switch (kind) {
@@ -23,6 +37,7 @@ bool IsAnswer(EventKind kind) {
     case EventKind::kBlobDone:
     case EventKind::kRetainDone:
     case EventKind::kMergeDone:
+    case EventKind::kMerged:
     case EventKind::kEvicted:
     case EventKind::kRoomEnd:
       return true;
@@ -53,17 +68,36 @@ void Truth::Apply(const Event& event) {
       next_ = std::max(next_, w[0] + 1);
       return;
     }
-    case EventKind::kMergeBegin:
-    case EventKind::kMergeRefused:
-      for (const uint32_t number : w) {
-        prompts_.at(number).merging = event.kind == EventKind::kMergeBegin;
+    case EventKind::kMergeBegin: {
+      const Merging m = MergingAt(event, 0);
+      for (const uint32_t number : m.prompts) {
+        Prompt& p = prompts_.at(number);
+        if (!p.merging) p.staged.clear();  // else it is unknown what became of the one before
+        p.merging = true;
+        for (const auto& [name, version] : m.blobs) p.staged[name].insert({0, version});
+      }
+      for (const auto& [name, version] : m.blobs) {
+        staged_.insert(version);
+        version_ = std::max(version_, version);
       }
       return;
-    case EventKind::kMergeDone:
+    }
+    case EventKind::kMergeRefused:
+      for (const uint32_t number : w) prompts_.at(number).merging = false;
+      return;
+    case EventKind::kMergeDone: {
+      const Merging m = MergingAt(event, 4);
+      for (const auto& [name, version] : m.blobs) blobs_[IdAt(event, 0)][name] = {version};
+      for (const uint32_t number : m.prompts) Moved(number, IdAt(event, 0));
+      return;
+    }
+    case EventKind::kMerged:
       for (size_t i = 4; i < w.size(); ++i) {
-        Prompt& p = prompts_.at(w[i]);
-        p.merging = false;
-        p.segment = IdAt(event, 0);
+        // Of those that another of its prompts showed already, more is known.
+        for (const auto& [name, versions] : prompts_.at(w[i]).staged) {
+          blobs_[IdAt(event, 0)].try_emplace(name, versions);
+        }
+        Moved(w[i], IdAt(event, 0));
       }
       return;
     case EventKind::kRoomBegin:
@@ -130,6 +164,12 @@ void Truth::Apply(const Event& event) {
   }
 }
 
+void Truth::Moved(uint32_t number, const SegmentId& segment) {
+  Prompt& p = prompts_.at(number);
+  p.merging = false;
+  p.segment = segment;
+}
+
 std::vector<uint32_t> Truth::Sure() const {
   std::vector<uint32_t> out;
   for (const auto& [number, p] : prompts_) {
@@ -173,7 +213,10 @@ std::string BlobProducer(uint32_t name) { return "producer" + std::to_string(nam
 std::vector<std::byte> BlobBytes(uint32_t name, uint32_t version) {
   uint64_t h = Mix(uint64_t{name} << 32 ^ version);
   std::vector<std::byte> out(h % 9000);
-  for (std::byte& b : out) b = static_cast<std::byte>(h = Mix(h));
+  for (size_t i = 0; i < out.size(); i += sizeof(h)) {
+    h = Mix(h);
+    std::memcpy(out.data() + i, &h, std::min(sizeof(h), out.size() - i));
+  }
   return out;
 }
 

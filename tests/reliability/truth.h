@@ -42,10 +42,11 @@ struct Prompt {
   uint32_t tenant = 0;
   Tokens tokens;
   Presence presence = Presence::kMaybe;
-  bool removing = false;        // a removal began and was not refused
-  bool evictable = false;       // room was being made, and it was not pinned
-  bool merging = false;         // its segment is being joined with another
-  std::set<Kept> kept{Kept{}};  // how it may be retained
+  bool removing = false;                          // a removal began and was not refused
+  bool evictable = false;                         // room was being made, and it was not pinned
+  bool merging = false;                           // its segment is being joined with another ...
+  std::map<uint32_t, std::set<uint32_t>> staged;  // ... to one with these blobs, or none
+  std::set<Kept> kept{Kept{}};                    // how it may be retained
   std::optional<SpoiledByte> spoiled;
   std::optional<SegmentId> id;       // its name
   std::optional<SegmentId> segment;  // in which it ends; the name, until segments are merged
@@ -75,16 +76,24 @@ class Truth {
   // Those in the segment; all that may be there.
   std::vector<uint32_t> In(const SegmentId& segment) const;
   const Blobs& BlobsOf(const SegmentId& segment) const;
+  // Whether such a blob was committed by a merge, not put.
+  bool CameWithMerge(uint32_t version) const { return staged_.contains(version); }
   // The prompt with these tokens, if it was ever put.
   std::optional<uint32_t> Find(uint32_t tenant, const Tokens& tokens) const;
 
  private:
+  void Moved(uint32_t number, const SegmentId& segment);
+
   std::map<uint32_t, Prompt> prompts_;
   std::map<std::pair<uint32_t, Tokens>, uint32_t> by_tokens_;
   std::map<SegmentId, Blobs> blobs_;
+  std::set<uint32_t> staged_;  // versions
   bool model_ = false;
   uint32_t next_ = 1, version_ = 0;
 };
+
+// Blobs have one of so many names.
+constexpr uint32_t kBlobNames = 2;
 
 std::string TenantName(uint32_t tenant);
 std::string BlobName(uint32_t name);

@@ -34,7 +34,8 @@ struct WorkloadPlan {
   bool errors_are_fine = false;  // the disk fails: an operation may fail, never lie
   bool spoil = false;            // also damage bytes now and then, and have them found and repaired
   IoBackend io = IoBackend::kThreads;
-  uint32_t max_prompts = 6;  // removals keep the store about this small
+  uint32_t max_prompts = 6;    // removals keep the store about this small
+  uint32_t merge_percent = 0;  // of the operations, beyond their weight
 
   // Every fourth seed's store has a quota that its prompts exceed: it evicts.
   uint64_t quota_bytes() const { return (seed >> 8) % 4 == 0 ? 160 << 10 : 0; }
@@ -80,7 +81,10 @@ class Workload {
   bool Has(const Prompt& p) const;
   bool PutFresh();
   bool PutBlobOf(uint32_t number);
+  std::vector<NewBlob> SomeBlobs(Event* as);
   std::optional<uint32_t> SomeSure();
+  // One that ends in a segment which continues another.
+  std::optional<uint32_t> SomeContinuing();
   Tokens FreshTokens(uint32_t tenant, uint32_t* parent_tenant);
   void CheckRead(uint32_t number, bool damaged);
 

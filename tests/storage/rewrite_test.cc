@@ -261,6 +261,24 @@ TEST_F(RewriteTest, BlobsComeWithTheMergedSegment) {
   }
 }
 
+TEST_F(RewriteTest, AMergeWhoseBlobsHaveNoRoomLeavesNothing) {
+  const auto one = Iota(40), two = Join(one, Iota(30, 1000));
+  Stored(one);
+  const SegmentId b = Stored(two);
+  const uint64_t bytes = store_->stats().bytes_on_disk;
+  options_.quota_bytes = 3 * bytes;  // for both segments and the merged one
+  Open();
+  // The second blob is one too many.
+  const std::vector<NewBlob> blobs = {{"x", "made", {}}, {"y", "made", {3 * bytes, {}}}};
+  EXPECT_CODE(store_->Merge(b, 1000, blobs), Code::kResourceExhausted);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
+  EXPECT_EQ(store_->stats().bytes_on_disk, bytes);
+  ExpectPrefix(b, two);
+  const auto merged = store_->Merge(b, 1000, {blobs.data(), 1});
+  ASSERT_OK(merged);
+  EXPECT_EQ(store_->ListBlobs(*merged), std::vector<std::string>{"x"});
+}
+
 TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
   const auto one = Iota(40), two = Join(one, Iota(30, 1000)), three = Join(two, Iota(50, 2000));
   const SegmentId a = Stored(one), b = Stored(two), c = Stored(three);

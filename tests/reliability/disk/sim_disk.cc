@@ -278,6 +278,8 @@ bool SimDisk::LiesAbout(const std::string& path) const {
       return false;
     case Lie::kSegmentSync:
       return path.ends_with(".seg");
+    case Lie::kBlobSync:  // they are written under names of their own and renamed
+      return path.ends_with(".tmp") && path.find(".blob.") != std::string::npos;
     case Lie::kDirectorySync:
       return path.ends_with("/segments");
   }

@@ -30,7 +30,7 @@ inline constexpr Fault kFaults[] = {Fault::kEio, Fault::kEnospc, Fault::kShort, 
 const char* FaultName(Fault fault);
 
 // What a disk that lies says was synced although it was not.
-enum class Lie : uint8_t { kNone, kSegmentSync, kDirectorySync };
+enum class Lie : uint8_t { kNone, kSegmentSync, kBlobSync, kDirectorySync };
 
 struct DiskPlan {
   std::filesystem::path root;   // watched; what lies there already is durable

@@ -1,0 +1,143 @@
+// What a user of the store does with what is in it: removes, settles, merges, keeps for longer.
+#include "tests/reliability/workload.h"
+
+#include <numeric>
+
+namespace prefixd::storage::reliability {
+
+bool Workload::Remove() {
+  const auto number = SomeSure();
+  if (!number) return true;
+  Tell({EventKind::kRemoveBegin, {*number}});
+  Status removed = store_->Remove(*truth_.at(*number).id);
+  if (removed.ok()) {
+    Tell({EventKind::kRemoveDone, {*number}});
+    return true;
+  }
+  const bool refused = removed.error().code == Code::kFailedPrecondition;
+  Tell({refused ? EventKind::kRemoveRefused : EventKind::kRemoveFailed, {*number}});
+  return refused || Refused("remove", removed.error());
+}
+
+bool Workload::Settle() {
+  const auto number = SomeSure();
+  if (!number) return Put();
+  SettleOptions options;
+  options.chunk_tokens = 64;
+  options.order = [row = model_.geometry.row().bytes()](
+                      uint32_t, uint32_t, uint32_t,
+                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    std::vector<uint32_t> order(rows.size() / row);
+    std::iota(order.rbegin(), order.rend(), 0);
+    return order;
+  };
+  Status settled = store_->Settle(*truth_.at(*number).id, options);
+  if (!settled.ok()) return OutOfRoom(settled.error()) || Refused("settle", settled.error());
+  return true;
+}
+
+std::optional<uint32_t> Workload::SomeContinuing() {
+  std::vector<uint32_t> some;
+  for (const uint32_t number : truth_.Sure()) {
+    const Prompt& p = truth_.at(number);
+    const auto info = store_->GetPrefix(*p.id);
+    // Where a merge before is in doubt, so is which segments there are.
+    if (info.ok() && info->chain.size() > 1 && !p.merging) some.push_back(number);
+  }
+  if (some.empty()) return std::nullopt;
+  return some[rng_() % some.size()];
+}
+
+// Of some names, with fresh versions; their names and versions after how many they are.
+std::vector<NewBlob> Workload::SomeBlobs(Event* as) {
+  std::vector<NewBlob> blobs;
+  as->words.push_back(0);
+  for (uint32_t name = 0; name < kBlobNames; ++name) {
+    if (rng_() % 3 == 0) continue;
+    const uint32_t version = truth_.next_version() + as->words[0]++;
+    as->words.push_back(name);
+    as->words.push_back(version);
+    blobs.push_back({BlobName(name), BlobProducer(name), BlobBytes(name, version)});
+  }
+  return blobs;
+}
+
+// A segment is joined with the one it continues, sometimes with blobs of its own; the prompts that
+// end in either keep their names.
+bool Workload::Merge() {
+  const auto number = SomeContinuing();
+  if (!number) return true;
+  const auto info = store_->GetPrefix(*truth_.at(*number).id);
+  if (!info.ok()) return Refused("merge", info.error());
+  const SegmentId leaf = info->chain.back();
+  std::vector<uint32_t> prompts = truth_.In(leaf);
+  const auto others = truth_.In(info->chain[info->chain.size() - 2]);
+  prompts.insert(prompts.end(), others.begin(), others.end());
+  Event begin{EventKind::kMergeBegin, {}};
+  const std::vector<NewBlob> blobs = SomeBlobs(&begin);
+  begin.words.insert(begin.words.end(), prompts.begin(), prompts.end());
+  Tell(begin);
+  const auto merged = store_->Merge(leaf, /*max_tokens=*/4096, blobs);
+  if (merged.ok()) {
+    Event done{EventKind::kMergeDone, IdWords(*merged)};
+    done.words.insert(done.words.end(), begin.words.begin(), begin.words.end());
+    Tell(done);
+    journal_.Count(1, "merges");
+    journal_.Count(static_cast<uint32_t>(blobs.size()), "blobs that came with a merge");
+    return true;
+  }
+  if (merged.error().code == Code::kFailedPrecondition || OutOfRoom(merged.error())) {
+    Tell({EventKind::kMergeRefused, prompts});
+    return true;
+  }
+  return Refused("merge", merged.error());
+}
+
+// Pins, unpins, or gives a time far away.
+bool Workload::Retain() {
+  const auto number = SomeSure();
+  if (!number) return Put();
+  const Prompt& p = truth_.at(*number);
+  Kept kept = *p.kept.begin();
+  RetentionChange change;
+  if (rng_() % 2 == 0) {
+    change.pinned = kept.pinned = rng_() % 3 == 0;
+  } else {
+    change.expires_unix_ms = kept.expires_unix_ms =
+        rng_() % 3 == 0 ? 0 : (1ll << 52) + static_cast<int64_t>(rng_() % 1000);
+  }
+  // Where one of two is in doubt, so is what a change of the other makes of it.
+  if (p.kept.size() > 1) {
+    change = {kept.pinned, kept.expires_unix_ms};
+  }
+  Event event{EventKind::kRetainBegin, {*number, kept.pinned ? 1u : 0u}};
+  event.AddWide(kept.expires_unix_ms);
+  Tell(event);
+  Status set = store_->SetRetention(*p.id, change);
+  if (!set.ok()) return Refused("retain", set.error());
+  event.kind = EventKind::kRetainDone;
+  Tell(event);
+  return true;
+}
+
+// Its time is over: as good as removed, pinned or not.
+bool Workload::Expire() {
+  const auto number = SomeSure();
+  if (!number) return true;
+  Tell({EventKind::kRemoveBegin, {*number}});
+  RetentionChange change;
+  change.expires_unix_ms = 1;
+  Status set = store_->SetRetention(*truth_.at(*number).id, change);
+  Tell({set.ok() ? EventKind::kRemoveDone : EventKind::kRemoveFailed, {*number}});
+  if (!set.ok()) return Refused("expire", set.error());
+  return true;
+}
+
+bool Workload::Maintain() {
+  return MakingRoom([this] {
+    Status done = store_->Maintain();
+    return done.ok() || Refused("maintain", done.error());
+  });
+}
+
+}  // namespace prefixd::storage::reliability
