@@ -1,4 +1,6 @@
-"""NumPy arrays and PyTorch tensors side by side, without importing either library's other half."""
+"""NumPy arrays, PyTorch tensors and whatever else speaks DLPack side by side, without importing a library
+that is not there yet. Everything crosses host memory: tensors on a device are copied there and back, arrays
+of other libraries that lie on one are refused, since only their own library can copy them."""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prefixd.errors import InvalidArgument
+
 if TYPE_CHECKING:
     import torch
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 
 # Rows of bf16 are shown to NumPy, which has no such type, as the 16 bits they are.
 NUMPY_TYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+# DLPack's device types that the processor reads: its own memory, and what is pinned or managed.
+_HOST_MEMORY = (1, 3, 11, 13)
 
 
 def is_torch(array: Any) -> bool:
@@ -46,9 +52,8 @@ def dtype_name(dtype: torch.dtype) -> str | None:
 
 def tokens_array(tokens: Any) -> np.ndarray:
     """Token ids as one row of uint32; a list, an array or a tensor, of one prompt."""
-    if is_torch(tokens):
-        tokens = tokens.detach().cpu().numpy()
-    array = np.asarray(tokens)
+    array = _tensor(tokens).numpy() if is_torch(tokens) else _foreign(tokens)
+    array = np.asarray(array)
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
@@ -60,11 +65,32 @@ def tokens_array(tokens: Any) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=np.uint32)
 
 
+def _tensor(tensor: Any) -> Any:
+    """In host memory, without a gradient."""
+    if tensor.is_meta:
+        raise InvalidArgument("a tensor on the meta device has no data; compute it on a real one")
+    return tensor.detach().to("cpu")
+
+
+def _foreign(array: Any) -> Any:
+    """Arrays of other libraries as NumPy's, over the same memory; anything else as it is."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return array
+    kind, index = array.__dlpack_device__()
+    if int(kind) not in _HOST_MEMORY:
+        name = {2: "CUDA", 8: "Metal", 10: "ROCm"}.get(int(kind), f"DLPack type {int(kind)}")
+        raise InvalidArgument(
+            f"a {type(array).__module__}.{type(array).__name__} lies on device {index} ({name}); copy it to "
+            "host memory first (PyTorch tensors are copied by prefixd)"
+        )
+    return np.from_dlpack(array)
+
+
 def as_input(array: Any) -> Any:
     """Something the extension module can read in place: host memory, C order, no gradient."""
     if is_torch(array):
-        return array.detach().to("cpu").contiguous()
-    return np.ascontiguousarray(array)
+        return _tensor(array).contiguous()
+    return np.ascontiguousarray(_foreign(array))
 
 
 def as_float32(array: Any) -> Any:
@@ -72,8 +98,20 @@ def as_float32(array: Any) -> Any:
     if is_torch(array):
         import torch
 
-        return array.detach().to(device="cpu", dtype=torch.float32).contiguous()
-    return np.ascontiguousarray(array, dtype=np.float32)
+        return _tensor(array).to(torch.float32).contiguous()
+    return np.ascontiguousarray(_foreign(array), dtype=np.float32)
+
+
+def check_in_place(array: Any) -> None:
+    """Refuses what cannot be written where it lies."""
+    if is_torch(array):
+        if array.device.type != "cpu":
+            raise InvalidArgument(
+                f"states are merged in place, in host memory, and this tensor is on {array.device}: use "
+                "merge of prefixd.transformers.attention there, or merge copies"
+            )
+    elif not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"states are NumPy arrays or PyTorch tensors, not {type(array).__name__}")
 
 
 def empty_like(array: Any, shape: tuple[int, ...]) -> Any:

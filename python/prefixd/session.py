@@ -208,4 +208,6 @@ def merge_states(y_a: Array, lse_a: Array, y_b: Array, lse_b: Array) -> None:
     """Merges the partial states (y_b, lse_b) into (y_a, lse_a), in place: y [...][value_dim],
     lse [...], float32 in host memory, C order. Either side may be empty (lse = -inf)."""
     outputs: tuple[Any, Any] = (y_a, lse_a)  # tensors too: the stub knows NumPy only
+    for output in outputs:
+        arrays.check_in_place(output)
     _core.merge_states(*outputs, arrays.as_input(y_b), arrays.as_input(lse_b))

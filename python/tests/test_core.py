@@ -138,6 +138,41 @@ def test_merging_with_own_tokens_is_one_softmax(store: prefixd.Client) -> None:
     np.testing.assert_allclose(lse, want_lse, atol=1e-4)
 
 
+class Elsewhere:
+    """An array of another library, in host memory or (as it says) on a device."""
+
+    def __init__(self, data: np.ndarray, kind: int = 1) -> None:
+        self.data, self.kind = data, kind
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.data.__dlpack__(**options)
+
+
+def test_arrays_of_other_libraries_and_on_devices(store: prefixd.Client) -> None:
+    import torch
+
+    prompt = Prompt()
+    prompt.put(store)
+    with store.attach("m", Elsewhere(prompt.tokens), policy=FULL) as session:
+        want = session.step(0, prompt.q[0])
+        for given in (Elsewhere(prompt.q[0]), torch.from_numpy(prompt.q[0])):
+            np.testing.assert_array_equal(np.asarray(session.step(0, given)[0]), want[0])
+        with pytest.raises(prefixd.InvalidArgument, match=r"Elsewhere lies on device 0 \(CUDA\)"):
+            session.step(0, Elsewhere(prompt.q[0], kind=2))
+        meta = torch.empty((Q_HEADS, DIM), device="meta")
+        with pytest.raises(prefixd.InvalidArgument, match="meta device has no data"):
+            session.step(0, meta)
+        with pytest.raises(prefixd.InvalidArgument, match="is on meta"):
+            prefixd.merge_states(meta, meta[:, 0], *want)
+    other = Prompt(seed=1)
+    with pytest.raises(prefixd.InvalidArgument, match="CUDA"), store.begin_put("m", other.tokens) as put:
+        put.write(0, 0, Elsewhere(other.k[0], kind=2), other.v[0])
+    assert len(store.prefixes()) == 1
+
+
 def test_rows_selection_and_listing(store: prefixd.Client) -> None:
     prompt = Prompt()
     prefix = prompt.put(store, label="text").prefix
