@@ -11,7 +11,7 @@ import torch
 from prefixd.evaluate import __main__ as program
 from prefixd.evaluate import baselines, methods, stats, summary, tasks
 from prefixd.evaluate.baselines import StoredLayer
-from prefixd.evaluate.run import Rows
+from prefixd.evaluate.rows import Rows
 
 from tests.conftest import ROOT
 
@@ -282,6 +282,33 @@ def test_a_run_reports_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture
     assert program.main([*argv, "--documents", "2"]) == 0
     after = (out / "rows.jsonl").read_text()
     assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
+    # Wider by a method: what was measured stays (as this mark does), what is missing is added.
+    rows = Rows(out / "rows.jsonl")
+    kept, outdated = "moment/budget/0.1", "phi/same-k/0.1"
+    for row in rows.rows:
+        if row["key"][0] == "document":
+            row["answers"][0]["scores"] |= {kept: 0.125, outdated: 0.125}
+            rows.add(row)
+    assert program.main([*argv, "--documents", "2", "--method", "centroid"]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["plan"]["methods"].index("centroid") == results["plan"]["methods"].index("moment") + 1
+    for row in Rows(out / "rows.jsonl").rows:
+        if row["key"][0] == "document":
+            scores = row["answers"][0]["scores"]
+            assert scores[kept] == scores[outdated] == 0.125 and "centroid/same-k/0.1" in scores
+            assert "centroid/same-k/0.1" in row["diagnostics"]["rho"] and "topk/same-k/0.1" in row["nll"]
+    # Other maps: what depends on them is measured anew, and nothing else.
+    maps = tmp_path / "phi-600.safetensors"
+    maps.write_bytes((model / "phi-2048.safetensors").read_bytes())
+    assert program.main([*argv, "--maps", str(maps)]) == 0
+    first, second = (r for r in Rows(out / "rows.jsonl").rows if r["key"][0] == "document")
+    assert first["answers"][0]["scores"][kept] == second["answers"][0]["scores"][kept] == 0.125
+    assert first["answers"][0]["scores"][outdated] in (0, 1)
+    assert second["answers"][0]["scores"][outdated] == 0.125  # --documents 1
+    assert first["maps"][0].startswith("phi-600.safetensors@") and "scatter" in first
+    results = json.loads((out / "results.json").read_text())
+    assert value("errors", "phi", "same-k", 0.1, "n") == 1  # the other document's are of other maps
+    assert value("errors", "moment", "same-k", 0.1, "n") == 2
     with pytest.raises(SystemExit):
         program.main([*argv, "--seed", "5"])
     assert "holds another run" in capsys.readouterr().err

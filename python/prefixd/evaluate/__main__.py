@@ -21,13 +21,14 @@ from prefixd.evaluate import tasks
 from prefixd.evaluate.methods import METHODS
 from prefixd.evaluate.model import Subject
 from prefixd.evaluate.report import write_report
-from prefixd.evaluate.run import Evaluation, Plan, Rows
+from prefixd.evaluate.rows import Rows
+from prefixd.evaluate.run import Evaluation, Plan
 from prefixd.transformers.texts import read_texts
 
 SMALL_MODEL = Path(__file__).resolve().parents[3] / "models/prefixd-tiny"
 DEFAULT_TEXT = Path("/usr/share/common-licenses/GPL-3")
-# Of a plan: what rows do not depend on, so that a run may be widened.
-_WIDER = ("tasks", "lengths", "documents")
+# Of a plan: what rows do not depend on, or know of themselves, so that a run may be widened.
+_WIDER = ("tasks", "lengths", "documents", "methods", "budgets", "maps")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,7 +131,7 @@ def _run(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
             budgets=o.budget or ([0.02, 0.05] if o.quick else [0.01, 0.02, 0.03, 0.04, 0.05]),
             documents=2 if o.quick else o.documents, continuation=o.continuation, queries=o.queries,
             seed=o.seed, floor=o.floor, l_gen=o.l_gen, selector=o.selector,
-            dtype=subject.splice.spec.dtype, maps=[m.name for m in maps],
+            dtype=subject.splice.spec.dtype, maps=[f"{m.name}@{_digest(m)}" for m in maps],
             text=hashlib.blake2b(noise.encode(), digest_size=8).hexdigest(),
         )
         _check_same(a, o.out / "plan.json", plan)
@@ -140,6 +141,10 @@ def _run(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
         ).run()
     finally:
         subject.close()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest()
 
 
 def _check_same(a: argparse.ArgumentParser, path: Path, plan: Plan) -> None:
@@ -153,6 +158,8 @@ def _check_same(a: argparse.ArgumentParser, path: Path, plan: Plan) -> None:
             a.error(f"{path.parent} holds another run ({said}); name another --out or remove it")
         for k in ("tasks", "lengths"):
             new[k] = [*dict.fromkeys([*old[k], *new[k]])]
+        new["methods"] = [m for m in METHODS if m in old["methods"] or m in new["methods"]]
+        new["budgets"] = sorted({*old["budgets"], *new["budgets"]})
         new["documents"] = max(old["documents"], new["documents"])
     path.write_text(json.dumps(new, indent=1) + "\n")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +68,8 @@ def quest_bounds(q: Tensor, keys: Tensor) -> Tensor:
     # max(q_j low_j, q_j high_j) summed: positive parts meet the maxima, negative ones the minima.
     bound = grouped.clamp_min(0) @ high.transpose(-1, -2)
     bound = bound + grouped.clamp_max(0) @ low.transpose(-1, -2)
-    return bound.flatten(0, 1)
+    both: Tensor = bound.flatten(0, 1)
+    return both
 
 
 def quest(q: Tensor, layer: StoredLayer, tokens: int, index: int) -> tuple[Tensor, Tensor]:
@@ -130,7 +132,7 @@ class BaselineLayer(DynamicLayer):
     """The stored part through a baseline, later tokens in memory."""
 
     def __init__(self, owner: BaselineCache, index: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' constructor
         self.owner, self.index = owner, index
         self._set: Tensor | None = None
 
@@ -177,7 +179,7 @@ class BaselineCache(Cache):
 
     def __post_init__(self) -> None:
         self.columns = self.stored[0].keys.shape[1]
-        layers = [BaselineLayer(self, i) for i in range(len(self.stored))]
+        layers: list[Any] = [BaselineLayer(self, i) for i in range(len(self.stored))]
         for layer, (keys, values) in zip(layers, self.own, strict=False):
             DynamicLayer.update(layer, keys, values)
         super().__init__(layers=layers)
@@ -185,5 +187,5 @@ class BaselineCache(Cache):
 
 def rope_frequencies(model: torch.nn.Module) -> Tensor | None:
     """Of a model with one kind of RoPE; None where layers differ (their positions stay as they are)."""
-    found = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor)]
-    return found[0].inv_freq.float().cpu() if len(found) == 1 else None
+    found = [x for m in model.modules() if isinstance(x := getattr(m, "inv_freq", None), Tensor)]
+    return found[0].float().cpu() if len(found) == 1 else None

@@ -27,7 +27,7 @@ def mass_grid(n_mid: int) -> list[int]:
 
 def entropy(p: Tensor) -> Tensor:
     """Normalized by log of the size [52]; p [..., m] sums to 1."""
-    return -(p * p.clamp_min(1e-38).log()).sum(-1) / np.log(p.shape[-1])
+    return -(p * p.clamp_min(1e-38).log()).sum(-1) / float(np.log(p.shape[-1]))
 
 
 def relative_l1(got: Tensor, truth: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def measure(
     n = reader.n
     grid = mass_grid(n - N_SINK - N_TAIL)
     for layer in layers:
-        truth[layer] = session.attend_exact(layer, taken[layer])[0]
+        truth[layer] = torch.as_tensor(session.attend_exact(layer, taken[layer])[0])
         keys = stored[layer].keys[:, N_SINK : n - N_TAIL]
         grouped = taken[layer].unflatten(1, (len(keys), -1)).permute(1, 2, 0, 3)
         scores = (grouped @ keys[:, None].transpose(-1, -2)) * stored[layer].scale

@@ -14,7 +14,8 @@ N_SINK, N_TAIL = 4, 16
 @dataclass(frozen=True)
 class Method:
     """`estimator` of what is not read (None: not a retrieval method). `baseline`: its name in
-    baselines.py instead. `charged`: its summary costs tokens, so that the accountings differ."""
+    baselines.py instead. `charged`: its summary costs tokens, so that the accountings differ.
+    `mapped`: what it reads depends on the feature maps."""
 
     name: str
     label: str
@@ -23,6 +24,7 @@ class Method:
     mode: str = "retrieve"
     charged: bool = False
     cis: bool = False
+    mapped: bool = False
 
 
 METHODS = {
@@ -31,13 +33,13 @@ METHODS = {
         Method("full", "Full attention", mode="full"),
         Method("sink-tail", "Sink + tail", mode="anchors"),
         Method("topk", "Top-K", "none"),
-        Method("phi", "Top-K + φ", "phi", charged=True),
-        Method("phi-bf16", "Top-K + φ (bf16 cache)", "phi/bf16", charged=True),
+        Method("phi", "Top-K + φ", "phi", charged=True, mapped=True),
+        Method("phi-bf16", "Top-K + φ (bf16 cache)", "phi/bf16", charged=True, mapped=True),
         Method("moment", "Top-K + moment", "moment", charged=True),
         Method("moment-r8", "Top-K + moment, rank 8", "moment/r8", charged=True),
         Method("centroid", "Top-K + centroid", "centroid", charged=True),
-        Method("auto", "Per-head choice", "auto", charged=True),
-        Method("cis", "Per-head choice + CIS", "auto", charged=True, cis=True),
+        Method("auto", "Per-head choice", "auto", charged=True, mapped=True),
+        Method("cis", "Per-head choice + CIS", "auto", charged=True, mapped=True, cis=True),
         Method("quest", "Quest", baseline="quest"),
         Method("snapkv", "SnapKV", baseline="snapkv"),
         Method("streaming", "StreamingLLM", baseline="streaming"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import prefixd
 from prefixd.evaluate.baselines import WINDOW, BaselineCache, StoredLayer, rope_frequencies
@@ -31,8 +31,8 @@ class Subject:
     ) -> None:
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         kind = dtype if dtype == "auto" else getattr(torch, dtype)
-        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=kind)
-        self.model.to(self.device).eval().requires_grad_(False)
+        model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=kind)
+        self.model: PreTrainedModel = model.to(self.device).eval().requires_grad_(False)
         self.config = self.model.config.get_text_config(decoder=True)
         self.encoder = load_encoder(tokenizer, checkpoint, self.config)
         self.l_gen, self.selector = l_gen, selector

@@ -15,7 +15,7 @@ import transformers
 
 import prefixd
 from prefixd.evaluate.figures import draw
-from prefixd.evaluate.run import Rows
+from prefixd.evaluate.rows import Rows
 from prefixd.evaluate.summary import summarise
 from prefixd.evaluate.tables import all_tables
 

@@ -1,5 +1,6 @@
 """The evaluation, document by document. Each document's rows are one line of rows.jsonl, so that a run
-that was interrupted goes on where it was."""
+that was interrupted goes on where it was. A run that is widened by methods or budgets, or repeated with
+other feature maps, measures only the cells that a document lacks; its new line takes the old one's place."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import torch
 from prefixd.evaluate import diagnostics
 from prefixd.evaluate.methods import METHODS, Cell, cells
 from prefixd.evaluate.model import Reader, Subject
+from prefixd.evaluate.rows import Rows, merged, without_outdated
 from prefixd.evaluate.tasks import Example, Generator, Question, Source
 
 PROBES = 2
@@ -41,31 +43,11 @@ class Plan:
     l_gen: int
     selector: str
     dtype: str
-    maps: Sequence[str]
+    maps: Sequence[str]  # name@digest
     text: str  # digest
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
-
-
-class Rows:
-    """rows.jsonl: complete lines only; a torn last one is dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        if path.exists():
-            whole = [x for x in path.read_text().splitlines(keepends=True) if x.endswith("\n")]
-            self.rows = [json.loads(x) for x in whole]
-            path.write_text("".join(whole))
-
-    def find(self, *key: object) -> dict[str, Any] | None:
-        return next((r for r in self.rows if r["key"] == list(key)), None)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 class Evaluation:
@@ -85,7 +67,7 @@ class Evaluation:
             for task in self.plan.tasks
             for length in self.plan.lengths
         ]
-        todo = [u for u in units if self.rows.find("document", *u) is None]
+        todo = [u for u in units if self._missing(self.rows.find("document", *u))]
         if len(todo) < len(units):
             self.log(f"resumed: {len(units) - len(todo)} of {len(units)} documents are done")
         begin = time.monotonic()
@@ -103,6 +85,13 @@ class Evaluation:
             )
 
     # ---- one document ----
+
+    def _missing(self, row: Mapping[str, Any] | None) -> list[Cell]:
+        """The cells that a document's row lacks, or has of other maps."""
+        if row is None:
+            return self.cells
+        known = without_outdated(row, self.plan.maps)["answers"][0]["scores"]
+        return [c for c in self.cells if c.key not in known]
 
     def _example(self, task: str, length: int, document: int) -> Example:
         seed = [self.plan.seed, zlib.crc32(task.encode()), length, document]
@@ -132,23 +121,27 @@ class Evaluation:
         return bool(row["able"])
 
     def _document(self, task: str, length: int, document: int) -> dict[str, Any]:
+        old = self.rows.find("document", task, length, document)
+        asked = self._missing(old)
         example = self._example(task, length, document)
         tokens = self.subject.encoder.prompt(example.document)
         prefix = self.subject.put(tokens)
         row: dict[str, Any] = {
             "key": ["document", task, length, document], "tokens": len(tokens),
+            "maps": list(self.plan.maps),
             "answers": [
                 {"kind": q.kind or task, "exact": q.exact,
-                 "scores": self._ask(tokens, q, self.cells)}
+                 "scores": self._ask(tokens, q, asked)}
                 for q in example.questions
             ],
         }
         # Likelihood and diagnostics on documents of one task.
         if task == self.plan.tasks[0] and example.continuation:
             following = self.subject.encoder.encode(example.continuation)[: self.plan.continuation]
-            row |= self._continue(tokens, following, document)
+            scatter = document == 0 and (old is None or any(METHODS[c.method].mapped for c in asked))
+            row |= self._continue(tokens, following, asked, scatter)
         self.subject.store.remove(prefix)
-        return row
+        return row if old is None else merged(without_outdated(old, self.plan.maps), row)
 
     def _ask(
         self, tokens: Sequence[int], question: Question, asked: Sequence[Cell]
@@ -175,13 +168,13 @@ class Evaluation:
         return scores
 
     def _continue(
-        self, tokens: Sequence[int], following: Sequence[int], document: int
+        self, tokens: Sequence[int], following: Sequence[int], asked: Sequence[Cell], scatter: bool
     ) -> dict[str, Any]:
         """Mean negative log-likelihood of the continuation's tokens but the first, all of them reading
         the document as the cell says; and the diagnostics."""
         nll: dict[str, float | None] = {}
         with Reader(self.subject, tokens, []) as reader:
-            for cell in self.cells:
+            for cell in asked:
                 if METHODS[cell.method].baseline and (
                     not self.subject.plain or cell.method == "snapkv"
                 ):
@@ -192,10 +185,12 @@ class Evaluation:
                         logits, torch.tensor(following[1:], device=logits.device)
                     )
                 )
-            own = [c for c in self.cells if not METHODS[c.method].baseline]
+            # Top-K always: the completion share is measured against it.
+            own = [c for c in self.cells if (c in asked or c.method == "topk")
+                   and not METHODS[c.method].baseline]
             found = {"nll": nll, "diagnostics": diagnostics.measure(
                 reader, following, own, self.plan.queries)}
-            if document == 0 and self.maps and self.subject.plain:
+            if scatter and self.maps and self.subject.plain:
                 found["scatter"] = self._scatter(reader, following, found["diagnostics"])
         return found
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from prefixd.evaluate.methods import ACCOUNTINGS, METHODS, SAME_K, Cell, cells, shown
+from prefixd.evaluate.rows import without_outdated
 from prefixd.evaluate.stats import interval, of_mean, wilson
 
 Row = Mapping[str, Any]
 
 
 def summarise(plan: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    documents = [r for r in rows if r["key"][0] == "document"]
+    documents = [without_outdated(r, plan["maps"]) for r in rows if r["key"][0] == "document"]
     asked = cells(plan["methods"], plan["budgets"])
     lengths = sorted({r["key"][2] for r in documents})
     return {
@@ -171,7 +172,7 @@ def _errors(documents: Iterable[Row], asked: Sequence[Cell], length: int) -> lis
     for cell in asked:
         if METHODS[cell.method].baseline:
             continue
-        values = [np.array(e) for r in own if (e := r["diagnostics"]["errors"][cell.key]) is not None]
+        values = [np.array(e) for r in own if (e := r["diagnostics"]["errors"].get(cell.key)) is not None]
         at = {"length": length, **_cell(cell)}
         if not values:
             out.append(at | _NOTHING | {"by_quartile": None})
@@ -203,7 +204,7 @@ def _paired(documents: Sequence[Row], plan: Mapping[str, Any], length: int) -> l
                         x, y = a["scores"].get(cell), a["scores"].get(plain)
                         if x is not None and y is not None:
                             gains["accuracy"].append((x - y, name))
-                    if "nll" in r and r["nll"].get(cell) is not None:
+                    if "nll" in r and r["nll"].get(cell) is not None and plain in r["nll"]:
                         gains["likelihood"].append((r["nll"][plain] - r["nll"][cell], name))
                         errors = r["diagnostics"]["errors"]
                         better = np.mean(errors[plain]) - np.mean(errors[cell])

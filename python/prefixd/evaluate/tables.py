@@ -60,7 +60,8 @@ def _by_budget(
         for n, f in columns:
             e = index.get((kind, n, shown(m, accounting, f).key))
             cell = text(e) if e and e["feasible"] else DASH
-            bold = (cell != DASH and best is not None and METHODS[m].mode == "retrieve"
+            bold = (cell != DASH and best is not None and e is not None
+                    and METHODS[m].mode == "retrieve"
                     and best(e) >= top[n, f] - 1e-12)
             row.append(f"**{cell}**" if bold else cell)
         body.append(row)

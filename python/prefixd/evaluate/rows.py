@@ -1,0 +1,65 @@
+"""What was measured, a line of rows.jsonl for each document: how lines of one document come together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefixd.evaluate.methods import METHODS
+
+
+class Rows:
+    """rows.jsonl: complete lines only; a torn last one is dropped. Of lines with one key the last counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows: dict[tuple[object, ...], dict[str, Any]] = {}
+        if path.exists():
+            whole = [x for x in path.read_text().splitlines(keepends=True) if x.endswith("\n")]
+            self._rows = {tuple(row["key"]): row for row in map(json.loads, whole)}
+            path.write_text("".join(whole))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self._rows.values())
+
+    def find(self, *key: object) -> dict[str, Any] | None:
+        return self._rows.get(key)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows[tuple(row["key"])] = row
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def without_outdated(row: Mapping[str, Any], maps: Sequence[str]) -> dict[str, Any]:
+    """A document's row without the cells that were measured with other feature maps than these."""
+    if row.get("maps") == list(maps):
+        return dict(row)
+
+    def kept(cells: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in cells.items() if not METHODS[k.split("/")[0]].mapped}
+
+    out = {k: v for k, v in row.items() if k not in ("scatter", "maps")}
+    out["answers"] = [a | {"scores": kept(a["scores"])} for a in row["answers"]]
+    if "nll" in row:
+        found = row["diagnostics"]
+        out["nll"] = kept(row["nll"])
+        out["diagnostics"] = found | {k: kept(found[k]) for k in ("errors", "rho")}
+    return out
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Two rows of one document, with cells of their own each."""
+    out = {**old, **new}
+    out["answers"] = [
+        a | {"scores": a["scores"] | b["scores"]}
+        for a, b in zip(old["answers"], new["answers"], strict=True)
+    ]
+    if "nll" in old and "nll" in new:
+        out["nll"] = old["nll"] | new["nll"]
+        a, b = old["diagnostics"], new["diagnostics"]
+        out["diagnostics"] = a | {k: a[k] | b[k] for k in ("errors", "rho")}
+    return out
