@@ -43,8 +43,9 @@ wheel: setup-python  ## the Python package as a wheel in build/wheels, linked wi
 	@.venv/bin/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/wheels ./python
 	@ls build/wheels
 
-test-python: build python-module  ## the Python tests
+test-python: build python-module  ## the Python tests, and the types of the package
 	@cd python && ../.venv/bin/python -m pytest -q
+	@cd python && ../.venv/bin/python -m mypy
 
 asan: setup  ## unit tests under address and undefined-behaviour sanitizers
 	@cmake --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS)

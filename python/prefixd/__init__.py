@@ -7,7 +7,8 @@
             y, lse = session.step(layer, q)           # attention over the stored prompt
 
 `prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains
-feature maps for them, `prefixd.evaluate` measures their quality by read budget. Everything is loaded when it is first asked for.
+feature maps for them, `prefixd.evaluate` measures their quality by read budget. Everything is loaded
+when it is first asked for.
 """
 
 from __future__ import annotations
@@ -41,26 +42,35 @@ _HOMES = {
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_WHERE)
 
-if TYPE_CHECKING:
-    from prefixd.client import Client, PrefixMatch, connect, open
-    from prefixd.errors import (
-        AlreadyExists,
-        Cancelled,
-        Corrupt,
-        FailedPrecondition,
-        Infeasible,
-        Internal,
-        InvalidArgument,
-        IoError,
-        NotFound,
-        PrefixdError,
-        ResourceExhausted,
-        Unavailable,
-    )
-    from prefixd.model import Layer, ModelSpec, Policy
-    from prefixd.put import Put, PutResult
-    from prefixd.restore import Restore, Run
-    from prefixd.session import Cut, Rows, Session, merge_states, step_batch
+if TYPE_CHECKING:  # `as`: what a type checker sees as exported
+    from prefixd.client import Client as Client
+    from prefixd.client import PrefixMatch as PrefixMatch
+    from prefixd.client import connect as connect
+    from prefixd.client import open as open
+    from prefixd.errors import AlreadyExists as AlreadyExists
+    from prefixd.errors import Cancelled as Cancelled
+    from prefixd.errors import Corrupt as Corrupt
+    from prefixd.errors import FailedPrecondition as FailedPrecondition
+    from prefixd.errors import Infeasible as Infeasible
+    from prefixd.errors import Internal as Internal
+    from prefixd.errors import InvalidArgument as InvalidArgument
+    from prefixd.errors import IoError as IoError
+    from prefixd.errors import NotFound as NotFound
+    from prefixd.errors import PrefixdError as PrefixdError
+    from prefixd.errors import ResourceExhausted as ResourceExhausted
+    from prefixd.errors import Unavailable as Unavailable
+    from prefixd.model import Layer as Layer
+    from prefixd.model import ModelSpec as ModelSpec
+    from prefixd.model import Policy as Policy
+    from prefixd.put import Put as Put
+    from prefixd.put import PutResult as PutResult
+    from prefixd.restore import Restore as Restore
+    from prefixd.restore import Run as Run
+    from prefixd.session import Cut as Cut
+    from prefixd.session import Rows as Rows
+    from prefixd.session import Session as Session
+    from prefixd.session import merge_states as merge_states
+    from prefixd.session import step_batch as step_batch
 
 
 def __getattr__(name: str) -> Any:

@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         for seed, (name, (build, dtype)) in enumerate(CASES.items()):
             folder = o.data / name
             folder.mkdir(parents=True, exist_ok=True)
-            model = build()
+            model: Any = build()
             randomize(model, seed)
             model.to(dtype).save_pretrained(folder)
             both_rope_forms(folder / "config.json")

@@ -83,7 +83,8 @@ class Job:
         self.model.to(device).eval().requires_grad_(False)
         self.config = self.model.config.get_text_config(decoder=True)
         specs, modules = attention_layers(self.model, self.config)
-        self.n_layers, self.head_dim = len(specs), int(modules[0].head_dim)
+        first: Any = modules[0]
+        self.n_layers, self.head_dim = len(specs), int(first.head_dim)
         self.layers = tuple(
             i for i, s in enumerate(specs) if s.sliding_window == 0 and s.softcap == 0)
         if not self.layers:

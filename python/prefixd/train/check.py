@@ -40,7 +40,7 @@ def needle_prompt(
     return np.concatenate([[BOS], raw]), lines
 
 
-def _autocast(device: torch.device, bf16: bool):
+def _autocast(device: torch.device, bf16: bool) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
 

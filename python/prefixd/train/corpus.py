@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,7 +157,8 @@ def _rank(path: Path) -> bytes:
 
 
 def gather(
-    most: int = 40 << 20, kept_out: tuple[Path, ...] = (GPL3,), heldout_docs: int = 24, log=print
+    most: int = 40 << 20, kept_out: tuple[Path, ...] = (GPL3,), heldout_docs: int = 24,
+    log: Callable[[str], None] = print,
 ) -> Corpus:
     """Collect the corpus: up to ``most`` bytes, clear of GPL-3 and of the held-out documents."""
     files: list[bytes] = []

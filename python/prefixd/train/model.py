@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from prefixd.train.corpus import GPL3, Corpus, gather
 from prefixd.train.muon import Optimizers
 from prefixd.train.net import Net, NetConfig, export_hf
 
+Log = Callable[[str], None]
 PHASES = "0:128,0.05:256,0.30:512,0.40:1024,0.50:2048,0.58:4096,0.70:8192"
 
 
@@ -151,7 +153,7 @@ class Trainer:
         self.by_length = s["by_length"]
 
 
-def report(t: Trainer, evaluate_at: list[int], log) -> None:
+def report(t: Trainer, evaluate_at: list[int], log: Log) -> None:
     gpl = GPL3.read_bytes() if GPL3.is_file() else t.corpus.heldout[0]
     got = []
     t.net.eval()
@@ -165,7 +167,7 @@ def report(t: Trainer, evaluate_at: list[int], log) -> None:
 
 
 def run(t: Trainer, out: Path, minutes: float | None, steps: int | None, every: dict[str, float],
-        log=print) -> None:
+        log: Log = print) -> None:
     """Train to the end of the budget; progress lines, evaluations, checkpoints."""
     total = minutes * 60 if minutes is not None else 0.0
     state = out / "state.pt"

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prefixd.train.net import Net
+
 
 def orthogonalize(g: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrix, about: five Newton-Schulz steps in bf16."""
@@ -17,7 +19,8 @@ def orthogonalize(g: Tensor) -> Tensor:
     for _ in range(5):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
-    return (x.T if tall else x).float()
+    out: Tensor = x.T if tall else x
+    return out.float()
 
 
 class Muon(torch.optim.Optimizer):
@@ -27,7 +30,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "momentum": 0.95, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes no closure
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -47,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 class Optimizers:
     """Both optimizers as one; ``set_factor`` scales every group's own learning rate."""
 
-    def __init__(self, net: nn.Module, lr: float, muon_lr: float, weight_decay: float) -> None:
+    def __init__(self, net: Net, lr: float, muon_lr: float, weight_decay: float) -> None:
         cfg = net.cfg
         dq, dk = cfg.q_heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
         inner: dict[tuple[int, ...], list[nn.Parameter]] = {}

@@ -33,7 +33,7 @@ class NetConfig:
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
 
 def rope_tables(cfg: NetConfig, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return (y * self.weight).to(x.dtype)
+        scaled: Tensor = y * self.weight
+        return scaled.to(x.dtype)
 
 
 Tap = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -94,11 +95,15 @@ class Layer(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=c.scale)
         x = x + self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
         gate, up = self.gate_up(self.post_attention_layernorm(x)).chunk(2, dim=-1)
-        return x + self.down_proj(F.silu(gate) * up)
+        out: Tensor = x + self.down_proj(F.silu(gate) * up)
+        return out
 
 
 class Net(nn.Module):
     """Forward to hidden states; ``logits`` applies the head where it is needed."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, cfg: NetConfig, seed: int = 0) -> None:
         super().__init__()
@@ -131,10 +136,12 @@ class Net(nn.Module):
         x = self.embed(ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, cos, sin, i, tap)
-        return self.norm(x)
+        hidden: Tensor = self.norm(x)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden).float()
+        out: Tensor = self.lm_head(hidden)
+        return out.float()
 
 
 def to_hf(net: Net) -> dict[str, Tensor]:
@@ -147,6 +154,7 @@ def to_hf(net: Net) -> dict[str, Tensor]:
         "lm_head.weight": net.lm_head.weight,
     }
     for i, layer in enumerate(net.layers):
+        assert isinstance(layer, Layer)
         p = f"model.layers.{i}."
         q, k, v = layer.qkv.weight.split((dq, dk, dk))
         gate, up = layer.gate_up.weight.chunk(2)

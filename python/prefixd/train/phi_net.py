@@ -68,7 +68,8 @@ class Pair(nn.Module):
         a = lq + shift
         top = a.detach().amax(-1, keepdim=True)
         z = torch.exp(a - top) @ torch.exp(lk - shift).T
-        return top + torch.log(z + 1e-35)
+        log_z: Tensor = top + torch.log(z + 1e-35)
+        return log_z
 
 
 def phi_loss(s: Tensor, s_hat: Tensor, tau: float = 1.0) -> dict[str, Tensor]:

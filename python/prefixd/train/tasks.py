@@ -6,6 +6,7 @@ Each byte carries a loss weight: answers 4, text 0.5, digits that nobody could k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from prefixd.train.net import BOS
 
 W_ANSWER, W_DRILL, W_TEXT, W_WORD, W_NONE = 4.0, 1.0, 0.5, 0.1, 0.0
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+# (rng, n) -> n bytes of real text.
+Source = Callable[[np.random.Generator, int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _emit(
 
 
 def task_sequence(
-    rng: np.random.Generator, source, length: int, plain: float = 0.8
+    rng: np.random.Generator, source: Source, length: int, plain: float = 0.8
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """ids and loss weights (weight i belongs to id i), and where the questions begin.
 
@@ -195,7 +198,7 @@ def _fit(
     return ids[:length], w[:length], begin
 
 
-def text_sequence(rng: np.random.Generator, source, length: int) -> tuple[np.ndarray, np.ndarray]:
+def text_sequence(rng: np.random.Generator, source: Source, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Plain text, sometimes with an earlier part repeated (copying is the root of recall)."""
     text = source(rng, length - 1).astype(np.int64)
     w = np.full(length, W_TEXT, np.float32)
@@ -248,7 +251,7 @@ def skip_positions(rng: np.random.Generator, length: int, limit: int) -> np.ndar
 
 def batch(
     rng: np.random.Generator,
-    source,
+    source: Source,
     size: int,
     length: int,
     *,

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-import prefixd
 from prefixd import arrays
 from prefixd.errors import FailedPrecondition, InvalidArgument
 from prefixd.model import ModelSpec
 from prefixd.put import PutResult
-from prefixd.session import Session
+from prefixd.session import Session, step_batch
 from prefixd.transformers.attention import mark
 from prefixd.transformers.recorder import Recorder
 
@@ -122,9 +121,10 @@ class PrefixLayer(_Layer, DynamicLayer):
             self.recorder.write_queries(self.index, self.get_seq_length() - query.shape[2], query)
 
     def prefix_state(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        active = [b for b, session in enumerate(self.rows.sessions) if session is not None]
-        if not active:
+        spliced = {b: s for b, s in enumerate(self.rows.sessions) if s is not None}
+        if not spliced:
             return None
+        active, sessions = list(spliced), list(spliced.values())
         batch, heads, n, _ = query.shape
         value_dim = self.spec.key_dim if self.spec.value_dim is None else self.spec.value_dim
         y = torch.zeros((batch, heads, n, value_dim))
@@ -132,17 +132,21 @@ class PrefixLayer(_Layer, DynamicLayer):
         source = (
             query.detach().to("cpu", torch.float32).transpose(1, 2).contiguous()
         )  # [B, n, Hq, dh]
-        sessions = [self.rows.sessions[b] for b in active]
         # The question's tokens see the prefix exactly, what is generated under the read budget.
         exact = max(0, min(n, self.rows.prompt - (self.get_seq_length() - n)))
         for b, session in zip(active, sessions, strict=True):
             if exact > 0:
-                part, norm = session.attend_exact(self.index, source[b, :exact])
+                part, norm = _tensors(session.attend_exact(self.index, source[b, :exact]))
                 y[b, :, :exact], lse[b, :, :exact] = part.transpose(0, 1), norm.T
         for i in range(exact, n):
-            part, norm = prefixd.step_batch(sessions, self.index, source[active, i])
+            part, norm = _tensors(step_batch(sessions, self.index, source[active, i]))
             y[active, :, i], lse[active, :, i] = part, norm
         return y.to(query.device), lse.to(query.device)
+
+
+def _tensors(state: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, lse) of tensors are tensors."""
+    return state
 
 
 class WindowLayer(_Layer, DynamicSlidingWindowLayer):
@@ -152,7 +156,7 @@ class WindowLayer(_Layer, DynamicSlidingWindowLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.take(key_states, value_states, self.get_seq_length())
-        if self.is_initialized and len(self.keys) != len(key_states):
+        if self.keys is not None and self.is_initialized and len(self.keys) != len(key_states):
             self.batch_repeat_interleave(len(key_states) // len(self.keys))
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         return keys, values
@@ -185,11 +189,13 @@ class PrefixCache(Cache):
     def __init__(
         self, spec: ModelSpec, rows: Rows, recorder: Recorder | None, device: torch.device
     ) -> None:
-        layers: list[PrefixLayer | WindowLayer] = []
+        layers: list[Any] = []  # a list of its own kind is not the one that Cache takes
         for index, layer in enumerate(spec.layers):
-            made: PrefixLayer | WindowLayer = (
-                WindowLayer(layer.sliding_window) if layer.sliding_window else PrefixLayer()
-            )
+            made: PrefixLayer | WindowLayer
+            if layer.sliding_window:
+                made = WindowLayer(layer.sliding_window)
+            else:
+                made = PrefixLayer()  # type: ignore[no-untyped-call]  # transformers' constructor
             made.bind(index, spec, rows, recorder)
             if isinstance(made, WindowLayer) and rows.columns > 0:
                 made.restore(device)
@@ -243,6 +249,7 @@ class PrefixCache(Cache):
         """`observer(layer, q [B, Hq, n, dh])` sees the queries of every layer with full attention, after
         RoPE, as they attend."""
         for layer in self.layers:
+            assert isinstance(layer, _Layer)
             layer.observer = observer
 
     def reports(self) -> list[dict[str, Any] | None]:

@@ -75,7 +75,7 @@ def describe(
             "feature maps belong to one checkpoint: pass checkpoint=DIR, so that its digest can be "
             "compared with the one they were trained for"
         )
-    module = attention[0]
+    module: Any = attention[0]
     spec = ModelSpec(
         name="",
         layers=layers,
@@ -115,9 +115,9 @@ def differences(stored: ModelSpec, own: ModelSpec) -> str:
     if len(stored.layers) != len(own.layers):
         found.append(f"the number of layers differs ({len(stored.layers)}, {len(own.layers)} here)")
     else:
-        for index, (theirs, ours) in enumerate(zip(stored.layers, own.layers, strict=True)):
-            if not _same_layer(theirs, ours):
-                found.append(f"layer {index} differs ({theirs} stored, {ours} here)")
+        for index, (a, b) in enumerate(zip(stored.layers, own.layers, strict=True)):
+            if not _same_layer(a, b):
+                found.append(f"layer {index} differs ({a} stored, {b} here)")
                 break
     return "; ".join(found)
 
@@ -144,9 +144,11 @@ def attention_layers(
         raise InvalidArgument(f"{kind} is an encoder-decoder; only decoders can be spliced")
     types, kwargs = get_layer_types_and_kwargs(config)
     modules: dict[int, torch.nn.Module] = {}
-    for module in model.modules():
-        if hasattr(module, "k_proj") and hasattr(module, "v_proj") and hasattr(module, "layer_idx"):
-            modules[int(module.layer_idx)] = module
+    for found in model.modules():
+        if hasattr(found, "k_proj") and hasattr(found, "v_proj"):
+            at: Any = getattr(found, "layer_idx", None)
+            if at is not None:
+                modules[int(at)] = found
     if sorted(modules) != list(range(len(types))):
         raise InvalidArgument(
             f"{kind} has {len(types)} layers, of which {len(modules)} attend with k_proj and v_proj; only "
@@ -154,7 +156,7 @@ def attention_layers(
         )
     layers = []
     for index, layer_type in enumerate(types):
-        module = modules[index]
+        module: Any = modules[index]
         if layer_type not in ("full_attention", "sliding_attention"):
             raise InvalidArgument(
                 f"layer {index} of {kind} is of type {layer_type}; only full and sliding-window attention "
@@ -186,10 +188,11 @@ def attention_layers(
 
 
 def _cache_dtype(attention: list[torch.nn.Module]) -> torch.dtype:
-    weight = attention[0].k_proj.weight
-    if not weight.is_floating_point():  # quantised weights: what they compute in
-        return getattr(attention[0].k_proj, "compute_dtype", None) or torch.get_default_dtype()
-    return weight.dtype
+    keys: Any = attention[0].k_proj
+    dtype: torch.dtype = keys.weight.dtype
+    if not dtype.is_floating_point:  # quantised weights: what they compute in
+        dtype = getattr(keys, "compute_dtype", None) or torch.get_default_dtype()
+    return dtype
 
 
 def _rope(config: Any) -> str:
@@ -235,8 +238,9 @@ def _tensor_digest(model: PreTrainedModel) -> str:
             raise InvalidArgument(f"{name} has no data (meta device); load the model first")
         tensor = parameter.detach().to("cpu").contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
-    model._prefixd_digest = (state, digest.hexdigest())
+        data: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # a buffer, which its stub does not say
+        digest.update(data)
+    setattr(model, "_prefixd_digest", (state, digest.hexdigest()))
     return digest.hexdigest()
 
 

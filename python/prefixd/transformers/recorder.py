@@ -43,7 +43,8 @@ class Recorder:
                 if tokens in begun:
                     self._puts.append(None)
                     continue
-                put = begin_put(tokens)
+                put: Put | None = begin_put(tokens)
+                assert put is not None
                 if len(put.missing) == 0:
                     put.abort()
                     put = None

@@ -279,6 +279,10 @@ def _pads(ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:
     return [int(pad) for pad in pads]
 
 
+# Subclasses quantise or offload.
+_PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+
+
 def _plain_layers(
     cache: Cache, spec: ModelSpec, tokens: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -291,19 +295,21 @@ def _plain_layers(
     plain = []
     for index, layer in enumerate(cache.layers):
         kind = type(layer).__name__
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if not isinstance(layer, DynamicLayer) or type(layer) not in _PLAIN:
             raise InvalidArgument(
                 f"layer {index} of the cache is a {kind}, whose rows are not those that were computed "
                 "(static, quantised and offloaded caches are not stored); prefill with a DynamicCache"
             )
-        if not layer.is_initialized or layer.keys.shape[2] != layer.get_seq_length():
+        keys, values = layer.keys, layer.values
+        held = int(layer.get_seq_length())
+        if keys is None or values is None or keys.shape[2] != held:
             raise InvalidArgument(
                 f"layer {index} of the cache (a {kind}) has dropped tokens outside of its window; prefill "
                 "with Splice.cache, which stores them as they are computed"
             )
-        if layer.get_seq_length() < tokens:
+        if held < tokens:
             raise InvalidArgument(
-                f"layer {index} of the cache holds {layer.get_seq_length()} of the prompt's {tokens} tokens"
+                f"layer {index} of the cache holds {held} of the prompt's {tokens} tokens"
             )
-        plain.append((layer.keys, layer.values))
+        plain.append((keys, values))
     return plain
