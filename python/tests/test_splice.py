@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
     StaticCache,
 )
+from transformers.cache_utils import Cache, QuantizedLayer
 
 from tests.conftest import ROOT
 
@@ -307,6 +308,16 @@ def test_half_precision(dtype: torch.dtype, store: prefixd.Client) -> None:
     assert splice.spec.dtype == ("bf16" if dtype == torch.bfloat16 else "f16")
 
 
+class Quantised(QuantizedLayer):
+    """What transformers' own are on top of: these need packages for their arithmetic."""
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return (tensor * 8).round().to(torch.int8)
+
+    def _dequantize(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() / 8
+
+
 def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Client) -> None:
     model = make("llama")
     splice = Splice(store, model, policy=FULL)
@@ -323,6 +334,11 @@ def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Client) -> 
         model(prompt, past_key_values=fixed)
     with pytest.raises(prefixd.InvalidArgument, match="StaticLayer"):
         splice.persist(prompt, fixed)
+    quantised = Cache(layers=[Quantised(residual_length=32) for _ in model.model.layers])
+    with torch.no_grad():
+        model(prompt, past_key_values=quantised)
+    with pytest.raises(prefixd.InvalidArgument, match="Quantised, whose rows are not those"):
+        splice.persist(prompt, quantised)
     window = make("mistral-window")
     with torch.no_grad():
         dropped = window(prompt, past_key_values=DynamicCache(config=window.config)).past_key_values
