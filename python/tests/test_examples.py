@@ -41,6 +41,35 @@ def document(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/attach-your-engine.md"])
+def test_the_lines_that_are_shown_are_enough(page: str, tmp_path: Path) -> None:
+    """What is shown, as it is shown: with a model and a prompt, and the store elsewhere."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    setup = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/attach-your-engine.md").read_text(), re.DOTALL
+    )
+    trial = next(b for b in setup if "models/prefixd-tiny" in b)
+    lines = next(b for b in blocks if "splice.cache(input_ids)" in b)
+    program = trial + lines.replace("/srv/kv", str(tmp_path / "kv"))
+    program += "\nprint(cache.attached[0], bytes(output[0, input_ids.shape[1]:].tolist()))\n"
+    program = program.replace("max_new_tokens=100", "max_new_tokens=8, do_sample=False")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    answers = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout.split(maxsplit=1))
+    assert answers[0][0] == "0" and int(answers[1][0]) > 3000
+    assert "40721.]" in answers[0][1] and answers[1][1] == answers[0][1]
+
+
 def test_several_processes_ask_about_one_document(document: str, daemon: str) -> None:
     questions = ["\n[key of pudeko is ", "\n[key of sarimu is "]
     lines = example("document_qa.py", "--store", daemon, "--document", document, *questions)
