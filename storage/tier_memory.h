@@ -51,6 +51,8 @@ class TierMemory {
  private:
   TierMemory() = default;
   bool CanCollapse();
+  Status TakeHugePage(uint64_t offset);
+  Status Populate(uint64_t offset, uint64_t bytes);
 
   std::byte* data_ = nullptr;  // begins at a huge page
   uint64_t size_ = 0;
