@@ -209,6 +209,7 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("version", s.version), v("compute", s.compute), v("io_backend", s.io_backend);
   v("uptime_ms", s.uptime_ms), v("models", s.models), v("prefixes", s.prefixes);
   v("sessions", s.sessions), v("sessions_total", s.sessions_total), v("steps", s.steps);
+  v("steps_joined", s.steps_joined);
   v("bytes_on_disk", s.bytes_on_disk), v("bytes_free", s.bytes_free);
   v("bytes_written", s.bytes_written), v("bytes_read", s.bytes_read);
   v("host_tier_bytes", s.host_tier_bytes), v("host_tier_capacity", s.host_tier_capacity);

@@ -73,7 +73,7 @@ struct Config {
   uint64_t max_puts = 16;
   uint64_t max_frame_mib = 256;
   uint64_t shared_memory_mib = 64;
-  uint64_t workers = 4;
+  uint64_t workers = 16;
   uint64_t long_workers = 16;
   uint64_t hello_timeout_s = 10;
   uint64_t write_timeout_s = 60;

@@ -467,7 +467,9 @@ std::span<const ConfigItem> ConfigItems() {
        1024,
        {},
        "threads",
-       "Threads that carry out calls (one call per connection at a time)."},
+       "Threads that carry out calls, one call per connection at a time. Steps that wait for cores "
+       "hold one, and those on one prefix are run together: as many as connections that decode at "
+       "the same time."},
       {"limits",
        "long_workers",
        "long-workers",

@@ -15,6 +15,18 @@ inline void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
   }
 }
 
+// What the i-th of n pays for what was spent once for all of them: together exactly that.
+inline uint64_t ShareOf(uint64_t spent, size_t n, size_t i) { return (spent + n - 1 - i) / n; }
+inline storage::ReadStats ShareOf(const storage::ReadStats& reads, size_t n, size_t i) {
+  storage::ReadStats share;
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    share.bytes[tier] = ShareOf(reads.bytes[tier], n, i);
+  }
+  share.pages_ssd = ShareOf(reads.pages_ssd, n, i);
+  share.pages_host = ShareOf(reads.pages_host, n, i);
+  return share;
+}
+
 // Adds the time since it was made to one of the ledger's stages.
 class StageTimer {
  public:

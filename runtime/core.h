@@ -15,6 +15,8 @@
 #include "runtime/scratch.h"
 #include "runtime/scrubber.h"
 #include "runtime/selector_memory.h"
+#include "runtime/step_batch.h"
+#include "runtime/step_queue.h"
 #include "runtime/store.h"
 #include "runtime/summaries.h"
 #include "runtime/thread_pool.h"
@@ -32,7 +34,11 @@ struct Core {
         selector_memory(o.selector_memory_bytes),
         rooms{&options, storage.get(),    &pool,
               &scratch, &selector_memory, [this](const storage::SegmentId& id) { Rebuild(id); }},
-        prepared(selector_memory) {}
+        prepared(selector_memory),
+        step_queue(pool.threads(),
+                   [this](std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
+                     RunTasks(*this, tasks, task_done);
+                   }) {}
 
   // Derived data of the segment are made again, in the background.
   void Rebuild(const storage::SegmentId& id);
@@ -46,6 +52,7 @@ struct Core {
   SelectorMemory selector_memory;
   const Rooms rooms;
   PreparedCache prepared;
+  StepQueue step_queue;
 
   std::shared_ptr<HostPinning> pinning;  // null: not asked for
   std::atomic<uint64_t> sessions{0}, sessions_total{0}, steps{0};

@@ -19,25 +19,6 @@ Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32
   return {};
 }
 
-// What later steps may share of a retrieved set: it, and the neighbours of its best third by score.
-//   chosen: the set. read, rows: what was read of the mid region, the set among it
-std::vector<uint32_t> SetToShare(const SessionPlan& plan, size_t head, std::span<const float> q,
-                                 std::span<const uint32_t> chosen, std::span<const uint32_t> read,
-                                 const RowsView& rows, std::vector<float>& buffer) {
-  const KvGeometry& geometry = plan.prefix->model()->spec.geometry;
-  const auto third = static_cast<uint32_t>(chosen.size() / 3);
-  const uint32_t reach = plan.policy.sharing.dilation;
-  std::vector<uint32_t> best;
-  if (third > 0 && reach > 0) {
-    const auto scores = Scratch::Take(buffer, geometry.group_size() * rows.count);
-    Scores(q, geometry.group_size(), geometry.layers[plan.prefix->layer_of(head)], rows, scores);
-    const auto n = static_cast<uint32_t>(rows.count);
-    const GroupRanking ranking = RankByGroupMax(scores, geometry.group_size(), n, third);
-    for (uint32_t i = 0; i < third; ++i) best.push_back(read[ranking.best[i]]);
-  }
-  return Dilated(chosen, best, reach, plan.Candidates(head));
-}
-
 }  // namespace
 
 Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
@@ -57,74 +38,84 @@ Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const 
   return {};
 }
 
-Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, const SelectMore& more, index::SearchScratch& scratch,
-                              Ledger& ledger) {
-  PreparedPrefix& prefix = *plan.prefix;
+void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScratch& scratch) {
+  if (searches.empty()) return;
+  const SessionPlan& first = *searches.front().plan;
+  PreparedPrefix& prefix = *first.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
-  ReadCharge charge(ledger);
-  index::SearchRequest request;
-  const index::KeyIndex* index = &prefix.exact();
-  std::optional<HeadKeys> keys;
-  {
-    StageTimer timer(ledger.read_ns);
-    // The index first: it is in memory in any case, keys only where there is room beside it.
-    PREFIXD_ASSIGN(index, prefix.Index(head, plan.selector, &charge.reads));
-    PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, &charge.reads));
+  Ledger spent;  // by all of them
+  storage::ReadStats reads;
+  std::vector<index::SearchRequest> requests;
+  const Status status = [&]() -> Status {
+    const index::KeyIndex* index = nullptr;
+    std::optional<HeadKeys> keys;
+    {
+      StageTimer timer(spent.read_ns);
+      // The index first: it is in memory in any case, keys only where there is room beside it.
+      PREFIXD_ASSIGN(index, prefix.Index(head, first.selector, &reads));
+      PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, &reads));
+    }
+    StageTimer timer(spent.select_ns);
+    for (const GroupSearch& search : searches) {
+      index::SearchRequest& request = requests.emplace_back();
+      keys->Into(request);
+      request.scratch = &scratch;
+      request.queries = search.q;
+      request.group = geometry.group_size();
+      request.layer = geometry.layers[prefix.layer_of(head)];
+      request.candidates = search.plan->Candidates(head);
+      request.k = search.k;
+      request.rule = search.plan->policy.group_rule;
+      request.scores = search.scores;
+      request.selected_keys = search.selected_keys;
+    }
+    std::vector<Result<Selection>> found = index->SearchMany(requests);
+    for (size_t i = 0; i < searches.size(); ++i) searches[i].found = std::move(found[i]);
+    return {};
+  }();
+  for (size_t i = 0; i < searches.size(); ++i) {
+    GroupSearch& search = searches[i];
+    Ledger& ledger = *search.ledger;
+    // What was read was read, also when it failed.
+    ChargeReads(ShareOf(reads, searches.size(), i), ledger);
+    ledger.read_ns += ShareOf(spent.read_ns, searches.size(), i);
+    ledger.select_ns += ShareOf(spent.select_ns, searches.size(), i);
+    if (!status.ok()) search.found = status.error();
+    if (!search.found.ok()) continue;
+    // Of what a window hides nothing is known.
+    if (requests[i].candidates != prefix.partition().mid) {
+      search.found->cuts.assign(requests[i].group, Cut{});
+    }
+    ledger.selections += 1;
+    ledger.retrievals += 1;
+    ledger.keys_scanned += search.found->keys_scanned;
+    ledger.scan_bytes += search.found->bytes_scanned;
   }
-  keys->Into(request);
-  request.scratch = &scratch;
-  StageTimer timer(ledger.select_ns);
-  request.queries = q;
-  request.group = geometry.group_size();
-  request.layer = geometry.layers[prefix.layer_of(head)];
-  request.candidates = plan.Candidates(head);
-  request.k = k;
-  request.rule = plan.policy.group_rule;
-  request.scores = more.scores;
-  request.selected_keys = more.selected_keys;
-  PREFIXD_ASSIGN(auto selection, index->Search(request));
-  // Of what a window hides nothing is known.
-  if (request.candidates != prefix.partition().mid) {
-    selection.cuts.assign(request.group, Cut{});
-  }
-  ledger.selections += 1;
-  ledger.retrievals += 1;
-  ledger.keys_scanned += selection.keys_scanned;
-  ledger.scan_bytes += selection.bytes_scanned;
-  return selection;
 }
 
-Result<Selection> Retrieve(const SessionPlan& plan, size_t head, std::span<const float> q,
-                           uint32_t k, const SelectMore& more, Scratch& scratch,
-                           RetrievedRows& rows, storage::ReadStats& reads, Ledger& ledger) {
-  Selection selection;
-  const SharedSet shared = plan.shared ? plan.shared->Find(head, q) : nullptr;
+Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::byte> selected_keys,
+                    Selection& selection, RetrievedRows& rows, storage::ReadStats& reads) {
+  if (plan.policy.page_granular) {
+    PREFIXD_TRY(AddPageNeighbours(*plan.prefix, head, selection.ids));
+  }
+  return rows.Read(*plan.prefix, head, selection.ids, selected_keys, reads);
+}
+
+std::vector<uint32_t> SetToShare(const SessionPlan& plan, size_t head, std::span<const float> q,
+                                 std::span<const uint32_t> chosen, std::span<const uint32_t> read,
+                                 const RowsView& rows, std::vector<float>& buffer) {
   const KvGeometry& geometry = plan.prefix->model()->spec.geometry;
-  if (shared) {
-    selection.ids = *shared;
-    selection.cuts.resize(geometry.group_size());  // none: nobody has looked for this query
-    ledger.selections += 1;
-  } else {
-    PREFIXD_ASSIGN(selection, SelectGroup(plan, head, q, k, more, scratch.search, ledger));
+  const auto third = static_cast<uint32_t>(chosen.size() / 3);
+  const uint32_t reach = plan.policy.sharing.dilation;
+  std::vector<uint32_t> best;
+  if (third > 0 && reach > 0) {
+    const auto scores = Scratch::Take(buffer, geometry.group_size() * rows.count);
+    Scores(q, geometry.group_size(), geometry.layers[plan.prefix->layer_of(head)], rows, scores);
+    const auto n = static_cast<uint32_t>(rows.count);
+    const GroupRanking ranking = RankByGroupMax(scores, geometry.group_size(), n, third);
+    for (uint32_t i = 0; i < third; ++i) best.push_back(read[ranking.best[i]]);
   }
-  std::span<const std::byte> selected_keys;
-  if (!shared && more.selected_keys) selected_keys = *more.selected_keys;
-  const std::vector<uint32_t> chosen = selection.ids;
-  {
-    StageTimer timer(ledger.read_ns);
-    if (plan.policy.page_granular) {
-      PREFIXD_TRY(AddPageNeighbours(*plan.prefix, head, selection.ids));
-    }
-    PREFIXD_TRY(rows.Read(*plan.prefix, head, selection.ids, selected_keys, reads));
-  }
-  if (plan.shared && !shared) {
-    StageTimer timer(ledger.select_ns);
-    plan.shared->Keep(head, q,
-                      SetToShare(plan, head, q, chosen, selection.ids, rows.rows(geometry.row()),
-                                 scratch.scores));
-  }
-  return selection;
+  return Dilated(chosen, best, reach, plan.Candidates(head));
 }
 
 }  // namespace prefixd

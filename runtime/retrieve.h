@@ -1,4 +1,4 @@
-// The retrieved part of a group's step: which mid tokens, and their rows.
+// The retrieved part of steps: which mid tokens, and their rows.
 #pragma once
 
 #include <span>
@@ -29,20 +29,29 @@ class RetrievedRows {
   storage::RowViews& views_;
 };
 
-// What else a search may hand out; either may be null (index::SearchRequest).
-struct SelectMore {
+// One group's search, by its plan's selector, over what its head may retrieve.
+struct GroupSearch {
+  const SessionPlan* plan = nullptr;
+  std::span<const float> q;  // [G][key_dim]
+  uint32_t k = 0;
+  Ledger* ledger = nullptr;
+  // What else it hands out; either may be null (index::SearchRequest).
   std::vector<float>* scores = nullptr;
   std::vector<std::byte>* selected_keys = nullptr;
+  Result<Selection> found = Selection{};  // out
 };
-// A search of the plan's selector over what the head may retrieve. scratch: of the calling thread.
-Result<Selection> SelectGroup(const SessionPlan& plan, size_t head, std::span<const float> q,
-                              uint32_t k, const SelectMore& more, index::SearchScratch& scratch,
-                              Ledger& ledger);
+// Searches of one head of one prefix with one kind of index: codes and keys are read once for all
+// of them, and each is charged its share of reads and of time. scratch: of the calling thread.
+void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScratch& scratch);
 
-// The set of a step: an earlier step's that it shares, or a search's, with what shares its pages
-// where the policy says so; `rows` are then its rows. Reads are added to `reads`.
-Result<Selection> Retrieve(const SessionPlan& plan, size_t head, std::span<const float> q,
-                           uint32_t k, const SelectMore& more, Scratch& scratch,
-                           RetrievedRows& rows, storage::ReadStats& reads, Ledger& ledger);
+// Reads the rows of a set, and of what shares its pages where the policy says so, which joins
+// `selection`. selected_keys: as RetrievedRows::Read.
+Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::byte> selected_keys,
+                    Selection& selection, RetrievedRows& rows, storage::ReadStats& reads);
+// What later steps may share of a set that was searched for: it (`chosen`), and the neighbours of
+// its best third by score. read, rows: what was read of the mid region, the set among it.
+std::vector<uint32_t> SetToShare(const SessionPlan& plan, size_t head, std::span<const float> q,
+                                 std::span<const uint32_t> chosen, std::span<const uint32_t> read,
+                                 const RowsView& rows, std::vector<float>& buffer);
 
 }  // namespace prefixd

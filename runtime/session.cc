@@ -357,9 +357,10 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
   }
   Ledger ledger;
   const auto scratch = core_->rooms.scratch->Acquire();
-  auto selection = SelectGroup(*plan, head, q, k, {}, scratch->search, ledger);
+  GroupSearch search{plan.get(), q, k, &ledger};
+  SearchGroups(head, {&search, 1}, scratch->search);
   Charge(head, ledger);
-  return selection;
+  return std::move(search.found);
 }
 
 Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,

@@ -2,22 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
-#include <string>
+#include <optional>
+#include <utility>
 
 #include "attention/step.h"
 #include "runtime/charges.h"
+#include "runtime/core.h"
 #include "runtime/estimator_input.h"
 #include "runtime/head_keys.h"
 #include "runtime/retrieve.h"
-#include "runtime/session_impl.h"
 
 namespace prefixd {
 namespace {
 
 // What the step knows of what it has not read.
 void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const float> lse,
-          std::span<const float> rho_z, GroupReport& report) {
+          std::span<const float> rho_z, GroupTask& report) {
   const uint64_t remaining = in.mid_count - in.retrieved.count;
   const bool known = remaining == 0 || in.estimator != EstimatorKind::kNone;
   for (uint32_t g = 0; g < in.group; ++g) {
@@ -32,99 +34,147 @@ void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const flo
   }
 }
 
-// Anchors and, in mode kRetrieve, the retrieved rows and the estimated remainder.
-Status RetrieveGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t k,
-                     std::span<const float> q, std::span<float> y, std::span<float> lse,
-                     GroupReport& report) {
-  Ledger& ledger = report.ledger;
-  PreparedPrefix& prefix = *plan.prefix;
-  const KvGeometry& geometry = prefix.model()->spec.geometry;
+// One task in mode kAnchors or kRetrieve: anchors and, in the latter, the retrieved rows and the
+// estimated remainder.
+class RetrievingStep {
+ public:
+  RetrievingStep(const Core& core, GroupTask& task)
+      : core_(core),
+        task_(task),
+        plan_(*task.plan),
+        prefix_(*plan_.prefix),
+        head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : HeadPlan{}),
+        scratch_(core.rooms.scratch->Acquire()) {}
+
+  Scratch& scratch() { return *scratch_; }
+  // Nothing when there is nothing to search for, or an earlier step's set is shared.
+  std::optional<GroupSearch> Search() {
+    retrieves_ = (task_.k > 0 || scans()) && prefix_.partition().mid.size() > 0;
+    if (!retrieves_) return std::nullopt;
+    if (plan_.shared) shared_ = plan_.shared->Find(task_.head, task_.q);
+    if (shared_) return std::nullopt;
+    scratch_->found_keys.clear();
+    return GroupSearch{&plan_,
+                       task_.q,
+                       task_.k,
+                       &task_.ledger,
+                       scans() ? &scores_ : nullptr,
+                       &scratch_->found_keys};
+  }
+  // With what was found, if it searched.
+  Status Finish(Result<Selection> found);
+
+ private:
+  bool scans() const { return head_.estimator.kind == EstimatorKind::kScan; }
+  Status Read(Result<Selection> found, RetrievedRows& retrieved, storage::ReadStats& reads);
+
+  const Core& core_;
+  GroupTask& task_;
+  const SessionPlan& plan_;
+  PreparedPrefix& prefix_;
+  const HeadPlan head_;
+  const ScratchPool::Lease scratch_;
+  bool retrieves_ = false;
+  SharedSet shared_;
+  Selection selection_;
+  std::vector<float> scores_;
+};
+
+Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
+                            storage::ReadStats& reads) {
+  const KvGeometry& geometry = prefix_.model()->spec.geometry;
+  std::span<const std::byte> selected_keys;
+  if (shared_) {
+    selection_.ids = *shared_;
+    selection_.cuts.resize(geometry.group_size());  // none: nobody has looked for this query
+    task_.ledger.selections += 1;
+  } else {
+    PREFIXD_ASSIGN(selection_, std::move(found));
+    selected_keys = scratch_->found_keys;
+  }
+  const std::vector<uint32_t> chosen = selection_.ids;
+  {
+    StageTimer timer(task_.ledger.read_ns);
+    PREFIXD_TRY(ReadSelected(plan_, task_.head, selected_keys, selection_, retrieved, reads));
+  }
+  if (plan_.shared && !shared_) {
+    StageTimer timer(task_.ledger.select_ns);
+    plan_.shared->Keep(task_.head, task_.q,
+                       SetToShare(plan_, task_.head, task_.q, chosen, selection_.ids,
+                                  retrieved.rows(geometry.row()), scratch_->scores));
+  }
+  return {};
+}
+
+Status RetrievingStep::Finish(Result<Selection> found) {
+  Ledger& ledger = task_.ledger;
+  const KvGeometry& geometry = prefix_.model()->spec.geometry;
   const RowShape row = geometry.row();
-  const uint32_t group = geometry.group_size(), layer = prefix.layer_of(head);
-  const auto scratch = core.rooms.scratch->Acquire();
+  const uint32_t group = geometry.group_size(), layer = prefix_.layer_of(task_.head);
   ReadCharge charge(ledger);
   storage::ReadStats& reads = charge.reads;
 
   AnchorRows anchors;
   {
     StageTimer timer(ledger.read_ns);
-    PREFIXD_ASSIGN(anchors, prefix.Anchors(head, &reads));
+    PREFIXD_ASSIGN(anchors, prefix_.Anchors(task_.head, &reads));
   }
-  Selection selection;
-  RetrievedRows retrieved(scratch->retrieved);
-  const HeadPlan head_plan =
-      plan.policy.mode == StepMode::kRetrieve ? plan.heads[head] : HeadPlan{};
-  const bool scan = head_plan.estimator.kind == EstimatorKind::kScan;
-  std::vector<float> scores;
-  std::vector<std::byte>& found_keys = scratch->found_keys;
-  found_keys.clear();
-  if ((k > 0 || scan) && prefix.partition().mid.size() > 0) {
-    PREFIXD_ASSIGN(selection, Retrieve(plan, head, q, k, {scan ? &scores : nullptr, &found_keys},
-                                       *scratch, retrieved, reads, ledger));
-  }
+  RetrievedRows retrieved(scratch_->retrieved);
+  if (retrieves_) PREFIXD_TRY(Read(std::move(found), retrieved, reads));
 
   GroupStepInput in;
-  in.queries = q;
+  in.queries = task_.q;
   in.group = group;
   in.layer = geometry.layers[layer];
   in.sinks = anchors.sinks;
   in.tail = anchors.tail;
-  if (!selection.ids.empty()) in.retrieved = retrieved.rows(row);
-  in.cuts = selection.cuts;
-  in.mid_count = prefix.partition().mid.size();
+  if (!selection_.ids.empty()) in.retrieved = retrieved.rows(row);
+  in.cuts = selection_.cuts;
+  in.mid_count = prefix_.partition().mid.size();
   EstimatorInput estimator;
   std::vector<uint32_t> of_mid;  // the retrieved tokens, counted from the mid region's first
-  if (in.mid_count > selection.ids.size() && head_plan.summaries) {
-    const KeptSummaries& summaries = *head_plan.summaries;
-    estimator.Attach(head_plan.reads(), summaries, prefix.maps(), geometry, head, in);
-    if (head_plan.estimator.kind == EstimatorKind::kPhi && !selection.ids.empty()) {
-      PREFIXD_ASSIGN(const TokenFeatures* features, prefix.Features(head, &reads));
-      if (features) estimator.AttachFeatures(*features, selection.ids, in);
+  if (in.mid_count > selection_.ids.size() && head_.summaries) {
+    const KeptSummaries& summaries = *head_.summaries;
+    estimator.Attach(head_.reads(), summaries, prefix_.maps(), geometry, task_.head, in);
+    if (head_.estimator.kind == EstimatorKind::kPhi && !selection_.ids.empty()) {
+      PREFIXD_ASSIGN(const TokenFeatures* features, prefix_.Features(task_.head, &reads));
+      if (features) estimator.AttachFeatures(*features, selection_.ids, in);
     }
     if (summaries.clusters) {
-      PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix, head, &reads));
-      PREFIXD_ASSIGN(const auto clusters, summaries.clusters->OfMid(head, keys));
-      for (uint32_t id : selection.ids) of_mid.push_back(id - prefix.partition().mid.begin);
+      PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix_, task_.head, &reads));
+      PREFIXD_ASSIGN(const auto clusters, summaries.clusters->OfMid(task_.head, keys));
+      for (uint32_t id : selection_.ids) of_mid.push_back(id - prefix_.partition().mid.begin);
       estimator.AttachClusters(clusters, of_mid, in);
-      if (scan) estimator.AttachScan(clusters, scores, of_mid, in);
+      if (scans()) estimator.AttachScan(clusters, scores_, of_mid, in);
     }
   }
-  in.merge_estimate = !head_plan.watched;
-  const auto rho_z = Scratch::Take(scratch->rho_z, group);
+  in.merge_estimate = !head_.watched;
+  const auto rho_z = Scratch::Take(scratch_->rho_z, group);
   {
     StageTimer timer(ledger.compute_ns);
-    PREFIXD_TRY(core.compute->Step(in, {y, lse, rho_z}, plan.weak_from_this().lock()));
+    PREFIXD_TRY(
+        core_.compute->Step(in, {task_.y, task_.lse, rho_z}, plan_.weak_from_this().lock()));
   }
-  ledger.anchor_tokens += prefix.partition().anchor_count();
-  ledger.retrieved_tokens += selection.ids.size();
-  ledger.charged_summary_tokens += head_plan.summary_tokens;
+  ledger.anchor_tokens += prefix_.partition().anchor_count();
+  ledger.retrieved_tokens += selection_.ids.size();
+  ledger.charged_summary_tokens += head_.summary_tokens;
   if (in.features.data) {
-    const uint64_t bytes = selection.ids.size() * in.features.stride;
+    const uint64_t bytes = selection_.ids.size() * in.features.stride;
     ledger.feature_bytes += bytes;
     ledger.logical_bytes += bytes;
     ledger.feature_tokens +=
-        static_cast<double>(bytes) / storage::MeanRowBytes(prefix.stored().parts(), row);
+        static_cast<double>(bytes) / storage::MeanRowBytes(prefix_.stored().parts(), row);
   }
   const auto stored_bytes = [&](const auto& tokens) {
-    return storage::RowsBytes(prefix.stored().parts(), row, tokens);
+    return storage::RowsBytes(prefix_.stored().parts(), row, tokens);
   };
-  ledger.logical_bytes += stored_bytes(prefix.partition().sink) +
-                          stored_bytes(prefix.partition().tail) + stored_bytes(selection.ids);
+  ledger.logical_bytes += stored_bytes(prefix_.partition().sink) +
+                          stored_bytes(prefix_.partition().tail) + stored_bytes(selection_.ids);
   for (float share : rho_z) ledger.rho_z_sum += in.merge_estimate ? share : 0;
   ledger.rho_z_count += group;
-  Tell(plan, in, lse, rho_z, report);
+  Tell(plan_, in, task_.lse, rho_z, task_);
   return {};
 }
-
-// One group of one request of a batch.
-struct GroupTask {
-  size_t request = 0;
-  std::shared_ptr<const SessionPlan> plan;
-  size_t head = 0;
-  uint32_t k = 0;
-  GroupReport report;
-  Status status;
-};
 
 }  // namespace
 
@@ -165,83 +215,45 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   return {};
 }
 
-Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t k,
-                 std::span<const float> q, std::span<float> y, std::span<float> lse,
-                 GroupReport& report) {
-  report.ledger.steps += 1;
-  if (plan.policy.mode != StepMode::kFull) {
-    return RetrieveGroup(core, plan, head, k, q, y, lse, report);
-  }
-  const Partition& partition = plan.prefix->partition();
-  report.ledger.anchor_tokens += partition.anchor_count();
-  report.ledger.retrieved_tokens += partition.mid.size();
-  const uint32_t group = plan.prefix->model()->spec.geometry.group_size();
-  report.rho_z.assign(group, 0);
-  if (plan.policy.report_missing) report.missing.assign(group, {0, true});
-  return ExactGroup(core, plan, head, group, q, y, lse, report.ledger);
+namespace {
+
+Status FullStep(const Core& core, GroupTask& task) {
+  const Partition& partition = task.plan->prefix->partition();
+  task.ledger.anchor_tokens += partition.anchor_count();
+  task.ledger.retrieved_tokens += partition.mid.size();
+  const uint32_t group = task.plan->prefix->model()->spec.geometry.group_size();
+  task.rho_z.assign(group, 0);
+  if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
+  return ExactGroup(core, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger);
 }
 
-void StepBatch(std::span<StepRequest> requests) {
-  std::vector<GroupTask> tasks;
-  Core* core = nullptr;
-  for (size_t r = 0; r < requests.size(); ++r) {
-    StepRequest& request = requests[r];
-    auto* session = dynamic_cast<SessionImpl*>(request.session);
-    if (!session) {
-      request.status = InvalidArgument("a batch takes sessions attached to this process's store");
+}  // namespace
+
+void StepGroups(const Core& core, std::span<GroupTask* const> tasks) {
+  std::deque<RetrievingStep> steps;
+  std::vector<GroupTask*> of_step;
+  std::vector<GroupSearch> searches;
+  std::vector<size_t> of_search;  // its step
+  for (GroupTask* task : tasks) {
+    task->ledger.steps += 1;
+    if (task->plan->policy.mode == StepMode::kFull) {
+      task->status = FullStep(core, *task);
       continue;
     }
-    auto plan = session->plan();
-    request.status =
-        plan.ok() ? session->CheckQueries(request.layer, 1, request.q, request.y, request.lse)
-                  : Status(plan.error());
-    if (!request.status.ok()) continue;
-    if (core && core != session->core().get()) {
-      request.status = InvalidArgument("all sessions of a batch must belong to one store");
-      continue;
-    }
-    core = session->core().get();
-    const uint32_t n_kv_heads = session->info().geometry.n_kv_heads;
-    const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer);
-    for (uint32_t h = 0; h < n_kv_heads; ++h) {
-      tasks.push_back({r, *plan, size_t{request.layer} * n_kv_heads + h, k[h], {}, {}});
-    }
+    of_step.push_back(task);
+    auto search = steps.emplace_back(core, *task).Search();
+    if (!search) continue;
+    of_search.push_back(steps.size() - 1);
+    searches.push_back(*std::move(search));
   }
-  if (tasks.empty()) return;
-  static_cast<void>(core->pool.ParallelFor(tasks.size(), [&](size_t t) -> Status {
-    GroupTask& task = tasks[t];
-    const StepRequest& request = requests[task.request];
-    const KvGeometry& geometry = task.plan->prefix->model()->spec.geometry;
-    const size_t group = geometry.group_size();
-    const size_t first = task.plan->prefix->kv_head_of(task.head) * group;
-    task.status =
-        StepGroup(*core, *task.plan, task.head, task.k,
-                  request.q.subspan(first * geometry.key_dim, group * geometry.key_dim),
-                  request.y.subspan(first * geometry.value_dim, group * geometry.value_dim),
-                  request.lse.subspan(first, group), task.report);
-    return {};  // each request has its own status
-  }));
-  for (StepRequest& request : requests) {
-    if (request.info) *request.info = {};
+  if (!searches.empty()) {
+    SearchGroups(tasks.front()->head, searches, steps[of_search.front()].scratch().search);
   }
-  for (GroupTask& task : tasks) {
-    StepRequest& request = requests[task.request];
-    auto* session = static_cast<SessionImpl*>(request.session);
-    // What was read was read, also when it failed.
-    session->Charge(task.head, task.report.ledger);
-    if (task.status.ok()) session->NoteMissing(*task.plan, task.head, task.k, task.report.rho_z);
-    if (!task.status.ok() && request.status.ok()) request.status = std::move(task.status);
-    if (!request.info) continue;
-    StepInfo& info = *request.info;
-    info.ledger += task.report.ledger;
-    info.rho_z.insert(info.rho_z.end(), task.report.rho_z.begin(), task.report.rho_z.end());
-    info.missing.insert(info.missing.end(), task.report.missing.begin(), task.report.missing.end());
-    if (task.plan->policy.mode != StepMode::kRetrieve) continue;
-    info.k = std::max(info.k, task.k);
-    info.k_per_head.push_back(task.k);
+  for (size_t s = 0, next = 0; s < steps.size(); ++s) {
+    Result<Selection> found = Selection{};
+    if (next < of_search.size() && of_search[next] == s) found = std::move(searches[next++].found);
+    of_step[s]->status = steps[s].Finish(std::move(found));
   }
-  core->steps += std::count_if(requests.begin(), requests.end(),
-                               [](const StepRequest& r) { return r.status.ok(); });
 }
 
 }  // namespace prefixd

@@ -1,26 +1,44 @@
-// One group (session, KV head) of a step: select, read, attend (spec §2).
+// Groups (session, KV head) of steps: select, read, attend (spec §2).
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "runtime/core.h"
+#include "attention/ledger.h"
+#include "attention/missing_mass.h"
 #include "runtime/plan.h"
 
 namespace prefixd {
 
-// What a group's step did, also when it failed half-way.
-struct GroupReport {
+struct Core;
+
+// One group's step.
+struct GroupTask {
+  std::shared_ptr<const SessionPlan> plan;
+  size_t head = 0;
+  uint32_t k = 0;            // tokens to retrieve
+  std::span<const float> q;  // [G][key_dim]
+  std::span<float> y, lse;   // out: [G][value_dim], [G]
+  // Out: what it did, also when it failed half-way.
   Ledger ledger;
   std::vector<float> rho_z;          // [G], as StepInfo
   std::vector<MissingMass> missing;  // [G] if the policy asks for it
+  Status status;
+
+  // Tasks with the same can be searched together: one head of one prefix, one kind of index.
+  struct Key {
+    const PreparedPrefix* prefix = nullptr;
+    size_t head = 0;
+    index::IndexKind selector = index::IndexKind::kExact;
+    auto operator<=>(const Key&) const = default;
+  };
+  Key key() const { return {plan->prefix.get(), head, plan->selector}; }
 };
 
-// q: [G][key_dim] -> y: [G][value_dim], lse: [G]; k tokens are retrieved.
-// Thread-safety: any number of groups at once.
-Status StepGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t k,
-                 std::span<const float> q, std::span<float> y, std::span<float> lse,
-                 GroupReport& report);
+// Steps of tasks with one key, one after the other but for their searches, which are one.
+// Thread-safety: any number of calls at once.
+void StepGroups(const Core& core, std::span<GroupTask* const> tasks);
 
 // Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
 // streamed once. Charges bytes and time, not steps.

@@ -285,6 +285,7 @@ class StoreImpl : public Store {
     stats.sessions = core_->sessions;
     stats.sessions_total = core_->sessions_total;
     stats.steps = core_->steps;
+    stats.steps_joined = core_->step_queue.joined();
     stats.bytes_on_disk = stored.bytes_on_disk;
     stats.bytes_free = stored.bytes_free;
     stats.bytes_written = stored.bytes_written;

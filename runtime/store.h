@@ -155,7 +155,9 @@ struct StepRequest {
   Status status;             // out: of this request alone
 };
 // Runs all of them together: selection, reads and attention of every (session, KV head) are spread
-// over the store's compute threads. All sessions must belong to one Store.
+// over the store's compute threads, and sessions on one prefix are searched for in one pass over
+// its codes; each gets what it would get alone. Calls of several threads that wait for the same
+// cores are joined likewise. All sessions must belong to one Store.
 void StepBatch(std::span<StepRequest> requests);
 
 }  // namespace prefixd

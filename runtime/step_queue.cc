@@ -1,0 +1,66 @@
+#include "runtime/step_queue.h"
+
+#include <algorithm>
+
+namespace prefixd {
+
+bool StepQueue::Related(const Call& a, const Call& b) {
+  for (const GroupTask& of_a : a.tasks) {
+    for (const GroupTask& of_b : b.tasks) {
+      if (of_a.key() == of_b.key()) return true;
+    }
+  }
+  return false;
+}
+
+void StepQueue::Dispatch() {
+  while (!waiting_.empty() && busy_ < cores_) {
+    Call& leader = *waiting_.front();
+    leader.leads.push_back(&leader);
+    waiting_.pop_front();
+    std::erase_if(waiting_, [&](Call* call) {
+      if (!Related(leader, *call)) return false;
+      leader.leads.push_back(call);
+      return true;
+    });
+    for (const Call* call : leader.leads) busy_ += call->tasks.size();
+    if (leader.leads.size() > 1) joined_ += leader.leads.size();
+    leader.changed.notify_one();
+  }
+}
+
+void StepQueue::Run(Call& call) {
+  if (call.tasks.empty()) return;
+  std::unique_lock lock(mutex_);
+  waiting_.push_back(&call);
+  Dispatch();
+  call.changed.wait(lock, [&] { return call.done || !call.leads.empty(); });
+  if (call.done) return;  // by the thread that led it
+  lock.unlock();
+  std::vector<GroupTask*> tasks;
+  for (Call* led : call.leads) {
+    for (GroupTask& task : led->tasks) tasks.push_back(&task);
+  }
+  run_(tasks, [this] {
+    std::lock_guard free(mutex_);
+    --busy_;
+    Dispatch();
+  });
+  lock.lock();
+  for (Call* led : call.leads) {
+    led->done = true;
+    if (led != &call) led->changed.notify_one();
+  }
+}
+
+uint64_t StepQueue::joined() const {
+  std::lock_guard lock(mutex_);
+  return joined_;
+}
+
+size_t StepQueue::waiting() const {
+  std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
+}  // namespace prefixd

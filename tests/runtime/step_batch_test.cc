@@ -1,0 +1,178 @@
+// Steps of several sessions at once: joined by the queue, searched together, each as if alone.
+#include <atomic>
+#include <thread>
+
+#include "runtime/step_queue.h"
+#include "tests/runtime/runtime_fixture.h"
+
+namespace prefixd::testing {
+namespace {
+
+class StepBatchTest : public RuntimeTest {
+ protected:
+  static constexpr uint32_t kTokens = 4500;
+
+  // Sessions on one prompt that differ in all that may differ.
+  void AttachSome(const SyntheticPrompt& prompt) {
+    std::vector<StepPolicy> policies(6);
+    for (size_t i = 0; i < policies.size(); ++i) {
+      policies[i].k = 10 + 17 * static_cast<uint32_t>(i);
+      policies[i].selector = "codes";
+    }
+    policies[1].group_rule = GroupRule::kSum;
+    policies[2].estimator = EstimatorKind::kNone;
+    policies[3].mode = StepMode::kFull;
+    policies[4].selector = "exact";
+    policies[5].window = {0.7, 1};
+    for (const StepPolicy& policy : policies) {
+      sessions_.push_back(Attach(prompt, policy));
+      ASSERT_TRUE(sessions_.back());
+    }
+    // On the same prefix, too, and searched for by exact keys as the fifth is.
+    policies[4].k = 200;
+    sessions_.push_back(Attach(prompt, policies[4]));
+    ASSERT_TRUE(sessions_.back());
+  }
+
+  std::vector<std::shared_ptr<Session>> sessions_;
+};
+
+TEST_F(StepBatchTest, SessionsOnOnePrefixGetWhatTheyGetAlone) {
+  const uint64_t seed = Seed("SessionsOnOnePrefixGetWhatTheyGetAlone");
+  options_.build_codes = true;
+  // With keys in memory, and with keys that are read for every search.
+  for (const uint64_t memory : {64ull << 20, 0ull}) {
+    options_.selector_memory_bytes = memory;
+    for (const uint32_t threads : {1u, 2u, 7u}) {
+      options_.threads = threads;
+      sessions_.clear();
+      Open();
+      const auto prompt = MakePrompt(spec_.geometry, kTokens, seed);
+      ASSERT_NE(PutReady(prompt), "");
+      AttachSome(prompt);
+      const size_t n = sessions_.size();
+      const auto q = [&](size_t i) { return prompt.Q(1, kTokens - 1 - i, 1); };
+      std::vector<Output> alone;
+      for (size_t i = 0; i < n; ++i) alone.push_back(Step(*sessions_[i], 1, q(i)));
+      std::vector<Output> together(n);
+      std::vector<StepRequest> requests;
+      for (size_t i = 0; i < n; ++i) {
+        together[i].y.resize(64), together[i].lse.resize(4);
+        requests.push_back(
+            {sessions_[i].get(), 1, q(i), together[i].y, together[i].lse, &together[i].info, {}});
+      }
+      StepBatch(requests);
+      uint64_t bytes = 0, bytes_alone = 0;
+      for (size_t i = 0; i < n; ++i) {
+        SCOPED_TRACE(i);
+        ASSERT_OK(requests[i].status);
+        EXPECT_EQ(together[i].y, alone[i].y);
+        EXPECT_EQ(together[i].lse, alone[i].lse);
+        EXPECT_EQ(together[i].info.rho_z.size(), alone[i].info.rho_z.size());
+        EXPECT_EQ(together[i].info.k_per_head, alone[i].info.k_per_head);
+        EXPECT_EQ(together[i].info.ledger.retrieved_tokens, alone[i].info.ledger.retrieved_tokens);
+        EXPECT_EQ(together[i].info.ledger.keys_scanned, alone[i].info.ledger.keys_scanned);
+        EXPECT_LE(together[i].info.ledger.scan_bytes, alone[i].info.ledger.scan_bytes);
+        bytes += together[i].info.ledger.scan_bytes;
+        bytes_alone += alone[i].info.ledger.scan_bytes;
+      }
+      // With more threads than heads, sessions are spread over them instead.
+      if (threads <= 2) {
+        EXPECT_LT(bytes, bytes_alone);
+      }
+    }
+  }
+}
+
+TEST_F(StepBatchTest, ThreadsThatStepAtOnceGetWhatTheyGetAlone) {
+  const uint64_t seed = Seed("ThreadsThatStepAtOnceGetWhatTheyGetAlone");
+  options_.build_codes = true;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  AttachSome(prompt);
+  std::vector<Output> want;
+  for (size_t i = 0; i < sessions_.size(); ++i) {
+    want.push_back(Step(*sessions_[i], 0, prompt.Q(0, kTokens - 1 - i, 1)));
+  }
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < sessions_.size(); ++i) {
+    threads.emplace_back([&, i] {
+      const auto q = prompt.Q(0, kTokens - 1 - i, 1);
+      for (int round = 0; round < 30; ++round) {
+        std::vector<float> y(64), lse(4);
+        const Status status = sessions_[i]->Step(0, q, y, lse, nullptr);
+        wrong += !status.ok() || y != want[i].y || lse != want[i].lse;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(store_->stats().steps, sessions_.size() * 31);
+}
+
+// Calls of one task; those of one head are related.
+class StepQueueTest : public ::testing::Test {
+ protected:
+  StepQueue::Call& NewCall(size_t head) {
+    StepQueue::Call& call = calls_.emplace_back();
+    call.tasks.resize(1);
+    call.tasks[0].plan = plan_;
+    call.tasks[0].head = head;
+    return call;
+  }
+
+  const std::shared_ptr<const SessionPlan> plan_ = std::make_shared<SessionPlan>();
+  std::deque<StepQueue::Call> calls_;
+};
+
+TEST_F(StepQueueTest, WhatWaitsForOnePrefixIsRunTogetherAndNothingElseWaits) {
+  std::mutex mutex;
+  std::condition_variable go;
+  bool open = false;
+  std::vector<std::vector<size_t>> batches;  // heads
+  StepQueue queue(2, [&](std::span<GroupTask* const> tasks, const StepQueue::Note& done) {
+    std::unique_lock lock(mutex);
+    batches.emplace_back();
+    for (const GroupTask* task : tasks) batches.back().push_back(task->head);
+    go.notify_all();
+    go.wait(lock, [&] { return open; });
+    lock.unlock();
+    for (size_t i = 0; i < tasks.size(); ++i) done();
+  });
+  std::vector<std::thread> threads;
+  const auto run = [&](size_t head) {
+    threads.emplace_back([&queue, &call = NewCall(head)] { queue.Run(call); });
+  };
+  const auto begun = [&](size_t n) {
+    std::unique_lock lock(mutex);
+    go.wait(lock, [&] { return batches.size() == n; });
+  };
+  run(1);  // two cores: two begin at once, though they are related
+  begun(1);
+  run(1);
+  begun(2);
+  for (const size_t head : {7u, 8u, 7u, 9u, 7u}) {
+    run(head);
+    while (queue.waiting() < threads.size() - 2) std::this_thread::yield();
+  }
+  EXPECT_EQ(batches.size(), 2u);
+  {
+    std::lock_guard lock(mutex);
+    open = true;
+    go.notify_all();
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_EQ(batches.size(), 5u);
+  std::sort(batches.begin(), batches.end());
+  const std::vector<std::vector<size_t>> want = {{1}, {1}, {7, 7, 7}, {8}, {9}};
+  EXPECT_EQ(batches, want);
+  EXPECT_EQ(queue.joined(), 3u);
+  EXPECT_EQ(queue.waiting(), 0u);
+  StepQueue::Call nothing;
+  queue.Run(nothing);
+}
+
+}  // namespace
+}  // namespace prefixd::testing
