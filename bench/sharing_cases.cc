@@ -44,16 +44,19 @@ class Head {
       Scores(q, head_.group, head_.layer, rows_.Sub(mid_.begin, mid_.size()), scores);
       const SharedSet shared = sharing.on() ? sets.Find(0, q) : nullptr;
       std::vector<uint32_t> ids;
-      std::vector<Cut> cuts;  // a shared set has none
+      std::vector<Cut> cuts;
       if (shared) {
-        ids = *shared;
+        ids = shared->ids;
+        cuts = CutsFromOffsets(shared->offsets, ScoresOf(scores, ids));
       } else {
         const GroupRanking ranking = RankByGroupMax(scores, head_.group, mid_.size(), k);
         for (uint32_t i = 0; i < k; ++i) ids.push_back(mid_.begin + ranking.best[i]);
         cuts = ranking.Cuts(k);
         const std::vector<uint32_t> best(ids.begin(), ids.begin() + k / 3);
         std::sort(ids.begin(), ids.end());
-        sets.Keep(0, q, Dilated(ids, best, sharing.dilation, mid_));
+        sets.Keep(0, q,
+                  {Dilated(ids, best, sharing.dilation, mid_),
+                   MakeCutOffsets(cuts, ScoresOf(scores, ids))});
         sum.rho += 1;
       }
       sum.tokens += double(ids.size()) / k;
@@ -85,6 +88,14 @@ class Head {
   }
 
  private:
+  // Of `ids` alone, [G][ids.size()].
+  std::vector<float> ScoresOf(std::span<const float> scores, std::span<const uint32_t> ids) const {
+    std::vector<float> out;
+    for (uint32_t g = 0; g < head_.group; ++g) {
+      for (const uint32_t id : ids) out.push_back(scores[g * mid_.size() + id - mid_.begin]);
+    }
+    return out;
+  }
   struct Masses {
     double mean = 0, least = 1;  // over the group
   };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "attention/step.h"
 #include "runtime/charges.h"
 #include "runtime/head_keys.h"
 
@@ -101,21 +100,18 @@ Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::b
   return rows.Read(*plan.prefix, head, selection.ids, selected_keys, reads);
 }
 
-std::vector<uint32_t> SetToShare(const SessionPlan& plan, size_t head, std::span<const float> q,
-                                 std::span<const uint32_t> chosen, std::span<const uint32_t> read,
-                                 const RowsView& rows, std::vector<float>& buffer) {
-  const KvGeometry& geometry = plan.prefix->model()->spec.geometry;
+RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> chosen,
+                        std::span<const uint32_t> read, std::span<const Cut> cuts,
+                        std::span<const float> scores) {
   const auto third = static_cast<uint32_t>(chosen.size() / 3);
   const uint32_t reach = plan.policy.sharing.dilation;
   std::vector<uint32_t> best;
   if (third > 0 && reach > 0) {
-    const auto scores = Scratch::Take(buffer, geometry.group_size() * rows.count);
-    Scores(q, geometry.group_size(), geometry.layers[plan.prefix->layer_of(head)], rows, scores);
-    const auto n = static_cast<uint32_t>(rows.count);
-    const GroupRanking ranking = RankByGroupMax(scores, geometry.group_size(), n, third);
+    const GroupRanking ranking = RankByGroupMax(scores, static_cast<uint32_t>(cuts.size()),
+                                                static_cast<uint32_t>(read.size()), third);
     for (uint32_t i = 0; i < third; ++i) best.push_back(read[ranking.best[i]]);
   }
-  return Dilated(chosen, best, reach, plan.Candidates(head));
+  return {Dilated(chosen, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores)};
 }
 
 }  // namespace prefixd

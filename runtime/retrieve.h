@@ -49,9 +49,10 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
 Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::byte> selected_keys,
                     Selection& selection, RetrievedRows& rows, storage::ReadStats& reads);
 // What later steps may share of a set that was searched for: it (`chosen`), and the neighbours of
-// its best third by score. read, rows: what was read of the mid region, the set among it.
-std::vector<uint32_t> SetToShare(const SessionPlan& plan, size_t head, std::span<const float> q,
-                                 std::span<const uint32_t> chosen, std::span<const uint32_t> read,
-                                 const RowsView& rows, std::vector<float>& buffer);
+// its best third by score; and how far its cuts reach beyond it.
+//   scores: [G][read.size()] of what was read of the mid region (`read`), the set among it
+RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> chosen,
+                        std::span<const uint32_t> read, std::span<const Cut> cuts,
+                        std::span<const float> scores);
 
 }  // namespace prefixd

@@ -44,16 +44,56 @@ SharedSet SharedSets::Find(size_t head, std::span<const float> q) {
   state.at = (state.at + 1) % sharing_.block;
   if (!found) return nullptr;
   state.earlier.push_back({{q.begin(), q.end()}, found});
-  return found->ids;
+  return found->set;
 }
 
-void SharedSets::Keep(size_t head, std::span<const float> q, std::vector<uint32_t> ids) {
+void SharedSets::Keep(size_t head, std::span<const float> q, RetrievedSet set) {
   Head& state = heads_[head];
   std::vector<float> query(q.begin(), q.end());
-  auto set = std::make_shared<const Retrieved>(
-      Retrieved{query, std::make_shared<const std::vector<uint32_t>>(std::move(ids))});
+  auto kept = std::make_shared<const Retrieved>(
+      Retrieved{query, std::make_shared<const RetrievedSet>(std::move(set))});
   std::lock_guard lock(state.mutex);
-  state.earlier.push_back({std::move(query), std::move(set)});
+  state.earlier.push_back({std::move(query), std::move(kept)});
+}
+
+namespace {
+
+// [G] of scores [G][n], n >= 1.
+std::vector<double> LogSumExps(std::span<const float> scores, size_t group) {
+  const size_t n = scores.size() / group;
+  std::vector<double> out;
+  for (size_t g = 0; g < group; ++g) {
+    const auto row = scores.subspan(g * n, n);
+    const double top = *std::max_element(row.begin(), row.end());
+    double sum = 0;
+    for (const float score : row) sum += std::exp(score - top);
+    out.push_back(top + std::log(sum));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Cut> MakeCutOffsets(std::span<const Cut> cuts, std::span<const float> scores) {
+  if (cuts.empty() || scores.empty()) return std::vector<Cut>(cuts.size());
+  const std::vector<double> lse = LogSumExps(scores, cuts.size());
+  std::vector<Cut> offsets(cuts.size());
+  for (size_t g = 0; g < cuts.size(); ++g) {
+    if (cuts[g].kind == CutKind::kNone) continue;
+    offsets[g] = {static_cast<float>(cuts[g].score - lse[g]), CutKind::kApproximate};
+  }
+  return offsets;
+}
+
+std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const float> scores) {
+  if (offsets.empty() || scores.empty()) return std::vector<Cut>(offsets.size());
+  const std::vector<double> lse = LogSumExps(scores, offsets.size());
+  std::vector<Cut> cuts(offsets.size());
+  for (size_t g = 0; g < cuts.size(); ++g) {
+    if (offsets[g].kind == CutKind::kNone) continue;
+    cuts[g] = {static_cast<float>(offsets[g].score + lse[g]), CutKind::kApproximate};
+  }
+  return cuts;
 }
 
 std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,

@@ -16,11 +16,25 @@
 #include <vector>
 
 #include "attention/partition.h"
+#include "attention/selection.h"
 #include "runtime/types.h"
 
 namespace prefixd {
 
-using SharedSet = std::shared_ptr<const std::vector<uint32_t>>;  // ascending
+struct RetrievedSet {
+  std::vector<uint32_t> ids;  // ascending
+  // [G] the cuts of the query that retrieved it, less the log-sum-exp of the scores that it gave
+  // the set (MakeCutOffsets).
+  std::vector<Cut> offsets;
+};
+using SharedSet = std::shared_ptr<const RetrievedSet>;
+
+// What lies unread beyond a set scores, measured from the set's own log-sum-exp, much the same for
+// queries that are alike. So a shared set has cuts, approximate ones: that of its retrieving query,
+// moved by as much as the set's scores moved.
+//   scores: [G][n] of the set, as it was read. A cut that was none stays none.
+std::vector<Cut> MakeCutOffsets(std::span<const Cut> cuts, std::span<const float> scores);
+std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const float> scores);
 
 class SharedSets {
  public:
@@ -29,12 +43,12 @@ class SharedSets {
   // Once for every step of `head`: the set that it shares, or null: then it retrieves, and Keep
   // says what.  q: [G][key_dim].
   SharedSet Find(size_t head, std::span<const float> q);
-  void Keep(size_t head, std::span<const float> q, std::vector<uint32_t> ids);
+  void Keep(size_t head, std::span<const float> q, RetrievedSet set);
 
  private:
   struct Retrieved {
     std::vector<float> q;  // that retrieved it
-    SharedSet ids;
+    SharedSet set;
   };
   struct Step {
     std::vector<float> q;

@@ -85,8 +85,7 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
   std::span<const std::byte> selected_keys;
   if (shared_) {
-    selection_.ids = *shared_;
-    selection_.cuts.resize(geometry.group_size());  // none: nobody has looked for this query
+    selection_.ids = shared_->ids;
     task_.ledger.selections += 1;
   } else {
     PREFIXD_ASSIGN(selection_, std::move(found));
@@ -97,11 +96,18 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
     StageTimer timer(task_.ledger.read_ns);
     PREFIXD_TRY(ReadSelected(plan_, task_.head, selected_keys, selection_, retrieved, reads));
   }
-  if (plan_.shared && !shared_) {
-    StageTimer timer(task_.ledger.select_ns);
-    plan_.shared->Keep(task_.head, task_.q,
-                       SetToShare(plan_, task_.head, task_.q, chosen, selection_.ids,
-                                  retrieved.rows(geometry.row()), scratch_->scores));
+  if (!plan_.shared) return {};
+  StageTimer timer(task_.ledger.select_ns);
+  const RowsView rows = retrieved.rows(geometry.row());
+  const auto scores = Scratch::Take(scratch_->scores, geometry.group_size() * rows.count);
+  Scores(task_.q, geometry.group_size(), geometry.layers[prefix_.layer_of(task_.head)], rows,
+         scores);
+  if (shared_) {
+    selection_.cuts = CutsFromOffsets(shared_->offsets, scores);
+  } else {
+    plan_.shared->Keep(
+        task_.head, task_.q,
+        SetToShare(plan_, task_.head, chosen, selection_.ids, selection_.cuts, scores));
   }
   return {};
 }

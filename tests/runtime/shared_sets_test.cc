@@ -79,11 +79,11 @@ TEST(SharedSets, FollowTheSpec) {
           const SharedSet set = sets.Find(1, queries[t]);
           if (!set) {
             ASSERT_EQ(want[t], t) << "step " << t << ", block " << block;
-            sets.Keep(1, queries[t], {static_cast<uint32_t>(t)});
+            sets.Keep(1, queries[t], {{static_cast<uint32_t>(t)}, {}});
             ++retrieved;
             continue;
           }
-          ASSERT_EQ(set->at(0), want[t]) << "step " << t << ", block " << block;
+          ASSERT_EQ(set->ids.at(0), want[t]) << "step " << t << ", block " << block;
           ++shared;
         }
         EXPECT_EQ(sets.Find(0, queries[0]), nullptr);  // heads know nothing of one another
@@ -100,9 +100,29 @@ TEST(SharedSets, ARetrievalThatFailedIsNoSet) {
   const auto q = random.Normals(8);
   EXPECT_EQ(sets.Find(0, q), nullptr);
   EXPECT_EQ(sets.Find(0, q), nullptr);  // nothing was kept
-  sets.Keep(0, q, {3});
+  sets.Keep(0, q, {{3}, {}});
   ASSERT_TRUE(sets.Find(0, q));
   EXPECT_EQ(sets.Find(0, std::vector<float>(8, 0.0f)), nullptr);  // zeros are like nothing
+}
+
+TEST(SharedSets, CutsMoveWithTheSetsScores) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<Cut> cuts = {{-1, CutKind::kExact}, {2, CutKind::kApproximate}, {}};
+  const std::vector<float> then = {0, 0, 3, 3, 5, 5};  // [3][2]
+  const std::vector<Cut> offsets = MakeCutOffsets(cuts, then);
+  ASSERT_EQ(offsets.size(), 3u);
+  const std::vector<float> now = {2, 2, 2, 2, 7, 7};
+  const std::vector<Cut> moved = CutsFromOffsets(offsets, now);
+  ASSERT_EQ(moved.size(), 3u);
+  EXPECT_NEAR(moved[0].score, 1, 1e-5);
+  EXPECT_NEAR(moved[1].score, 1, 1e-5);
+  EXPECT_EQ(moved[0].kind, CutKind::kApproximate);  // nobody has looked for this query
+  EXPECT_EQ(moved[1].kind, CutKind::kApproximate);
+  EXPECT_EQ(moved[2].kind, CutKind::kNone);
+  // All that there is: nothing lies beyond.
+  const std::vector<Cut> all = MakeCutOffsets(std::vector<Cut>{{-inf, CutKind::kExact}}, now);
+  EXPECT_EQ(CutsFromOffsets(all, now)[0].score, -inf);
+  EXPECT_EQ(CutsFromOffsets(offsets, {})[0].kind, CutKind::kNone);
 }
 
 TEST(SharedSets, DilationIsOfTheBestAndStaysInside) {
@@ -145,10 +165,10 @@ TEST(SharedSets, WindowMovesUpWithTheLayer) {
 
 class SharedStepTest : public RuntimeTest {
  protected:
-  // A step over the anchors and `ids`, the rest estimated by moments or dropped.
+  // A step over the anchors and `ids`, the rest estimated by moments.
   reference::States Expected(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
                              std::span<const float> group_q, const std::vector<uint32_t>& ids,
-                             bool moments) {
+                             std::span<const Cut> cuts) {
     const KvGeometry& g = prompt.geometry;
     const RowShape row = g.row();
     bytes_ = prompt.Rows(layer, kv_head);
@@ -166,8 +186,28 @@ class SharedStepTest : public RuntimeTest {
     in.mid_count = part.mid.size();
     moment_ = MomentSummary(row.key_dim, row.value_dim, false);
     moment_.Add(rows.Sub(part.mid.begin, part.mid.size()));
-    if (moments) in.estimator = EstimatorKind::kMoment, in.moment = &moment_;
+    in.estimator = EstimatorKind::kMoment, in.moment = &moment_;
+    in.cuts = cuts;
     return reference::GroupStep(in, row.value_dim);
+  }
+
+  // [G] log-sum-exp of the scores that group_q gives to `ids`.
+  std::vector<double> LogSumExps(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
+                                 std::span<const float> group_q, const std::vector<uint32_t>& ids) {
+    const KvGeometry& g = prompt.geometry;
+    const auto bytes = prompt.Rows(layer, kv_head);
+    std::vector<RowRef> refs;
+    for (const uint32_t id : ids) refs.push_back({bytes.data() + id * g.row().bytes(), nullptr});
+    std::vector<double> out;
+    for (uint32_t i = 0; i < g.group_size(); ++i) {
+      double sum = 0;
+      for (const double s : reference::Scores(group_q.subspan(i * g.key_dim, g.key_dim),
+                                              g.layers[layer], ScatteredRows(refs, g.row()))) {
+        sum += std::exp(s);
+      }
+      out.push_back(std::log(sum));
+    }
+    return out;
   }
 
   void ExpectStep(const Output& out, uint32_t kv_head, const reference::States& want) {
@@ -203,6 +243,7 @@ TEST_F(SharedStepTest, StepsReadTheSetsTheyShare) {
   policy.selector = "exact";
   policy.estimator = EstimatorKind::kMoment;
   policy.sharing = {8, 0.8, 1, false};
+  policy.report_missing = true;
   const auto session = Attach(prompt, policy);
   ASSERT_TRUE(session);
   const KvGeometry& g = spec_.geometry;
@@ -256,8 +297,19 @@ TEST_F(SharedStepTest, StepsReadTheSetsTheyShare) {
         ++searches;
       }
       tokens += ids.size();
-      // A shared set has no cut; a retrieved one has, which the reference is not told of.
-      if (from != t) ExpectStep(out, h, Expected(prompt, 1, h, by_head[h][t], ids, true));
+      // The retrieving query's cuts, as far from the shared set's scores as they were from the
+      // retrieved set's, and no longer certain.
+      std::vector<Cut> cuts = selected->cuts;
+      if (from != t) {
+        const auto now = LogSumExps(prompt, 1, h, by_head[h][t], ids);
+        const auto then = LogSumExps(prompt, 1, h, q, selected->ids);
+        for (uint32_t i = 0; i < g.group_size(); ++i) {
+          EXPECT_EQ(cuts[i].kind, CutKind::kExact);
+          cuts[i] = {static_cast<float>(cuts[i].score + now[i] - then[i]), CutKind::kApproximate};
+          EXPECT_FALSE(out.info.missing[h * g.group_size() + i].certified);
+        }
+      }
+      ExpectStep(out, h, Expected(prompt, 1, h, by_head[h][t], ids, cuts));
     }
   }
   const SessionReport report = session->report();
@@ -354,7 +406,7 @@ TEST_F(SharedStepTest, WindowHidesFromRetrievalNotFromTheEstimate) {
       ASSERT_EQ(selected->ids.size(), 40u);
       EXPECT_GE(selected->ids.front(), boundary);
       EXPECT_EQ(selected->cuts[0].kind, CutKind::kNone);
-      ExpectStep(out, h, Expected(deep, 7, h, GroupOf(queries, h), selected->ids, true));
+      ExpectStep(out, h, Expected(deep, 7, h, GroupOf(queries, h), selected->ids, {}));
     }
   }
   EXPECT_EQ(narrowed->Select(0, 0, GroupOf(deep.Q(0, 700, 1), 0), 40)->cuts[0].kind,
