@@ -13,17 +13,19 @@ namespace prefixd {
 // One group of query heads, as CodeQueries holds it.
 struct CodeScanQuery {
   const int8_t* weights = nullptr;  // [heads][fields]
-  const int32_t* bias = nullptr;    // [heads]
+  const int32_t* bias = nullptr;    // [heads], of the n-th block scanned at n bias_stride
   size_t heads = 0;
   uint32_t fields = 0;  // a multiple of kCodeGroupFields
+  size_t bias_stride = 0;
 };
 
 struct CodeScanTable {
   const char* name;
   // out[g * ld_out + i] = bias[g] + sum_p weights[g][p] field p of key i, for the 32 n_blocks keys
-  // of `blocks` (no alignment needed; 64 bytes is fastest). The sums fit int16.
-  void (*scan)(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
-               size_t ld_out);
+  // of the blocks of `codes` that `which` names, or of the first ones where that is null (no
+  // alignment needed; 64 bytes is fastest). The sums fit int16.
+  void (*scan)(const std::byte* codes, const uint32_t* which, size_t n_blocks,
+               const CodeScanQuery& query, int16_t* out, size_t ld_out);
   // sum_i exp(mul v[i] + shift), each term to 0.1%. mul v[i] + shift <= 80; below -80 as if -80.
   double (*exp_sum)(const int16_t* v, size_t n, float mul, float shift);
   // sum_i exp(s[i] + shift), likewise.

@@ -14,7 +14,7 @@ constexpr uint32_t kGroupsInShort = 8;
 
 // kHeads heads against eight keys of each of the block's four vectors of a group.
 template <size_t kHeads>
-inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
+inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, const int32_t* bias,
                                                      const CodeScanQuery& query, size_t head,
                                                      int16_t* out, size_t ld_out) {
   const __m256i low = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
@@ -23,7 +23,7 @@ inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
   for (size_t part = 0; part < 4; part += 2) {
     __m256i sums[kHeads][2];
     for (size_t g = 0; g < kHeads; ++g) {
-      sums[g][0] = sums[g][1] = _mm256_set1_epi32(query.bias[head + g]);
+      sums[g][0] = sums[g][1] = _mm256_set1_epi32(bias[head + g]);
     }
     for (uint32_t begin = 0; begin < n_groups; begin += kGroupsInShort) {
       const uint32_t end = begin + kGroupsInShort < n_groups ? begin + kGroupsInShort : n_groups;
@@ -62,17 +62,19 @@ inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
   }
 }
 
-void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
-          size_t ld_out) {
+void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
+          const CodeScanQuery& query, int16_t* out, size_t ld_out) {
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
-  for (size_t b = 0; b < n_blocks; ++b, blocks += block_bytes, out += kCodeBlockKeys) {
+  for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
+    const std::byte* block = codes + (which ? which[b] : b) * block_bytes;
+    const int32_t* bias = query.bias + b * query.bias_stride;
     size_t g = 0;
-    for (; g + 4 <= query.heads; g += 4) ScanBlock<4>(blocks, query, g, out, ld_out);
+    for (; g + 4 <= query.heads; g += 4) ScanBlock<4>(block, bias, query, g, out, ld_out);
     if (g + 2 <= query.heads) {
-      ScanBlock<2>(blocks, query, g, out, ld_out);
+      ScanBlock<2>(block, bias, query, g, out, ld_out);
       g += 2;
     }
-    if (g < query.heads) ScanBlock<1>(blocks, query, g, out, ld_out);
+    if (g < query.heads) ScanBlock<1>(block, bias, query, g, out, ld_out);
   }
 }
 

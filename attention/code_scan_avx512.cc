@@ -8,25 +8,27 @@ namespace {
 
 #include "attention/code_scan_loops.h"
 
-// Bytes between a prefetch and its use. The hardware's own prefetcher stops at page ends.
+// Bytes between a prefetch and its use. The hardware's own prefetcher stops at page ends, and knows
+// nothing of blocks that are left out.
 constexpr size_t kAheadBytes = 4096;
 
 template <size_t kHeads>
-inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
+inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, const int32_t* bias,
                                                      const CodeScanQuery& query, size_t head,
-                                                     bool prefetch, int16_t* out, size_t ld_out) {
+                                                     const std::byte* ahead, int16_t* out,
+                                                     size_t ld_out) {
   const __m512i low = _mm512_set1_epi8(3);
   const uint32_t n_groups = query.fields / kCodeGroupFields;
   const int8_t* weights = query.weights + head * query.fields;
   __m512i sums[kHeads][2];
   for (size_t g = 0; g < kHeads; ++g) {
-    sums[g][0] = sums[g][1] = _mm512_set1_epi32(query.bias[head + g]);
+    sums[g][0] = sums[g][1] = _mm512_set1_epi32(bias[head + g]);
   }
   for (uint32_t f = 0; f < n_groups; ++f) {
     const std::byte* at = block + f * size_t{kCodeGroupBytes};
-    if (prefetch) {
-      __builtin_prefetch(at + kAheadBytes);
-      __builtin_prefetch(at + kAheadBytes + 64);
+    if (ahead) {
+      __builtin_prefetch(ahead + f * size_t{kCodeGroupBytes});
+      __builtin_prefetch(ahead + f * size_t{kCodeGroupBytes} + 64);
     }
     __m512i a = _mm512_loadu_si512(at), b = _mm512_loadu_si512(at + 64);
 #pragma GCC unroll 4
@@ -55,19 +57,27 @@ inline __attribute__((always_inline)) void ScanBlock(const std::byte* block,
   }
 }
 
-void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
-          size_t ld_out) {
+void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
+          const CodeScanQuery& query, int16_t* out, size_t ld_out) {
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
-  for (size_t b = 0; b < n_blocks; ++b, blocks += block_bytes, out += kCodeBlockKeys) {
-    const bool more = (n_blocks - b) * block_bytes > kAheadBytes + block_bytes;
+  const size_t ahead = (kAheadBytes + block_bytes - 1) / block_bytes;
+  for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
+    const std::byte* block = codes + (which ? which[b] : b) * block_bytes;
+    const size_t then = b + ahead;
+    const std::byte* next =
+        then < n_blocks ? codes + (which ? which[then] : then) * block_bytes : nullptr;
+    const int32_t* bias = query.bias + b * query.bias_stride;
     size_t g = 0;
-    for (; g + 4 <= query.heads; g += 4)
-      ScanBlock<4>(blocks, query, g, more && g == 0, out, ld_out);
+    for (; g + 4 <= query.heads; g += 4) {
+      ScanBlock<4>(block, bias, query, g, g == 0 ? next : nullptr, out, ld_out);
+    }
     if (g + 2 <= query.heads) {
-      ScanBlock<2>(blocks, query, g, more && g == 0, out, ld_out);
+      ScanBlock<2>(block, bias, query, g, g == 0 ? next : nullptr, out, ld_out);
       g += 2;
     }
-    if (g < query.heads) ScanBlock<1>(blocks, query, g, more && g == 0, out, ld_out);
+    if (g < query.heads) {
+      ScanBlock<1>(block, bias, query, g, g == 0 ? next : nullptr, out, ld_out);
+    }
   }
 }
 

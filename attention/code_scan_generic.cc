@@ -7,15 +7,17 @@ namespace {
 
 #include "attention/code_scan_loops.h"
 
-void Scan(const std::byte* blocks, size_t n_blocks, const CodeScanQuery& query, int16_t* out,
-          size_t ld_out) {
+void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
+          const CodeScanQuery& query, int16_t* out, size_t ld_out) {
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
-  for (size_t b = 0; b < n_blocks; ++b, blocks += block_bytes, out += kCodeBlockKeys) {
+  for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
+    const std::byte* block = codes + (which ? which[b] : b) * block_bytes;
+    const int32_t* bias = query.bias + b * query.bias_stride;
     for (size_t g = 0; g < query.heads; ++g) {
       int32_t sums[kCodeBlockKeys];
-      for (int32_t& sum : sums) sum = query.bias[g];
+      for (int32_t& sum : sums) sum = bias[g];
       const int8_t* weight = query.weights + g * query.fields;
-      const std::byte* group = blocks;
+      const std::byte* group = block;
       for (uint32_t f = 0; f < query.fields; f += kCodeGroupFields, group += kCodeGroupBytes) {
         for (uint32_t plane = 0; plane < 4; ++plane, weight += 4) {
           for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {

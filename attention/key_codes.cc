@@ -10,10 +10,9 @@
 #include "attention/padded_queries.h"
 
 namespace prefixd {
-namespace {
 
-// out[g][i] = q_g . direction_i
-std::vector<float> Project(const CodeBook& book, std::span<const float> queries, uint32_t heads) {
+std::vector<float> ProjectOnDirections(const CodeBook& book, std::span<const float> queries,
+                                       uint32_t heads) {
   std::vector<float> out(heads * book.components());
   if (out.empty()) return out;
   const std::vector<float> padded = PadQueries<float>(queries, heads, book.key_dim);
@@ -24,8 +23,6 @@ std::vector<float> Project(const CodeBook& book, std::span<const float> queries,
   return out;
 }
 
-}  // namespace
-
 Status CodeBook::Validate() const {
   const auto corrupt = [](const char* what) {
     return Status(Error{Code::kCorrupt, std::string("codebook: ") + what});
@@ -34,8 +31,7 @@ Status CodeBook::Validate() const {
       directions.size() != components() * key_dim) {
     return corrupt("shapes disagree");
   }
-  if (!std::all_of(digits.begin(), digits.end(),
-                   [](uint8_t d) { return d >= 1 && d <= kMaxCodeDigits; }) ||
+  if (!std::all_of(digits.begin(), digits.end(), [](uint8_t d) { return d <= kMaxCodeDigits; }) ||
       std::accumulate(digits.begin(), digits.end(), 0u) > CodeFields(key_dim)) {
     return corrupt("more digits than there is room for");
   }
@@ -77,20 +73,22 @@ void DecodeKey(const CodeBook& book, std::span<const std::byte> codes, size_t ke
   }
 }
 
-CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> queries, uint32_t heads,
-                               float scale) {
-  assert(queries.size() == size_t{heads} * book.key_dim);
-  CodeQueries out{heads, CodeFields(book.key_dim), {}, {}, {}, {}};
+CodeQueries QuantiseQueries(std::span<const float> along_all, std::span<const uint8_t> digits,
+                            uint32_t heads, uint32_t fields, float scale,
+                            std::span<const double> reserved) {
+  assert(along_all.size() == heads * digits.size());
+  assert(reserved.empty() || reserved.size() == heads);
+  CodeQueries out{heads, fields, {}, {}, {}, {}};
   out.weights.assign(size_t{heads} * out.fields, 0);
-  const std::vector<float> projected = Project(book, queries, heads);
   const double sign = scale < 0 ? -1 : 1;
   for (uint32_t g = 0; g < heads; ++g) {
-    const float* along = projected.data() + g * book.components();
-    double largest = 0, total = 0;
-    for (size_t i = 0; i < book.components(); ++i) {
+    const float* along = along_all.data() + g * digits.size();
+    double largest = 0, total = reserved.empty() ? 0 : 2 * reserved[g];
+    for (size_t i = 0; i < digits.size(); ++i) {
+      if (digits[i] == 0) continue;
       const double size = std::fabs(double{along[i]});
-      largest = std::max(largest, size * double(1u << 2 * (book.digits[i] - 1)));
-      total += size * double((1u << 2 * book.digits[i]) - 1);  // 3 (1 + 4 + 16 + ...)
+      largest = std::max(largest, size * double(1u << 2 * (digits[i] - 1)));
+      total += size * double((1u << 2 * digits[i]) - 1);  // 3 (1 + 4 + 16 + ...)
     }
     // Weights of at most 127, and |v| below 2^15 after half of the digits' range is taken away:
     // rounding adds at most half to each of the weights.
@@ -100,8 +98,8 @@ CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> quer
     int8_t* weights = out.weights.data() + size_t{g} * out.fields;
     uint32_t field = 0;
     int32_t sum = 0;
-    for (size_t i = 0; i < book.components(); ++i) {
-      for (uint8_t j = 0; j < book.digits[i]; ++j, ++field) {
+    for (size_t i = 0; i < digits.size(); ++i) {
+      for (uint8_t j = 0; j < digits[i]; ++j, ++field) {
         const double weight = std::nearbyint(sign * along[i] * double(1u << 2 * j) / unit);
         weights[field] = static_cast<int8_t>(std::clamp(weight, -127.0, 127.0));
         sum += weights[field];
@@ -110,10 +108,21 @@ CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> quer
     const int32_t middle = 3 * sum / 2;
     out.bias.push_back(-middle);
     const double mul = sign * scale * unit;
+    out.mul.push_back(static_cast<float>(mul));
+    out.add.push_back(static_cast<float>(mul * middle));
+  }
+  return out;
+}
+
+CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> queries, uint32_t heads,
+                               float scale) {
+  assert(queries.size() == size_t{heads} * book.key_dim);
+  CodeQueries out = QuantiseQueries(ProjectOnDirections(book, queries, heads), book.digits, heads,
+                                    CodeFields(book.key_dim), scale, {});
+  for (uint32_t g = 0; g < heads; ++g) {
     const auto query = queries.subspan(size_t{g} * book.key_dim, book.key_dim);
     const double centre = std::inner_product(query.begin(), query.end(), book.centre.begin(), 0.0);
-    out.mul.push_back(static_cast<float>(mul));
-    out.add.push_back(static_cast<float>(scale * centre + mul * middle));
+    out.add[g] = static_cast<float>(out.add[g] + scale * centre);
   }
   return out;
 }

@@ -4,9 +4,9 @@
 // A code is linear in its digits: key k is approximated by
 //     k^ = centre + sum_i C_i direction_i,   C_i = sum_j 4^j c_{i,j},   c in {0, 1, 2, 3},
 // with more digits for the components that matter more (index/code_training.h says how directions
-// and digits are found). So a score against any query is an integer dot product of digits with
-// small signed weights, the same to the bit on every machine and device: u8 x s8 into s32
-// (VPDPBUSD, VPMADDUBSW, __dp4a).
+// and digits are found, and what keys have in common that lie in one block). So a score against any
+// query is an integer dot product of digits with small signed weights, the same to the bit on every
+// machine and device: u8 x s8 into s32 (VPDPBUSD, VPMADDUBSW, __dp4a).
 //
 // Layout. Digits are numbered as *fields* 0 .. CodeFields(key_dim): component 0's digits, lowest
 // first, then component 1's, and so on; fields behind the last digit are zero. Keys stand in blocks
@@ -58,7 +58,7 @@ constexpr CodePlace PlaceOfCode(uint32_t key_dim, size_t key, uint32_t field) {
 struct CodeBook {
   uint32_t key_dim = 0;
   std::vector<float> centre;    // [key_dim]
-  std::vector<uint8_t> digits;  // [components], 1 .. kMaxCodeDigits, CodeFields(key_dim) in all
+  std::vector<uint8_t> digits;  // [components], 0 .. kMaxCodeDigits, CodeFields(key_dim) in all
   std::vector<uint16_t> directions;  // [components][key_dim], bf16
 
   size_t components() const { return digits.size(); }
@@ -90,5 +90,17 @@ struct CodeQueries {
 // queries: [heads][key_dim], finite. Scores that overflow float32 leave mul or add not finite.
 CodeQueries PrepareCodeQueries(const CodeBook& book, std::span<const float> queries, uint32_t heads,
                                float scale);
+
+// The two halves of PrepareCodeQueries, for codes that share their directions.
+// q_g . direction_i: [heads][components]
+std::vector<float> ProjectOnDirections(const CodeBook& book, std::span<const float> queries,
+                                       uint32_t heads);
+// along: [heads][digits.size()], head g's score being scale sum_i along[g][i] C_i.
+// reserved: [heads] or empty, what else (in units of `along`) is to be added to an integer score
+// within its range. add[g] is scale times the score of the middle of all codes, and the bias takes
+// that away.
+CodeQueries QuantiseQueries(std::span<const float> along, std::span<const uint8_t> digits,
+                            uint32_t heads, uint32_t fields, float scale,
+                            std::span<const double> reserved);
 
 }  // namespace prefixd

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/selection_cases.h"
+#include "bench/sharing_cases.h"
 #include "bench/support/json_file.h"
 
 namespace prefixd::bench {
@@ -20,9 +21,13 @@ struct Options {
   uint32_t hnsw_up_to = 16384;
   uint32_t rounds = 3;
   bool real = true;
+  bool sharing = true;
   std::string only;
   std::string json_file;
 };
+
+// The length at which `bytes_amortized_1m` is measured.
+constexpr uint32_t kMillion = 1048576;
 
 json ToJson(const IndexResult& r) {
   return {{"index", r.index},
@@ -54,6 +59,54 @@ void Print(const IndexResult& r) {
       r.median_ms, r.p99_ms, r.speedup);
 }
 
+// On the captured decode: the least that sharing sets loses with a search in at most a tenth of the
+// steps.
+Status MeasureRealSharing(const RetrievalTrace& trace, json& ratios) {
+  constexpr StepPolicy::Sharing kSettings[] = {
+      {16, -1, 1, false}, {16, -1, 8, false}, {20, -1, 1, false}, {20, -1, 8, false}};
+  PREFIXD_ASSIGN(const auto results, MeasureSharing(trace, 0.01, kSettings));
+  if (const SharingResult* least = LeastLoss(results)) {
+    ratios["cis_mass_loss"] = least->mass_loss;
+    ratios["cis_rho"] = least->rho;
+  }
+  return {};
+}
+
+// On a synthetic head; at a million tokens these are ratios.
+Status MeasureSyntheticSharing(const HeadTrace& head, json& out, json& ratios) {
+  constexpr StepPolicy::Sharing kSettings[] = {
+      {1, 0.8, 0, false},   {16, 0.99, 1, false}, {16, 0.98, 1, false}, {16, 0.95, 1, false},
+      {16, 0.99, 4, false}, {16, 0.98, 4, false}, {16, 0.8, 4, false}};
+  PREFIXD_ASSIGN(const auto results, MeasureSharedSearches(head, kSettings));
+  std::printf("\ncodes, sets shared between steps\n%6s %6s %9s %7s %9s %10s %9s %7s %7s\n", "block",
+              "cos >", "dilation", "rho", "bytes", "amortized", "tokens/K", "recK", "mass");
+  json rows = json::array();
+  const SharedResult* within = nullptr;
+  for (const SharedResult& r : results) {
+    std::printf("%6u %6.2f %9u %7.3f %8.2f%% %9.2f%% %9.2f %7.3f %7.4f\n", r.sharing.block,
+                r.sharing.similarity, r.sharing.dilation, r.rho, 100 * r.search_bytes,
+                100 * r.amortized_bytes, r.tokens, r.recall_k, r.relative_mass);
+    rows.push_back({{"block", r.sharing.block},
+                    {"similarity", r.sharing.similarity},
+                    {"dilation", r.sharing.dilation},
+                    {"rho", r.rho},
+                    {"search_bytes", r.search_bytes},
+                    {"amortized_bytes", r.amortized_bytes},
+                    {"tokens", r.tokens},
+                    {"recall_at_k", r.recall_k},
+                    {"relative_mass", r.relative_mass}});
+    // Of those that share, the one that finds most.
+    if (r.sharing.on() && (!within || r.recall_k > within->recall_k)) within = &r;
+  }
+  out["cases"].back()["sharing"] = rows;
+  if (head.view().count != kMillion || !within) return {};
+  ratios["bytes_search_1m"] = results.front().search_bytes;
+  ratios["bytes_amortized_1m"] = within->amortized_bytes;
+  ratios["recall_amortized_1m"] = within->recall_k;
+  ratios["rho_amortized_1m"] = within->rho;
+  return {};
+}
+
 Status Run(const Options& options) {
   json out = {{"bench", "selection"}, {"cases", json::array()}}, ratios;
   const auto add = [&](const std::string& name, const std::vector<IndexResult>& results) {
@@ -79,6 +132,7 @@ Status Run(const Options& options) {
       ratios["recall_flat_codes"] = r.recall_k;
       ratios["bytes_flat_codes"] = r.bytes_fraction;
     }
+    if (options.sharing) PREFIXD_TRY(MeasureRealSharing(trace, ratios));
   }
   for (const uint32_t n : options.sizes) {
     SyntheticOptions synthetic;
@@ -87,6 +141,7 @@ Status Run(const Options& options) {
     PREFIXD_ASSIGN(const auto results,
                    MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to, options.only}));
     add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
+    if (options.sharing) PREFIXD_TRY(MeasureSyntheticSharing(head.front(), out, ratios));
     const auto find = [&](const char* name) {
       const auto it = std::ranges::find(results, name, &IndexResult::index);
       return it == results.end() ? nullptr : &*it;
@@ -138,6 +193,7 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "Passes over the queries")->capture_default_str();
   app.add_option("--only", options.only, "Only indexes whose names contain this (and exact)");
   app.add_flag("!--no-real", options.real, "Leave the real decode out");
+  app.add_flag("!--no-sharing", options.sharing, "Leave sets shared between steps out");
   app.add_option("--json", options.json_file, "Also write the figures here");
   CLI11_PARSE(app, argc, argv);
   const prefixd::Status status = prefixd::bench::Run(options);

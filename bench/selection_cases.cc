@@ -4,16 +4,19 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <memory>
 
 #include "attention/code_scan.h"
 #include "attention/key_codes.h"
+#include "attention/selection.h"
 #include "attention/step.h"
 #include "bench/support/read_bandwidth.h"
 #include "bench/support/statistics.h"
 #include "index/key_index.h"
 #include "index/recall.h"
 #include "index/tuning.h"
+#include "runtime/shared_sets.h"
 
 namespace prefixd::bench {
 namespace {
@@ -80,11 +83,10 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
   all.push_back(
       {"exact", [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); }});
   all.push_back({"codes", [](const HeadTrace& head) -> Built {
-                   return Tuned(head, index::BuildCodesIndex(head.view(), All(head),
-                                                             {HalvesOf(head).tune.q}));
+                   return Tuned(head, index::BuildCodesIndex(head.view(), All(head)));
                  }});
-  all.push_back({"codes, no queries", [](const HeadTrace& head) -> Built {
-                   return index::BuildCodesIndex(head.view(), All(head), {});
+  all.push_back({"codes, untuned", [](const HeadTrace& head) -> Built {
+                   return index::BuildCodesIndex(head.view(), All(head));
                  }});
   all.push_back({"page bounds", [](const HeadTrace& head) -> Built {
                    return Tuned(head, index::BuildPagesIndex(head.view(), All(head), {}));
@@ -204,6 +206,71 @@ Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads
   return results;
 }
 
+Result<std::vector<SharedResult>> MeasureSharedSearches(
+    const HeadTrace& head, std::span<const StepPolicy::Sharing> settings) {
+  const RowsView keys = head.view();
+  const size_t n = keys.count;
+  const auto k = static_cast<uint32_t>(std::ceil(0.01 * double(n)));
+  PREFIXD_ASSIGN(const auto codes, Tuned(head, index::BuildCodesIndex(keys, All(head))));
+  std::vector<SharedResult> results;
+  std::vector<SharedSets> sets;
+  for (const StepPolicy::Sharing& sharing : settings) {
+    results.emplace_back().sharing = sharing;
+    sets.emplace_back(sharing, 1, head.group);
+  }
+  std::vector<float> scores(head.group * n);
+  index::SearchScratch scratch;
+  for (size_t step = 0; step < head.n_steps(); ++step) {
+    Scores(head.step(step), head.group, head.layer, keys, scores);
+    index::SearchRequest request = RequestOf(head, step, k);
+    request.scratch = &scratch;
+    PREFIXD_ASSIGN(const Selection own, codes->Search(request));
+    const Selection exact = SelectByGroupMax(scores, head.group, static_cast<uint32_t>(n), k, 0,
+                                             /*scores_complete=*/true);
+    // What scores best of the retrieved set, for dilation.
+    std::vector<float> of_own;
+    for (uint32_t g = 0; g < head.group; ++g) {
+      for (const uint32_t id : own.ids) of_own.push_back(scores[g * n + id]);
+    }
+    const GroupRanking ranking = RankByGroupMax(
+        of_own, head.group, static_cast<uint32_t>(own.ids.size()), static_cast<uint32_t>(k / 3));
+    for (size_t i = 0; i < results.size(); ++i) {
+      SharedResult& r = results[i];
+      const SharedSet shared = r.sharing.on() ? sets[i].Find(0, head.step(step)) : nullptr;
+      if (!shared) {
+        std::vector<uint32_t> best;
+        for (uint32_t j = 0; j < k / 3; ++j) best.push_back(own.ids[ranking.best[j]]);
+        std::sort(best.begin(), best.end());
+        sets[i].Keep(0, head.step(step),
+                     {Dilated(own.ids, best, r.sharing.dilation, All(head)), {}});
+        r.rho += 1;
+        r.search_bytes += double(own.bytes_scanned) / double(n * keys.shape.key_bytes());
+      }
+      const std::vector<uint32_t>& ids = shared ? shared->ids : own.ids;
+      std::vector<uint32_t> hits;
+      std::set_intersection(ids.begin(), ids.end(), exact.ids.begin(), exact.ids.end(),
+                            std::back_inserter(hits));
+      r.recall_k += double(hits.size()) / k;
+      r.tokens += double(ids.size()) / k;
+      for (uint32_t g = 0; g < head.group; ++g) {
+        const float* row = scores.data() + g * n;
+        const float top = *std::max_element(row, row + n);
+        double read = 0, most = 0;
+        for (const uint32_t id : ids) read += std::exp(double{row[id]} - top);
+        for (const uint32_t id : exact.ids) most += std::exp(double{row[id]} - top);
+        r.relative_mass += read / most / head.group;
+      }
+    }
+  }
+  const double steps = double(head.n_steps());
+  for (SharedResult& r : results) {
+    r.amortized_bytes = r.search_bytes / steps;
+    r.search_bytes /= std::max(1.0, r.rho);
+    for (double* sum : {&r.rho, &r.tokens, &r.recall_k, &r.relative_mass}) *sum /= steps;
+  }
+  return results;
+}
+
 Result<ScanResult> MeasureScan(uint32_t rounds) {
   constexpr uint32_t kDim = 128, kFields = CodeFields(kDim), kHeads = 4;
   constexpr size_t kKeys = size_t{1} << 20, kPieces = 64;  // 2 GiB: a store's many heads
@@ -225,7 +292,7 @@ Result<ScanResult> MeasureScan(uint32_t rounds) {
     const std::byte* at = codes.data() + turn++ % kPieces * piece;
     const double seconds = Seconds([&] {
       for (size_t b = 0; b < CodeBlocks(kKeys); b += kRun) {
-        CodeScan().scan(at + b * CodeBlockBytes(kDim), kRun,
+        CodeScan().scan(at + b * CodeBlockBytes(kDim), nullptr, kRun,
                         {weights.data(), bias.data(), heads, kFields}, out.data(),
                         kRun * kCodeBlockKeys);
       }

@@ -7,6 +7,7 @@
 
 #include "attention/result.h"
 #include "bench/support/head_trace.h"
+#include "runtime/types.h"
 
 namespace prefixd::bench {
 
@@ -34,6 +35,20 @@ struct MeasureOptions {
 // no queries" tuned to a recall of 0.95 by half of the samples.
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options);
+
+// The default index with its sets shared between steps (CIS), over all steps of a head: what a step
+// reads for its share of the searches, and how good the sets then are for the steps that use them.
+struct SharedResult {
+  StepPolicy::Sharing sharing;
+  double rho = 0;              // searches made, of one for each step
+  double search_bytes = 0;     // of a search, of all keys in bf16
+  double amortized_bytes = 0;  // of a step
+  double tokens = 0;           // read by a step, of K
+  double recall_k = 0;         // of each step's own exact Top-K
+  double relative_mass = 0;    // as IndexResult
+};
+Result<std::vector<SharedResult>> MeasureSharedSearches(
+    const HeadTrace& head, std::span<const StepPolicy::Sharing> settings);
 
 // The scan kernel by itself, over codes several times the last-level cache, beside a plain read of
 // the same memory in turn.

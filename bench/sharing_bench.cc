@@ -3,7 +3,6 @@
 // document, half answer questions about it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "bench/sharing_cases.h"
@@ -19,9 +18,6 @@ struct Options {
   double fraction = 0.01;
   std::string json_file;
 };
-
-constexpr double kMostRho = 0.1;
-constexpr uint32_t kLeastBlock = 16;
 
 Status Run(const Options& options) {
   PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
@@ -45,7 +41,6 @@ Status Run(const Options& options) {
               "across", "rho", "tokens/K", "mass", "mass loss", "dropped", "completed",
               "codes read");
   json rows = json::array();
-  double least = std::numeric_limits<double>::infinity();
   json ratios = {{"cis_mass_loss", nullptr}, {"cis_rho", nullptr}};
   for (const SharingResult& r : results) {
     std::printf("%6u %6.2f %9u %7s %7.3f %9.2f %8.4f %9.4f %9.4f %9.4f %10.2f%%\n", r.sharing.block,
@@ -62,12 +57,12 @@ Status Run(const Options& options) {
                     {"error_dropped", r.dropped_error},
                     {"error_completed", r.error},
                     {"scan_bytes", r.scan_bytes}});
-    const bool counts = r.sharing.block >= kLeastBlock && !r.sharing.across && r.rho <= kMostRho;
-    if (!counts || r.mass_loss >= least) continue;
-    least = r.mass_loss;
-    ratios = {{"cis_mass_loss", r.mass_loss}, {"cis_rho", r.rho}, {"bytes_shared", r.scan_bytes}};
   }
-  std::printf("\nleast loss at rho <= %g: %s\n", kMostRho, ratios.dump().c_str());
+  if (const SharingResult* r = LeastLoss(results)) {
+    ratios = {
+        {"cis_mass_loss", r->mass_loss}, {"cis_rho", r->rho}, {"bytes_shared", r->scan_bytes}};
+  }
+  std::printf("\nleast loss at rho <= 0.1: %s\n", ratios.dump().c_str());
   constexpr double kFractions[] = {0.005, 0.01, 0.04};
   PREFIXD_ASSIGN(const auto rules, MeasureRules(trace, kFractions));
   std::printf("\n%8s %6s %8s %11s %9s %9s\n", "rule", "K", "mass", "least head", "dropped",

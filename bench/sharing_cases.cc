@@ -154,7 +154,7 @@ class Head {
 // What one search of the default index reads, of all keys.
 Result<double> CodesBytes(const HeadTrace& head, uint32_t k) {
   const TokenRange all{0, static_cast<uint32_t>(head.view().count)};
-  PREFIXD_ASSIGN(const auto index, index::BuildCodesIndex(head.view(), all, {head.sample_queries}));
+  PREFIXD_ASSIGN(const auto index, index::BuildCodesIndex(head.view(), all));
   index::SearchRequest request;
   request.queries = head.step(0);
   request.group = head.group;
@@ -198,6 +198,17 @@ Result<std::vector<SharingResult>> MeasureSharing(const RetrievalTrace& trace, d
     }
   }
   return results;
+}
+
+const SharingResult* LeastLoss(std::span<const SharingResult> results) {
+  constexpr double kMostRho = 0.1;
+  constexpr uint32_t kLeastBlock = 16;
+  const SharingResult* least = nullptr;
+  for (const SharingResult& r : results) {
+    if (r.sharing.block < kLeastBlock || r.sharing.across || r.rho > kMostRho) continue;
+    if (!least || r.mass_loss < least->mass_loss) least = &r;
+  }
+  return least;
 }
 
 Result<std::vector<RuleResult>> MeasureRules(const RetrievalTrace& trace,

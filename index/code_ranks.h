@@ -4,26 +4,45 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "attention/key_codes.h"
 #include "attention/selection.h"
+#include "index/block_codes.h"
 #include "index/key_index.h"
 
 namespace prefixd::index {
 
-// What the scan of one index left: head g's score of key i, token first_token + i, is
-// mul[g] values[g * ld + i] + add[g], softcapped.
+// The integer score of a key that is not a candidate, though its block was scanned. Below all
+// others.
+inline constexpr int16_t kNoScore = std::numeric_limits<int16_t>::min();
+
+// What the scan of some blocks of one index left: head g's score of the key at place i is
+// mul[g] values[g * ld + i] + add[g], softcapped; or none, where that is kNoScore.
 struct CodeScores {
   const int16_t* values = nullptr;
   size_t ld = 0, n = 0;
-  uint32_t first_token = 0;
   const CodeQueries* queries = nullptr;
   float softcap = 0;
+  std::span<const uint32_t> blocks;  // places [32 j, 32 j + 32) are those of block blocks[j]
+  const BlockCodes* codes = nullptr;
+  uint32_t first_token = 0;
+  std::span<const float> margin;  // [heads]: how far a score by its code may be too low
 
   double OfValue(size_t head, int16_t value) const;
   double Score(size_t head, size_t i) const { return OfValue(head, values[head * ld + i]); }
+  uint32_t Token(size_t i) const {
+    return first_token +
+           codes->key(size_t{blocks[i / kCodeBlockKeys]} * kCodeBlockKeys + i % kCodeBlockKeys);
+  }
+};
+
+// A short list: places of each part, one part's behind another's.
+struct ListedPlaces {
+  std::span<const uint32_t> places;
+  std::vector<size_t> ends;  // of each part's
 };
 
 // The sum of exp(score) over all candidates, for each head: what group rules normalise by (spec
@@ -32,24 +51,29 @@ struct CodeScores {
 class HeadMasses {
  public:
   explicit HeadMasses(size_t heads);
-  // Adds keys [begin, begin + n) of the part, n >= 1.
-  void Add(const CodeScores& part, size_t begin, size_t n);
+  // Adds places [begin, begin + n) of the part, n >= 1, `none` of which have no score.
+  void Add(const CodeScores& part, size_t begin, size_t n, size_t none);
+  // Adds scores of one head; -inf adds nothing.
+  void AddScores(size_t head, std::span<const float> scores);
   // [heads], natural.
   std::vector<double> LogSumExp() const;
   // listed: the short list. exact: [heads][ld], of the short list and of every candidate that has
   // no code, in any order.
-  void Correct(std::span<const CodeScores> parts, std::span<const uint32_t> listed,
+  void Correct(std::span<const CodeScores> parts, const ListedPlaces& listed,
                std::span<const float> exact, size_t ld);
 
  private:
   std::vector<double> shift_, sum_;  // sum_ exp(shift_)
 };
 
-// Into scratch.ids the `count` keys of the best group ranks, ascending as the parts are. Fewer than
-// all keys; of equal ranks at the end those that come first. A sample of all keys tells where the
-// ranks of the best begin; a rank is a function of one integer for each head, so that finding the
-// keys above it is comparing integers, and only these are ranked.
-void ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t count,
-               SearchScratch& scratch);
+// Into scratch.ids the tokens, ascending, of the keys that may be among the `k` best: those whose
+// group rank, each head's score raised by its margin, reaches the k-th best rank as it is. At least
+// k + 1 of them and at most `most`, the best; fewer than all that have scores; of equal ranks at
+// the end those that come first. `range` holds all tokens. What is returned borrows from
+// scratch.found. A sample of all keys tells where the ranks of the best begin; a rank is a function
+// of one integer for each head, so that finding the keys above it is comparing integers, and only
+// these are ranked.
+ListedPlaces ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t k,
+                       uint32_t most, TokenRange range, SearchScratch& scratch);
 
 }  // namespace prefixd::index

@@ -30,39 +30,78 @@ std::vector<TokenRange> Gaps(TokenRange wanted, std::span<const CodePart> parts)
   return gaps;
 }
 
-// Keys whose scores stay in the nearest caches while they are added up.
+// Blocks whose scores stay in the nearest caches while they are added up.
 constexpr size_t kTileBlocks = 4096 / kCodeBlockKeys;
+
+// Keys that fall short of the k-th best by no more than so many deviations of what their codes miss
+// are re-ranked, up to so many times k.
+constexpr float kMargin = 2.2f;
+constexpr uint32_t kLongestShortList = 8;
 
 // One request's part in a pass over the codes.
 struct Scanning {
-  Scanning(const SearchRequest& r, uint32_t list)
-      : request(&r), short_list(list), masses(r.group) {}
+  explicit Scanning(const SearchRequest& r) : request(&r), masses(r.group) {}
   const SearchRequest* request;
-  uint32_t short_list;
-  std::vector<CodeQueries> queries;  // of each part
-  std::vector<CodeScores> scores;    // likewise; borrow from `queries` and the pass's buffer
+  size_t longest = 0;                // of short lists
+  std::vector<BlockChoice> choices;  // of each part
+  std::vector<CodeScores> scores;    // likewise; borrow from `choices` and the pass's buffer
+  std::vector<size_t> done;          // chosen blocks of each part that are scored
   HeadMasses masses;
 };
 
-// What becomes of `request` in a scan of `parts`, but for the scores themselves.
-Result<Scanning> Prepare(const SearchRequest& request, uint32_t short_list,
-                         std::span<const CodePart> parts) {
-  Scanning scanning(request, short_list);
+// What of `parts` a scan for `request` looks at.
+Result<Scanning> Prepare(const SearchRequest& request, std::span<const CodePart> parts,
+                         float effort) {
+  Scanning scanning(request);
+  size_t inside = 0;
   for (const CodePart& part : parts) {
-    scanning.queries.push_back(
-        PrepareCodeQueries(*part.book, request.queries, request.group, request.layer.scale));
-    const CodeQueries& q = scanning.queries.back();
-    for (uint32_t g = 0; g < request.group; ++g) {
-      if (!std::isfinite(q.mul[g]) || !std::isfinite(q.add[g])) {
-        return InvalidArgument("search: scores overflow although queries and keys are finite");
-      }
-    }
-    const size_t first = (part.used.begin - part.first_token) / kCodeBlockKeys;
-    const size_t ld = (CodeBlocks(part.used.end - part.first_token) - first) * kCodeBlockKeys;
-    scanning.scores.push_back(
-        {nullptr, ld, part.used.size(), part.used.begin, nullptr, request.layer.softcap});
+    inside += part.used.size();
+    BlockChoice& choice = scanning.choices.emplace_back();
+    PREFIXD_ASSIGN(choice.queries, PrepareBlockQueries(*part.book, request.queries, request.group,
+                                                       request.layer.scale));
+    for (float& error : choice.queries.error) error *= kMargin * std::max(1.0f, effort);
   }
+  scanning.longest = std::min(size_t{kLongestShortList} * request.k + 1, inside / 2);
+  SearchScratch own;
+  SearchScratch& scratch = request.scratch ? *request.scratch : own;
+  // Who asks for all scores gets them.
+  ChooseBlocks(request, parts, request.scores ? 1 : std::min(1.0f, effort),
+               size_t{kShortListFactor} * request.k + 2, scanning.choices, scanning.masses,
+               scratch);
+  scanning.done.assign(parts.size(), 0);
   return scanning;
+}
+
+// Marks what is scanned of a block but not searched; returns how many keys that are.
+size_t Mask(const CodePart& part, uint32_t block, uint32_t heads, int16_t* out, size_t ld) {
+  size_t none = 0;
+  for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {
+    if (part.uses(size_t{block} * kCodeBlockKeys + j)) continue;
+    for (uint32_t g = 0; g < heads; ++g) out[g * ld + j] = kNoScore;
+    ++none;
+  }
+  return none;
+}
+
+// Scores what `scanning` has chosen of part p's blocks before `end`, `out` being its values.
+void ScanTile(const CodePart& part, size_t p, size_t end, Scanning& scanning, int16_t* out) {
+  const BlockChoice& choice = scanning.choices[p];
+  const CodeScores& of_part = scanning.scores[p];
+  const CodeQueries& q = choice.queries.keys;
+  const uint32_t heads = q.heads;
+  const size_t begin = scanning.done[p];
+  size_t& done = scanning.done[p];
+  while (done < choice.chosen.size() && choice.chosen[done] < end) ++done;
+  if (done == begin) return;
+  CodeScan().scan(part.codes.codes, choice.chosen.data() + begin, done - begin,
+                  {q.weights.data(), choice.bias.data() + begin * heads, heads, q.fields, heads},
+                  out + begin * kCodeBlockKeys, of_part.ld);
+  size_t none = 0;
+  for (size_t j = begin; j < done; ++j) {
+    if (choice.some[j] == kCodeBlockKeys) continue;
+    none += Mask(part, choice.chosen[j], heads, out + j * kCodeBlockKeys, of_part.ld);
+  }
+  scanning.masses.Add(of_part, begin * kCodeBlockKeys, (done - begin) * kCodeBlockKeys, none);
 }
 
 // One pass over the codes of all parts, for all of `pass`: a tile is scored for one after the
@@ -70,38 +109,50 @@ Result<Scanning> Prepare(const SearchRequest& request, uint32_t short_list,
 void Scan(std::span<const CodePart> parts, std::span<Scanning> pass, std::vector<int16_t>& values) {
   size_t total = 0;
   for (const Scanning& scanning : pass) {
-    for (const CodeScores& of_part : scanning.scores) {
-      total += of_part.ld * scanning.request->group;
+    for (const BlockChoice& choice : scanning.choices) {
+      total += choice.chosen.size() * kCodeBlockKeys * scanning.request->group;
     }
   }
   if (values.size() < total) values.resize(total);
   int16_t* out = values.data();
+  std::vector<int16_t*> of_scan(pass.size());
   for (size_t p = 0; p < parts.size(); ++p) {
-    const CodePart& part = parts[p];
-    const size_t offset = part.used.begin - part.first_token, block = offset / kCodeBlockKeys;
-    const size_t skipped = offset % kCodeBlockKeys;  // of the first block
-    for (Scanning& scanning : pass) {
-      CodeScores& of_part = scanning.scores[p];
-      of_part.values = out + skipped;
-      of_part.queries = &scanning.queries[p];
-      out += of_part.ld * scanning.request->group;
+    for (size_t i = 0; i < pass.size(); ++i) {
+      Scanning& scanning = pass[i];
+      const BlockChoice& choice = scanning.choices[p];
+      const size_t ld = choice.chosen.size() * kCodeBlockKeys;
+      scanning.scores.push_back({out, ld, ld, &choice.queries.keys, scanning.request->layer.softcap,
+                                 choice.chosen, &parts[p].codes, parts[p].first_token,
+                                 choice.queries.error});
+      of_scan[i] = out;
+      out += ld * scanning.request->group;
     }
-    const size_t blocks = pass.front().scores[p].ld / kCodeBlockKeys;
-    for (size_t b = 0, done = 0; b < blocks; b += kTileBlocks) {
-      const size_t some = std::min(kTileBlocks, blocks - b);
-      const std::byte* tile = part.codes.data() + (block + b) * CodeBlockBytes(part.book->key_dim);
-      const size_t end = std::min<size_t>((b + some) * kCodeBlockKeys - skipped, part.used.size());
-      for (Scanning& scanning : pass) {
-        const CodeScores& of_part = scanning.scores[p];
-        const CodeQueries& q = scanning.queries[p];
-        int16_t* tile_out = values.data() + (of_part.values - values.data()) - skipped;
-        CodeScan().scan(tile, some, {q.weights.data(), q.bias.data(), q.heads, q.fields},
-                        tile_out + b * kCodeBlockKeys, of_part.ld);
-        scanning.masses.Add(of_part, done, end - done);
+    const size_t end = parts[p].end_block();
+    for (size_t b = parts[p].first_block(); b < end; b += kTileBlocks) {
+      for (size_t i = 0; i < pass.size(); ++i) {
+        ScanTile(parts[p], p, std::min(b + kTileBlocks, end), pass[i], of_scan[i]);
       }
-      done = end;
     }
   }
+}
+
+// Of codes, means and books, what a pass reads.
+uint64_t BytesOf(std::span<const CodePart> parts, std::span<const Scanning> pass) {
+  uint64_t bytes = 0;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const CodePart& part = parts[p];
+    const size_t first = part.first_block();
+    std::vector<bool> any(part.end_block() - first);
+    for (const Scanning& scanning : pass) {
+      for (const uint32_t b : scanning.choices[p].chosen) any[b - first] = true;
+    }
+    const size_t block_bytes = CodeBlockBytes(part.book->keys.key_dim);
+    bytes += part.book->bytes() +
+             static_cast<size_t>(std::count(any.begin(), any.end(), true)) * block_bytes +
+             (part.end_window() - part.first_window()) *
+                 (block_bytes + kWindowBlocks * sizeof(uint16_t));
+  }
+  return bytes;
 }
 
 // Every candidate's score as the search saw it: by its code, or exact.
@@ -113,8 +164,10 @@ void AllScores(const SearchRequest& request, std::span<const CodeScores> parts,
   for (uint32_t g = 0; g < request.group; ++g) {
     float* out = request.scores->data() + g * n;
     for (const CodeScores& part : parts) {
-      float* of_part = out + (part.first_token - request.candidates.begin);
-      for (size_t i = 0; i < part.n; ++i) of_part[i] = static_cast<float>(part.Score(g, i));
+      for (size_t i = 0; i < part.n; ++i) {
+        if (part.values[g * part.ld + i] == kNoScore) continue;
+        out[part.Token(i) - request.candidates.begin] = static_cast<float>(part.Score(g, i));
+      }
     }
     for (size_t j = 0; j < ids.size(); ++j) {
       out[ids[j] - request.candidates.begin] = exact[g * ids.size() + j];
@@ -145,7 +198,8 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
   HeadMasses& masses = scanning.masses;
   SearchScratch own;
   SearchScratch& scratch = request.scratch ? *request.scratch : own;
-  ShortList(scores, masses, scanning.short_list, scratch);
+  const ListedPlaces places = ShortList(scores, masses, request.k,
+                                        static_cast<uint32_t>(scanning.longest), wanted, scratch);
 
   // Appended tokens, and others without codes, exactly.
   const std::vector<TokenRange> gaps = Gaps(wanted, parts);
@@ -165,7 +219,7 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
   // Last, so that scratch keeps these keys.
   PREFIXD_TRY(ScoreTokens(request, std::span<const uint32_t>(ids).first(listed), exact, n));
   const auto truth = std::span<const float>(exact).first(request.group * n);
-  masses.Correct(scores, std::span<const uint32_t>(ids).first(listed), truth, n);
+  masses.Correct(scores, places, truth, n);
 
   if (request.scores) AllScores(request, scores, ids, truth);
 
@@ -175,8 +229,12 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
   for (uint32_t& id : selection.ids) id = ids[id];
   std::sort(selection.ids.begin(), selection.ids.end());
   if (request.selected_keys && gaps.empty()) KeepSelectedKeys(request, ids, selection.ids);
-  selection.keys_scanned = wanted.size();
-  selection.bytes_scanned = n * request.keys.shape.key_bytes() + code_bytes;
+  selection.keys_scanned = n - listed;
+  for (const BlockChoice& choice : scanning.choices) {
+    for (const uint16_t keys : choice.some) selection.keys_scanned += keys;
+  }
+  selection.bytes_scanned =
+      n * request.keys.shape.key_bytes() + listed * sizeof(uint16_t) + code_bytes;
   return selection;
 }
 
@@ -184,9 +242,10 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
 Result<std::vector<CodePart>> PartsIn(const SearchRequest& request, std::span<const CodePart> all) {
   std::vector<CodePart> parts;
   for (CodePart part : all) {
-    if (request.keys.shape.key_dim != part.book->key_dim) {
+    if (request.keys.shape.key_dim != part.book->keys.key_dim) {
       return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
-                             " dimensions in an index over " + std::to_string(part.book->key_dim));
+                             " dimensions in an index over " +
+                             std::to_string(part.book->keys.key_dim));
     }
     part.used = Common(part.used, request.candidates);
     if (part.used.size() > 0) parts.push_back(part);
@@ -194,9 +253,9 @@ Result<std::vector<CodePart>> PartsIn(const SearchRequest& request, std::span<co
   return parts;
 }
 
-// `pass`: of requests with equal candidates, by short list. Leaves their selections.
+// `pass`: of requests with equal candidates. Leaves their selections.
 void SearchPass(std::span<const SearchRequest> requests, std::span<const size_t> pass,
-                std::span<const CodePart> all, std::span<const uint32_t> short_lists,
+                std::span<const CodePart> all, float effort,
                 std::span<Result<Selection>> selections) {
   const SearchRequest& first = requests[pass.front()];
   const std::vector<CodePart> parts = *PartsIn(first, all);  // checked before
@@ -204,7 +263,7 @@ void SearchPass(std::span<const SearchRequest> requests, std::span<const size_t>
   std::vector<size_t> of_scan;
   scans.reserve(pass.size());
   for (const size_t r : pass) {
-    auto prepared = Prepare(requests[r], short_lists[r], parts);
+    auto prepared = Prepare(requests[r], parts, effort);
     if (!prepared.ok()) {
       selections[r] = std::move(prepared).error();
       continue;
@@ -215,11 +274,7 @@ void SearchPass(std::span<const SearchRequest> requests, std::span<const size_t>
   if (scans.empty()) return;
   std::vector<int16_t> own;
   Scan(parts, scans, first.scratch ? first.scratch->code_scores : own);
-  uint64_t bytes = 0;
-  for (size_t p = 0; p < parts.size(); ++p) {
-    bytes += scans.front().scores[p].ld * CodeBytesPerKey(parts[p].book->key_dim) +
-             parts[p].book->bytes();
-  }
+  const uint64_t bytes = BytesOf(parts, scans);
   for (size_t i = 0; i < scans.size(); ++i) {
     selections[of_scan[i]] = Finish(scans[i], parts, ShareOf(bytes, scans.size(), i));
   }
@@ -231,7 +286,6 @@ std::vector<Result<Selection>> SearchCodes(std::span<const SearchRequest> reques
                                            std::span<const CodePart> all, float effort) {
   std::vector<Result<Selection>> selections;
   std::vector<size_t> by_codes, by_keys;
-  std::vector<uint32_t> short_lists(requests.size());
   for (size_t r = 0; r < requests.size(); ++r) {
     const SearchRequest& request = requests[r];
     selections.emplace_back(Selection{});
@@ -248,20 +302,19 @@ std::vector<Result<Selection>> SearchCodes(std::span<const SearchRequest> reques
     if (request.selected_keys) request.selected_keys->clear();
     size_t inside = 0;
     for (const CodePart& part : *parts) inside += part.used.size();
-    const auto short_list = static_cast<uint64_t>(std::ceil(double{effort} * request.k)) + 1;
+    const uint64_t usual = uint64_t{kShortListFactor} * request.k + 1;
     if (request.k >= request.candidates.size()) {
       selections[r] = SelectAll(request);
-    } else if (inside < kMinCodeKeys || short_list >= inside / 2) {
+    } else if (inside < kMinCodeKeys || usual >= inside / 2) {
       // Reading the short list's keys would cost as much as reading all of them.
       by_keys.push_back(r);
     } else {
-      short_lists[r] = static_cast<uint32_t>(short_list);
       by_codes.push_back(r);
     }
   }
   SearchExactly(requests, by_keys, selections);
   for (const auto& pass : Passes(requests, by_codes, sizeof(int16_t))) {
-    SearchPass(requests, pass, all, short_lists, selections);
+    SearchPass(requests, pass, all, effort, selections);
   }
   return selections;
 }

@@ -1,45 +1,28 @@
-// How keys become compact codes (attention/key_codes.h): which directions of key space get how many
-// digits, and where their steps lie.
+// How keys become compact codes in blocks (block_codes.h): which keys share a block, which
+// directions of key space get how many digits, and where their steps lie.
 //
-// What matters is the error of scores, E (q.(k - k^))^2, not of keys. So keys are turned into a
-// space in which the second moment of the queries is round (A = Sq^1/2; spec: queries are not
-// distributed like keys), rotated to the principal axes of their own covariance there, and bits go
-// to axes by reverse water-filling: each two-bit digit where it takes most error away. Each axis
-// has a uniform quantiser, fitted by least squares.
+// Keys are put into blocks of those that lie close, and rotated to the principal axes of their
+// covariance around their blocks' means; bits go to axes by reverse water-filling: each two-bit
+// digit where it takes most error away. Each axis has a uniform quantiser, fitted by least squares.
+// Means are coded first, along the same axes; what their codes miss is left to the keys' codes.
 //
-// Thread-safety: pure functions; a KeyEncoder is immutable once made.
+// Thread-safety: pure functions.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
-#include "attention/key_codes.h"
 #include "attention/kv_shape.h"
 #include "attention/result.h"
+#include "index/block_codes.h"
+#include "index/code_blocks.h"
 
 namespace prefixd::index {
 
-class KeyEncoder {
- public:
-  // keys: at least one; a few thousand of them, spread over all, are looked at.
-  // queries: [n][key_dim], a sample of the group's; empty: errors of keys count alike in all
-  // directions. kInvalidArgument: NaN or Inf in either (the message names the row).
-  static Result<KeyEncoder> Train(const RowsView& keys, std::span<const float> queries);
-
-  const CodeBook& book() const { return book_; }
-  // Codes of all `keys`, in blocks: CodeBlocks(n) * CodeBlockBytes(key_dim) bytes, zeroed by the
-  // caller. kInvalidArgument names the row whose key is not finite.
-  Status Encode(const RowsView& keys, std::span<std::byte> codes) const;
-
- private:
-  KeyEncoder() = default;
-
-  CodeBook book_;
-  std::vector<float> axes_;     // [components][key_dim]: coordinate of k is axis.k ...
-  std::vector<float> offset_;   // [components]: ... minus this
-  std::vector<float> inverse_;  // [components], 1 / step
+struct EncodedKeys {
+  BlockCodeBook book;
+  CodeMemory arrays;  // BlockLayout(key_dim, n)
 };
+
+// keys: at least one; a few thousand of them, spread over all, decide the directions.
+// kInvalidArgument: NaN or Inf, or numbers beyond 1e17 (the message names the row). bad_alloc.
+Result<EncodedKeys> EncodeKeys(const RowsView& keys);
 
 }  // namespace prefixd::index

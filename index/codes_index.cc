@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/key_codes.h"
+#include "index/block_codes.h"
 #include "index/code_blocks.h"
 #include "index/code_search.h"
 #include "index/code_training.h"
@@ -17,17 +17,21 @@ namespace {
 
 class CodesIndex final : public KeyIndex {
  public:
-  CodesIndex(CodeBook book, CodeMemory codes, TokenRange covered)
-      : book_(std::move(book)), codes_(std::move(codes)), covered_(covered) {}
+  CodesIndex(BlockCodeBook book, CodeMemory arrays, TokenRange covered)
+      : book_(std::move(book)),
+        arrays_(std::move(arrays)),
+        codes_(book_.keys.key_dim, covered.size(), arrays_.bytes()),
+        covered_(covered) {}
 
   IndexKind kind() const override { return IndexKind::kCodes; }
   TokenRange covered() const override { return covered_; }
-  size_t memory_bytes() const override { return book_.bytes() + codes_.bytes().size(); }
+  size_t memory_bytes() const override { return book_.bytes() + arrays_.bytes().size(); }
   float effort() const override { return effort_; }
-  std::vector<float> efforts() const override { return {float{kShortListFactor}, 4, 5, 6.5f, 8}; }
+  std::vector<float> efforts() const override { return {0.5f, 0.65f, 0.8f, 1, 1.25f, 1.6f}; }
   Status SetEffort(float effort) override {
-    if (!(effort >= 1 && effort <= 64)) {
-      return InvalidArgument("codes re-rank 1 to 64 times as many keys as they return");
+    if (!(effort > 0 && effort <= 20)) {
+      return InvalidArgument(
+          "codes scan a fraction of their blocks, or all and up to 20 times the short list");
     }
     effort_ = effort;
     return {};
@@ -41,15 +45,16 @@ class CodesIndex final : public KeyIndex {
     return SearchCodes(requests, {&part, 1}, effort_);
   }
   Result<std::vector<std::byte>> Serialize() const override {
-    return SerializeCodes(book_, covered_, codes_.bytes());
+    return SerializeCodes(book_, covered_, arrays_.bytes());
   }
-  CodePart PartOf(TokenRange used) const { return {&book_, codes_.bytes(), covered_.begin, used}; }
+  CodePart PartOf(TokenRange used) const { return {&book_, codes_, covered_.begin, used}; }
 
  private:
-  CodeBook book_;
-  CodeMemory codes_;
+  BlockCodeBook book_;
+  CodeMemory arrays_;
+  BlockCodes codes_;
   TokenRange covered_;
-  float effort_ = kShortListFactor;
+  float effort_ = 1;
 };
 
 class JoinedCodes final : public KeyIndex {
@@ -68,7 +73,7 @@ class JoinedCodes final : public KeyIndex {
   }
   // That of its parts which asks for most.
   float effort() const override {
-    float most = 1;
+    float most = 0;
     for (const auto& index : indexes_) most = std::max(most, index->effort());
     return most;
   }
@@ -94,8 +99,7 @@ class JoinedCodes final : public KeyIndex {
 
 }  // namespace
 
-Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered,
-                                                  const CodesOptions& options) {
+Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered) {
   if (covered.begin > covered.end || keys.count != covered.size()) {
     return InvalidArgument("an index over tokens [" + std::to_string(covered.begin) + ", " +
                            std::to_string(covered.end) + ") was given " +
@@ -110,11 +114,9 @@ Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRan
     return InvalidArgument("an index needs keys: data, dimensions and a stride of a key or more");
   }
   try {
-    PREFIXD_ASSIGN(const KeyEncoder encoder, KeyEncoder::Train(keys, options.queries));
-    CodeMemory codes(CodeBlocks(keys.count) * CodeBlockBytes(keys.shape.key_dim));
-    PREFIXD_TRY(encoder.Encode(keys, codes.bytes()));
+    PREFIXD_ASSIGN(EncodedKeys encoded, EncodeKeys(keys));
     return std::unique_ptr<KeyIndex>(
-        std::make_unique<CodesIndex>(encoder.book(), std::move(codes), covered));
+        std::make_unique<CodesIndex>(std::move(encoded.book), std::move(encoded.arrays), covered));
   } catch (const std::bad_alloc&) {
     return Error{Code::kResourceExhausted, "not enough memory to build codes"};
   }
@@ -143,10 +145,15 @@ Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts)
 Result<std::unique_ptr<KeyIndex>> LoadCodesIndex(const OpenedEnvelope& opened) {
   PREFIXD_ASSIGN(StoredCodes stored, ParseCodes(opened));
   try {
-    CodeMemory codes(stored.codes.size());
-    std::copy(stored.codes.begin(), stored.codes.end(), codes.bytes().begin());
+    CodeMemory arrays(stored.arrays.size());
+    std::copy(stored.arrays.begin(), stored.arrays.end(), arrays.bytes().begin());
+    const BlockCodes codes(stored.book.keys.key_dim, opened.fields.covered.size(), arrays.bytes());
+    if (const Status valid = codes.Validate(); !valid.ok()) {
+      return Error{Code::kCorrupt,
+                   "stored codes: " + valid.error().message + "; rebuild the index"};
+    }
     return std::unique_ptr<KeyIndex>(std::make_unique<CodesIndex>(
-        std::move(stored.book), std::move(codes), opened.fields.covered));
+        std::move(stored.book), std::move(arrays), opened.fields.covered));
   } catch (const std::bad_alloc&) {
     return Error{Code::kResourceExhausted, "not enough memory for codes"};
   }

@@ -31,8 +31,11 @@ Result<IndexKind> IndexFromName(std::string_view name);
 // warms up. One search at a time.
 struct SearchScratch {
   std::vector<int16_t> code_scores;
+  std::vector<int16_t> block_means;
+  std::vector<float> block_masses, block_ranks;
   std::vector<float> ranks, scores;
   std::vector<uint32_t> ids, found;
+  std::vector<uint64_t> marks;
   std::vector<std::byte> keys;
 };
 
@@ -65,9 +68,9 @@ class KeyIndex {
   // Tokens covered, as positions; candidates outside are searched exactly (appended tokens).
   virtual TokenRange covered() const = 0;
   virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
-  // How much a search looks at, in the index's own measure: IVF the fraction of lists it probes;
-  // codes the short list, HNSW its beam, pages their tokens, in multiples of k. Exact search has
-  // but one.
+  // How much a search looks at, in the index's own measure: IVF the fraction of lists that it
+  // probes, codes that of blocks; HNSW its beam, pages their tokens, in multiples of k. Exact
+  // search has but one.
   virtual float effort() const { return 1; }
   // What tuning (tuning.h) tries, least first.
   virtual std::vector<float> efforts() const { return {1}; }
@@ -146,19 +149,15 @@ Result<std::unique_ptr<KeyIndex>> BuildPagesIndex(const RowsView& keys, TokenRan
 // Fewer keys than this are scanned exactly as fast.
 inline constexpr uint32_t kMinCodeKeys = 1024;
 
-struct CodesOptions {
-  // [n][key_dim], a sample of the queries of the head's group, which say in which directions errors
-  // matter. May be empty. Read during the call only.
-  std::span<const float> queries;
-};
-// A flat scan over compact codes (attention/key_codes.h), a quarter of a byte a key dimension; the
-// kShortListFactor k (or effort() k) best by codes are re-ranked with their exact keys. Approximate
-// cuts, except where so few candidates lie inside covered() that they are searched exactly;
-// candidates outside always are.
+// Compact codes (index/block_codes.h), a quarter of a byte a key dimension: keys that are alike
+// share a block; of the blocks, effort() says what part is scanned, the best by their means and
+// spreads; the kShortListFactor k best by their codes are re-ranked with their exact keys. An
+// effort above 1 scans all blocks and makes the short list so many times longer. Approximate cuts,
+// except where so few candidates lie inside covered() that they are searched exactly; candidates
+// outside always are.
 //   keys: row i is token covered.begin + i; read during the call only.
-// kInvalidArgument: NaN or Inf keys or queries; fewer than kMinCodeKeys keys (use MakeExactIndex).
-Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered,
-                                                  const CodesOptions& options);
+// kInvalidArgument: NaN or Inf keys; fewer than kMinCodeKeys keys (use MakeExactIndex).
+Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered);
 inline constexpr uint32_t kShortListFactor = 3;
 
 // An index of codes and which of its tokens belong to the prefix that is searched.

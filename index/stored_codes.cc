@@ -9,7 +9,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kMaxKeyDim = 1024;  // of KvGeometry
 constexpr size_t kHeaderBytes = 2 * sizeof(uint32_t), kAlignment = 64;
 
@@ -17,37 +17,51 @@ constexpr size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // Where the parts of the payload begin.
 struct Layout {
-  size_t centre, directions, codes, end;
+  size_t centre, ratios, variances, directions, arrays, end;
   Layout(uint32_t key_dim, size_t components, size_t n_keys)
-      : centre(RoundUp(kHeaderBytes + components, sizeof(float))),
-        directions(centre + key_dim * sizeof(float)),
-        codes(RoundUp(directions + components * key_dim * sizeof(uint16_t), kAlignment)),
-        end(codes + CodeBlocks(n_keys) * CodeBlockBytes(key_dim)) {}
+      : centre(RoundUp(kHeaderBytes + 2 * components, sizeof(float))),
+        ratios(centre + key_dim * sizeof(float)),
+        variances(ratios + components * sizeof(float)),
+        directions(variances + components * sizeof(float)),
+        arrays(RoundUp(directions + components * key_dim * sizeof(uint16_t), kAlignment)),
+        end(arrays + BlockLayout(key_dim, n_keys).end) {}
 };
 
 bool AllZero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
+template <typename T>
+void Put(std::span<std::byte> payload, size_t at, const std::vector<T>& from) {
+  if (!from.empty()) std::memcpy(payload.data() + at, from.data(), from.size() * sizeof(T));
+}
+// Returns where it ends.
+template <typename T>
+size_t Get(std::span<const std::byte> payload, size_t at, size_t n, std::vector<T>& to) {
+  to.resize(n);
+  if (n > 0) std::memcpy(to.data(), payload.data() + at, n * sizeof(T));
+  return at + n * sizeof(T);
+}
+
 }  // namespace
 
-std::vector<std::byte> SerializeCodes(const CodeBook& book, TokenRange covered,
-                                      std::span<const std::byte> codes) {
-  const Layout layout(book.key_dim, book.components(), covered.size());
+std::vector<std::byte> SerializeCodes(const BlockCodeBook& book, TokenRange covered,
+                                      std::span<const std::byte> arrays) {
+  const CodeBook& keys = book.keys;
+  const Layout layout(keys.key_dim, keys.components(), covered.size());
   std::vector<std::byte> payload(layout.end);
-  const uint32_t header[2] = {kVersion, static_cast<uint32_t>(book.components())};
-  const auto put = [&](size_t at, const void* from, size_t bytes) {
-    if (bytes > 0) std::memcpy(payload.data() + at, from, bytes);
-  };
-  put(0, header, sizeof header);
-  put(kHeaderBytes, book.digits.data(), book.digits.size());
-  put(layout.centre, book.centre.data(), book.centre.size() * sizeof(float));
-  put(layout.directions, book.directions.data(), book.directions.size() * sizeof(uint16_t));
-  put(layout.codes, codes.data(), codes.size());
+  Put(payload, 0, std::vector<uint32_t>{kVersion, static_cast<uint32_t>(keys.components())});
+  Put(payload, kHeaderBytes, keys.digits);
+  Put(payload, kHeaderBytes + keys.components(), book.mean_digits);
+  Put(payload, layout.centre, keys.centre);
+  Put(payload, layout.ratios, book.mean_ratios);
+  Put(payload, layout.variances, book.variances);
+  Put(payload, layout.directions, keys.directions);
+  std::copy(arrays.begin(), arrays.end(), payload.begin() + ptrdiff_t(layout.arrays));
   Envelope fields;
   fields.kind = static_cast<uint32_t>(IndexKind::kCodes);
   fields.covered = covered;
-  fields.key_dim = book.key_dim;
+  fields.key_dim = keys.key_dim;
   return Seal(fields, payload);
 }
 
@@ -76,26 +90,23 @@ Result<StoredCodes> ParseCodes(const OpenedEnvelope& opened) {
                    " are needed");
   }
   StoredCodes out;
-  out.book.key_dim = fields.key_dim;
-  out.book.digits.resize(components);
-  out.book.centre.resize(fields.key_dim);
-  out.book.directions.resize(size_t{components} * fields.key_dim);
-  const auto get = [&](size_t at, void* to, size_t bytes) {
-    if (bytes > 0) std::memcpy(to, payload.data() + at, bytes);
-    return at + bytes;
-  };
-  const size_t digits_end = get(kHeaderBytes, out.book.digits.data(), components);
-  get(layout.centre, out.book.centre.data(), out.book.centre.size() * sizeof(float));
-  const size_t directions_end = get(layout.directions, out.book.directions.data(),
-                                    out.book.directions.size() * sizeof(uint16_t));
+  CodeBook& keys = out.book.keys;
+  keys.key_dim = fields.key_dim;
+  const size_t digits_end = Get(payload, Get(payload, kHeaderBytes, components, keys.digits),
+                                components, out.book.mean_digits);
+  Get(payload, layout.centre, fields.key_dim, keys.centre);
+  Get(payload, layout.ratios, components, out.book.mean_ratios);
+  Get(payload, layout.variances, components, out.book.variances);
+  const size_t directions_end =
+      Get(payload, layout.directions, size_t{components} * fields.key_dim, keys.directions);
   if (!AllZero(payload.subspan(digits_end, layout.centre - digits_end)) ||
-      !AllZero(payload.subspan(directions_end, layout.codes - directions_end))) {
+      !AllZero(payload.subspan(directions_end, layout.arrays - directions_end))) {
     return corrupt("padding is set");
   }
   if (const Status valid = out.book.Validate(); !valid.ok()) {
     return corrupt(valid.error().message);
   }
-  out.codes = payload.subspan(layout.codes);
+  out.arrays = payload.subspan(layout.arrays);
   return out;
 }
 

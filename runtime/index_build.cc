@@ -101,7 +101,7 @@ class IndexBuilder {
     const RowsView keys{bytes.data(), covered_.size(), key.bytes(), key};
     const Halves queries = HalvesOf(samples_, geometry_, layer, kv_head);
     if (!built) {
-      auto fresh = Build(keys, queries.tune.q);
+      auto fresh = Build(keys);
       // Keys that it does not take: the head is searched exactly.
       if (!fresh.ok() && fresh.error().code == Code::kInvalidArgument) {
         return std::optional<IndexRecall>();
@@ -134,11 +134,10 @@ class IndexBuilder {
   }
 
  private:
-  Result<std::unique_ptr<index::KeyIndex>> Build(const RowsView& keys,
-                                                 std::span<const float> queries) const {
+  Result<std::unique_ptr<index::KeyIndex>> Build(const RowsView& keys) const {
     switch (kind_) {
       case IndexKind::kCodes:
-        return index::BuildCodesIndex(keys, covered_, {queries});
+        return index::BuildCodesIndex(keys, covered_);
       case IndexKind::kIvf:
         return index::BuildIvfIndex(keys, covered_, {});
       case IndexKind::kHnsw:

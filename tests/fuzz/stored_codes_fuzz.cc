@@ -1,7 +1,12 @@
 // Stored compact codes, behind an envelope whose checksum is right.
 #include "index/stored_codes.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "attention/code_scan.h"
+#include "index/block_choice.h"
+#include "index/code_blocks.h"
 #include "index/key_index.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -15,16 +20,35 @@ void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
   FUZZ_EXPECT(opened.ok());
   const auto stored = index::ParseCodes(*opened);
   if (!stored.ok()) return;
-  FUZZ_EXPECT(index::SerializeCodes(stored->book, fields.covered, stored->codes) == sealed);
-  const uint32_t dim = stored->book.key_dim;
+  FUZZ_EXPECT(index::SerializeCodes(stored->book, fields.covered, stored->arrays) == sealed);
+  const uint32_t n = fields.covered.size(), dim = stored->book.keys.key_dim;
+  // As an index keeps them: aligned.
+  index::CodeMemory arrays(stored->arrays.size());
+  std::copy(stored->arrays.begin(), stored->arrays.end(), arrays.bytes().begin());
+  const index::BlockCodes codes(dim, n, arrays.bytes());
+  if (!codes.Validate().ok()) return;
   std::vector<float> query(dim, 0.5f), decoded(dim);
-  const CodeQueries queries = PrepareCodeQueries(stored->book, query, 1, 1);
-  const size_t blocks = CodeBlocks(fields.covered.size());
-  std::vector<int16_t> out(blocks * kCodeBlockKeys);
-  CodeScan().scan(stored->codes.data(), blocks,
-                  {queries.weights.data(), queries.bias.data(), 1, queries.fields}, out.data(),
-                  out.size());
-  DecodeKey(stored->book, stored->codes, fields.covered.size() - 1, decoded);
+  std::vector<bool> seen(n);
+  for (size_t place = 0; place < n; ++place) {
+    const uint32_t key = codes.key(place);
+    FUZZ_EXPECT(key < n && !seen[key]);
+    seen[key] = true;
+  }
+  index::DecodeBlockKey(stored->book, codes, n - 1, decoded);
+  const auto queries = index::PrepareBlockQueries(stored->book, query, 1, 1);
+  if (!queries.ok()) return;
+  std::vector<int16_t> means(codes.layout.n_windows * kCodeBlockKeys), out(kCodeBlockKeys);
+  const CodeQueries& of_means = queries->means;
+  CodeScan().scan(codes.means, nullptr, codes.layout.n_windows,
+                  {of_means.weights.data(), of_means.bias.data(), 1, of_means.fields}, means.data(),
+                  means.size());
+  const CodeQueries& of_keys = queries->keys;
+  for (uint32_t b = 0; b < codes.layout.n_blocks; ++b) {
+    const int32_t bias = of_keys.bias[0] + queries->BlockBias(0, means[b]);
+    CodeScan().scan(codes.codes, &b, 1, {of_keys.weights.data(), &bias, 1, of_keys.fields, 1},
+                    out.data(), out.size());
+    for (const int16_t v : out) FUZZ_EXPECT(v > index::kNoScore);
+  }
 }
 
 }  // namespace
@@ -38,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   index::Envelope fields;
   fields.kind = static_cast<uint32_t>(index::IndexKind::kCodes);
   fields.covered.begin = Whole<uint8_t>(in);
-  fields.covered.end = fields.covered.begin + Whole<uint8_t>(in);
+  fields.covered.end = fields.covered.begin + Whole<uint16_t>(in) % 2100;
   fields.key_dim = Whole<uint8_t>(in) % 40;
   if (!built) {
     const Bytes payload = Rest(in);
@@ -47,20 +71,30 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   // What a builder would write, then damaged.
   if (fields.key_dim == 0 || fields.covered.size() == 0) return 0;
-  CodeBook book;
-  book.key_dim = fields.key_dim;
-  for (uint32_t d = 0; d < book.key_dim; ++d) book.centre.push_back(float(Whole<int8_t>(in)));
-  const uint32_t components = Whole<uint8_t>(in) % (book.key_dim + 1);
+  index::BlockCodeBook book;
+  CodeBook& keys = book.keys;
+  keys.key_dim = fields.key_dim;
+  for (uint32_t d = 0; d < keys.key_dim; ++d) keys.centre.push_back(float(Whole<int8_t>(in)));
+  const uint32_t components = Whole<uint8_t>(in) % (keys.key_dim + 1);
   for (uint32_t i = 0; i < components; ++i) {
-    book.digits.push_back(1);
-    for (uint32_t d = 0; d < book.key_dim; ++d) {
-      book.directions.push_back(FloatToBf16(float(Whole<int8_t>(in)) / 16));
+    keys.digits.push_back(Whole<uint8_t>(in) % 2);
+    book.mean_digits.push_back(Whole<uint8_t>(in) % 2);
+    book.mean_ratios.push_back(float(Whole<uint8_t>(in)) / 16);
+    book.variances.push_back(float(Whole<uint8_t>(in)));
+    for (uint32_t d = 0; d < keys.key_dim; ++d) {
+      keys.directions.push_back(FloatToBf16(float(Whole<int8_t>(in)) / 16));
     }
   }
-  std::vector<std::byte> codes(CodeBlocks(fields.covered.size()) * CodeBlockBytes(book.key_dim));
-  const auto filling = in.ConsumeBytes<uint8_t>(codes.size());
-  if (!filling.empty()) std::memcpy(codes.data(), filling.data(), filling.size());
-  const std::vector<std::byte> sealed = index::SerializeCodes(book, fields.covered, codes);
+  const uint32_t n = fields.covered.size();
+  const index::BlockLayout layout(keys.key_dim, n);
+  std::vector<std::byte> arrays(layout.end);
+  const auto filling = in.ConsumeBytes<uint8_t>(layout.spreads);
+  if (!filling.empty()) std::memcpy(arrays.data(), filling.data(), filling.size());
+  auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + layout.tokens);
+  for (size_t i = 0; i < layout.n_blocks * kCodeBlockKeys; ++i) {
+    tokens[i] = i < n ? static_cast<uint16_t>(i % index::kWindowKeys) : index::kNoKey;
+  }
+  const std::vector<std::byte> sealed = index::SerializeCodes(book, fields.covered, arrays);
   const auto opened = index::Open(sealed);
   FUZZ_EXPECT(opened.ok() && index::ParseCodes(*opened).ok());
   Bytes payload(opened->payload.begin(), opened->payload.end());

@@ -28,7 +28,7 @@ Result<std::unique_ptr<KeyIndex>> Build(IndexKind kind, const RowsView& keys) {
     case IndexKind::kIvf:
       return BuildIvfIndex(keys, covered, {});
     case IndexKind::kCodes:
-      return BuildCodesIndex(keys, covered, {});
+      return BuildCodesIndex(keys, covered);
     case IndexKind::kHnsw:
       return BuildHnswIndex(keys, covered, {16});
     case IndexKind::kPages:

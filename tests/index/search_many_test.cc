@@ -42,7 +42,7 @@ class SearchManyTest : public ::testing::Test {
       return std::move(index).value();
     };
     const auto codes = [&](uint32_t begin, uint32_t end) {
-      return built(BuildCodesIndex(rows_.view().Sub(begin, end - begin), {begin, end}, {}));
+      return built(BuildCodesIndex(rows_.view().Sub(begin, end - begin), {begin, end}));
     };
     indexes_.push_back(MakeExactIndex({0, kTokens}));
     indexes_.push_back(codes(0, kTokens));

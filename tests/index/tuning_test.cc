@@ -28,7 +28,7 @@ class TuningTest : public ::testing::Test {
   std::vector<std::unique_ptr<KeyIndex>> Built() const {
     std::vector<std::unique_ptr<KeyIndex>> built;
     const TokenRange covered{kFirst, kFirst + kTokens};
-    built.push_back(BuildCodesIndex(rows_.view(), covered, {tune_.q}).value());
+    built.push_back(BuildCodesIndex(rows_.view(), covered).value());
     built.push_back(BuildIvfIndex(rows_.view(), covered, {}).value());
     return built;
   }

@@ -1,0 +1,67 @@
+// Which blocks of keys a search scans: those whose best key is likely to rank high. Internal to
+// index/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/key_codes.h"
+#include "attention/partition.h"
+#include "attention/result.h"
+#include "index/block_codes.h"
+#include "index/code_ranks.h"
+#include "index/key_index.h"
+
+namespace prefixd::index {
+
+// A group's queries as the scans of means and of keys take them.
+struct BlockQueries {
+  // A mean's score is means.mul v + means.add; a key's is keys.mul v + keys.add, where v has the
+  // block's own bias, keys.bias + BlockBias(mean's v).
+  CodeQueries means, keys;
+  std::vector<float> spread;  // [heads], deviation of scores in a block of spread 1
+  std::vector<float> error;   // [heads], deviation of a key's score by its code from the exact one
+  std::vector<double> units_of_mean;  // [heads], means.mul / keys.mul
+  int32_t BlockBias(size_t head, int16_t mean) const;
+};
+// kInvalidArgument: scores overflow.
+Result<BlockQueries> PrepareBlockQueries(const BlockCodeBook& book, std::span<const float> queries,
+                                         uint32_t heads, float scale);
+
+// Codes of tokens `used`, of one index.
+struct CodePart {
+  const BlockCodeBook* book = nullptr;
+  BlockCodes codes;
+  uint32_t first_token = 0;  // of the index's first key
+  TokenRange used;
+
+  // Windows that hold them, and the blocks of these: [begin, end).
+  size_t first_window() const { return (used.begin - first_token) / kWindowKeys; }
+  size_t end_window() const {
+    return (size_t{used.end} - first_token + kWindowKeys - 1) / kWindowKeys;
+  }
+  size_t first_block() const { return first_window() * kWindowBlocks; }
+  size_t end_block() const;
+  bool uses(size_t place) const;  // whether a key stands there that is used
+};
+
+// What a query scans of a part.
+struct BlockChoice {
+  BlockQueries queries;
+  std::vector<uint32_t> chosen;  // blocks, ascending
+  std::vector<int32_t> bias;     // [chosen][heads]
+  std::vector<uint16_t> some;    // [chosen], keys of it that are used
+};
+
+// Scans the means of all parts and chooses, over all of them, the best `fraction` of the blocks,
+// or more, until they hold `at_least` keys that are used; ranked by the largest normalised score
+// that is likely in them. What the others hold is added to `masses`, as if their scores were
+// spread evenly around their means.
+//   choices: of each part, with queries; the rest is filled in
+void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts, double fraction,
+                  size_t at_least, std::span<BlockChoice> choices, HeadMasses& masses,
+                  SearchScratch& scratch);
+
+}  // namespace prefixd::index
