@@ -86,6 +86,14 @@ Status CheckPolicy(const StepPolicy& policy) {
   return CheckWindow(policy);
 }
 
+// How many may be retrieved so that they and the neighbours that each of their best third brings
+// are at most `tokens`.
+uint32_t WithNeighbours(uint32_t tokens, uint32_t dilation) {
+  auto k = static_cast<uint32_t>(tokens / (1 + 2.0 * dilation / 3));
+  while (k < tokens && uint64_t{k} + 1 + 2 * uint64_t{dilation} * ((k + 1) / 3) <= tokens) ++k;
+  return k;
+}
+
 class Planner {
  public:
   // `scan`: whether the selector scores every key, as the estimate by scan needs.
@@ -125,10 +133,8 @@ class Planner {
                    (policy_.adaptive || policy_.report_missing);
     const double cost =
         EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps(), row_bytes_);
-    double token =
+    const double token =
         RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps(), row_bytes_);
-    // Each of the best third may bring so many neighbours.
-    if (policy_.sharing.on()) token *= 1 + 2.0 * policy_.sharing.dilation / 3;
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
@@ -136,7 +142,7 @@ class Planner {
     }
     PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
                                                policy_.budget, cost, policy_.l_gen, token));
-    head.k = plan.k;
+    head.k = policy_.sharing.on() ? WithNeighbours(plan.k, policy_.sharing.dilation) : plan.k;
     head.summary_tokens = plan.estimator_tokens;
     return head;
   }

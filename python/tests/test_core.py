@@ -94,6 +94,15 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
         assert not completes(21 / TOKENS)
         assert completes(23 / TOKENS)
 
+        # Neither do the neighbours that a shared set may bring: the best third of one token is none.
+        sharing = {"block": 16, "similarity": 0.8, "dilation": 1}
+        for tokens, k in ((1, 1), (2, 2), (3, 2), (5, 3), (12, 8), (80, 48)):
+            policy = prefixd.Policy(budget=(20 + tokens) / TOKENS, estimator="none", sharing=sharing)
+            with store.attach("m", prompt.tokens, policy=policy) as session:
+                session.step(0, prompt.q[0])
+                total = session.report()["total"]
+            assert total["retrieved_tokens"] == k * KV_HEADS, tokens
+
 
 def test_full_steps_are_attention_over_the_prompt(store: prefixd.Client) -> None:
     prompt = Prompt()
