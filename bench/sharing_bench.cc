@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "bench/set_reuse.h"
 #include "bench/sharing_cases.h"
 #include "bench/support/json_file.h"
 
@@ -79,10 +80,31 @@ Status Run(const Options& options) {
                          {"error_dropped", r.dropped_error},
                          {"error_completed", r.error}});
   }
+  PREFIXD_ASSIGN(const SetReuse reuse, MeasureSetReuse(trace, options.fraction));
+  std::printf("\n%24s %22s %14s\n", "retrieved in the last", "of a step's Top-K", "tokens held/K");
+  json reuse_rows = json::array(), remembered_rows = json::array();
+  for (const ReuseResult& r : reuse.reuse) {
+    const std::string steps = r.steps == 0 ? "all steps" : std::to_string(r.steps) + " steps";
+    std::printf("%24s %22.3f %14.2f\n", steps.c_str(), r.found, r.held);
+    reuse_rows.push_back({{"steps", r.steps}, {"found", r.found}, {"held", r.held}});
+  }
+  std::printf("\n%24s %8s %9s %11s\n", "all sets remembered", "limit", "rho", "mass loss");
+  for (const RememberedResult& r : reuse.remembered) {
+    const bool oracle = r.rule == RememberedResult::Rule::kOracle;
+    const char* name = oracle ? "best, known beforehand" : "nearest, cosine above";
+    std::printf("%24s %8.2f %9.3f %11.4f\n", name, r.limit, r.rho, r.mass_loss);
+    remembered_rows.push_back({{"rule", oracle ? "oracle" : "nearest"},
+                               {"limit", r.limit},
+                               {"rho", r.rho},
+                               {"mass_loss", r.mass_loss}});
+  }
   if (options.json_file.empty()) return {};
-  PREFIXD_TRY(WriteJson(
-      options.json_file,
-      json{{"bench", "sharing"}, {"settings", rows}, {"rules", rule_rows}, {"ratios", ratios}}));
+  PREFIXD_TRY(WriteJson(options.json_file, json{{"bench", "sharing"},
+                                                {"settings", rows},
+                                                {"rules", rule_rows},
+                                                {"reuse", reuse_rows},
+                                                {"remembered", remembered_rows},
+                                                {"ratios", ratios}}));
   return {};
 }
 
