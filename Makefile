@@ -53,7 +53,7 @@ asan: setup  ## unit tests under address and undefined-behaviour sanitizers
 tsan: setup  ## unit tests under the thread sanitizer
 	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS) && ctest --preset tsan -j $(JOBS)
 
-fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 per target, or FUZZ_RUNS=N executions (resumable)
+fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, or FUZZ_RUNS=N executions (resumable)
 	@cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS) && scripts/fuzz.sh
 
 torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, again goes on; TORTURE_ARGS="disk --cycles 1000"

@@ -226,8 +226,12 @@ Result<ClusterSummary> ClusterSummary::Deserialize(std::span<const std::byte> by
       (n == 0) != (value_dim == 0)) {
     return corrupt("dimensions out of range");
   }
+  // Before anything of that size is allocated.
+  const uint64_t keys = contents >= 2 ? key_dim + (contents == 3 ? key_dim : 1) : 0;
+  if (in.remaining() != uint64_t{n} * (sizeof(uint32_t) + sizeof(float) * (keys + value_dim))) {
+    return corrupt("size does not fit its shape");
+  }
   ClusterSummary summary(n, key_dim, value_dim, static_cast<ClusterContents>(contents));
-  if (in.remaining() != summary.bytes()) return corrupt("size does not fit its shape");
   for (uint64_t& count : summary.counts_) summary.count_ += count = in.Get<uint32_t>();
   summary.mean_keys_ = in.GetFloats<double>(summary.mean_keys_.size());
   summary.spreads_ = in.GetFloats<double>(summary.spreads_.size());

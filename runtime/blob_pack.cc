@@ -40,6 +40,7 @@ Result<std::vector<std::span<const std::byte>>> UnpackBlob(std::span<const std::
   if (blob.size() < kHeaderBytes) return Malformed("too short");
   std::memcpy(header, blob.data(), kHeaderBytes);
   if (header[0] != kMagic || header[1] != kVersion) return Malformed("unknown magic or version");
+  if (header[3] != 0) return Malformed("unknown fields");
   if (header[2] != count) return Malformed("it is of another geometry");
   if ((blob.size() - kHeaderBytes) / sizeof(uint64_t) < count) return Malformed("too short");
   std::vector<std::span<const std::byte>> entries(count);

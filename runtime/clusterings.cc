@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/blob_pack.h"
+#include "runtime/clustering_codec.h"
 
 namespace prefixd {
 namespace {
@@ -45,34 +45,12 @@ Result<Clustering> Fit(const Rooms& rooms, const Model& model, const storage::St
                          rooms.options->clusters, kIterations);
 }
 
-// A head's entry is its centres, float32, [n][key_dim]; empty where the layer keeps no summaries.
-std::vector<std::byte> Bytes(const Clustering& clustering) {
-  std::vector<std::byte> out;
-  for (uint32_t c = 0; c < clustering.size(); ++c) {
-    const auto bytes = std::as_bytes(clustering.centre(c));
-    out.insert(out.end(), bytes.begin(), bytes.end());
-  }
-  return out;
-}
-
 Result<std::vector<Clustering>> Decode(const Model& model, std::span<const std::byte> blob) {
-  const uint32_t dim = model.spec.geometry.key_dim;
-  PREFIXD_ASSIGN(const auto entries, UnpackBlob(blob, HeadCount(model)));
-  std::vector<Clustering> clusterings(entries.size());
-  for (size_t head = 0; head < entries.size(); ++head) {
-    const bool kept =
-        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads));
-    std::vector<float> centres(entries[head].size() / sizeof(float));
-    std::memcpy(centres.data(), entries[head].data(), centres.size() * sizeof(float));
-    const bool whole = centres.size() * sizeof(float) == entries[head].size() &&
-                       centres.size() % dim == 0 && centres.size() / dim <= 65536 &&
-                       centres.empty() != kept;
-    if (!whole || !std::ranges::all_of(centres, [](float x) { return std::isfinite(x); })) {
-      return Error{Code::kCorrupt, "the stored clustering is malformed"};
-    }
-    if (kept) clusterings[head] = Clustering(dim, std::move(centres));
+  std::vector<bool> kept(HeadCount(model));
+  for (size_t head = 0; head < kept.size(); ++head) {
+    kept[head] = model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads));
   }
-  return clusterings;
+  return DeserializeClusterings(blob, model.spec.geometry.key_dim, kept);
 }
 
 }  // namespace
@@ -91,18 +69,17 @@ Result<std::vector<Clustering>> BuildClusterings(const Rooms& rooms, const Model
   const TokenRange tokens{std::max(segment.stored.begin, rooms.options->anchors.n_sink),
                           segment.stored.end};
   std::vector<Clustering> clusterings(HeadCount(model));
-  std::vector<std::vector<std::byte>> entries(clusterings.size());
   const auto fit = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
     if (model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads))) {
       PREFIXD_ASSIGN(clusterings[head], Fit(rooms, model, prefix, head, tokens));
-      entries[head] = Bytes(clusterings[head]);
     }
     ++progress.done;
     return {};
   };
   PREFIXD_TRY(rooms.pool->ParallelFor(clusterings.size(), fit, WorkPriority::kBackground));
-  PREFIXD_TRY(rooms.storage->PutBlob(segment.id, kBlob, producer, PackBlob(entries)));
+  PREFIXD_TRY(
+      rooms.storage->PutBlob(segment.id, kBlob, producer, SerializeClusterings(clusterings)));
   return clusterings;
 }
 

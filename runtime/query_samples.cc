@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 namespace prefixd {
 namespace {
@@ -94,6 +95,10 @@ Result<QuerySamples> QuerySamples::Deserialize(std::span<const std::byte> bytes,
       if (position < LastQuarterBegin(samples.prompt_tokens) || position >= samples.prompt_tokens) {
         return Malformed("a position outside the last quarter");
       }
+    }
+    if (std::adjacent_find(layer.positions.begin(), layer.positions.end(),
+                           std::greater_equal<>()) != layer.positions.end()) {
+      return Malformed("positions do not ascend");
     }
     if (!std::all_of(layer.q.begin(), layer.q.end(), [](float x) { return std::isfinite(x); })) {
       return Malformed("a value is not finite");

@@ -11,6 +11,9 @@
 #include "attention/phi_cache.h"
 #include "client_lib/codec.h"
 #include "index/envelope.h"
+#include "runtime/choice.h"
+#include "runtime/clustering_codec.h"
+#include "runtime/query_samples.h"
 #include "storage/blob_format.h"
 #include "storage/records.h"
 #include "storage/segment_format.h"
@@ -144,6 +147,30 @@ void AddSummaries(Seeds& seeds) {
   for (const uint8_t mode : {0, 1}) seeds.AddRandom("stored_codes", mode);
 }
 
+// A builder's bytes are made by the target itself, of random numbers; these reach the decoders.
+void AddIngest(Seeds& seeds) {
+  for (const char* target : {"estimators", "features"}) {
+    for (const uint8_t mode : {0, 1}) seeds.AddRandom(target, mode);
+  }
+  HeadChoice choice;
+  choice.layer = 1;
+  choice.chosen = *EstimatorVariant::Parse("moment/r8/parent");
+  choice.budget = 0.01;
+  choice.errors = {{*EstimatorVariant::Parse("phi/bf16"), 0.25}, {choice.chosen, 0.5}};
+  seeds.Add("ingest", 0, SerializeChoices(std::vector<HeadChoice>{choice, HeadChoice()}));
+  KvGeometry geometry;
+  geometry.n_layers = geometry.n_q_heads = 2;
+  geometry.n_kv_heads = 1;
+  geometry.key_dim = geometry.value_dim = 3;
+  QueryReservoir reservoir(geometry, 40, 4);
+  reservoir.Add(0, 31, 2, std::vector<float>(12, 0.5f));
+  seeds.Add("ingest", 1, reservoir.Take().Serialize());
+  const std::vector<Clustering> clusterings = {Clustering(3, {1, 2, 3, 4, 5, 6}), Clustering(),
+                                               Clustering(3, {0, 0, 0})};
+  seeds.Add("ingest", 2, SerializeClusterings(clusterings));
+  for (const uint8_t mode : {3, 4}) seeds.AddRandom("ingest", mode);
+}
+
 void AddSafetensors(Seeds& seeds) {
   const std::string text =
       R"({"__metadata__":{"a":"b"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
@@ -207,6 +234,7 @@ int main(int argc, char** argv) {
   prefixd::fuzz::Seeds seeds(argv[1]);
   prefixd::fuzz::AddStorage(seeds);
   prefixd::fuzz::AddSummaries(seeds);
+  prefixd::fuzz::AddIngest(seeds);
   prefixd::fuzz::AddSafetensors(seeds);
   prefixd::fuzz::AddWire(seeds);
   return seeds.ok() ? 0 : 1;

@@ -1,0 +1,112 @@
+// What the ingest keeps beside a segment besides summaries: the choice of an estimator per head,
+// the sample of queries it was measured on, and the clusterings.
+#include <cmath>
+
+#include "runtime/choice.h"
+#include "runtime/clustering_codec.h"
+#include "runtime/query_samples.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace prefixd::fuzz {
+namespace {
+
+constexpr uint32_t kKeyDim = 3;
+
+KvGeometry Geometry() {
+  KvGeometry g;
+  g.n_layers = 2;
+  g.n_q_heads = 2;
+  g.n_kv_heads = 1;
+  g.key_dim = g.value_dim = kKeyDim;
+  return g;
+}
+
+void CheckChoices(const Bytes& bytes) {
+  const auto choices = DeserializeChoices(bytes);
+  if (!choices.ok()) return;
+  for (const HeadChoice& c : *choices) {
+    FUZZ_EXPECT(c.budget >= 0 && c.budget <= 1 && c.chosen.kind != EstimatorKind::kAuto);
+    for (const EstimatorError& e : c.errors) FUZZ_EXPECT(std::isfinite(e.error));
+  }
+  // Its JSON may say the same thing in other words: once through it is settled.
+  const Bytes again = SerializeChoices(*choices);
+  const auto back = DeserializeChoices(again);
+  FUZZ_EXPECT(back.ok() && SerializeChoices(*back) == again);
+}
+
+void CheckSamples(const Bytes& bytes) {
+  const KvGeometry geometry = Geometry();
+  const auto samples = QuerySamples::Deserialize(bytes, geometry);
+  if (!samples.ok()) return;
+  FUZZ_EXPECT(samples->Serialize() == bytes);
+  for (const QuerySamples::Layer& layer : samples->layers) {
+    FUZZ_EXPECT(layer.q.size() == layer.positions.size() * geometry.n_q_heads * geometry.key_dim);
+    for (size_t i = 0; i < layer.positions.size(); ++i) {
+      FUZZ_EXPECT(i == 0 || layer.positions[i - 1] < layer.positions[i]);
+      FUZZ_EXPECT(layer.positions[i] < samples->prompt_tokens);
+    }
+  }
+}
+
+void CheckClusterings(const Bytes& bytes) {
+  const std::vector<bool> kept = {true, false, true};
+  const auto clusterings = DeserializeClusterings(bytes, kKeyDim, kept);
+  if (!clusterings.ok()) return;
+  FUZZ_EXPECT(SerializeClusterings(*clusterings) == bytes);
+  const std::vector<float> keys = {0, 0, 0, 1, -1, 2, 1e30f, -1e30f, 1};
+  const RowsView rows{
+      reinterpret_cast<const std::byte*>(keys.data()), 3, 12, {kKeyDim, 0, DType::kF32}};
+  for (size_t head = 0; head < kept.size(); ++head) {
+    FUZZ_EXPECT(((*clusterings)[head].size() > 0) == kept[head]);
+    if (!kept[head]) continue;
+    for (const uint16_t c : (*clusterings)[head].Assign(rows)) {
+      FUZZ_EXPECT(c < (*clusterings)[head].size());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prefixd::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace prefixd;
+  using namespace prefixd::fuzz;
+  FuzzedDataProvider in(data, size);
+  switch (Whole<uint8_t>(in) % 5) {
+    case 0:
+      CheckChoices(Rest(in));
+      break;
+    case 1:
+      CheckSamples(Rest(in));
+      break;
+    case 2:
+      CheckClusterings(Rest(in));
+      break;
+    case 3: {
+      QueryReservoir reservoir(Geometry(), 40, 4);
+      for (uint32_t n = in.ConsumeIntegralInRange<uint32_t>(0, 9); n > 0; --n) {
+        std::vector<float> q(Geometry().n_q_heads * kKeyDim, float(Whole<int8_t>(in)));
+        reservoir.Add(n % 2, 30 + n, 1, q);
+      }
+      Bytes bytes = reservoir.Take().Serialize();
+      FUZZ_EXPECT(QuerySamples::Deserialize(bytes, Geometry()).ok());
+      Damage(in, bytes);
+      CheckSamples(bytes);
+      break;
+    }
+    case 4: {
+      std::vector<Clustering> clusterings(3);
+      for (const size_t head : {0, 2}) {
+        std::vector<float> centres(kKeyDim * in.ConsumeIntegralInRange<size_t>(1, 4));
+        for (float& x : centres) x = Whole<int8_t>(in);
+        clusterings[head] = Clustering(kKeyDim, std::move(centres));
+      }
+      Bytes bytes = SerializeClusterings(clusterings);
+      FUZZ_EXPECT(DeserializeClusterings(bytes, kKeyDim, {true, false, true}).ok());
+      Damage(in, bytes);
+      CheckClusterings(bytes);
+      break;
+    }
+  }
+  return 0;
+}
