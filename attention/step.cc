@@ -197,6 +197,7 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   const size_t k = in.retrieved.count;
   std::vector<double> acc(size_t{in.group} * shape.value_dim);
   std::vector<double> z(in.group);
+  bool finite = true;
   for (uint32_t g = 0; g < in.group; ++g) {
     const double log_z_r = scored.estimate ? remainder.log_z[g] : -kInf;
     const bool merged = in.merge_estimate && log_z_r != -kInf;
@@ -220,6 +221,8 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
     out.lse[g] = static_cast<float>(double{float_shift} + std::log(z[g]));
     // In logs: a dropped remainder may be far above what was read.
     out.rho_z[g] = static_cast<float>(1 / (1 + std::exp(float_shift + std::log(z_e) - log_z_r)));
+    // A summary may hold numbers that no rows lead to, and leave no number of the estimate.
+    finite = finite && out.lse[g] < kInf && !std::isnan(out.rho_z[g]);
   }
 
   size_t offset = 0;
@@ -230,7 +233,6 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
                            ValueBlockAhead(rows, 0, rows.count), acc.data(), shape.value_dim);
     offset += rows.count;
   }
-  bool finite = true;
   for (uint32_t g = 0; g < in.group; ++g) {
     for (uint32_t l = 0; l < shape.value_dim; ++l) {
       const size_t at = size_t{g} * shape.value_dim + l;
