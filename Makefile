@@ -58,7 +58,7 @@ fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, o
 
 torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, again goes on; TORTURE_ARGS="disk --cycles 1000"
 	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_torture
-	@$(BUILD)/tests/reliability/prefixd_torture --resume --json build/torture/figures.json $(TORTURE_ARGS)
+	@LD_BIND_NOW=1 $(BUILD)/tests/reliability/prefixd_torture --resume --json build/torture/figures.json $(TORTURE_ARGS)
 
 install: build  ## daemon, C and C++ libraries, headers: PREFIX=/usr/local, DESTDIR for packagers
 	@cmake --install $(BUILD) --prefix $(PREFIX)
