@@ -116,7 +116,7 @@ double Bracketed(double log_z, const GroupStepInput& in, uint32_t g) {
   const double mean = in.moment ? MeanRemainingScore(in, g) : -kInf;
   const Cut cut = CutOf(in, g);
   const double lower = std::log(Remaining(in)) + mean;
-  const double upper = cut.kind == CutKind::kExact ? std::log(Remaining(in)) + cut.score : kInf;
+  const double upper = cut.kind != CutKind::kNone ? std::log(Remaining(in)) + cut.score : kInf;
   return std::max(std::min(log_z, upper), lower);
 }
 

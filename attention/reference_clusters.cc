@@ -147,7 +147,7 @@ Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& 
     for (size_t l = 0; l < dv; ++l) out.y[l] += weight * clusters[c].value_sum[l];
   }
   const double log_count = std::log(double(r));
-  if (cut.kind == CutKind::kExact) out.log_z = std::min(out.log_z, log_count + cut.score);
+  if (cut.kind != CutKind::kNone) out.log_z = std::min(out.log_z, log_count + cut.score);
   if (!scan || in.moment) out.log_z = std::max(out.log_z, log_count + mean_score);
   return out;
 }

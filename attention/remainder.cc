@@ -187,7 +187,7 @@ double TiltCut(const Cut& cut, double mean, double sigma, double remaining) {
 
 double ClampToBracket(double log_z, const Cut& cut, double mean, double remaining) {
   const double log_count = std::log(remaining);
-  if (cut.kind == CutKind::kExact) log_z = std::min(log_z, log_count + cut.score);
+  if (cut.kind != CutKind::kNone) log_z = std::min(log_z, log_count + cut.score);
   return std::max(log_z, log_count + mean);
 }
 

@@ -86,8 +86,10 @@ double MeanRemainingScore(const RemainderContext& context, uint32_t g);
 // The cut that a tilted estimate uses, given the remainder's score mean and deviation (spec §2):
 // with CutKind::kNone the Gaussian's own expected maximum, or the given score if that is lower.
 double TiltCut(const Cut& cut, double mean, double sigma, double remaining);
-// |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) under an exact cut; the lower side wins. Pass
-// mean = -inf when it is not known. In logs.
+// |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) where there is a cut; the lower side wins. Under an
+// approximate cut the upper side is no proof, but to be above it the unread tokens would have to
+// outweigh the K-th best that a search found *on average*, and an estimate that says so is far
+// likelier wrong than the search. Pass mean = -inf when it is not known. In logs.
 double ClampToBracket(double log_z, const Cut& cut, double mean, double remaining);
 
 }  // namespace prefixd

@@ -68,8 +68,8 @@ struct GroupStepOutput {
 // |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|; scores are float64 sums, so that terms which cancel
 // leave no rounding behind.
 //
-// A summary must be of exactly the mid region: its count is compared with mid_count. A kApproximate
-// or kNone cut never bounds Z_R from above.
+// A summary must be of exactly the mid region: its count is compared with mid_count. A kNone cut
+// never bounds Z_R from above.
 Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out);
 
 // What the step takes the remainder to be: log Z_R [G], after the bracket, and y_R

@@ -155,10 +155,10 @@ struct RemainderMass {
   double lever = 0;               // of the first-order value term (moment only)
 };
 
-// |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) under an exact cut; the lower side wins. mean = -inf
-// where it is not known.
+// |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) where there is a cut (attention/remainder.h); the
+// lower side wins. mean = -inf where it is not known.
 PREFIXD_HD inline double ClampToBracket(double log_mass, double log_count, double mean, Cut cut) {
-  if (cut.kind == CutKind::kExact && log_mass > log_count + cut.score) {
+  if (cut.kind != CutKind::kNone && log_mass > log_count + cut.score) {
     log_mass = log_count + cut.score;
   }
   return log_mass < log_count + mean ? log_count + mean : log_mass;

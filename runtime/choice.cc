@@ -263,14 +263,12 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
                           samples.exact(s).subspan(at, row.value_dim));
       }
     }
-    out[trial.budget].errors.push_back({trial.estimator, sum / double(samples.count() * group)});
+    const double error = sum / double(samples.count() * group);
+    if (std::isfinite(error)) out[trial.budget].errors.push_back({trial.estimator, error});
   }
   for (HeadChoice& choice : out) {
-    // Of equal ones the cheaper, which comes first.
-    const auto least = std::min_element(
-        choice.errors.begin(), choice.errors.end(),
-        [](const EstimatorError& a, const EstimatorError& b) { return a.error < b.error; });
-    if (least != choice.errors.end()) choice.chosen = least->estimator;
+    OrderByPreference(choice.errors);
+    if (!choice.errors.empty()) choice.chosen = choice.errors.front().estimator;
   }
   return {};
 }
@@ -292,6 +290,16 @@ std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Mo
 }
 
 }  // namespace
+
+void OrderByPreference(std::span<EstimatorError> errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    const auto rest = errors.subspan(rank);
+    const double least = std::ranges::min(rest, {}, &EstimatorError::error).error;
+    const auto next = std::ranges::find_if(
+        rest, [&](const EstimatorError& e) { return !(e.error > least + kErrorResolution); });
+    std::rotate(rest.begin(), next, next + 1);
+  }
+}
 
 double EstimatorTokens(const RuntimeOptions& options, const Model& model,
                        const EstimatorVariant& estimator, const FeatureMapSet* maps,
@@ -372,7 +380,7 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
 }
 
 std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
-  std::string producer = "choice/3 sinks=" + std::to_string(options.anchors.n_sink) +
+  std::string producer = "choice/4 sinks=" + std::to_string(options.anchors.n_sink) +
                          " tail=" + std::to_string(options.anchors.n_tail) +
                          " of=" + VariantNames(options.estimators) +
                          " clusters=" + std::to_string(options.clusters) +

@@ -18,6 +18,15 @@
 
 namespace prefixd {
 
+// Output errors nearer than this are equal: a quarter of what rounding an output to bf16 may
+// change. What lies below, on the heads where retrieval leaves next to nothing, is rounding noise
+// and says nothing about the query that will find such a head diffuse.
+inline constexpr double kErrorResolution = 5e-4;
+
+// Orders errors, given cheapest estimator first, by preference: again and again the cheapest of
+// those that are as good as the best of the rest.
+void OrderByPreference(std::span<EstimatorError> errors);
+
 // What an estimator's summary costs in tokens per head, as really stored: float32 beside rows of
 // `row_bytes` (storage::MeanRowBytes), whatever the dtype they were given in.
 double EstimatorTokens(const RuntimeOptions& options, const Model& model,

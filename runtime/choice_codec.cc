@@ -17,7 +17,7 @@ Result<HeadChoice> ChoiceFrom(const Json& item) {
     return x >= low && x <= high ? x : std::nan("");
   };
   if (!item.is_object() || !item.contains("chosen") || !item["chosen"].is_string() ||
-      !item.contains("errors") || !item["errors"].is_object()) {
+      !item.contains("errors") || !item["errors"].is_array()) {
     return malformed;
   }
   const double layer = number("layer", 0, 4095), kv_head = number("kv_head", 0, 4095);
@@ -29,10 +29,13 @@ Result<HeadChoice> ChoiceFrom(const Json& item) {
   const auto chosen = EstimatorVariant::Parse(item["chosen"].get_ref<const std::string&>());
   if (!chosen.ok() || chosen->kind == EstimatorKind::kAuto) return malformed;
   choice.chosen = *chosen;
-  for (const auto& [name, error] : item["errors"].items()) {
-    const auto estimator = EstimatorVariant::Parse(name);
-    if (!estimator.ok() || !error.is_number()) return malformed;
-    choice.errors.push_back({*estimator, error.get<double>()});
+  for (const Json& error : item["errors"]) {
+    if (!error.is_array() || error.size() != 2 || !error[0].is_string() || !error[1].is_number()) {
+      return malformed;
+    }
+    const auto estimator = EstimatorVariant::Parse(error[0].get_ref<const std::string&>());
+    if (!estimator.ok()) return malformed;
+    choice.errors.push_back({*estimator, error[1].get<double>()});
   }
   return choice;
 }
@@ -42,8 +45,8 @@ Result<HeadChoice> ChoiceFrom(const Json& item) {
 std::vector<std::byte> SerializeChoices(std::span<const HeadChoice> choices) {
   Json json = Json::array();
   for (const HeadChoice& c : choices) {
-    Json errors = Json::object();
-    for (const EstimatorError& e : c.errors) errors[e.estimator.Name()] = e.error;
+    Json errors = Json::array();  // an object would forget their order
+    for (const EstimatorError& e : c.errors) errors.push_back({e.estimator.Name(), e.error});
     json.push_back({{"layer", c.layer},
                     {"kv_head", c.kv_head},
                     {"chosen", c.chosen.Name()},

@@ -154,19 +154,17 @@ class Planner {
     return !estimator.clustered() || prefix_.has_clusters();
   }
 
-  // The best of what was measured at the nearest budget, of those that this budget can pay for and
-  // still retrieve: what was measured retrieved, and an estimate does not stand in for the needle
-  // that the last tokens find.
+  // The preferred of what was measured at the nearest budget, of those that this budget can pay for
+  // and still retrieve: what was measured retrieved, and an estimate does not stand in for the
+  // needle that the last tokens find.
   Result<HeadPlan> Auto(const HeadChoice* choice, uint32_t layer) const {
     std::vector<EstimatorVariant> order;
     if (!choice) {
       order = {EstimatorKind::kMoment};
     } else {
-      std::vector<EstimatorError> measured = choice->errors;
-      std::erase_if(measured, [&](const EstimatorError& e) { return !Available(e.estimator); });
-      std::stable_sort(measured.begin(), measured.end(),
-                       [](const auto& a, const auto& b) { return a.error < b.error; });
-      for (const EstimatorError& e : measured) order.push_back(e.estimator);
+      for (const EstimatorError& e : choice->errors) {
+        if (Available(e.estimator)) order.push_back(e.estimator);
+      }
     }
     auto plain = Fixed(EstimatorKind::kNone, layer);  // where not even this: says why
     for (const EstimatorVariant& estimator : order) {

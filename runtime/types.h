@@ -190,7 +190,8 @@ struct HeadChoice {
   uint32_t layer = 0, kv_head = 0;
   EstimatorVariant chosen = EstimatorKind::kNone;
   double budget = 0;
-  std::vector<EstimatorError> errors;  // of all that the budget pays for
+  // Of all that the budget pays for, in order of preference: the chosen one first.
+  std::vector<EstimatorError> errors;
   bool operator==(const HeadChoice&) const = default;
 };
 

@@ -18,11 +18,11 @@ TEST(TiltCut, EachKind) {
   EXPECT_EQ(TiltCut({}, 1, 2, 1), 1) << "one token: its score is the mean";
 }
 
-TEST(ClampToBracket, LowerAlwaysUpperOnlyUnderAnExactCut) {
+TEST(ClampToBracket, LowerAlwaysUpperWhereThereIsACut) {
   const double log10 = std::log(10.0);
   EXPECT_NEAR(ClampToBracket(-5, {4, CutKind::kExact}, 1, 10), log10 + 1, 1e-12);
   EXPECT_NEAR(ClampToBracket(50, {4, CutKind::kExact}, 1, 10), log10 + 4, 1e-12);
-  EXPECT_EQ(ClampToBracket(50, {4, CutKind::kApproximate}, 1, 10), 50);
+  EXPECT_EQ(ClampToBracket(50, {4, CutKind::kApproximate}, 1, 10), std::log(10) + 4);
   EXPECT_EQ(ClampToBracket(50, {4, CutKind::kNone}, 1, 10), 50);
   EXPECT_EQ(ClampToBracket(5, {4, CutKind::kExact}, 1, 10), 5);
   EXPECT_NEAR(ClampToBracket(5, {0, CutKind::kExact}, 1, 10), log10 + 1, 1e-12)
