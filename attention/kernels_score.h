@@ -53,10 +53,17 @@ PREFIXD_INLINE VecD LoadWideTail(const std::byte* p, size_t n) {
   return LoadWide<E>(padded);
 }
 
+// Rows that four heads share: their sums are chains of dependent additions, of which 8 just keep
+// two units busy that take 4 cycles each; 16 do so with room to spare (32 registers with AVX-512).
+constexpr size_t kScoreRows = kLanes == 16 ? 4 : 2;
+
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
+// `ahead`: rows to ask for meanwhile, or null. They are asked for line by line as these are used: a
+// burst of whole rows would wait for the memory and then leave it idle.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
-                              double scale, size_t n, float* out, size_t ld_out) {
+                              double scale, size_t n, float* out, size_t ld_out,
+                              const AheadRow* ahead) {
   constexpr size_t kSums = kHeads * kRows;
   static_assert(kSums % 4 == 0);
   VecD acc[kSums];
@@ -64,6 +71,10 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
   for (size_t i = 0; i < kSums; ++i) acc[i] = VecD{};
   size_t j = 0;
   for (; j + kLanesD <= dim; j += kLanesD) {
+    if (ahead != nullptr && j * E::kBytes % 64 == 0) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) PrefetchLine(ahead[r], j * E::kBytes);
+    }
     VecD row[kRows];
 #pragma GCC unroll 4
     for (size_t r = 0; r < kRows; ++r) row[r] = LoadWide<E>(x[r] + j * E::kBytes);
@@ -101,11 +112,14 @@ template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
                                size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
   for (size_t i = begin; i < end; i += kRows) {
-    for (size_t r = 0; prefetch && r < kRows; ++r) PrefetchRow(x, i + r + kAhead);
+    AheadRow ahead[kRows];
+    const bool ask = prefetch && i + kAhead < x.ahead;
+    for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
-    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out);
+    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out,
+                                ask ? ahead : nullptr);
   }
 }
 
@@ -115,9 +129,11 @@ void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x
   constexpr size_t kSlice = 32;  // vectors that stay in the first-level cache over all heads
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
+    TouchRows(x, begin == 0 ? 0 : begin + kSlice, end + kSlice);
     size_t g = 0;
     for (; g + 4 <= heads; g += 4) {
-      ScoreHeads<E, 4, 2>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+      ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
+                                   g == 0);
     }
     if (g + 2 <= heads) {
       ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);

@@ -193,6 +193,30 @@ PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
   }
 }
 
+// A line each of the scattered rows [begin, end): what it is for is their pages' addresses, which
+// the processor looks up several at a time if they are asked for at once.
+PREFIXD_INLINE void TouchRows(const VectorBlock& x, size_t begin, size_t end) {
+  if (x.refs == nullptr) return;
+  for (size_t i = begin; i < end && i < x.ahead; ++i) __builtin_prefetch(x.refs[i].key, 0, 2);
+}
+// Whole rows line by line: what row i asks for while a pass over keys reads another row.
+struct AheadRow {
+  const std::byte* key;
+  const std::byte* value;
+  size_t key_bytes, value_bytes;
+};
+// The last row for those behind it. REQUIRES: x.ahead > 0.
+PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
+  if (i >= x.ahead) i = x.ahead - 1;
+  const std::byte* key = x.refs != nullptr ? x.refs[i].key : x.data + i * x.stride;
+  const std::byte* value = x.refs != nullptr ? x.refs[i].value : key + x.ahead_key_bytes;
+  return {key, value, x.ahead_key_bytes, x.ahead_value_bytes};
+}
+PREFIXD_INLINE void PrefetchLine(const AheadRow& row, size_t at) {
+  if (at < row.key_bytes) __builtin_prefetch(row.key + at);
+  if (at < row.value_bytes) __builtin_prefetch(row.value + at, 0, 2);
+}
+
 void ToFloatAny(DType dtype, const std::byte* src, size_t n, float* dst) {
   switch (dtype) {
     case DType::kF32:

@@ -9,7 +9,7 @@ namespace prefixd::bench {
 double ReadBandwidth(Team& team, const RowMemory& memory, size_t begin, size_t bytes);
 
 // Seconds in which all threads read the given rows, and do nothing else with them: [head][k] rows
-// of one layer, one head after another per thread, each row asked for 16 before its use.
+// of one layer, one head after another per thread, asked for ahead of their use.
 double GatherSeconds(Team& team, const Layers& layers, size_t layer,
                      const std::vector<uint32_t>& ids);
 

@@ -75,7 +75,8 @@ std::vector<double> Scaled(std::vector<double> x, double factor) {
   return x;
 }
 
-void AddValues(const Samples& s, const std::string& at, Report& report) {
+void AddValues(const Samples& s, double rotated_bytes, const std::string& at, Report& report) {
+  report.Value("rotated_gb" + at, {rotated_bytes * 1e-9});
   report.Value("bandwidth_gb_s" + at, Scaled(s.bandwidth, 1e-9));
   report.Value("exact_roofline_ms" + at, Scaled(s.roofline, 1e3));
   report.Value("exact_ms" + at, Scaled(s.exact, 1e3));
@@ -89,19 +90,22 @@ void AddValues(const Samples& s, const std::string& at, Report& report) {
 }  // namespace
 
 void MeasureLengths(Team& team, const RowMemory& memory, int rounds, Report& report) {
-  std::vector<double> step_16k;
+  std::vector<double> step_16k, gather_16k;
   for (const uint32_t n : {16384u, 131072u, 1048576u}) {
     const Layers layers(memory, n);
     if (layers.count() == 0) continue;
     const Model model = MakeModel(layers);
     const Samples s = MeasureLength(team, memory, layers, model, rounds);
-    std::printf("\nN = %u   memory read %.1f GB/s\n", n, Median(s.bandwidth) / 1e9);
+    std::printf("\nN = %u   memory read %.1f GB/s; steps rotate over %zu layers, %.2f GB in all\n",
+                n, Median(s.bandwidth) / 1e9, layers.count(),
+                static_cast<double>(layers.count() * layers.bytes()) / 1e9);
     std::printf("  exact over everything      %9.3f ms   roofline %.3f ms (%.0f%% of bandwidth)\n",
                 Median(s.exact) * 1e3, Median(s.roofline) * 1e3,
                 100 * Median(Ratios(s.roofline, s.exact)));
     PrintStep("fixed", s, s.fixed);
     PrintStep("1%", s, s.percent);
-    AddValues(s, "_" + std::to_string(n / 1024) + "k", report);
+    AddValues(s, static_cast<double>(layers.count() * layers.bytes()),
+              "_" + std::to_string(n / 1024) + "k", report);
     if (!s.suffix.empty()) {
       // Two multiply-adds per element of each row for every query head of every suffix token.
       const double flop = 4.0 * kDim * n * kKvHeads * kGroup * kSuffixTokens;
@@ -109,9 +113,10 @@ void MeasureLengths(Team& team, const RowMemory& memory, int rounds, Report& rep
                   kSuffixTokens, Median(s.suffix) * 1e3, flop / Median(s.suffix) / 1e9,
                   Median(s.suffix) / Median(s.exact));
     }
-    if (n == 16384) step_16k = s.fixed.step;
+    if (n == 16384) step_16k = s.fixed.step, gather_16k = s.fixed.gather;
     if (n == 1048576 && !step_16k.empty()) {
       report.Ratio("given_set_growth_16k_1m", Ratios(s.fixed.step, step_16k));
+      report.Ratio("gather_growth_16k_1m", Ratios(s.fixed.gather, gather_16k));
     }
     if (n != 131072) continue;
     report.Ratio("given_set_speedup_128k", Ratios(s.roofline, s.percent.step));
