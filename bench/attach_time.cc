@@ -28,6 +28,8 @@ class AttachBench {
     report.cold_attach_ms = cold.attach;
     report.cold_step_ms = cold.first.ms;
     report.cold_step_bytes = cold.first.ssd_bytes;
+    report.cold_stages = cold.first.stages;
+    report.cold_next_step_ms = cold.next.ms;
     std::vector<double> attach, first, next;
     for (uint32_t i = 0; i <= repeats; ++i) {
       PREFIXD_ASSIGN(const Times warm, Once(*store));

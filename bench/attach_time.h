@@ -18,12 +18,13 @@ struct AttachReport {
   // After the commit, in the background: until summaries are ready, and until rows are settled.
   double ingest_seconds = 0, settled_seconds = 0;
   double cold_attach_ms = 0, cold_step_ms = 0;
-  double cold_step_bytes = 0;  // that the cold step read from the disk
+  double cold_step_bytes = 0;    // that the cold step read from the disk
+  double cold_next_step_ms = 0;  // the second one of the same session
   Spread warm_attach_ms, warm_step_ms;
   Spread next_step_ms;  // the second one of the same sessions
-  // Of the last warm session, in milliseconds of its threads: what its first step and its second
-  // spent reading, selecting and computing.
-  StageMs first_stages, next_stages;
+  // In milliseconds of its threads, what a step spent reading, selecting and computing: the cold
+  // one, and of the last warm session the first and the second.
+  StageMs cold_stages, first_stages, next_stages;
 };
 
 // A completed step: all layers, K and the moment estimator by a budget of 2%. Cold means an empty

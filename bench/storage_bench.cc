@@ -136,15 +136,14 @@ Status MeasureAttaching(const Options& options, const Prompt& prompt,
                                                      keep, options.speed.pairs));
   std::printf(
       "\nattach of %u tokens: warm %.1f ms (%.1f-%.1f), store just opened %.1f ms\n"
-      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms (%.0f MB read); "
-      "second, warm: "
-      "%.1f ms (%.1f-%.1f)\n",
+      "first completed step, all layers: warm %.1f ms (%.1f-%.1f), cold %.1f ms (%.0f MB read)\n"
+      "second step: warm %.1f ms (%.1f-%.1f), after the cold one %.1f ms\n",
       options.tokens, a.warm_attach_ms.median, a.warm_attach_ms.low, a.warm_attach_ms.high,
       a.cold_attach_ms, a.warm_step_ms.median, a.warm_step_ms.low, a.warm_step_ms.high,
       a.cold_step_ms, a.cold_step_bytes / 1e6, a.next_step_ms.median, a.next_step_ms.low,
-      a.next_step_ms.high);
+      a.next_step_ms.high, a.cold_next_step_ms);
   for (const auto& [name, stages] :
-       {std::pair{"first", a.first_stages}, {"second", a.next_stages}}) {
+       {std::pair{"cold", a.cold_stages}, {"first", a.first_stages}, {"second", a.next_stages}}) {
     std::printf("of the %s step, by thread: reading %.1f ms, selection %.1f, arithmetic %.1f\n",
                 name, stages.read, stages.select, stages.compute);
   }
@@ -155,11 +154,13 @@ Status MeasureAttaching(const Options& options, const Prompt& prompt,
   report["attach"] = {{"warm_attach_ms", SpreadJson(a.warm_attach_ms)},
                       {"warm_first_step_ms", SpreadJson(a.warm_step_ms)},
                       {"warm_next_step_ms", SpreadJson(a.next_step_ms)},
+                      {"cold_step_stages_ms", StagesJson(a.cold_stages)},
                       {"first_step_stages_ms", StagesJson(a.first_stages)},
                       {"next_step_stages_ms", StagesJson(a.next_stages)},
                       {"cold_attach_ms", a.cold_attach_ms},
                       {"cold_first_step_bytes", a.cold_step_bytes},
                       {"cold_first_step_ms", a.cold_step_ms},
+                      {"cold_next_step_ms", a.cold_next_step_ms},
                       {"stored_before", a.found},
                       {"ingest_seconds", a.ingest_seconds},
                       {"settled_seconds", a.settled_seconds}};

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "runtime/compute.h"
+#include "runtime/head_loads.h"
 #include "runtime/host_pinning.h"
 #include "runtime/ingest_queue.h"
 #include "runtime/maintenance.h"
@@ -32,8 +33,20 @@ struct Core {
         pool(o.threads),
         models(storage.get()),
         selector_memory(o.selector_memory_bytes),
-        rooms{&options, storage.get(),    &pool,
-              &scratch, &selector_memory, [this](const storage::SegmentId& id) { Rebuild(id); }},
+        index_loads(WorkPriority::kStep,
+                    [](PreparedPrefix& prefix, index::IndexKind kind, size_t head,
+                       const std::atomic<bool>&) { return prefix.LoadIndexAhead(head, kind); }),
+        key_loads(WorkPriority::kBackground,
+                  [](PreparedPrefix& prefix, index::IndexKind, size_t head,
+                     const std::atomic<bool>& stop) { return prefix.LoadKeysAhead(head, stop); }),
+        rooms{&options,
+              storage.get(),
+              &pool,
+              &scratch,
+              &selector_memory,
+              &index_loads,
+              &key_loads,
+              [this](const storage::SegmentId& id) { Rebuild(id); }},
         prepared(selector_memory),
         step_queue(pool.threads(),
                    [this](std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
@@ -50,6 +63,7 @@ struct Core {
   ScratchPool scratch;
   ModelRegistry models;
   SelectorMemory selector_memory;
+  HeadLoads index_loads, key_loads;
   const Rooms rooms;
   PreparedCache prepared;
   StepQueue step_queue;

@@ -4,9 +4,10 @@
 
 namespace prefixd {
 
-Result<HeadKeys> HeadKeys::Of(PreparedPrefix& prefix, size_t head, storage::ReadStats* reads) {
+Result<HeadKeys> HeadKeys::Of(PreparedPrefix& prefix, size_t head, Bring bring,
+                              storage::ReadStats* reads) {
   HeadKeys keys(prefix, head, reads);
-  PREFIXD_ASSIGN(keys.resident_, prefix.MidKeys(head, reads));
+  PREFIXD_ASSIGN(keys.resident_, prefix.MidKeys(head, bring, reads));
   return keys;
 }
 
@@ -36,6 +37,11 @@ Status HeadKeys::Gather(std::span<const uint32_t> ids, std::span<std::byte> out)
 
 Status HeadKeys::Range(TokenRange tokens, std::span<std::byte> out) {
   const size_t stride = prefix_->model()->spec.geometry.row().key_bytes();
+  ranged_ += tokens.size();
+  // Who reads a good part of them may as well read all, and keep them.
+  if (!resident_ && ranged_ > prefix_->partition().mid.size() / 4) {
+    PREFIXD_ASSIGN(resident_, prefix_->MidKeys(head_, Bring::kNow, reads_));
+  }
   if (!resident_) {
     return prefix_->stored().ReadRange(prefix_->layer_of(head_), prefix_->kv_head_of(head_), tokens,
                                        storage::RowPart::kKey, {out, stride}, reads_);

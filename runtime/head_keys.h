@@ -17,8 +17,10 @@ namespace prefixd {
 
 class HeadKeys final : public index::KeyReader {
  public:
-  // Brings them into memory if there is room; `reads` is charged for what is read, now and later.
-  static Result<HeadKeys> Of(PreparedPrefix& prefix, size_t head, storage::ReadStats* reads);
+  // Brings them into memory if there is room, now, or later unless a range of them is asked for
+  // that makes it worth while at once. `reads` is charged for what is read, now and later.
+  static Result<HeadKeys> Of(PreparedPrefix& prefix, size_t head, Bring bring,
+                             storage::ReadStats* reads);
 
   // [mid], densely; nullopt: they are read where they are stored.
   const std::optional<RowsView>& resident() const { return resident_; }
@@ -37,6 +39,7 @@ class HeadKeys final : public index::KeyReader {
   size_t head_;
   storage::ReadStats* reads_;
   std::optional<RowsView> resident_;
+  uint64_t ranged_ = 0;  // tokens that Range read where they are stored
 };
 
 }  // namespace prefixd

@@ -26,8 +26,8 @@ class PreviewPrefix final : public storage::StoredPrefix {
     return inner_->ViewRows(layer, kv_head, ids, part, out, stats);
   }
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
-                   storage::RowSink out, ReadStats* stats) const override {
-    return inner_->ReadRange(layer, kv_head, range, part, out, stats);
+                   storage::RowSink out, storage::RangeUse use, ReadStats* stats) const override {
+    return inner_->ReadRange(layer, kv_head, range, part, out, use, stats);
   }
   std::span<const storage::StoredPart> parts() const override { return inner_->parts(); }
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,

@@ -19,6 +19,7 @@
 #include "runtime/selector_memory.h"
 #include "runtime/token_features.h"
 #include "storage/file.h"
+#include "storage/prefix_store.h"
 
 namespace prefixd {
 
@@ -29,12 +30,17 @@ struct PrefixMemory {
     SelectorMemory::Lease memory;
   };
   struct Head {
-    std::mutex mutex;  // of loading
+    std::mutex mutex;       // of loading
+    std::mutex keys_mutex;  // of loading keys: may last, since nobody may be waiting
     std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
     std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
     storage::AlignedBuffer keys;     // [mid][key bytes]
     std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
+    // Read before a step asked for it: the next one that does is charged.
+    std::atomic<bool> has_ahead{false};
+    std::mutex ahead_mutex;
+    storage::ReadStats ahead;
   };
 
   explicit PrefixMemory(size_t n_heads) : heads(n_heads) {}

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "runtime/choice.h"
 #include "runtime/index_recall.h"
@@ -30,6 +31,12 @@ Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Rooms& rooms,
   PREFIXD_ASSIGN(auto parts, ChainParts(*rooms.storage, stored->info(), stored->n_tokens()));
   return std::unique_ptr<PreparedPrefix>(new PreparedPrefix(
       rooms, std::move(model), std::move(stored), std::move(parts), std::move(memory)));
+}
+
+PreparedPrefix::~PreparedPrefix() {
+  for (HeadLoads* loads : {rooms_.index_loads, rooms_.key_loads}) {
+    if (loads) loads->Forget(*this);
+  }
 }
 
 uint32_t PreparedPrefix::layer_of(size_t head) const {
@@ -147,6 +154,7 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
 Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
   const RowShape row = model_->spec.geometry.row();
   PrefixMemory::Head& state = memory_->heads[head];
+  ChargeAhead(state, reads);
   const size_t sink_bytes = partition_.sink.size() * row.bytes();
   const size_t tail_bytes = partition_.tail.size() * row.bytes();
   if (!state.has_anchors.load(std::memory_order_acquire)) {
@@ -184,25 +192,76 @@ bool PreparedPrefix::MayHoldKeys() {
   return static_cast<bool>(memory_->keys_memory);
 }
 
-Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, storage::ReadStats* reads) {
+Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring,
+                                                        storage::ReadStats* reads) {
   const RowShape row = model_->spec.geometry.row();
   PrefixMemory::Head& state = memory_->heads[head];
-  if (!state.has_keys.load(std::memory_order_acquire) && !MayHoldKeys()) {
-    return std::optional<RowsView>();
-  }
   if (!state.has_keys.load(std::memory_order_acquire)) {
-    std::lock_guard lock(state.mutex);
-    if (!state.has_keys.load(std::memory_order_relaxed)) {
-      storage::AlignedBuffer keys(partition_.mid.size() * row.key_bytes());
-      PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), partition_.mid,
-                                     storage::RowPart::kKey,
-                                     {{keys.data(), keys.size()}, row.key_bytes()}, reads));
-      state.keys = std::move(keys);
-      state.has_keys.store(true, std::memory_order_release);
+    if (!MayHoldKeys()) return std::optional<RowsView>();
+    if (bring == Bring::kLater && rooms_.key_loads) {
+      rooms_.key_loads->Want(*this, index::IndexKind::kExact);
+      return std::optional<RowsView>();
     }
+    PREFIXD_TRY(LoadKeys(head, storage::RangeUse::kOwn, nullptr, reads));
   }
   return std::optional(RowsView{
       state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
+}
+
+Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
+                                storage::ReadStats* reads) {
+  // Of a load that may be stopped: where it looks.
+  constexpr uint32_t kTokensAtATime = 16384;
+  PrefixMemory::Head& state = memory_->heads[head];
+  std::lock_guard lock(state.keys_mutex);
+  if (state.has_keys.load(std::memory_order_relaxed)) return {};
+  const size_t stride = model_->spec.geometry.row().key_bytes();
+  storage::AlignedBuffer keys(partition_.mid.size() * stride);
+  for (uint32_t at = partition_.mid.begin, end = 0; at < partition_.mid.end; at = end) {
+    end = stop ? std::min(partition_.mid.end, storage::RunEnd(stored_->parts(), at, kTokensAtATime))
+               : partition_.mid.end;
+    if (stop && *stop) return Error{Code::kCancelled, "keys are not wanted any more"};
+    const auto out = keys.span().subspan((at - partition_.mid.begin) * stride, (end - at) * stride);
+    PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), {at, end},
+                                   storage::RowPart::kKey, {out, stride}, use, reads));
+  }
+  state.keys = std::move(keys);
+  state.has_keys.store(true, std::memory_order_release);
+  return {};
+}
+
+Status PreparedPrefix::LoadKeysAhead(size_t head, const std::atomic<bool>& stop) {
+  if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
+  storage::ReadStats reads;
+  const Status loaded = LoadKeys(head, storage::RangeUse::kOwnLater, &stop, &reads);
+  NoteAhead(memory_->heads[head], reads);
+  return loaded;
+}
+
+Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
+  if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
+  storage::ReadStats reads;
+  const auto load = [&]() -> Status {
+    PREFIXD_TRY(Anchors(head, &reads));
+    PREFIXD_TRY(Index(head, kind, &reads));
+    return {};
+  };
+  const Status loaded = load();
+  NoteAhead(memory_->heads[head], reads);
+  return loaded;
+}
+
+void PreparedPrefix::NoteAhead(PrefixMemory::Head& state, const storage::ReadStats& reads) {
+  std::lock_guard lock(state.ahead_mutex);
+  state.ahead += reads;
+  state.has_ahead.store(true, std::memory_order_release);
+}
+
+void PreparedPrefix::ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads) {
+  if (!reads || !state.has_ahead.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(state.ahead_mutex);
+  *reads += std::exchange(state.ahead, {});
+  state.has_ahead.store(false, std::memory_order_relaxed);
 }
 
 IndexSource PreparedPrefix::Source(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
@@ -222,6 +281,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
   PrefixMemory::Head& state = memory_->heads[head];
   PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   if (!slot.loaded.load(std::memory_order_acquire)) {
+    if (rooms_.index_loads) rooms_.index_loads->Want(*this, kind);
     std::lock_guard lock(state.mutex);
     if (!slot.loaded.load(std::memory_order_relaxed)) {
       const IndexSource source = Source(head, kind, reads);
@@ -235,6 +295,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
       slot.loaded.store(true, std::memory_order_release);
     }
   }
+  ChargeAhead(state, reads);
   return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
 }
 

@@ -28,8 +28,16 @@ struct AnchorRows {
   RowsView sinks, tail;
 };
 
+// When keys are wanted in memory: at once, or some time, others bringing them meanwhile.
+enum class Bring : uint8_t { kNow, kLater };
+
 class PreparedPrefix {
  public:
+  // Waits until nothing is loaded ahead for it any more.
+  ~PreparedPrefix();
+  PreparedPrefix(const PreparedPrefix&) = delete;
+  PreparedPrefix& operator=(const PreparedPrefix&) = delete;
+
   // `id` is the segment in which n_tokens ends. memory: what another has loaded of the same prefix
   // and model and is used by nobody; null: nothing.
   static Result<std::unique_ptr<PreparedPrefix>> Open(const Rooms& rooms,
@@ -62,12 +70,16 @@ class PreparedPrefix {
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
   // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region. nullopt when
-  // the keys of all heads do not fit into the memory left for selection: HeadKeys reads them then.
-  Result<std::optional<RowsView>> MidKeys(size_t head, storage::ReadStats* reads);
+  // the keys of all heads do not fit into the memory left for selection, or are on their way
+  // (kLater): HeadKeys reads them then.
+  Result<std::optional<RowsView>> MidKeys(size_t head, Bring bring, storage::ReadStats* reads);
   // Codes of all segments that have some, of other kinds the index that covers most of the mid
   // region; an exact index where none can be used.
   Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,
                                        storage::ReadStats* reads);
+  // What the step of a head will ask for first, and its keys; charged to the next step that does.
+  Status LoadIndexAhead(size_t head, index::IndexKind kind);
+  Status LoadKeysAhead(size_t head, const std::atomic<bool>& stop);
   // Stored features of the mid region, for phi; null where the store keeps none.
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
@@ -85,6 +97,11 @@ class PreparedPrefix {
   IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Whether the keys of all heads may be held.
   bool MayHoldKeys();
+  // Unless they are there. stop: null, or kCancelled once it is set.
+  Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
+                  storage::ReadStats* reads);
+  static void ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads);
+  static void NoteAhead(PrefixMemory::Head& state, const storage::ReadStats& reads);
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
   Status CheckStored(const EstimatorVariant& variant) const;
 

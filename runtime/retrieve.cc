@@ -23,7 +23,7 @@ Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32
 Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
                            std::span<const std::byte> selected_keys, storage::ReadStats& reads) {
   const size_t key_bytes = prefix.model()->spec.geometry.row().key_bytes();
-  PREFIXD_ASSIGN(const HeadKeys keys, HeadKeys::Of(prefix, head, &reads));
+  PREFIXD_ASSIGN(const HeadKeys keys, HeadKeys::Of(prefix, head, Bring::kLater, &reads));
   const bool selected = selected_keys.size() == ids.size() * key_bytes;
   const bool known = keys.resident() || selected;
   PREFIXD_TRY(prefix.stored().ViewRows(prefix.layer_of(head), prefix.kv_head_of(head), ids,
@@ -52,7 +52,9 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
       StageTimer timer(spent.read_ns);
       // The index first: it is in memory in any case, keys only where there is room beside it.
       PREFIXD_ASSIGN(index, prefix.Index(head, first.selector, &reads));
-      PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, &reads));
+      // Codes need few exact keys: a prompt's first step does not wait for all of them.
+      const bool few = index->kind() == index::IndexKind::kCodes;
+      PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, few ? Bring::kLater : Bring::kNow, &reads));
     }
     StageTimer timer(spent.select_ns);
     for (const GroupSearch& search : searches) {

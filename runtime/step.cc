@@ -147,7 +147,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
       if (features) estimator.AttachFeatures(*features, selection_.ids, in);
     }
     if (summaries.clusters) {
-      PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix_, task_.head, &reads));
+      PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix_, task_.head, Bring::kLater, &reads));
       PREFIXD_ASSIGN(const auto clusters, summaries.clusters->OfMid(task_.head, keys));
       for (uint32_t id : selection_.ids) of_mid.push_back(id - prefix_.partition().mid.begin);
       estimator.AttachClusters(clusters, of_mid, in);

@@ -85,6 +85,8 @@ class StoreImpl : public Store {
   explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   ~StoreImpl() override {
     core_->scrubber->Stop();
+    core_->key_loads.Stop();
+    core_->index_loads.Stop();
     core_->maintenance->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();

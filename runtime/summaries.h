@@ -20,6 +20,7 @@
 #include "attention/estimator.h"
 #include "attention/partition.h"
 #include "attention/result.h"
+#include "runtime/head_loads.h"
 #include "runtime/models.h"
 #include "runtime/scratch.h"
 #include "runtime/selector_memory.h"
@@ -36,6 +37,8 @@ struct Rooms {
   ThreadPool* pool = nullptr;
   ScratchPool* scratch = nullptr;
   SelectorMemory* selector_memory = nullptr;
+  HeadLoads* index_loads = nullptr;  // ahead of the steps that will need them
+  HeadLoads* key_loads = nullptr;    // of keys that steps can do without for now
   // Called when something derived of a segment turns out not to be sound; never null in a store.
   std::function<void(const storage::SegmentId&)> rebuild = nullptr;
 };

@@ -195,7 +195,7 @@ class PieceReader {
         access_(access),
         stats_(stats),
         decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
-    if (access != Access::kScan || decode_) return;
+    if (access == Access::kPoint || access == Access::kBackground || decode_) return;
     uint64_t bytes = 0;
     for (const PagePiece& piece : pieces) bytes += piece.bytes;
     stream_ = bytes >= kStreamBytes;
@@ -203,7 +203,8 @@ class PieceReader {
 
   Status Run() {
     const bool background = access_ == Access::kBackground;
-    const IoPriority priority = background ? IoPriority::kScrub : IoPriority::kStepRead;
+    const bool last = background || access_ == Access::kOwnLater;
+    const IoPriority priority = last ? IoPriority::kScrub : IoPriority::kStepRead;
     const auto deadline = background ? std::chrono::milliseconds(0) : services_.read_deadline;
     const uint32_t gap = access_ == Access::kPoint ? services_.max_gap_pages : 0;
     std::array<Window, kWindows> windows{Window{services_, file_, priority, deadline, gap},
@@ -288,8 +289,8 @@ class PieceReader {
         for (size_t j = begin; j < end; ++j) in_place_->where[j] = pieces_[j].out;
       }
       Copy(page, begin, end, Tier::kSsd);
-      if (access_ == Access::kBackground || in_place_ != nullptr) continue;
-      services_.tier->Insert(key, page, access_);
+      const bool shared = access_ == Access::kPoint || access_ == Access::kScan;
+      if (shared && in_place_ == nullptr) services_.tier->Insert(key, page, access_);
     }
     FlushCopy();
     return {};

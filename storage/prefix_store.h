@@ -211,6 +211,13 @@ struct RowSink {
   size_t value_stride = 0;
 };
 
+// What becomes of the pages that a run of rows is read from.
+enum class RangeUse : uint8_t {
+  kShared,   // others may want them too: the host tier takes what it has free room for
+  kOwn,      // the reader keeps the bytes: the tier gives what it has and takes nothing
+  kOwnLater  // kOwn, and nobody waits for it: behind all other reads
+};
+
 // Rows read in place: verified, and as they are while this lives, even after the prefix is closed.
 struct BorrowedRows {
   std::vector<RowRef> rows;  // in the order of the ids
@@ -249,7 +256,11 @@ class StoredPrefix {
                           RowPart part, RowViews& out, ReadStats* stats) const = 0;
   // A run of rows, or a part of them. Streams; does not displace hot rows of the host tier.
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
-                           RowSink out, ReadStats* stats) const = 0;
+                           RowSink out, RangeUse use, ReadStats* stats) const = 0;
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
+                   ReadStats* stats) const {
+    return ReadRange(layer, kv_head, range, part, out, RangeUse::kShared, stats);
+  }
   // Whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out, ReadStats* stats) const {

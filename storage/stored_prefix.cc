@@ -97,7 +97,7 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
-                   ReadStats* stats) const override {
+                   RangeUse use, ReadStats* stats) const override {
     PREFIXD_TRY(CheckRun(layer, kv_head));
     if (range.begin > range.end || range.end > n_tokens()) {
       return InvalidArgument("rows [" + std::to_string(range.begin) + ", " +
@@ -113,7 +113,7 @@ class OpenPrefix final : public StoredPrefix {
       PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
       pieces.AddRun(run.begin - link.first(), run.end - link.first(),
                     target.From(run.begin - range.begin));
-      PREFIXD_TRY(Read(link, pieces, Access::kScan, stats));
+      PREFIXD_TRY(Read(link, pieces, AccessFor(use), stats));
     }
     return {};
   }
@@ -174,6 +174,11 @@ class OpenPrefix final : public StoredPrefix {
   }
 
  private:
+  static Access AccessFor(RangeUse use) {
+    if (use == RangeUse::kShared) return Access::kScan;
+    return use == RangeUse::kOwn ? Access::kOwn : Access::kOwnLater;
+  }
+
   Status CheckRun(uint32_t layer, uint32_t kv_head) const {
     const KvGeometry& g = model_.geometry;
     if (layer < g.n_layers && kv_head < g.n_kv_heads) return {};

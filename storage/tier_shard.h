@@ -25,9 +25,10 @@ struct PageKey {
   bool operator==(const PageKey&) const = default;
 };
 
-// Scans neither raise a page's worth nor evict anything. Background reading (rewriting, copying)
-// leaves the tier alone.
-enum class Access : uint8_t { kPoint, kScan, kBackground };
+// Scans neither raise a page's worth nor evict anything. Who keeps the bytes himself (kOwn, and
+// kOwnLater behind all others) takes what is here and leaves nothing. Background reading
+// (rewriting, copying) leaves the tier alone.
+enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kBackground };
 
 inline constexpr uint32_t kNoFrame = UINT32_MAX;
 inline constexpr uint64_t kExtentPages = 16;  // pages that are found by one look into the index
