@@ -1,9 +1,11 @@
 #include "bench/step_reads.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "bench/support/fio.h"
 #include "bench/support/timed.h"
@@ -59,6 +61,12 @@ class StepBench {
     }
     if (wants("step_full")) {
       PREFIXD_ASSIGN(lines["step_full"], MeasureFull());
+    }
+    if (wants("scrubbed")) {
+      PREFIXD_ASSIGN(lines["scrubbed"], MeasureDisturbed("layers' rows, scrubbed", true));
+    }
+    if (wants("verified")) {
+      PREFIXD_ASSIGN(lines["verified"], MeasureDisturbed("layers' rows, verified", false));
     }
     for (const uint32_t gap : {1u, 2u, 4u, 8u, 16u}) {
       const std::string part = "gap" + std::to_string(gap);
@@ -185,6 +193,58 @@ class StepBench {
           const Sets sets = NextStep();
           return Timed(double(rows), bytes, [&] { return copy(sets); });
         });
+  }
+
+  // Steps that come one after the other, with time between them for the engine: how many layers'
+  // reads a second of reading answers.
+  Result<Sample> Steps() {
+    constexpr int kSteps = 12;
+    constexpr std::chrono::milliseconds kBetween(10);
+    const uint32_t kv_heads = prompt_.geometry.n_kv_heads;
+    double seconds = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const Sets sets = NextStep();
+      std::this_thread::sleep_for(kBetween);
+      const auto begun = std::chrono::steady_clock::now();
+      for (uint32_t layer = 0; layer < prompt_.geometry.n_layers; ++layer) {
+        PREFIXD_TRY(pool_.ParallelFor(kv_heads, [&](size_t h) {
+          const auto& ids = sets[size_t{layer} * kv_heads + h];
+          std::vector<std::byte> out(ids.size() * prompt_.geometry.row().bytes());
+          return prefix_->ReadRows(layer, static_cast<uint32_t>(h), ids, out, nullptr);
+        }));
+      }
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+      seconds += took.count();
+    }
+    return Sample{double(kSteps * prompt_.geometry.n_layers) / seconds, 0};
+  }
+
+  // scrub: at the background's rate; else a verification at full speed.
+  Result<Paired> MeasureDisturbed(const std::string& name, bool scrub) {
+    PREFIXD_TRY(Open(0, storage::StoreOptions{}.max_gap_pages));
+    const auto verify = [&](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        if (scrub) {
+          storage::ScrubOptions options;
+          options.interval_ms = 0;
+          options.wait = [&](std::chrono::nanoseconds pause) {
+            std::this_thread::sleep_for(pause);
+            return !stop.stop_requested();
+          };
+          (void)store_->Scrub(options);  // kCancelled at the end
+        } else {
+          (void)store_->Verify(
+              &id_, [&](uint64_t, uint64_t, std::string_view) { return !stop.stop_requested(); });
+        }
+      }
+    };
+    return MeasurePairs(
+        {name, "/s", "undisturbed", 1}, options_.pairs,
+        [&]() -> Result<Sample> {
+          std::jthread other(verify);
+          return Steps();
+        },
+        [&] { return Steps(); });
   }
 
   // Rows of pages with `gap` others between them: read with one operation, or each with its own.

@@ -11,9 +11,11 @@ namespace prefixd::bench {
 
 // By part: "step_cold", "step_half", "step_full" (rows of random tokens, 1% of the prompt for every
 // KV head, each step another set; beside fio's random reads, or memcpy of as many rows from random
-// places), and "gap1", "gap2", "gap4", "gap8", "gap16" (rows of pages with so many others between
-// them, read together over the gaps, beside the same reads one by one). Only what options.parts
-// names. Leaves `dir` empty.
+// places), "scrubbed" and "verified" (layers of such reads from the disk, in bursts as steps have
+// them, while the background's scrub runs at its usual rate, or a verification as fast as it can,
+// beside the same without), and "gap1", "gap2", "gap4", "gap8", "gap16" (rows of pages with so many
+// others between them, read together over the gaps, beside the same reads one by one). Only what
+// options.parts names. Leaves `dir` empty.
 Result<std::map<std::string, Paired>> MeasureStepReads(const Prompt& prompt,
                                                        const SpeedOptions& options,
                                                        const std::string& fio_engine);

@@ -35,6 +35,8 @@ const std::vector<std::pair<std::string, std::string>> kLines = {
     {"step_cold", "step_cold_vs_fio"},
     {"step_half", "step_half_vs_fio"},
     {"step_full", "step_full_vs_memcpy"},
+    {"scrubbed", "step_during_scrub"},
+    {"verified", "step_during_verify"},
     {"gap1", "gap_1_together"},
     {"gap2", "gap_2_together"},
     {"gap4", "gap_4_together"},

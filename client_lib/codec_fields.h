@@ -218,6 +218,7 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
   v("bytes_rewritten", s.bytes_rewritten), v("settled", s.settled), v("merged", s.merged);
   v("rewrite_queue", s.rewrite_queue);
+  v("load_queue", s.load_queue);
   v("selector_memory_bytes", s.selector_memory_bytes);
   v("selector_memory_capacity", s.selector_memory_capacity);
   v("host_tier_pinned", s.host_tier_pinned), v("host_evictions", s.host_evictions);

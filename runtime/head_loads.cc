@@ -40,6 +40,13 @@ void HeadLoads::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+uint64_t HeadLoads::queued() const {
+  std::lock_guard lock(mutex_);
+  uint64_t heads = running_ ? 1 : 0;
+  for (const Entry& e : entries_) heads += e.prefix->heads() - e.next;
+  return heads;
+}
+
 void HeadLoads::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {

@@ -37,6 +37,7 @@ class HeadLoads {
   // Returns when the thread has let go of `prefix`, which nobody may want from now on.
   void Forget(const PreparedPrefix& prefix);
   void Stop();
+  uint64_t queued() const;  // heads to be loaded, and the one under way
 
  private:
   struct Entry {
@@ -48,7 +49,7 @@ class HeadLoads {
   void Loop();
 
   const Load load_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::list<Entry> entries_;
   const PreparedPrefix* running_ = nullptr;

@@ -314,6 +314,7 @@ class StoreImpl : public Store {
     stats.merged = stored.merged;
     stats.ingest_queue = core_->ingest->queued();
     stats.rewrite_queue = core_->rewrites->queued();
+    stats.load_queue = core_->index_loads.queued() + core_->key_loads.queued();
     stats.quota_bytes = stored.quota_bytes;
     stats.evictions = stored.evictions;
     stats.evicted_bytes = stored.evicted_bytes;

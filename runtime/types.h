@@ -261,6 +261,7 @@ struct RuntimeStats {
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
   // Background rewriting (settling, merging), which bytes_written counts too.
   uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
+  uint64_t load_queue = 0;  // heads of attached prefixes that are being loaded ahead of steps
   uint64_t host_tier_pinned = 0, host_evictions = 0;
   // Indexes and exact keys held for selection; indexes may exceed the capacity.
   uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;

@@ -17,6 +17,9 @@ constexpr uint64_t kLeastCost = 4096;  // a sync is not free
 
 uint64_t Cost(const QueuedOp& queued) { return std::max(queued.bytes, kLeastCost); }
 
+constexpr auto kStepRead = static_cast<size_t>(IoPriority::kStepRead);
+constexpr auto kScrub = static_cast<size_t>(IoPriority::kScrub);
+
 bool IsBackground(size_t priority) { return priority >= static_cast<size_t>(IoPriority::kWrite); }
 
 // What writes and scrub may take of the caps. The rest is there for a step read at once, instead of
@@ -42,12 +45,15 @@ void Completions::Tell() {
   batches_.clear();
 }
 
-IoQueue::IoQueue(const IoLimits& limits)
-    : limits_(limits), background_limits_(BackgroundShare(limits)) {}
+IoQueue::IoQueue(const IoLimits& limits, const ScrubManners& manners)
+    : manners_(manners), limits_(limits), background_limits_(BackgroundShare(limits)) {}
 
 void IoQueue::Push(const QueuedOp& queued) {
   Class& c = classes_[static_cast<size_t>(queued.op->priority)];
-  if (c.waiting.empty()) c.passed_over = 0;
+  if (c.waiting.empty()) {
+    c.passed_over = 0;
+    if (queued.op->priority == IoPriority::kScrub) scrub_waits_since_ = IoBatch::Clock::now();
+  }
   c.waiting.push_back(queued);
 }
 
@@ -71,9 +77,27 @@ std::optional<size_t> IoQueue::Next() const {
   }
   for (size_t p = 0; p < kIoPriorities; ++p) {
     if (classes_[p].waiting.empty()) continue;
+    if (p == kScrub && MayScrubAt() > IoBatch::Clock::now()) return std::nullopt;
     return MayGo(p) ? std::optional(p) : std::nullopt;
   }
   return std::nullopt;
+}
+
+IoQueue::TimePoint IoQueue::MayScrubAt() const {
+  const TimePoint latest = scrub_waits_since_ + manners_.longest_hold;
+  if (step_reads_ > 0 || !classes_[kStepRead].waiting.empty()) return latest;
+  if (step_ended_ == TimePoint::min()) return step_ended_;  // there was none
+  return std::min(latest, step_ended_ + manners_.quiet);
+}
+
+std::optional<IoBatch::Clock::time_point> IoQueue::HeldUntil() const {
+  // What else waits is waiting for room, and somebody will make some.
+  for (size_t p = 0; p < kScrub; ++p) {
+    if (!classes_[p].waiting.empty()) return std::nullopt;
+  }
+  if (classes_[kScrub].waiting.empty()) return std::nullopt;
+  const TimePoint at = MayScrubAt();
+  return at > IoBatch::Clock::now() ? std::optional(at) : std::nullopt;
 }
 
 bool IoQueue::Ready() const {
@@ -98,6 +122,8 @@ std::optional<QueuedOp> IoQueue::Pop(Completions& done) {
     for (size_t p = *next + 1; p < kIoPriorities; ++p) classes_[p].passed_over += Cost(queued);
     ++inflight_.ops;
     inflight_.bytes += queued.bytes;
+    if (*next == kStepRead) ++step_reads_;
+    if (*next == kScrub) scrub_waits_since_ = IoBatch::Clock::now();
     if (IsBackground(*next)) {
       ++background_.ops;
       background_.bytes += queued.bytes;
@@ -112,6 +138,10 @@ bool IoQueue::Done(QueuedOp& queued, int64_t result, Completions& done) {
   if (IsBackground(static_cast<size_t>(queued.op->priority))) {
     --background_.ops;
     background_.bytes -= queued.bytes;
+  }
+  if (queued.op->priority == IoPriority::kStepRead) {
+    --step_reads_;
+    step_ended_ = IoBatch::Clock::now();
   }
   // A cancellation may come late and hit what took the place of its target.
   const bool interrupted = result == -EINTR || result == -EAGAIN || result == -ECANCELED;

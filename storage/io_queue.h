@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -34,9 +35,16 @@ class Completions {
   std::vector<std::pair<IoBatch*, size_t>> batches_;
 };
 
+// How scrub gives way. A disk that has one of its large reads answers nobody else meanwhile, and a
+// step reads little but often: while steps read, and until `quiet` after the last of it, scrub is
+// held, but an operation goes at least every `longest_hold`, so that it never stands still.
+struct ScrubManners {
+  std::chrono::microseconds quiet{2000}, longest_hold{20000};
+};
+
 class IoQueue {
  public:
-  explicit IoQueue(const IoLimits& limits);
+  explicit IoQueue(const IoLimits& limits, const ScrubManners& manners = {});
 
   void Push(const QueuedOp& queued);
   // The next operation that fits; one larger than the byte cap goes alone. Those whose deadline has
@@ -44,6 +52,9 @@ class IoQueue {
   std::optional<QueuedOp> Pop(Completions& done);
   // Whether Pop would find something now.
   bool Ready() const;
+  // When what is held may go if nothing else happens. Asked before Ready or the last Pop, it leaves
+  // no moment in which neither finds anything and nobody waits.
+  std::optional<IoBatch::Clock::time_point> HeldUntil() const;
   // Ends what Pop returned. False: it was interrupted and waits in the queue again.
   bool Done(QueuedOp& queued, int64_t result, Completions& done);
 
@@ -53,6 +64,7 @@ class IoQueue {
   uint32_t inflight_ops() const { return inflight_.ops; }
 
  private:
+  using TimePoint = IoBatch::Clock::time_point;
   struct Load {
     uint32_t ops = 0;
     uint64_t bytes = 0;
@@ -65,12 +77,18 @@ class IoQueue {
   static bool Fits(const Load& load, const QueuedOp& next, const IoLimits& limits);
   bool MayGo(size_t priority) const;
   std::optional<size_t> Next() const;
+  // Of the scrub that waits.
+  TimePoint MayScrubAt() const;
 
+  const ScrubManners manners_;
   const IoLimits limits_;
   const IoLimits background_limits_;
   std::array<Class, kIoPriorities> classes_;
   Load inflight_;
-  Load background_;  // the part of inflight_ that is writes and scrub
+  Load background_;          // the part of inflight_ that is writes and scrub
+  uint32_t step_reads_ = 0;  // in flight
+  TimePoint step_ended_ = TimePoint::min();
+  TimePoint scrub_waits_since_{};  // since it waits, or since the last of it went
 };
 
 }  // namespace prefixd::storage

@@ -70,7 +70,8 @@ class ThreadEngine final : public IoEngine {
     {
       std::lock_guard lock(mutex_);
       for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
-      if (queue_.Ready()) wakes = std::min(ops.size(), idle_);
+      const bool held = queue_.HeldUntil().has_value();
+      if (held || queue_.Ready()) wakes = std::min(ops.size(), idle_);
     }
     for (; wakes > 0; --wakes) wake_.notify_one();
   }
@@ -99,6 +100,7 @@ class ThreadEngine final : public IoEngine {
     Completions done;
     std::unique_lock lock(mutex_);
     while (true) {
+      const auto held_until = queue_.HeldUntil();
       const std::optional<QueuedOp> next = queue_.Pop(done);
       if (next) mine = *next;
       if (next && idle_ > 0 && queue_.Ready()) wake_.notify_one();
@@ -113,7 +115,11 @@ class ThreadEngine final : public IoEngine {
       }
       if (stop_) return;
       ++idle_;
-      wake_.wait(lock);
+      if (held_until) {
+        wake_.wait_until(lock, *held_until);
+      } else {
+        wake_.wait(lock);
+      }
       --idle_;
     }
   }

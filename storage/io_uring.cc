@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,7 +61,8 @@ class UringEngine final : public IoEngine {
     {
       std::lock_guard lock(mutex_);
       for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
-      wake = asleep_ && queue_.Ready();
+      const bool held = queue_.HeldUntil().has_value();
+      wake = asleep_ && (held || queue_.Ready());
       if (wake) asleep_ = false;
     }
     if (wake) Wake();
@@ -143,6 +146,7 @@ class UringEngine final : public IoEngine {
         if (mark < kCancelMark) Finished(mark, cqe->res);
       }
       io_uring_cq_advance(&ring_, n);
+      held_until_ = queue_.HeldUntil();
       // Entries that could not be submitted last time may still be there.
       while (!free_slots_.empty() && io_uring_sq_space_left(&ring_) > slots_.size() + 1) {
         const std::optional<QueuedOp> next = queue_.Pop(done_);
@@ -219,10 +223,18 @@ class UringEngine final : public IoEngine {
     wake_armed_ = true;
   }
 
+  int SubmitAndWaitFor(std::chrono::nanoseconds time) {
+    const auto ns = std::max<int64_t>(0, time.count());
+    __kernel_timespec timeout{ns / 1'000'000'000, ns % 1'000'000'000};
+    io_uring_cqe* first = nullptr;
+    return io_uring_submit_and_wait_timeout(&ring_, &first, 1, &timeout, nullptr);
+  }
+
   void SubmitAndWait() {
-    const int rc = io_uring_submit_and_wait(&ring_, 1);
+    const int rc = held_until_ ? SubmitAndWaitFor(*held_until_ - IoBatch::Clock::now())
+                               : io_uring_submit_and_wait(&ring_, 1);
     // What was not submitted now is still in the ring and goes with the next call.
-    if (rc >= 0 || rc == -EINTR || rc == -EBUSY) return;
+    if (rc >= 0 || rc == -ETIME || rc == -EINTR || rc == -EBUSY) return;
     if (rc == -EAGAIN) {  // the kernel is short of memory
       std::this_thread::yield();
       return;
@@ -243,6 +255,7 @@ class UringEngine final : public IoEngine {
   io_uring ring_{};
   Completions done_;
   bool wake_armed_ = false;
+  std::optional<IoBatch::Clock::time_point> held_until_;
   uint64_t wakes_ = 0;
   UniqueFd wake_fd_;
   std::thread ring_thread_;

@@ -1,4 +1,6 @@
 // What sessions have loaded of a prefix serves the next ones, as far as nobody needs the memory.
+#include <thread>
+
 #include "runtime/store.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -30,6 +32,17 @@ class PreparedCacheTest : public RuntimeTest {
   // keys.
   static constexpr uint64_t kRowPages = 2 * (kTokens / 64 + 1) * 4096;
 
+  // Until all that steps have asked for is in memory.
+  void WaitLoaded() const {
+    while (store_->stats().load_queue > 0) std::this_thread::yield();
+  }
+  // Has everything loaded; what that read is charged to this step.
+  Output StepLoaded(Session& session, uint32_t layer, std::span<const float> q) {
+    Step(session, layer, q);
+    WaitLoaded();
+    return Step(session, layer, q);
+  }
+
   StepPolicy policy_;
 };
 
@@ -40,8 +53,9 @@ TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
   const auto q = prompt.Q(1, kTokens - 1, 1);
   auto session = Attach(prompt, policy_);
   ASSERT_TRUE(session);
-  const Output first = Step(*session, 1, q);
+  const Output first = StepLoaded(*session, 1, q);
   EXPECT_GT(Ssd(first), kRowPages);
+  EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);
   session.reset();
   EXPECT_GT(store_->stats().selector_memory_bytes, KeyBytes());
   session = Attach(prompt, policy_);
@@ -58,7 +72,37 @@ TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
   shorter.policy = policy_;
   const auto cut = store_->Attach(shorter);
   ASSERT_OK(cut);
-  EXPECT_GT(Ssd(Step(**cut, 1, q)), kRowPages);
+  EXPECT_GT(Ssd(StepLoaded(**cut, 1, q)), kRowPages);
+}
+
+TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, Seed("FirstStepsDoNotWaitForKeys"));
+  const std::string prefix = PutReady(prompt);
+  Open();
+  const auto q = prompt.Q(1, kTokens - 1, 1);
+  // With keys in memory, some of them, or none: the same tokens, the same sums.
+  auto session = Attach(prompt, policy_);
+  ASSERT_TRUE(session);
+  const Output first = Step(*session, 1, q);
+  const Output loaded = StepLoaded(*session, 1, q);
+  EXPECT_EQ(loaded.y, first.y);
+  EXPECT_EQ(loaded.lse, first.lse);
+  // What was loaded ahead was charged, all keys of both heads among it.
+  Step(*session, 0, prompt.Q(0, kTokens - 1, 1));
+  const auto report = session->report();
+  EXPECT_GT(report.total.physical_bytes[static_cast<size_t>(Tier::kSsd)], KeyBytes());
+  session.reset();
+  // What is being loaded holds nothing open once the last session is gone.
+  for (int i = 0; i < 20; ++i) {
+    Open();
+    session = Attach(prompt, policy_);
+    ASSERT_TRUE(session);
+    EXPECT_EQ(Step(*session, 1, q).y, first.y);
+    session.reset();
+    EXPECT_EQ(store_->stats().load_queue, 0u);
+  }
+  ASSERT_OK(store_->Remove(prefix));
 }
 
 TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
@@ -72,7 +116,7 @@ TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
     const auto q = prompt->Q(1, kTokens - 1, 1);
     const auto session = Attach(*prompt, policy_);
     ASSERT_TRUE(session);
-    EXPECT_GT(Ssd(Step(*session, 1, q)), kRowPages);
+    EXPECT_GT(Ssd(StepLoaded(*session, 1, q)), kRowPages);
     EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);  // its keys have found room
     const auto stats = store_->stats();
     EXPECT_GE(stats.selector_memory_bytes, KeyBytes());

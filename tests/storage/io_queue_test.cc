@@ -34,7 +34,10 @@ class IoQueueTest : public ::testing::Test {
   }
 
   IoLimits limits_{1 << 20, 8};
-  IoQueue queue_{limits_};
+  // Held by what happens and not by the clock.
+  ScrubManners manners_{.quiet = std::chrono::microseconds(0),
+                        .longest_hold = std::chrono::hours(1)};
+  IoQueue queue_{limits_, manners_};
   IoBatch batch_;
   Completions done_;
   std::vector<std::unique_ptr<IoOp>> ops_;
@@ -49,8 +52,54 @@ TEST_F(IoQueueTest, UrgentFirst) {
   EXPECT_EQ(Pop(), IoPriority::kStepRead);
   EXPECT_EQ(Pop(), IoPriority::kCommit);
   EXPECT_EQ(Pop(), IoPriority::kWrite);
+  EXPECT_EQ(Pop(), std::nullopt);
+  Finish();
   EXPECT_EQ(Pop(), IoPriority::kScrub);
   EXPECT_EQ(Pop(), std::nullopt);
+}
+
+TEST_F(IoQueueTest, ScrubIsHeldWhileStepsRead) {
+  using std::chrono::hours;
+  const auto now = IoBatch::Clock::now;
+  IoQueue queue(limits_, {.quiet = hours(1), .longest_hold = hours(2)});
+  std::deque<IoOp> ops;
+  const auto push = [&](IoPriority priority) {
+    ops.push_back({.priority = priority});
+    queue.Push({&ops.back(), &batch_, 4096, 0, 0});
+  };
+  EXPECT_EQ(queue.HeldUntil(), std::nullopt);
+  push(IoPriority::kScrub);
+  EXPECT_EQ(queue.HeldUntil(), std::nullopt);  // no step has read
+  ASSERT_TRUE(queue.Pop(done_));
+  push(IoPriority::kStepRead);
+  push(IoPriority::kScrub);
+  auto step = queue.Pop(done_);
+  ASSERT_TRUE(step);
+  EXPECT_EQ(step->op->priority, IoPriority::kStepRead);
+  EXPECT_FALSE(queue.Ready());
+  ASSERT_TRUE(queue.HeldUntil());
+  EXPECT_GT(*queue.HeldUntil(), now() + hours(1));  // a step in flight: as long as it may be
+  queue.Done(*step, 4096, done_);
+  EXPECT_FALSE(queue.Ready());
+  ASSERT_TRUE(queue.HeldUntil());
+  EXPECT_LE(*queue.HeldUntil(), now() + hours(1));  // quiet since it ended
+  push(IoPriority::kWrite);                         // others go on
+  EXPECT_TRUE(queue.Ready());
+  ASSERT_TRUE(queue.Pop(done_));
+  EXPECT_FALSE(queue.Pop(done_));
+}
+
+TEST_F(IoQueueTest, ScrubIsNotHeldForEver) {
+  using std::chrono::hours, std::chrono::microseconds;
+  IoQueue queue(limits_, {.quiet = hours(1), .longest_hold = microseconds(0)});
+  std::deque<IoOp> ops;
+  for (const IoPriority priority : {IoPriority::kStepRead, IoPriority::kScrub}) {
+    ops.push_back({.priority = priority});
+    queue.Push({&ops.back(), &batch_, 4096, 0, 0});
+    const auto next = queue.Pop(done_);
+    ASSERT_TRUE(next);
+    EXPECT_EQ(next->op->priority, priority);
+  }
 }
 
 TEST_F(IoQueueTest, AFloodLeavesRoomForStepReads) {
