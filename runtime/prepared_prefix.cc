@@ -240,13 +240,13 @@ Status PreparedPrefix::LoadKeysAhead(size_t head, const std::atomic<bool>& stop)
 
 Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
   if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
+  // Beyond the bound only what steps cannot do without.
+  if (rooms_.selector_memory->used() >= rooms_.selector_memory->capacity()) return {};
   storage::ReadStats reads;
-  const auto load = [&]() -> Status {
-    PREFIXD_TRY(Anchors(head, &reads));
-    PREFIXD_TRY(Index(head, kind, &reads));
-    return {};
-  };
-  const Status loaded = load();
+  // Not by Index, which would have it loaded ahead.
+  if (kind != index::IndexKind::kExact) LoadIndex(head, kind, &reads);
+  const auto anchors = Anchors(head, &reads);
+  const Status loaded = anchors.ok() ? Status() : Status(anchors.error());
   NoteAhead(memory_->heads[head], reads);
   return loaded;
 }
@@ -279,24 +279,29 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
                                                      storage::ReadStats* reads) {
   if (kind == index::IndexKind::kExact) return exact_.get();
   PrefixMemory::Head& state = memory_->heads[head];
-  PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
+  const PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   if (!slot.loaded.load(std::memory_order_acquire)) {
     if (rooms_.index_loads) rooms_.index_loads->Want(*this, kind);
-    std::lock_guard lock(state.mutex);
-    if (!slot.loaded.load(std::memory_order_relaxed)) {
-      const IndexSource source = Source(head, kind, reads);
-      const SegmentPart* largest = LargestPart();
-      if (kind == index::IndexKind::kCodes) {
-        slot.index = LoadCodes(source);
-      } else if (largest) {
-        slot.index = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
-      }
-      if (slot.index) slot.memory = rooms_.selector_memory->Charge(slot.index->memory_bytes());
-      slot.loaded.store(true, std::memory_order_release);
-    }
+    LoadIndex(head, kind, reads);
   }
   ChargeAhead(state, reads);
   return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
+}
+
+void PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+  PrefixMemory::Head& state = memory_->heads[head];
+  PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
+  std::lock_guard lock(state.mutex);
+  if (slot.loaded.load(std::memory_order_relaxed)) return;
+  const IndexSource source = Source(head, kind, reads);
+  const SegmentPart* largest = LargestPart();
+  if (kind == index::IndexKind::kCodes) {
+    slot.index = LoadCodes(source);
+  } else if (largest) {
+    slot.index = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
+  }
+  if (slot.index) slot.memory = rooms_.selector_memory->Charge(slot.index->memory_bytes());
+  slot.loaded.store(true, std::memory_order_release);
 }
 
 Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {

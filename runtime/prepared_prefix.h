@@ -97,6 +97,8 @@ class PreparedPrefix {
   IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Whether the keys of all heads may be held.
   bool MayHoldKeys();
+  // Unless it is there.
+  void LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Unless they are there. stop: null, or kCancelled once it is set.
   Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
                   storage::ReadStats* reads);

@@ -33,6 +33,11 @@ void IoBatch::Complete(size_t n) {
   done_.notify_all();
 }
 
+bool IoBatch::EndsWith(size_t n) const {
+  std::lock_guard lock(mutex_);
+  return pending_ == n;
+}
+
 void IoBatch::Own(std::shared_ptr<const void> owner) {
   std::lock_guard lock(mutex_);
   owner_ = std::move(owner);

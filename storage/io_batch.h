@@ -34,6 +34,8 @@ class IoBatch {
   // For engines. A Submit adds all its operations before the first one completes.
   void Add(size_t n);
   void Complete(size_t n);
+  // Whether Complete(n) would wake whoever waits.
+  bool EndsWith(size_t n) const;
   // Keeps `owner` until nothing is outstanding; then the completing thread lets go of it. Counts as
   // outstanding itself: Complete(1) once the operations are added.
   void Own(std::shared_ptr<const void> owner);

@@ -40,6 +40,10 @@ void Completions::Add(const QueuedOp& done, int64_t result) {
   }
 }
 
+bool Completions::Wakes() const {
+  return std::ranges::any_of(batches_, [](const auto& b) { return b.first->EndsWith(b.second); });
+}
+
 void Completions::Tell() {
   for (const auto& [batch, n] : batches_) batch->Complete(n);
   batches_.clear();

@@ -29,6 +29,8 @@ class Completions {
  public:
   void Add(const QueuedOp& done, int64_t result);
   void Tell();
+  // Whether telling wakes somebody.
+  bool Wakes() const;
   bool empty() const { return batches_.empty(); }
 
  private:

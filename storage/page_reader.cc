@@ -2,171 +2,21 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "storage/errors.h"
+#include "storage/page_window.h"
 #include "storage/row_encoding.h"
 #include "storage/stream_copy.h"
 
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kWindows = 3;  // in flight: the disk works while one is verified and copied
-constexpr size_t kMaxOpPages = 128;
-constexpr size_t kLookupPages = 256;         // looked up, pinned and copied together
+constexpr size_t kWindows = 3;        // in flight: the disk works while one is verified and copied
+constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
 constexpr uint64_t kStreamBytes = 4u << 20;  // scans from here on go past the caches
-
-// What one batch of reads touches. Shared with the engine, because the disk may write into it long
-// after the reader has given up.
-struct Flight {
-  explicit Flight(std::shared_ptr<BufferPool> pool)
-      : buffers(std::move(pool)), scratch(buffers->Take()) {}
-  ~Flight() { buffers->Give(std::move(scratch)); }
-  Flight(const Flight&) = delete;
-  Flight& operator=(const Flight&) = delete;
-
-  const std::shared_ptr<BufferPool> buffers;
-  std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
-  std::vector<uint64_t> pages;              // that are wanted
-  std::vector<uint32_t> slots;              // where each of them lies in scratch, in pages
-  uint64_t bytes = 0;                       // of all operations
-  AlignedBuffer scratch;
-  std::vector<IoOp> ops;
-  IoBatch batch;
-};
-
-// Reads one set of ascending pages into scratch memory, verified. Pages with at most `max_gap`
-// others between them share an operation; what lies between is read and ignored.
-class Window {
- public:
-  Window(const ReadServices& services, const SegmentFile& file, IoPriority priority,
-         std::chrono::milliseconds deadline, uint32_t max_gap = 0)
-      : services_(services),
-        file_(file),
-        priority_(priority),
-        deadline_(deadline),
-        max_gap_(max_gap) {}
-  ~Window() {
-    if (started_) services_.engine->Cancel(flight_->batch, ECANCELED);
-  }
-  Window(const Window&) = delete;
-  Window& operator=(const Window&) = delete;
-
-  // How many more pages fit for certain when so many slots are taken.
-  size_t Room(size_t slots) const { return (kWindowPages - slots) / (1 + max_gap_); }
-  // Slots taken by `page` behind `before` (null: the first).
-  size_t SlotsOf(uint64_t page, const uint64_t* before) const {
-    return before != nullptr && page - *before <= 1 + max_gap_ ? page - *before : 1;
-  }
-
-  void Start(std::vector<uint64_t> pages) {
-    if (!flight_) flight_ = std::make_shared<Flight>(services_.buffers);
-    flight_->file = file_.shared_from_this();
-    flight_->pages = std::move(pages);
-    flight_->ops.clear();
-    flight_->slots.clear();
-    const std::vector<uint64_t>& p = flight_->pages;
-    uint32_t slot = 0;
-    for (size_t i = 0; i < p.size();) {
-      const uint64_t first = p[i];
-      uint64_t n = 0;  // pages of the operation
-      for (; i < p.size() && p[i] - first < kMaxOpPages; ++i) {
-        if (n > 0 && p[i] - first - n > max_gap_) break;
-        n = p[i] - first + 1;
-        flight_->slots.push_back(slot + static_cast<uint32_t>(n - 1));
-      }
-      flight_->ops.push_back(ReadOp(first, slot, n));
-      slot += static_cast<uint32_t>(n);
-    }
-    flight_->bytes = uint64_t{slot} * kPageBytes;
-    Submit(flight_->ops);
-  }
-
-  // Waits and verifies. On success page(i) are the bytes of pages()[i].
-  Status Finish() {
-    PREFIXD_TRY(Await());
-    for (IoOp& op : flight_->ops) {
-      if (CheckComplete(op, "").ok()) continue;
-      if (op.result == -ETIMEDOUT) return TimedOut();
-      op.result = 0;
-      PREFIXD_TRY(Again(op));
-    }
-    services_.bytes_read->fetch_add(bytes(), std::memory_order_relaxed);
-    for (size_t i = 0; i < pages().size(); ++i) {
-      if (!file_.VerifyPage(pages()[i], page(i))) PREFIXD_TRY(ReadAgain(i));
-    }
-    return {};
-  }
-
-  const std::vector<uint64_t>& pages() const { return flight_->pages; }
-  uint64_t bytes() const { return flight_->bytes; }
-  ConstPageBytes page(size_t i) const {
-    return ConstPageBytes(flight_->scratch.data() + flight_->slots[i] * kPageBytes, kPageBytes);
-  }
-
- private:
-  IoOp ReadOp(uint64_t page, size_t slot, size_t n) const {
-    return {IoKind::kRead,
-            priority_,
-            file_.fd(),
-            page * kPageBytes,
-            {{flight_->scratch.data() + slot * kPageBytes, n * kPageBytes}},
-            0};
-  }
-
-  // `ops` are the flight's.
-  void Submit(std::span<IoOp> ops) {
-    if (deadline_.count() > 0) flight_->batch.SetDeadline(IoBatch::Clock::now() + deadline_);
-    started_ = true;
-    services_.engine->SubmitOwned(ops, flight_->batch, flight_);
-  }
-
-  Status Await() {
-    started_ = false;
-    if (services_.engine->Finish(flight_->batch)) return {};
-    flight_ = nullptr;  // the engine's alone from now on
-    return TimedOut();
-  }
-
-  Status Again(IoOp& op) {
-    Submit({&op, 1});
-    PREFIXD_TRY(Await());
-    if (op.result == -ETIMEDOUT) return TimedOut();
-    return CheckComplete(op, "reading segment " + file_.record().id.ToString());
-  }
-
-  // A mismatch may be a fault on the way: once more, then the page is damaged.
-  Status ReadAgain(size_t i) {
-    services_.checksum_failures->fetch_add(1, std::memory_order_relaxed);
-    flight_->ops.assign(1, ReadOp(pages()[i], flight_->slots[i], 1));
-    PREFIXD_TRY(Again(flight_->ops.front()));
-    services_.bytes_read->fetch_add(kPageBytes, std::memory_order_relaxed);
-    if (file_.VerifyPage(pages()[i], page(i))) return {};
-    const std::string how = "page " + std::to_string(pages()[i]) + " does not verify";
-    services_.on_corrupt(file_.record().id, how);
-    return Error{Code::kCorrupt, "segment " + file_.record().id.ToString() + ": " + how};
-  }
-
-  Error TimedOut() const {
-    Error error{Code::kUnavailable, "reading segment " + file_.record().id.ToString() +
-                                        ": the disk did not answer within " +
-                                        std::to_string(deadline_.count()) + " ms"};
-    LogWarning(error.message);
-    return error;
-  }
-
-  const ReadServices& services_;
-  const SegmentFile& file_;
-  const IoPriority priority_;
-  const std::chrono::milliseconds deadline_;  // 0: none
-  const uint32_t max_gap_;
-  std::shared_ptr<Flight> flight_;
-  bool started_ = false;  // submitted and not waited for
-};
 
 // The pieces of one window and which of its pages they belong to.
 struct WindowPieces {
@@ -207,9 +57,9 @@ class PieceReader {
     const IoPriority priority = last ? IoPriority::kScrub : IoPriority::kStepRead;
     const auto deadline = background ? std::chrono::milliseconds(0) : services_.read_deadline;
     const uint32_t gap = access_ == Access::kPoint ? services_.max_gap_pages : 0;
-    std::array<Window, kWindows> windows{Window{services_, file_, priority, deadline, gap},
-                                         Window{services_, file_, priority, deadline, gap},
-                                         Window{services_, file_, priority, deadline, gap}};
+    std::array<PageWindow, kWindows> windows{PageWindow{services_, file_, priority, deadline, gap},
+                                             PageWindow{services_, file_, priority, deadline, gap},
+                                             PageWindow{services_, file_, priority, deadline, gap}};
     std::array<WindowPieces, kWindows> wanted;
     bool more = true;
     for (size_t begun = 0, delivered = 0; more || delivered < begun;) {
@@ -226,7 +76,7 @@ class PieceReader {
 
  private:
   // Serves what the tier has and starts reading the rest of the next window. False: none left.
-  bool Start(Window& window, WindowPieces& wanted) {
+  bool Start(PageWindow& window, WindowPieces& wanted) {
     wanted.missing.clear();
     std::vector<uint64_t> pages;
     size_t slots = 0;
@@ -271,7 +121,7 @@ class PieceReader {
     return true;
   }
 
-  Status Deliver(Window& window, const WindowPieces& wanted) {
+  Status Deliver(PageWindow& window, const WindowPieces& wanted) {
     PREFIXD_TRY(window.Finish());
     stats_->pages_ssd += window.pages().size();
     stats_->bytes[static_cast<size_t>(Tier::kSsd)] += window.bytes();
@@ -380,7 +230,7 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
     if (pieces[i].page != pages[p]) ++p;
     if (frames[p] != kNoFrame) stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].bytes;
   }
-  Window window(services, file, IoPriority::kStepRead, services.read_deadline);
+  PageWindow window(services, file, IoPriority::kStepRead, services.read_deadline);
   for (size_t at = 0; at < pages.size();) {
     std::vector<uint64_t> missing;
     std::vector<size_t> index;
@@ -412,7 +262,7 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
                       const std::function<bool(uint64_t)>& page_done, uint64_t first_page,
                       size_t window_pages) {
-  Window window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0));
+  PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0));
   const uint64_t end = file.layout().table_page;
   for (uint64_t page = first_page; page < end;) {
     std::vector<uint64_t> pages;

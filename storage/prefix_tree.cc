@@ -4,13 +4,10 @@
 #include <cassert>
 
 namespace prefixd::storage {
-namespace {
 
-Error NoPrefix(const SegmentId& id) {
+Error PrefixTree::NoPrefix(const SegmentId& id) {
   return {Code::kNotFound, "no stored prefix " + id.ToString()};
 }
-
-}  // namespace
 
 ChainPin& ChainPin::operator=(ChainPin&& other) noexcept {
   if (this != &other) {
@@ -184,64 +181,6 @@ std::vector<SegmentId> PrefixTree::Unneeded() const {
     }
   }
   return out;
-}
-
-void PrefixTree::PutAlias(const AliasRecord& alias) {
-  aliases_[alias.id] = alias;
-  if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
-    it->second.aliases.insert(alias.id);
-  }
-}
-
-void PrefixTree::InsertAlias(const AliasRecord& alias) {
-  std::lock_guard lock(mutex_);
-  PutAlias(alias);
-}
-
-Status PrefixTree::UpdateAlias(const AliasRecord& alias, const Commit& commit) {
-  std::lock_guard lock(mutex_);
-  const auto it = aliases_.find(alias.id);
-  if (it == aliases_.end()) return NoPrefix(alias.id);
-  assert(it->second.segment == alias.segment);
-  PREFIXD_TRY(commit());
-  it->second = alias;
-  return {};
-}
-
-Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& commit) {
-  std::lock_guard lock(mutex_);
-  const auto it = aliases_.find(id);
-  if (it == aliases_.end()) return NoPrefix(id);
-  PREFIXD_TRY(commit());
-  AliasRecord alias = std::move(it->second);
-  aliases_.erase(it);
-  if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
-    node->second.aliases.erase(id);
-  }
-  return alias;
-}
-
-std::vector<AliasRecord> PrefixTree::Aliases() const {
-  std::lock_guard lock(mutex_);
-  std::vector<AliasRecord> out;
-  for (const auto& [id, alias] : aliases_) out.push_back(alias);
-  return out;
-}
-
-std::vector<AliasRecord> PrefixTree::AliasesInto(const SegmentId& segment) const {
-  std::lock_guard lock(mutex_);
-  std::vector<AliasRecord> out;
-  if (const auto it = nodes_.find(segment); it != nodes_.end()) {
-    for (const SegmentId& id : it->second.aliases) out.push_back(aliases_.at(id));
-  }
-  return out;
-}
-
-std::pair<SegmentId, uint32_t> PrefixTree::Resolve(const SegmentId& id) const {
-  std::lock_guard lock(mutex_);
-  const auto it = aliases_.find(id);
-  if (it == aliases_.end()) return {id, 0};
-  return {it->second.segment, it->second.n_tokens};
 }
 
 std::vector<const PrefixTree::Node*> PrefixTree::ChainOf(const SegmentId& id) const {

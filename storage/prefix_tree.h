@@ -154,6 +154,8 @@ class PrefixTree {
     std::set<SegmentId> aliases;
     int64_t verified_unix_ms = 0;
   };
+
+  static Error NoPrefix(const SegmentId& id);
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
   static ChildKey KeyOf(const Node& node);

@@ -1,6 +1,4 @@
 // What sessions have loaded of a prefix serves the next ones, as far as nobody needs the memory.
-#include <thread>
-
 #include "runtime/store.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -32,15 +30,12 @@ class PreparedCacheTest : public RuntimeTest {
   // keys.
   static constexpr uint64_t kRowPages = 2 * (kTokens / 64 + 1) * 4096;
 
-  // Until all that steps have asked for is in memory.
-  void WaitLoaded() const {
-    while (store_->stats().load_queue > 0) std::this_thread::yield();
-  }
-  // Has everything loaded; what that read is charged to this step.
-  Output StepLoaded(Session& session, uint32_t layer, std::span<const float> q) {
+  // What a session reads until all that a layer's steps want is in memory.
+  uint64_t SsdUntilLoaded(Session& session, uint32_t layer, std::span<const float> q) {
     Step(session, layer, q);
     WaitLoaded();
-    return Step(session, layer, q);
+    Step(session, layer, q);  // charged with what was loaded ahead
+    return session.report().total.physical_bytes[static_cast<size_t>(Tier::kSsd)];
   }
 
   StepPolicy policy_;
@@ -53,9 +48,9 @@ TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
   const auto q = prompt.Q(1, kTokens - 1, 1);
   auto session = Attach(prompt, policy_);
   ASSERT_TRUE(session);
-  const Output first = StepLoaded(*session, 1, q);
-  EXPECT_GT(Ssd(first), kRowPages);
-  EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);
+  EXPECT_GT(SsdUntilLoaded(*session, 1, q), kRowPages);
+  const Output first = Step(*session, 1, q);
+  EXPECT_LE(Ssd(first), kRowPages);
   session.reset();
   EXPECT_GT(store_->stats().selector_memory_bytes, KeyBytes());
   session = Attach(prompt, policy_);
@@ -72,7 +67,7 @@ TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
   shorter.policy = policy_;
   const auto cut = store_->Attach(shorter);
   ASSERT_OK(cut);
-  EXPECT_GT(Ssd(StepLoaded(**cut, 1, q)), kRowPages);
+  EXPECT_GT(SsdUntilLoaded(**cut, 1, q), kRowPages);
 }
 
 TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
@@ -85,7 +80,8 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
   auto session = Attach(prompt, policy_);
   ASSERT_TRUE(session);
   const Output first = Step(*session, 1, q);
-  const Output loaded = StepLoaded(*session, 1, q);
+  WaitLoaded();
+  const Output loaded = Step(*session, 1, q);
   EXPECT_EQ(loaded.y, first.y);
   EXPECT_EQ(loaded.lse, first.lse);
   // What was loaded ahead was charged, all keys of both heads among it.
@@ -116,7 +112,7 @@ TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
     const auto q = prompt->Q(1, kTokens - 1, 1);
     const auto session = Attach(*prompt, policy_);
     ASSERT_TRUE(session);
-    EXPECT_GT(Ssd(StepLoaded(*session, 1, q)), kRowPages);
+    EXPECT_GT(SsdUntilLoaded(*session, 1, q), kRowPages);
     EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);  // its keys have found room
     const auto stats = store_->stats();
     EXPECT_GE(stats.selector_memory_bytes, KeyBytes());

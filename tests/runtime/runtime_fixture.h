@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/store.h"
@@ -132,6 +134,13 @@ class RuntimeTest : public ::testing::Test {
     ASSERT_OK(store);
     store_ = std::move(store).value();
     ASSERT_OK(store_->RegisterModel(spec_));
+  }
+
+  // Until what steps have asked for is in memory.
+  void WaitLoaded() const {
+    while (store_->stats().load_queue > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   // Adds feature maps to the spec.
