@@ -73,7 +73,8 @@ bool IoQueue::MayGo(size_t priority) const {
 
 // Whose turn it is. It is kept even if the operation does not fit yet: smaller ones passing it
 // could hold up a large one for ever.
-std::optional<size_t> IoQueue::Next() const {
+std::optional<size_t> IoQueue::Next(std::optional<TimePoint>& held_until) const {
+  held_until.reset();
   for (size_t p = kIoPriorities; p-- > 1;) {
     const Class& c = classes_[p];
     if (c.waiting.empty() || !MayGo(p)) continue;
@@ -81,7 +82,13 @@ std::optional<size_t> IoQueue::Next() const {
   }
   for (size_t p = 0; p < kIoPriorities; ++p) {
     if (classes_[p].waiting.empty()) continue;
-    if (p == kScrub && MayScrubAt() > IoBatch::Clock::now()) return std::nullopt;
+    if (p == kScrub) {
+      const TimePoint at = MayScrubAt();
+      if (at > IoBatch::Clock::now()) {
+        held_until = at;
+        return std::nullopt;
+      }
+    }
     return MayGo(p) ? std::optional(p) : std::nullopt;
   }
   return std::nullopt;
@@ -94,24 +101,15 @@ IoQueue::TimePoint IoQueue::MayScrubAt() const {
   return std::min(latest, step_ended_ + manners_.quiet);
 }
 
-std::optional<IoBatch::Clock::time_point> IoQueue::HeldUntil() const {
-  // What else waits is waiting for room, and somebody will make some.
-  for (size_t p = 0; p < kScrub; ++p) {
-    if (!classes_[p].waiting.empty()) return std::nullopt;
-  }
-  if (classes_[kScrub].waiting.empty()) return std::nullopt;
-  const TimePoint at = MayScrubAt();
-  return at > IoBatch::Clock::now() ? std::optional(at) : std::nullopt;
-}
-
 bool IoQueue::Ready() const {
-  const std::optional<size_t> next = Next();
-  return next && Fits(inflight_, classes_[*next].waiting.front(), limits_);
+  std::optional<TimePoint> held_until;
+  const std::optional<size_t> next = Next(held_until);
+  return held_until || (next && Fits(inflight_, classes_[*next].waiting.front(), limits_));
 }
 
 std::optional<QueuedOp> IoQueue::Pop(Completions& done) {
   while (true) {
-    const std::optional<size_t> next = Next();
+    const std::optional<size_t> next = Next(held_until_);
     if (!next) return std::nullopt;
     Class& c = classes_[*next];
     const QueuedOp queued = c.waiting.front();

@@ -52,11 +52,12 @@ class IoQueue {
   // The next operation that fits; one larger than the byte cap goes alone. Those whose deadline has
   // passed complete with -ETIMEDOUT instead.
   std::optional<QueuedOp> Pop(Completions& done);
-  // Whether Pop would find something now.
+  // Whether Pop has something to find: an operation that may go, or one that is held for a time, so
+  // that somebody must wait for that (HeldUntil).
   bool Ready() const;
-  // When what is held may go if nothing else happens. Asked before Ready or the last Pop, it leaves
-  // no moment in which neither finds anything and nobody waits.
-  std::optional<IoBatch::Clock::time_point> HeldUntil() const;
+  // What the last Pop, if it found nothing, says it found held: when that may go if nothing else
+  // happens. Of the same moment as that Pop, so that nothing falls between the two.
+  std::optional<IoBatch::Clock::time_point> HeldUntil() const { return held_until_; }
   // Ends what Pop returned. False: it was interrupted and waits in the queue again.
   bool Done(QueuedOp& queued, int64_t result, Completions& done);
 
@@ -78,7 +79,9 @@ class IoQueue {
 
   static bool Fits(const Load& load, const QueuedOp& next, const IoLimits& limits);
   bool MayGo(size_t priority) const;
-  std::optional<size_t> Next() const;
+  // held_until: set to when scrub may go where it would be its turn and it is held, else to
+  // nothing.
+  std::optional<size_t> Next(std::optional<TimePoint>& held_until) const;
   // Of the scrub that waits.
   TimePoint MayScrubAt() const;
 
@@ -91,6 +94,7 @@ class IoQueue {
   uint32_t step_reads_ = 0;  // in flight
   TimePoint step_ended_ = TimePoint::min();
   TimePoint scrub_waits_since_{};  // since it waits, or since the last of it went
+  std::optional<TimePoint> held_until_;
 };
 
 }  // namespace prefixd::storage

@@ -70,8 +70,7 @@ class ThreadEngine final : public IoEngine {
     {
       std::lock_guard lock(mutex_);
       for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
-      const bool held = queue_.HeldUntil().has_value();
-      if (held || queue_.Ready()) wakes = std::min(ops.size(), idle_);
+      if (queue_.Ready()) wakes = std::min(ops.size(), idle_);
     }
     for (; wakes > 0; --wakes) wake_.notify_one();
   }
@@ -100,8 +99,8 @@ class ThreadEngine final : public IoEngine {
     Completions done;
     std::unique_lock lock(mutex_);
     while (true) {
-      const auto held_until = queue_.HeldUntil();
       const std::optional<QueuedOp> next = queue_.Pop(done);
+      const auto held_until = queue_.HeldUntil();
       if (next) mine = *next;
       if (next && idle_ > 0 && queue_.Ready()) wake_.notify_one();
       if (next || !done.empty()) {

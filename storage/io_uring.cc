@@ -61,8 +61,7 @@ class UringEngine final : public IoEngine {
     {
       std::lock_guard lock(mutex_);
       for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
-      const bool held = queue_.HeldUntil().has_value();
-      wake = asleep_ && (held || queue_.Ready());
+      wake = asleep_ && queue_.Ready();
       if (wake) asleep_ = false;
     }
     if (wake) Wake();
@@ -146,13 +145,13 @@ class UringEngine final : public IoEngine {
         if (mark < kCancelMark) Finished(mark, cqe->res);
       }
       io_uring_cq_advance(&ring_, n);
-      held_until_ = queue_.HeldUntil();
       // Entries that could not be submitted last time may still be there.
       while (!free_slots_.empty() && io_uring_sq_space_left(&ring_) > slots_.size() + 1) {
         const std::optional<QueuedOp> next = queue_.Pop(done_);
         if (!next) break;
         Prepare(*next);
       }
+      held_until_ = queue_.HeldUntil();
       if (cancels_wanted_) PrepareCancels();
       if (!stop_ && !wake_armed_) PrepareWake();
       more = !stop_ || wake_armed_ || queue_.inflight_ops() > 0;

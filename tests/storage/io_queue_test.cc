@@ -76,17 +76,37 @@ TEST_F(IoQueueTest, ScrubIsHeldWhileStepsRead) {
   auto step = queue.Pop(done_);
   ASSERT_TRUE(step);
   EXPECT_EQ(step->op->priority, IoPriority::kStepRead);
-  EXPECT_FALSE(queue.Ready());
+  EXPECT_TRUE(queue.Ready());  // somebody must wait for it
+  EXPECT_FALSE(queue.Pop(done_));
   ASSERT_TRUE(queue.HeldUntil());
   EXPECT_GT(*queue.HeldUntil(), now() + hours(1));  // a step in flight: as long as it may be
   queue.Done(*step, 4096, done_);
-  EXPECT_FALSE(queue.Ready());
+  EXPECT_FALSE(queue.Pop(done_));
   ASSERT_TRUE(queue.HeldUntil());
   EXPECT_LE(*queue.HeldUntil(), now() + hours(1));  // quiet since it ended
   push(IoPriority::kWrite);                         // others go on
-  EXPECT_TRUE(queue.Ready());
   ASSERT_TRUE(queue.Pop(done_));
   EXPECT_FALSE(queue.Pop(done_));
+}
+
+// Nothing is in flight then whose end would make anybody look again.
+TEST_F(IoQueueTest, WhatIsHeldBehindExpiredOperationsIsNotForgotten) {
+  using std::chrono::hours;
+  IoQueue queue(limits_, {.quiet = hours(1), .longest_hold = hours(2)});
+  IoOp step{.priority = IoPriority::kStepRead}, late{.priority = IoPriority::kCommit};
+  IoOp scrub{.priority = IoPriority::kScrub};
+  IoBatch expired;
+  expired.SetDeadline(IoBatch::Clock::now() - hours(1));
+  queue.Push({&step, &batch_, 4096, 0, 0});
+  auto ran = queue.Pop(done_);
+  ASSERT_TRUE(ran);
+  queue.Done(*ran, 4096, done_);
+  queue.Push({&late, &expired, 4096, 0, 0});
+  queue.Push({&scrub, &batch_, 4096, 0, 0});
+  EXPECT_FALSE(queue.Pop(done_));
+  EXPECT_EQ(late.result, -ETIMEDOUT);
+  EXPECT_TRUE(queue.HeldUntil());
+  EXPECT_TRUE(queue.Ready());
 }
 
 TEST_F(IoQueueTest, ScrubIsNotHeldForEver) {
