@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "daemon/config.h"
@@ -90,6 +91,24 @@ Result<std::string> ReadToken(const std::string& file) {
   return token;
 }
 
+// While it lives, SIGTERM and SIGINT wait.
+class SignalsWait {
+ public:
+  SignalsWait() {
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTERM);
+    sigaddset(&stop, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &stop, &before_);
+  }
+  ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsWait(const SignalsWait&) = delete;
+  SignalsWait& operator=(const SignalsWait&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 int Serve(const Options& options, const Config& config) {
   if (Status s = SetUpLogging(config.log_level, config.log_file); !s.ok()) return Fail(s.error());
   auto token = ReadToken(config.tcp_token_file);
@@ -98,6 +117,8 @@ int Serve(const Options& options, const Config& config) {
 
   auto store = Store::Open(config.Runtime());
   if (!store.ok()) return Fail(store.error());
+  // Who sees the socket may stop the daemon, which is to hear it.
+  std::optional<SignalsWait> signals_wait(std::in_place);
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
     auto listener = Listener::Unix(config.socket);
@@ -114,6 +135,7 @@ int Serve(const Options& options, const Config& config) {
   for (const Listener& l : listeners) ready += " " + l.address().ToString();
 
   Server server(config, *std::move(store), std::move(listeners), *std::move(token));
+  signals_wait.reset();
   return server.Run([&] {
     spdlog::info("{} pid {} dir {}", ready, ::getpid(), config.dir);
     std::printf("%s\n", ready.c_str());

@@ -83,7 +83,7 @@ TEST_F(CodesIndexTest, FindsAlmostAllReadingAFewPerCentOfTheKeys) {
     const double fraction = double(selection->bytes_scanned) / (kTokens * 2.0 * kDim);
     EXPECT_LT(fraction, 0.125 + 0.08 + 0.03);  // codes, what is re-ranked, code book and means
   }
-  EXPECT_GT(recall, 0.88);  // keys that fill their space almost evenly: as hard as it gets
+  EXPECT_GT(recall, 0.84);  // keys that fill their space almost evenly: as hard as it gets
 }
 
 TEST_F(CodesIndexTest, CutsAreNearTheTruth) {
