@@ -142,9 +142,9 @@ LENGTHS = [1, 2, 15, 16, 17, 33, 300]
         ("qwen3", [*LENGTHS, 4096]),
         ("mistral", [*LENGTHS, 4096]),
         ("mistral-window", [*LENGTHS, 4096]),
-        ("gemma2", [*LENGTHS, 2048]),
+        ("gemma2", [*LENGTHS, 4096]),
         ("gemma3", [*LENGTHS, 4096]),
-        ("prefixd-tiny", [1, 16, 4096]),
+        ("prefixd-tiny", [*LENGTHS, 4096]),
     ],
 )
 def test_spliced_logits_are_native_across_a_restart(
@@ -185,7 +185,9 @@ def test_the_comparison_above_can_fail() -> None:
         assert (alone - native(model, ids)[:, -5:]).abs().max() > 0.1, family
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "mistral", "mistral-window", "gemma2", "gemma3", "prefixd-tiny"]
+)
 def test_generate_gives_the_same_tokens(family: str, store: prefixd.Client) -> None:
     model = make(family)
     prompt, question = tokens(200), tokens(9, seed=1)
