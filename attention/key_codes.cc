@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "attention/code_weights.h"
 #include "attention/kernels.h"
 #include "attention/kv_shape.h"
 #include "attention/padded_queries.h"
@@ -15,11 +16,11 @@ std::vector<float> ProjectOnDirections(const CodeBook& book, std::span<const flo
                                        uint32_t heads) {
   std::vector<float> out(heads * book.components());
   if (out.empty()) return out;
-  const std::vector<float> padded = PadQueries<float>(queries, heads, book.key_dim);
-  Kernels().dot(padded.data(), PadUp(book.key_dim), heads,
-                {reinterpret_cast<const std::byte*>(book.directions.data()),
-                 book.key_dim * sizeof(uint16_t), book.components(), book.key_dim, DType::kBf16},
-                1, out.data(), book.components());
+  const std::vector<double> padded = PadQueries<double>(queries, heads, book.key_dim);
+  Kernels().score(padded.data(), PadUp(book.key_dim), heads,
+                  {reinterpret_cast<const std::byte*>(book.directions.data()),
+                   book.key_dim * sizeof(uint16_t), book.components(), book.key_dim, DType::kBf16},
+                  1, out.data(), book.components());
   return out;
 }
 
@@ -85,27 +86,20 @@ CodeQueries QuantiseQueries(std::span<const float> along_all, std::span<const ui
     const float* along = along_all.data() + g * digits.size();
     double largest = 0, total = reserved.empty() ? 0 : 2 * reserved[g];
     for (size_t i = 0; i < digits.size(); ++i) {
-      if (digits[i] == 0) continue;
-      const double size = std::fabs(double{along[i]});
-      largest = std::max(largest, size * double(1u << 2 * (digits[i] - 1)));
-      total += size * double((1u << 2 * digits[i]) - 1);  // 3 (1 + 4 + 16 + ...)
+      largest = std::max(largest, HighestWeight(along[i], digits[i]));
+      total += ReachOfCodes(along[i], digits[i]);
     }
-    // Weights of at most 127, and |v| below 2^15 after half of the digits' range is taken away:
-    // rounding adds at most half to each of the weights.
-    const double room = 32767 - 1 - 0.75 * out.fields;
-    double unit = std::max(largest / 127, total / 2 / room);
-    if (!(unit > 0) || !std::isfinite(unit)) unit = 1;
+    const double unit = CodeUnit(largest, total, out.fields);
     int8_t* weights = out.weights.data() + size_t{g} * out.fields;
     uint32_t field = 0;
     int32_t sum = 0;
     for (size_t i = 0; i < digits.size(); ++i) {
       for (uint8_t j = 0; j < digits[i]; ++j, ++field) {
-        const double weight = std::nearbyint(sign * along[i] * double(1u << 2 * j) / unit);
-        weights[field] = static_cast<int8_t>(std::clamp(weight, -127.0, 127.0));
+        weights[field] = static_cast<int8_t>(CodeWeight(along[i], j, sign, unit));
         sum += weights[field];
       }
     }
-    const int32_t middle = 3 * sum / 2;
+    const int32_t middle = MiddleOfCodes(sum);
     out.bias.push_back(-middle);
     const double mul = sign * scale * unit;
     out.mul.push_back(static_cast<float>(mul));

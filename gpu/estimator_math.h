@@ -7,9 +7,9 @@
 
 #include <math.h>
 
+#include "attention/host_device.h"
 #include "attention/selection.h"
 #include "attention/tilt.h"
-#include "gpu/host_device.h"
 
 namespace prefixd::gpu {
 

@@ -20,7 +20,7 @@
 #include <cstdint>
 #include <span>
 
-#include "gpu/host_device.h"
+#include "attention/host_device.h"
 
 namespace prefixd::gpu {
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/host_device.h"
+#include "attention/host_device.h"
 #include "gpu/step_gpu.h"
 
 namespace prefixd::gpu::internal {

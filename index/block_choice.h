@@ -7,28 +7,13 @@
 #include <span>
 #include <vector>
 
-#include "attention/key_codes.h"
+#include "attention/block_codes.h"
+#include "attention/block_queries.h"
 #include "attention/partition.h"
-#include "attention/result.h"
-#include "index/block_codes.h"
 #include "index/code_ranks.h"
 #include "index/key_index.h"
 
 namespace prefixd::index {
-
-// A group's queries as the scans of means and of keys take them.
-struct BlockQueries {
-  // A mean's score is means.mul v + means.add; a key's is keys.mul v + keys.add, where v has the
-  // block's own bias, keys.bias + BlockBias(mean's v).
-  CodeQueries means, keys;
-  std::vector<float> spread;  // [heads], deviation of scores in a block of spread 1
-  std::vector<float> error;   // [heads], deviation of a key's score by its code from the exact one
-  std::vector<double> units_of_mean;  // [heads], means.mul / keys.mul
-  int32_t BlockBias(size_t head, int16_t mean) const;
-};
-// kInvalidArgument: scores overflow.
-Result<BlockQueries> PrepareBlockQueries(const BlockCodeBook& book, std::span<const float> queries,
-                                         uint32_t heads, float scale);
 
 // Codes of tokens `used`, of one index.
 struct CodePart {

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "attention/block_codes.h"
 #include "attention/key_codes.h"
 #include "attention/selection.h"
-#include "index/block_codes.h"
 #include "index/key_index.h"
 
 namespace prefixd::index {

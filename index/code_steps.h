@@ -12,10 +12,6 @@
 
 namespace prefixd::index {
 
-// Error that a uniform quantiser of `digits` base-4 digits leaves of a Gaussian of variance 1
-// (Max 1960); what allocation goes by.
-inline constexpr double kErrorLeft[kMaxCodeDigits + 1] = {1, 0.1188, 0.01154, 0.001041, 0.0000896};
-
 // Digits of each axis, most error first.
 std::vector<uint8_t> AllocateDigits(std::span<const double> variances, uint32_t fields);
 

@@ -9,9 +9,9 @@
 // Thread-safety: pure functions.
 #pragma once
 
+#include "attention/block_codes.h"
 #include "attention/kv_shape.h"
 #include "attention/result.h"
-#include "index/block_codes.h"
 #include "index/code_blocks.h"
 
 namespace prefixd::index {

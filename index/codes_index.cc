@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "index/block_codes.h"
+#include "attention/block_codes.h"
 #include "index/code_blocks.h"
 #include "index/code_search.h"
 #include "index/code_training.h"

@@ -149,7 +149,7 @@ Result<std::unique_ptr<KeyIndex>> BuildPagesIndex(const RowsView& keys, TokenRan
 // Fewer keys than this are scanned exactly as fast.
 inline constexpr uint32_t kMinCodeKeys = 1024;
 
-// Compact codes (index/block_codes.h), a quarter of a byte a key dimension: keys that are alike
+// Compact codes (attention/block_codes.h), a quarter of a byte a key dimension: keys that are alike
 // share a block; of the blocks, effort() says what part is scanned, the best by their means and
 // spreads; the kShortListFactor k best by their codes are re-ranked with their exact keys. An
 // effort above 1 scans all blocks and makes the short list so many times longer. Approximate cuts,

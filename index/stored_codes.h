@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "attention/block_codes.h"
 #include "attention/partition.h"
 #include "attention/result.h"
-#include "index/block_codes.h"
 #include "index/envelope.h"
 
 namespace prefixd::index {

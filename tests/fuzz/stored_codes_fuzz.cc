@@ -25,7 +25,7 @@ void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
   // As an index keeps them: aligned.
   index::CodeMemory arrays(stored->arrays.size());
   std::copy(stored->arrays.begin(), stored->arrays.end(), arrays.bytes().begin());
-  const index::BlockCodes codes(dim, n, arrays.bytes());
+  const BlockCodes codes(dim, n, arrays.bytes());
   if (!codes.Validate().ok()) return;
   std::vector<float> query(dim, 0.5f), decoded(dim);
   std::vector<bool> seen(n);
@@ -34,8 +34,8 @@ void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
     FUZZ_EXPECT(key < n && !seen[key]);
     seen[key] = true;
   }
-  index::DecodeBlockKey(stored->book, codes, n - 1, decoded);
-  const auto queries = index::PrepareBlockQueries(stored->book, query, 1, 1);
+  DecodeBlockKey(stored->book, codes, n - 1, decoded);
+  const auto queries = PrepareBlockQueries(stored->book, query, 1, 1);
   if (!queries.ok()) return;
   std::vector<int16_t> means(codes.layout.n_windows * kCodeBlockKeys), out(kCodeBlockKeys);
   const CodeQueries& of_means = queries->means;
@@ -71,7 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   // What a builder would write, then damaged.
   if (fields.key_dim == 0 || fields.covered.size() == 0) return 0;
-  index::BlockCodeBook book;
+  BlockCodeBook book;
   CodeBook& keys = book.keys;
   keys.key_dim = fields.key_dim;
   for (uint32_t d = 0; d < keys.key_dim; ++d) keys.centre.push_back(float(Whole<int8_t>(in)));
@@ -86,13 +86,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   const uint32_t n = fields.covered.size();
-  const index::BlockLayout layout(keys.key_dim, n);
+  const BlockLayout layout(keys.key_dim, n);
   std::vector<std::byte> arrays(layout.end);
   const auto filling = in.ConsumeBytes<uint8_t>(layout.spreads);
   if (!filling.empty()) std::memcpy(arrays.data(), filling.data(), filling.size());
   auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + layout.tokens);
   for (size_t i = 0; i < layout.n_blocks * kCodeBlockKeys; ++i) {
-    tokens[i] = i < n ? static_cast<uint16_t>(i % index::kWindowKeys) : index::kNoKey;
+    tokens[i] = i < n ? static_cast<uint16_t>(i % kWindowKeys) : kNoKey;
   }
   const std::vector<std::byte> sealed = index::SerializeCodes(book, fields.covered, arrays);
   const auto opened = index::Open(sealed);

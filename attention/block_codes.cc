@@ -1,11 +1,11 @@
-#include "index/block_codes.h"
+#include "attention/block_codes.h"
 
 #include <algorithm>
 #include <bitset>
 #include <cmath>
 #include <numeric>
 
-namespace prefixd::index {
+namespace prefixd {
 namespace {
 
 constexpr size_t kLine = 64;
@@ -103,4 +103,4 @@ void DecodeBlockKey(const BlockCodeBook& book, const BlockCodes& codes, size_t p
   for (uint32_t d = 0; d < dim; ++d) out[d] += mean[d];
 }
 
-}  // namespace prefixd::index
+}  // namespace prefixd

@@ -3,11 +3,12 @@
 // same bits say more; and means and spreads tell which blocks a query can leave out.
 //
 // The keys of an index, in order of their tokens, are cut into windows of kWindowKeys (the last may
-// be shorter), and each window's keys are ordered so that those alike share a block (row_order.h).
-// So any range of tokens is a run of whole windows and a part of one at either end, and keys that
-// came one after another, which RoPE turned alike and which mostly speak of one thing, stay near.
+// be shorter), and each window's keys are ordered so that those alike share a block
+// (index/row_order.h). So any range of tokens is a run of whole windows and a part of one at either
+// end, and keys that came one after another, which RoPE turned alike and which mostly speak of one
+// thing, stay near.
 //
-// Internal to index/. Thread-safety: plain values and pure functions.
+// Standard library only. Thread-safety: plain values and pure functions.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@
 #include "attention/kv_shape.h"
 #include "attention/result.h"
 
-namespace prefixd::index {
+namespace prefixd {
 
 inline constexpr uint32_t kWindowKeys = 1024;
 inline constexpr uint32_t kWindowBlocks = kWindowKeys / kCodeBlockKeys;
@@ -70,4 +71,4 @@ struct BlockCodes {
 void DecodeBlockKey(const BlockCodeBook& book, const BlockCodes& codes, size_t place,
                     std::span<float> out);
 
-}  // namespace prefixd::index
+}  // namespace prefixd
