@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "daemon/config.h"
@@ -91,24 +90,6 @@ Result<std::string> ReadToken(const std::string& file) {
   return token;
 }
 
-// While it lives, SIGTERM and SIGINT wait.
-class SignalsWait {
- public:
-  SignalsWait() {
-    sigset_t stop;
-    sigemptyset(&stop);
-    sigaddset(&stop, SIGTERM);
-    sigaddset(&stop, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &stop, &before_);
-  }
-  ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsWait(const SignalsWait&) = delete;
-  SignalsWait& operator=(const SignalsWait&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 int Serve(const Options& options, const Config& config) {
   if (Status s = SetUpLogging(config.log_level, config.log_file); !s.ok()) return Fail(s.error());
   auto token = ReadToken(config.tcp_token_file);
@@ -117,8 +98,8 @@ int Serve(const Options& options, const Config& config) {
 
   auto store = Store::Open(config.Runtime());
   if (!store.ok()) return Fail(store.error());
-  // Who sees the socket may stop the daemon, which is to hear it.
-  std::optional<SignalsWait> signals_wait(std::in_place);
+  // Before the sockets: who sees one may stop the daemon, which is to hear it.
+  Server server(config, *std::move(store), *std::move(token));
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
     auto listener = Listener::Unix(config.socket);
@@ -134,9 +115,7 @@ int Serve(const Options& options, const Config& config) {
   std::string ready = "prefixd ready:";
   for (const Listener& l : listeners) ready += " " + l.address().ToString();
 
-  Server server(config, *std::move(store), std::move(listeners), *std::move(token));
-  signals_wait.reset();
-  return server.Run([&] {
+  return server.Run(std::move(listeners), [&] {
     spdlog::info("{} pid {} dir {}", ready, ::getpid(), config.dir);
     std::printf("%s\n", ready.c_str());
     std::fflush(stdout);

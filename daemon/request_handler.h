@@ -105,7 +105,6 @@ class RequestHandler {
   Result<wire::Json> Prefixes() const;
   Result<wire::Json> Remove(const Request& request);
   Result<wire::Json> SetRetention(const Request& request);
-  RuntimeStats StatsToShow() const;  // other tenants' only to an admin
   Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
   Result<wire::Json> WaitReady(const Request& request, const ProgressFn& progress);
 

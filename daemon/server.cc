@@ -39,21 +39,20 @@ std::string Addresses(const std::vector<Listener>& listeners) {
 
 class Server::Impl {
  public:
-  Impl(const Config& config, std::unique_ptr<Store> store, std::vector<Listener> listeners,
-       std::string token)
+  Impl(const Config& config, std::unique_ptr<Store> store, std::string token)
       : workers_(config.workers),
         long_calls_(config.long_workers),
         store_(std::move(store)),
-        listeners_(std::move(listeners)),
         context_{config, std::move(token), io_, workers_, long_calls_, store_.get(), {}, {}, {}},
         signals_(io_, SIGTERM, SIGINT),
         grace_timer_(io_),
         sweep_timer_(io_) {
-    context_.stats = [this, where = Addresses(listeners_)] { return Stats(where); };
     context_.on_gone = [this](const Connection* c) { Forget(c); };
   }
 
-  int Run(const std::function<void()>& on_ready) {
+  int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready) {
+    listeners_ = std::move(listeners);
+    context_.stats = [this, where = Addresses(listeners_)] { return Stats(where); };
     WaitForSignal();
     for (Listener& listener : listeners_) {
       const bool local = listener.address().kind == Address::Kind::kUnix;
@@ -238,12 +237,12 @@ class Server::Impl {
   int exit_code_ = 0;
 };
 
-Server::Server(const Config& config, std::unique_ptr<Store> store, std::vector<Listener> listeners,
-               std::string token)
-    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(listeners),
-                                   std::move(token))) {}
+Server::Server(const Config& config, std::unique_ptr<Store> store, std::string token)
+    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token))) {}
 Server::~Server() = default;
 
-int Server::Run(const std::function<void()>& on_ready) { return impl_->Run(on_ready); }
+int Server::Run(std::vector<Listener> listeners, const std::function<void()>& on_ready) {
+  return impl_->Run(std::move(listeners), on_ready);
+}
 
 }  // namespace prefixd::daemon

@@ -15,16 +15,16 @@ namespace prefixd::daemon {
 
 class Server {
  public:
-  // `token`: what TCP clients must present; empty: nothing.
-  Server(const Config& config, std::unique_ptr<Store> store, std::vector<Listener> listeners,
-         std::string token);
+  // `token`: what TCP clients must present; empty: nothing. From now on SIGTERM and SIGINT are
+  // heard, those before Run by it: make sockets, which others see, after this.
+  Server(const Config& config, std::unique_ptr<Store> store, std::string token);
   ~Server();
 
   // Serves until SIGTERM or SIGINT, then: stops accepting, finishes calls in flight (at most
   // limits.shutdown_grace_s), closes the store, removes the socket. Returns the exit code; a second
   // signal, or calls that outlast the grace by far, end the process at once with code 1.
   // `on_ready` is called once, when connections are accepted.
-  int Run(const std::function<void()>& on_ready);
+  int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready);
 
  private:
   class Impl;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/caught.h"
 #include "runtime/prepared_prefix.h"
 
 namespace prefixd {
@@ -62,7 +63,7 @@ void HeadLoads::Loop() {
     running_ = now.prefix;
     stop_ = false;
     lock.unlock();
-    const Status status = load_(*now.prefix, now.kind, now.next, stop_);
+    const Status status = Caught([&] { return load_(*now.prefix, now.kind, now.next, stop_); });
     lock.lock();
     running_ = nullptr;
     changed_.notify_all();

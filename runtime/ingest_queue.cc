@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/caught.h"
 #include "runtime/thread_pool.h"
 
 namespace prefixd {
@@ -62,7 +63,7 @@ void IngestQueue::Loop() {
     running_ = id;
     changed_.notify_all();
     lock.unlock();
-    Status status = job_(id, *progress);
+    Status status = Caught([&] { return job_(id, *progress); });
     lock.lock();
     running_.reset();
     const bool again = std::find(queue_.begin(), queue_.end(), id) != queue_.end();

@@ -5,12 +5,17 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/caught.h"
 #include "runtime/session_impl.h"
 #include "runtime/step.h"
 #include "runtime/step_queue.h"
 
 namespace prefixd {
 namespace {
+
+// What is searched together beyond this saves next to nothing more of reading the codes, and every
+// task holds buffers of its own until all are done.
+constexpr size_t kMostTogether = 64;
 
 // Tasks to be done by one thread: those of one key together, unless cores would be idle then.
 std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, size_t cores) {
@@ -19,7 +24,8 @@ std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, s
   const size_t pieces = (cores + by_key.size() - 1) / by_key.size();  // of each key
   std::vector<std::vector<GroupTask*>> chunks;
   for (const auto& [key, alike] : by_key) {
-    const size_t n = std::min(pieces, alike.size());
+    const size_t least = (alike.size() + kMostTogether - 1) / kMostTogether;
+    const size_t n = std::min(std::max(pieces, least), alike.size());
     for (size_t i = 0; i < n; ++i) {
       chunks.emplace_back(alike.begin() + ptrdiff_t(alike.size() * i / n),
                           alike.begin() + ptrdiff_t(alike.size() * (i + 1) / n));
@@ -33,8 +39,14 @@ std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, s
 void RunTasks(Core& core, std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
   const auto chunks = Chunks(tasks, core.pool.threads());
   static_cast<void>(core.pool.ParallelFor(chunks.size(), [&](size_t c) -> Status {
-    StepGroups(core, chunks[c]);
-    for (size_t i = 0; i < chunks[c].size(); ++i) task_done();
+    const Status whole = Caught([&]() -> Status {
+      StepGroups(core, chunks[c]);
+      return {};
+    });
+    for (GroupTask* task : chunks[c]) {
+      if (!whole.ok()) task->status = whole;
+      task_done();
+    }
     return {};  // each task has its own status
   }));
 }

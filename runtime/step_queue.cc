@@ -5,10 +5,10 @@
 namespace prefixd {
 
 bool StepQueue::Related(const Call& a, const Call& b) {
-  for (const GroupTask& of_a : a.tasks) {
-    for (const GroupTask& of_b : b.tasks) {
-      if (of_a.key() == of_b.key()) return true;
-    }
+  auto of_a = a.keys.begin(), of_b = b.keys.begin();
+  while (of_a != a.keys.end() && of_b != b.keys.end()) {
+    if (*of_a == *of_b) return true;
+    ++(*of_a < *of_b ? of_a : of_b);
   }
   return false;
 }
@@ -31,6 +31,9 @@ void StepQueue::Dispatch() {
 
 void StepQueue::Run(Call& call) {
   if (call.tasks.empty()) return;
+  for (const GroupTask& task : call.tasks) call.keys.push_back(task.key());
+  std::ranges::sort(call.keys);
+  call.keys.erase(std::ranges::unique(call.keys).begin(), call.keys.end());
   std::unique_lock lock(mutex_);
   waiting_.push_back(&call);
   Dispatch();

@@ -27,12 +27,13 @@ class StepQueue {
     std::vector<GroupTask> tasks;
 
     // Of the queue.
+    std::vector<GroupTask::Key> keys;  // of the tasks, ascending, each once
     bool done = false;
     std::vector<Call*> leads;  // calls that this one's thread is to run
     std::condition_variable changed;
   };
   using Note = std::function<void()>;
-  // Runs the tasks, and says of each that it is done: then its core is free.
+  // Runs the tasks, and says of each that it is done: then its core is free. Does not throw.
   using Runner = std::function<void(std::span<GroupTask* const> tasks, const Note& task_done)>;
 
   // cores: tasks that run at once, at least 1.

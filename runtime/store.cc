@@ -106,9 +106,15 @@ class StoreImpl : public Store {
   }
 
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
-    PREFIXD_ASSIGN(const auto info, Find(prefix));
-    for (const SegmentId& id : info.chain) core_->ingest->EnqueueUnknown(id);
-    return core_->ingest->Wait(info.chain, progress);
+    std::vector<SegmentId> chain;
+    while (true) {
+      PREFIXD_ASSIGN(const auto info, Find(prefix));
+      const bool same = std::exchange(chain, info.chain) == info.chain;
+      for (const SegmentId& id : chain) core_->ingest->EnqueueUnknown(id);
+      Status ready = core_->ingest->Wait(chain, progress);
+      // A segment that is gone may have been merged meanwhile: then the prefix has another chain.
+      if (ready.ok() || ready.error().code != Code::kNotFound || same) return ready;
+    }
   }
 
   Status WaitSettled(const ProgressFn& progress) override {
@@ -178,8 +184,10 @@ class StoreImpl : public Store {
     if (const auto model = core_->models.Find(info.model); model.ok()) {
       const auto blob = core_->storage->GetBlob(info.chain.back(), kChoiceBlob,
                                                 ChoiceProducer(core_->options, **model));
-      if (blob.ok()) {
-        PREFIXD_ASSIGN(detail.choices, DeserializeChoices(*blob));
+      if (blob.ok()) {  // malformed ones serve nobody (PreparedPrefix::Choices), and hide no prefix
+        if (auto choices = DeserializeChoices(*blob); choices.ok()) {
+          detail.choices = *std::move(choices);
+        }
       }
       for (const index::IndexKind kind : BuiltIndexes(core_->options)) {
         const auto recalls = LoadRecalls(core_->rooms, info.chain.back(), kind);
@@ -371,6 +379,7 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
          Status done = c->storage->Maintain();
          const auto exists = [c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); };
          c->ingest->Prune(exists);
+         c->rewrites->Prune(exists);
          c->prepared.Prune(exists);
          return done;
        }}});

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "runtime/caught.h"
+
 namespace prefixd {
 
 struct ThreadPool::Job {
@@ -51,7 +53,7 @@ void ThreadPool::RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& 
   const bool skip = !job->status.ok();
   lock.unlock();
   Status status;
-  if (!skip) status = (*job->body)(item);
+  if (!skip) status = Caught([&] { return (*job->body)(item); });
   lock.lock();
   if (!status.ok() && job->status.ok()) job->status = std::move(status);
   if (++job->finished == job->n) job->done.notify_all();
@@ -71,7 +73,7 @@ void ThreadPool::WorkerLoop(WorkPriority priority) {
 Status ThreadPool::ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                                WorkPriority priority) {
   if (n == 0) return {};
-  if (n == 1) return body(0);
+  if (n == 1) return Caught([&] { return body(0); });
   auto job = std::make_shared<Job>();
   job->body = &body;
   job->n = n;

@@ -35,7 +35,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done. The
-  // first error is returned; items not yet begun by then are skipped.
+  // first error is returned, what a body throws among them (runtime/caught.h); items not yet begun
+  // by then are skipped.
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                      WorkPriority priority = WorkPriority::kStep);
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 
 #include <algorithm>
 #include <chrono>
@@ -77,7 +76,8 @@ Finished RunProgram(const std::string& program, const std::vector<std::string>& 
   return {ExitCode(status), ReadFile(out), ReadFile(err)};
 }
 
-DaemonProcess::DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args)
+DaemonProcess::DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args,
+                             Await await)
     : socket_(dir / "s"), err_file_(dir / "stderr") {
   int fds[2];
   if (::pipe2(fds, 0) != 0) return;
@@ -94,7 +94,8 @@ DaemonProcess::DaemonProcess(const std::filesystem::path& dir, const std::vector
   pid_ = Spawn(PREFIXD_BINARY, all, dir / "stdout", err_file_);
   ::close(fds[1]);
   char buffer[512];
-  for (ssize_t n; (n = ::read(fds[0], buffer, sizeof(buffer))) > 0;) {  // ends with the daemon
+  for (ssize_t n; await == Await::kReady &&
+                  (n = ::read(fds[0], buffer, sizeof(buffer))) > 0;) {  // ends with the daemon
     ready_line_.append(buffer, size_t(n));
   }
   ::close(fds[0]);

@@ -32,8 +32,10 @@ Finished RunProgram(const std::string& program, const std::vector<std::string>& 
 class DaemonProcess {
  public:
   // Starts prefixd with a store and socket below `dir`, plus `args`, and waits until it is ready or
-  // has ended.
-  DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args = {});
+  // has ended; or not even that.
+  enum class Await { kReady, kNothing };
+  DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args = {},
+                Await await = Await::kReady);
   ~DaemonProcess();  // kill -9 if it still runs
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;

@@ -89,6 +89,21 @@ TEST(Daemon, ReadyThenCleanStopThenRestartKeepsPrefixes) {
   }
 }
 
+// Whoever sees the socket can stop the daemon in order, ready or not.
+TEST(Daemon, ASignalAsSoonAsTheSocketIsThereStopsItInOrder) {
+  TempDir dir;
+  for (int round = 0; round < 10; ++round) {
+    DaemonProcess daemon(dir.path(), {}, DaemonProcess::Await::kNothing);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (::access(daemon.socket().c_str(), F_OK) != 0) {
+      ASSERT_LT(std::chrono::steady_clock::now(), limit) << daemon.Stderr();
+    }
+    daemon.Signal(round % 2 ? SIGTERM : SIGINT);
+    ASSERT_EQ(daemon.Wait(), 0) << daemon.Stderr();
+    EXPECT_NE(::access(daemon.socket().c_str(), F_OK), 0);
+  }
+}
+
 TEST(Daemon, KillNineKeepsWhatWasAcknowledged) {
   TempDir dir;
   const uint64_t seed = testing::Seed("Daemon.KillNine");

@@ -1,7 +1,9 @@
 // The runtime's small parts: pool, packed blobs, query reservoir.
 #include <atomic>
 #include <cstring>
+#include <new>
 #include <set>
+#include <stdexcept>
 #include <thread>
 
 #include "runtime/blob_pack.h"
@@ -50,6 +52,31 @@ TEST(ThreadPool, ReturnsAnErrorAndSkipsTheRest) {
   EXPECT_CODE(status, Code::kInvalidArgument);
   EXPECT_EQ(status.error().message, "three");
   EXPECT_LT(ran, 10000);
+}
+
+TEST(ThreadPool, WhatABodyThrowsIsAnErrorAndNobodyWaitsForIt) {
+  ThreadPool pool(3);
+  for (const size_t n : {1, 2, 1000}) {
+    const Status memory = pool.ParallelFor(n, [](size_t i) -> Status {
+      if (i == 0) throw std::bad_alloc();
+      return {};
+    });
+    EXPECT_CODE(memory, Code::kResourceExhausted);
+    const Status other = pool.ParallelFor(n, [](size_t i) -> Status {
+      if (i % 7 == 0) throw std::length_error("too long");
+      return {};
+    });
+    EXPECT_CODE(other, Code::kInternal);
+    EXPECT_NE(other.error().message.find("too long"), std::string::npos);
+    std::atomic<size_t> ran{0};
+    EXPECT_TRUE(pool.ParallelFor(n,
+                                 [&](size_t) -> Status {
+                                   ++ran;
+                                   return {};
+                                 })
+                    .ok());
+    EXPECT_EQ(ran, n);
+  }
 }
 
 TEST(BlobPack, RoundTripAndEveryTruncation) {

@@ -131,6 +131,30 @@ TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
   }
 }
 
+// Who waits for a prefix need not know that its segments become one meanwhile.
+TEST_F(RewriteTest, WaitingForAPrefixGoesOnThroughAMerge) {
+  Open();
+  PutReady(MakePrompt(spec_.geometry, 60, 31));
+  ASSERT_OK(store_->WaitSettled(nullptr));
+  const std::string id = Put(MakePrompt(spec_.geometry, 120, 31));
+  bool first = true;
+  ASSERT_OK(store_->WaitReady(id, [&](uint64_t, uint64_t, std::string_view) {
+    if (std::exchange(first, false)) {
+      const Status settled = store_->WaitSettled(nullptr);
+      EXPECT_TRUE(settled.ok());
+    }
+    return true;
+  }));
+  EXPECT_EQ(store_->stats().merged, 1u);
+  EXPECT_EQ(store_->Prefix(id)->chain.size(), 1u);
+  const auto removed = [&](uint64_t, uint64_t, std::string_view) {
+    EXPECT_TRUE(store_->Remove(id).ok());
+    return true;
+  };
+  ASSERT_OK(store_->WaitReady(id, removed));  // it was ready
+  EXPECT_CODE(store_->WaitReady(id, nullptr), Code::kNotFound);
+}
+
 TEST_F(RewriteTest, TurnsOfAConversationAreMergedAndKeepTheirNames) {
   Open();
   std::vector<std::string> ids;

@@ -84,6 +84,35 @@ TEST_F(StepBatchTest, SessionsOnOnePrefixGetWhatTheyGetAlone) {
   }
 }
 
+TEST_F(StepBatchTest, ALargeBatchOfOneHeadGetsWhatItGetsAlone) {
+  const uint64_t seed = Seed("ALargeBatchOfOneHeadGetsWhatItGetsAlone");
+  options_.build_codes = true;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  StepPolicy policy;
+  policy.k = 20;
+  const auto session = Attach(prompt, policy);
+  ASSERT_TRUE(session);
+  constexpr size_t kSteps = 150;
+  std::vector<std::span<const float>> queries(kSteps);
+  std::vector<std::vector<float>> y(kSteps), lse(kSteps);
+  std::vector<StepRequest> requests;
+  for (size_t i = 0; i < kSteps; ++i) {
+    queries[i] = prompt.Q(1, kTokens - 1 - i, 1);
+    y[i].resize(64), lse[i].resize(4);
+    requests.push_back({session.get(), 1, queries[i], y[i], lse[i], nullptr, {}});
+  }
+  StepBatch(requests);
+  for (size_t i = 0; i < kSteps; ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_OK(requests[i].status);
+    const Output alone = Step(*session, 1, queries[i]);
+    EXPECT_EQ(y[i], alone.y);
+    EXPECT_EQ(lse[i], alone.lse);
+  }
+}
+
 TEST_F(StepBatchTest, ThreadsThatStepAtOnceGetWhatTheyGetAlone) {
   const uint64_t seed = Seed("ThreadsThatStepAtOnceGetWhatTheyGetAlone");
   options_.build_codes = true;
