@@ -9,12 +9,12 @@
 #include "runtime/compute.h"
 #include "runtime/head_loads.h"
 #include "runtime/host_pinning.h"
-#include "runtime/ingest_queue.h"
 #include "runtime/maintenance.h"
 #include "runtime/models.h"
 #include "runtime/prepared_cache.h"
 #include "runtime/scratch.h"
 #include "runtime/scrubber.h"
+#include "runtime/segment_queue.h"
 #include "runtime/selector_memory.h"
 #include "runtime/step_batch.h"
 #include "runtime/step_queue.h"
@@ -73,7 +73,7 @@ struct Core {
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
   // Last: their threads use all the others. Rewriting begins when the ingest of a segment is done.
-  std::unique_ptr<IngestQueue> ingest, rewrites;
+  std::unique_ptr<SegmentQueue> ingest, rewrites;
   std::unique_ptr<Maintenance> maintenance;
   std::unique_ptr<Scrubber> scrubber;
 };

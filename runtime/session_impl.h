@@ -68,6 +68,7 @@ class SessionImpl : public Session {
   Status CheckIds(std::span<const uint32_t> ids) const;
   Status CheckRange(TokenRange range) const;
   Error Detached() const;
+  static Error WrongSize(const char* what, size_t got, size_t want);
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);
   // Once per head and estimator; mutex_ is held.

@@ -354,8 +354,8 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
   auto core = std::make_shared<Core>(resolved, std::move(storage), std::move(compute));
   core->pinning = std::move(pinning);
   PREFIXD_TRY(core->models.LoadAll());
-  core->ingest = std::make_unique<IngestQueue>(
-      [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+  core->ingest = std::make_unique<SegmentQueue>(
+      "summaries", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_TRY(IngestSegment(c->rooms, *model, info.chain.back(), progress));
@@ -363,8 +363,8 @@ Result<std::unique_ptr<Store>> Store::Open(const RuntimeOptions& options) {
         if (c->options.settle) c->rewrites->Enqueue(info.chain.back());
         return {};
       });
-  core->rewrites = std::make_unique<IngestQueue>(
-      [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+  core->rewrites = std::make_unique<SegmentQueue>(
+      "rewritten rows", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_ASSIGN(const Rewritten done, RewriteSegment(c->rooms, *model, id, progress));

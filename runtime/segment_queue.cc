@@ -1,4 +1,4 @@
-#include "runtime/ingest_queue.h"
+#include "runtime/segment_queue.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,14 +12,15 @@ namespace prefixd {
 
 using storage::SegmentId;
 
-IngestQueue::IngestQueue(Job job) : job_(std::move(job)) {
+SegmentQueue::SegmentQueue(std::string makes, Job job)
+    : makes_(std::move(makes)), job_(std::move(job)) {
   thread_ = std::thread([this] {
     YieldToOthers();
     Loop();
   });
 }
 
-void IngestQueue::Enqueue(const SegmentId& id) {
+void SegmentQueue::Enqueue(const SegmentId& id) {
   std::lock_guard lock(mutex_);
   if (std::find(queue_.begin(), queue_.end(), id) != queue_.end()) return;
   queue_.push_back(id);
@@ -27,7 +28,7 @@ void IngestQueue::Enqueue(const SegmentId& id) {
   changed_.notify_all();
 }
 
-void IngestQueue::EnqueueUnknown(const SegmentId& id) {
+void SegmentQueue::EnqueueUnknown(const SegmentId& id) {
   std::unique_lock lock(mutex_);
   const auto it = entries_.find(id);
   const bool wanted = it == entries_.end() || it->second.standing.state == IngestState::kFailed;
@@ -35,7 +36,7 @@ void IngestQueue::EnqueueUnknown(const SegmentId& id) {
   if (wanted) Enqueue(id);
 }
 
-void IngestQueue::MarkReady(const SegmentId& id) {
+void SegmentQueue::MarkReady(const SegmentId& id) {
   std::lock_guard lock(mutex_);
   if (running_ == id) {  // what runs may be building for another producer: look again after it
     if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
@@ -45,13 +46,13 @@ void IngestQueue::MarkReady(const SegmentId& id) {
   changed_.notify_all();
 }
 
-IngestQueue::Standing IngestQueue::Get(const SegmentId& id) const {
+SegmentQueue::Standing SegmentQueue::Get(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   const auto it = entries_.find(id);
   return it == entries_.end() ? Standing{} : it->second.standing;
 }
 
-void IngestQueue::Loop() {
+void SegmentQueue::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
@@ -81,7 +82,7 @@ void IngestQueue::Loop() {
   }
 }
 
-Status IngestQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& progress) {
+Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& progress) {
   constexpr auto kReportEvery = std::chrono::milliseconds(50);
   std::unique_lock lock(mutex_);
   while (true) {
@@ -95,8 +96,8 @@ Status IngestQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pro
       const Entry& entry = it->second;
       if (entry.standing.state == IngestState::kFailed) {
         return Error{entry.standing.error->code,
-                     "the summaries of prefix " + id.ToString() +
-                         " could not be built: " + entry.standing.error->message};
+                     "the " + makes_ + " of prefix " + id.ToString() +
+                         " could not be made: " + entry.standing.error->message};
       }
       ready = ready && entry.standing.state == IngestState::kReady;
       if (entry.progress) {
@@ -117,7 +118,7 @@ Status IngestQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pro
   }
 }
 
-Status IngestQueue::WaitIdle(const ProgressFn& progress) {
+Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
   std::unique_lock lock(mutex_);
   while (!queue_.empty() || running_) {
     if (stopping_) return Error{Code::kCancelled, "the store is closing"};
@@ -133,7 +134,7 @@ Status IngestQueue::WaitIdle(const ProgressFn& progress) {
   return {};
 }
 
-void IngestQueue::Forget(const SegmentId& id) {
+void SegmentQueue::Forget(const SegmentId& id) {
   std::unique_lock lock(mutex_);
   std::erase(queue_, id);
   if (running_ == id) {
@@ -145,7 +146,7 @@ void IngestQueue::Forget(const SegmentId& id) {
   changed_.notify_all();
 }
 
-void IngestQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
+void SegmentQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
   std::vector<SegmentId> known;
   {
     std::lock_guard lock(mutex_);
@@ -161,7 +162,7 @@ void IngestQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
   changed_.notify_all();
 }
 
-void IngestQueue::Stop() {
+void SegmentQueue::Stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -171,7 +172,7 @@ void IngestQueue::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-uint64_t IngestQueue::queued() const {
+uint64_t SegmentQueue::queued() const {
   std::lock_guard lock(mutex_);
   return queue_.size() + (running_ ? 1 : 0);
 }

@@ -1,5 +1,5 @@
-// A background thread with one kind of work per segment, and where each segment stands: the ingest
-// that derives what lies beside it, or its rewriting.
+// A background thread with one kind of work per segment, and where each segment stands in it. A
+// store has two: the ingest, which derives what lies beside a segment, and the rewriting.
 //
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
@@ -21,7 +21,7 @@
 
 namespace prefixd {
 
-class IngestQueue {
+class SegmentQueue {
  public:
   using Job = std::function<Status(const storage::SegmentId&, WorkProgress&)>;
 
@@ -30,8 +30,9 @@ class IngestQueue {
     std::optional<Error> error;
   };
 
-  explicit IngestQueue(Job job);
-  ~IngestQueue() { Stop(); }
+  // makes: what comes of the job, for messages ("summaries").
+  SegmentQueue(std::string makes, Job job);
+  ~SegmentQueue() { Stop(); }
 
   // Segments are done in order of arrival: parents before children.
   void Enqueue(const storage::SegmentId& id);
@@ -39,8 +40,9 @@ class IngestQueue {
   void EnqueueUnknown(const storage::SegmentId& id);
   void MarkReady(const storage::SegmentId& id);
   Standing Get(const storage::SegmentId& id) const;
-  // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops; the
-  // ingest's own error, naming the segment, when it failed.
+  // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops;
+  // kNotFound when one of them was taken out meanwhile; the job's own error, naming the segment,
+  // when it failed.
   Status Wait(std::span<const storage::SegmentId> chain, const ProgressFn& progress);
   // Waits until nothing is queued or running. kCancelled as Wait.
   Status WaitIdle(const ProgressFn& progress);
@@ -60,7 +62,8 @@ class IngestQueue {
 
   void Loop();
 
-  Job job_;
+  const std::string makes_;
+  const Job job_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<storage::SegmentId> queue_;
