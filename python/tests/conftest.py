@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,22 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = NetConfig(
     hidden=32, layers=2, q_heads=4, kv_heads=2, head_dim=8, ffn=48, max_positions=2048
 )
+
+
+def run_python(*arguments: str, stdin: str = "") -> str:
+    """What a Python of its own prints, with the package in reach; it must end well."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(autouse=True, scope="session")

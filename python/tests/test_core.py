@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import prefixd
 import pytest
+
+from tests.conftest import run_python
 
 LAYERS, Q_HEADS, KV_HEADS, DIM, TOKENS = 2, 4, 2, 16, 300
 SMALL = {"host_tier_bytes": 64 << 20, "min_free_bytes": 0, "threads": 2}
@@ -361,8 +361,7 @@ def test_the_core_needs_no_torch(tmp_path: Path) -> None:
         "prefixd.Session, prefixd.Put\n"
         "sys.exit('torch' in sys.modules)\n"
     )
-    root = Path(prefixd.__file__).parents[1]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+    run_python("-c", code)
 
 
 def test_tenants_do_not_see_one_another(tmp_path: Path) -> None:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 LICENCE = Path("/usr/share/common-licenses/GPL-3")
 
 
 def example(name: str, *arguments: str, stdin: str = "") -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/python" / name), *arguments],
-        input=stdin,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_python(str(ROOT / "examples/python" / name), *arguments, stdin=stdin).splitlines()
 
 
 @pytest.fixture
@@ -53,19 +40,7 @@ def test_the_lines_that_are_shown_are_enough(page: str, tmp_path: Path) -> None:
     program = trial + lines.replace("/srv/kv", str(tmp_path / "kv"))
     program += "\nprint(cache.attached[0], bytes(output[0, input_ids.shape[1]:].tolist()))\n"
     program = program.replace("max_new_tokens=100", "max_new_tokens=8, do_sample=False")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    answers = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        answers.append(done.stdout.split(maxsplit=1))
+    answers = [run_python("-c", program).split(maxsplit=1) for _ in range(2)]
     assert answers[0][0] == "0" and int(answers[1][0]) > 3000
     assert "40721.]" in answers[0][1] and answers[1][1] == answers[0][1]
 

@@ -27,17 +27,14 @@ void Check(const Bytes& file) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   const uint8_t mode = Whole<uint8_t>(in) % 3;
   if (mode < 2) {
     Bytes file = Rest(in);
     if (mode == 1) PutChecksumRight(file);
     Check(file);
-    return 0;
+    return;
   }
   BlobContents contents;
   Fill(in, contents.segment.bytes);
@@ -47,13 +44,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   contents.name = name;
   contents.producer = producer;
   contents.payload = std::as_bytes(std::span(payload));
-  Bytes file = EncodeBlob(contents);
+  const Bytes file = EncodeBlob(contents);
   const auto back = DecodeBlob(file);
   FUZZ_EXPECT(back.ok() && back->segment == contents.segment && back->name == name);
   FUZZ_EXPECT(back->producer == producer && std::ranges::equal(back->payload, contents.payload));
-  Damage(in, file);
-  Check(file);
-  PutChecksumRight(file);
-  Check(file);
-  return 0;
+  CheckDamaged(in, file, Check, PutChecksumRight);
 }
+
+}  // namespace prefixd::fuzz

@@ -21,19 +21,16 @@ void Check(const Bytes& bytes) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   const uint8_t mode = Whole<uint8_t>(in) % 3;
   if (mode < 2) {
     Bytes bytes = Rest(in);
     if (mode == 1) PutChecksumRight(bytes);
     Check(bytes);
-    return 0;
+    return;
   }
-  prefixd::index::Envelope fields;
+  index::Envelope fields;
   fields.kind = Whole<uint32_t>(in);
   fields.covered = {Whole<uint32_t>(in), Whole<uint32_t>(in)};
   fields.key_dim = Whole<uint32_t>(in);
@@ -41,12 +38,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fields.probe_fraction = in.ConsumeFloatingPoint<float>();
   fields.seed = Whole<uint32_t>(in);
   const auto payload = in.ConsumeBytes<uint8_t>(Whole<uint16_t>(in));
-  Bytes bytes = prefixd::index::Seal(fields, std::as_bytes(std::span(payload)));
-  FUZZ_EXPECT(prefixd::index::Open(bytes).ok());
-  Check(bytes);
-  Damage(in, bytes);
-  Check(bytes);
-  PutChecksumRight(bytes);
-  Check(bytes);
-  return 0;
+  const Bytes bytes = index::Seal(fields, std::as_bytes(std::span(payload)));
+  FUZZ_EXPECT(index::Open(bytes).ok());
+  CheckDamaged(in, bytes, Check, PutChecksumRight);
 }
+
+}  // namespace prefixd::fuzz

@@ -106,12 +106,8 @@ void Check(const World& w, const Bytes& bytes) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd;
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   const uint8_t mode = Whole<uint8_t>(in);
   const World w(in);
   const auto made = EstimatorSummary::Create(w.spec);
@@ -123,17 +119,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Bytes payload = Rest(in);
     bytes.insert(bytes.end(), payload.begin(), payload.end());
     Check(w, bytes);
-    return 0;
+    return;
   }
   EstimatorSummary built = *made;
   const size_t n = in.ConsumeIntegralInRange<size_t>(0, 12);
   const std::vector<float> rows = Floats(in, n * (w.shape.key_dim + w.shape.value_dim));
   built.Add(View(rows, w.shape, n));
-  Bytes bytes = built.Serialize(kProducer);
+  const Bytes bytes = built.Serialize(kProducer);
   const auto back = EstimatorSummary::Deserialize(w.spec, kProducer, bytes);
   FUZZ_EXPECT(back.ok() && back->count() == n);
-  Check(w, bytes);
-  Damage(in, bytes);
-  Check(w, bytes);
-  return 0;
+  CheckDamaged(in, bytes, [&](const Bytes& b) { Check(w, b); });
 }
+
+}  // namespace prefixd::fuzz

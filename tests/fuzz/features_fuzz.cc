@@ -52,12 +52,8 @@ Bytes Make(FuzzedDataProvider& in, const FeatureFormat& format, uint32_t d_phi) 
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd;
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   const bool built = Whole<uint8_t>(in) % 2 == 1;
   FeatureFormat format;
   format.bits = in.ConsumeBool() ? 8 : 16;
@@ -65,12 +61,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto d_phi = in.ConsumeIntegralInRange<uint32_t>(1, 9);
   if (!built) {
     Check(format, d_phi, Rest(in));
-    return 0;
+    return;
   }
-  Bytes bytes = Make(in, format, d_phi);
+  const Bytes bytes = Make(in, format, d_phi);
   FUZZ_EXPECT(TokenFeatures::Deserialize(format, d_phi, bytes).ok());
-  Check(format, d_phi, bytes);
-  Damage(in, bytes);
-  Check(format, d_phi, bytes);
-  return 0;
+  CheckDamaged(in, bytes, [&](const Bytes& b) { Check(format, d_phi, b); });
 }
+
+}  // namespace prefixd::fuzz

@@ -29,6 +29,9 @@ namespace prefixd::fuzz {
 
 using Bytes = std::vector<std::byte>;
 
+// What a target does with one input; each defines its own (entry.cc calls it).
+void RunOne(FuzzedDataProvider& in);
+
 inline Bytes Rest(FuzzedDataProvider& in) {
   const auto bytes = in.ConsumeRemainingBytes<uint8_t>();
   const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
@@ -52,6 +55,25 @@ inline void Damage(FuzzedDataProvider& in, std::span<std::byte> bytes) {
   for (int i = in.ConsumeIntegralInRange<int>(0, 4); i > 0; --i) {
     bytes[in.ConsumeIntegralInRange<size_t>(0, bytes.size() - 1)] = std::byte(Whole<uint8_t>(in));
   }
+}
+
+// Something well-formed passes; what damage makes of it passes or is refused.
+template <typename Image, typename Check>
+void CheckDamaged(FuzzedDataProvider& in, Image image, const Check& check) {
+  check(image);
+  Damage(in, image);
+  check(image);
+}
+
+// The same of an image whose checksum would hide everything else: once more with it put right.
+template <typename Image, typename Check, typename PutRight>
+void CheckDamaged(FuzzedDataProvider& in, Image image, const Check& check,
+                  const PutRight& put_right) {
+  check(image);
+  Damage(in, image);
+  check(image);
+  put_right(image);
+  check(image);
 }
 
 }  // namespace prefixd::fuzz

@@ -66,12 +66,8 @@ void CheckClusterings(const Bytes& bytes) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd;
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   switch (Whole<uint8_t>(in) % 5) {
     case 0:
       CheckChoices(Rest(in));
@@ -88,10 +84,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         std::vector<float> q(Geometry().n_q_heads * kKeyDim, float(Whole<int8_t>(in)));
         reservoir.Add(n % 2, 30 + n, 1, q);
       }
-      Bytes bytes = reservoir.Take().Serialize();
+      const Bytes bytes = reservoir.Take().Serialize();
       FUZZ_EXPECT(QuerySamples::Deserialize(bytes, Geometry()).ok());
-      Damage(in, bytes);
-      CheckSamples(bytes);
+      CheckDamaged(in, bytes, CheckSamples);
       break;
     }
     case 4: {
@@ -101,12 +96,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         for (float& x : centres) x = Whole<int8_t>(in);
         clusterings[head] = Clustering(kKeyDim, std::move(centres));
       }
-      Bytes bytes = SerializeClusterings(clusterings);
+      const Bytes bytes = SerializeClusterings(clusterings);
       FUZZ_EXPECT(DeserializeClusterings(bytes, kKeyDim, {true, false, true}).ok());
-      Damage(in, bytes);
-      CheckClusterings(bytes);
+      CheckDamaged(in, bytes, CheckClusterings);
       break;
     }
   }
-  return 0;
 }
+
+}  // namespace prefixd::fuzz

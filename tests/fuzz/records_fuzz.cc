@@ -96,11 +96,8 @@ ModelRecord MakeModel(FuzzedDataProvider& in) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   switch (Whole<uint8_t>(in) % 8) {
     case 0:
       CheckBytes(in.ConsumeRemainingBytesAsString(), DecodeSegment, EncodeSegment);
@@ -141,5 +138,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       CheckValue(in, MakeAlias(in), DecodeAlias, EncodeAlias);
       break;
   }
-  return 0;
 }
+
+}  // namespace prefixd::fuzz

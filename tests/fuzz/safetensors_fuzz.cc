@@ -63,12 +63,8 @@ std::string Name(FuzzedDataProvider& in) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd;
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   switch (Whole<uint8_t>(in) % 3) {
     case 0:
       Check(Rest(in));
@@ -99,13 +95,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         header.metadata[Name(in)] = Name(in);
       }
       std::ranges::sort(header.tensors, {}, &TensorInfo::name);
-      Bytes file = FileOf(TextOf(header), at);
+      const Bytes file = FileOf(TextOf(header), at);
       const auto back = ParseSafetensorsHeader(file, "made");
       FUZZ_EXPECT(back.ok() && Equal(header, *back));
-      Damage(in, file);
-      Check(file);
+      CheckDamaged(in, file, Check);
       break;
     }
   }
-  return 0;
 }
+
+}  // namespace prefixd::fuzz

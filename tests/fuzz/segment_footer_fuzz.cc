@@ -1,15 +1,15 @@
 #include "tests/fuzz/page.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  using prefixd::storage::SegmentFooter;
-  FuzzedDataProvider in(data, size);
+namespace prefixd::fuzz {
+
+void RunOne(FuzzedDataProvider& in) {
+  using storage::SegmentFooter;
   const uint8_t mode = Whole<uint8_t>(in) % 3;
   if (mode < 2) {
     Page page = PageOf(Rest(in));
     if (mode == 1) PutChecksumRight(page);
     CheckPage<SegmentFooter>(page);
-    return 0;
+    return;
   }
   SegmentFooter footer;
   Fill(in, footer.file);
@@ -22,8 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   footer.Encode(page);
   const auto back = SegmentFooter::Decode(page);
   FUZZ_EXPECT(back.ok() && *back == footer);
-  Damage(in, page);
-  PutChecksumRight(page);
-  CheckPage<SegmentFooter>(page);
-  return 0;
+  CheckDamaged(in, page, CheckPage<SegmentFooter>, PutChecksumRight);
 }
+
+}  // namespace prefixd::fuzz

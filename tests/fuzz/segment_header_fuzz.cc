@@ -78,27 +78,22 @@ SegmentHeader MakeHeader(FuzzedDataProvider& in) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   const uint8_t mode = Whole<uint8_t>(in) % 3;
   if (mode < 2) {
     Page page = PageOf(Rest(in));
     if (mode == 1) PutChecksumRight(page);
     Check(page);
-    return 0;
+    return;
   }
-  const prefixd::storage::SegmentHeader header = MakeHeader(in);
-  if (!header.Layout().ok()) return 0;  // larger than a segment may be
+  const SegmentHeader header = MakeHeader(in);
+  if (!header.Layout().ok()) return;  // larger than a segment may be
   Page page;
   header.Encode(page);
-  const auto back = prefixd::storage::SegmentHeader::Decode(page);
+  const auto back = SegmentHeader::Decode(page);
   FUZZ_EXPECT(back.ok() && *back == header);
-  Check(page);
-  Damage(in, page);
-  PutChecksumRight(page);
-  Check(page);
-  return 0;
+  CheckDamaged(in, page, Check, PutChecksumRight);
 }
+
+}  // namespace prefixd::fuzz

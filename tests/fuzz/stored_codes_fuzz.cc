@@ -52,12 +52,8 @@ void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd;
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   const bool built = Whole<uint8_t>(in) % 2 == 1;
   index::Envelope fields;
   fields.kind = static_cast<uint32_t>(index::IndexKind::kCodes);
@@ -67,10 +63,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!built) {
     const Bytes payload = Rest(in);
     Check(fields, payload);
-    return 0;
+    return;
   }
   // What a builder would write, then damaged.
-  if (fields.key_dim == 0 || fields.covered.size() == 0) return 0;
+  if (fields.key_dim == 0 || fields.covered.size() == 0) return;
   BlockCodeBook book;
   CodeBook& keys = book.keys;
   keys.key_dim = fields.key_dim;
@@ -97,9 +93,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::vector<std::byte> sealed = index::SerializeCodes(book, fields.covered, arrays);
   const auto opened = index::Open(sealed);
   FUZZ_EXPECT(opened.ok() && index::ParseCodes(*opened).ok());
-  Bytes payload(opened->payload.begin(), opened->payload.end());
-  Check(fields, payload);
-  Damage(in, payload);
-  Check(fields, payload);
-  return 0;
+  const Bytes payload(opened->payload.begin(), opened->payload.end());
+  CheckDamaged(in, payload, [&](const Bytes& p) { Check(fields, p); });
 }
+
+}  // namespace prefixd::fuzz

@@ -33,31 +33,25 @@ struct Rows {
 
 template <typename Summary>
 void CheckValue(FuzzedDataProvider& in, const Summary& summary) {
-  Bytes bytes = summary.Serialize();
+  const Bytes bytes = summary.Serialize();
   const auto back = Summary::Deserialize(bytes);
   FUZZ_EXPECT(back.ok() && back->count() == summary.count());
-  Check<Summary>(bytes);
-  Damage(in, bytes);
-  Check<Summary>(bytes);
+  CheckDamaged(in, bytes, Check<Summary>);
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   switch (Whole<uint8_t>(in) % 4) {
     case 0:
-      Check<prefixd::MomentSummary>(Rest(in));
+      Check<MomentSummary>(Rest(in));
       break;
     case 1:
-      Check<prefixd::PhiCache>(Rest(in));
+      Check<PhiCache>(Rest(in));
       break;
     case 2: {
       const Rows rows(in);
-      prefixd::MomentSummary summary(rows.view.shape.key_dim, rows.view.shape.value_dim,
-                                     in.ConsumeBool());
+      MomentSummary summary(rows.view.shape.key_dim, rows.view.shape.value_dim, in.ConsumeBool());
       summary.Add(rows.view);
       CheckValue(in, summary);
       break;
@@ -67,11 +61,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const uint32_t d_phi = in.ConsumeIntegralInRange<uint32_t>(1, 9);
       std::vector<float> log_phi(rows.view.count * d_phi);
       for (float& v : log_phi) v = static_cast<float>(Whole<int16_t>(in)) / 64;
-      prefixd::PhiCache cache(d_phi, rows.view.shape.value_dim);
+      PhiCache cache(d_phi, rows.view.shape.value_dim);
       cache.AddFeatures(rows.view, log_phi);
       CheckValue(in, cache);
       break;
     }
   }
-  return 0;
 }
+
+}  // namespace prefixd::fuzz

@@ -90,11 +90,8 @@ FrameHeader MakeHeader(FuzzedDataProvider& in) {
 }
 
 }  // namespace
-}  // namespace prefixd::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace prefixd::fuzz;
-  FuzzedDataProvider in(data, size);
+void RunOne(FuzzedDataProvider& in) {
   switch (Whole<uint8_t>(in) % 4) {
     case 0: {
       const Bytes bytes = Rest(in);
@@ -120,5 +117,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     }
   }
-  return 0;
 }
+
+}  // namespace prefixd::fuzz

@@ -6,30 +6,6 @@
 namespace prefixd::index {
 namespace {
 
-// Reads from rows, and counts what it read.
-class CountingReader final : public KeyReader {
- public:
-  CountingReader(const TestRows& rows, uint32_t first) : rows_(rows), first_(first) {}
-  Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override {
-    for (size_t j = 0; j < ids.size(); ++j) Copy(ids[j], out, j);
-    return {};
-  }
-  Status Range(TokenRange tokens, std::span<std::byte> out) override {
-    for (uint32_t t = tokens.begin; t < tokens.end; ++t) Copy(t, out, t - tokens.begin);
-    return {};
-  }
-  size_t reads = 0;
-
- private:
-  void Copy(uint32_t token, std::span<std::byte> out, size_t at) {
-    const size_t bytes = rows_.shape.key_bytes();
-    std::memcpy(out.data() + at * bytes, rows_.view().key(token - first_), bytes);
-    ++reads;
-  }
-  const TestRows& rows_;
-  const uint32_t first_;
-};
-
 class CodesIndexTest : public ::testing::Test {
  protected:
   static constexpr uint32_t kDim = 64, kFirst = 100, kTokens = 6000, kAppended = 200;
@@ -43,15 +19,7 @@ class CodesIndexTest : public ::testing::Test {
     if (built.ok()) index_ = std::move(built).value();
   }
   SearchRequest Request(std::span<const float> queries, TokenRange candidates, uint32_t k) const {
-    SearchRequest request;
-    request.queries = queries;
-    request.group = static_cast<uint32_t>(queries.size() / kDim);
-    request.layer = Layer(kDim);
-    request.candidates = candidates;
-    request.k = k;
-    request.keys = rows_.view();
-    request.first_token = kFirst;
-    return request;
+    return RequestOver(rows_, queries, candidates, k, kFirst);
   }
   double Recall(const SearchRequest& request, const Selection& selection) const {
     const std::vector<double> truth = TrueScores(request, rows_);

@@ -15,6 +15,7 @@
 #include "attention/kv_shape.h"
 #include "attention/selection.h"
 #include "index/key_index.h"
+#include "index/key_reader.h"
 #include "tests/support/test.h"
 
 namespace prefixd::index {
@@ -56,6 +57,52 @@ struct TestRows {
   size_t count;
   std::vector<std::byte> bytes;
   std::vector<float> rounded;  // [count][key_dim]
+};
+
+inline LayerGeometry Layer(uint32_t key_dim, float softcap = 0) {
+  LayerGeometry layer;
+  layer.scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
+  layer.softcap = softcap;
+  return layer;
+}
+
+// For the queries [group][key_dim] over `rows`, whose first is `first_token`.
+inline SearchRequest RequestOver(const TestRows& rows, std::span<const float> queries,
+                                 TokenRange candidates, uint32_t k, uint32_t first_token = 0) {
+  SearchRequest request;
+  request.queries = queries;
+  request.group = static_cast<uint32_t>(queries.size() / rows.shape.key_dim);
+  request.layer = Layer(rows.shape.key_dim);
+  request.candidates = candidates;
+  request.k = k;
+  request.keys = rows.view();
+  request.first_token = first_token;
+  return request;
+}
+
+// Reads keys from rows, whose first is `first_token`, and counts what it read.
+class CountingReader final : public KeyReader {
+ public:
+  explicit CountingReader(const TestRows& rows, uint32_t first_token = 0)
+      : rows_(rows), first_(first_token) {}
+  Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override {
+    for (size_t j = 0; j < ids.size(); ++j) Copy(ids[j], out, j);
+    return {};
+  }
+  Status Range(TokenRange tokens, std::span<std::byte> out) override {
+    for (uint32_t t = tokens.begin; t < tokens.end; ++t) Copy(t, out, t - tokens.begin);
+    return {};
+  }
+  size_t reads = 0;
+
+ private:
+  void Copy(uint32_t token, std::span<std::byte> out, size_t at) {
+    const size_t bytes = rows_.shape.key_bytes();
+    std::memcpy(out.data() + at * bytes, rows_.view().key(token - first_), bytes);
+    ++reads;
+  }
+  const TestRows& rows_;
+  const uint32_t first_;
 };
 
 // Scores of tokens [request.candidates) in float64: [group][n].
@@ -183,13 +230,6 @@ struct AttentionLike {
   uint32_t dim;
   std::vector<float> centres, query_shift, keys;
 };
-
-inline LayerGeometry Layer(uint32_t key_dim, float softcap = 0) {
-  LayerGeometry layer;
-  layer.scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
-  layer.softcap = softcap;
-  return layer;
-}
 
 inline DType AnyDType(Random& random) {
   return std::array{DType::kF32, DType::kF16, DType::kBf16}[Uniform(random, 0, 2)];

@@ -7,19 +7,6 @@
 namespace prefixd::index {
 namespace {
 
-SearchRequest Request(const TestRows& rows, std::span<const float> queries, uint32_t group,
-                      TokenRange candidates, uint32_t k, uint32_t first_token) {
-  SearchRequest request;
-  request.queries = queries;
-  request.group = group;
-  request.layer = Layer(rows.shape.key_dim);
-  request.candidates = candidates;
-  request.k = k;
-  request.keys = rows.view();
-  request.first_token = first_token;
-  return request;
-}
-
 std::unique_ptr<KeyIndex> Build(const RowsView& keys, TokenRange covered, float probe_fraction,
                                 uint32_t n_lists = 0) {
   IvfOptions options;
@@ -42,7 +29,7 @@ TEST(IvfIndex, ProbingEveryListIsExact) {
     ASSERT_TRUE(index != nullptr);
     const std::vector<float> queries = data.Queries(random, group);
     SearchRequest request =
-        Request(rows, queries, group, {first, first + n}, Uniform(random, 0, n - 1), first);
+        RequestOver(rows, queries, {first, first + n}, Uniform(random, 0, n - 1), first);
     if (round % 4 == 0) request.layer.softcap = 6;
     SCOPED_TRACE("round " + std::to_string(round) + ": n " + std::to_string(n) + ", dim " +
                  std::to_string(dim) + ", group " + std::to_string(group) + ", k " +
@@ -79,7 +66,7 @@ TEST(IvfIndex, RerankingMakesOneHeadExactDespiteCoarseCodes) {
   for (int round = 0; round < 20; ++round) {
     std::vector<float> queries = Normal(random, dim);
     queries[0] = 0.02f;
-    const SearchRequest request = Request(rows, queries, 1, {0, n}, 40, 0);
+    const SearchRequest request = RequestOver(rows, queries, {0, n}, 40, 0);
     const auto selection = index->Search(request);
     ASSERT_TRUE(selection.ok());
     // The short list is short: codes and their ids, centroids, and less than half of the keys.
@@ -108,7 +95,7 @@ TEST(IvfIndex, RecallOnClusteredKeysWithShiftedQueries) {
   const int rounds = 30;
   for (int round = 0; round < rounds; ++round) {
     const std::vector<float> queries = data.Queries(random, group);
-    const SearchRequest request = Request(rows, queries, group, {0, n}, k, 0);
+    const SearchRequest request = RequestOver(rows, queries, {0, n}, k, 0);
     const auto selection = usual->Search(request), cheap = few->Search(request);
     ASSERT_TRUE(selection.ok() && cheap.ok());
     ExpectWellFormed(*selection, request);
@@ -147,8 +134,8 @@ TEST(IvfIndex, CandidatesAreHonouredInsideAndOutsideOfWhatIsCovered) {
       const uint32_t begin = round == 0 ? 0 : Uniform(random, 0, n);
       const uint32_t end = round == 0 ? n : Uniform(random, begin, n);
       const std::vector<float> queries = data.Queries(random, group);
-      const SearchRequest request = Request(rows, queries, group, {first + begin, first + end},
-                                            Uniform(random, 0, (end - begin) / 2 + 1), first);
+      const SearchRequest request = RequestOver(rows, queries, {first + begin, first + end},
+                                                Uniform(random, 0, (end - begin) / 2 + 1), first);
       SCOPED_TRACE("fraction " + std::to_string(fraction) + ", rows " + std::to_string(begin) +
                    " to " + std::to_string(end) + ", k " + std::to_string(request.k));
       const auto selection = index->Search(request);
@@ -178,7 +165,7 @@ TEST(IvfIndex, AppendedTokensAreFoundExactly) {
   const auto index = Build(rows.view().Sub(0, n), {0, n}, 0.05f);
   ASSERT_TRUE(index != nullptr);
   const auto selection = index->Search(
-      Request(rows, queries, 1, {0, n + appended}, static_cast<uint32_t>(planted.size()), 0));
+      RequestOver(rows, queries, {0, n + appended}, static_cast<uint32_t>(planted.size()), 0));
   ASSERT_TRUE(selection.ok());
   EXPECT_EQ(selection->ids, planted);
 }
@@ -192,14 +179,14 @@ TEST(IvfIndex, ProbesOnUntilThereAreEnoughTokens) {
   ASSERT_TRUE(index != nullptr);
   const std::vector<float> queries = data.Queries(random, 2);
   for (const uint32_t k : {1u, 100u, 500u, 998u, 999u}) {
-    const auto selection = index->Search(Request(rows, queries, 2, {0, n}, k, 0));
+    const auto selection = index->Search(RequestOver(rows, queries, {0, n}, k, 0));
     ASSERT_TRUE(selection.ok());
     EXPECT_EQ(selection->ids.size(), size_t{k});
     EXPECT_GT(selection->keys_scanned, k);
     for (const Cut& cut : selection->cuts) EXPECT_TRUE(std::isfinite(cut.score));
   }
   for (const uint32_t k : {1000u, 5000u}) {
-    const auto all = index->Search(Request(rows, queries, 2, {0, n}, k, 0));
+    const auto all = index->Search(RequestOver(rows, queries, {0, n}, k, 0));
     ASSERT_TRUE(all.ok());
     EXPECT_EQ(all->ids.size(), size_t{n});
     EXPECT_EQ(all->cuts[1].kind, CutKind::kExact);
@@ -214,13 +201,13 @@ TEST(IvfIndex, EqualKeysAreSearchable) {
   for (const float fraction : {0.1f, 1.0f}) {
     const auto index = Build(rows.view(), {0, n}, fraction);
     ASSERT_TRUE(index != nullptr);
-    const SearchRequest request = Request(rows, queries, 2, {0, n}, 30, 0);
+    const SearchRequest request = RequestOver(rows, queries, {0, n}, 30, 0);
     const auto selection = index->Search(request);
     ASSERT_TRUE(selection.ok()) << selection.error().ToString();
     ExpectWellFormed(*selection, request);
     const double score = request.layer.scale * dim * 2.5 * 0.25;
     for (const Cut& cut : selection->cuts) EXPECT_NEAR(cut.score, score, 1e-4);
-    const auto none = index->Search(Request(rows, queries, 2, {7, 7}, 30, 0));
+    const auto none = index->Search(RequestOver(rows, queries, {7, 7}, 30, 0));
     ASSERT_TRUE(none.ok());
     EXPECT_TRUE(none->ids.empty());
   }
@@ -279,13 +266,13 @@ TEST(IvfIndex, BadQueriesAreRefusedAndNamed) {
   ASSERT_TRUE(index != nullptr);
   std::vector<float> queries = data.Queries(random, 4);
   queries[2 * 8 + 5] = std::numeric_limits<float>::quiet_NaN();
-  const auto nan = index->Search(Request(rows, queries, 4, {0, 400}, 5, 0));
+  const auto nan = index->Search(RequestOver(rows, queries, {0, 400}, 5, 0));
   ASSERT_FALSE(nan.ok());
   EXPECT_EQ(nan.error().code, Code::kInvalidArgument);
   EXPECT_NE(nan.error().message.find("query head 2"), std::string::npos) << nan.error().message;
 
   const TestRows wider(Normal(random, 400 * 9), 9, DType::kBf16);
-  const auto other = index->Search(Request(wider, Normal(random, 9), 1, {0, 400}, 5, 0));
+  const auto other = index->Search(RequestOver(wider, Normal(random, 9), {0, 400}, 5, 0));
   ASSERT_FALSE(other.ok());
   EXPECT_EQ(other.error().code, Code::kInvalidArgument);
 }

@@ -46,15 +46,7 @@ class KindsTest : public ::testing::Test {
 
   SearchRequest Request(const TestRows& rows, std::span<const float> queries, TokenRange candidates,
                         uint32_t k) const {
-    SearchRequest request;
-    request.queries = queries;
-    request.group = static_cast<uint32_t>(queries.size() / kDim);
-    request.layer = Layer(kDim);
-    request.candidates = candidates;
-    request.k = k;
-    request.keys = rows.view();
-    request.first_token = kFirst;
-    return request;
+    return RequestOver(rows, queries, candidates, k, kFirst);
   }
 
   Random random_;
@@ -194,26 +186,7 @@ TEST_F(KindsTest, StoredOnesSelectTheSameAndDamagedOnesAreCorrupt) {
 
 // Keys that are read where they lie give the same set as keys in memory.
 TEST_F(KindsTest, KeysMayComeFromAReader) {
-  class Reader final : public KeyReader {
-   public:
-    explicit Reader(const RowsView& keys) : keys_(keys) {}
-    Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override {
-      for (size_t i = 0; i < ids.size(); ++i) Copy(ids[i], i, out);
-      return {};
-    }
-    Status Range(TokenRange tokens, std::span<std::byte> out) override {
-      for (uint32_t t = tokens.begin; t < tokens.end; ++t) Copy(t, t - tokens.begin, out);
-      return {};
-    }
-
-   private:
-    void Copy(uint32_t token, size_t at, std::span<std::byte> out) const {
-      const size_t bytes = keys_.shape.key_bytes();
-      std::memcpy(out.data() + at * bytes, keys_.key(token - kFirst), bytes);
-    }
-    const RowsView keys_;
-  };
-  Reader reader(rows_.view());
+  CountingReader reader(rows_, kFirst);
   for (const auto& [kind, least] : kKinds) {
     const auto index = Build(kind, rows_.view().Sub(0, kTokens - 100));  // the rest is appended
     ASSERT_TRUE(index.ok() || kind == IndexKind::kExact);

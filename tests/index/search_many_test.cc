@@ -9,28 +9,6 @@ namespace {
 
 constexpr uint32_t kDim = 48, kTokens = 5000, kAppended = 150;
 
-class RowReader final : public KeyReader {
- public:
-  explicit RowReader(const TestRows& rows) : rows_(rows) {}
-  Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override {
-    for (size_t j = 0; j < ids.size(); ++j) Copy(ids[j], out, j);
-    return {};
-  }
-  Status Range(TokenRange tokens, std::span<std::byte> out) override {
-    for (uint32_t t = tokens.begin; t < tokens.end; ++t) Copy(t, out, t - tokens.begin);
-    return {};
-  }
-  size_t keys_read = 0;
-
- private:
-  void Copy(uint32_t token, std::span<std::byte> out, size_t at) {
-    const size_t bytes = rows_.shape.key_bytes();
-    std::memcpy(out.data() + at * bytes, rows_.view().key(token), bytes);
-    ++keys_read;
-  }
-  const TestRows& rows_;
-};
-
 class SearchManyTest : public ::testing::Test {
  protected:
   SearchManyTest()
@@ -58,14 +36,8 @@ class SearchManyTest : public ::testing::Test {
     return *queries_.back();
   }
   SearchRequest Request(TokenRange candidates, uint32_t group, uint32_t k, GroupRule rule) {
-    SearchRequest request;
-    request.queries = Queries(group);
-    request.group = group;
-    request.layer = Layer(kDim);
-    request.candidates = candidates;
-    request.k = k;
+    SearchRequest request = RequestOver(rows_, Queries(group), candidates, k);
     request.rule = rule;
-    request.keys = rows_.view();
     return request;
   }
   static void ExpectSame(const Result<Selection>& got, const Result<Selection>& want) {
@@ -136,7 +108,7 @@ TEST_F(SearchManyTest, ReadsTogetherWhatAllOfThemNeed) {
   for (const auto& index : indexes_) {
     if (index->kind() == IndexKind::kIvf) continue;
     SCOPED_TRACE(IndexName(index->kind()));
-    RowReader reader(rows_);
+    CountingReader reader(rows_);
     SearchScratch scratch;
     std::vector<std::vector<std::byte>> keys(4), keys_alone(4);
     std::vector<SearchRequest> requests;
@@ -154,8 +126,8 @@ TEST_F(SearchManyTest, ReadsTogetherWhatAllOfThemNeed) {
       bytes_alone += alone.back()->bytes_scanned;
       requests[i].selected_keys = &keys[i];
     }
-    const size_t read_alone = reader.keys_read;
-    reader.keys_read = 0;
+    const size_t read_alone = reader.reads;
+    reader.reads = 0;
     const auto together = index->SearchMany(requests);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < 4; ++i) {
@@ -165,10 +137,10 @@ TEST_F(SearchManyTest, ReadsTogetherWhatAllOfThemNeed) {
     }
     if (index->kind() == IndexKind::kExact) {
       EXPECT_EQ(bytes * 4, bytes_alone);
-      EXPECT_EQ(reader.keys_read * 4, read_alone);
+      EXPECT_EQ(reader.reads * 4, read_alone);
     } else {
       EXPECT_LT(bytes, bytes_alone);
-      EXPECT_EQ(reader.keys_read, read_alone);  // each has its own short list
+      EXPECT_EQ(reader.reads, read_alone);  // each has its own short list
     }
   }
 }

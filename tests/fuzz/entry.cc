@@ -1,0 +1,8 @@
+// Where libFuzzer enters a target.
+#include "tests/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzedDataProvider in(data, size);
+  prefixd::fuzz::RunOne(in);
+  return 0;
+}
