@@ -31,6 +31,9 @@ namespace {
 constexpr uint64_t kWakeMark = ~uint64_t{0};
 constexpr uint64_t kCancelMark = kWakeMark - 1;
 constexpr uint64_t kMaxPlainBytes = 1u << 30;  // lengths of plain reads have 32 bits
+// Operations taken and given at once. Disks, virtual ones above all, answer many together and then
+// have nothing to do: they get the first of the next before all that ended has been looked at.
+constexpr unsigned kPortion = 8;
 
 class UringEngine final : public IoEngine {
  public:
@@ -80,6 +83,7 @@ class UringEngine final : public IoEngine {
   }
 
  private:
+  enum class Next : uint8_t { kTurn, kWait, kEnd };
   struct Slot {
     QueuedOp queued;  // op is null: free
     bool cancel_wanted = false;
@@ -98,7 +102,8 @@ class UringEngine final : public IoEngine {
       const int rc = OpenRing();
       opened.set_value(rc);
       if (rc < 0) return;
-      while (Turn()) SubmitAndWait();
+      while (Round()) {
+      }
       io_uring_queue_exit(&ring_);
     });
     const int rc = opened.get_future().get();
@@ -130,37 +135,50 @@ class UringEngine final : public IoEngine {
     }
   }
 
-  // Takes what the kernel has finished and prepares what may go next. False: the engine is being
-  // destroyed and the kernel holds nothing of it any more.
-  bool Turn() {
-    bool more = true;
-    {
-      std::lock_guard lock(mutex_);
-      unsigned head = 0, n = 0;
-      io_uring_cqe* cqe = nullptr;
-      io_uring_for_each_cqe(&ring_, head, cqe) {
-        ++n;
-        const uint64_t mark = io_uring_cqe_get_data64(cqe);
-        if (mark == kWakeMark) wake_armed_ = false;
-        if (mark < kCancelMark) Finished(mark, cqe->res);
-      }
-      io_uring_cq_advance(&ring_, n);
-      // Entries that could not be submitted last time may still be there.
-      while (!free_slots_.empty() && io_uring_sq_space_left(&ring_) > slots_.size() + 1) {
-        const std::optional<QueuedOp> next = queue_.Pop(done_);
-        if (!next) break;
-        Prepare(*next);
-      }
-      held_until_ = queue_.HeldUntil();
-      if (cancels_wanted_) PrepareCancels();
-      if (!stop_ && !wake_armed_) PrepareWake();
-      more = !stop_ || wake_armed_ || queue_.inflight_ops() > 0;
-      asleep_ = true;
+  // Takes what the kernel has finished, hands it what may go next, and waits for more. False: the
+  // engine is being destroyed and the kernel holds nothing of it any more.
+  bool Round() {
+    Next next = Next::kTurn;
+    // However fast the disk, whoever waits hears of what is done.
+    for (size_t taken = 0; next == Next::kTurn && taken < slots_.size();) {
+      next = Turn(taken);
+      // What fails stays in the ring for the next call. Who is woken may take this very core and
+      // verify for a while: the disk gets its work first.
+      if (next == Next::kTurn || done_.Wakes()) (void)io_uring_submit(&ring_);
     }
-    // Who is woken may take this very core and verify for a while: the disk gets its work first.
-    if (done_.Wakes()) (void)io_uring_submit(&ring_);  // what fails stays for the next call
     done_.Tell();
-    return more;
+    if (next == Next::kWait) SubmitAndWait();
+    return next != Next::kEnd;
+  }
+
+  // One portion. Adds to `taken` how many operations ended.
+  Next Turn(size_t& taken) {
+    std::lock_guard lock(mutex_);
+    unsigned head = 0, seen = 0, prepared = 0;
+    io_uring_cqe* cqe = nullptr;
+    io_uring_for_each_cqe(&ring_, head, cqe) {
+      if (seen == kPortion) break;
+      ++seen;
+      const uint64_t mark = io_uring_cqe_get_data64(cqe);
+      if (mark == kWakeMark) wake_armed_ = false;
+      if (mark < kCancelMark) Finished(mark, cqe->res);
+    }
+    io_uring_cq_advance(&ring_, seen);
+    taken += seen;
+    // Entries that could not be submitted last time may still be there.
+    while (prepared < kPortion && !free_slots_.empty() &&
+           io_uring_sq_space_left(&ring_) > slots_.size() + 1) {
+      const std::optional<QueuedOp> next = queue_.Pop(done_);
+      if (!next) break;
+      Prepare(*next);
+      ++prepared;
+    }
+    if (seen == kPortion || prepared == kPortion) return Next::kTurn;
+    held_until_ = queue_.HeldUntil();
+    if (cancels_wanted_) PrepareCancels();
+    if (!stop_ && !wake_armed_) PrepareWake();
+    asleep_ = true;
+    return !stop_ || wake_armed_ || queue_.inflight_ops() > 0 ? Next::kWait : Next::kEnd;
   }
 
   void Finished(uint64_t slot, int result) {
