@@ -1,5 +1,6 @@
 // Scanning of compact codes (key_codes.h): the kernels, one table per instruction set, chosen at
-// run time. All tables return the same integers to the bit.
+// run time. All tables return the same integers to the bit, and the same floats: they add in the
+// same order and never contract a product and a sum.
 //
 // Nothing here throws, allocates or checks: callers validate. Thread-safety: pure apart from their
 // outputs.
@@ -13,17 +14,31 @@ namespace prefixd {
 // One group of query heads, as CodeQueries holds it.
 struct CodeScanQuery {
   const int8_t* weights = nullptr;  // [heads][fields]
-  const int32_t* bias = nullptr;    // [heads], of the n-th block scanned at n bias_stride
+  const int32_t* bias = nullptr;    // [heads]
   size_t heads = 0;
   uint32_t fields = 0;  // a multiple of kCodeGroupFields
-  size_t bias_stride = 0;
+  // What block b of `codes` adds for head g: block_bias[g * ld_bias + b]. Null: nothing.
+  const int16_t* block_bias = nullptr;
+  size_t ld_bias = 0;
 };
+
+// How a block's integer mean v and its spread become scores: the mean is mul v + add, the deviation
+// unit spread.
+struct BlockTerms {
+  float mul = 0, add = 0, unit = 0;
+};
+
+// The best of a block's keys is likely no further than so many deviations above their mean.
+inline constexpr float kReach = 2.5f;
+// A block of 32 keys has no tail to speak of: its mean weight exceeds that of the mean score by no
+// more than so many deviations.
+inline constexpr float kMostTail = 2.0f;
 
 struct CodeScanTable {
   const char* name;
-  // out[g * ld_out + i] = bias[g] + sum_p weights[g][p] field p of key i, for the 32 n_blocks keys
-  // of the blocks of `codes` that `which` names, or of the first ones where that is null (no
-  // alignment needed; 64 bytes is fastest). The sums fit int16.
+  // out[g * ld_out + i] = bias[g] + its block's + sum_p weights[g][p] field p of key i, for the
+  // 32 n_blocks keys of the blocks of `codes` that `which` names, or of the first ones where that
+  // is null (no alignment needed; 64 bytes is fastest). The sums fit int16.
   void (*scan)(const std::byte* codes, const uint32_t* which, size_t n_blocks,
                const CodeScanQuery& query, int16_t* out, size_t ld_out);
   // sum_i exp(mul v[i] + shift), each term to 0.1%. mul v[i] + shift <= 80; below -80 as if -80.
@@ -32,6 +47,21 @@ struct CodeScanTable {
   double (*exp_total)(const float* s, size_t n, float shift);
   // The largest of n >= 1.
   int16_t (*largest)(const int16_t* v, size_t n);
+  float (*largest_float)(const float* x, size_t n);
+  // How many are at least `floor`. No NaN.
+  size_t (*count_from)(const float* x, size_t n, float floor);
+  // out gets, ascending, every i < n with x[i] >= floor; returns how many. out has room for n.
+  size_t (*places_from)(const float* x, size_t n, float floor, uint32_t* out);
+  // out[i] = mul v[i], to the nearest whole number, of two the even one; |mul v[i]| < 2^15.
+  void (*scaled)(const int16_t* v, size_t n, float mul, int16_t* out);
+  // high[i] = mean + kReach sd, mass[i] = mean + min(sd sd / 2, kMostTail sd), with mean and sd of
+  // `terms`; spreads are bf16.
+  void (*block_scores)(const int16_t* v, const uint16_t* spreads, size_t n, const BlockTerms& terms,
+                       float* mass, float* high);
+  // out[i] = v[at[i]].
+  void (*pick)(const int16_t* v, const uint32_t* at, size_t n, int16_t* out);
+  // rank[i] = max(rank[i], mul v[i] + add).
+  void (*raise)(const int16_t* v, size_t n, float mul, float add, float* rank);
   // out gets first + i, ascending, of every i < n with v[g * ld + i] > floors[g] for some head g;
   // returns how many. out has room for n.
   size_t (*above)(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, size_t n,

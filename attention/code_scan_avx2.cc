@@ -14,7 +14,7 @@ constexpr uint32_t kGroupsInShort = 8;
 
 // kHeads heads against eight keys of each of the block's four vectors of a group.
 template <size_t kHeads>
-inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, const int32_t* bias,
+inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, size_t number,
                                                      const CodeScanQuery& query, size_t head,
                                                      int16_t* out, size_t ld_out) {
   const __m256i low = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
@@ -23,7 +23,7 @@ inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, con
   for (size_t part = 0; part < 4; part += 2) {
     __m256i sums[kHeads][2];
     for (size_t g = 0; g < kHeads; ++g) {
-      sums[g][0] = sums[g][1] = _mm256_set1_epi32(bias[head + g]);
+      sums[g][0] = sums[g][1] = _mm256_set1_epi32(BiasOf(query, head + g, number));
     }
     for (uint32_t begin = 0; begin < n_groups; begin += kGroupsInShort) {
       const uint32_t end = begin + kGroupsInShort < n_groups ? begin + kGroupsInShort : n_groups;
@@ -66,15 +66,15 @@ void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
           const CodeScanQuery& query, int16_t* out, size_t ld_out) {
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
   for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
-    const std::byte* block = codes + (which ? which[b] : b) * block_bytes;
-    const int32_t* bias = query.bias + b * query.bias_stride;
+    const size_t number = which ? which[b] : b;
+    const std::byte* block = codes + number * block_bytes;
     size_t g = 0;
-    for (; g + 4 <= query.heads; g += 4) ScanBlock<4>(block, bias, query, g, out, ld_out);
+    for (; g + 4 <= query.heads; g += 4) ScanBlock<4>(block, number, query, g, out, ld_out);
     if (g + 2 <= query.heads) {
-      ScanBlock<2>(block, bias, query, g, out, ld_out);
+      ScanBlock<2>(block, number, query, g, out, ld_out);
       g += 2;
     }
-    if (g < query.heads) ScanBlock<1>(block, bias, query, g, out, ld_out);
+    if (g < query.heads) ScanBlock<1>(block, number, query, g, out, ld_out);
   }
 }
 
@@ -102,9 +102,27 @@ size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, s
   return count;
 }
 
+size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
+  const __m256 least = _mm256_set1_ps(floor);
+  size_t count = 0, i = 0;
+  for (; i + 8 <= n; i += 8) {
+    auto hits = static_cast<uint32_t>(
+        _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), least, _CMP_GE_OQ)));
+    for (; hits != 0; hits &= hits - 1) {
+      out[count++] = static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(hits));
+    }
+  }
+  for (; i < n; ++i) {
+    if (x[i] >= floor) out[count++] = static_cast<uint32_t>(i);
+  }
+  return count;
+}
+
 }  // namespace
 
 extern const CodeScanTable kAvx2CodeScan;
-const CodeScanTable kAvx2CodeScan = {"avx2", Scan, ExpSum, ExpTotal, Largest, Above};
+const CodeScanTable kAvx2CodeScan = {"avx2",       Scan,      ExpSum,     ExpTotal, Largest,
+                                     LargestFloat, CountFrom, PlacesFrom, Scaled,   BlockScores,
+                                     Pick,         Raise,     Above};
 
 }  // namespace prefixd

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kAheadBytes = 4096;
 
 template <size_t kHeads>
-inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, const int32_t* bias,
+inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, size_t number,
                                                      const CodeScanQuery& query, size_t head,
                                                      const std::byte* ahead, int16_t* out,
                                                      size_t ld_out) {
@@ -22,7 +22,7 @@ inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, con
   const int8_t* weights = query.weights + head * query.fields;
   __m512i sums[kHeads][2];
   for (size_t g = 0; g < kHeads; ++g) {
-    sums[g][0] = sums[g][1] = _mm512_set1_epi32(bias[head + g]);
+    sums[g][0] = sums[g][1] = _mm512_set1_epi32(BiasOf(query, head + g, number));
   }
   for (uint32_t f = 0; f < n_groups; ++f) {
     const std::byte* at = block + f * size_t{kCodeGroupBytes};
@@ -62,21 +62,21 @@ void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
   const size_t ahead = (kAheadBytes + block_bytes - 1) / block_bytes;
   for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
-    const std::byte* block = codes + (which ? which[b] : b) * block_bytes;
+    const size_t number = which ? which[b] : b;
+    const std::byte* block = codes + number * block_bytes;
     const size_t then = b + ahead;
     const std::byte* next =
         then < n_blocks ? codes + (which ? which[then] : then) * block_bytes : nullptr;
-    const int32_t* bias = query.bias + b * query.bias_stride;
     size_t g = 0;
     for (; g + 4 <= query.heads; g += 4) {
-      ScanBlock<4>(block, bias, query, g, g == 0 ? next : nullptr, out, ld_out);
+      ScanBlock<4>(block, number, query, g, g == 0 ? next : nullptr, out, ld_out);
     }
     if (g + 2 <= query.heads) {
-      ScanBlock<2>(block, bias, query, g, g == 0 ? next : nullptr, out, ld_out);
+      ScanBlock<2>(block, number, query, g, g == 0 ? next : nullptr, out, ld_out);
       g += 2;
     }
     if (g < query.heads) {
-      ScanBlock<1>(block, bias, query, g, g == 0 ? next : nullptr, out, ld_out);
+      ScanBlock<1>(block, number, query, g, g == 0 ? next : nullptr, out, ld_out);
     }
   }
 }
@@ -107,9 +107,28 @@ size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, s
   return count;
 }
 
+size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512 least = _mm512_set1_ps(floor);
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += 16) {
+    const auto there = static_cast<__mmask16>(n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1);
+    const __mmask16 hits =
+        _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, x + i), least, _CMP_GE_OQ);
+    const __m512i ids = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(i)));
+    const auto n_hits = static_cast<unsigned>(__builtin_popcount(hits));
+    _mm512_mask_storeu_epi32(out + count, static_cast<__mmask16>((1u << n_hits) - 1),
+                             _mm512_maskz_compress_epi32(hits, ids));
+    count += n_hits;
+  }
+  return count;
+}
+
 }  // namespace
 
 extern const CodeScanTable kAvx512VnniCodeScan;
-const CodeScanTable kAvx512VnniCodeScan = {"avx512vnni", Scan, ExpSum, ExpTotal, Largest, Above};
+const CodeScanTable kAvx512VnniCodeScan = {
+    "avx512vnni", Scan,   ExpSum,      ExpTotal, Largest, LargestFloat, CountFrom,
+    PlacesFrom,   Scaled, BlockScores, Pick,     Raise,   Above};
 
 }  // namespace prefixd

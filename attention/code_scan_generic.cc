@@ -11,11 +11,11 @@ void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
           const CodeScanQuery& query, int16_t* out, size_t ld_out) {
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
   for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
-    const std::byte* block = codes + (which ? which[b] : b) * block_bytes;
-    const int32_t* bias = query.bias + b * query.bias_stride;
+    const size_t number = which ? which[b] : b;
+    const std::byte* block = codes + number * block_bytes;
     for (size_t g = 0; g < query.heads; ++g) {
       int32_t sums[kCodeBlockKeys];
-      for (int32_t& sum : sums) sum = bias[g];
+      for (int32_t& sum : sums) sum = BiasOf(query, g, number);
       const int8_t* weight = query.weights + g * query.fields;
       const std::byte* group = block;
       for (uint32_t f = 0; f < query.fields; f += kCodeGroupFields, group += kCodeGroupBytes) {
@@ -46,9 +46,20 @@ size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, s
   return count;
 }
 
+size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    out[count] = static_cast<uint32_t>(i);
+    count += x[i] >= floor ? 1 : 0;
+  }
+  return count;
+}
+
 }  // namespace
 
 extern const CodeScanTable kGenericCodeScan;
-const CodeScanTable kGenericCodeScan = {"generic", Scan, ExpSum, ExpTotal, Largest, Above};
+const CodeScanTable kGenericCodeScan = {"generic",    Scan,      ExpSum,     ExpTotal, Largest,
+                                        LargestFloat, CountFrom, PlacesFrom, Scaled,   BlockScores,
+                                        Pick,         Raise,     Above};
 
 }  // namespace prefixd

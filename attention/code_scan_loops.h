@@ -2,23 +2,32 @@
 // code_scan_<isa>.cc inside its unnamed namespace, and free of standard-library templates: code
 // built with wider instruction sets must not leak into functions that other files share.
 
+inline int32_t BiasOf(const CodeScanQuery& query, size_t head, size_t block) {
+  const int32_t of_block =
+      query.block_bias ? query.block_bias[head * query.ld_bias + block] : int16_t{0};
+  return query.bias[head] + of_block;
+}
+
 // T: int16_t or float.
 template <typename T>
 double ExpSumOf(const T* v, size_t n, float mul, float shift) {
   // exp(x) = 2^t, t = whole + part: the whole goes to the exponent's bits, the part, within half
   // of zero, to a polynomial. Adding and taking away 1.5 * 2^23 rounds to a whole number.
-  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f, kLeast = -115.0f;
+  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;
+  // Were it known to compilers, they would branch on it.
+  volatile float known_at_run_time = -115.0f;
+  const float least = known_at_run_time;
   const float a = mul * kLog2E, b = shift * kLog2E;
-  constexpr size_t kRun = 1024;  // summed in float32, then in float64
+  constexpr size_t kRun = 1024, kLanes = 32;  // runs are summed in float32, then in float64
   double total = 0;
   for (size_t begin = 0; begin < n; begin += kRun) {
     const size_t end = begin + kRun < n ? begin + kRun : n;
-    float sums[16] = {};
+    float sums[kLanes] = {};
     size_t i = begin;
-    for (; i + 16 <= end; i += 16) {
-      for (size_t l = 0; l < 16; ++l) {
+    for (; i + kLanes <= end; i += kLanes) {
+      for (size_t l = 0; l < kLanes; ++l) {
         float t = a * (float)v[i + l] + b;
-        t = t > kLeast ? t : kLeast;
+        t = t > least ? t : least;
         const float rounded = t + kRound;
         const float part = t - (rounded - kRound);
         int32_t bits;
@@ -33,7 +42,7 @@ double ExpSumOf(const T* v, size_t n, float mul, float shift) {
       }
     }
     float sum = 0;
-    for (size_t l = 0; l < 16; ++l) sum += sums[l];
+    for (size_t l = 0; l < kLanes; ++l) sum += sums[l];
     for (; i < end; ++i) sum += __builtin_expf(mul * (float)v[i] + shift);
     total += (double)sum;
   }
@@ -57,4 +66,64 @@ int16_t Largest(const int16_t* v, size_t n) {
   for (; i < n; ++i) most[0] = v[i] > most[0] ? v[i] : most[0];
   for (size_t l = 1; l < kLanes; ++l) most[0] = most[l] > most[0] ? most[l] : most[0];
   return most[0];
+}
+
+float LargestFloat(const float* x, size_t n) {
+  constexpr size_t kLanes = 64;
+  float most[kLanes];
+  for (float& m : most) m = x[0];
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) most[l] = x[i + l] > most[l] ? x[i + l] : most[l];
+  }
+  for (; i < n; ++i) most[0] = x[i] > most[0] ? x[i] : most[0];
+  for (size_t l = 1; l < kLanes; ++l) most[0] = most[l] > most[0] ? most[l] : most[0];
+  return most[0];
+}
+
+size_t CountFrom(const float* x, size_t n, float floor) {
+  constexpr size_t kRun = size_t{1} << 20;  // counted in 32 bits
+  size_t count = 0;
+  for (size_t begin = 0; begin < n; begin += kRun) {
+    const size_t end = begin + kRun < n ? begin + kRun : n;
+    int32_t some = 0;
+    for (size_t i = begin; i < end; ++i) some += x[i] >= floor ? 1 : 0;
+    count += (size_t)some;
+  }
+  return count;
+}
+
+void Scaled(const int16_t* v, size_t n, float mul, int16_t* out) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: sums are whole numbers, in the lowest bits
+  for (size_t i = 0; i < n; ++i) {
+    const float rounded = mul * (float)v[i] + kRound;
+    int32_t bits;
+    __builtin_memcpy(&bits, &rounded, sizeof bits);
+    out[i] = (int16_t)bits;
+  }
+}
+
+void BlockScores(const int16_t* v, const uint16_t* spreads, size_t n, const BlockTerms& terms,
+                 float* __restrict mass, float* __restrict high) {
+  const float mul = terms.mul, add = terms.add, unit = terms.unit;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t bits = (uint32_t)spreads[i] << 16;
+    float spread;
+    __builtin_memcpy(&spread, &bits, sizeof spread);
+    const float mean = mul * (float)v[i] + add, sd = unit * spread;
+    const float half_square = 0.5f * sd * sd, most = kMostTail * sd;
+    mass[i] = mean + (half_square < most ? half_square : most);
+    high[i] = mean + kReach * sd;
+  }
+}
+
+void Pick(const int16_t* v, const uint32_t* at, size_t n, int16_t* __restrict out) {
+  for (size_t i = 0; i < n; ++i) out[i] = v[at[i]];
+}
+
+void Raise(const int16_t* v, size_t n, float mul, float add, float* __restrict rank) {
+  for (size_t i = 0; i < n; ++i) {
+    const float score = mul * (float)v[i] + add;
+    rank[i] = score > rank[i] ? score : rank[i];
+  }
 }

@@ -1,6 +1,6 @@
 // The arithmetic that makes small whole numbers of queries, for key_codes.cc and for the kernels of
-// gpu/, which so agree to the bit: every product here is exact in float64, and nothing depends on
-// whether a compiler fuses it with a sum.
+// gpu/, which so agree to the bit: every product here is exact in float64, or rounded once before
+// anything else is done with it, and nothing depends on whether a compiler fuses it with a sum.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -47,10 +47,9 @@ PREFIXD_HD inline int32_t ReachOfWeight(int32_t weight) {
   return (3 * (weight < 0 ? -weight : weight) + 1) / 2;
 }
 
-// A mean's integer score in units of its block's keys.
+// A mean's integer score in units of its block's keys: as CodeScanTable::scaled.
 PREFIXD_HD inline int32_t InUnitsOfKeys(float units_of_mean, int32_t mean) {
-  const double units = double{units_of_mean} * mean;
-  return static_cast<int32_t>(units + (units < 0 ? -0.5 : 0.5));
+  return static_cast<int32_t>(rintf(units_of_mean * static_cast<float>(mean)));
 }
 
 }  // namespace prefixd

@@ -42,6 +42,28 @@ std::vector<float> SumRanks(std::span<const float> scores, uint32_t group, uint3
   return rank;
 }
 
+// max_g of score - lse. NaN ranks first, so that the step can name the row.
+std::vector<float> MaxRanks(std::span<const float> scores, uint32_t group, uint32_t n,
+                            std::span<const double> lse) {
+  std::vector<float> rank(n, -kInf);
+  bool any_nan = false;
+  for (uint32_t g = 0; g < group; ++g) {
+    const float* row = scores.data() + size_t{g} * n;
+    const auto shift = static_cast<float>(lse[g]);
+    int32_t odd = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const float normalised = row[i] - shift;
+      rank[i] = normalised > rank[i] ? normalised : rank[i];
+      odd |= normalised != normalised ? 1 : 0;
+    }
+    any_nan |= odd != 0;
+  }
+  for (size_t i = 0; any_nan && i < size_t{group} * n; ++i) {
+    if (std::isnan(scores[i])) rank[i % n] = kInf;
+  }
+  return rank;
+}
+
 // Minus the best place of each token among a head's k best, from 0 on; -inf for the others.
 std::vector<float> UnionRanks(std::span<const float> scores, uint32_t group, uint32_t n,
                               uint32_t k) {
@@ -110,13 +132,7 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
   } else if (rule == GroupRule::kSum) {
     rank = SumRanks(scores, group, n, lse);
   } else {
-    rank.assign(n, -kInf);
-    for (uint32_t g = 0; g < group; ++g) {
-      for (uint32_t i = 0; i < n; ++i) {
-        const float s = scores[size_t{g} * n + i];
-        rank[i] = std::isnan(s) ? kInf : std::max(rank[i], static_cast<float>(s - lse[g]));
-      }
-    }
+    rank = MaxRanks(scores, group, n, lse);
   }
   float kth = kInf, theta = -kInf;
   size_t room = 0;
@@ -149,7 +165,9 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
       const double above = rule == GroupRule::kSum
                                ? std::log(std::max(double{theta}, kLeastTerm * group))
                                : double{theta};
-      out.cuts.push_back({std::isfinite(above) ? Above(lse[g] + above) : theta, kind});
+      // Ranks were taken against the rounded log-sum-exp.
+      const double shift = rule == GroupRule::kMax ? double{static_cast<float>(lse[g])} : lse[g];
+      out.cuts.push_back({std::isfinite(above) ? Above(shift + above) : theta, kind});
     }
   }
   return out;

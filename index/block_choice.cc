@@ -11,16 +11,12 @@ namespace prefixd::index {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-// The best of a block's keys is likely no further than so many deviations above their mean.
-constexpr float kReach = 2.5f;
-// A block of 32 keys has no tail to speak of: its mean weight exceeds that of the mean score by no
-// more than so many deviations.
-constexpr float kMostTail = 2.0f;
+constexpr float kLarge = std::numeric_limits<float>::max();
 
-// Keys of each block of the part's windows that are used: [blocks].
-void CountUsed(const CodePart& part, std::vector<uint16_t>& counts) {
+// Keys of each block of the part's windows that are used: into counts [blocks].
+void CountUsed(const CodePart& part, std::span<uint16_t> counts) {
   const size_t first = part.first_block(), end = part.end_block();
-  counts.assign(end - first, kCodeBlockKeys);
+  std::fill(counts.begin(), counts.end(), uint16_t{kCodeBlockKeys});
   const uint32_t from = part.used.begin - part.first_token, to = part.used.end - part.first_token;
   for (size_t b = first; b < end; ++b) {
     const size_t key = b / kWindowBlocks * kWindowKeys;
@@ -54,102 +50,96 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
                   SearchScratch& scratch) {
   const uint32_t heads = request.group;
   const float cap = request.layer.softcap;
-  // [heads][all blocks]: the mass that each is taken for, and the largest score that is likely.
-  std::vector<uint16_t> counts, of_part;
+  const CodeScanTable& kernels = CodeScan();
   size_t all = 0;
   for (const CodePart& part : parts) all += part.end_block() - part.first_block();
+  std::vector<uint16_t>& counts = scratch.block_counts;  // [all blocks]
+  counts.resize(all);
+  // [heads][all blocks]: the mass that each is taken for, and the largest score that is likely.
   std::vector<float>& masses_of = scratch.block_masses;
-  std::vector<float>& reach = scratch.ranks;
+  std::vector<float>& high_of = scratch.scores;
   masses_of.resize(heads * all);
-  reach.resize(std::max(reach.size(), heads * all));
-  std::vector<int16_t>& means = scratch.block_means;
-  means.resize(heads * (all + parts.size() * kCodeBlockKeys));
-  size_t at = 0, at_means = 0;
+  if (high_of.size() < heads * all) high_of.resize(heads * all);
+  const float full = std::log(float(kCodeBlockKeys));
+  size_t at = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
     const CodePart& part = parts[p];
-    CountUsed(part, of_part);
+    BlockChoice& choice = choices[p];
+    const size_t n = part.end_block() - part.first_block();
+    const auto some = std::span(counts).subspan(at, n);
+    CountUsed(part, some);
     const size_t windows = part.end_window() - part.first_window();
-    const size_t ld = windows * kCodeBlockKeys, n = of_part.size();
-    const CodeQueries& q = choices[p].queries.means;
-    int16_t* values = means.data() + at_means;
-    CodeScan().scan(
-        part.codes.means + part.first_window() * CodeBlockBytes(part.book->keys.key_dim), nullptr,
-        windows, {q.weights.data(), q.bias.data(), heads, q.fields}, values, ld);
+    choice.ld_bias = windows * kCodeBlockKeys;
+    std::vector<int16_t>& means = scratch.block_means;
+    means.resize(heads * choice.ld_bias);
+    choice.bias.resize(heads * choice.ld_bias);
+    const CodeQueries& q = choice.queries.means;
+    kernels.scan(part.codes.means + part.first_window() * CodeBlockBytes(part.book->keys.key_dim),
+                 nullptr, windows, {q.weights.data(), q.bias.data(), heads, q.fields}, means.data(),
+                 choice.ld_bias);
     const uint16_t* spreads = part.codes.spreads + part.first_block();
     for (uint32_t g = 0; g < heads; ++g) {
-      const float mul = q.mul[g], add = q.add[g], unit = choices[p].queries.spread[g];
+      const int16_t* mean = means.data() + g * choice.ld_bias;
+      kernels.scaled(mean, n, choice.queries.units_of_mean[g],
+                     choice.bias.data() + g * choice.ld_bias);
       float* mass = masses_of.data() + g * all + at;
-      float* high = reach.data() + g * all + at;
+      float* high = high_of.data() + g * all + at;
+      kernels.block_scores(mean, spreads, n, {q.mul[g], q.add[g], choice.queries.spread[g]}, mass,
+                           high);
+      for (size_t b = 0; b < n && cap > 0; ++b) {
+        mass[b] = Capped(mass[b], cap), high[b] = Capped(high[b], cap);
+      }
+      for (size_t b = 0; b < n; ++b) mass[b] += full;
       for (size_t b = 0; b < n; ++b) {
-        const float mean = mul * float(values[g * ld + b]) + add;
-        const float sd = unit * Bf16ToFloat(spreads[b]);
-        mass[b] = mean + std::min(sd * sd / 2, kMostTail * sd);
-        high[b] = mean + kReach * sd;
-      }
-      if (cap > 0) {
-        for (size_t b = 0; b < n; ++b) {
-          mass[b] = Capped(mass[b], cap), high[b] = Capped(high[b], cap);
-        }
+        if (some[b] != kCodeBlockKeys) mass[b] += std::log(float(some[b])) - full;
       }
     }
-    counts.insert(counts.end(), of_part.begin(), of_part.end());
     at += n;
-    at_means += heads * ld;
   }
-  const float full = std::log(float(kCodeBlockKeys));
-  std::vector<float> log_count(kCodeBlockKeys + 1, -kInf);
-  for (size_t c = 1; c < log_count.size(); ++c) log_count[c] = std::log(float(c));
   HeadMasses whole(heads);
-  for (uint32_t g = 0; g < heads; ++g) {
-    float* mass = masses_of.data() + g * all;
-    for (size_t b = 0; b < all; ++b) {
-      mass[b] += counts[b] == kCodeBlockKeys ? full : log_count[counts[b]];
-    }
-    whole.AddScores(g, {mass, all});
-  }
+  for (uint32_t g = 0; g < heads; ++g) whole.AddScores(g, {masses_of.data() + g * all, all});
   const std::vector<double> lse = whole.LogSumExp();
   std::vector<float>& rank = scratch.block_ranks;
   rank.assign(all, -kInf);
   for (uint32_t g = 0; g < heads; ++g) {
-    const float* high = reach.data() + g * all;
+    const float* high = high_of.data() + g * all;
     const auto shift = static_cast<float>(lse[g]);
-    for (size_t b = 0; b < all; ++b) rank[b] = std::max(rank[b], high[b] - shift);
+    for (size_t b = 0; b < all; ++b) {
+      const float normalised = high[b] - shift;
+      rank[b] = normalised > rank[b] ? normalised : rank[b];
+    }
   }
-  size_t useful = 0;
+  size_t useful = all;
   for (size_t b = 0; b < all; ++b) {
-    if (counts[b] == 0) rank[b] = -kInf;
-    useful += counts[b] > 0;
+    if (counts[b] != 0) continue;
+    rank[b] = -kInf;
+    --useful;
   }
   auto wanted = static_cast<size_t>(std::ceil(fraction * double(useful)));
   float least = -kInf;
   for (;; wanted *= 2) {
     wanted = std::clamp<size_t>(wanted, 1, useful);
-    least = wanted < useful ? KthLargest(rank, wanted, scratch.scores) : -kInf;
+    least = wanted < useful ? KthLargest(rank, wanted, scratch.ranks) : -kInf;
     size_t keys = 0;
     for (size_t b = 0; b < all; ++b) keys += rank[b] >= least ? counts[b] : 0;
     if (keys >= at_least || wanted == useful) break;
   }
-  at = at_means = 0;
+  at = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
-    const CodePart& part = parts[p];
     BlockChoice& choice = choices[p];
-    const size_t first = part.first_block(), n = part.end_block() - first;
-    const size_t ld = (part.end_window() - part.first_window()) * kCodeBlockKeys;
-    for (size_t b = 0; b < n; ++b) {
-      if (counts[at + b] == 0 || rank[at + b] < least) continue;
-      choice.chosen.push_back(static_cast<uint32_t>(first + b));
-      choice.some.push_back(counts[at + b]);
-      for (uint32_t g = 0; g < heads; ++g) {
-        masses_of[g * all + at + b] = -kInf;
-        choice.bias.push_back(choice.queries.keys.bias[g] +
-                              choice.queries.BlockBias(g, means[at_means + g * ld + b]));
-      }
-    }
+    const size_t n = parts[p].end_block() - parts[p].first_block();
+    choice.chosen.resize(n);
+    choice.chosen.resize(
+        kernels.places_from(rank.data() + at, n, std::max(least, -kLarge), choice.chosen.data()));
+    choice.some.clear();
+    for (const uint32_t b : choice.chosen) choice.some.push_back(counts[at + b]);
     at += n;
-    at_means += heads * ld;
   }
+  // Of what is chosen every key is added when it is scanned.
   for (uint32_t g = 0; g < heads; ++g) {
-    masses.AddScores(g, std::span<const float>(masses_of).subspan(g * all, all));
+    float* mass = masses_of.data() + g * all;
+    for (size_t b = 0; b < all; ++b) mass[b] = rank[b] >= least ? -kInf : mass[b];
+    masses.AddScores(g, {mass, all});
   }
 }
 

@@ -32,12 +32,13 @@ struct CodePart {
   bool uses(size_t place) const;  // whether a key stands there that is used
 };
 
-// What a query scans of a part.
+// What a query scans of a part. Blocks are counted from the part's first.
 struct BlockChoice {
   BlockQueries queries;
-  std::vector<uint32_t> chosen;  // blocks, ascending
-  std::vector<int32_t> bias;     // [chosen][heads]
+  std::vector<uint32_t> chosen;  // ascending
   std::vector<uint16_t> some;    // [chosen], keys of it that are used
+  std::vector<int16_t> bias;  // [heads][ld_bias] of every block: what it adds to its keys' scores
+  size_t ld_bias = 0;
 };
 
 // Scans the means of all parts and chooses, over all of them, the best `fraction` of the blocks,

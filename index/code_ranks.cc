@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "attention/code_scan.h"
 #include "attention/top_ranks.h"
@@ -54,14 +55,7 @@ void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n, size_t none
 
 void HeadMasses::AddScores(size_t head, std::span<const float> scores) {
   if (scores.empty()) return;
-  constexpr size_t kLanes = 16;  // vectorised by compilers
-  float most[kLanes];
-  std::fill_n(most, kLanes, -kInf);
-  for (size_t i = 0; i < scores.size(); i += kLanes) {
-    const size_t some = std::min(kLanes, scores.size() - i);
-    for (size_t l = 0; l < some; ++l) most[l] = scores[i + l] > most[l] ? scores[i + l] : most[l];
-  }
-  const double top = *std::max_element(most, most + kLanes);
+  const double top = CodeScan().largest_float(scores.data(), scores.size());
   if (top == -kInf) return;
   if (top > shift_[head]) {
     sum_[head] *= std::exp(shift_[head] - top);
@@ -71,29 +65,25 @@ void HeadMasses::AddScores(size_t head, std::span<const float> scores) {
       CodeScan().exp_total(scores.data(), scores.size(), static_cast<float>(-shift_[head]));
 }
 
-void HeadMasses::Correct(std::span<const CodeScores> parts, const ListedPlaces& listed,
+void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const ListedPart> listed,
                          std::span<const float> exact, size_t ld) {
-  std::vector<int16_t> values;
   for (size_t g = 0; g < sum_.size(); ++g) {
     // By codes: part for part, for each has its own units.
     double by_codes = 0;
-    size_t at = 0;
     for (size_t p = 0; p < parts.size(); ++p) {
       const CodeScores& part = parts[p];
-      values.clear();
-      double capped = 0;
-      for (; at < listed.ends[p]; ++at) {
-        const size_t i = listed.places[at];
-        if (part.softcap > 0) capped += std::exp(part.Score(g, i) - shift_[g]);
-        values.push_back(part.values[g * part.ld + i]);
+      const int16_t* values = listed[p].values + g * listed[p].ld;
+      if (part.softcap > 0) {
+        for (size_t i = 0; i < listed[p].n; ++i) {
+          by_codes += std::exp(part.OfValue(g, values[i]) - shift_[g]);
+        }
+      } else {
+        by_codes += CodeScan().exp_sum(values, listed[p].n, part.queries->mul[g],
+                                       static_cast<float>(part.queries->add[g] - shift_[g]));
       }
-      by_codes += part.softcap > 0
-                      ? capped
-                      : CodeScan().exp_sum(values.data(), values.size(), part.queries->mul[g],
-                                           static_cast<float>(part.queries->add[g] - shift_[g]));
     }
     const float* row = exact.data() + g * ld;
-    const double shift = std::max(shift_[g], double{*std::max_element(row, row + ld)});
+    const double shift = std::max(shift_[g], double{CodeScan().largest_float(row, ld)});
     const double truth = CodeScan().exp_total(row, ld, static_cast<float>(-shift));
     // What is left when the short list's terms go; the sum and the terms are rounded differently.
     const double rest = std::max(0.0, sum_[g] - by_codes);
@@ -107,35 +97,55 @@ namespace {
 // Where the ranks of the best are looked for: a sample of so many keys, of few keys every 16th.
 constexpr size_t kSampledKeys = 2048, kLeastStride = 16;
 
-// max_g score - lse, the scores raised by margins if there are any.
-float RankOf(const CodeScores& part, std::span<const double> lse, std::span<const float> margin,
-             size_t i) {
-  float rank = -kInf;
+// Of `n` keys with scores `values` [heads][n] the ranks max_g score - lse, the scores raised by
+// margins if there are any: into ranks [n].
+void Ranks(const CodeScores& part, std::span<const double> lse, std::span<const float> margin,
+           const int16_t* values, size_t n, float* ranks) {
+  std::fill_n(ranks, n, -kInf);
   for (size_t g = 0; g < lse.size(); ++g) {
-    const double raise = margin.empty() ? 0 : margin[g];
-    const double score =
-        part.softcap > 0
-            ? part.Score(g, i)
-            : double{part.queries->mul[g]} * part.values[g * part.ld + i] + part.queries->add[g];
-    rank = std::max(rank, static_cast<float>(score + raise - lse[g]));
+    const int16_t* v = values + g * n;
+    const double raise = (margin.empty() ? 0 : double{margin[g]}) - lse[g];
+    if (part.softcap > 0) {
+      for (size_t i = 0; i < n; ++i) {
+        ranks[i] = std::max(ranks[i], static_cast<float>(part.OfValue(g, v[i]) + raise));
+      }
+    } else {
+      CodeScan().raise(v, n, part.queries->mul[g], static_cast<float>(part.queries->add[g] + raise),
+                       ranks);
+    }
   }
-  return rank;
+}
+
+// The scores of `places` into values [heads][n].
+void Pick(const CodeScores& part, size_t heads, std::span<const uint32_t> places, int16_t* values) {
+  for (size_t g = 0; g < heads; ++g) {
+    CodeScan().pick(part.values + g * part.ld, places.data(), places.size(),
+                    values + g * places.size());
+  }
 }
 
 // A rank that `count` keys are likely to reach, and not many more.
 float LikelyFloor(std::span<const CodeScores> parts, std::span<const double> lse, size_t n,
-                  size_t count, std::vector<float>& sample) {
+                  size_t count, SearchScratch& scratch) {
   const size_t stride = std::max(kLeastStride, n / kSampledKeys);
-  sample.clear();
+  std::vector<float>& sample = scratch.ranks;
+  size_t sampled = 0;
   for (const CodeScores& part : parts) {
-    for (size_t i = 0; i < part.n; i += stride) sample.push_back(RankOf(part, lse, {}, i));
+    size_t some = 0;
+    for (size_t i = 0; i < part.n; i += stride) {
+      scratch.found[some++] = static_cast<uint32_t>(i);
+    }
+    scratch.picked.resize(std::max(scratch.picked.size(), lse.size() * some));
+    sample.resize(std::max(sample.size(), sampled + some));
+    Pick(part, lse.size(), std::span(scratch.found).first(some), scratch.picked.data());
+    Ranks(part, lse, {}, scratch.picked.data(), some, sample.data() + sampled);
+    sampled += some;
   }
   // Where the last of them should be in the sample, and four deviations of that number further.
-  const double expected = double(count) / double(n) * double(sample.size());
+  const double expected = double(count) / double(n) * double(sampled);
   const auto at = static_cast<size_t>(expected + 4 * std::sqrt(expected + 1)) + 1;
-  if (at >= sample.size()) return -kInf;
-  std::nth_element(sample.begin(), sample.begin() + ptrdiff_t(at), sample.end(), std::greater<>());
-  return sample[at];
+  if (at >= sampled) return -kInf;
+  return KthLargest(std::span(sample).first(sampled), at + 1, scratch.raised);
 }
 
 // The integer that head g's values of keys that reach `floor` lie above; one step of rounding low.
@@ -153,68 +163,91 @@ int16_t ValueBelow(const CodeScores& part, size_t g, double lse, float floor) {
   return static_cast<int16_t>(std::clamp<double>(std::ceil(over / mul) - 2, kAll, kNone));
 }
 
-}  // namespace
-
-namespace {
-
-// Places of all keys that reach `floor`, with their margins if `raised`; into scratch.found, and
-// their ranks, so taken, into scratch.ranks. Perhaps a few more. Returns where each part's end.
+// Keys that reach `floor` with their margins, and perhaps a few more: their places into
+// scratch.found, part for part, their scores into scratch.picked, each part's [heads][n], their
+// ranks into scratch.ranks and, with margins, scratch.raised. Returns how many of each part.
 std::vector<size_t> Reaching(std::span<const CodeScores> parts, std::span<const double> lse,
-                             float floor, bool raised, SearchScratch& scratch) {
-  size_t n_found = 0;
+                             float floor, SearchScratch& scratch) {
+  size_t all = 0;
   std::vector<int16_t> below(lse.size());
-  std::vector<size_t> ends;
-  scratch.ranks.clear();
+  std::vector<size_t> counts;
   for (const CodeScores& part : parts) {
     for (size_t g = 0; g < lse.size(); ++g) {
-      below[g] = ValueBelow(part, g, lse[g], raised ? floor - part.margin[g] : floor);
+      below[g] = ValueBelow(part, g, lse[g], floor - part.margin[g]);
     }
-    const auto margin = raised ? part.margin : std::span<const float>();
-    uint32_t* found = scratch.found.data() + n_found;
-    const size_t more =
+    uint32_t* found = scratch.found.data() + all;
+    const size_t n =
         CodeScan().above(part.values, part.ld, lse.size(), below.data(), part.n, 0, found);
-    for (size_t j = 0; j < more; ++j) {
-      scratch.ranks.push_back(RankOf(part, lse, margin, found[j]));
+    for (auto* buffer : {&scratch.ranks, &scratch.raised}) {
+      if (buffer->size() < all + n) buffer->resize(all + n);
     }
-    n_found += more;
-    ends.push_back(n_found);
+    if (scratch.picked.size() < lse.size() * (all + n)) {
+      scratch.picked.resize(lse.size() * (all + n));
+    }
+    int16_t* values = scratch.picked.data() + lse.size() * all;
+    Pick(part, lse.size(), {found, n}, values);
+    Ranks(part, lse, {}, values, n, scratch.ranks.data() + all);
+    Ranks(part, lse, part.margin, values, n, scratch.raised.data() + all);
+    counts.push_back(n);
+    all += n;
   }
-  return ends;
+  return counts;
 }
 
 }  // namespace
 
-ListedPlaces ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t k,
-                       uint32_t most, TokenRange range, SearchScratch& scratch) {
+std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadMasses& masses,
+                                  uint32_t k, uint32_t most, TokenRange range,
+                                  SearchScratch& scratch) {
   const std::vector<double> lse = masses.LogSumExp();
   size_t n = 0;
   for (const CodeScores& part : parts) n += part.n;
-  auto& found = scratch.found;
-  auto& ranks = scratch.ranks;
-  if (found.size() < n) found.resize(n);
-  const float floor = LikelyFloor(parts, lse, n, k + 1, ranks);
-  std::vector<size_t> ends = Reaching(parts, lse, floor, false, scratch);
-  if (ends.back() <= k) ends = Reaching(parts, lse, -kInf, false, scratch);  // the sample misled
-  ends = Reaching(parts, lse, KthLargest(ranks, k + 1, scratch.scores), true, scratch);
-  const size_t count = std::min<size_t>(most, ranks.size());
-  const float last = count < ranks.size() ? KthLargest(ranks, count, scratch.scores) : -kInf;
-  // Integers are often equal: of those at the end the first ones, as far as there is room.
-  size_t room = count;
-  for (const float rank : ranks) room -= rank > last;
+  if (scratch.found.size() < n) scratch.found.resize(n);
+  float floor = LikelyFloor(parts, lse, n, k + 1, scratch);
+  std::vector<size_t> counts;
+  size_t n_found = 0;
+  std::span<const float> ranks, raised;
+  for (;; floor = -kInf) {
+    counts = Reaching(parts, lse, floor, scratch);
+    n_found = std::accumulate(counts.begin(), counts.end(), size_t{0});
+    ranks = std::span<const float>(scratch.ranks).first(n_found);
+    raised = std::span<const float>(scratch.raised).first(n_found);
+    // A sample can mislead.
+    if (floor == -kInf || CodeScan().count_from(ranks.data(), n_found, floor) > k) break;
+  }
+  float last = KthLargest(ranks, k + 1, scratch.scores);
+  size_t surplus = 0;  // of those that reach it
+  if (CodeScan().count_from(raised.data(), raised.size(), last) > most) {
+    last = KthLargest(raised, most, scratch.scores);
+    surplus = CodeScan().count_from(raised.data(), raised.size(), last) - most;
+  }
   // Tokens ascend within a part's windows only: they are marked, and read off in order.
   auto& marks = scratch.marks;
   marks.assign((size_t{range.size()} + 63) / 64, 0);
-  size_t kept = 0;
-  for (size_t p = 0, j = 0; p < parts.size(); ++p) {
-    for (; j < ends[p]; ++j) {
-      const bool tie = ranks[j] == last;
-      if (ranks[j] < last || (tie && room == 0)) continue;
-      room -= tie;
-      const uint32_t token = parts[p].Token(found[j]) - range.begin;
-      marks[token / 64] |= uint64_t{1} << token % 64;
-      found[kept++] = found[j];
+  std::vector<ListedPart> listed(parts.size());
+  auto& kept = scratch.listed;  // of a part, counted among those found
+  size_t begin = n_found;
+  for (size_t p = parts.size(); p-- > 0;) {
+    begin -= counts[p];
+    const float* rank = raised.data() + begin;
+    kept.resize(counts[p]);
+    kept.resize(CodeScan().places_from(rank, counts[p], last, kept.data()));
+    // Integers are often equal: of those at the end the last ones go.
+    for (size_t j = kept.size(); surplus > 0 && j-- > 0;) {
+      if (rank[kept[j]] != last) continue;
+      kept.erase(kept.begin() + ptrdiff_t(j));
+      --surplus;
     }
-    ends[p] = kept;
+    for (const uint32_t j : kept) {
+      const uint32_t token = parts[p].Token(scratch.found[begin + j]) - range.begin;
+      marks[token / 64] |= uint64_t{1} << token % 64;
+    }
+    int16_t* values = scratch.picked.data() + lse.size() * begin;
+    for (size_t g = 0; g < lse.size(); ++g) {
+      int16_t* of_head = values + g * counts[p];
+      for (size_t j = 0; j < kept.size(); ++j) of_head[j] = of_head[kept[j]];
+    }
+    listed[p] = {values, counts[p], kept.size()};
   }
   scratch.ids.clear();
   for (size_t w = 0; w < marks.size(); ++w) {
@@ -223,7 +256,7 @@ ListedPlaces ShortList(std::span<const CodeScores> parts, const HeadMasses& mass
                             static_cast<uint32_t>(std::countr_zero(bits)));
     }
   }
-  return {std::span<const uint32_t>(found).first(kept), std::move(ends)};
+  return listed;
 }
 
 }  // namespace prefixd::index

@@ -26,7 +26,9 @@ struct CodeScores {
   size_t ld = 0, n = 0;
   const CodeQueries* queries = nullptr;
   float softcap = 0;
-  std::span<const uint32_t> blocks;  // places [32 j, 32 j + 32) are those of block blocks[j]
+  // Places [32 j, 32 j + 32) are those of block first_block + blocks[j].
+  std::span<const uint32_t> blocks;
+  size_t first_block = 0;
   const BlockCodes* codes = nullptr;
   uint32_t first_token = 0;
   std::span<const float> margin;  // [heads]: how far a score by its code may be too low
@@ -34,15 +36,15 @@ struct CodeScores {
   double OfValue(size_t head, int16_t value) const;
   double Score(size_t head, size_t i) const { return OfValue(head, values[head * ld + i]); }
   uint32_t Token(size_t i) const {
-    return first_token +
-           codes->key(size_t{blocks[i / kCodeBlockKeys]} * kCodeBlockKeys + i % kCodeBlockKeys);
+    return first_token + codes->key((first_block + blocks[i / kCodeBlockKeys]) * kCodeBlockKeys +
+                                    i % kCodeBlockKeys);
   }
 };
 
-// A short list: places of each part, one part's behind another's.
-struct ListedPlaces {
-  std::span<const uint32_t> places;
-  std::vector<size_t> ends;  // of each part's
+// A short list's integer scores in one part: head g's of the i-th is values[g * ld + i].
+struct ListedPart {
+  const int16_t* values = nullptr;
+  size_t ld = 0, n = 0;
 };
 
 // The sum of exp(score) over all candidates, for each head: what group rules normalise by (spec
@@ -59,7 +61,7 @@ class HeadMasses {
   std::vector<double> LogSumExp() const;
   // listed: the short list. exact: [heads][ld], of the short list and of every candidate that has
   // no code, in any order.
-  void Correct(std::span<const CodeScores> parts, const ListedPlaces& listed,
+  void Correct(std::span<const CodeScores> parts, std::span<const ListedPart> listed,
                std::span<const float> exact, size_t ld);
 
  private:
@@ -67,13 +69,14 @@ class HeadMasses {
 };
 
 // Into scratch.ids the tokens, ascending, of the keys that may be among the `k` best: those whose
-// group rank, each head's score raised by its margin, reaches the k-th best rank as it is. At least
-// k + 1 of them and at most `most`, the best; fewer than all that have scores; of equal ranks at
-// the end those that come first. `range` holds all tokens. What is returned borrows from
-// scratch.found. A sample of all keys tells where the ranks of the best begin; a rank is a function
-// of one integer for each head, so that finding the keys above it is comparing integers, and only
-// these are ranked.
-ListedPlaces ShortList(std::span<const CodeScores> parts, const HeadMasses& masses, uint32_t k,
-                       uint32_t most, TokenRange range, SearchScratch& scratch);
+// group rank, each head's score raised by its margin, reaches the k + 1st best rank as it is. At
+// least k + 1 of them and at most `most`, the best; fewer than all that have scores; of equal ranks
+// at the end those that come first. `range` holds all tokens. What is returned, of each part,
+// borrows from scratch.picked. A sample of all keys tells where the ranks of the best begin; a rank
+// is a function of one integer for each head, so that finding the keys above it is comparing
+// integers, and only these are ranked.
+std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadMasses& masses,
+                                  uint32_t k, uint32_t most, TokenRange range,
+                                  SearchScratch& scratch);
 
 }  // namespace prefixd::index

@@ -35,7 +35,7 @@ constexpr size_t kTileBlocks = 4096 / kCodeBlockKeys;
 
 // Keys that fall short of the k-th best by no more than so many deviations of what their codes miss
 // are re-ranked, up to so many times k.
-constexpr float kMargin = 2.2f;
+constexpr float kMargin = 2.6f;
 constexpr uint32_t kLongestShortList = 8;
 
 // One request's part in a pass over the codes.
@@ -76,14 +76,15 @@ Result<Scanning> Prepare(const SearchRequest& request, std::span<const CodePart>
 size_t Mask(const CodePart& part, uint32_t block, uint32_t heads, int16_t* out, size_t ld) {
   size_t none = 0;
   for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {
-    if (part.uses(size_t{block} * kCodeBlockKeys + j)) continue;
+    if (part.uses((part.first_block() + block) * kCodeBlockKeys + j)) continue;
     for (uint32_t g = 0; g < heads; ++g) out[g * ld + j] = kNoScore;
     ++none;
   }
   return none;
 }
 
-// Scores what `scanning` has chosen of part p's blocks before `end`, `out` being its values.
+// Scores what `scanning` has chosen of part p's blocks before `end`, counted from its first, `out`
+// being its values.
 void ScanTile(const CodePart& part, size_t p, size_t end, Scanning& scanning, int16_t* out) {
   const BlockChoice& choice = scanning.choices[p];
   const CodeScores& of_part = scanning.scores[p];
@@ -93,9 +94,11 @@ void ScanTile(const CodePart& part, size_t p, size_t end, Scanning& scanning, in
   size_t& done = scanning.done[p];
   while (done < choice.chosen.size() && choice.chosen[done] < end) ++done;
   if (done == begin) return;
-  CodeScan().scan(part.codes.codes, choice.chosen.data() + begin, done - begin,
-                  {q.weights.data(), choice.bias.data() + begin * heads, heads, q.fields, heads},
-                  out + begin * kCodeBlockKeys, of_part.ld);
+  CodeScan().scan(
+      part.codes.codes + part.first_block() * CodeBlockBytes(part.book->keys.key_dim),
+      choice.chosen.data() + begin, done - begin,
+      {q.weights.data(), q.bias.data(), heads, q.fields, choice.bias.data(), choice.ld_bias},
+      out + begin * kCodeBlockKeys, of_part.ld);
   size_t none = 0;
   for (size_t j = begin; j < done; ++j) {
     if (choice.some[j] == kCodeBlockKeys) continue;
@@ -122,13 +125,13 @@ void Scan(std::span<const CodePart> parts, std::span<Scanning> pass, std::vector
       const BlockChoice& choice = scanning.choices[p];
       const size_t ld = choice.chosen.size() * kCodeBlockKeys;
       scanning.scores.push_back({out, ld, ld, &choice.queries.keys, scanning.request->layer.softcap,
-                                 choice.chosen, &parts[p].codes, parts[p].first_token,
-                                 choice.queries.error});
+                                 choice.chosen, parts[p].first_block(), &parts[p].codes,
+                                 parts[p].first_token, choice.queries.error});
       of_scan[i] = out;
       out += ld * scanning.request->group;
     }
-    const size_t end = parts[p].end_block();
-    for (size_t b = parts[p].first_block(); b < end; b += kTileBlocks) {
+    const size_t end = parts[p].end_block() - parts[p].first_block();
+    for (size_t b = 0; b < end; b += kTileBlocks) {
       for (size_t i = 0; i < pass.size(); ++i) {
         ScanTile(parts[p], p, std::min(b + kTileBlocks, end), pass[i], of_scan[i]);
       }
@@ -141,14 +144,13 @@ uint64_t BytesOf(std::span<const CodePart> parts, std::span<const Scanning> pass
   uint64_t bytes = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
     const CodePart& part = parts[p];
-    const size_t first = part.first_block();
-    std::vector<bool> any(part.end_block() - first);
+    std::vector<uint8_t> any(part.end_block() - part.first_block());
     for (const Scanning& scanning : pass) {
-      for (const uint32_t b : scanning.choices[p].chosen) any[b - first] = true;
+      for (const uint32_t b : scanning.choices[p].chosen) any[b] = 1;
     }
     const size_t block_bytes = CodeBlockBytes(part.book->keys.key_dim);
     bytes += part.book->bytes() +
-             static_cast<size_t>(std::count(any.begin(), any.end(), true)) * block_bytes +
+             static_cast<size_t>(std::count(any.begin(), any.end(), 1)) * block_bytes +
              (part.end_window() - part.first_window()) *
                  (block_bytes + kWindowBlocks * sizeof(uint16_t));
   }
@@ -198,8 +200,8 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
   HeadMasses& masses = scanning.masses;
   SearchScratch own;
   SearchScratch& scratch = request.scratch ? *request.scratch : own;
-  const ListedPlaces places = ShortList(scores, masses, request.k,
-                                        static_cast<uint32_t>(scanning.longest), wanted, scratch);
+  const std::vector<ListedPart> places = ShortList(
+      scores, masses, request.k, static_cast<uint32_t>(scanning.longest), wanted, scratch);
 
   // Appended tokens, and others without codes, exactly.
   const std::vector<TokenRange> gaps = Gaps(wanted, parts);

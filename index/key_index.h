@@ -30,11 +30,12 @@ Result<IndexKind> IndexFromName(std::string_view name);
 // Buffers that a caller keeps from search to search, so that searching allocates only while it
 // warms up. One search at a time.
 struct SearchScratch {
-  std::vector<int16_t> code_scores;
+  std::vector<int16_t> code_scores, picked;
   std::vector<int16_t> block_means;
+  std::vector<uint16_t> block_counts;
   std::vector<float> block_masses, block_ranks;
-  std::vector<float> ranks, scores;
-  std::vector<uint32_t> ids, found;
+  std::vector<float> ranks, raised, scores;
+  std::vector<uint32_t> ids, found, listed;
   std::vector<uint64_t> marks;
   std::vector<std::byte> keys;
 };

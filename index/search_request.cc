@@ -73,10 +73,16 @@ Selection SelectAll(const SearchRequest& request) {
 }
 
 bool AllFinite(std::span<const float> scores) {
-  // x * 0 is 0 for finite x and NaN otherwise: a sum without branches.
-  float sum = 0;
-  for (const float score : scores) sum += score * 0.0f;
-  return sum == 0.0f;
+  // x * 0 is 0 for finite x and NaN otherwise: sums without branches, in lanes.
+  constexpr size_t kLanes = 16;
+  float sums[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= scores.size(); i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) sums[l] += scores[i + l] * 0.0f;
+  }
+  for (; i < scores.size(); ++i) sums[0] += scores[i] * 0.0f;
+  for (size_t l = 1; l < kLanes; ++l) sums[0] += sums[l];
+  return sums[0] == 0.0f;
 }
 
 namespace {

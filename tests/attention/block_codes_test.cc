@@ -35,15 +35,17 @@ TEST(BlockCodes, WholeNumbersAreScoresWithinTheBound) {
     CodeScan().scan(view.means, nullptr, windows,
                     {m.weights.data(), m.bias.data(), heads, m.fields}, means.data(),
                     windows * kCodeBlockKeys);
-    std::vector<int32_t> bias;
-    for (size_t b = 0; b < blocks; ++b) {
-      for (uint32_t g = 0; g < heads; ++g) {
-        bias.push_back(k.bias[g] + queries->BlockBias(g, means[g * windows * kCodeBlockKeys + b]));
+    const size_t ld = windows * kCodeBlockKeys;
+    std::vector<int16_t> bias(means.size());
+    for (uint32_t g = 0; g < heads; ++g) {
+      CodeScan().scaled(means.data() + g * ld, ld, queries->units_of_mean[g], bias.data() + g * ld);
+      for (size_t b = 0; b < blocks; ++b) {
+        ASSERT_EQ(int32_t{bias[g * ld + b]}, queries->BlockBias(g, means[g * ld + b]));
       }
     }
     CodeScan().scan(view.codes, nullptr, blocks,
-                    {k.weights.data(), bias.data(), heads, k.fields, heads}, keys.data(),
-                    blocks * kCodeBlockKeys);
+                    {k.weights.data(), k.bias.data(), heads, k.fields, bias.data(), ld},
+                    keys.data(), blocks * kCodeBlockKeys);
     for (size_t place = 0; place < blocks * kCodeBlockKeys; ++place) {
       if (view.tokens[place] == kNoKey) continue;
       const std::vector<double> key = codes.Key(place);

@@ -2,13 +2,16 @@
 // integers.
 #include "attention/key_codes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 
 #include "attention/code_scan.h"
 #include "attention/kv_shape.h"
+#include "attention/top_ranks.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -160,28 +163,27 @@ TEST(CodeScan, SomeBlocksWithTheirOwnBias) {
     const CodeQueries queries = QuantiseQueries(ProjectOnDirections(book, q, heads), book.digits,
                                                 heads, CodeFields(dim), 1, reserved);
     std::vector<uint32_t> which;
-    std::vector<int32_t> bias;
     for (uint32_t b = 0; b < blocks; ++b) {
-      if (random() % 3 == 0) continue;
-      which.push_back(b);
-      for (uint32_t g = 0; g < heads; ++g) {
-        bias.push_back(queries.bias[g] + static_cast<int32_t>(random() % 9) - 4);
-      }
+      if (random() % 3 != 0) which.push_back(b);
     }
+    const size_t ld_bias = blocks + random() % 5;
+    std::vector<int16_t> bias(heads * ld_bias);
+    for (int16_t& b : bias) b = static_cast<int16_t>(random() % 9 - 4);
     const size_t ld = which.size() * kCodeBlockKeys + random() % 40;
     for (const auto isa : {CodeScanIsa::kGeneric, CodeScanIsa::kAvx2, CodeScanIsa::kAvx512Vnni}) {
       const CodeScanTable* table = CodeScanFor(isa);
       if (!table) continue;
       std::vector<int16_t> out(heads * ld, 12345);
       table->scan(codes.bytes.data(), which.data(), which.size(),
-                  {queries.weights.data(), bias.data(), heads, queries.fields, heads}, out.data(),
-                  ld);
+                  {queries.weights.data(), queries.bias.data(), heads, queries.fields, bias.data(),
+                   ld_bias},
+                  out.data(), ld);
       for (uint32_t g = 0; g < heads; ++g) {
         for (size_t i = 0; i < which.size() * kCodeBlockKeys; ++i) {
           const size_t j = i / kCodeBlockKeys;
           const size_t key = size_t{which[j]} * kCodeBlockKeys + i % kCodeBlockKeys;
           const int32_t plain = TrueScan(book, queries, codes.bytes, g, key);
-          ASSERT_EQ(int32_t{out[g * ld + i]}, plain - queries.bias[g] + bias[j * heads + g])
+          ASSERT_EQ(int32_t{out[g * ld + i]}, plain + bias[g * ld_bias + which[j]])
               << table->name << " head " << g << " key " << key;
         }
       }
@@ -258,6 +260,112 @@ TEST(CodeScan, SumsAndCollectionAgreeWithPlainLoops) {
         found.resize(count);
         EXPECT_EQ(found, truth) << table->name;
       }
+    }
+  }
+}
+
+// Searches are the same to the bit on every machine: so is what their ranks are made of.
+TEST(CodeScan, EveryTableReturnsTheSameFloats) {
+  Random random(testing::Seed("EveryTableReturnsTheSameFloats"));
+  std::normal_distribution<float> normal;
+  const CodeScanTable& plain = *CodeScanFor(CodeScanIsa::kGeneric);
+  for (const auto isa : {CodeScanIsa::kAvx2, CodeScanIsa::kAvx512Vnni}) {
+    const CodeScanTable* table = CodeScanFor(isa);
+    if (!table) continue;
+    for (int round = 0; round < 60; ++round) {
+      const size_t n = round < 40 ? 1 + random() % 70 : 1 + random() % 5000;
+      std::vector<int16_t> v(n);
+      std::vector<uint16_t> spreads(n);
+      std::vector<float> x(n), y(n);
+      std::vector<uint32_t> at(n);
+      for (size_t i = 0; i < n; ++i) {
+        v[i] = static_cast<int16_t>(random());
+        spreads[i] = FloatToBf16(std::fabs(normal(random)));
+        x[i] = random() % 20 == 0 ? -std::numeric_limits<float>::infinity() : normal(random);
+        y[i] = x[i];
+        at[i] = static_cast<uint32_t>(random() % n);
+      }
+      const float mul = 1e-3f * std::fabs(normal(random)), add = normal(random);
+      EXPECT_EQ(table->exp_sum(v.data(), n, mul, add), plain.exp_sum(v.data(), n, mul, add));
+      EXPECT_EQ(table->exp_total(x.data(), n, add), plain.exp_total(x.data(), n, add));
+      table->raise(v.data(), n, mul, add, x.data());
+      plain.raise(v.data(), n, mul, add, y.data());
+      EXPECT_EQ(x, y);
+      std::vector<float> mass(n), high(n), true_mass(n), true_high(n);
+      const BlockTerms terms{mul, add, std::fabs(normal(random))};
+      table->block_scores(v.data(), spreads.data(), n, terms, mass.data(), high.data());
+      plain.block_scores(v.data(), spreads.data(), n, terms, true_mass.data(), true_high.data());
+      EXPECT_EQ(mass, true_mass);
+      EXPECT_EQ(high, true_high);
+      std::vector<int16_t> out(n), truth(n);
+      table->pick(v.data(), at.data(), n, out.data());
+      plain.pick(v.data(), at.data(), n, truth.data());
+      EXPECT_EQ(out, truth);
+      const float units = 0.999f * std::uniform_real_distribution<float>(-1, 1)(random);
+      table->scaled(v.data(), n, units, out.data());
+      plain.scaled(v.data(), n, units, truth.data());
+      EXPECT_EQ(out, truth);
+    }
+  }
+}
+
+TEST(CodeScan, RanksAndBiasesAgreeWithPlainLoops) {
+  Random random(testing::Seed("RanksAndBiasesAgreeWithPlainLoops"));
+  std::normal_distribution<float> normal;
+  for (const auto isa : {CodeScanIsa::kGeneric, CodeScanIsa::kAvx2, CodeScanIsa::kAvx512Vnni}) {
+    const CodeScanTable* table = CodeScanFor(isa);
+    if (!table) continue;
+    for (const size_t n : {size_t{1}, size_t{15}, size_t{64}, size_t{97}, size_t{3000}}) {
+      std::vector<int16_t> v(n), out(n);
+      std::vector<uint16_t> spreads(n);
+      std::vector<float> x(n);
+      for (size_t i = 0; i < n; ++i) {
+        v[i] = static_cast<int16_t>(random());
+        spreads[i] = FloatToBf16(4 * std::fabs(normal(random)));
+        x[i] = static_cast<float>(static_cast<int>(random() % 7)) - 3;
+      }
+      EXPECT_EQ(table->largest_float(x.data(), n), *std::max_element(x.begin(), x.end()));
+      for (const float floor : {-4.0f, -1.0f, 0.5f, 3.0f, 4.0f}) {
+        std::vector<uint32_t> found(n + 1, 7), truth;
+        for (uint32_t i = 0; i < n; ++i) {
+          if (x[i] >= floor) truth.push_back(i);
+        }
+        EXPECT_EQ(table->count_from(x.data(), n, floor), truth.size());
+        found.resize(table->places_from(x.data(), n, floor, found.data()));
+        EXPECT_EQ(found, truth) << table->name;
+      }
+      table->scaled(v.data(), n, 0.37f, out.data());
+      std::vector<float> mass(n), high(n);
+      table->block_scores(v.data(), spreads.data(), n, {1e-3f, 2, 0.7f}, mass.data(), high.data());
+      std::vector<float> rank = x;
+      table->raise(v.data(), n, 1e-4f, 0.5f, rank.data());
+      for (size_t i = 0; i < n; ++i) {
+        EXPECT_NEAR(out[i], 0.37 * v[i], 0.51);
+        const double mean = 1e-3 * v[i] + 2, sd = 0.7 * Bf16ToFloat(spreads[i]);
+        EXPECT_NEAR(high[i], mean + kReach * sd, 1e-4);
+        EXPECT_NEAR(mass[i], mean + std::min(sd * sd / 2, kMostTail * sd), 1e-4);
+        EXPECT_NEAR(rank[i], std::max(double{x[i]}, 1e-4 * v[i] + 0.5), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(TopRanks, KthLargestIsWhatSortingFinds) {
+  Random random(testing::Seed("KthLargestIsWhatSortingFinds"));
+  std::normal_distribution<float> normal;
+  std::vector<float> scratch;
+  for (int round = 0; round < 60; ++round) {
+    const size_t n = 1 + random() % (round % 4 == 0 ? 30000 : 300);
+    std::vector<float> x(n);
+    for (float& value : x) {
+      value = random() % 9 == 0 ? -std::numeric_limits<float>::infinity() : normal(random);
+      if (round % 3 == 0) value = std::round(value);
+      if (round % 5 == 0 && random() % 50 == 0) value = std::numeric_limits<float>::infinity();
+    }
+    std::vector<float> sorted = x;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    for (const size_t k : {size_t{1}, n / 100 + 1, n / 2 + 1, n}) {
+      EXPECT_EQ(KthLargest(x, k, scratch), sorted[k - 1]) << k << " of " << n;
     }
   }
 }

@@ -43,10 +43,13 @@ void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
                   {of_means.weights.data(), of_means.bias.data(), 1, of_means.fields}, means.data(),
                   means.size());
   const CodeQueries& of_keys = queries->keys;
+  std::vector<int16_t> bias(means.size());
+  CodeScan().scaled(means.data(), means.size(), queries->units_of_mean[0], bias.data());
   for (uint32_t b = 0; b < codes.layout.n_blocks; ++b) {
-    const int32_t bias = of_keys.bias[0] + queries->BlockBias(0, means[b]);
-    CodeScan().scan(codes.codes, &b, 1, {of_keys.weights.data(), &bias, 1, of_keys.fields, 1},
-                    out.data(), out.size());
+    CodeScan().scan(
+        codes.codes, &b, 1,
+        {of_keys.weights.data(), of_keys.bias.data(), 1, of_keys.fields, bias.data(), bias.size()},
+        out.data(), out.size());
     for (const int16_t v : out) FUZZ_EXPECT(v > index::kNoScore);
   }
 }

@@ -134,15 +134,16 @@ TEST(BlockQueries, AgreeWithDecodedKeys) {
     CodeScan().scan(codes.means, nullptr, codes.layout.n_windows,
                     {of_means.weights.data(), of_means.bias.data(), heads, of_means.fields},
                     means.data(), ld);
+    std::vector<int16_t> bias(means.size());
+    for (uint32_t g = 0; g < heads; ++g) {
+      CodeScan().scaled(means.data() + g * ld, ld, queries->units_of_mean[g], bias.data() + g * ld);
+    }
     std::vector<float> decoded(dim);
     for (uint32_t b = 0; b < codes.layout.n_blocks; ++b) {
-      std::vector<int32_t> bias;
-      for (uint32_t g = 0; g < heads; ++g) {
-        bias.push_back(of_keys.bias[g] + queries->BlockBias(g, means[g * ld + b]));
-      }
-      CodeScan().scan(codes.codes, &b, 1,
-                      {of_keys.weights.data(), bias.data(), heads, of_keys.fields, heads},
-                      scores.data(), kCodeBlockKeys);
+      CodeScan().scan(
+          codes.codes, &b, 1,
+          {of_keys.weights.data(), of_keys.bias.data(), heads, of_keys.fields, bias.data(), ld},
+          scores.data(), kCodeBlockKeys);
       for (size_t j = 0; j < kCodeBlockKeys; ++j) {
         const size_t place = size_t{b} * kCodeBlockKeys + j;
         if (codes.tokens[place] == kNoKey) continue;
