@@ -22,9 +22,12 @@ __device__ inline double WarpSum(double x) {
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
   return x;
 }
-__device__ inline float WarpMax(float x) {
+__device__ inline float Larger(float a, float b) { return fmaxf(a, b); }
+__device__ inline double Larger(double a, double b) { return fmax(a, b); }
+template <typename T>
+__device__ inline T WarpMax(T x) {
   for (int offset = 16; offset > 0; offset /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, offset));
+    x = Larger(x, __shfl_xor_sync(kFullMask, x, offset));
   }
   return x;
 }
@@ -41,15 +44,30 @@ __device__ inline T BlockSum(T x) {
   for (uint32_t w = 0; w < kWarps; ++w) sum += part[w];
   return sum;
 }
-__device__ inline float BlockMax(float x) {
-  __shared__ float part[kWarps];
+template <typename T>
+__device__ inline T BlockMax(T x) {
+  __shared__ T part[kWarps];
   __syncthreads();
   x = WarpMax(x);
   if (threadIdx.x % kWarp == 0) part[threadIdx.x / kWarp] = x;
   __syncthreads();
-  float max = part[0];
-  for (uint32_t w = 1; w < kWarps; ++w) max = fmaxf(max, part[w]);
+  T max = part[0];
+  for (uint32_t w = 1; w < kWarps; ++w) max = Larger(max, part[w]);
   return max;
+}
+// The sum of what threads before this one bring. Synchronises before and after.
+__device__ inline uint32_t SumBefore(uint32_t own) {
+  __shared__ uint32_t sum[kThreads];
+  __syncthreads();  // the previous use has been read
+  sum[threadIdx.x] = own;
+  __syncthreads();
+  for (uint32_t offset = 1; offset < kThreads; offset *= 2) {
+    const uint32_t before = threadIdx.x >= offset ? sum[threadIdx.x - offset] : 0;
+    __syncthreads();
+    sum[threadIdx.x] += before;
+    __syncthreads();
+  }
+  return sum[threadIdx.x] - own;
 }
 
 __device__ inline bool Finite(float x) { return fabsf(x) <= 3.402823466e38f; }  // false for NaN

@@ -1,6 +1,7 @@
 // Exhaustive Top-K on CUDA: every key of each group is scored, by the keys themselves or by their
-// compact codes (attention/key_codes.h), and the k best by the group's rule are returned with a cut
-// per query head (spec §2; SelectByGroupMax in attention/selection.h is the CPU's).
+// compact codes as they are stored (attention/block_codes.h), and the k best by the group's rule
+// are returned with a cut per query head (spec §2; SelectByGroupMax in attention/selection.h is the
+// CPU's).
 //
 // Like a step (gpu/step_gpu.h): device memory laid out by the caller, nothing allocated, nothing
 // waited for or read back, so that a launch can be captured in a CUDA graph; k and the number of
@@ -27,23 +28,36 @@ namespace prefixd::gpu {
 inline constexpr uint32_t kMaxTopK = 16384;
 inline constexpr uint32_t kMaxTopKKeys = 1u << 24;  // of one group
 
-// CodeBook of attention/key_codes.h in device memory.
+// BlockCodeBook of attention/block_codes.h in device memory; checked by its Validate.
 struct DeviceCodeBook {
   uint32_t components = 0;
   const float* centre = nullptr;         // [key_dim]
   const uint8_t* digits = nullptr;       // [components]
+  const uint8_t* mean_digits = nullptr;  // [components]
+  const float* mean_ratios = nullptr;    // [components]
   const uint16_t* directions = nullptr;  // [components][key_dim], bf16
 };
 
-// The candidates of one group.
+// BlockCodes of attention/block_codes.h in device memory, without what says which blocks can be
+// left out: all are scored. A key's score is the mean's, as a whole number in units of the keys',
+// and its digits': the same whole numbers, to the bit, as BlockQueries' and CodeScan's.
+struct DeviceBlockCodes {
+  const DeviceCodeBook* book = nullptr;
+  const void* blocks = nullptr;      // [CodeBlocks(stored)] blocks of codes, 4-byte aligned
+  const void* means = nullptr;       // a block for each window, 4-byte aligned
+  const uint16_t* tokens = nullptr;  // [CodeBlocks(stored)][32]
+  uint32_t stored = 0;               // keys, count or more
+};
+
+// The candidates of one group: keys skip .. count.
 struct TopKSource {
-  const void* keys = nullptr;   // at a stride, e.g. the rows themselves; null where codes are used
-  size_t key_stride = 0;        // bytes, a multiple of the element size
-  const void* codes = nullptr;  // CodeBlocks(count) blocks, 4-byte aligned
-  const DeviceCodeBook* book = nullptr;  // of the codes
-  uint32_t count = 0;                    // how many keys
-  uint32_t first_id = 0;                 // the token of key 0
-  uint32_t k = 0;                        // how many are wanted; count or more: all
+  const void* keys = nullptr;  // at a stride, e.g. the rows themselves
+  size_t key_stride = 0;       // bytes, a multiple of the element size
+  DeviceBlockCodes codes;      // where they are used
+  uint32_t count = 0;
+  uint32_t skip = 0;      // up to count
+  uint32_t first_id = 0;  // the token of key 0
+  uint32_t k = 0;         // how many are wanted; as many as there are, or more: all
 };
 
 struct TopKShape {
@@ -53,7 +67,7 @@ struct TopKShape {
   DType dtype = DType::kBf16;  // of keys
   LayerGeometry layer;
   bool codes = false;     // all groups by codes, or all by keys
-  uint32_t max_keys = 0;  // of any group
+  uint32_t max_keys = 0;  // any group's count
   uint32_t max_k = 0;
 };
 
@@ -69,7 +83,7 @@ struct TopKArgs {
   const float* queries = nullptr;       // [n_groups][G][key_dim]
   const TopKSource* sources = nullptr;  // [n_groups]
   uint32_t* ids = nullptr;              // [n_groups][max_k] tokens, ascending
-  uint32_t* counts = nullptr;           // [n_groups] how many of them: min(k, count)
+  uint32_t* counts = nullptr;           // [n_groups] how many of them: min(k, count - skip)
   // [n_groups][G]: by keys exact, above every key left out by more than the scores' rounding;
   // approximate by codes. -inf where nothing was left out.
   Cut* cuts = nullptr;

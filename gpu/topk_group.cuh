@@ -6,26 +6,49 @@
 
 namespace prefixd::gpu::internal {
 
-// A group's number of keys and of those wanted; nothing where they are beyond the shape.
+// A group's candidates [first, end) and how many of them are wanted; none where they are beyond the
+// shape.
 struct TopKGroup {
-  uint32_t count = 0, k = 0;
+  uint32_t first = 0, end = 0, k = 0;
   bool fits = false, aligned = false;
+  __device__ uint32_t size() const { return end - first; }
 };
+__device__ inline bool IsAligned(const void* p, size_t unit) {
+  return reinterpret_cast<uintptr_t>(p) % unit == 0;
+}
 __device__ inline TopKGroup GroupOf(const TopKParams& p, uint32_t group) {
   const TopKSource& source = p.args.sources[group];
-  const void* data = p.shape.codes ? source.codes : source.keys;
-  const uintptr_t unit = p.shape.codes ? 4 : ElementBytes(p.shape.dtype);
+  const DeviceBlockCodes& codes = source.codes;
   TopKGroup out;
-  out.aligned = reinterpret_cast<uintptr_t>(data) % unit == 0 &&
-                (p.shape.codes || source.key_stride % unit == 0);
-  out.fits = out.aligned && source.count <= p.shape.max_keys &&
-             min(source.k, source.count) <= p.shape.max_k &&
-             (source.count == 0 || (data && (!p.shape.codes || source.book)));
+  bool there;
+  if (p.shape.codes) {
+    out.aligned = IsAligned(codes.blocks, 4) && IsAligned(codes.means, 4) &&
+                  IsAligned(codes.tokens, sizeof(uint16_t));
+    there =
+        codes.book && codes.blocks && codes.means && codes.tokens && source.count <= codes.stored;
+  } else {
+    const size_t unit = ElementBytes(p.shape.dtype);
+    out.aligned = IsAligned(source.keys, unit) && source.key_stride % unit == 0;
+    there = source.keys != nullptr;
+  }
+  if (source.skip > source.count) return out;
+  const uint32_t n = source.count - source.skip, k = min(source.k, n);
+  out.fits =
+      out.aligned && source.count <= p.shape.max_keys && k <= p.shape.max_k && (n == 0 || there);
   if (out.fits) {
-    out.count = source.count;
-    out.k = min(source.k, source.count);
+    out.first = source.skip;
+    out.end = source.count;
+    out.k = k;
   }
   return out;
+}
+
+// Those of this block's chunk; empty where begin >= end.
+struct ChunkKeys {
+  uint32_t begin, end;
+};
+__device__ inline ChunkKeys ChunkOf(const TopKGroup& of) {
+  return {max(blockIdx.x * kChunk, of.first), min((blockIdx.x + 1) * kChunk, of.end)};
 }
 
 // Says what is wrong with a group that does not fit. One thread.
@@ -36,6 +59,14 @@ __device__ inline void ReportGroup(const TopKParams& p, uint32_t group, const To
 
 __device__ inline uint32_t* Workspace(const TopKParams& p) {
   return static_cast<uint32_t*>(p.args.workspace);
+}
+
+__device__ inline float Capped(float score, float softcap) {
+  return softcap > 0 ? softcap * tanhf(score / softcap) : score;
+}
+// What a whole number says.
+__device__ inline float CodeScore(const CodeNumbers& of, float softcap, int v) {
+  return Capped(fmaf(of.mul, static_cast<float>(v), of.add), softcap);
 }
 
 // log sum exp over parts that are each (max, sum exp(x - max)).
@@ -51,6 +82,17 @@ struct LogSum {
     max = m;
   }
 };
+
+// Reduces each thread's part of one head's chunk and leaves it in the workspace.
+__device__ inline void StorePart(const TopKParams& p, const TopKLayout& layout, uint32_t head,
+                                 LogSum part) {
+  const float max = BlockMax(part.max);
+  const float sum = BlockSum(part.max == -INFINITY ? 0.0f : part.sum * expf(part.max - max));
+  if (threadIdx.x != 0) return;
+  uint32_t* out = Workspace(p) + layout.part_at(blockIdx.y, blockIdx.x, head);
+  out[0] = __float_as_uint(max);
+  out[1] = __float_as_uint(sum);
+}
 
 // Order of float32 as unsigned integers; no number maps to 0 or to all ones.
 __device__ inline uint32_t OrderedBits(float x) {

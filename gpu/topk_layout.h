@@ -4,14 +4,24 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/key_codes.h"
+#include "attention/block_codes.h"
 #include "gpu/step_layout.h"
 #include "gpu/topk_gpu.h"
 
 namespace prefixd::gpu::internal {
 
 inline constexpr uint32_t kChunk = 2048;  // keys of one block
+inline constexpr uint32_t kChunkBlocks = kChunk / kCodeBlockKeys;
 static_assert(kChunk % kThreads == 0 && kThreads % kCodeBlockKeys == 0);
+// A window's places are its keys, so that a block of threads writes all scores of its own chunk.
+static_assert(kChunk % kWindowKeys == 0);
+
+// What a head's query becomes against codes (BlockQueries of attention/block_queries.h).
+struct CodeNumbers {
+  int32_t bias, mean_bias;
+  float mul, add, units_of_mean;
+};
+inline constexpr uint32_t kCodeWords = sizeof(CodeNumbers) / sizeof(uint32_t);
 
 // A rank is selected by its bits, 11, 11 and 10 at a time from the top.
 inline constexpr uint32_t kDigits = 3, kBins = 2048;
@@ -44,13 +54,15 @@ struct TopKLayout {
   //   rank [chunks * kChunk]          ordered bits of max_g (s_g - L_g)
   //   part [chunks][G][2]             max and sum exp(s - max) of a chunk's finite scores
   //   taken [chunks][2]               keys above the k-th rank, and of it
-  //   code [G][3] + [G][fields / 4]   codes: bias, mul, add; weights, four int8 to a word
+  //   code [G] CodeNumbers, [2][G][fields / 4] weights of keys' digits and of means', four int8 to
+  //   a
+  //     word: by codes only
   //   score [G][chunks * kChunk]      float32; int16, two to a word, by codes
   PREFIXD_HD size_t keys() const { return size_t{chunks} * kChunk; }
   PREFIXD_HD size_t score_words() const { return codes ? keys() / 2 : keys(); }
   PREFIXD_HD size_t group_words() const {
-    return Pad4(keys() + size_t{chunks} * (2 * group + 2) + group * (3 + fields / 4) +
-                group * score_words());
+    return Pad4(keys() + size_t{chunks} * (2 * group + 2) +
+                group * (kCodeWords + 2 * (fields / 4)) + group * score_words());
   }
   PREFIXD_HD size_t rank_at(uint32_t g) const { return all_zero_words() + g * group_words(); }
   PREFIXD_HD size_t part_at(uint32_t g, uint32_t chunk, uint32_t head) const {
@@ -60,13 +72,16 @@ struct TopKLayout {
     return part_at(g, chunks, 0) + 2 * size_t{chunk};
   }
   PREFIXD_HD size_t code_at(uint32_t g, uint32_t head) const {
-    return taken_at(g, chunks) + 3 * head;
+    return taken_at(g, chunks) + kCodeWords * head;
   }
   PREFIXD_HD size_t weight_at(uint32_t g, uint32_t head) const {
     return code_at(g, group) + size_t{head} * (fields / 4);
   }
+  PREFIXD_HD size_t mean_weight_at(uint32_t g, uint32_t head) const {
+    return weight_at(g, group + head);
+  }
   PREFIXD_HD size_t score_at(uint32_t g, uint32_t head) const {
-    return weight_at(g, group) + head * score_words();
+    return mean_weight_at(g, group) + head * score_words();
   }
   PREFIXD_HD size_t total_words() const { return all_zero_words() + n_groups * group_words(); }
 };
@@ -77,6 +92,7 @@ struct TopKParams {
 };
 int LaunchCodeQueryKernel(const TopKParams& params, Stream stream);  // by codes only
 int LaunchScoreKernel(const TopKParams& params, Stream stream);
+int LaunchCodeScoreKernel(const TopKParams& params, Stream stream);
 int LaunchSelectKernels(const TopKParams& params, Stream stream);
 
 }  // namespace prefixd::gpu::internal

@@ -4,32 +4,32 @@
 namespace prefixd::gpu::internal {
 namespace {
 
-// A score as it was stored: float32, or an integer of the codes.
+// A score as it was stored: float32, or a whole number of the codes.
 struct ScoreReader {
   const uint32_t* score;
-  float mul = 1, add = 0;
-  bool codes = false;
+  CodeNumbers of = {};
+  float softcap;
+  bool codes;
 
   __device__ ScoreReader(const TopKParams& p, const TopKLayout& layout, uint32_t group,
                          uint32_t head)
-      : score(Workspace(p) + layout.score_at(group, head)), codes(p.shape.codes) {
+      : score(Workspace(p) + layout.score_at(group, head)),
+        softcap(p.shape.layer.softcap),
+        codes(p.shape.codes) {
     if (!codes) return;
-    const uint32_t* code = Workspace(p) + layout.code_at(group, head);
-    mul = __uint_as_float(code[1]);
-    add = __uint_as_float(code[2]);
+    of = *reinterpret_cast<const CodeNumbers*>(Workspace(p) + layout.code_at(group, head));
   }
   __device__ float operator()(uint32_t i) const {
     if (!codes) return __uint_as_float(score[i]);
-    const int16_t v = reinterpret_cast<const int16_t*>(score)[i];
-    return fmaf(mul, static_cast<float>(v), add);
+    return CodeScore(of, softcap, reinterpret_cast<const int16_t*>(score)[i]);
   }
 };
 
 // L of one head over the group's chunks, known to all threads; 0 where no score is finite.
 __device__ float LogSumOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
-                          uint32_t head, uint32_t count) {
+                          uint32_t head, const TopKGroup& of) {
   LogSum part;
-  for (uint32_t c = threadIdx.x; c * kChunk < count; c += kThreads) {
+  for (uint32_t c = of.first / kChunk + threadIdx.x; c * kChunk < of.end; c += kThreads) {
     const uint32_t* at = Workspace(p) + layout.part_at(group, c, head);
     part.Merge(__uint_as_float(at[0]), __uint_as_float(at[1]));
   }
@@ -68,10 +68,10 @@ __global__ void __launch_bounds__(kThreads) RankKernel(const __grid_constant__ T
   const uint32_t group = blockIdx.y, G = p.shape.group;
   const TopKLayout layout(p.shape);
   const TopKGroup of = GroupOf(p, group);
-  const uint32_t begin = blockIdx.x * kChunk, end = min(begin + kChunk, of.count);
-  if (begin >= of.count) return;  // the same for all threads of the block, here and below
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end) return;  // the same for all threads of the block, here and below
   for (uint32_t g = 0; g < G; ++g) {
-    const float l = LogSumOf(p, layout, group, g, of.count);
+    const float l = LogSumOf(p, layout, group, g, of);
     if (threadIdx.x == 0) log_sum[g] = l;
   }
   const DigitCounter counter{bins, 0};
@@ -98,23 +98,13 @@ struct Kth {
 
 // The next digit of `kth`, by all threads: the bin that holds the wanted-th largest.
 __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
-  __shared__ uint32_t sum[kThreads];
   __shared__ uint32_t found_bits, found_wanted;
   const uint32_t bins = DigitBins(digit), each = bins / kThreads;
   // Thread t has the t-th run of bins from the top.
   const uint32_t top = bins - threadIdx.x * each;
   uint32_t own = 0;
   for (uint32_t b = top - each; b < top; ++b) own += histogram[b];
-  __syncthreads();  // the previous use has been read
-  sum[threadIdx.x] = own;
-  __syncthreads();
-  for (uint32_t offset = 1; offset < kThreads; offset *= 2) {
-    const uint32_t before = threadIdx.x >= offset ? sum[threadIdx.x - offset] : 0;
-    __syncthreads();
-    sum[threadIdx.x] += before;
-    __syncthreads();
-  }
-  uint32_t above = sum[threadIdx.x] - own;
+  uint32_t above = SumBefore(own);
   if (above < kth.wanted && kth.wanted <= above + own) {  // one thread
     uint32_t b = top - 1;
     while (above + histogram[b] < kth.wanted) above += histogram[b--];
@@ -125,7 +115,7 @@ __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
   return {found_bits, found_wanted};
 }
 
-// The first `digits` digits of the k-th largest rank. REQUIRES 0 < k < count.
+// The first `digits` digits of the k-th largest rank. REQUIRES 0 < k < size.
 __device__ Kth KthOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
                      const TopKGroup& of, uint32_t digits) {
   Kth kth{0, of.k};
@@ -143,8 +133,8 @@ __global__ void __launch_bounds__(kThreads) RefineKernel(const __grid_constant__
   const uint32_t group = blockIdx.y;
   const TopKLayout layout(p.shape);
   const TopKGroup of = GroupOf(p, group);
-  const uint32_t begin = blockIdx.x * kChunk, end = min(begin + kChunk, of.count);
-  if (begin >= of.count || of.k == 0 || of.k == of.count) return;
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end || of.k == 0 || of.k == of.size()) return;
   const Kth kth = KthOf(p, layout, group, of, kDigit);
   const DigitCounter counter{bins, kDigit};
   counter.Clear();
@@ -161,7 +151,7 @@ struct Threshold {
 };
 __device__ Threshold ThresholdOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
                                  const TopKGroup& of) {
-  if (of.k == of.count) return {0, 0};
+  if (of.k == of.size()) return {0, 0};
   if (of.k == 0) return {0xffffffffu, 0};
   const Kth kth = KthOf(p, layout, group, of, kDigits);
   return {kth.bits, kth.wanted};
@@ -173,8 +163,8 @@ __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ 
   const uint32_t group = blockIdx.y;
   const TopKLayout layout(p.shape);
   const TopKGroup of = GroupOf(p, group);
-  const uint32_t begin = blockIdx.x * kChunk, end = min(begin + kChunk, of.count);
-  if (begin >= of.count) return;
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end) return;
   const Threshold threshold = ThresholdOf(p, layout, group, of);
   const uint32_t* rank = Workspace(p) + layout.rank_at(group);
   uint32_t above = 0, on = 0, below = 0;
@@ -198,9 +188,10 @@ __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ 
 struct Before {
   uint32_t above, on;
 };
-__device__ Before CountBefore(const TopKParams& p, const TopKLayout& layout, uint32_t group) {
+__device__ Before CountBefore(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                              const TopKGroup& of) {
   double above = 0, on = 0;
-  for (uint32_t c = threadIdx.x; c < blockIdx.x; c += kThreads) {
+  for (uint32_t c = of.first / kChunk + threadIdx.x; c < blockIdx.x; c += kThreads) {
     const uint32_t* taken = Workspace(p) + layout.taken_at(group, c);
     above += taken[0];
     on += taken[1];
@@ -243,7 +234,7 @@ __device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_
   const uint32_t G = p.shape.group;
   if (threadIdx.x == 0) p.args.counts[group] = of.k;
   float theta = -INFINITY;
-  if (of.k < of.count) {
+  if (of.k < of.size()) {
     const uint32_t below = Workspace(p)[layout.left_out_at(group)];
     uint32_t left_out = below;
     if (of.k > 0 &&
@@ -253,9 +244,9 @@ __device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_
     }
     theta = FromOrderedBits(left_out);
   }
-  const bool everything = of.k == of.count;
+  const bool everything = of.k == of.size();
   for (uint32_t g = 0; g < G; ++g) {
-    const float log_sum = everything ? 0.0f : LogSumOf(p, layout, group, g, of.count);
+    const float log_sum = everything ? 0.0f : LogSumOf(p, layout, group, g, of);
     if (threadIdx.x != 0) continue;
     const CutKind kind = p.shape.codes && !everything ? CutKind::kApproximate : CutKind::kExact;
     p.args.cuts[size_t{group} * G + g] = {everything ? -INFINITY : CutAbove(log_sum, theta), kind};
@@ -267,12 +258,12 @@ __global__ void __launch_bounds__(kThreads) WriteKernel(const __grid_constant__ 
   const uint32_t group = blockIdx.y;
   const TopKLayout layout(p.shape);
   const TopKGroup of = GroupOf(p, group);
-  const uint32_t begin = blockIdx.x * kChunk, end = min(begin + kChunk, of.count);
-  if (begin >= of.count && blockIdx.x > 0) return;
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end && blockIdx.x > 0) return;
   const Threshold threshold = ThresholdOf(p, layout, group, of);
   if (blockIdx.x == 0) WriteCuts(p, layout, group, of, threshold);
-  if (begin >= of.count) return;
-  const Before before = CountBefore(p, layout, group);
+  if (begin >= end) return;
+  const Before before = CountBefore(p, layout, group, of);
   const uint32_t* rank = Workspace(p) + layout.rank_at(group);
   uint32_t* ids = p.args.ids + size_t{group} * p.shape.max_k;
   const uint32_t first_id = p.args.sources[group].first_id;

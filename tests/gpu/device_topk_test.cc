@@ -16,28 +16,9 @@ using testing::TopKCase;
 using testing::TopKResult;
 
 TopKArgs Pack(const TopKCase& c, HostImage& image) {
-  std::vector<TopKSource> sources;
-  for (const TopKCase::Group& group : c.groups) {
-    TopKSource source;
-    const RowsView rows = group.rows.view();
-    source.count = static_cast<uint32_t>(rows.count);
-    source.key_stride = rows.stride;
-    source.first_id = group.first_id;
-    source.k = group.k;
-    source.keys = image.Here();
-    image.AddBytes(rows.data, rows.count * rows.stride);
-    source.codes = image.Add<std::byte>(group.codes);
-    if (group.book) {
-      const DeviceCodeBook book{
-          static_cast<uint32_t>(group.book->components()), image.Add<float>(group.book->centre),
-          image.Add<uint8_t>(group.book->digits), image.Add<uint16_t>(group.book->directions)};
-      source.book = image.Add(std::span(&book, 1));
-    }
-    sources.push_back(source);
-  }
   TopKArgs args;
   args.queries = image.Add<float>(c.queries);
-  args.sources = image.Add<TopKSource>(sources);
+  args.sources = testing::PackTopK(c, image);
   return args;
 }
 
@@ -70,8 +51,7 @@ Result<TopKResult> OnDevice(const TopKCase& c) {
   PREFIXD_TRY(testing::Fetch(errors, args.errors, stream.get()));
   PREFIXD_TRY(testing::Fetch(cuts, args.cuts, stream.get()));
   PREFIXD_TRY(Synchronize(stream.get()));
-  TopKResult out;
-  out.errors = errors;
+  TopKResult out{{}, errors, {}};
   for (size_t g = 0; g < n; ++g) {
     Selection selection;
     const auto first = ids.begin() + static_cast<std::ptrdiff_t>(g * c.shape.max_k);

@@ -7,6 +7,7 @@
 #include "gpu/merge_kernel.cu"
 #include "gpu/query_kernel.cu"
 #include "gpu/split_kernel.cu"
+#include "gpu/topk_code_kernel.cu"
 #include "gpu/topk_score_kernel.cu"
 #include "gpu/topk_select_kernel.cu"
 // clang-format on

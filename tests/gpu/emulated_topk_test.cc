@@ -18,26 +18,19 @@ using testing::TopKResult;
 Result<TopKResult> Emulated(const TopKCase& c) {
   PREFIXD_ASSIGN(const TopKPlan plan, PlanTopK(c.shape));
   const uint32_t n = c.shape.n_groups, G = c.shape.group;
-  std::vector<DeviceCodeBook> books(n);
-  std::vector<TopKSource> sources(n);
-  for (uint32_t g = 0; g < n; ++g) {
-    const TopKCase::Group& group = c.groups[g];
-    const RowsView rows = group.rows.view();
-    sources[g] = {
-        rows.data,      rows.stride, group.codes.data(), nullptr, static_cast<uint32_t>(rows.count),
-        group.first_id, group.k};
-    if (!group.book) continue;
-    books[g] = {static_cast<uint32_t>(group.book->components()), group.book->centre.data(),
-                group.book->digits.data(), group.book->directions.data()};
-    sources[g].book = &books[g];
-  }
+  internal::HostImage measure(nullptr, nullptr);
+  (void)testing::PackTopK(c, measure);
+  std::vector<uint4> memory(measure.bytes() / sizeof(uint4) + 1);
+  auto* base = reinterpret_cast<std::byte*>(memory.data());
+  internal::HostImage image(base, base);
+  const TopKSource* sources = testing::PackTopK(c, image);
   std::vector<uint32_t> ids(size_t{n} * c.shape.max_k), counts(n), errors(n, kGroupOk);
   std::vector<Cut> cuts(size_t{n} * G);
   const internal::TopKLayout layout(c.shape);
   std::vector<uint32_t> workspace(layout.total_words(), 0xffffffffu);
   std::fill_n(workspace.begin(), layout.all_zero_words(), 0u);
-  const TopKArgs args{c.queries.data(), sources.data(), ids.data(),       counts.data(),
-                      cuts.data(),      errors.data(),  workspace.data(), plan.workspace_bytes};
+  const TopKArgs args{c.queries.data(), sources,       ids.data(),       counts.data(),
+                      cuts.data(),      errors.data(), workspace.data(), plan.workspace_bytes};
   const internal::TopKParams params{c.shape, args};
   if ((c.shape.codes && internal::LaunchCodeQueryKernel(params, nullptr) != 0) ||
       internal::LaunchScoreKernel(params, nullptr) != 0 ||
@@ -52,6 +45,16 @@ Result<TopKResult> Emulated(const TopKCase& c) {
     selection.ids.assign(first, first + std::min(counts[g], c.shape.max_k));
     selection.cuts.assign(cuts.begin() + size_t{g} * G, cuts.begin() + (size_t{g} + 1) * G);
     out.groups.push_back(std::move(selection));
+    const TopKCase::Group& group = c.groups[g];
+    for (uint32_t h = 0; h < G && c.shape.codes && group.candidates() > 0; ++h) {
+      const auto& of =
+          reinterpret_cast<const internal::CodeNumbers&>(workspace[layout.code_at(g, h)]);
+      const auto* values =
+          reinterpret_cast<const int16_t*>(workspace.data() + layout.score_at(g, h)) + group.skip;
+      out.seen.push_back(
+          {of.mul, of.add, of.mul * of.units_of_mean, {values, values + group.candidates()}});
+    }
+    if (c.shape.codes && group.candidates() == 0) out.seen.resize(out.seen.size() + G);
   }
   return out;
 }

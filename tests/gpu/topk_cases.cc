@@ -5,6 +5,8 @@
 #include <limits>
 #include <string>
 
+#include "attention/block_queries.h"
+#include "attention/code_scan.h"
 #include "attention/step.h"
 #include "gpu/step_gpu.h"
 #include "tests/gpu/aligned_rows.h"
@@ -15,60 +17,110 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Components along the axes, one to four digits each, as many as there is room for.
-CodeBook RandomBook(Random& random, uint32_t key_dim) {
-  CodeBook book;
-  book.key_dim = key_dim;
-  book.centre = random.Normals(key_dim, 0.3f);
-  uint32_t room = CodeFields(key_dim);
-  for (uint32_t i = 0; i < key_dim && room > 0; ++i) {
-    const uint32_t digits = random.Int(1, std::min(room, kMaxCodeDigits));
-    book.digits.push_back(static_cast<uint8_t>(digits));
-    room -= digits;
-    const std::vector<float> direction =
-        random.Normals(key_dim, 1.0f / static_cast<float>(1u << 2 * digits));
-    for (const float x : direction) book.directions.push_back(FloatToBf16(x));
-  }
-  return book;
+std::span<const float> QueriesOf(const TopKCase& c, size_t index) {
+  const size_t n = size_t{c.shape.group} * c.shape.key_dim;
+  return std::span(c.queries).subspan(index * n, n);
 }
 
-void AddCodes(Random& random, uint32_t key_dim, TopKCase::Group& group) {
-  group.book = RandomBook(random, key_dim);
-  group.codes.assign(CodeBlocks(group.rows.count()) * CodeBlockBytes(key_dim), std::byte{0});
-  for (size_t i = 0; i < group.rows.count(); ++i) {
-    std::vector<uint8_t> coordinates;
-    for (const uint8_t digits : group.book->digits) {
-      coordinates.push_back(static_cast<uint8_t>(random.Int(0, (1u << 2 * digits) - 1)));
+// What the CPU says of the candidates of one group by their codes: whole numbers [G][candidates].
+struct CpuCodes {
+  BlockQueries queries;
+  std::vector<int16_t> values;
+};
+CpuCodes CodesOf(const TopKCase& c, size_t index) {
+  const TopKCase::Group& group = c.groups[index];
+  const uint32_t G = c.shape.group, n = group.candidates();
+  const BlockCodes codes = group.codes->view();
+  CpuCodes out;
+  out.queries =
+      *PrepareBlockQueries(group.codes->book, QueriesOf(c, index), G, c.shape.layer.scale);
+  out.values.resize(size_t{G} * n);
+  const CodeQueries &means = out.queries.means, &keys = out.queries.keys;
+  const size_t ld = codes.layout.n_windows * kCodeBlockKeys;
+  std::vector<int16_t> of_mean(G * ld), of_key(size_t{G} * kCodeBlockKeys);
+  CodeScan().scan(codes.means, nullptr, codes.layout.n_windows,
+                  {means.weights.data(), means.bias.data(), G, means.fields}, of_mean.data(), ld);
+  for (uint32_t b = 0; b < codes.layout.n_blocks; ++b) {
+    std::vector<int32_t> bias;
+    for (uint32_t g = 0; g < G; ++g) {
+      bias.push_back(keys.bias[g] + out.queries.BlockBias(g, of_mean[g * ld + b]));
     }
-    PackCode(*group.book, coordinates, i, group.codes);
+    CodeScan().scan(codes.codes, &b, 1, {keys.weights.data(), bias.data(), G, keys.fields, G},
+                    of_key.data(), kCodeBlockKeys);
+    for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {
+      const size_t place = size_t{b} * kCodeBlockKeys + j;
+      if (codes.tokens[place] == kNoKey) continue;
+      const uint32_t key = codes.key(place);
+      if (key < group.skip || key >= group.count()) continue;
+      for (uint32_t g = 0; g < G; ++g) {
+        out.values[size_t{g} * n + key - group.skip] = of_key[g * kCodeBlockKeys + j];
+      }
+    }
   }
+  return out;
 }
 
-// What the CPU says of the scores of one group, [G][n]: by rows, or by codes as they are scored.
+// What the CPU says of the candidates of one group, [G][candidates]: by rows, or by codes.
 std::vector<float> ScoresOf(const TopKCase& c, size_t index) {
   const TopKCase::Group& group = c.groups[index];
-  const uint32_t G = c.shape.group, dim = c.shape.key_dim;
-  const size_t n = group.rows.count();
-  const std::span<const float> queries =
-      std::span(c.queries).subspan(index * G * dim, size_t{G} * dim);
-  std::vector<float> scores(G * n);
-  if (!group.book) {
-    Scores(queries, G, c.shape.layer, group.rows.view(), scores);
+  const uint32_t G = c.shape.group, n = group.candidates();
+  std::vector<float> scores(size_t{G} * n);
+  if (!c.shape.codes) {
+    RowsView rows = group.rows.view();
+    rows.data += group.skip * rows.stride;
+    rows.count = n;
+    Scores(QueriesOf(c, index), G, c.shape.layer, rows, scores);
     return scores;
   }
-  const CodeQueries prepared = PrepareCodeQueries(*group.book, queries, G, c.shape.layer.scale);
+  const CpuCodes codes = CodesOf(c, index);
+  const CodeQueries& keys = codes.queries.keys;
+  const float cap = c.shape.layer.softcap;
   for (uint32_t g = 0; g < G; ++g) {
-    for (size_t i = 0; i < n; ++i) {
-      int v = prepared.bias[g];
-      for (uint32_t f = 0; f < prepared.fields; ++f) {
-        const CodePlace place = PlaceOfCode(dim, i, f);
-        const int digit = std::to_integer<int>(group.codes[place.byte]) >> place.shift & 3;
-        v += prepared.weights[g * prepared.fields + f] * digit;
-      }
-      scores[g * n + i] = std::fma(prepared.mul[g], static_cast<float>(v), prepared.add[g]);
+    for (uint32_t i = 0; i < n; ++i) {
+      float& score = scores[size_t{g} * n + i];
+      score = std::fma(keys.mul[g], float(codes.values[size_t{g} * n + i]), keys.add[g]);
+      if (cap > 0) score = cap * std::tanh(score / cap);
     }
   }
   return scores;
+}
+
+// What a runner saw of codes: the CPU's whole numbers to the bit, which are scores of the keys that
+// the codes stand for within the bound of attention/block_queries.h.
+void ExpectCodes(const TopKCase& c, size_t index, std::span<const CodesSeen> seen) {
+  const TopKCase::Group& group = c.groups[index];
+  const uint32_t G = c.shape.group, dim = c.shape.key_dim, n = group.candidates();
+  if (n == 0) return;
+  const CpuCodes want = CodesOf(c, index);
+  const std::span<const float> q = QueriesOf(c, index);
+  const BlockCodes codes = group.codes->view();
+  const uint32_t fields = CodeFields(dim);
+  for (uint32_t g = 0; g < G; ++g) {
+    const CodesSeen& got = seen[g];
+    EXPECT_NEAR(got.mul, want.queries.keys.mul[g], 1e-6 * got.mul);
+    ASSERT_EQ(got.values.size(), n);
+    for (uint32_t i = 0; i < n; ++i) {
+      ASSERT_EQ(got.values[i], want.values[size_t{g} * n + i]) << "head " << g << ", key " << i;
+    }
+  }
+  for (size_t place = 0; place < codes.layout.n_blocks * kCodeBlockKeys; place += 7) {
+    if (codes.tokens[place] == kNoKey) continue;
+    const uint32_t i = codes.key(place);
+    if (i < group.skip || i >= group.count()) continue;
+    const std::vector<double> key = group.codes->Key(place);
+    for (uint32_t g = 0; g < G; ++g) {
+      double score = 0, size = 0;
+      for (uint32_t d = 0; d < dim; ++d) {
+        score += double{c.shape.layer.scale} * q[g * dim + d] * key[d];
+        size += std::fabs(double{c.shape.layer.scale} * q[g * dim + d] * key[d]);
+      }
+      const CodesSeen& got = seen[g];
+      const double bound = got.mul * (1.5 * fields + 0.5) + 1.5 * fields * got.mean_mul;
+      const double said = double{got.mul} * got.values[i - group.skip] + got.add;
+      ASSERT_NEAR(said, score, bound + 1e-5 * (size + std::fabs(got.add) + 32767 * got.mul))
+          << "head " << g << ", key " << i;
+    }
+  }
 }
 
 // Ranks of the CPU's scores: what a selection must be the largest of, but for rounding.
@@ -86,36 +138,38 @@ std::vector<double> RanksOf(const std::vector<float>& scores, uint32_t group, si
 
 void ExpectSelection(const TopKCase& c, size_t index, const Selection& got) {
   SCOPED_TRACE("group " + std::to_string(index) + ", k " + std::to_string(c.groups[index].k) +
-               " of " + std::to_string(c.groups[index].rows.count()) + ", G " +
+               " of " + std::to_string(c.groups[index].candidates()) + ", G " +
                std::to_string(c.shape.group) + ", dim " + std::to_string(c.shape.key_dim) +
                (c.shape.codes ? ", codes" : ", keys"));
   const TopKCase::Group& group = c.groups[index];
-  const size_t n = group.rows.count();
+  const size_t n = group.candidates();
+  const uint32_t first = group.first_id + group.skip;
   const uint32_t k = static_cast<uint32_t>(std::min<size_t>(group.k, n)), G = c.shape.group;
   ASSERT_EQ(got.ids.size(), k);
   const std::vector<float> scores = ScoresOf(c, index);
   const std::vector<double> rank = RanksOf(scores, G, n);
   std::vector<bool> taken(n, false);
   for (size_t i = 0; i < k; ++i) {
-    ASSERT_GE(got.ids[i], group.first_id);
-    ASSERT_LT(got.ids[i], group.first_id + n);
+    ASSERT_GE(got.ids[i], first);
+    ASSERT_LT(got.ids[i], first + n);
     if (i > 0) {
       ASSERT_GT(got.ids[i], got.ids[i - 1]);
     }
-    taken[got.ids[i] - group.first_id] = true;
+    taken[got.ids[i] - first] = true;
   }
   const Selection want =
-      SelectByGroupMax(scores, G, static_cast<uint32_t>(n), k, group.first_id, !c.shape.codes);
-  // Ranks that differ by rounding alone may change places; by codes also a weight that the device
-  // rounded to its other neighbour.
-  const double tolerance = c.shape.codes ? 5e-3 : 2e-5;
+      SelectByGroupMax(scores, G, static_cast<uint32_t>(n), k, first, !c.shape.codes);
+  // Ranks that differ by rounding alone, of the scores and of their log-sum-exp, may change places.
+  double largest = 0;
+  for (const float score : scores) largest = std::max(largest, std::fabs(double{score}));
+  const double tolerance = 2e-5 * (1 + largest);
   double worst_in = kInf, best_out = -kInf;
   for (size_t i = 0; i < n; ++i) {
     if (taken[i]) worst_in = std::min(worst_in, rank[i]);
     if (!taken[i]) best_out = std::max(best_out, rank[i]);
   }
   if (k > 0 && k < n) {
-    EXPECT_GE(worst_in, best_out - tolerance * (1 + std::fabs(best_out)));
+    EXPECT_GE(worst_in, best_out - tolerance);
   }
   for (uint32_t g = 0; g < G; ++g) {
     const Cut& cut = got.cuts[g];
@@ -125,7 +179,7 @@ void ExpectSelection(const TopKCase& c, size_t index, const Selection& got) {
       continue;
     }
     EXPECT_EQ(cut.kind, c.shape.codes ? CutKind::kApproximate : CutKind::kExact);
-    EXPECT_NEAR(cut.score, want.cuts[g].score, 2 * tolerance * (1 + std::fabs(want.cuts[g].score)));
+    EXPECT_NEAR(cut.score, want.cuts[g].score, 2 * tolerance);
     for (size_t i = 0; i < n && !c.shape.codes; ++i) {
       if (taken[i]) continue;
       ASSERT_LE(scores[g * n + i], cut.score) << "head " << g << ", key " << i;
@@ -139,6 +193,8 @@ void ExpectSelections(const TopKRunner& run, const TopKCase& c) {
   for (size_t i = 0; i < c.groups.size(); ++i) {
     ASSERT_EQ(got->errors[i], kGroupOk) << GroupError(got->errors[i], 0).error().message;
     ExpectSelection(c, i, got->groups[i]);
+    if (!c.shape.codes || got->seen.empty()) continue;
+    ExpectCodes(c, i, std::span(got->seen).subspan(i * c.shape.group, c.shape.group));
   }
 }
 
@@ -157,7 +213,10 @@ TopKCase MakeCase(Random& random, uint32_t group, uint32_t key_dim, bool codes,
     of.rows = AlignedRows(random, {key_dim, random.Int(1, 5), c.shape.dtype}, count);
     of.k = k;
     of.first_id = random.Int(0, 100);
-    if (codes) AddCodes(random, key_dim, of);
+    if (random.Chance(0.4)) of.skip = random.Int(0, count);
+    if (codes) {
+      of.codes.emplace(random, key_dim, count + (random.Chance(0.4) ? random.Int(0, 2000) : 0));
+    }
     c.shape.max_keys = std::max(c.shape.max_keys, count);
     c.shape.max_k = std::max(c.shape.max_k, std::min(k, count));
     c.groups.push_back(std::move(of));
@@ -167,6 +226,39 @@ TopKCase MakeCase(Random& random, uint32_t group, uint32_t key_dim, bool codes,
 }
 
 }  // namespace
+
+const TopKSource* PackTopK(const TopKCase& c, internal::HostImage& image) {
+  std::vector<TopKSource> sources;
+  for (const TopKCase::Group& group : c.groups) {
+    TopKSource source;
+    const RowsView rows = group.rows.view();
+    source.count = group.count();
+    source.skip = group.skip;
+    source.key_stride = rows.stride;
+    source.first_id = group.first_id;
+    source.k = group.k;
+    source.keys = image.Here();
+    image.AddBytes(rows.data, rows.count * rows.stride);
+    if (group.codes) {
+      const BlockCodeBook& of = group.codes->book;
+      const DeviceCodeBook book{static_cast<uint32_t>(of.keys.components()),
+                                image.Add<float>(of.keys.centre),
+                                image.Add<uint8_t>(of.keys.digits),
+                                image.Add<uint8_t>(of.mean_digits),
+                                image.Add<float>(of.mean_ratios),
+                                image.Add<uint16_t>(of.keys.directions)};
+      const BlockLayout layout = group.codes->view().layout;
+      source.codes.book = image.Add(std::span(&book, 1));
+      const auto* arrays = image.Add<std::byte>(group.codes->arrays);
+      source.codes.blocks = arrays;
+      source.codes.means = arrays + layout.means;
+      source.codes.tokens = reinterpret_cast<const uint16_t*>(arrays + layout.tokens);
+      source.codes.stored = static_cast<uint32_t>(layout.n_keys);
+    }
+    sources.push_back(source);
+  }
+  return image.Add<TopKSource>(sources);
+}
 
 void TopKRandomBatches(const TopKRunner& run, uint64_t seed, int batches, uint32_t max_dim,
                        uint32_t max_keys) {
@@ -181,7 +273,8 @@ void TopKRandomBatches(const TopKRunner& run, uint64_t seed, int batches, uint32
     }
     TopKCase c =
         MakeCase(random, random.Int(1, 9), random.Int(1, max_dim), random.Chance(0.5), sizes);
-    if (!c.shape.codes && random.Chance(0.2)) c.shape.layer.softcap = 5;
+    if (random.Chance(0.2)) c.shape.layer.softcap = 5;
+    if (random.Chance(0.1)) c.shape.layer.scale = -c.shape.layer.scale;
     ExpectSelections(run, c);
   }
 }
@@ -196,25 +289,48 @@ void TopKHardCases(const TopKRunner& run, uint64_t seed) {
   }
   // All keys alike: the lowest ids are taken, and the cut is the common score.
   TopKCase same = MakeCase(random, 3, 12, false, {{2600, 37}});
+  same.groups[0].skip = 17;
   const std::vector<float> key = same.groups[0].rows.Key(0);
   for (size_t i = 0; i < 2600; ++i) same.groups[0].rows.Set(i, key, same.groups[0].rows.Value(i));
   ExpectSelections(run, same);
   const Result<TopKResult> lowest = run(same);
   ASSERT_TRUE(lowest.ok());
-  EXPECT_EQ(lowest->groups[0].ids.back(), same.groups[0].first_id + 36);
+  EXPECT_EQ(lowest->groups[0].ids.back(), same.groups[0].first_id + 17 + 36);
   // A key that is no number ranks first, so that the step reads and refuses it.
   TopKCase poisoned = MakeCase(random, 2, 8, false, {{500, 3}});
+  poisoned.groups[0].skip = 0;
   std::vector<float> bad = poisoned.groups[0].rows.Key(444);
   bad[5] = std::numeric_limits<float>::quiet_NaN();
   poisoned.groups[0].rows.Set(444, bad, poisoned.groups[0].rows.Value(444));
   const Result<TopKResult> found = run(poisoned);
   ASSERT_TRUE(found.ok());
   EXPECT_TRUE(std::ranges::count(found->groups[0].ids, 444 + poisoned.groups[0].first_id) == 1);
+  // Scores that overflow, codes that hold fewer keys than are asked for, and a book of more
+  // components than a key has dimensions, are errors of a group.
+  TopKCase broken = MakeCase(random, 2, 8, true, {{90, 3}, {90, 3}, {90, 3}});
+  for (TopKCase::Group& group : broken.groups) group.skip = 0;
+  broken.groups[0].codes.emplace(random, 8, 80);
+  broken.groups[1].codes->book.keys.centre.assign(8, 3e38f);
+  std::fill_n(broken.queries.begin() + 2 * 8, 2 * 8, 3e38f);
+  broken.groups[2].codes.emplace(random, 9, 90);
+  while (broken.groups[2].codes->book.keys.components() < 9) {
+    broken.groups[2].codes.emplace(random, 9, 90);
+  }
+  const Result<TopKResult> faults = run(broken);
+  ASSERT_TRUE(faults.ok());
+  const char* const why_broken[] = {"counts do not fit", "is not finite", "dimensions"};
+  for (size_t i = 0; i < 3; ++i) {
+    const Status fault = GroupError(faults->errors[i], 0);
+    ASSERT_FALSE(fault.ok()) << i;
+    EXPECT_NE(fault.error().message.find(why_broken[i]), std::string::npos)
+        << fault.error().message;
+  }
   // A query that is no number, and more keys than the shape has room for, are errors of a group.
   TopKCase wrong = MakeCase(random, 2, 8, false, {{50, 3}, {60, 2}, {61, 2}});
   wrong.queries[2 * 2 * 8 + 3] = kInf;
   wrong.shape.max_keys = 60;
   wrong.groups[0].k = 2;
+  for (TopKCase::Group& group : wrong.groups) group.skip = 0;
   const Result<TopKResult> refused = run(wrong);
   ASSERT_TRUE(refused.ok());
   EXPECT_EQ(refused->errors[0], kGroupOk);

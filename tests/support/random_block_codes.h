@@ -76,7 +76,9 @@ struct RandomBlockCodes {
       room_of_means -= of_mean;
       keys.digits.push_back(static_cast<uint8_t>(digits));
       book.mean_digits.push_back(static_cast<uint8_t>(of_mean));
-      book.mean_ratios.push_back(static_cast<float>(random.Uniform(0, 3)));
+      // Means reach about as far as keys around them.
+      book.mean_ratios.push_back(static_cast<float>(
+          random.Uniform(0.2, 2) * double(1u << 2 * digits) / double(1u << 2 * of_mean)));
       book.variances.push_back(static_cast<float>(random.Uniform(0, 1)));
       for (const float x : random.Normals(key_dim, 1.0f / static_cast<float>(1u << 2 * digits))) {
         keys.directions.push_back(FloatToBf16(x));
