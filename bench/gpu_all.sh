@@ -1,30 +1,50 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: the device tests, again under compute-sanitizer, and
-# the GPU benchmarks. Needs a compiler, CMake and the CUDA Toolkit; PyTorch for one comparison.
+# Everything that needs a GPU: the device tests, again under compute-sanitizer, and the GPU
+# benchmarks. Needs a compiler, CMake and the CUDA Toolkit; PyTorch for one comparison.
 #
-#   bench/gpu_all.sh [RESULTS_DIR]
+#   bench/gpu_all.sh [RESULTS_DIR [STAGE...]]
 #
-# Writes JSON and logs to RESULTS_DIR (default build/gpu-results) and says at its end what passed.
-# Without a device it builds, says so, and ends with status 3.
+# Stages, all of them unless some are named, in this order: build, tests, memcheck, racecheck,
+# synccheck, initcheck, step, scan, compare. For machines that are lent for minutes each can be a
+# command of its own; `compare` reads what `step` wrote. Writes JSON and logs to RESULTS_DIR (default build/gpu-results) and says at its
+# end what passed: 0 all of it, 1 not all. Without a device it builds and runs the tests that need
+# none, says so, and ends with status 3.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 results=$(mkdir -p "${1:-build/gpu-results}" && cd "${1:-build/gpu-results}" && pwd)
 build=build/gpu-only
 jobs=$(nproc)
+[ $# -gt 0 ] && shift
+tools="memcheck racecheck synccheck initcheck"
+all="build tests $tools step scan compare"
+stages=" ${*:-$all} "
+for stage in $stages; do
+  [[ " $all " == *" $stage "* ]] ||
+    { echo "gpu_all.sh: no stage is called '$stage'; there are: $all"; exit 2; }
+done
+wanted() { [[ "$stages" == *" $1 "* ]]; }
 
 # One machine-code version, of the device at hand; without one the build's default.
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d '.')
-echo "== build (${capability:-no device: default architecture})"
-cmake --preset gpu-only ${capability:+-DCMAKE_CUDA_ARCHITECTURES=$capability} >"$results/build.log" 2>&1 &&
-  cmake --build --preset gpu-only -j "$jobs" >>"$results/build.log" 2>&1 ||
-  { tail -20 "$results/build.log"; echo "the build failed: see $results/build.log"; exit 1; }
+if wanted build; then
+  echo "== build (${capability:-no device: default architecture})"
+  cmake --preset gpu-only ${capability:+-DCMAKE_CUDA_ARCHITECTURES=$capability} >"$results/build.log" 2>&1 &&
+    cmake --build --preset gpu-only -j "$jobs" >>"$results/build.log" 2>&1 ||
+    { tail -20 "$results/build.log"; echo "the build failed: see $results/build.log"; exit 1; }
+fi
 
 failed=()
+not_run=()
 run() {  # run NAME COMMAND...: output to a log of that name
-  local name=$1
+  local name=$1 status
   shift
   echo "== $name"
-  if "$@" >"$results/$name.log" 2>&1; then
+  "$@" >"$results/$name.log" 2>&1
+  status=$?
+  if [ $status -eq 0 ]; then
+    tail -3 "$results/$name.log"
+  elif [ $status -eq 3 ]; then  # what it needs is not there
+    not_run+=("$name")
     tail -3 "$results/$name.log"
   else
     failed+=("$name")
@@ -32,7 +52,7 @@ run() {  # run NAME COMMAND...: output to a log of that name
   fi
 }
 
-run tests ctest --test-dir "$build" --output-on-failure
+wanted tests && run tests ctest --test-dir "$build" --output-on-failure
 if [ -z "$capability" ]; then
   echo "no device: nothing of the rest can be run here"
   [ ${#failed[@]} -eq 0 ] || echo "failed: ${failed[*]}"
@@ -41,23 +61,26 @@ fi
 
 device_tests=("$build"/tests/gpu/gpu_device_*_test "$build"/tests/gpu/gpu_host_register_test)
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
-if [ -x "$sanitizer" ]; then
-  for tool in memcheck racecheck synccheck initcheck; do
-    for test in "${device_tests[@]}"; do
-      # The default seeds: the same cases under every tool.
-      run "$tool-$(basename "$test")" "$sanitizer" --tool "$tool" --error-exitcode 9 "$test"
-    done
+for tool in $tools; do
+  wanted "$tool" || continue
+  if [ ! -x "$sanitizer" ]; then
+    echo "compute-sanitizer was not found: $tool is not run"
+    failed+=("$tool (compute-sanitizer was not found)")
+    continue
+  fi
+  for test in "${device_tests[@]}"; do
+    # One seed: the same cases under every tool.
+    PREFIXD_SEED=1 run "$tool-$(basename "$test")" \
+      "$sanitizer" --tool "$tool" --error-exitcode 9 "$test"
   done
-else
-  echo "compute-sanitizer was not found: not run"
-  failed+=("compute-sanitizer (not found)")
-fi
-
-for bench in gpu_step_bench gpu_scan_bench; do
-  run "$bench" "$build/bench/$bench" --json "$results/$bench.json"
 done
-run gpu_compare python3 bench/gpu_compare.py --step "$results/gpu_step_bench.json" \
-  --json "$results/gpu_compare.json"
+
+for bench in step scan; do
+  wanted $bench && run gpu_${bench}_bench "$build/bench/gpu_${bench}_bench" \
+    --json "$results/gpu_${bench}_bench.json"
+done
+wanted compare && run gpu_compare python3 bench/gpu_compare.py \
+  --step "$results/gpu_step_bench.json" --json "$results/gpu_compare.json"
 nvidia-smi >"$results/device.txt" 2>&1
 
 echo
@@ -65,4 +88,5 @@ if [ ${#failed[@]} -gt 0 ]; then
   echo "failed: ${failed[*]} (logs in $results)"
   exit 1
 fi
+[ ${#not_run[@]} -eq 0 ] || echo "not run, for want of what they need: ${not_run[*]}"
 echo "all passed; figures in $results/*.json"

@@ -7,7 +7,7 @@ PyTorch can. With the JSON of gpu_step_bench, the ratios of the two programs are
 
     python3 bench/gpu_compare.py --step gpu_step_bench.json --json gpu_compare.json
 
-Without PyTorch or without a device it says so and measures nothing (exit status 0).
+Without PyTorch or without a device it says so and measures nothing (exit status 3).
 """
 
 import argparse
@@ -175,7 +175,7 @@ def main():
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(out, file, indent=2)
             file.write("\n")
-    return 0
+    return 3 if out["skipped"] else 0
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 // attention of a block of suffix queries. One layer of an 8B model, rows on the device; beside each
 // stands its roofline, the bytes it must read over the bandwidth measured in the same run.
 //
-// Without a device it says so and measures nothing.
+// Without a device it says so and measures nothing (exit status 3).
 #include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "attention/key_codes.h"
+#include "attention/block_codes.h"
 #include "attention/kv_shape.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
@@ -46,8 +46,38 @@ struct Run {
     figures.AddRatio(name + "_bandwidth_fraction", roofline / time.median);
   }
 
-  // A book along the axes with one digit a dimension, and room for codes whose contents do not
-  // matter to the time.
+  // Codes in blocks, as they are stored, whose contents do not matter to the time: the same for all
+  // heads but not the same memory; a book along the axes with one digit a dimension.
+  struct Codes {
+    gpu::DeviceBuffer memory;
+    BlockLayout layout{kDim, 0};
+
+    static Result<Codes> Make(size_t n_tokens, gpu::Stream stream) {
+      Codes codes;
+      codes.layout = BlockLayout(kDim, n_tokens);
+      PREFIXD_ASSIGN(codes.memory, gpu::DeviceBuffer::Allocate(kKvHeads * codes.layout.end));
+      std::vector<std::byte> arrays(codes.layout.end, std::byte{0x1b});
+      auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + codes.layout.tokens);
+      for (size_t i = 0; i < codes.layout.n_blocks * kCodeBlockKeys; ++i) {
+        // Neighbours in a block are any keys of the window.
+        tokens[i] = i < n_tokens ? static_cast<uint16_t>(i * 389 % kWindowKeys) : kNoKey;
+      }
+      for (uint32_t h = 0; h < kKvHeads; ++h) {
+        PREFIXD_TRY(gpu::CopyToDevice(codes.memory.data() + h * codes.layout.end, arrays.data(),
+                                      arrays.size(), stream));
+      }
+      PREFIXD_TRY(gpu::Synchronize(stream));
+      return codes;
+    }
+    gpu::DeviceBlockCodes Head(uint32_t h, const gpu::DeviceCodeBook* book) const {
+      const std::byte* at = memory.data() + h * layout.end;
+      return {book, at, at + layout.means, reinterpret_cast<const uint16_t*>(at + layout.tokens),
+              static_cast<uint32_t>(layout.n_keys)};
+    }
+    // What a scan reads of one head: all but the spreads.
+    size_t bytes() const { return layout.spreads + layout.end - layout.tokens; }
+  };
+
   Status TopK(const LayerRows& rows, bool codes) const {
     gpu::TopKShape shape;
     shape.n_groups = kKvHeads;
@@ -58,26 +88,27 @@ struct Run {
     shape.max_keys = rows.n_tokens;
     shape.max_k = std::min(rows.n_tokens / 100, gpu::kMaxTopK);
     PREFIXD_ASSIGN(const gpu::TopKPlan plan, gpu::PlanTopK(shape));
-    const size_t code_bytes = CodeBlocks(rows.n_tokens) * CodeBlockBytes(kDim);
-    PREFIXD_ASSIGN(gpu::DeviceBuffer code_memory,
-                   gpu::DeviceBuffer::Allocate(codes ? kKvHeads * code_bytes : 16));
-    PREFIXD_TRY(Cuda(cudaMemsetAsync(code_memory.data(), 0x1b, code_memory.bytes(), stream),
-                     "filling codes"));
+    PREFIXD_ASSIGN(const Codes of_keys, Codes::Make(codes ? rows.n_tokens : 0, stream));
     gpu::TopKArgs args;
     const auto pack = [&](HostImage& image) {
       args.queries = image.Add<float>(Queries(kKvHeads * kGroup));
       std::vector<uint16_t> directions(size_t{kDim} * kDim);
       for (uint32_t i = 0; i < kDim; ++i) directions[size_t{i} * kDim + i] = FloatToBf16(1);
-      const gpu::DeviceCodeBook book{kDim, image.Add<float>(std::vector<float>(kDim)),
-                                     image.Add<uint8_t>(std::vector<uint8_t>(kDim, 1)),
+      const std::vector<uint8_t> one_digit(kDim, 1);
+      const gpu::DeviceCodeBook book{kDim,
+                                     image.Add<float>(std::vector<float>(kDim)),
+                                     image.Add<uint8_t>(one_digit),
+                                     image.Add<uint8_t>(one_digit),
+                                     image.Add<float>(std::vector<float>(kDim, 2.0f)),
                                      image.Add<uint16_t>(directions)};
       const gpu::DeviceCodeBook* packed = image.Add(std::span(&book, 1));
       std::vector<gpu::TopKSource> sources(kKvHeads);
       for (uint32_t h = 0; h < kKvHeads; ++h) {
-        sources[h] = {
-            rows.Head(h), kRow.bytes(),  code_memory.data() + (codes ? h * code_bytes : 0),
-            packed,       rows.n_tokens, 0,
-            shape.max_k};
+        sources[h].keys = rows.Head(h);
+        sources[h].key_stride = kRow.bytes();
+        if (codes) sources[h].codes = of_keys.Head(h, packed);
+        sources[h].count = rows.n_tokens;
+        sources[h].k = shape.max_k;
       }
       args.sources = image.Add<gpu::TopKSource>(sources);
     };
@@ -96,7 +127,7 @@ struct Run {
                      return gpu::LaunchTopK(plan, args, stream);
                    }));
     // Keys lie in rows, whose values the scan skips.
-    const double bytes = codes ? static_cast<double>(kKvHeads * code_bytes)
+    const double bytes = codes ? static_cast<double>(kKvHeads * of_keys.bytes())
                                : static_cast<double>(kKvHeads) * rows.n_tokens * kRow.key_bytes();
     Report(std::string(codes ? "topk_codes_" : "topk_keys_") +
                std::to_string(rows.n_tokens / 1024) + "k",
@@ -139,12 +170,11 @@ struct Run {
     PREFIXD_ASSIGN(const Spread time, TimeGraph(stream, rounds, 1, [&] {
                      return gpu::LaunchExact(plan, args, stream);
                    }));
-    Report("suffix_" + std::to_string(tokens) + "_tokens_" + std::to_string(rows.n_tokens / 1024) +
-               "k",
-           static_cast<double>(kKvHeads) * rows.n_tokens * kRow.bytes(), time);
+    const std::string name = "suffix_" + std::to_string(tokens) + "_tokens_" +
+                             std::to_string(rows.n_tokens / 1024) + "k";
+    Report(name, static_cast<double>(kKvHeads) * rows.n_tokens * kRow.bytes(), time);
     const double flops = 4.0 * static_cast<double>(queries) * rows.n_tokens * kDim;
-    figures.AddRatio("suffix_" + std::to_string(tokens) + "_tokens_tflops",
-                     flops / time.median * 1e-12);
+    figures.AddRatio(name + "_tflops", flops / time.median * 1e-12);
     return {};
   }
 };

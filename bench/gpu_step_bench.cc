@@ -3,7 +3,7 @@
 // the device. One layer of an 8B model (32 query heads, 8 KV heads, dh 128, bf16). Retrieved sets
 // rotate, so that rows come from memory and not from a cache; launches are replayed from a graph.
 //
-// Without a device it says so and measures nothing.
+// Without a device it says so and measures nothing (exit status 3).
 #include <cstdio>
 #include <iterator>
 #include <string>

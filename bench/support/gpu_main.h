@@ -38,7 +38,10 @@ struct GpuBenchOptions {
   }
 };
 
-// Measures, and writes the figures; without a device writes why there are none. The exit code.
+inline constexpr int kNoDevice = 3;  // the exit code of what needs a device and finds none
+
+// Measures, and writes the figures; without a device says and writes why there are none. The exit
+// code.
 inline int GpuBenchMain(int argc, char** argv, const std::string& name,
                         Status (*measure)(const GpuBenchOptions&, const gpu::DeviceInfo&,
                                           Figures&)) {
@@ -58,11 +61,11 @@ inline int GpuBenchMain(int argc, char** argv, const std::string& name,
   } else {
     figures.Skip("no device: " + device.error().message);
   }
-  if (options.json_file.empty()) return 0;
   const std::string device_name = device.ok() ? device->name : "";
-  return figures.Write(options.json_file, name, device_name)
-             ? 0
-             : fail("cannot write " + options.json_file);
+  if (!options.json_file.empty() && !figures.Write(options.json_file, name, device_name)) {
+    return fail("cannot write " + options.json_file);
+  }
+  return device.ok() ? 0 : kNoDevice;
 }
 
 }  // namespace prefixd::bench
