@@ -7,40 +7,14 @@
 #include <vector>
 
 #include "gpu/host_batch.h"
-#include "gpu/host_register.h"
+#include "gpu/host_memory.h"
 #include "gpu/step_gpu.h"
 
 namespace prefixd::gpu {
-namespace {
 
+using internal::Grow;
 using internal::HostImage;
-
-template <typename Buffer>
-Status Grow(Buffer& buffer, size_t bytes) {
-  if (buffer.bytes() >= bytes) return {};
-  buffer = Buffer();  // release first: the old contents are not needed
-  PREFIXD_ASSIGN(buffer, Buffer::Allocate(bytes + bytes / 4));
-  return {};
-}
-
-// Page-locked host memory or the device's own, seen by kernels at this very address, with elements
-// aligned.
-bool ReadableByDevice(const RowsView& rows, DType dtype) {
-  const size_t element = DTypeBytes(dtype);
-  const auto aligned = [element](const std::byte* p) {
-    return reinterpret_cast<uintptr_t>(p) % element == 0;
-  };
-  if (rows.refs) {  // anywhere, each by itself
-    return std::all_of(rows.refs, rows.refs + rows.count, [&](const RowRef& row) {
-      return aligned(row.key) && aligned(row.value) && DeviceReads(row.key) &&
-             DeviceReads(row.value + rows.shape.value_bytes() - 1);
-    });
-  }
-  if (!aligned(rows.data) || rows.stride % element != 0) return false;
-  return DeviceReads(rows.data) && DeviceReads(rows.key(rows.count - 1) + rows.shape.bytes() - 1);
-}
-
-}  // namespace
+using internal::ReadableByDevice;
 
 Result<HostStep> HostStep::Create(int ordinal) {
   HostStep step;

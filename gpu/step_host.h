@@ -1,8 +1,9 @@
-// The CUDA step for callers whose tensors are in host memory: the same input and output as
-// attention/step.h's GroupStep. Copies what is not on the device yet, runs one launch, copies back
-// and waits. Summaries, maps and anchors stay there from step to step (gpu/resident.h) where their
-// owner is named; retrieved rows in memory that is registered with the device (gpu/host_register.h)
-// are gathered from where they lie. An engine's own hot path calls LaunchStep (gpu/step_gpu.h).
+// The CUDA step, and exact attention, for callers whose tensors are in host memory: the same input
+// and output as attention/step.h's GroupStep and ExactAttention. Copies what is not on the device
+// yet, runs one launch, copies back and waits. Summaries, maps and anchors stay there from step to
+// step (gpu/resident.h) where their owner is named; retrieved rows in memory that is registered
+// with the device (gpu/host_register.h) are gathered from where they lie. An engine's own hot path
+// calls LaunchStep (gpu/step_gpu.h).
 #pragma once
 
 #include <memory>
@@ -33,6 +34,11 @@ class HostStep {
   // are copied too.
   Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out,
              ResidentSummaries* resident, const std::shared_ptr<const void>& owner);
+
+  // ExactAttention: queries [n_queries][key_dim] over `rows`, which stay where they are if the
+  // device can read them there. Errors as its, and what CUDA reports.
+  Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
+                     const RowsView& rows, std::span<float> y, std::span<float> lse);
 
  private:
   DeviceInfo device_;

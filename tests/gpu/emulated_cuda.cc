@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -31,7 +32,7 @@ struct Fiber {
   std::vector<Copy> copies;  // begun, not waited for
 };
 
-// The one block that is running; tests are single-threaded.
+// The one block that is running.
 struct Block {
   ucontext_t scheduler;
   std::vector<Fiber> fibers;
@@ -146,6 +147,8 @@ uint64_t Seed() { return TheBlock().seed; }
 
 bool RunGrid(dim3 grid, uint32_t n_threads, size_t shared_bytes, uint64_t seed,
              const std::function<void()>& body) {
+  static std::mutex one_grid;
+  std::lock_guard lock(one_grid);
   Block& block = TheBlock();
   if (shared_bytes > kDynamicSharedBytes) return false;
   block.fibers.resize(n_threads);

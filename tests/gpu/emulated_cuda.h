@@ -66,6 +66,8 @@ void FinishCopies();
 // waited for different things (a barrier in divergent code). Shared memory starts as garbage (NaN).
 bool RunGrid(dim3 grid, uint32_t n_threads, size_t shared_bytes, uint64_t seed,
              const std::function<void()>& body);
+// Runs the kernel in the order of the stream (emulated_device.cc); on the default stream, at once.
+int Enqueue(CUstream_st* stream, std::function<int()> kernel);
 // For the next launches.
 void SetSeed(uint64_t seed);
 uint64_t Seed();
@@ -195,17 +197,19 @@ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 
 inline float* DynamicShared() { return emulated::DynamicShared(); }
 
-// As gpu/launch.cuh's; no CUDA call is made.
+// As gpu/launch.cuh's.
 template <typename Kernel, typename Params>
 int Launch(Kernel* kernel, dim3 grid, size_t shared_bytes, size_t shared_limit,
-           const Params& params, Stream) {
+           const Params& params, Stream stream) {
   constexpr size_t kWithoutOptIn = 48 * 1024;
   if (shared_bytes > (shared_limit > 0 ? shared_limit : kWithoutOptIn)) {
     return cudaErrorInvalidValue;
   }
-  const bool converged =
-      emulated::RunGrid(grid, kThreads, shared_bytes, emulated::Seed(), [&] { kernel(params); });
-  return converged ? cudaSuccess : cudaErrorLaunchFailure;
+  return emulated::Enqueue(stream, [=]() -> int {
+    const bool converged =
+        emulated::RunGrid(grid, kThreads, shared_bytes, emulated::Seed(), [&] { kernel(params); });
+    return converged ? cudaSuccess : cudaErrorLaunchFailure;
+  });
 }
 
 }  // namespace prefixd::gpu::internal
