@@ -37,24 +37,23 @@ CpuCodes CodesOf(const TopKCase& c, size_t index) {
   out.values.resize(size_t{G} * n);
   const CodeQueries &means = out.queries.means, &keys = out.queries.keys;
   const size_t ld = codes.layout.n_windows * kCodeBlockKeys;
-  std::vector<int16_t> of_mean(G * ld), of_key(size_t{G} * kCodeBlockKeys);
+  const size_t n_places = codes.layout.n_blocks * kCodeBlockKeys;
+  std::vector<int16_t> of_mean(G * ld), bias(G * ld), of_key(G * n_places);
   CodeScan().scan(codes.means, nullptr, codes.layout.n_windows,
                   {means.weights.data(), means.bias.data(), G, means.fields}, of_mean.data(), ld);
-  for (uint32_t b = 0; b < codes.layout.n_blocks; ++b) {
-    std::vector<int32_t> bias;
+  for (uint32_t g = 0; g < G; ++g) {
+    CodeScan().scaled(of_mean.data() + g * ld, ld, out.queries.units_of_mean[g],
+                      bias.data() + g * ld);
+  }
+  CodeScan().scan(codes.codes, nullptr, codes.layout.n_blocks,
+                  {keys.weights.data(), keys.bias.data(), G, keys.fields, bias.data(), ld},
+                  of_key.data(), n_places);
+  for (size_t place = 0; place < n_places; ++place) {
+    if (codes.tokens[place] == kNoKey) continue;
+    const uint32_t key = codes.key(place);
+    if (key < group.skip || key >= group.count()) continue;
     for (uint32_t g = 0; g < G; ++g) {
-      bias.push_back(keys.bias[g] + out.queries.BlockBias(g, of_mean[g * ld + b]));
-    }
-    CodeScan().scan(codes.codes, &b, 1, {keys.weights.data(), bias.data(), G, keys.fields, G},
-                    of_key.data(), kCodeBlockKeys);
-    for (uint32_t j = 0; j < kCodeBlockKeys; ++j) {
-      const size_t place = size_t{b} * kCodeBlockKeys + j;
-      if (codes.tokens[place] == kNoKey) continue;
-      const uint32_t key = codes.key(place);
-      if (key < group.skip || key >= group.count()) continue;
-      for (uint32_t g = 0; g < G; ++g) {
-        out.values[size_t{g} * n + key - group.skip] = of_key[g * kCodeBlockKeys + j];
-      }
+      out.values[size_t{g} * n + key - group.skip] = of_key[g * n_places + place];
     }
   }
   return out;
