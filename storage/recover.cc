@@ -6,16 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "storage/catalog.h"
 #include "storage/errors.h"
-#include "storage/page_reader.h"
+#include "storage/recover_choose.h"
+#include "storage/recover_scan.h"
 #include "storage/segment_inspect.h"
 #include "storage/store_dir.h"
 
@@ -24,14 +22,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kSegmentsPerCommit = 256;
-constexpr bool kDirect = true;  // verify what is on the disk, where the file system allows it
-
-struct Found {
-  fs::path path;
-  SegmentRecord record;
-  SegmentManifest manifest;
-  std::string damage;  // of its rows; empty: none seen
-};
 
 bool Exists(const fs::path& path) {
   std::error_code ignored;
@@ -67,12 +57,9 @@ class Rebuilder {
     PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(dir_));
     PREFIXD_TRY(CreateStoreDir(dir_));
     PREFIXD_TRY(ReadIdentity());
-    PREFIXD_TRY(Scan());
+    PREFIXD_ASSIGN(scan_, ScanSegments(*engine_, dir_, options_.verify_data, progress_));
     PREFIXD_TRY(CheckIdentity());
-    DropOtherModels();
-    DropTwins();
-    DropReplaced();
-    CollectAliases();
+    choice_ = ChooseSegments(scan_);
     PREFIXD_TRY(WriteCatalog());
     PREFIXD_TRY(SetDamagedAside());
     PREFIXD_TRY(WriteIdentity());
@@ -95,194 +82,42 @@ class Rebuilder {
     return identity.error();
   }
 
-  Status Scan() {
-    PREFIXD_ASSIGN(const auto entries, ListDirectory(dir_ / "segments"));
-    std::vector<std::pair<fs::path, Uuid>> files;
-    std::error_code ignored;
-    for (const fs::directory_entry& entry : entries) {
-      const auto parsed = ParseSegmentsEntry(entry.path().filename().string());
-      if (!parsed || !parsed->blob.empty()) continue;
-      files.emplace_back(entry.path(), parsed->id);
-      total_pages_ += entry.file_size(ignored) / kPageBytes;
-    }
-    for (const auto& [path, name] : files) {
-      const uint64_t before = done_pages_;
-      PREFIXD_TRY(Look(path, name));
-      done_pages_ = before + fs::file_size(path, ignored) / kPageBytes;
-      PREFIXD_TRY(Report());
-    }
-    return {};
-  }
-
-  Status Report() const {
-    if (!progress_ || progress_(std::min(done_pages_, total_pages_), total_pages_, "pages")) {
-      return {};
-    }
-    return Error{Code::kCancelled, "recovery was stopped; nothing has changed"};
-  }
-
-  Status Look(const fs::path& path, const Uuid& name) {
-    auto inspected = InspectSegment(*engine_, path, kDirect);
-    if (!inspected.ok()) {
-      const Error& error = inspected.error();
-      if (error.code == Code::kFailedPrecondition) return error;
-      if (error.code == Code::kCorrupt && IsUnfinished(*engine_, path, kDirect)) {
-        unfinished_.push_back(path);
-      } else {
-        damaged_.emplace_back(path, error.message);
-      }
-      return {};
-    }
-    Found found{path, inspected->file->record(), std::move(inspected->manifest), ""};
-    if (found.record.file != name) {
-      damaged_.emplace_back(path, "it carries the name of another file");
-      return {};
-    }
-    stores_[inspected->file->header().store].push_back(path);
-    if (options_.verify_data) PREFIXD_TRY(VerifyRows(*inspected->file, found));
-    found_.push_back(std::move(found));
-    return {};
-  }
-
-  Status VerifyRows(const SegmentFile& file, Found& found) {
-    std::atomic<uint64_t> bytes_read{0}, failures{0};
-    ReadServices services;
-    services.engine = engine_.get();
-    services.bytes_read = &bytes_read;
-    services.checksum_failures = &failures;
-    services.on_corrupt = [](const SegmentId&, const std::string&) {};
-    bool stopped = false;
-    Status sound = VerifyAllPages(services, file, [&](uint64_t n) {
-      done_pages_ += n;
-      stopped = !Report().ok();
-      return !stopped;
-    });
-    if (stopped) return sound;
-    if (!sound.ok()) found.damage = sound.error().message;
-    return {};
-  }
-
   // Every header names its store. Without STORE they must agree.
   Status CheckIdentity() {
     // A STORE that no segment agrees with was written after the loss.
-    if (store_ && (stores_.empty() || stores_.contains(*store_))) {
-      std::erase_if(found_, [&](const Found& f) {
-        const auto& own = stores_[*store_];
+    if (store_ && (scan_.stores.empty() || scan_.stores.contains(*store_))) {
+      std::erase_if(scan_.found, [&](const FoundSegment& f) {
+        const auto& own = scan_.stores[*store_];
         if (std::find(own.begin(), own.end(), f.path) != own.end()) return false;
-        damaged_.emplace_back(f.path, "it belongs to another store");
+        scan_.damaged.emplace_back(f.path, "it belongs to another store");
         return true;
       });
       return {};
     }
     report_.identity_rebuilt = true;
-    if (stores_.size() == 1) {
-      store_ = stores_.begin()->first;
+    if (scan_.stores.size() == 1) {
+      store_ = scan_.stores.begin()->first;
       return {};
     }
-    if (stores_.empty()) {
+    if (scan_.stores.empty()) {
       return Error{Code::kNotFound, "the STORE file of " + dir_.string() +
                                         " is lost and no segment verifies that could say whose "
                                         "store it was; start from an empty directory"};
     }
     std::string files;
-    for (const auto& [store, paths] : stores_) files += " " + paths.front().filename().string();
+    for (const auto& [store, paths] : scan_.stores)
+      files += " " + paths.front().filename().string();
     return Error{Code::kCorrupt, "the segments in " + dir_.string() +
                                      " belong to different stores (for example" + files +
                                      "); move those of the other store away, or restore STORE"};
-  }
-
-  // Takes out what `drop` says; `why` empty: another file has its rows.
-  template <typename Drop>
-  void TakeOut(const std::string& why, Drop drop) {
-    std::erase_if(found_, [&](const Found& f) {
-      if (!drop(f)) return false;
-      if (!why.empty() || !f.damage.empty()) {
-        damaged_.emplace_back(f.path, why.empty() ? f.damage : why);
-      } else {
-        superseded_.push_back(f.path);
-      }
-      return true;
-    });
-  }
-
-  // A model's last manifest is the one to believe.
-  void DropOtherModels() {
-    std::map<std::string, uint64_t> last;
-    for (const Found& f : found_) {
-      uint64_t& sequence = last[f.record.model];
-      if (f.record.sequence < sequence) continue;
-      sequence = f.record.sequence;
-      models_[f.record.model] = f.manifest.model;
-      if (sequence >= last_sequence_) block_tokens_ = f.manifest.block_tokens;
-      last_sequence_ = std::max(last_sequence_, sequence);
-    }
-    TakeOut("another model was stored under its model's name later", [&](const Found& f) {
-      return models_.at(f.record.model).fingerprint != f.manifest.model.fingerprint;
-    });
-  }
-
-  // Of two files of one segment (a rewrite was cut short) the later is kept, if its rows are sound.
-  void DropTwins() {
-    std::map<SegmentId, const Found*> best;
-    for (const Found& f : found_) {
-      const Found*& kept = best[f.record.id];
-      const auto worth = [](const Found& x) {
-        return std::pair(x.damage.empty(), x.record.sequence);
-      };
-      if (kept == nullptr || worth(f) > worth(*kept)) kept = &f;
-    }
-    std::set<Uuid> keep;
-    for (const auto& [id, f] : best) keep.insert(f->record.file);
-    TakeOut("", [&](const Found& f) { return !keep.contains(f.record.file); });
-  }
-
-  // Segments that were merged into another, unless something still continues them.
-  void DropReplaced() {
-    std::set<SegmentId> gone;
-    for (const Found& merged : found_) {
-      if (!merged.damage.empty()) continue;
-      const std::set<SegmentId> old(merged.manifest.replaces.begin(),
-                                    merged.manifest.replaces.end());
-      const bool needed = std::any_of(found_.begin(), found_.end(), [&](const Found& f) {
-        return old.contains(f.record.parent) && !old.contains(f.record.id);
-      });
-      if (!needed) gone.insert(old.begin(), old.end());
-    }
-    TakeOut("", [&](const Found& f) { return gone.contains(f.record.id); });
-    for (const Found& f : found_) segments_[f.record.id] = f.record;
-  }
-
-  void CollectAliases() {
-    std::map<SegmentId, std::pair<uint64_t, AliasRecord>> last;
-    for (const Found& f : found_) {
-      for (AliasRecord alias : f.manifest.aliases) {
-        if (segments_.contains(alias.id) || alias.n_tokens <= f.record.tokens.begin ||
-            alias.n_tokens > f.record.tokens.end) {
-          continue;
-        }
-        alias.segment = f.record.id;
-        auto& [sequence, kept] = last[alias.id];
-        if (f.record.sequence < sequence) continue;
-        sequence = f.record.sequence;
-        kept = std::move(alias);
-      }
-    }
-    std::set<SegmentId> named;
-    for (auto& [id, entry] : last) {
-      named.insert(entry.second.segment);
-      aliases_.push_back(std::move(entry.second));
-    }
-    for (const auto& [id, record] : segments_) named.insert(record.parent);
-    // A segment without a name that nothing needs would be freed: give it back its own.
-    for (auto& [id, record] : segments_) record.listed |= !named.contains(id);
   }
 
   // Root first; kCorrupt, saying why, when it does not lead to token 0.
   Result<std::vector<SegmentRecord>> ChainOf(const SegmentRecord& leaf) const {
     std::vector<SegmentRecord> chain{leaf};
     while (!chain.back().is_root()) {
-      const auto parent = segments_.find(chain.back().parent);
-      if (parent == segments_.end()) {
+      const auto parent = choice_.segments.find(chain.back().parent);
+      if (parent == choice_.segments.end()) {
         return Error{Code::kCorrupt, "segment " + chain.back().id.ToString() +
                                          " lacks the segment it continues, " +
                                          chain.back().parent.ToString()};
@@ -296,10 +131,10 @@ class Rebuilder {
 
   Result<std::vector<BlockHash>> HashesOf(const SegmentRecord& record) const {
     PREFIXD_ASSIGN(const auto chain, ChainOf(record));
-    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*engine_, dir_, chain, kDirect));
-    return OwnHashes(
-        BlockHashes(models_.at(record.model).fingerprint, record.tenant, tokens, block_tokens_),
-        record.tokens.begin, block_tokens_);
+    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*engine_, dir_, chain, kRecoverDirect));
+    return OwnHashes(BlockHashes(choice_.models.at(record.model).fingerprint, record.tenant, tokens,
+                                 choice_.block_tokens),
+                     record.tokens.begin, choice_.block_tokens);
   }
 
   Status WriteCatalog() {
@@ -310,12 +145,12 @@ class Rebuilder {
     PREFIXD_TRY(MakeDirectory(fresh));
     {
       PREFIXD_ASSIGN(const auto catalog,
-                     Catalog::Open(fresh, {kStoreFormatVersion, block_tokens_, *store_}));
-      for (const auto& [name, model] : models_) {
+                     Catalog::Open(fresh, {kStoreFormatVersion, choice_.block_tokens, *store_}));
+      for (const auto& [name, model] : choice_.models) {
         PREFIXD_TRY(catalog->PutModel(model));
         ++report_.models;
       }
-      catalog->sequences().Saw(last_sequence_);
+      catalog->sequences().Saw(choice_.last_sequence);
       PREFIXD_TRY(WriteSegments(*catalog));
     }
     PREFIXD_TRY(SyncDirectory(fresh));
@@ -325,9 +160,9 @@ class Rebuilder {
   Status WriteSegments(Catalog& catalog) {
     std::vector<std::pair<SegmentId, std::string>> quarantines;
     CatalogChange change;
-    change.put_aliases = aliases_;
-    for (const Found& f : found_) {
-      const SegmentRecord& record = segments_.at(f.record.id);
+    change.put_aliases = choice_.aliases;
+    for (const FoundSegment& f : scan_.found) {
+      const SegmentRecord& record = choice_.segments.at(f.record.id);
       auto hashes = HashesOf(record);
       std::string why = hashes.ok() ? f.damage : hashes.error().message;
       if (!hashes.ok() && hashes.error().code != Code::kCorrupt) return hashes.error();
@@ -341,7 +176,7 @@ class Rebuilder {
       change = {};
     }
     PREFIXD_TRY(catalog.Apply(change));
-    report_.names += aliases_.size();
+    report_.names += choice_.aliases.size();
     for (const auto& [id, why] : quarantines) {
       PREFIXD_TRY(catalog.SetQuarantine(id, why));
       report_.quarantined.push_back(id.ToString() + ": " + why);
@@ -351,11 +186,11 @@ class Rebuilder {
 
   // The next opening frees what the catalog does not know; damaged files are for people to look at.
   Status SetDamagedAside() {
-    if (damaged_.empty()) return {};
+    if (scan_.damaged.empty()) return {};
     const fs::path aside = dir_ / "damaged";
     PREFIXD_TRY(Step("setting damaged files aside"));
     PREFIXD_TRY(MakeDirectory(aside));
-    for (const auto& [path, why] : damaged_) {
+    for (const auto& [path, why] : scan_.damaged) {
       PREFIXD_TRY(Rename(path, aside / path.filename()));
       report_.set_aside.push_back(path.filename().string() + ": " + why);
     }
@@ -402,12 +237,12 @@ class Rebuilder {
   }
 
   Status Free() {
-    report_.freed = superseded_.size();
-    report_.unfinished = unfinished_.size();
+    report_.freed = choice_.superseded.size();
+    report_.unfinished = scan_.unfinished.size();
     PREFIXD_TRY(Step("freeing files"));
-    for (const fs::path& path : superseded_) PREFIXD_TRY(RemoveFile(path));
+    for (const fs::path& path : choice_.superseded) PREFIXD_TRY(RemoveFile(path));
     if (options_.prune) {
-      for (const fs::path& path : unfinished_) PREFIXD_TRY(RemoveFile(path));
+      for (const fs::path& path : scan_.unfinished) PREFIXD_TRY(RemoveFile(path));
     }
     return SyncDirectory(dir_ / "segments");
   }
@@ -417,16 +252,8 @@ class Rebuilder {
   const Progress& progress_;
   const std::unique_ptr<IoEngine> engine_;
   std::optional<Uuid> store_;
-  uint64_t done_pages_ = 0, total_pages_ = 0;
-  uint64_t last_sequence_ = 0;
-  uint32_t block_tokens_ = StoreOptions{}.block_tokens;
-  std::map<Uuid, std::vector<fs::path>> stores_;
-  std::vector<Found> found_;
-  std::vector<fs::path> superseded_, unfinished_;
-  std::vector<std::pair<fs::path, std::string>> damaged_;  // and why
-  std::map<std::string, ModelRecord> models_;
-  std::map<SegmentId, SegmentRecord> segments_;  // what the new catalog will know
-  std::vector<AliasRecord> aliases_;
+  SegmentScan scan_;
+  RecoverChoice choice_;
   RecoverReport report_;
 };
 
