@@ -1,28 +1,20 @@
 // Prefixes whose rows are stored as int8: read as they were given but for the rounding, beside
 // prefixes stored as given, through everything that moves or checks rows.
 #include <cmath>
-#include <numeric>
 
 #include "storage/recover.h"
 #include "storage/remote_memory.h"
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
 #include "tests/storage/finite_rows.h"
+#include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
 namespace {
 
-class EncodedRowsTest : public ::testing::Test {
+class EncodedRowsTest : public OpenStoreTest {
  protected:
   EncodedRowsTest() { Open(); }
-
-  void Open() {
-    store_.reset();
-    auto store = PrefixStore::Open(options_);
-    ASSERT_OK(store);
-    store_ = std::move(*store);
-    ASSERT_OK(store_->PutModel(model_));
-  }
 
   void UseGeometry(const KvGeometry& g) {
     model_ = TestModel("m" + std::to_string(++models_), g);
@@ -79,30 +71,7 @@ class EncodedRowsTest : public ::testing::Test {
     }
   }
 
-  SettleOptions Reversed(uint32_t chunk_tokens) {
-    SettleOptions options;
-    options.chunk_tokens = chunk_tokens;
-    options.order = [this](uint32_t, uint32_t, uint32_t,
-                           std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-      EXPECT_EQ(rows.size() % model_.geometry.row().bytes(), 0u);  // as given, whatever is stored
-      std::vector<uint32_t> order(rows.size() / model_.geometry.row().bytes());
-      std::iota(order.rbegin(), order.rend(), 0);
-      return order;
-    };
-    return options;
-  }
-
-  void ExpectSound() {
-    const auto report = store_->Verify(nullptr, nullptr);
-    ASSERT_OK(report);
-    EXPECT_TRUE(report->damaged.empty());
-  }
-
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
   int models_ = 0;
-  std::unique_ptr<PrefixStore> store_;
 };
 
 TEST_F(EncodedRowsTest, AnyGeometryReadsWhatWasPutButForTheRounding) {
@@ -120,7 +89,7 @@ TEST_F(EncodedRowsTest, AnyGeometryReadsWhatWasPutButForTheRounding) {
     ASSERT_OK(id);
     const auto n = static_cast<uint32_t>(tokens.size());
     ExpectPrefix(*id, tokens, 0, n);
-    ASSERT_OK(store_->Settle(*id, Reversed(1 + rng() % 100)));
+    ASSERT_OK(store_->Settle(*id, Reversed(model_.geometry.row().bytes(), 1 + rng() % 100)));
     ExpectPrefix(*id, tokens, 0, n);
   }
   Open();
@@ -177,7 +146,7 @@ TEST_F(EncodedRowsTest, TakesHalfTheSpaceAndReportsItsError) {
   prefix->reset();
   Open();
   EXPECT_EQ(store_->GetPrefix(*id)->encoding_error, before);
-  ASSERT_OK(store_->Settle(*id, Reversed(200)));
+  ASSERT_OK(store_->Settle(*id, Reversed(model_.geometry.row().bytes(), 200)));
   Open();
   EXPECT_EQ(store_->GetPrefix(*id)->encoding_error, before);
   EXPECT_EQ(store_->GetPrefix(*id)->encoding, RowEncoding::kInt8);
@@ -221,7 +190,7 @@ TEST_F(EncodedRowsTest, MergingKeepsRowsAndJoinsErrors) {
   EXPECT_EQ(store_->GetPrefix(*merged)->encoding_error, both);
   ExpectPrefix(*merged, second, 0, 150);
   ExpectPrefix(*a, first, 0, 100);
-  ASSERT_OK(store_->Settle(*merged, Reversed(64)));
+  ASSERT_OK(store_->Settle(*merged, Reversed(model_.geometry.row().bytes(), 64)));
   ExpectPrefix(*a, first, 0, 100);
   Open();
   ExpectPrefix(*b, second, 0, 150);

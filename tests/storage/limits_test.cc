@@ -10,8 +10,8 @@
 #include "storage/file.h"
 #include "storage/segment_format.h"
 #include "storage/store_dir.h"
+#include "tests/storage/open_store.h"
 #include "tests/storage/prompts.h"
-#include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {
 namespace {
@@ -19,17 +19,10 @@ namespace {
 constexpr int64_t kPast = 1;  // Unix ms: whatever expires then has expired
 constexpr int64_t kFuture = 1ll << 52;
 
-class LimitsTest : public ::testing::Test {
+class LimitsTest : public OpenStoreTest {
  protected:
   LimitsTest() { Open(); }
 
-  void Open() {
-    store_.reset();
-    auto opened = PrefixStore::Open(options_);
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-    ASSERT_OK(store_->PutModel(model_));
-  }
   SegmentId Stored(const Tokens& tokens, const std::string& tenant = "t",
                    const PutOptions& options = {}) {
     const auto id = TryPut(tokens, tenant, options);
@@ -52,13 +45,6 @@ class LimitsTest : public ::testing::Test {
   }
   void Use(const SegmentId& id, int times) {
     for (int i = 0; i < times; ++i) store_->NoteUse(id);
-  }
-  void ExpectPrefix(const SegmentId& id, const Tokens& tokens) {
-    const auto prefix = store_->OpenPrefix(id, static_cast<uint32_t>(tokens.size()));
-    ASSERT_OK(prefix);
-    const auto difference = Compare(**prefix, tokens);
-    ASSERT_OK(difference);
-    EXPECT_EQ(*difference, "");
   }
   // Physical bytes of one prompt of 200 tokens.
   uint64_t PromptBytes() {
@@ -101,11 +87,6 @@ class LimitsTest : public ::testing::Test {
     EXPECT_EQ(counted, files);
     EXPECT_EQ(store_->stats().bytes_on_disk, total);
   }
-
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
 };
 
 TEST_F(LimitsTest, ATenantsQuotaIsItsOwnAndSaysSo) {

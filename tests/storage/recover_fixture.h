@@ -5,48 +5,25 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <numeric>
 
 #include "storage/catalog.h"
 #include "storage/recover.h"
 #include "storage/store_dir.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<uint32_t>;
 
-inline SettleOptions Reversed(size_t row_bytes) {
-  SettleOptions options;
-  options.chunk_tokens = 32;
-  options.order = [row_bytes](uint32_t, uint32_t, uint32_t,
-                              std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-    std::vector<uint32_t> order(rows.size() / row_bytes);
-    std::iota(order.rbegin(), order.rend(), 0);
-    return order;
-  };
-  return options;
-}
-
-class RecoverTest : public ::testing::Test {
+class RecoverTest : public OpenStoreTest {
  protected:
   void SetUp() override { Open(); }
 
-  void Open() {
-    store_.reset();
-    auto store = PrefixStore::Open(options_);
-    ASSERT_OK(store);
-    store_ = std::move(*store);
-    ASSERT_OK(store_->PutModel(model_));
-  }
-
   SegmentId Stored(const Tokens& tokens) {
-    const auto id = Put(*store_, model_, tokens);
-    EXPECT_TRUE(id.ok()) << id.error().ToString();
-    if (!id.ok()) return {};
-    prompts_[*id] = tokens;
-    return *id;
+    const SegmentId id = OpenStoreTest::Stored(tokens);
+    prompts_[id] = tokens;
+    return id;
   }
 
   // Chains, branches, a settled segment, merged ones, a second tenant, blobs.
@@ -67,11 +44,7 @@ class RecoverTest : public ::testing::Test {
 
   void ExpectAll() {
     for (const auto& [id, tokens] : prompts_) {
-      const auto prefix = store_->OpenPrefix(id, 0);
-      ASSERT_OK(prefix);
-      const auto compared = Compare(**prefix, tokens);
-      ASSERT_OK(compared);
-      EXPECT_EQ(*compared, "");
+      ExpectWhole(id, tokens);
       EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, tokens.size());
     }
     EXPECT_EQ(store_->ListPrefixes().size(), prompts_.size() + 1);
@@ -100,14 +73,9 @@ class RecoverTest : public ::testing::Test {
     return report.ok() ? *report : RecoverReport{};
   }
 
-  fs::path FileOf(const SegmentId& id) const { return SegmentPath(options_.dir, id.bytes); }
   fs::path catalog() const { return options_.dir / "catalog"; }
 
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
   const size_t row_bytes_ = model_.geometry.row().bytes();
-  std::unique_ptr<PrefixStore> store_;
   std::map<SegmentId, Tokens> prompts_;
   SegmentId a_, b_, c_, d_, e_, merged_;
 };

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "storage/store_dir.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
 namespace {
@@ -27,31 +27,9 @@ SettleOptions RandomOrder(uint32_t chunk_tokens, uint64_t seed, size_t row_bytes
   return options;
 }
 
-class RewriteTest : public ::testing::Test {
+class RewriteTest : public OpenStoreTest {
  protected:
   RewriteTest() { Open(); }
-
-  void Open() {
-    store_.reset();
-    auto store = PrefixStore::Open(options_);
-    ASSERT_OK(store);
-    store_ = std::move(*store);
-    ASSERT_OK(store_->PutModel(model_));
-  }
-
-  SegmentId Stored(const std::vector<uint32_t>& tokens) {
-    const auto id = Put(*store_, model_, tokens);
-    EXPECT_TRUE(id.ok()) << id.error().ToString();
-    return id.ok() ? *id : SegmentId{};
-  }
-
-  void ExpectPrefix(const SegmentId& id, const std::vector<uint32_t>& tokens) {
-    const auto prefix = store_->OpenPrefix(id, 0);
-    ASSERT_OK(prefix);
-    const auto compared = Compare(**prefix, tokens);
-    ASSERT_OK(compared);
-    EXPECT_EQ(*compared, "");
-  }
 
   // Keys and values alone, by ids and by range, must be the halves of the rows.
   void ExpectParts(const SegmentId& id) {
@@ -83,11 +61,7 @@ class RewriteTest : public ::testing::Test {
     }
   }
 
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
   const size_t row_bytes_ = model_.geometry.row().bytes();
-  std::unique_ptr<PrefixStore> store_;
 };
 
 TEST_F(RewriteTest, SettledRowsReadTheSame) {
@@ -97,11 +71,11 @@ TEST_F(RewriteTest, SettledRowsReadTheSame) {
     const SegmentId id = Stored(tokens);
     ASSERT_OK(store_->Settle(id, RandomOrder(chunk, seed + chunk, row_bytes_)));
     EXPECT_TRUE(store_->GetPrefix(id)->settled);
-    ExpectPrefix(id, tokens);
+    ExpectWhole(id, tokens);
     ExpectParts(id);
     Open();
     EXPECT_TRUE(store_->GetPrefix(id)->settled);
-    ExpectPrefix(id, tokens);
+    ExpectWhole(id, tokens);
     const auto report = store_->Verify(&id, nullptr);
     ASSERT_OK(report);
     EXPECT_TRUE(report->damaged.empty());
@@ -121,9 +95,9 @@ TEST_F(RewriteTest, ReadersKeepTheirFileAndBranchesFindTheirs) {
     ASSERT_OK(store_->Settle(id, RandomOrder(32, 1, row_bytes_)));
   }
   EXPECT_EQ(*Compare(**open, longer), "");  // from the files it has open
-  ExpectPrefix(a, base);
-  ExpectPrefix(b, longer);
-  ExpectPrefix(c, branch);
+  ExpectWhole(a, base);
+  ExpectWhole(b, longer);
+  ExpectWhole(c, branch);
   const auto stats = store_->stats();
   EXPECT_EQ(stats.settled, 3u);
   EXPECT_GT(stats.bytes_rewritten, 0u);
@@ -134,7 +108,7 @@ TEST_F(RewriteTest, ReadsGoOnWhileSettling) {
   const auto tokens = Iota(600);
   const SegmentId id = Stored(tokens);
   std::thread reader([&] {
-    for (int i = 0; i < 60; ++i) ExpectPrefix(id, tokens);
+    for (int i = 0; i < 60; ++i) ExpectWhole(id, tokens);
   });
   ASSERT_OK(store_->Settle(id, RandomOrder(128, 2, row_bytes_)));
   reader.join();
@@ -159,7 +133,7 @@ TEST_F(RewriteTest, AFailedOrderOrAStopChangesNothing) {
   EXPECT_CODE(store_->Settle(SegmentId{}, bad), Code::kNotFound);
   EXPECT_FALSE(store_->GetPrefix(id)->settled);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
-  ExpectPrefix(id, tokens);
+  ExpectWhole(id, tokens);
 }
 
 TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
@@ -188,7 +162,7 @@ TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
     FlipByte(path, at);
     ASSERT_OK(store_->Verify(&id, nullptr));
   }
-  ExpectPrefix(id, tokens);
+  ExpectWhole(id, tokens);
 }
 
 TEST_F(RewriteTest, SharingPagesNamesExactlyTheNeighbours) {
@@ -273,7 +247,7 @@ TEST_F(RewriteTest, AMergeWhoseBlobsHaveNoRoomLeavesNothing) {
   EXPECT_CODE(store_->Merge(b, 1000, blobs), Code::kResourceExhausted);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
   EXPECT_EQ(store_->stats().bytes_on_disk, bytes);
-  ExpectPrefix(b, two);
+  ExpectWhole(b, two);
   const auto merged = store_->Merge(b, 1000, {blobs.data(), 1});
   ASSERT_OK(merged);
   EXPECT_EQ(store_->ListBlobs(*merged), std::vector<std::string>{"x"});
@@ -299,9 +273,9 @@ TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
   for (const bool reopened : {false, true}) {
     if (reopened) Open();
-    ExpectPrefix(a, one);
-    ExpectPrefix(b, two);
-    ExpectPrefix(c, three);
+    ExpectWhole(a, one);
+    ExpectWhole(b, two);
+    ExpectWhole(c, three);
     EXPECT_EQ(store_->GetPrefix(b)->n_tokens, 70u);
     EXPECT_EQ(store_->GetPrefix(b)->chain, std::vector<SegmentId>{*abc});
     const auto match = store_->LongestMatch("m", "t", Join(two, Iota(5, 7)));
@@ -314,14 +288,14 @@ TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
   EXPECT_EQ(Stored(two), b);
   const auto branch = Join(Iota(35), Iota(40, 8000));
   const SegmentId d = Stored(branch);
-  ExpectPrefix(d, branch);
+  ExpectWhole(d, branch);
   ASSERT_OK(store_->Remove(c));
   ASSERT_OK(store_->Remove(a));
   EXPECT_CODE(store_->Remove(a), Code::kNotFound);
   EXPECT_CODE(store_->OpenPrefix(a, 0), Code::kNotFound);
-  ExpectPrefix(b, two);
+  ExpectWhole(b, two);
   ASSERT_OK(store_->Remove(b));
-  ExpectPrefix(d, branch);
+  ExpectWhole(d, branch);
   ASSERT_OK(store_->Remove(d));
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
   EXPECT_EQ(store_->stats().bytes_on_disk, 0u);

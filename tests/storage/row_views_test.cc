@@ -4,21 +4,13 @@
 
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
 namespace {
 
-class RowViewsTest : public ::testing::Test {
+class RowViewsTest : public OpenStoreTest {
  protected:
-  void Open() {
-    store_.reset();
-    auto opened = PrefixStore::Open(options_);
-    ASSERT_OK(opened);
-    store_ = *std::move(opened);
-    ASSERT_OK(store_->PutModel(model_));
-  }
-
   // Rows of small numbers, which can be encoded too.
   Result<SegmentId> PutNumbers(std::span<const uint32_t> tokens, RowEncoding encoding) {
     PREFIXD_ASSIGN(auto writer,
@@ -74,11 +66,6 @@ class RowViewsTest : public ::testing::Test {
       }
     }
   }
-
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
 };
 
 // Settled, as it arrived, and encoded, in one chain; with a host tier that has room for all, for

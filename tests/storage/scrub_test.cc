@@ -8,14 +8,14 @@
 
 #include "storage/store_core.h"
 #include "storage/store_dir.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
 namespace {
 
 using std::chrono::nanoseconds;
 
-class ScrubTest : public ::testing::Test {
+class ScrubTest : public OpenStoreTest {
  protected:
   void SetUp() override {
     options_.host_tier_bytes = 0;
@@ -23,20 +23,11 @@ class ScrubTest : public ::testing::Test {
   }
 
   void Open() {
-    store_.reset();
-    auto store = PrefixStore::Open(options_);
-    ASSERT_OK(store);
-    store_ = std::move(*store);
-    ASSERT_OK(store_->PutModel(model_));
+    OpenStoreTest::Open();
+    ASSERT_NE(store_, nullptr);
     store_->OnBlobLost([this](const SegmentId& id, std::string_view name) {
       lost_.emplace_back(id, std::string(name));
     });
-  }
-
-  SegmentId Stored(const std::vector<uint32_t>& tokens) {
-    const auto id = Put(*store_, model_, tokens);
-    EXPECT_TRUE(id.ok());
-    return id.ok() ? *id : SegmentId{};
   }
 
   // A pass over everything, whenever it was verified last; stops after `waits` sleeps.
@@ -48,14 +39,6 @@ class ScrubTest : public ::testing::Test {
     return store_->Scrub(options);
   }
 
-  std::filesystem::path FileOf(const SegmentId& id) const {
-    return SegmentPath(options_.dir, id.bytes);
-  }
-
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
   std::vector<std::pair<SegmentId, std::string>> lost_;
 };
 

@@ -1,23 +1,16 @@
 // Rows read in place: the same rows that a copy holds, whatever happens around them.
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
 namespace {
 
-class StoreBorrowTest : public ::testing::Test {
+class StoreBorrowTest : public OpenStoreTest {
  protected:
   void SetUp() override {
     options_.host_tier_bytes = 4 << 20;
     Open();
-  }
-  void Open() {
-    store_.reset();
-    auto opened = PrefixStore::Open(options_);
-    ASSERT_OK(opened);
-    store_ = *std::move(opened);
-    ASSERT_OK(store_->PutModel(model_));
   }
 
   // "" when `rows` are those of `ids`.
@@ -42,11 +35,6 @@ class StoreBorrowTest : public ::testing::Test {
     }
     return "";
   }
-
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
 };
 
 TEST_F(StoreBorrowTest, RowsOfAChainColdAndWarm) {

@@ -16,11 +16,11 @@ class StoreDamageTest : public StoreTest {};
 TEST_P(StoreDamageTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
   std::mt19937_64 rng(Seed("StoreTest.DataPageFlips"));
   options_.host_tier_bytes = 0;
-  Reopen();
+  Open();
   const auto tokens = Iota(300);
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
-  const auto path = SegmentFileOf(*id);
+  const auto path = FileOf(*id);
   const SegmentLayout layout =
       *SegmentLayout::Of({2, 2, static_cast<uint32_t>(model_.geometry.row().key_bytes()),
                           static_cast<uint32_t>(model_.geometry.row().value_bytes()), 300, 0, 0});
@@ -40,7 +40,7 @@ TEST_P(StoreDamageTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
     EXPECT_CODE(store_->OpenPrefix(*id, 0), Code::kCorrupt);
     EXPECT_TRUE(store_->GetPrefix(*id)->quarantined);
     if (i == 0) {
-      Reopen();
+      Open();
       EXPECT_CODE(store_->OpenPrefix(*id, 0), Code::kCorrupt);
     }
     const auto report = store_->Verify(&*id, nullptr);
@@ -81,7 +81,7 @@ TEST_P(StoreDamageTest, EveryHeaderAndFooterByteFlipIsFoundAtOpen) {
   const auto tokens = Iota(40);
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
-  const auto path = SegmentFileOf(*id);
+  const auto path = FileOf(*id);
   const uint64_t bytes = std::filesystem::file_size(path);
   const SegmentRecord record = [&] {
     auto core = StoreCore::Open(options_, nullptr);
@@ -110,7 +110,7 @@ TEST_P(StoreDamageTest, EveryHeaderAndFooterByteFlipIsFoundAtOpen) {
 
 TEST_P(StoreDamageTest, SwappedZeroedAndStalePagesAreCaught) {
   options_.host_tier_bytes = 0;
-  Reopen();
+  Open();
   const auto tokens = Iota(300);
   const auto id = Put(*store_, model_, tokens), other = Put(*store_, model_, Iota(300, 7000));
   ASSERT_OK(id);
@@ -120,19 +120,19 @@ TEST_P(StoreDamageTest, SwappedZeroedAndStalePagesAreCaught) {
     std::ifstream in(from, std::ios::binary);
     in.seekg(static_cast<std::streamoff>(a * kPageBytes));
     in.read(page.data(), kPageBytes);
-    std::fstream out(SegmentFileOf(*id), std::ios::in | std::ios::out | std::ios::binary);
+    std::fstream out(FileOf(*id), std::ios::in | std::ios::out | std::ios::binary);
     out.seekp(static_cast<std::streamoff>(b * kPageBytes));
     out.write(page.data(), kPageBytes);
   };
   const auto keep = dir_.path() / "keep";
-  std::filesystem::copy_file(SegmentFileOf(*id), keep);
+  std::filesystem::copy_file(FileOf(*id), keep);
   const auto zeros = dir_.path() / "zeros";
   std::ofstream(zeros) << std::string(2 * kPageBytes, '\0');
   struct Case {
     std::filesystem::path from;
     uint64_t a, b;
   };
-  for (const Case& c : {Case{keep, 2, 3}, Case{zeros, 0, 2}, Case{SegmentFileOf(*other), 2, 2}}) {
+  for (const Case& c : {Case{keep, 2, 3}, Case{zeros, 0, 2}, Case{FileOf(*other), 2, 2}}) {
     const auto prefix = store_->OpenPrefix(*id, 0);
     ASSERT_OK(prefix);
     copy_page(c.from, c.a, c.b);
@@ -148,8 +148,8 @@ TEST_P(StoreDamageTest, ADamagedSegmentCostsItsDescendantsAndNobodyElse) {
              sound = Put(*store_, model_, apart);
   ASSERT_OK(leaf);
   store_.reset();
-  std::filesystem::remove(SegmentFileOf(*root));
-  Reopen();
+  std::filesystem::remove(FileOf(*root));
+  Open();
   EXPECT_CODE(store_->OpenPrefix(*root, 0), Code::kCorrupt);
   EXPECT_CODE(store_->OpenPrefix(*leaf, 0), Code::kCorrupt);
   EXPECT_EQ(store_->LongestMatch("m", "t", longer)->n_tokens, 0u);
@@ -161,7 +161,7 @@ TEST_P(StoreDamageTest, ADamagedSegmentCostsItsDescendantsAndNobodyElse) {
   ASSERT_OK(store_->Remove(*leaf));
   ASSERT_OK(store_->Remove(*root));
   ExpectPrefix(*anew, longer);
-  Reopen();
+  Open();
   ExpectPrefix(*anew, longer);
 }
 
@@ -176,7 +176,7 @@ TEST_P(StoreDamageTest, RecoveryFreesWhatNobodyKnows) {
   std::ofstream(segments / (ghost + ".b.blob")) << "half";
   std::ofstream(segments / (id->ToString() + ".b.blob.3.tmp")) << "half";
   std::ofstream(segments / "README") << "a stranger's file";
-  Reopen();
+  Open();
   EXPECT_EQ(store_->stats().recovered_orphans, 3u);
   EXPECT_EQ(FilesIn(segments), 3u);
   ExpectPrefix(*id, Iota(64));
@@ -191,7 +191,7 @@ TEST_P(StoreDamageTest, ALostCatalogIsNotTakenForAnEmptyStore) {
   EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
   std::filesystem::remove_all(options_.dir / "catalog");
   std::filesystem::rename(options_.dir / "elsewhere", options_.dir / "catalog");
-  Reopen();
+  Open();
   ExpectPrefix(*id, Iota(64));
 }
 
@@ -216,7 +216,7 @@ TEST_P(StoreDamageTest, ADamagedCommitLogLosesNothing) {
     options_.dir = dir_.path() / ("rot" + std::to_string(at));
     std::filesystem::copy(sound, options_.dir, std::filesystem::copy_options::recursive);
     FlipByte(options_.dir / "catalog" / log, at);
-    Reopen();
+    Open();
     ExpectPrefix(*id, Iota(64));
     ExpectPrefix(*longer, Iota(130));
     ExpectPrefix(*other, Iota(40, 5000));
@@ -224,7 +224,7 @@ TEST_P(StoreDamageTest, ADamagedCommitLogLosesNothing) {
     EXPECT_EQ(store_->LongestMatch("m", "other tenant", Iota(40, 5000))->n_tokens, 40u);
     EXPECT_EQ(store_->LongestMatch("m", "t", Iota(50, 9000))->n_tokens, 0u);
     ASSERT_OK(Put(*store_, model_, Iota(77, 20'000)));
-    Reopen();
+    Open();
     EXPECT_EQ(store_->stats().recovered_orphans, 0u);
     ExpectPrefix(*longer, Iota(130));
     store_.reset();
@@ -255,7 +255,7 @@ TEST_P(StoreDamageTest, ANewerStoreIsRefusedUnchanged) {
   EXPECT_CODE(PrefixStore::Open(options_), Code::kFailedPrecondition);
   EXPECT_EQ(std::filesystem::last_write_time(options_.dir / "catalog"), catalog_time);
   std::ofstream(path) << text;
-  Reopen();
+  Open();
   EXPECT_EQ(store_->ListPrefixes().size(), 1u);
 }
 

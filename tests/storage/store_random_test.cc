@@ -3,7 +3,7 @@
 #include <map>
 
 #include "storage/store_dir.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {
 namespace {
@@ -38,7 +38,7 @@ class ModelStore {
   std::map<SegmentId, Prompt> prompts_;
 };
 
-class RandomTest : public ::testing::TestWithParam<IoBackend> {
+class RandomTest : public StoreTest {
  protected:
   // Mostly a variation of what is stored: cut somewhere, then go on.
   Tokens SomeTokens() {
@@ -88,15 +88,7 @@ class RandomTest : public ::testing::TestWithParam<IoBackend> {
     ASSERT_EQ(match->n_tokens, truth_.LongestMatch(tenant, tokens));
     if (match->n_tokens == 0) return;
     ASSERT_EQ(match->stored_tokens, truth_.prompts().at(match->id).tokens.size());
-    Read(match->id, std::span(tokens).first(match->n_tokens));
-  }
-
-  void Read(const SegmentId& id, std::span<const uint32_t> tokens) {
-    const auto prefix = store_->OpenPrefix(id, static_cast<uint32_t>(tokens.size()));
-    ASSERT_OK(prefix);
-    const auto difference = Compare(**prefix, tokens);
-    ASSERT_OK(difference);
-    ASSERT_EQ(*difference, "");
+    ExpectPrefix(match->id, std::span(tokens).first(match->n_tokens));
   }
 
   void DoRemove() {
@@ -108,41 +100,25 @@ class RandomTest : public ::testing::TestWithParam<IoBackend> {
   }
 
   void Reopen() {
-    store_.reset();
-    auto opened = PrefixStore::Open(options_);
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
+    Open();
+    ASSERT_NE(store_, nullptr);
     ASSERT_EQ(store_->stats().recovered_orphans, 0u);
   }
 
   void CheckEverything() {
     ASSERT_EQ(store_->ListPrefixes().size(), truth_.prompts().size());
-    for (const auto& [id, prompt] : truth_.prompts()) Read(id, prompt.tokens);
+    for (const auto& [id, prompt] : truth_.prompts()) ExpectPrefix(id, prompt.tokens);
     ASSERT_EQ(FilesIn(options_.dir / "segments"), truth_.prompts().size());
   }
 
-  TempDir dir_;
-  StoreOptions options_;
-  ModelRecord model_ = TestModel();
-  std::unique_ptr<PrefixStore> store_;
   ModelStore truth_;
   std::mt19937_64 rng_;
 };
 
 TEST_P(RandomTest, BehavesLikeAPlainMap) {
   rng_.seed(Seed("RandomTest.BehavesLikeAPlainMap"));
-  options_ = TestOptions(dir_.path(), GetParam());
   options_.host_tier_bytes = 32 * 4096;  // small, so that pages come and go
-  {
-    auto opened = PrefixStore::Open(options_);
-    if (GetParam() == IoBackend::kUring && !opened.ok() &&
-        opened.error().code == Code::kUnavailable) {
-      GTEST_SKIP() << opened.error().ToString();
-    }
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-  }
-  ASSERT_OK(store_->PutModel(model_));
+  Open();
   for (int i = 0; i < 400 && !HasFatalFailure(); ++i) {
     const uint64_t dice = rng_() % 100;
     if (dice < 40) {
@@ -161,10 +137,7 @@ TEST_P(RandomTest, BehavesLikeAPlainMap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, RandomTest,
-                         ::testing::Values(IoBackend::kUring, IoBackend::kThreads),
-                         [](const auto& param) {
-                           return param.param == IoBackend::kUring ? "uring" : "threads";
-                         });
+                         ::testing::Values(IoBackend::kUring, IoBackend::kThreads), BackendName);
 
 }  // namespace
 }  // namespace prefixd::storage

@@ -14,7 +14,7 @@ TEST_P(StoreTest, PutSurvivesReopenByteForByte) {
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
   ExpectPrefix(*id, tokens);
-  Reopen();
+  Open();
   EXPECT_EQ(store_->stats().recovered_orphans, 0u);
   const auto match = store_->LongestMatch("m", "t", tokens);
   ASSERT_OK(match);
@@ -27,7 +27,7 @@ TEST_P(StoreTest, PutSurvivesReopenByteForByte) {
   ASSERT_OK(info);
   EXPECT_EQ(info->own_tokens, 1000u);
   EXPECT_EQ(info->label, "label");
-  EXPECT_EQ(info->own_bytes, std::filesystem::file_size(SegmentFileOf(*id)));
+  EXPECT_EQ(info->own_bytes, std::filesystem::file_size(FileOf(*id)));
 }
 
 TEST_P(StoreTest, GeometriesFromTinyRowsToRowsOfTwoPages) {
@@ -131,116 +131,6 @@ TEST_P(StoreTest, BadRequestsAreRefused) {
   EXPECT_CODE((*prefix)->ReadRows(0, 0, descending, out, nullptr), Code::kInvalidArgument);
 }
 
-TEST_P(StoreTest, MatchIsDownToTheTokenAndBranchesShare) {
-  const auto base = Iota(100);
-  const auto root = Put(*store_, model_, base);
-  ASSERT_OK(root);
-  // Ends inside the parent, off any block boundary.
-  const auto branch = Join(std::span(base).first(41), Iota(60, 5000));
-  auto match = store_->LongestMatch("m", "t", branch);
-  ASSERT_OK(match);
-  EXPECT_EQ(match->n_tokens, 41u);
-  EXPECT_EQ(match->stored_tokens, 100u);
-  const auto branch_id = Put(*store_, model_, branch);
-  ASSERT_OK(branch_id);
-  const auto info = *store_->GetPrefix(*branch_id);
-  EXPECT_EQ(info.own_tokens, 60u);
-  EXPECT_EQ(info.n_tokens, 101u);
-  EXPECT_EQ(info.chain, (std::vector<SegmentId>{*root, *branch_id}));
-  EXPECT_EQ(store_->GetPrefix(*root)->children, 1u);
-  ExpectPrefix(*branch_id, branch);
-  ExpectPrefix(*branch_id, std::span(branch).first(20));  // cut within the parent
-
-  // A third one shares 3 tokens of the branch, within the block where it branched off.
-  const auto third = Join(std::span(branch).first(44), Iota(10, 9000));
-  match = store_->LongestMatch("m", "t", third);
-  ASSERT_OK(match);
-  EXPECT_EQ(match->id, *branch_id);
-  EXPECT_EQ(match->n_tokens, 44u);
-  const auto third_id = Put(*store_, model_, third);
-  ASSERT_OK(third_id);
-  EXPECT_EQ(store_->GetPrefix(*third_id)->chain,
-            (std::vector<SegmentId>{*root, *branch_id, *third_id}));
-  ExpectPrefix(*third_id, third);
-
-  // A continuation behind the end, and the end itself.
-  const auto longer = Join(base, Iota(3, 100));
-  const auto longer_id = Put(*store_, model_, longer);
-  ASSERT_OK(longer_id);
-  match = store_->LongestMatch("m", "t", Join(longer, Iota(5, 77)));
-  EXPECT_EQ(match->id, *longer_id);
-  EXPECT_EQ(match->n_tokens, 103u);
-  match = store_->LongestMatch("m", "t", base);
-  EXPECT_EQ(match->n_tokens, 100u);
-  EXPECT_EQ(match->id, *root);
-
-  EXPECT_EQ(store_->LongestMatch("m", "t", Iota(50, 1))->n_tokens, 0u);
-  EXPECT_EQ(store_->LongestMatch("m", "t", Join(Iota(3), Iota(9, 500)))->n_tokens, 3u);
-  EXPECT_EQ(store_->LongestMatch("m", "t", {})->n_tokens, 0u);
-}
-
-TEST_P(StoreTest, TenantsAndModelsNeverMeet) {
-  const auto tokens = Iota(64);
-  ASSERT_OK(store_->PutModel(TestModel("other")));
-  const auto id = Put(*store_, model_, tokens, "alice");
-  ASSERT_OK(id);
-  EXPECT_EQ(store_->LongestMatch("m", "alice", tokens)->n_tokens, 64u);
-  EXPECT_EQ(store_->LongestMatch("m", "bob", tokens)->n_tokens, 0u);
-  EXPECT_EQ(store_->LongestMatch("m", "", tokens)->n_tokens, 0u);
-  EXPECT_EQ(store_->LongestMatch("other", "alice", tokens)->n_tokens, 0u);
-  EXPECT_EQ(store_->LongestMatch("m", "bob", Iota(3))->n_tokens, 0u);
-  const auto bobs = Put(*store_, model_, tokens, "bob");
-  ASSERT_OK(bobs);
-  EXPECT_NE(*bobs, *id);
-}
-
-TEST_P(StoreTest, WhatIsStoredIsNotWrittenAgain) {
-  const auto tokens = Iota(200);
-  const auto id = Put(*store_, model_, tokens);
-  ASSERT_OK(id);
-  const uint64_t before = store_->stats().bytes_written;
-  const auto again = Put(*store_, model_, tokens);
-  ASSERT_OK(again);
-  EXPECT_EQ(*again, *id);
-  const auto shorter = Put(*store_, model_, std::span(tokens).first(77));
-  ASSERT_OK(shorter);
-  EXPECT_EQ(*shorter, *id);
-  auto writer = store_->BeginPut("m", "t", tokens, "");
-  ASSERT_OK(writer);
-  EXPECT_EQ((*writer)->range().size(), 0u);
-  EXPECT_EQ(store_->stats().bytes_written, before);
-  EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
-}
-
-TEST_P(StoreTest, OfTwoConcurrentPutsOfOnePromptOneRemains) {
-  const auto tokens = Iota(300);
-  auto a = store_->BeginPut("m", "t", tokens, "a"), b = store_->BeginPut("m", "t", tokens, "b");
-  ASSERT_OK(a);
-  ASSERT_OK(b);
-  EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
-  ASSERT_OK(WriteAll(**a, model_.geometry, tokens, 100, true));
-  ASSERT_OK(WriteAll(**b, model_.geometry, tokens, 64, false));
-  const auto first = (*b)->Commit(), second = (*a)->Commit();
-  ASSERT_OK(first);
-  ASSERT_OK(second);
-  EXPECT_EQ(*first, *second);
-  EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
-  ExpectPrefix(*first, tokens);
-
-  // Prompts that begin alike, both put from nothing: each is whole.
-  const auto c = Join(Iota(150, 9000), Iota(50)), d = Join(Iota(150, 9000), Iota(50, 60));
-  auto wc = store_->BeginPut("m", "t", c, ""), wd = store_->BeginPut("m", "t", d, "");
-  ASSERT_OK(WriteAll(**wc, model_.geometry, c, 100, true));
-  ASSERT_OK(WriteAll(**wd, model_.geometry, d, 100, true));
-  const auto ic = (*wc)->Commit(), id = (*wd)->Commit();
-  ASSERT_OK(ic);
-  ASSERT_OK(id);
-  EXPECT_EQ(store_->LongestMatch("m", "t", c)->id, *ic);
-  EXPECT_EQ(store_->LongestMatch("m", "t", d)->id, *id);
-  ExpectPrefix(*ic, c);
-  ExpectPrefix(*id, d);
-}
-
 TEST_P(StoreTest, AbortedAndForgottenPutsLeaveNothing) {
   const auto tokens = Iota(5000);
   {
@@ -251,43 +141,6 @@ TEST_P(StoreTest, AbortedAndForgottenPutsLeaveNothing) {
   }
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
   EXPECT_EQ(store_->stats().puts_aborted, 1u);
-  EXPECT_TRUE(store_->ListPrefixes().empty());
-}
-
-TEST_P(StoreTest, RemovalWaitsForReadersAndKeepsWhatOthersContinue) {
-  const auto base = Iota(64);
-  const auto longer = Join(base, Iota(64, 1000));
-  const auto root = Put(*store_, model_, base), leaf = Put(*store_, model_, longer);
-  ASSERT_OK(root);
-  ASSERT_OK(leaf);
-  const std::vector<std::byte> blob(100);
-  ASSERT_OK(store_->PutBlob(*leaf, "summary", "p", blob));
-  {
-    const auto open = store_->OpenPrefix(*leaf, 0);
-    ASSERT_OK(open);
-    EXPECT_CODE(store_->Remove(*leaf), Code::kFailedPrecondition);
-  }
-  {
-    auto writer = store_->BeginPut("m", "t", Join(longer, base), "");
-    ASSERT_OK(writer);
-    EXPECT_CODE(store_->Remove(*leaf), Code::kFailedPrecondition);
-  }
-  ASSERT_OK(store_->Remove(*leaf));
-  EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
-  EXPECT_EQ(store_->LongestMatch("m", "t", longer)->n_tokens, 64u);
-  const auto again = Put(*store_, model_, longer);
-  ASSERT_OK(again);
-  ASSERT_OK(store_->Remove(*root));  // its name; the tokens stay for the longer one
-  EXPECT_EQ(store_->ListPrefixes().size(), 1u);
-  EXPECT_CODE(store_->Remove(*root), Code::kNotFound);
-  Reopen();
-  EXPECT_EQ(store_->ListPrefixes().size(), 1u);
-  ExpectPrefix(*again, longer);
-  ASSERT_OK(store_->Remove(*again));
-  EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
-  EXPECT_EQ(store_->LongestMatch("m", "t", longer)->n_tokens, 0u);
-  EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
-  Reopen();
   EXPECT_TRUE(store_->ListPrefixes().empty());
 }
 
@@ -305,7 +158,7 @@ TEST_P(StoreTest, BlobsAreReplacedVerifiedAndBoundToTheirProducer) {
   const std::vector<std::byte> smaller(10, std::byte{7});
   ASSERT_OK(store_->PutBlob(*id, "moments.l0", "v2", smaller));
   ASSERT_OK(store_->PutBlob(*id, "empty", "", {}));
-  Reopen();
+  Open();
   EXPECT_EQ(*store_->GetBlob(*id, "moments.l0", "v2"), smaller);
   EXPECT_TRUE(store_->GetBlob(*id, "empty", "")->empty());
   EXPECT_EQ(store_->ListBlobs(*id), (std::vector<std::string>{"empty", "moments.l0"}));
@@ -329,7 +182,7 @@ TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
   const uint64_t used = store_->stats().bytes_on_disk;
   options_.eviction = Eviction::kNever;
   options_.quota_bytes = used + 20'000;
-  Reopen();
+  Open();
   EXPECT_CODE(Put(*store_, model_, Iota(400, 9000)), Code::kResourceExhausted);
   EXPECT_CODE(store_->PutBlob(*id, "b", "p", std::vector<std::byte>(30'000)),
               Code::kResourceExhausted);
@@ -338,7 +191,7 @@ TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
   ASSERT_OK(Put(*store_, model_, Iota(400, 9000)));
   // What an unfinished put has reserved counts, and comes back when it is dropped.
   options_.quota_bytes = 2 * used + 1000;
-  Reopen();
+  Open();
   auto writer = store_->BeginPut("m", "t", tokens, "");
   ASSERT_OK(writer);
   EXPECT_CODE(store_->BeginPut("m", "t", Iota(400, 20000), ""), Code::kResourceExhausted);
@@ -347,21 +200,10 @@ TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
 
   options_.quota_bytes = 0;
   options_.min_free_bytes = 1ull << 60;
-  Reopen();
+  Open();
   EXPECT_CODE(store_->BeginPut("m", "t", tokens, ""), Code::kResourceExhausted);
   ExpectPrefix(store_->ListPrefixes().at(0).id, Iota(400, 9000));
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
-}
-
-TEST_P(StoreTest, AFewCommonTokensDoNotChainPrompts) {
-  const std::vector<uint32_t> bos = {256};
-  const auto first = Put(*store_, model_, Join(bos, Iota(100)));
-  const auto second = Put(*store_, model_, Join(bos, Iota(100, 7000)));
-  ASSERT_OK(first);
-  ASSERT_OK(second);
-  EXPECT_EQ(store_->GetPrefix(*second)->chain.size(), 1u);
-  EXPECT_TRUE(store_->Remove(*first).ok());
-  ExpectPrefix(*second, Join(bos, Iota(100, 7000)));
 }
 
 TEST_P(StoreTest, ReadStatsSayWhatMoved) {
