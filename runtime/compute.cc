@@ -16,6 +16,10 @@ class CpuCompute : public Compute {
               const std::shared_ptr<const void>&) override {
     return GroupStep(in, out);
   }
+  Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
+                     const RowsView& rows, std::span<float> y, std::span<float> lse) override {
+    return ExactAttention(queries, n_queries, layer, rows, y, lse);
+  }
 };
 
 Result<std::unique_ptr<Compute>> OpenCuda() {

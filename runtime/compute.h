@@ -1,10 +1,12 @@
-// Where a group step is computed: the CPU path of attention/, or CUDA where the build has it and a
-// device answers.
+// Where a group step, and exact attention of a question's tokens, are computed: the CPU path of
+// attention/, or CUDA where the build has it and a device answers.
 //
-// Thread-safety: Step may be called concurrently.
+// Thread-safety: all methods may be called concurrently.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -24,6 +26,10 @@ class Compute {
   // null: nothing is known.
   virtual Status Step(const GroupStepInput& in, const GroupStepOutput& out,
                       const std::shared_ptr<const void>& owner) = 0;
+  // As ExactAttention (attention/step.h).
+  virtual Status AttendExact(std::span<const float> queries, uint32_t n_queries,
+                             const LayerGeometry& layer, const RowsView& rows, std::span<float> y,
+                             std::span<float> lse) = 0;
 };
 
 }  // namespace prefixd

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/exact_gpu.h"
 #include "gpu/resident.h"
 #include "gpu/step_gpu.h"
 #include "gpu/step_host.h"
@@ -32,6 +33,17 @@ bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
          ((in.phi_k == nullptr || fits(*in.phi_k)) && std::ranges::all_of(in.phi_q, fits));
 }
 
+// Rows travel to the device with each call. Few queries are the CPU's: to copy a row costs it about
+// as much memory traffic as to attend to it. From a full tile of the kernel on, arithmetic is what
+// takes time.
+constexpr uint32_t kFewQueries = 64;
+
+bool FitsDevice(uint32_t n_queries, const RowsView& rows) {
+  return n_queries >= kFewQueries && n_queries <= gpu::kMaxExactQueries &&
+         rows.count <= gpu::kMaxExactRows && rows.shape.key_dim <= gpu::kMaxDim &&
+         rows.shape.value_dim <= gpu::kMaxDim;
+}
+
 class CudaCompute : public Compute {
  public:
   explicit CudaCompute(gpu::HostStep first)
@@ -45,22 +57,33 @@ class CudaCompute : public Compute {
   // with an input, and when the device fails.
   Status Step(const GroupStepInput& in, const GroupStepOutput& out,
               const std::shared_ptr<const void>& owner) override {
-    if (!failed_ && FitsDevice(in, out)) {
-      const Status status = OnDevice(in, out, owner);
-      if (status.ok()) return status;
-      if (status.error().code != Code::kInvalidArgument) Note(status.error());
-    }
-    return GroupStep(in, out);
+    const bool done = FitsDevice(in, out) && OnDevice([&](gpu::HostStep& step) {
+                        return step.Run({&in, 1}, {&out, 1}, &resident_, owner);
+                      });
+    return done ? Status() : GroupStep(in, out);
+  }
+  Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
+                     const RowsView& rows, std::span<float> y, std::span<float> lse) override {
+    const bool done = FitsDevice(n_queries, rows) && OnDevice([&](gpu::HostStep& step) {
+                        return step.AttendExact(queries, n_queries, layer, rows, y, lse);
+                      });
+    return done ? Status() : ExactAttention(queries, n_queries, layer, rows, y, lse);
   }
 
  private:
-  Status OnDevice(const GroupStepInput& in, const GroupStepOutput& out,
-                  const std::shared_ptr<const void>& owner) {
-    PREFIXD_ASSIGN(gpu::HostStep step, Acquire());
-    PREFIXD_TRY(step.Run(std::span(&in, 1), std::span(&out, 1), &resident_, owner));
-    std::lock_guard lock(mutex_);
-    free_.push_back(std::move(step));
-    return {};
+  // Whether `run` succeeded on the device.
+  template <typename Run>
+  bool OnDevice(Run run) {
+    if (failed_) return false;
+    const Status status = [&]() -> Status {
+      PREFIXD_ASSIGN(gpu::HostStep step, Acquire());
+      PREFIXD_TRY(run(step));
+      std::lock_guard lock(mutex_);
+      free_.push_back(std::move(step));
+      return {};
+    }();
+    if (!status.ok() && status.error().code != Code::kInvalidArgument) Note(status.error());
+    return status.ok();
   }
 
   // One stream and its buffers per thread that computes at the same time. One whose step failed is
@@ -82,10 +105,10 @@ class CudaCompute : public Compute {
     const bool for_good = error.code != Code::kResourceExhausted;
     if (for_good) failed_ = true;
     if (noted_.exchange(true)) return;
-    storage::LogWarning("the CUDA step failed, " +
-                        std::string(for_good ? "steps are computed on the CPU from now on: "
-                                             : "this one is computed on the CPU: ") +
-                        error.message);
+    storage::LogWarning(
+        "the CUDA step failed, " +
+        std::string(for_good ? "the CPU computes from now on: " : "the CPU does this one: ") +
+        error.message);
   }
 
   const std::string name_;

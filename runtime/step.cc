@@ -207,10 +207,11 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
     StageTimer timer(ledger.compute_ns);
     const RowsView rows{bytes.data(), run.size(), row.bytes(), row};
     if (at == 0) {
-      PREFIXD_TRY(ExactAttention(q, n_queries, geometry.layers[layer], rows, y, lse));
+      PREFIXD_TRY(core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse));
       continue;
     }
-    PREFIXD_TRY(ExactAttention(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
+    PREFIXD_TRY(
+        core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
     for (uint32_t i = 0; i < n_queries; ++i) {
       const size_t first = size_t{i} * row.value_dim;
       MergeStates(y.subspan(first, row.value_dim), &lse[i], run_y.subspan(first, row.value_dim),
