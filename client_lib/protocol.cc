@@ -79,6 +79,8 @@ std::string_view MessageName(MessageType type) {
       return "release_rows";
     case MessageType::kReadLayer:
       return "read_layer";
+    case MessageType::kReadTokens:
+      return "read_tokens";
     case MessageType::kSetRetention:
       return "set_retention";
     case MessageType::kReply:
@@ -92,7 +94,7 @@ std::string_view MessageName(MessageType type) {
 }
 
 bool IsRequest(MessageType type) {
-  return type >= MessageType::kHello && type <= MessageType::kReadLayer;
+  return type >= MessageType::kHello && type <= MessageType::kReadTokens;
 }
 
 std::array<std::byte, kHeaderBytes> EncodeHeader(const FrameHeader& header) {

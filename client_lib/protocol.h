@@ -75,6 +75,7 @@ enum class MessageType : uint16_t {
   kReleaseRows = 28,
   kSetRetention = 29,
   kReadLayer = 30,
+  kReadTokens = 31,
   kReply = 0x8000,     // request_id says of what
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply

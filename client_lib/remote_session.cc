@@ -151,8 +151,9 @@ class RemoteSession final : public Session {
     }
     const uint32_t heads = slice.n_heads > 0 ? slice.n_heads : g.n_kv_heads - slice.first_head;
     const uint32_t n = slice.tokens.size();
-    if (k.size() != size_t{n} * heads * key) return WrongOutput(n * heads * key, k.size());
-    if (v.size() != size_t{n} * heads * value) return WrongOutput(n * heads * value, v.size());
+    const size_t k_bytes = size_t{n} * heads * key, v_bytes = size_t{n} * heads * value;
+    if (k.size() != k_bytes) return WrongOutput(k_bytes, k.size());
+    if (v.size() != v_bytes) return WrongOutput(v_bytes, v.size());
     const size_t fit = RowsPerMessage(key + value);  // rows
     LayerSlice part = slice;
     part.n_heads = heads;
@@ -182,6 +183,23 @@ class RemoteSession final : public Session {
       call.control["head_major"] = part.order == KvOrder::kHeadMajor;
       call.out = {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)};
       PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    }
+    return {};
+  }
+
+  Status ReadTokens(TokenRange range, std::span<uint32_t> out) override {
+    if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+    if (out.size() != range.size()) return WrongOutput(range.size(), out.size(), "token ids");
+    const auto run =
+        static_cast<uint32_t>(std::min<size_t>(RowsPerMessage(sizeof(uint32_t)), UINT32_MAX));
+    for (uint32_t done = 0; done < range.size();) {
+      const uint32_t m = std::min(run, range.size() - done);
+      auto call = Make(MessageType::kReadTokens);
+      call.control["begin"] = range.begin + done;
+      call.control["end"] = range.begin + done + m;
+      call.out = {std::as_writable_bytes(out.subspan(done, m))};
+      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      done += m;
     }
     return {};
   }
@@ -282,9 +300,9 @@ class RemoteSession final : public Session {
     if (!open_) return Detached();
     return connection_->Do(std::move(call));
   }
-  static Error WrongOutput(size_t want, size_t got) {
-    return InvalidArgument("the output holds " + std::to_string(got) + " bytes; the rows need " +
-                           std::to_string(want));
+  static Error WrongOutput(size_t want, size_t got, const char* what = "bytes") {
+    return InvalidArgument("the output holds " + std::to_string(got) + " " + what +
+                           "; what is asked for needs " + std::to_string(want));
   }
   size_t RowsPerMessage(size_t row_bytes) const {
     const uint64_t room =

@@ -106,6 +106,21 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
              "prefixctl prefixes remove 0123456789abcdef0123456789abcdef", o, chosen, RemovePrefix)
       ->add_option("prefix", o->prefix, "Id of the prefix.")
       ->required();
+  CLI::App* exported = AddCommand(
+      prefixes, "export",
+      "Write a prefix (rows, token ids, geometry) to a safetensors file, which is replaced.",
+      "prefixctl prefixes export 0123456789abcdef0123456789abcdef prompt.safetensors", o, chosen,
+      ExportPrefixToFile);
+  exported->add_option("prefix", o->prefix, "Id of the prefix.")->required();
+  exported->add_option("file", o->file, "The file; its owner alone may read it.")
+      ->type_name("FILE")
+      ->required();
+  exported->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+  CLI::App* put = AddCommand(
+      prefixes, "put", "Store a prefix that export wrote; its model is registered if need be.",
+      "prefixctl prefixes put prompt.safetensors --tenant team-a", o, chosen, PutPrefixFromFile);
+  put->add_option("file", o->file, "The file.")->type_name("FILE")->required();
+  put->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   AddCommand(prefixes, "pin", "Never evict a prefix to make room.",
              "prefixctl prefixes pin 0123456789abcdef0123456789abcdef", o, chosen, PinPrefix)
       ->add_option("prefix", o->prefix, "Id of the prefix.")

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client_lib/codec.h"
+#include "daemon/prefix_file.h"
 #include "daemon/prefixctl_output.h"
 
 namespace prefixd::ctl {
@@ -296,6 +297,36 @@ Status ShowPrefix(RemoteClient& client, const Options& options) {
                     others.empty() ? "-" : others});
   }
   PrintTable(rows);
+  return {};
+}
+
+Status ExportPrefixToFile(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const PrefixFile file, ExportPrefix(client, options.prefix, options.file,
+                                                     ShowProgress("export", options.quiet)));
+  if (options.json) {
+    PrintJson({{"prefix", file.prefix},
+               {"model", file.model},
+               {"label", file.label},
+               {"n_tokens", file.n_tokens},
+               {"bytes", file.bytes},
+               {"file", options.file}});
+  } else {
+    std::printf("%s: %s tokens of %s, %s\n", Printable(options.file).c_str(),
+                Count(file.n_tokens).c_str(), Printable(file.model).c_str(),
+                Bytes(file.bytes).c_str());
+  }
+  return {};
+}
+
+Status PutPrefixFromFile(RemoteClient& client, const Options& options) {
+  PREFIXD_ASSIGN(const PutResult result,
+                 PutPrefixFile(client, options.file, ShowProgress("put", options.quiet)));
+  if (options.json) {
+    PrintJson(ToJson(result));
+  } else {
+    std::printf("stored %s: %s tokens, %s of them new\n", result.prefix.c_str(),
+                Count(result.n_tokens).c_str(), Count(result.stored_tokens).c_str());
+  }
   return {};
 }
 

@@ -18,7 +18,7 @@ struct Options {
   std::string address;  // overrides socket
   std::string tenant, token_file;
   bool all_tenants = false, json = false, quiet = false;
-  std::string name, prefix, geometry_file, ttl, dir;  // of single commands
+  std::string name, prefix, geometry_file, ttl, dir, file;  // of single commands
   bool verify_data = false, prune = false;
 };
 
@@ -30,6 +30,8 @@ Status ShowModel(RemoteClient& client, const Options& options);
 Status RegisterModel(RemoteClient& client, const Options& options);
 Status ListPrefixes(RemoteClient& client, const Options& options);
 Status ShowPrefix(RemoteClient& client, const Options& options);
+Status ExportPrefixToFile(RemoteClient& client, const Options& options);
+Status PutPrefixFromFile(RemoteClient& client, const Options& options);
 Status RemovePrefix(RemoteClient& client, const Options& options);
 Status PinPrefix(RemoteClient& client, const Options& options);
 Status UnpinPrefix(RemoteClient& client, const Options& options);

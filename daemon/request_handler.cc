@@ -108,6 +108,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return ReadRange(request, response);
     case MessageType::kReadLayer:
       return ReadLayer(request, response);
+    case MessageType::kReadTokens:
+      return ReadTokens(request, response);
     case MessageType::kSelect:
       return Select(request, response);
     case MessageType::kSummary:

@@ -125,6 +125,7 @@ class RequestHandler {
   Result<wire::Json> ReleaseRows(const Request& request);
   Result<wire::Json> ReadRange(const Request& request, Response* response);
   Result<wire::Json> ReadLayer(const Request& request, Response* response);
+  Result<wire::Json> ReadTokens(const Request& request, Response* response);
   Result<wire::Json> Select(const Request& request, Response* response);
   Result<wire::Json> Summary(const Request& request, Response* response);
   Result<wire::Json> SetPolicy(const Request& request);

@@ -211,6 +211,26 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
   return Json::object();
 }
 
+Result<Json> RequestHandler::ReadTokens(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  TokenRange range;
+  PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
+  PREFIXD_ASSIGN(range.end, Field<uint32_t>(request.control, "end"));
+  if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto bytes, out.Bytes(0));
+  if (bytes.size() != size_t{range.size()} * sizeof(uint32_t)) {
+    return InvalidArgument("the ids of " + std::to_string(range.size()) + " tokens take " +
+                           std::to_string(size_t{range.size()} * sizeof(uint32_t)) +
+                           " bytes, not " + std::to_string(bytes.size()));
+  }
+  std::vector<uint32_t> ids(range.size());
+  PREFIXD_TRY(session->ReadTokens(range, ids));
+  if (!ids.empty()) std::memcpy(bytes.data(), ids.data(), bytes.size());
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
 Result<Json> RequestHandler::Select(const Request& request, Response* response) {
   PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));

@@ -79,6 +79,8 @@ class Session {
   // (storage::RunEnd) cost the least. runtime/restore.h reads a whole prefix with it.
   virtual Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                            std::span<std::byte> v) = 0;
+  // The token ids of a run of the prefix, as they were put: out [range.size()].
+  virtual Status ReadTokens(TokenRange range, std::span<uint32_t> out) = 0;
   // Selection alone: ids and cuts of one KV head for its group's queries q [G][key_dim].
   virtual Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                    uint32_t k) = 0;

@@ -40,6 +40,7 @@ class SessionImpl : public Session {
                    std::span<std::byte> out) override;
   Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                    std::span<std::byte> v) override;
+  Status ReadTokens(TokenRange range, std::span<uint32_t> out) override;
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override;
   Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,

@@ -122,6 +122,15 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
   });
 }
 
+Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(CheckRange(range));
+  if (out.size() != range.size()) return WrongSize("out", out.size(), range.size());
+  std::ranges::copy(plan->prefix->stored().tokens().subspan(range.begin, range.size()),
+                    out.begin());
+  return {};
+}
+
 Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                       uint32_t k) {
   PREFIXD_ASSIGN(const auto plan, this->plan());

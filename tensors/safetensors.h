@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,10 +59,35 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;
 };
 
+// A file whose tensors come piece by piece, in any order: for what does not fit into memory. It is
+// a temporary file beside `path` until Commit. Move-only; used by one thread at a time.
+class SafetensorsWriter {
+ public:
+  // tensors: names, types and shapes. They are laid out by falling element size, then name, so that
+  // all are aligned to their size. mode: of the file, as chmod's. kInvalidArgument: a bad or
+  // repeated name, an impossible shape; kIo, kResourceExhausted (disk full).
+  static Result<SafetensorsWriter> Create(const std::filesystem::path& path,
+                                          std::vector<TensorInfo> tensors,
+                                          const std::map<std::string, std::string>& metadata,
+                                          uint32_t mode = 0644);
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
+  ~SafetensorsWriter();  // without Commit nothing is left behind
+
+  // Bytes of tensor `name` from its byte `at` on, each once. kInvalidArgument: no such place.
+  Status Write(std::string_view name, uint64_t at, std::span<const std::byte> bytes);
+  // The file is there, all of it, and durable. kFailedPrecondition when bytes are missing.
+  Status Commit();
+
+ private:
+  struct Impl;
+  explicit SafetensorsWriter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
 // Writes a file that Open accepts: all of it or nothing (temporary file beside `path`, fsync,
-// rename, fsync of the directory). Tensors are laid out by falling element size, then name, so
-// that all are aligned to their size. kInvalidArgument: a bad or repeated name, bytes that do not
-// fit the shape; kIo, kResourceExhausted (disk full).
+// rename, fsync of the directory), as SafetensorsWriter lays it out. kInvalidArgument also: bytes
+// that do not fit the shape.
 Status WriteSafetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
                         const std::map<std::string, std::string>& metadata);
 

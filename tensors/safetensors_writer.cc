@@ -37,18 +37,19 @@ class TemporaryFile {
     if (!name_.empty()) ::unlink(name_.c_str());
   }
 
-  Status Write(std::span<const std::byte> bytes) {
+  Status WriteAt(uint64_t at, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+      const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(at));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return OsError(name_, "write", errno);
       bytes = bytes.subspan(static_cast<size_t>(n));
+      at += static_cast<uint64_t>(n);
     }
     return {};
   }
 
-  Status CommitAs(const std::filesystem::path& target) {
-    if (::fchmod(fd_, 0644) != 0) return OsError(name_, "set the mode of", errno);
+  Status CommitAs(const std::filesystem::path& target, mode_t mode) {
+    if (::fchmod(fd_, mode) != 0) return OsError(name_, "set the mode of", errno);
     if (::fsync(fd_) != 0) return OsError(name_, "sync", errno);
     if (::close(std::exchange(fd_, -1)) != 0) return OsError(name_, "close", errno);
     if (::rename(name_.c_str(), target.c_str()) != 0) return OsError(target, "rename to", errno);
@@ -75,36 +76,35 @@ class TemporaryFile {
   std::string name_;
 };
 
-Status CheckTensor(const TensorToWrite& tensor, const std::filesystem::path& path) {
-  const auto refuse = [&](const std::string& what) {
+// Gives it its size, as `end`.
+Status CheckTensor(TensorInfo& tensor, const std::filesystem::path& path) {
+  const auto refuse = [&](const char* what) {
     return InvalidArgument(path.string() + ": tensor " + QuoteName(tensor.name) + " " + what);
   };
   if (tensor.name.empty() || tensor.name == kSafetensorsMetadataKey) {
     return refuse("cannot be called that");
   }
   uint64_t bits = TensorTypeBits(tensor.type);
+  tensor.elements = 1;
   for (const uint64_t dim : tensor.shape) {
+    tensor.elements *= dim;
     if (__builtin_mul_overflow(bits, dim, &bits)) return refuse("has an impossible shape");
   }
-  if (bits % 8 != 0 || bits / 8 != tensor.bytes.size()) {
-    return refuse("of shape " + ShapeString(tensor.shape) + " does not have " +
-                  std::to_string(tensor.bytes.size()) + " bytes");
-  }
+  if (bits % 8 != 0) return refuse("has a shape that ends within a byte");
+  tensor.begin = 0, tensor.end = bits / 8;
   return {};
 }
 
 // Length and JSON, padded with spaces to a multiple of 8 bytes so that the data stays aligned.
 // Nothing if a name or a metadata string is not UTF-8.
-std::optional<std::string> BuildHeader(std::span<const TensorToWrite* const> order,
+std::optional<std::string> BuildHeader(std::span<const TensorInfo> tensors,
                                        const std::map<std::string, std::string>& metadata) {
   nlohmann::json object = nlohmann::json::object();
   if (!metadata.empty()) object[std::string(kSafetensorsMetadataKey)] = metadata;
-  uint64_t offset = 0;
-  for (const TensorToWrite* tensor : order) {
-    object[tensor->name] = {{"dtype", TensorTypeName(tensor->type)},
-                            {"shape", tensor->shape},
-                            {"data_offsets", {offset, offset + tensor->bytes.size()}}};
-    offset += tensor->bytes.size();
+  for (const TensorInfo& tensor : tensors) {
+    object[tensor.name] = {{"dtype", TensorTypeName(tensor.type)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {tensor.begin, tensor.end}}};
   }
   std::string text;
   try {
@@ -120,34 +120,96 @@ std::optional<std::string> BuildHeader(std::span<const TensorToWrite* const> ord
 
 }  // namespace
 
-Status WriteSafetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
-                        const std::map<std::string, std::string>& metadata) {
-  std::vector<const TensorToWrite*> order;
-  for (const TensorToWrite& tensor : tensors) {
-    PREFIXD_TRY(CheckTensor(tensor, path));
-    order.push_back(&tensor);
-  }
-  std::sort(order.begin(), order.end(), [](const TensorToWrite* a, const TensorToWrite* b) {
-    const uint32_t a_bits = TensorTypeBits(a->type), b_bits = TensorTypeBits(b->type);
-    return a_bits != b_bits ? a_bits > b_bits : a->name < b->name;
+struct SafetensorsWriter::Impl {
+  std::filesystem::path path;
+  TemporaryFile file;
+  mode_t mode;
+  uint64_t data_start, missing;     // bytes
+  std::vector<TensorInfo> tensors;  // sorted by name
+};
+
+SafetensorsWriter::SafetensorsWriter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
+SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = default;
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+Result<SafetensorsWriter> SafetensorsWriter::Create(
+    const std::filesystem::path& path, std::vector<TensorInfo> tensors,
+    const std::map<std::string, std::string>& metadata, uint32_t mode) {
+  for (TensorInfo& tensor : tensors) PREFIXD_TRY(CheckTensor(tensor, path));
+  std::ranges::sort(tensors, [](const TensorInfo& a, const TensorInfo& b) {
+    const uint32_t a_bits = TensorTypeBits(a.type), b_bits = TensorTypeBits(b.type);
+    return a_bits != b_bits ? a_bits > b_bits : a.name < b.name;
   });
-  std::vector<std::string_view> names;
-  for (const TensorToWrite* tensor : order) names.push_back(tensor->name);
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) {
-    return InvalidArgument(path.string() + ": two tensors are called " + QuoteName(*twice));
+  uint64_t end = 0;
+  for (TensorInfo& tensor : tensors) {
+    tensor.begin = end;
+    if (__builtin_add_overflow(end, tensor.end, &end)) {
+      return InvalidArgument(path.string() + ": the tensors are larger than a file can be");
+    }
+    tensor.end = end;
   }
-  const auto header = BuildHeader(order, metadata);
+  std::ranges::sort(tensors, {}, &TensorInfo::name);
+  const auto twice = std::ranges::adjacent_find(tensors, {}, &TensorInfo::name);
+  if (twice != tensors.end()) {
+    return InvalidArgument(path.string() + ": two tensors are called " + QuoteName(twice->name));
+  }
+  const auto header = BuildHeader(tensors, metadata);
   if (!header) return InvalidArgument(path.string() + ": a tensor name or metadata is not UTF-8");
   if (header->size() - 8 > kSafetensorsMaxHeaderBytes) {
     return InvalidArgument(path.string() + ": the header would exceed 100 MB");
   }
-
   PREFIXD_ASSIGN(TemporaryFile file, TemporaryFile::Create(path));
-  PREFIXD_TRY(file.Write(std::as_bytes(std::span(*header))));
-  for (const TensorToWrite* tensor : order) PREFIXD_TRY(file.Write(tensor->bytes));
-  return file.CommitAs(path);
+  PREFIXD_TRY(file.WriteAt(0, std::as_bytes(std::span(*header))));
+  return SafetensorsWriter(std::unique_ptr<Impl>(
+      new Impl{path, std::move(file), mode, header->size(), end, std::move(tensors)}));
+}
+
+Status SafetensorsWriter::Write(std::string_view name, uint64_t at,
+                                std::span<const std::byte> bytes) {
+  const auto tensor = std::ranges::lower_bound(impl_->tensors, name, {}, &TensorInfo::name);
+  if (tensor == impl_->tensors.end() || tensor->name != name) {
+    return InvalidArgument(impl_->path.string() + ": there is no tensor " + QuoteName(name));
+  }
+  const uint64_t size = tensor->end - tensor->begin;
+  if (at > size || bytes.size() > size - at || bytes.size() > impl_->missing) {
+    return InvalidArgument(impl_->path.string() + ": tensor " + QuoteName(name) + " of shape " +
+                           ShapeString(tensor->shape) + " has " + std::to_string(size) +
+                           " bytes; " + std::to_string(bytes.size()) + " at " + std::to_string(at) +
+                           " do not fit");
+  }
+  PREFIXD_TRY(impl_->file.WriteAt(impl_->data_start + tensor->begin + at, bytes));
+  impl_->missing -= bytes.size();
+  return {};
+}
+
+Status SafetensorsWriter::Commit() {
+  if (impl_->missing > 0) {
+    return Error{Code::kFailedPrecondition, impl_->path.string() + ": " +
+                                                std::to_string(impl_->missing) +
+                                                " bytes of its tensors were not written"};
+  }
+  return impl_->file.CommitAs(impl_->path, impl_->mode);
+}
+
+Status WriteSafetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
+                        const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorInfo> infos;
+  for (const TensorToWrite& tensor : tensors) {
+    TensorInfo& info = infos.emplace_back();
+    info.name = tensor.name, info.type = tensor.type, info.shape = tensor.shape;
+    PREFIXD_TRY(CheckTensor(info, path));
+    if (info.end != tensor.bytes.size()) {
+      return InvalidArgument(path.string() + ": tensor " + QuoteName(tensor.name) + " of shape " +
+                             ShapeString(tensor.shape) + " does not have " +
+                             std::to_string(tensor.bytes.size()) + " bytes");
+    }
+  }
+  PREFIXD_ASSIGN(auto writer, SafetensorsWriter::Create(path, std::move(infos), metadata));
+  for (const TensorToWrite& tensor : tensors) {
+    PREFIXD_TRY(writer.Write(tensor.name, 0, tensor.bytes));
+  }
+  return writer.Commit();
 }
 
 }  // namespace prefixd

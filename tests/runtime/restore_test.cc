@@ -249,6 +249,7 @@ class GatedSession final : public Session {
     return No();
   }
   Status ReadRange(uint32_t, uint32_t, TokenRange, std::span<std::byte>) override { return No(); }
+  Status ReadTokens(TokenRange, std::span<uint32_t>) override { return No(); }
   Result<Selection> Select(uint32_t, uint32_t, std::span<const float>, uint32_t) override {
     return No();
   }

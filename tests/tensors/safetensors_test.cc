@@ -214,6 +214,37 @@ TEST(Safetensors, WriterRefusesAndLeavesTheOldFileAlone) {
   expect_refused(write({}, {{"k", "\xff"}}));
   expect_refused(
       write({{"a", TensorType::kF32, {uint64_t{1} << 62, 4}, std::span<const std::byte>()}}));
+  // Piece by piece: there only when all of it is, and nothing beyond it.
+  {
+    const TensorInfo a{"a", TensorType::kF32, {2}, 0, 0, 0};
+    auto writer = SafetensorsWriter::Create(dir / "x.safetensors", {a}, {}, 0600);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TRUE(writer->Write("a", 4, Bytes(two).subspan(4)).ok());
+    const Status early = writer->Commit();
+    ASSERT_FALSE(early.ok());
+    EXPECT_EQ(early.error().code, Code::kFailedPrecondition);
+    expect_refused(writer->Write("b", 0, Bytes(two)));
+    expect_refused(writer->Write("a", 4, Bytes(two)));
+    expect_refused(writer->Write("a", UINT64_MAX, Bytes(two)));
+    expect_refused(writer->Write("a", 0, Bytes(two)));
+  }
+  {
+    const TensorInfo a{"a", TensorType::kF32, {2}, 0, 0, 0},
+        ids{"b", TensorType::kU8, {3}, 0, 0, 0};
+    auto writer = SafetensorsWriter::Create(dir / "x.safetensors", {ids, a}, {{"k", "v"}}, 0600);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TRUE(writer->Write("a", 4, Bytes(two).subspan(4)).ok());
+    ASSERT_TRUE(writer->Write("b", 0, Bytes(two).first(3)).ok());
+    ASSERT_TRUE(writer->Write("a", 0, Bytes(two).first(4)).ok());
+    ASSERT_TRUE(writer->Commit().ok());
+    auto file = SafetensorsFile::Open(dir / "x.safetensors");
+    ASSERT_TRUE(file.ok());
+    EXPECT_EQ(file->metadata().at("k"), "v");
+    EXPECT_TRUE(std::ranges::equal(file->Bytes(*file->Find("a")), Bytes(two)));
+    EXPECT_EQ(file->Find("b")->elements, 3u);
+    EXPECT_EQ(std::filesystem::status(dir / "x.safetensors").permissions(),
+              std::filesystem::perms(0600));
+  }
   // Nothing but the file itself is left behind.
   size_t files = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) {

@@ -1,0 +1,195 @@
+// Prefixes that leave a store as files and come back, through prefixctl and the real daemon.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client_lib/json_text.h"
+#include "client_lib/remote_client.h"
+#include "tensors/safetensors.h"
+#include "tests/daemon/daemon_process.h"
+#include "tests/daemon/put_prompt.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd {
+namespace {
+
+using testing::DaemonProcess;
+using testing::Finished;
+using testing::Prompt;
+using testing::TempDir;
+
+std::string Contents(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class PrefixFileTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kTokens = 9000;  // more than one write of a layer
+
+  void SetUp() override {
+    daemon_ = std::make_unique<DaemonProcess>(dir_.path());
+    ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+    ConnectOptions options;
+    options.tenant = "team-a";
+    auto client = RemoteClient::Connect(daemon_->address(), options);
+    ASSERT_TRUE(client.ok());
+    client_ = *std::move(client);
+    auto put = testing::PutPrompt(*client_, prompt_, "a \xff label");
+    ASSERT_TRUE(put.ok()) << put.error().message;
+    prefix_ = put->prefix;
+  }
+
+  Finished Run(std::vector<std::string> args, const std::string& tenant = "team-a") {
+    args.insert(args.begin(), "prefixes");
+    args.insert(args.end(), {"--socket", daemon_->socket(), "--tenant", tenant});
+    return testing::RunProgram(PREFIXCTL_BINARY, args);
+  }
+  std::string File(const char* name) const { return dir_.path() / name; }
+
+  // The tensors of an export of prompt_, to be changed.
+  std::vector<TensorToWrite> Tensors() const {
+    std::vector<TensorToWrite> tensors = {
+        {"tokens", TensorType::kU32, {kTokens}, std::as_bytes(std::span(prompt_.tokens))}};
+    for (const uint32_t layer : {0u, 1u}) {
+      const std::string at = "layers." + std::to_string(layer) + ".";
+      tensors.push_back({at + "k", TensorType::kBf16, {kTokens, 2, 16}, prompt_.k[layer]});
+      tensors.push_back({at + "v", TensorType::kBf16, {kTokens, 2, 16}, prompt_.v[layer]});
+    }
+    return tensors;
+  }
+  void ExpectRefused(const char* name, const std::string& why, int code = 1) {
+    SCOPED_TRACE(name);
+    const Finished put = Run({"put", File(name)}, "team-b");
+    EXPECT_EQ(put.code, code);
+    EXPECT_NE(put.err.find(why), std::string::npos) << put.err;
+    EXPECT_EQ(put.out, "");
+  }
+
+  const Prompt prompt_ = testing::MakePrompt(kTokens, testing::Seed("PrefixFileTest"));
+  TempDir dir_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<RemoteClient> client_;
+  std::string prefix_;
+};
+
+TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
+  const Finished exported = Run({"export", prefix_, File("a")});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_NE(exported.out.find("9000 tokens of test-model"), std::string::npos) << exported.out;
+  EXPECT_EQ(std::filesystem::status(File("a")).permissions(), std::filesystem::perms(0600));
+  auto file = SafetensorsFile::Open(File("a"));
+  ASSERT_TRUE(file.ok());
+  ASSERT_EQ(file->tensors().size(), Tensors().size());
+  for (const TensorToWrite& want : Tensors()) {
+    const TensorInfo* have = file->Find(want.name);
+    ASSERT_TRUE(have) << want.name;
+    EXPECT_EQ(have->shape, want.shape);
+    EXPECT_TRUE(std::ranges::equal(file->Bytes(*have), want.bytes)) << want.name;
+  }
+
+  const Finished put = Run({"put", File("a")}, "team-b");
+  ASSERT_EQ(put.code, 0) << put.err;
+  EXPECT_NE(put.out.find("9000 tokens, 9000 of them new"), std::string::npos) << put.out;
+  EXPECT_NE(Run({"put", File("a")}, "team-b").out.find(" 0 of them new"), std::string::npos);
+  const std::string id = put.out.substr(7, 32);
+  EXPECT_EQ(Run({"export", id, File("other")}).code, 3);  // another tenant's
+  ASSERT_EQ(Run({"export", id, File("b")}, "team-b").code, 0);
+  EXPECT_EQ(Contents(File("a")), Contents(File("b")));
+
+  // In a store that has never heard of the model.
+  TempDir other;
+  daemon_ = std::make_unique<DaemonProcess>(other.path());
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  const Finished moved = Run({"put", File("a"), "--quiet"});
+  ASSERT_EQ(moved.code, 0) << moved.err;
+  EXPECT_EQ(moved.err, "");
+  ASSERT_EQ(Run({"export", moved.out.substr(7, 32), File("c")}).code, 0);
+  EXPECT_EQ(Contents(File("a")), Contents(File("c")));
+}
+
+TEST_F(PrefixFileTest, TokenIdsAreReadByTheRun) {
+  AttachSpec spec;
+  spec.prefix = prefix_;
+  spec.policy.mode = StepMode::kAnchors;
+  auto session = client_->Attach(spec);
+  ASSERT_TRUE(session.ok()) << session.error().message;
+  std::vector<uint32_t> ids(100);
+  ASSERT_TRUE((*session)->ReadTokens({4000, 4100}, ids).ok());
+  EXPECT_TRUE(std::ranges::equal(ids, std::span(prompt_.tokens).subspan(4000, 100)));
+  const auto refused = [&](TokenRange range, size_t room) {
+    ids.assign(room, 0);
+    const Status status = (*session)->ReadTokens(range, ids);
+    return !status.ok() && status.error().code == Code::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused({0, 100}, 99));
+  EXPECT_TRUE(refused({100, 0}, 0));
+  EXPECT_TRUE(refused({kTokens - 1, kTokens + 1}, 2));
+  ASSERT_TRUE((*session)->Detach().ok());
+  ids.resize(1);
+  EXPECT_FALSE((*session)->ReadTokens({0, 1}, ids).ok());
+}
+
+TEST_F(PrefixFileTest, WhatCannotBeRightIsRefusedAndStoresNothing) {
+  const std::map<std::string, std::string> right = {{"format", "prefixd-prefix-v1"},
+                                                    {"model", wire::ToText(prompt_.model)}};
+  const auto write = [&](const char* name, const std::vector<TensorToWrite>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+    ASSERT_TRUE(WriteSafetensors(File(name), tensors, metadata).ok());
+  };
+  ExpectRefused("absent", "absent", 3);
+  std::ofstream(File("text")) << "not a tensor file at all";
+  ExpectRefused("text", "text");
+  write("no-format", Tensors(), {});
+  ExpectRefused("no-format", "prefixctl prefixes export");
+  auto tensors = Tensors();
+  tensors.pop_back();
+  write("no-v", tensors, right);
+  ExpectRefused("no-v", "layers.1.v");
+  tensors = Tensors();
+  tensors.push_back({"more", TensorType::kU8, {0}, {}});
+  write("more", tensors, right);
+  ExpectRefused("more", "more tensors");
+  tensors = Tensors();
+  tensors[1].shape = {kTokens, 1, 32};
+  write("shape", tensors, right);
+  ExpectRefused("shape", "[9000, 2, 16]");
+  tensors = Tensors();
+  tensors[0].shape = {kTokens / 2, 2};
+  write("tokens", tensors, right);
+  ExpectRefused("tokens", "one dimension");
+  auto metadata = right;
+  metadata["model"] = "{\"name\": 7}";
+  write("model", Tensors(), metadata);
+  ExpectRefused("model", "model");
+  Prompt other = prompt_;
+  other.model.identity = {{"weights", "others"}};
+  metadata["model"] = wire::ToText(other.model);
+  write("identity", Tensors(), metadata);
+  ExpectRefused("identity", "another geometry or identity");
+  other = prompt_;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  FromFloat(DType::kBf16, std::span(&nan, 1), other.v[1].data() + other.v[1].size() - 2);
+  tensors = Tensors();
+  tensors.back().bytes = other.v[1];
+  write("nan", tensors, right);
+  ExpectRefused("nan", "layer 1");
+  const std::string good = Contents(File("nan"));
+  std::ofstream(File("cut"), std::ios::binary) << good.substr(0, good.size() - 1);
+  ExpectRefused("cut", "cut");
+  EXPECT_EQ(client_->Prefixes()->size(), 1u);
+  EXPECT_EQ(Run({"list"}, "team-b").out.find("test-model"), std::string::npos);
+
+  EXPECT_EQ(Run({"export", std::string(32, '0'), File("x")}).code, 3);
+  EXPECT_EQ(Run({"export", prefix_, File("no/such/x")}).code, 1);
+  EXPECT_EQ(Run({"export", prefix_}).code, 2);
+  EXPECT_FALSE(std::filesystem::exists(File("x")));
+}
+
+}  // namespace
+}  // namespace prefixd
