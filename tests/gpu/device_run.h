@@ -3,8 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <vector>
-
 #include "gpu/cuda_status.h"
 #include "gpu/device_buffer.h"
 #include "tests/support/test.h"
@@ -34,13 +32,6 @@ Status ReplayTwice(Stream stream, Launch launch) {
   PREFIXD_TRY(Synchronize(stream));
   PREFIXD_TRY(CudaStatus(cudaGraphExecDestroy(exec), "destroying a graph"));
   return CudaStatus(cudaGraphDestroy(graph), "destroying a graph");
-}
-
-// Fills `to` from device memory; ordered on `stream`.
-template <typename T>
-Status Fetch(std::vector<T>& to, const T* from, Stream stream) {
-  return CopyToHost(to.data(), reinterpret_cast<const std::byte*>(from), to.size() * sizeof(T),
-                    stream);
 }
 
 }  // namespace prefixd::gpu::testing

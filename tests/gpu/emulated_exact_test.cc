@@ -1,9 +1,7 @@
-// Exact attention's kernels on emulated blocks.
-#include <vector>
-
-#include "gpu/exact_layout.h"
+// Exact attention on an emulated device.
+#include "gpu/exact_gpu.h"
 #include "tests/gpu/emulated_cuda.h"
-#include "tests/gpu/exact_cases.h"
+#include "tests/gpu/exact_run.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -22,35 +20,7 @@ DeviceInfo FakeDevice(int multiprocessors) {
 }
 
 Result<ExactResult> Emulated(const ExactCase& c) {
-  PREFIXD_ASSIGN(const ExactPlan plan, PlanExact(c.shape, FakeDevice(3)));
-  std::vector<ExactSource> sources;
-  std::vector<std::vector<DeviceRow>> addresses(c.groups.size());
-  for (size_t i = 0; i < c.groups.size(); ++i) {
-    const RowsView rows = c.groups[i].rows.view();
-    ExactSource source;
-    source.queries = c.groups[i].queries.data();
-    source.n_queries = static_cast<uint32_t>(c.groups[i].queries.size() / c.shape.row.key_dim);
-    source.count = static_cast<uint32_t>(rows.count);
-    source.rows = rows.data;
-    source.row_stride = rows.stride;
-    for (size_t r = 0; r < rows.count; ++r) addresses[i].push_back({rows.key(r), rows.value(r)});
-    if (c.groups[i].by_address) source.row_addresses = addresses[i].data();
-    sources.push_back(source);
-  }
-  const size_t queries = size_t{c.shape.n_groups} * c.shape.max_queries;
-  ExactResult out;
-  out.y.resize(queries * c.shape.row.value_dim);
-  out.lse.resize(queries);
-  out.errors.assign(c.shape.n_groups, kGroupOk);
-  std::vector<float> workspace(plan.workspace_bytes / sizeof(float), -7.0f);
-  const ExactArgs args{sources.data(),    out.y.data(),     out.lse.data(),
-                       out.errors.data(), workspace.data(), plan.workspace_bytes};
-  const internal::ExactParams params{c.shape, plan.n_splits, args};
-  if (internal::LaunchExactKernel(params, plan, nullptr) != 0 ||
-      internal::LaunchExactMergeKernel(params, nullptr) != 0) {
-    return Error{Code::kInternal, "an emulated kernel failed"};
-  }
-  return out;
+  return testing::RunExact(c, testing::LaunchOnce);
 }
 
 TEST(EmulatedExact, RandomBatches) {

@@ -192,7 +192,7 @@ void ExpectSelections(const TopKRunner& run, const TopKCase& c) {
   for (size_t i = 0; i < c.groups.size(); ++i) {
     ASSERT_EQ(got->errors[i], kGroupOk) << GroupError(got->errors[i], 0).error().message;
     ExpectSelection(c, i, got->groups[i]);
-    if (!c.shape.codes || got->seen.empty()) continue;
+    if (!c.shape.codes) continue;
     ExpectCodes(c, i, std::span(got->seen).subspan(i * c.shape.group, c.shape.group));
   }
 }

@@ -30,7 +30,7 @@ struct TopKCase {
   std::vector<Group> groups;
   std::vector<float> queries;  // [n_groups][G][key_dim]
 };
-// What a head's query became and every candidate's whole number, where a runner can tell.
+// What a head's query became and every candidate's whole number; empty where there are none.
 struct CodesSeen {
   float mul = 0, add = 0, mean_mul = 0;
   std::vector<int16_t> values;
@@ -38,7 +38,7 @@ struct CodesSeen {
 struct TopKResult {
   std::vector<Selection> groups;
   std::vector<uint32_t> errors;
-  std::vector<CodesSeen> seen;  // [n_groups][G] or empty
+  std::vector<CodesSeen> seen;  // [n_groups][G] by codes
 };
 // All sources of a case, laid out where `image` says.
 const TopKSource* PackTopK(const TopKCase& c, internal::HostImage& image);

@@ -1,0 +1,65 @@
+// A case of exact attention through LaunchExact, on the device that there is, emulated or not.
+#pragma once
+
+#include <vector>
+
+#include "gpu/upload.h"
+#include "tests/gpu/exact_cases.h"
+#include "tests/gpu/launcher.h"
+
+namespace prefixd::gpu::testing {
+
+inline const ExactSource* PackExactCase(const ExactCase& c, internal::HostImage& image) {
+  std::vector<ExactSource> sources;
+  for (const ExactCase::Group& group : c.groups) {
+    const RowsView rows = group.rows.view();
+    ExactSource source;
+    source.queries = image.Add<float>(group.queries);
+    source.n_queries = static_cast<uint32_t>(group.queries.size() / c.shape.row.key_dim);
+    source.count = static_cast<uint32_t>(rows.count);
+    source.row_stride = rows.stride;
+    const std::byte* at = image.Here();
+    source.rows = at;
+    image.AddBytes(rows.data, rows.count * rows.stride);
+    std::vector<DeviceRow> addresses;
+    for (size_t i = 0; i < rows.count; ++i) {
+      const std::byte* key = at + i * rows.stride;
+      addresses.push_back({key, key + rows.shape.key_bytes()});
+    }
+    const DeviceRow* packed = image.Add<DeviceRow>(addresses);
+    if (group.by_address) source.row_addresses = packed;
+    sources.push_back(source);
+  }
+  return image.Add<ExactSource>(sources);
+}
+
+inline Result<ExactResult> RunExact(const ExactCase& c, const Launcher& launch) {
+  PREFIXD_ASSIGN(const DeviceInfo device, ProbeDevice());
+  PREFIXD_ASSIGN(const ExactPlan plan, PlanExact(c.shape, device));
+  PREFIXD_ASSIGN(OwnedStream stream, OwnedStream::Create());
+  ExactArgs args;
+  const auto pack = [&](internal::HostImage& image) { args.sources = PackExactCase(c, image); };
+  PREFIXD_ASSIGN(const auto input, internal::UploadImage(pack, stream.get()));
+  const size_t n = c.shape.n_groups, queries = n * c.shape.max_queries;
+  const size_t y_floats = queries * c.shape.row.value_dim;
+  PREFIXD_ASSIGN(DeviceBuffer output, DeviceBuffer::Allocate((y_floats + queries + n) * 4));
+  PREFIXD_ASSIGN(DeviceBuffer workspace, DeviceBuffer::Allocate(plan.workspace_bytes));
+  args.y = output.as<float>();
+  args.lse = args.y + y_floats;
+  args.errors = reinterpret_cast<uint32_t*>(args.lse + queries);
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.bytes();
+  PREFIXD_TRY(launch(stream.get(), [&] { return LaunchExact(plan, args, stream.get()); }));
+
+  ExactResult out;
+  out.y.resize(y_floats);
+  out.lse.resize(queries);
+  out.errors.resize(n);
+  PREFIXD_TRY(Fetch(out.y, args.y, stream.get()));
+  PREFIXD_TRY(Fetch(out.lse, args.lse, stream.get()));
+  PREFIXD_TRY(Fetch(out.errors, args.errors, stream.get()));
+  PREFIXD_TRY(Synchronize(stream.get()));
+  return out;
+}
+
+}  // namespace prefixd::gpu::testing
