@@ -10,7 +10,7 @@ namespace {
 
 // Bytes between a prefetch and its use. The hardware's own prefetcher stops at page ends, and knows
 // nothing of blocks that are left out.
-constexpr size_t kAheadBytes = 4096;
+constexpr size_t kAheadBytes = 2048;
 
 template <size_t kHeads>
 inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, size_t number,

@@ -13,6 +13,7 @@
 #include "attention/step.h"
 #include "bench/support/read_bandwidth.h"
 #include "bench/support/statistics.h"
+#include "index/code_blocks.h"
 #include "index/key_index.h"
 #include "index/recall.h"
 #include "index/tuning.h"
@@ -275,11 +276,11 @@ Result<ScanResult> MeasureScan(uint32_t rounds) {
   constexpr uint32_t kDim = 128, kFields = CodeFields(kDim), kHeads = 4;
   constexpr size_t kKeys = size_t{1} << 20, kPieces = 64;  // 2 GiB: a store's many heads
   const size_t piece = CodeBlocks(kKeys) * CodeBlockBytes(kDim);
-  std::vector<std::byte> codes(kPieces * piece);
+  index::CodeMemory codes(kPieces * piece);  // as an index keeps them
   uint64_t state = 1;
-  for (size_t i = 0; i + 8 <= codes.size(); i += 8) {
+  for (size_t i = 0; i + 8 <= codes.bytes().size(); i += 8) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(codes.data() + i, &state, 8);
+    std::memcpy(codes.bytes().data() + i, &state, 8);
   }
   std::vector<int8_t> weights(kHeads * kFields);
   for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<int8_t>(i * 37 % 255 - 127);
@@ -289,7 +290,7 @@ Result<ScanResult> MeasureScan(uint32_t rounds) {
   std::vector<int16_t> out(kHeads * kRun * kCodeBlockKeys);
   size_t turn = 0;
   const auto scan = [&](size_t heads) {
-    const std::byte* at = codes.data() + turn++ % kPieces * piece;
+    const std::byte* at = codes.bytes().data() + turn++ % kPieces * piece;
     const double seconds = Seconds([&] {
       for (size_t b = 0; b < CodeBlocks(kKeys); b += kRun) {
         CodeScan().scan(at + b * CodeBlockBytes(kDim), nullptr, kRun,
@@ -305,7 +306,7 @@ Result<ScanResult> MeasureScan(uint32_t rounds) {
     for (int i = 0; i < 5; ++i) {
       a.push_back(scan(1));
       b.push_back(scan(kHeads));
-      c.push_back(ReadBandwidth({codes.data() + turn++ % kPieces * piece, piece}));
+      c.push_back(ReadBandwidth(codes.bytes().subspan(turn++ % kPieces * piece, piece)));
     }
     one.push_back(Summarise(a).median);
     four.push_back(Summarise(b).median);
