@@ -11,7 +11,7 @@
 namespace prefixd {
 namespace {
 
-constexpr size_t kSample = 2048, kSmall = 4 * kSample;
+constexpr size_t kSample = 2048, kSmall = 16 * kSample;
 
 // Floats as whole numbers of the same order, and back.
 int32_t Ordered(float x) {

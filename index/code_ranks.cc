@@ -95,7 +95,7 @@ void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const List
 namespace {
 
 // Where the ranks of the best are looked for: a sample of so many keys, of few keys every 16th.
-constexpr size_t kSampledKeys = 2048, kLeastStride = 16;
+constexpr size_t kSampledKeys = 4096, kLeastStride = 16;
 
 // Of `n` keys with scores `values` [heads][n] the ranks max_g score - lse, the scores raised by
 // margins if there are any: into ranks [n].
@@ -124,28 +124,31 @@ void Pick(const CodeScores& part, size_t heads, std::span<const uint32_t> places
   }
 }
 
-// A rank that `count` keys are likely to reach, and not many more.
-float LikelyFloor(std::span<const CodeScores> parts, std::span<const double> lse, size_t n,
-                  size_t count, SearchScratch& scratch) {
+// Ranks of a sample of all keys, into scratch.sampled.
+void SampleRanks(std::span<const CodeScores> parts, std::span<const double> lse, size_t n,
+                 SearchScratch& scratch) {
   const size_t stride = std::max(kLeastStride, n / kSampledKeys);
-  std::vector<float>& sample = scratch.ranks;
-  size_t sampled = 0;
+  std::vector<float>& sample = scratch.sampled;
+  sample.clear();
   for (const CodeScores& part : parts) {
     size_t some = 0;
     for (size_t i = 0; i < part.n; i += stride) {
       scratch.found[some++] = static_cast<uint32_t>(i);
     }
     scratch.picked.resize(std::max(scratch.picked.size(), lse.size() * some));
-    sample.resize(std::max(sample.size(), sampled + some));
+    sample.resize(sample.size() + some);
     Pick(part, lse.size(), std::span(scratch.found).first(some), scratch.picked.data());
-    Ranks(part, lse, {}, scratch.picked.data(), some, sample.data() + sampled);
-    sampled += some;
+    Ranks(part, lse, {}, scratch.picked.data(), some, sample.data() + sample.size() - some);
   }
-  // Where the last of them should be in the sample, and four deviations of that number further.
-  const double expected = double(count) / double(n) * double(sampled);
-  const auto at = static_cast<size_t>(expected + 4 * std::sqrt(expected + 1)) + 1;
-  if (at >= sampled) return -kInf;
-  return KthLargest(std::span(sample).first(sampled), at + 1, scratch.raised);
+}
+
+// A rank that `count` of n keys are likely to reach, and not many more: that of the sample's key
+// where the last of them should be, and so many deviations of that number further.
+float LikelyFloor(std::span<const float> sample, size_t n, size_t count, double deviations,
+                  std::vector<float>& buffer) {
+  const double expected = double(count) / double(n) * double(sample.size());
+  const auto at = static_cast<size_t>(expected + deviations * std::sqrt(expected + 1)) + 1;
+  return at < sample.size() ? KthLargest(sample, at + 1, buffer) : -kInf;
 }
 
 // The integer that head g's values of keys that reach `floor` lie above; one step of rounding low.
@@ -203,16 +206,17 @@ std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadM
   size_t n = 0;
   for (const CodeScores& part : parts) n += part.n;
   if (scratch.found.size() < n) scratch.found.resize(n);
-  float floor = LikelyFloor(parts, lse, n, k + 1, scratch);
+  SampleRanks(parts, lse, n, scratch);
   std::vector<size_t> counts;
   size_t n_found = 0;
   std::span<const float> ranks, raised;
-  for (;; floor = -kInf) {
+  // A sample can mislead.
+  for (double deviations = 3;; deviations *= 4) {
+    const float floor = LikelyFloor(scratch.sampled, n, k + 1, deviations, scratch.scores);
     counts = Reaching(parts, lse, floor, scratch);
     n_found = std::accumulate(counts.begin(), counts.end(), size_t{0});
     ranks = std::span<const float>(scratch.ranks).first(n_found);
     raised = std::span<const float>(scratch.raised).first(n_found);
-    // A sample can mislead.
     if (floor == -kInf || CodeScan().count_from(ranks.data(), n_found, floor) > k) break;
   }
   float last = KthLargest(ranks, k + 1, scratch.scores);

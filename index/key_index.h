@@ -34,7 +34,7 @@ struct SearchScratch {
   std::vector<int16_t> block_means;
   std::vector<uint16_t> block_counts;
   std::vector<float> block_masses, block_ranks;
-  std::vector<float> ranks, raised, scores;
+  std::vector<float> ranks, raised, sampled, scores;
   std::vector<uint32_t> ids, found, listed;
   std::vector<uint64_t> marks;
   std::vector<std::byte> keys;
