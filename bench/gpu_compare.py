@@ -161,8 +161,11 @@ def main():
     else:
         ours = {}
         if args.step:
-            with open(args.step, encoding="utf-8") as file:
-                ours = json.load(file)["values"]
+            try:
+                with open(args.step, encoding="utf-8") as file:
+                    ours = json.load(file)["values"]
+            except OSError as error:
+                sys.exit(f"gpu_compare: {error}; run gpu_step_bench --json first, or leave --step out")
         torch.backends.cuda.matmul.allow_tf32 = False
         out["device"] = torch.cuda.get_device_name()
         out["torch"] = torch.__version__
