@@ -286,7 +286,8 @@ TEST(CodeScan, EveryTableReturnsTheSameFloats) {
         at[i] = static_cast<uint32_t>(random() % n);
       }
       const float mul = 1e-3f * std::fabs(normal(random)), add = normal(random);
-      EXPECT_EQ(table->exp_sum(v.data(), n, mul, add), plain.exp_sum(v.data(), n, mul, add));
+      const float shift = add - 32767 * mul;  // exponents beyond 80 are not promised
+      EXPECT_EQ(table->exp_sum(v.data(), n, mul, shift), plain.exp_sum(v.data(), n, mul, shift));
       EXPECT_EQ(table->exp_total(x.data(), n, add), plain.exp_total(x.data(), n, add));
       table->raise(v.data(), n, mul, add, x.data());
       plain.raise(v.data(), n, mul, add, y.data());
