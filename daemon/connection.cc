@@ -215,7 +215,8 @@ void Connection::Receive(Frame frame) {
     if (!control.ok()) return Fatal(control.error());
     const auto id = wire::Field<uint64_t>(*control, "request");
     if (!id.ok()) return Fatal(id.error());
-    if (const auto it = cancellable_.find(*id); it != cancellable_.end()) *it->second = true;
+    const auto [first, last] = cancellable_.equal_range(*id);
+    for (auto it = first; it != last; ++it) *it->second = true;
     return;  // no answer of its own: the call it names ends with kCancelled, or was done already
   }
   ++context_.counters.calls;
@@ -238,7 +239,7 @@ void Connection::Receive(Frame frame) {
 
 void Connection::RunLong(Frame frame) {
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  cancellable_[frame.header.request_id] = cancelled;
+  cancellable_.emplace(frame.header.request_id, cancelled);
   asio::post(context_.long_calls, [self = shared_from_this(), cancelled,
                                    held = std::make_shared<Frame>(std::move(frame))] {
     self->Work(held, cancelled, /*in_turn=*/false);
@@ -285,18 +286,19 @@ void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& can
   } else {
     response.error = control.error();
   }
-  asio::post(context_.io, [self = shared_from_this(), frame, in_turn,
+  asio::post(context_.io, [self = shared_from_this(), frame, cancelled, in_turn,
                            r = std::make_shared<Response>(std::move(response))] {
-    self->Finish(*frame, std::move(*r), in_turn);
+    self->Finish(*frame, std::move(*r), cancelled, in_turn);
   });
 }
 
-void Connection::Finish(const Frame& frame, Response response, bool in_turn) {
+void Connection::Finish(const Frame& frame, Response response, const CancelFlag& cancelled,
+                        bool in_turn) {
   --running_;
   if (in_turn) turn_taken_ = false;
   bytes_in_flight_ -= frame.header.payload_bytes;
   room_timer_.cancel();
-  cancellable_.erase(frame.header.request_id);
+  std::erase_if(cancellable_, [&](const auto& entry) { return entry.second == cancelled; });
   if (response.error) {
     ++context_.counters.calls_failed;
     spdlog::debug("connection {}: {}: {}", id_, wire::MessageName(frame.header.type),

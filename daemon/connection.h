@@ -59,7 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void RunNext();  // of the calls that wait for their turn
   // On a worker thread, then Finish on the io thread.
   void Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled, bool in_turn);
-  void Finish(const Frame& frame, Response response, bool in_turn);
+  void Finish(const Frame& frame, Response response, const CancelFlag& cancelled, bool in_turn);
   void Fatal(const Error& error);  // tells the client, then closes
 
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
@@ -78,7 +78,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::steady_timer room_timer_;  // wakes the reader when payload memory is free again
   SharedRegion region_;
   std::unique_ptr<RequestHandler> handler_;
-  std::map<uint64_t, CancelFlag> cancellable_;  // long calls in flight, by request id
+  // Of long calls in flight, by request id, which a client may give to several.
+  std::multimap<uint64_t, CancelFlag> cancellable_;
   FrameWriter writer_;
   std::deque<Frame> waiting_;  // calls whose turn has not come
   bool turn_taken_ = false;    // one of them runs

@@ -39,11 +39,12 @@ class RawClient {
   explicit RawClient(const DaemonProcess& daemon)
       : socket_(*Socket::Connect(*Address::Parse(daemon.address()), Soon())) {}
 
-  Status Send(MessageType type, const Json& control) {
+  // id: of the request; 0: the next one.
+  Status Send(MessageType type, const Json& control, uint64_t id = 0) {
     const auto packed = wire::PackControl(control);
     wire::FrameHeader header;
     header.type = type;
-    header.request_id = next_id_++;
+    header.request_id = id > 0 ? id : next_id_++;
     header.control_bytes = uint32_t(packed.size());
     const auto head = wire::EncodeHeader(header);
     const std::array<std::span<const std::byte>, 2> parts = {std::span(head), std::span(packed)};
@@ -60,6 +61,7 @@ class RawClient {
     PREFIXD_TRY(socket_.Receive(control, Soon()));
     PREFIXD_TRY(socket_.Receive(payload, Soon()));
     PREFIXD_ASSIGN(Json json, wire::UnpackControl(control));
+    if (header.type == MessageType::kProgress) return Receive();
     if (header.type == MessageType::kError) return wire::ErrorFromJson(json);
     return json;
   }
@@ -130,6 +132,30 @@ TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
   EXPECT_TRUE(Eventually([&] { return client->Server()->connections == before + 1; }));
   EXPECT_EQ(client->Stats()->sessions, 1u);  // the deaf one's ended with it
   EXPECT_TRUE(slow.Call(MessageType::kPrefixes, Json::object()).ok());
+}
+
+// Whatever ids a client gives: the daemon must find what it has to stop, at SIGTERM too.
+TEST(DaemonPatience, ALongCallIsCancelledThoughItsIdWasUsedAgain) {
+  TempDir dir;
+  DaemonProcess daemon(dir.path(), {"--build-hnsw", "true", "--hnsw-min-tokens", "1"});
+  ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
+  auto client = ConnectTo(daemon);
+  ASSERT_TRUE(client);
+  // Many seconds of building.
+  auto stored =
+      testing::PutPrompt(*client, MakePrompt(30000, testing::Seed("DaemonPatience.Cancel")));
+  ASSERT_TRUE(stored.ok()) << stored.error().message;
+  RawClient raw(daemon);
+  ASSERT_TRUE(raw.Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}}).ok());
+  ASSERT_TRUE(raw.Send(MessageType::kWaitReady, {{"prefix", stored->prefix}}, 7).ok());
+  ASSERT_TRUE(raw.Send(MessageType::kPrefixes, Json::object(), 7).ok());
+  const auto prefixes = raw.Receive();
+  ASSERT_TRUE(prefixes.ok());
+  EXPECT_TRUE(prefixes->contains("prefixes"));
+  ASSERT_TRUE(raw.Send(MessageType::kCancel, {{"request", 7}}).ok());
+  const auto ended = raw.Receive();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.error().code, Code::kCancelled) << ended.error().message;
 }
 
 }  // namespace
