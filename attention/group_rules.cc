@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/code_scan.h"
 #include "attention/kernels.h"
 #include "attention/top_ranks.h"
 
@@ -143,19 +144,34 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
   }
   Selection out;
   out.keys_scanned = n;
-  out.ids.reserve(k);
+  out.ids.resize(n);
+  out.ids.resize(CodeScan().places_from(rank.data(), n, kth, out.ids.data()));
+  if (out.ids.size() > k) {  // of equal ones the last stay out
+    std::erase_if(out.ids, [&](uint32_t i) {
+      if (rank[i] > kth) return false;
+      const bool left = room == 0;
+      room -= !left;
+      return left;
+    });
+    theta = kth;
+  } else {
+    for (const float r : rank) theta = r < kth && r > theta ? r : theta;
+  }
   std::vector<float> highest_left(group, -kInf);
-  for (uint32_t i = 0; i < n; ++i) {
-    if (rank[i] > kth || (rank[i] == kth && room > 0)) {
-      room -= rank[i] == kth;
-      out.ids.push_back(first_id + i);
-      continue;
-    }
-    theta = std::max(theta, rank[i]);
-    for (uint32_t g = 0; rule == GroupRule::kUnion && g < group; ++g) {
-      highest_left[g] = std::max(highest_left[g], scores[size_t{g} * n + i]);
+  if (rule == GroupRule::kUnion) {
+    size_t next = 0;  // of out.ids
+    for (uint32_t i = 0; i < n; ++i) {
+      if (next < out.ids.size() && out.ids[next] == i) {
+        ++next;
+        continue;
+      }
+      for (uint32_t g = 0; g < group; ++g) {
+        highest_left[g] = std::max(highest_left[g], scores[size_t{g} * n + i]);
+      }
     }
   }
+  out.ids.shrink_to_fit();
+  for (uint32_t& id : out.ids) id += first_id;
   const CutKind kind = scores_complete ? CutKind::kExact : CutKind::kApproximate;
   for (uint32_t g = 0; g < group; ++g) {
     if (rule == GroupRule::kUnion) {

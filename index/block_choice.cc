@@ -13,8 +13,9 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLarge = std::numeric_limits<float>::max();
 
-// Keys of each block of the part's windows that are used: into counts [blocks].
-void CountUsed(const CodePart& part, std::span<uint16_t> counts) {
+// Keys of each block of the part's windows that are used: into counts [blocks]; and into `partial`
+// the blocks of which not all are.
+void CountUsed(const CodePart& part, std::span<uint16_t> counts, std::vector<uint32_t>& partial) {
   const size_t first = part.first_block(), end = part.end_block();
   std::fill(counts.begin(), counts.end(), uint16_t{kCodeBlockKeys});
   const uint32_t from = part.used.begin - part.first_token, to = part.used.end - part.first_token;
@@ -26,6 +27,7 @@ void CountUsed(const CodePart& part, std::span<uint16_t> counts) {
       n = static_cast<uint16_t>(n + part.uses(place));
     }
     counts[b - first] = n;
+    if (n != kCodeBlockKeys) partial.push_back(static_cast<uint32_t>(b - first));
   }
 }
 
@@ -67,7 +69,9 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
     BlockChoice& choice = choices[p];
     const size_t n = part.end_block() - part.first_block();
     const auto some = std::span(counts).subspan(at, n);
-    CountUsed(part, some);
+    std::vector<uint32_t>& partial = scratch.listed;
+    partial.clear();
+    CountUsed(part, some, partial);
     const size_t windows = part.end_window() - part.first_window();
     choice.ld_bias = windows * kCodeBlockKeys;
     std::vector<int16_t>& means = scratch.block_means;
@@ -90,9 +94,7 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
         mass[b] = Capped(mass[b], cap), high[b] = Capped(high[b], cap);
       }
       for (size_t b = 0; b < n; ++b) mass[b] += full;
-      for (size_t b = 0; b < n; ++b) {
-        if (some[b] != kCodeBlockKeys) mass[b] += std::log(float(some[b])) - full;
-      }
+      for (const uint32_t b : partial) mass[b] += std::log(float(some[b])) - full;
     }
     at += n;
   }

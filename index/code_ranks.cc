@@ -236,11 +236,19 @@ std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadM
     const float* rank = raised.data() + begin;
     kept.resize(counts[p]);
     kept.resize(CodeScan().places_from(rank, counts[p], last, kept.data()));
-    // Integers are often equal: of those at the end the last ones go.
-    for (size_t j = kept.size(); surplus > 0 && j-- > 0;) {
-      if (rank[kept[j]] != last) continue;
-      kept.erase(kept.begin() + ptrdiff_t(j));
-      --surplus;
+    if (surplus > 0) {
+      // Integers are often equal: of those at the end the last ones go.
+      size_t ties = 0;
+      for (const uint32_t j : kept) ties += rank[j] == last;
+      const size_t going = std::min(ties, surplus);
+      surplus -= going;
+      size_t staying = ties - going;
+      std::erase_if(kept, [&](uint32_t j) {
+        if (rank[j] != last) return false;
+        const bool goes = staying == 0;
+        staying -= !goes;
+        return goes;
+      });
     }
     for (const uint32_t j : kept) {
       const uint32_t token = parts[p].Token(scratch.found[begin + j]) - range.begin;

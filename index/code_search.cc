@@ -229,7 +229,7 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
       SelectByGroup(request.rule, truth, request.group, static_cast<uint32_t>(n), request.k, 0,
                     /*scores_complete=*/false, masses.LogSumExp());
   for (uint32_t& id : selection.ids) id = ids[id];
-  std::sort(selection.ids.begin(), selection.ids.end());
+  if (!gaps.empty()) std::sort(selection.ids.begin(), selection.ids.end());
   if (request.selected_keys && gaps.empty()) KeepSelectedKeys(request, ids, selection.ids);
   selection.keys_scanned = n - listed;
   for (const BlockChoice& choice : scanning.choices) {
