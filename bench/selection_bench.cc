@@ -23,6 +23,7 @@ struct Options {
   bool real = true;
   bool sharing = true;
   std::string only;
+  float share = 0;
   std::string json_file;
 };
 
@@ -123,7 +124,7 @@ Status Run(const Options& options) {
     const std::vector<HeadTrace> heads = HeadTraces(trace);
     PREFIXD_ASSIGN(const auto results,
                    MeasureIndexes(heads, {options.rounds, trace.n_tokens <= options.hnsw_up_to,
-                                          options.only}));
+                                          options.only, options.share}));
     add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +
             std::to_string(heads.size()) + " heads, K = 1%",
         results);
@@ -139,7 +140,8 @@ Status Run(const Options& options) {
     synthetic.n_tokens = n;
     const std::vector<HeadTrace> head = {SyntheticHead(synthetic)};
     PREFIXD_ASSIGN(const auto results,
-                   MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to, options.only}));
+                   MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to, options.only,
+                                         options.share}));
     add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
     if (options.sharing) PREFIXD_TRY(MeasureSyntheticSharing(head.front(), out, ratios));
     const auto find = [&](const char* name) {
@@ -192,6 +194,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--rounds", options.rounds, "Passes over the queries")->capture_default_str();
   app.add_option("--only", options.only, "Only indexes whose names contain this (and exact)");
+  app.add_option("--share", options.share, "Part of their blocks that codes scan, not tuned")
+      ->check(CLI::Range(0.01, 1.0));
   app.add_flag("!--no-real", options.real, "Leave the real decode out");
   app.add_flag("!--no-sharing", options.sharing, "Leave sets shared between steps out");
   app.add_option("--json", options.json_file, "Also write the figures here");

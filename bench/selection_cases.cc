@@ -83,8 +83,11 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
   std::vector<Candidate> all;
   all.push_back(
       {"exact", [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); }});
-  all.push_back({"codes", [](const HeadTrace& head) -> Built {
-                   return Tuned(head, index::BuildCodesIndex(head.view(), All(head)));
+  all.push_back({"codes", [share = options.share](const HeadTrace& head) -> Built {
+                   Built built = index::BuildCodesIndex(head.view(), All(head));
+                   if (share == 0) return Tuned(head, std::move(built));
+                   if (built.ok()) PREFIXD_TRY((*built)->SetEffort(share));
+                   return built;
                  }});
   all.push_back({"codes, untuned", [](const HeadTrace& head) -> Built {
                    return index::BuildCodesIndex(head.view(), All(head));

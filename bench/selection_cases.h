@@ -29,6 +29,7 @@ struct MeasureOptions {
   uint32_t rounds = 3;
   bool hnsw = false;
   std::string only;  // of the indexes besides exact, those whose names contain this
+  float share = 0;   // of their blocks, that codes scan instead of what tuning finds; 0: tuned
 };
 
 // Exact first. Every index is built from the keys and the put's samples alone, and but for "codes,
