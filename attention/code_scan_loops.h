@@ -15,8 +15,9 @@ double ExpSumOf(const T* v, size_t n, float mul, float shift) {
   // of zero, to a polynomial. Adding and taking away 1.5 * 2^23 rounds to a whole number.
   constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;
   // Were it known to compilers, they would branch on it.
-  volatile float known_at_run_time = -115.0f;
-  const float least = known_at_run_time;
+  volatile float known_at_run_time[] = {-115.0f, 115.0f};
+  // Above zero only what rounding left of scores that differ by millions: still a number then.
+  const float least = known_at_run_time[0], most = known_at_run_time[1];
   const float a = mul * kLog2E, b = shift * kLog2E;
   constexpr size_t kRun = 1024, kLanes = 32;  // runs are summed in float32, then in float64
   double total = 0;
@@ -28,6 +29,7 @@ double ExpSumOf(const T* v, size_t n, float mul, float shift) {
       for (size_t l = 0; l < kLanes; ++l) {
         float t = a * (float)v[i + l] + b;
         t = t > least ? t : least;
+        t = t < most ? t : most;
         const float rounded = t + kRound;
         const float part = t - (rounded - kRound);
         int32_t bits;
@@ -43,7 +45,10 @@ double ExpSumOf(const T* v, size_t n, float mul, float shift) {
     }
     float sum = 0;
     for (size_t l = 0; l < kLanes; ++l) sum += sums[l];
-    for (; i < end; ++i) sum += __builtin_expf(mul * (float)v[i] + shift);
+    for (; i < end; ++i) {
+      const float x = mul * (float)v[i] + shift;
+      sum += __builtin_expf(x < 79.0f ? x : 79.0f);
+    }
     total += (double)sum;
   }
   return total;

@@ -16,16 +16,23 @@ namespace {
 constexpr const char* kFormat = "prefixd-prefix-v1";
 constexpr const char* kTokens = "tokens";
 constexpr uint32_t kTokensAtATime = 4096;
+constexpr size_t kMaxLabelBytes = 4096;  // of a store
 
 std::string LayerName(uint32_t layer, char part) {
   return "layers." + std::to_string(layer) + "." + part;
 }
 
-// A label may be any bytes; a header is UTF-8.
-std::string AsUtf8(const std::string& text) {
+// A label may be any bytes; a header is UTF-8. What replaces a byte is longer, and a label is not:
+// cut where a character begins.
+std::string AsUtf8(const std::string& label) {
   const auto json = wire::Json::parse(
-      wire::Json(text).dump(-1, ' ', false, wire::Json::error_handler_t::replace));
-  return json.get<std::string>();
+      wire::Json(label).dump(-1, ' ', false, wire::Json::error_handler_t::replace));
+  std::string text = json.get<std::string>();
+  size_t end = std::min(text.size(), kMaxLabelBytes);
+  while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
+    --end;
+  text.resize(end);
+  return text;
 }
 
 // What a file of n tokens under this geometry holds.

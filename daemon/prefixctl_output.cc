@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <memory>
@@ -105,7 +106,23 @@ void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields)
   PrintTable(rows);
 }
 
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+// From now on the first SIGINT or SIGTERM is only noted; the next one ends the process.
+void NoteInterrupts() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+}  // namespace
+
 ProgressFn ShowProgress(std::string what, bool quiet) {
+  NoteInterrupts();
   using Clock = std::chrono::steady_clock;
   struct State {
     Clock::time_point start = Clock::now(), last{};
@@ -116,6 +133,7 @@ ProgressFn ShowProgress(std::string what, bool quiet) {
     const auto now = Clock::now();
     const bool last = done >= total;
     const auto pause = terminal ? std::chrono::milliseconds(100) : std::chrono::milliseconds(3000);
+    if (interrupted) return false;
     if (quiet || (!last && now - state->last < pause)) return true;
     state->last = now;
     const double percent = total ? 100.0 * double(done) / double(total) : 100.0;

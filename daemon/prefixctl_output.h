@@ -25,7 +25,9 @@ void PrintTable(const std::vector<std::vector<std::string>>& rows);
 // "name   value" lines.
 void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields);
 
-// Redraws one line on a terminal; elsewhere a line every few seconds. Nothing when `quiet`.
+// Redraws one line on a terminal; elsewhere a line every few seconds. Nothing when `quiet`. From
+// the call on, the first SIGINT or SIGTERM makes it ask for an end, so that nothing half-done is
+// left; the second ends the process.
 ProgressFn ShowProgress(std::string what, bool quiet);
 
 }  // namespace prefixd::ctl

@@ -1,4 +1,5 @@
 #include "runtime/maintenance.h"
+#include "runtime/caught.h"
 #include "storage/errors.h"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ void Maintenance::Loop(const std::stop_token& stop) {
 }
 
 void Maintenance::Run(Entry& entry, const std::stop_token& stop) {
-  const Status done = entry.task.run(stop);
+  const Status done = Caught([&] { return entry.task.run(stop); });
   if (done.ok() && !entry.last_error.empty()) {
     storage::LogInfo("maintenance: " + entry.task.name + " works again");
   }

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/caught.h"
+
 namespace prefixd {
 namespace {
 
@@ -38,7 +40,16 @@ class RestoreImpl final : public Restore {
         uint64_t{options_.end_layer - options_.first_layer} * options_.tokens.size() * token;
     const uint64_t fit = longest_ == 0 ? 2 : options_.buffer_bytes / (longest_ * token);
     free_.resize(std::max<uint64_t>(2, fit));
-    reader_ = std::thread([this] { Read(); });
+    reader_ = std::thread([this] {
+      const Status read = Caught([this]() -> Status {
+        Read();
+        return {};
+      });
+      if (read.ok()) return;
+      std::lock_guard lock(mutex_);
+      if (failed_.ok()) failed_ = read;
+      changed_.notify_all();
+    });
   }
 
   ~RestoreImpl() override {

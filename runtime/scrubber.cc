@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "runtime/caught.h"
+
 namespace prefixd {
 namespace {
 
@@ -30,12 +32,14 @@ Scrubber::Scrubber(storage::PrefixStore* storage, uint64_t bytes_per_second,
 void Scrubber::Loop(const storage::ScrubOptions& options) {
   std::chrono::nanoseconds pause{0};
   while (Wait(pause)) {
-    const auto due = storage_->Scrub(options);
     pause = kShortestPause;
-    if (due.ok()) {
-      pause = std::clamp<std::chrono::nanoseconds>(std::chrono::milliseconds(*due - NowUnixMs()),
+    // What fails is tried again, and has been said in the log.
+    static_cast<void>(Caught([&]() -> Status {
+      PREFIXD_ASSIGN(const int64_t due, storage_->Scrub(options));
+      pause = std::clamp<std::chrono::nanoseconds>(std::chrono::milliseconds(due - NowUnixMs()),
                                                    kShortestPause, kLongestPause);
-    }
+      return {};
+    }));
   }
 }
 

@@ -25,6 +25,7 @@ struct GroupTask {
   std::vector<float> rho_z;          // [G], as StepInfo
   std::vector<MissingMass> missing;  // [G] if the policy asks for it
   Status status;
+  bool done = false;
 
   // Tasks with the same can be searched together: one head of one prefix, one kind of index.
   struct Key {

@@ -37,18 +37,26 @@ std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, s
 }  // namespace
 
 void RunTasks(Core& core, std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
-  const auto chunks = Chunks(tasks, core.pool.threads());
-  static_cast<void>(core.pool.ParallelFor(chunks.size(), [&](size_t c) -> Status {
-    const Status whole = Caught([&]() -> Status {
-      StepGroups(core, chunks[c]);
+  const auto end = [&](GroupTask* task, const Status& error) {
+    if (!error.ok()) task->status = error;
+    task->done = true;
+    task_done();
+  };
+  // Each task has its own status; what stops all of them is that of those which did not begin.
+  const Status all = Caught([&]() -> Status {
+    const auto chunks = Chunks(tasks, core.pool.threads());
+    return core.pool.ParallelFor(chunks.size(), [&](size_t c) -> Status {
+      const Status whole = Caught([&]() -> Status {
+        StepGroups(core, chunks[c]);
+        return {};
+      });
+      for (GroupTask* task : chunks[c]) end(task, whole);
       return {};
     });
-    for (GroupTask* task : chunks[c]) {
-      if (!whole.ok()) task->status = whole;
-      task_done();
-    }
-    return {};  // each task has its own status
-  }));
+  });
+  for (GroupTask* task : tasks) {
+    if (!task->done) end(task, all);
+  }
 }
 
 void StepBatch(std::span<StepRequest> requests) {

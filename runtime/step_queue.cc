@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/caught.h"
+
 namespace prefixd {
 
 bool StepQueue::Related(const Call& a, const Call& b) {
@@ -13,15 +15,19 @@ bool StepQueue::Related(const Call& a, const Call& b) {
   return false;
 }
 
-void StepQueue::Dispatch() {
+void StepQueue::Dispatch() noexcept {
   while (!waiting_.empty() && busy_ < cores_) {
     Call& leader = *waiting_.front();
-    leader.leads.push_back(&leader);
+    leader.leads.push_back(&leader);  // Run made room
     waiting_.pop_front();
     std::erase_if(waiting_, [&](Call* call) {
       if (!Related(leader, *call)) return false;
-      leader.leads.push_back(call);
-      return true;
+      // Where there is no memory to lead it, it waits for its own turn.
+      return Caught([&]() -> Status {
+               leader.leads.push_back(call);
+               return {};
+             })
+          .ok();
     });
     for (const Call* call : leader.leads) busy_ += call->tasks.size();
     if (leader.leads.size() > 1) joined_ += leader.leads.size();
@@ -34,21 +40,32 @@ void StepQueue::Run(Call& call) {
   for (const GroupTask& task : call.tasks) call.keys.push_back(task.key());
   std::ranges::sort(call.keys);
   call.keys.erase(std::ranges::unique(call.keys).begin(), call.keys.end());
+  call.leads.reserve(1);
   std::unique_lock lock(mutex_);
   waiting_.push_back(&call);
   Dispatch();
   call.changed.wait(lock, [&] { return call.done || !call.leads.empty(); });
   if (call.done) return;  // by the thread that led it
   lock.unlock();
-  std::vector<GroupTask*> tasks;
-  for (Call* led : call.leads) {
-    for (GroupTask& task : led->tasks) tasks.push_back(&task);
-  }
-  run_(tasks, [this] {
+  const auto free_core = [this] {
     std::lock_guard free(mutex_);
     --busy_;
     Dispatch();
+  };
+  const Status ran = Caught([&]() -> Status {
+    std::vector<GroupTask*> tasks;
+    for (Call* led : call.leads) {
+      for (GroupTask& task : led->tasks) tasks.push_back(&task);
+    }
+    run_(tasks, free_core);
+    return {};
   });
+  for (size_t i = 0; !ran.ok() && i < call.leads.size(); ++i) {
+    for (GroupTask& task : call.leads[i]->tasks) {
+      task.status = ran;
+      free_core();
+    }
+  }
   lock.lock();
   for (Call* led : call.leads) {
     led->done = true;

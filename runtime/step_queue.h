@@ -47,7 +47,7 @@ class StepQueue {
  private:
   static bool Related(const Call& a, const Call& b);
   // Lets calls begin as long as a core is free. mutex_ is held.
-  void Dispatch();
+  void Dispatch() noexcept;
 
   const size_t cores_;
   const Runner run_;

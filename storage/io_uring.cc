@@ -173,9 +173,10 @@ class UringEngine final : public IoEngine {
       Prepare(*next);
       ++prepared;
     }
+    // Also while there is always more to do.
+    if (cancels_wanted_) PrepareCancels();
     if (seen == kPortion || prepared == kPortion) return Next::kTurn;
     held_until_ = queue_.HeldUntil();
-    if (cancels_wanted_) PrepareCancels();
     if (!stop_ && !wake_armed_) PrepareWake();
     asleep_ = true;
     return !stop_ || wake_armed_ || queue_.inflight_ops() > 0 ? Next::kWait : Next::kEnd;

@@ -191,5 +191,15 @@ TEST_F(PrefixFileTest, WhatCannotBeRightIsRefusedAndStoresNothing) {
   EXPECT_FALSE(std::filesystem::exists(File("x")));
 }
 
+// What replaces a byte that is not UTF-8 is longer than it, and labels have an end.
+TEST_F(PrefixFileTest, ALabelOfOtherBytesComesBack) {
+  const Prompt other = testing::MakePrompt(100, testing::Seed("PrefixFileTest.Label"));
+  const auto stored = testing::PutPrompt(*client_, other, std::string(4095, '\xff') + "\xc3");
+  ASSERT_TRUE(stored.ok()) << stored.error().message;
+  ASSERT_EQ(Run({"export", stored->prefix, File("label")}).code, 0);
+  const Finished put = Run({"put", File("label")}, "team-b");
+  EXPECT_EQ(put.code, 0) << put.err;
+}
+
 }  // namespace
 }  // namespace prefixd

@@ -50,7 +50,10 @@ bool IsAnswer(EventKind kind) {
 
 void Truth::Apply(const Event& event) {
   // Without power nobody hears an answer: what was asked for may have been done or not.
-  if (event.late && IsAnswer(event.kind)) return;
+  if (event.late && IsAnswer(event.kind)) {
+    Overheard(event);
+    return;
+  }
   const auto& w = event.words;
   switch (event.kind) {
     case EventKind::kModel:
@@ -113,6 +116,7 @@ void Truth::Apply(const Event& event) {
   switch (event.kind) {
     case EventKind::kSeen:
       p.removing = p.evictable = p.merging = false;
+      p.perhaps.reset();
       p.presence = Presence::kSure;
       p.id = IdAt(event, 1);
       p.segment = IdAt(event, 5);
@@ -142,13 +146,15 @@ void Truth::Apply(const Event& event) {
     case EventKind::kRemoveRefused:
       p.removing = false;
       return;
-    case EventKind::kBlobBegin: {
-      auto& allowed = blobs_[*p.segment][w[1]];
-      if (allowed.empty()) allowed.insert(0);
-      allowed.insert(w[2]);
+    case EventKind::kBlobBegin:
+      for (const auto& segment : {p.segment, p.perhaps}) {
+        if (!segment) continue;
+        auto& allowed = blobs_[*segment][w[1]];
+        if (allowed.empty()) allowed.insert(0);
+        allowed.insert(w[2]);
+      }
       version_ = std::max(version_, w[2]);
       return;
-    }
     case EventKind::kBlobDone:
     case EventKind::kBlobSeen:
       blobs_[*p.segment][w[1]] = {w[2]};
@@ -164,9 +170,23 @@ void Truth::Apply(const Event& event) {
   }
 }
 
+// The user heard it and went on: what it asked for afterwards may have reached a segment of which
+// only this answer tells.
+void Truth::Overheard(const Event& event) {
+  if (event.kind == EventKind::kPutDone) {
+    Prompt& p = prompts_.at(event.words[0]);
+    p.id = p.segment = IdAt(event, 1);
+  } else if (event.kind == EventKind::kMergeDone) {
+    const Merging m = MergingAt(event, 4);
+    for (const auto& [name, version] : m.blobs) blobs_[IdAt(event, 0)][name] = {0, version};
+    for (const uint32_t number : m.prompts) prompts_.at(number).perhaps = IdAt(event, 0);
+  }
+}
+
 void Truth::Moved(uint32_t number, const SegmentId& segment) {
   Prompt& p = prompts_.at(number);
   p.merging = false;
+  p.perhaps.reset();
   p.segment = segment;
 }
 

@@ -50,6 +50,7 @@ struct Prompt {
   std::optional<SpoiledByte> spoiled;
   std::optional<SegmentId> id;       // its name
   std::optional<SegmentId> segment;  // in which it ends; the name, until segments are merged
+  std::optional<SegmentId> perhaps;  // or this one, of whose making nobody is sure
 
   bool sure() const { return presence == Presence::kSure && !removing && !evictable; }
   bool pinned() const {
@@ -83,6 +84,7 @@ class Truth {
 
  private:
   void Moved(uint32_t number, const SegmentId& segment);
+  void Overheard(const Event& event);
 
   std::map<uint32_t, Prompt> prompts_;
   std::map<std::pair<uint32_t, Tokens>, uint32_t> by_tokens_;
