@@ -137,7 +137,7 @@ class Check {
     // A merge drops the blobs of both and may have brought some; a removal that did not end may
     // have taken them first.
     if (p.segment && *p.segment != id) {
-      if (!p.merging) Wrong("a prefix moved to another segment");
+      if (p.merging == 0) Wrong("a prefix moved to another segment");
       Event merged{EventKind::kMerged, IdWords(id)};
       merged.words.push_back(number);
       Tell(merged);

@@ -75,8 +75,8 @@ void Truth::Apply(const Event& event) {
       const Merging m = MergingAt(event, 0);
       for (const uint32_t number : m.prompts) {
         Prompt& p = prompts_.at(number);
-        if (!p.merging) p.staged.clear();  // else it is unknown what became of the one before
-        p.merging = true;
+        if (p.merging == 0) p.staged.clear();  // else it is unknown what became of the one before
+        ++p.merging;
         for (const auto& [name, version] : m.blobs) p.staged[name].insert({0, version});
       }
       for (const auto& [name, version] : m.blobs) {
@@ -86,7 +86,7 @@ void Truth::Apply(const Event& event) {
       return;
     }
     case EventKind::kMergeRefused:
-      for (const uint32_t number : w) prompts_.at(number).merging = false;
+      for (const uint32_t number : w) --prompts_.at(number).merging;
       return;
     case EventKind::kMergeDone: {
       const Merging m = MergingAt(event, 4);
@@ -115,7 +115,8 @@ void Truth::Apply(const Event& event) {
   Prompt& p = prompts_.at(w[0]);
   switch (event.kind) {
     case EventKind::kSeen:
-      p.removing = p.evictable = p.merging = false;
+      p.removing = p.evictable = false;
+      p.merging = 0;
       p.perhaps.reset();
       p.presence = Presence::kSure;
       p.id = IdAt(event, 1);
@@ -131,7 +132,8 @@ void Truth::Apply(const Event& event) {
     case EventKind::kEvicted:
     case EventKind::kNotSeen:
       p.presence = Presence::kGone;
-      p.removing = p.evictable = p.merging = false;
+      p.removing = p.evictable = false;
+      p.merging = 0;
       p.spoiled.reset();
       return;
     case EventKind::kRetainBegin:
@@ -185,7 +187,7 @@ void Truth::Overheard(const Event& event) {
 
 void Truth::Moved(uint32_t number, const SegmentId& segment) {
   Prompt& p = prompts_.at(number);
-  p.merging = false;
+  p.merging = 0;
   p.perhaps.reset();
   p.segment = segment;
 }

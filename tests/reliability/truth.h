@@ -44,7 +44,8 @@ struct Prompt {
   Presence presence = Presence::kMaybe;
   bool removing = false;                          // a removal began and was not refused
   bool evictable = false;                         // room was being made, and it was not pinned
-  bool merging = false;                           // its segment is being joined with another ...
+  int merging = 0;                                // times its segment was to be joined with another
+                                                  // and nobody knows whether it was ...
   std::map<uint32_t, std::set<uint32_t>> staged;  // ... to one with these blobs, or none
   std::set<Kept> kept{Kept{}};                    // how it may be retained
   std::optional<SpoiledByte> spoiled;

@@ -106,7 +106,7 @@ void Workload::LookAround() {
   std::vector<uint32_t> gone;
   std::vector<Event> merges;
   for (const auto& [number, p] : truth_.prompts()) {
-    if (p.presence != Presence::kSure || (!p.evictable && !p.merging)) continue;
+    if (p.presence != Presence::kSure || (!p.evictable && p.merging == 0)) continue;
     const auto info = store_->GetPrefix(*p.id);
     if (!info.ok() || !info->listed) {
       if (p.evictable && !p.removing) gone.push_back(number);
@@ -117,7 +117,7 @@ void Workload::LookAround() {
       merge = {EventKind::kMerged, IdWords(info->chain.back())};
       merge.words.push_back(number);
     }
-    if (p.merging) merges.push_back(merge);
+    if (p.merging > 0) merges.push_back(merge);
   }
   for (Event& event : merges) Tell(std::move(event));
   for (const uint32_t number : gone) Tell({EventKind::kEvicted, {number}});

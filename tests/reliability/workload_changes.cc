@@ -42,7 +42,7 @@ std::optional<uint32_t> Workload::SomeContinuing() {
     const Prompt& p = truth_.at(number);
     const auto info = store_->GetPrefix(*p.id);
     // Where a merge before is in doubt, so is which segments there are.
-    if (info.ok() && info->chain.size() > 1 && !p.merging) some.push_back(number);
+    if (info.ok() && info->chain.size() > 1 && p.merging == 0) some.push_back(number);
   }
   if (some.empty()) return std::nullopt;
   return some[rng_() % some.size()];
