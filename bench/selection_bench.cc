@@ -19,11 +19,10 @@ struct Options {
   TraceOptions trace;
   std::vector<uint32_t> sizes = {16384, 131072, 1048576};
   uint32_t hnsw_up_to = 16384;
-  uint32_t rounds = 3;
   bool real = true;
   bool sharing = true;
-  std::string only;
-  float share = 0;
+  uint32_t steps = SyntheticOptions{}.steps;
+  MeasureOptions measure;
   std::string json_file;
 };
 
@@ -119,12 +118,20 @@ Status Run(const Options& options) {
     }
     out["cases"].push_back({{"case", name}, {"indexes", rows}});
   };
+  const auto measured_at = [&](uint32_t n) {
+    MeasureOptions measure = options.measure;
+    measure.hnsw = n <= options.hnsw_up_to;
+    measure.built = [n](const std::string& index, double seconds) {
+      // A graph of a million keys takes an hour.
+      if (seconds > 60)
+        std::fprintf(stderr, "%s of %u keys built in %.0f s\n", index.c_str(), n, seconds);
+    };
+    return measure;
+  };
   if (options.real) {
     PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
     const std::vector<HeadTrace> heads = HeadTraces(trace);
-    PREFIXD_ASSIGN(const auto results,
-                   MeasureIndexes(heads, {options.rounds, trace.n_tokens <= options.hnsw_up_to,
-                                          options.only, options.share}));
+    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, measured_at(trace.n_tokens)));
     add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +
             std::to_string(heads.size()) + " heads, K = 1%",
         results);
@@ -138,10 +145,9 @@ Status Run(const Options& options) {
   for (const uint32_t n : options.sizes) {
     SyntheticOptions synthetic;
     synthetic.n_tokens = n;
+    synthetic.steps = options.steps;
     const std::vector<HeadTrace> head = {SyntheticHead(synthetic)};
-    PREFIXD_ASSIGN(const auto results,
-                   MeasureIndexes(head, {options.rounds, n <= options.hnsw_up_to, options.only,
-                                         options.share}));
+    PREFIXD_ASSIGN(const auto results, MeasureIndexes(head, measured_at(n)));
     add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
     if (options.sharing) PREFIXD_TRY(MeasureSyntheticSharing(head.front(), out, ratios));
     const auto find = [&](const char* name) {
@@ -159,7 +165,7 @@ Status Run(const Options& options) {
       ratios["codes_built_faster_than_" + at] = faiss->build_seconds / codes->build_seconds;
     }
   }
-  PREFIXD_ASSIGN(const ScanResult scan, MeasureScan(options.rounds * 3));
+  PREFIXD_ASSIGN(const ScanResult scan, MeasureScan(options.measure.rounds * 3));
   std::printf("\nscan of codes: %.1f GB/s for 1 head, %.1f for 4; memory reads %.1f GB/s\n",
               scan.one_head / 1e9, scan.four_heads / 1e9, scan.bandwidth / 1e9);
   ratios["scan_bandwidth_fraction"] = scan.four_heads_fraction;
@@ -192,10 +198,18 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--hnsw-up-to", options.hnsw_up_to, "Build FAISS HNSW up to this length")
       ->capture_default_str();
-  app.add_option("--rounds", options.rounds, "Passes over the queries")->capture_default_str();
-  app.add_option("--only", options.only, "Only indexes whose names contain this (and exact)");
-  app.add_option("--share", options.share, "Part of their blocks that codes scan, not tuned")
-      ->check(CLI::Range(0.01, 1.0));
+  app.add_option("--rounds", options.measure.rounds, "Passes over the queries")
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "Steps of the synthetic heads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--only", options.measure.only,
+                 "Only indexes whose names contain this (and exact)");
+  app.add_option("--effort", options.measure.efforts,
+                 "Search with each of these efforts, in the index's own measure, instead of tuning")
+      ->delimiter(',');
+  app.add_flag("--cpu-time", options.measure.cpu_time,
+               "Times are the process's own, not the clock's: for runs beside other work");
   app.add_flag("!--no-real", options.real, "Leave the real decode out");
   app.add_flag("!--no-sharing", options.sharing, "Leave sets shared between steps out");
   app.add_option("--json", options.json_file, "Also write the figures here");

@@ -1,11 +1,12 @@
 #include "bench/selection_cases.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include "attention/code_scan.h"
 #include "attention/key_codes.h"
@@ -26,10 +27,16 @@ using index::KeyIndex;
 using Built = Result<std::unique_ptr<KeyIndex>>;
 using Build = std::function<Built(const HeadTrace&)>;
 
-double Seconds(const std::function<void()>& run) {
-  const auto begun = std::chrono::steady_clock::now();
+double Now(bool cpu_time) {
+  timespec now;
+  clock_gettime(cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+double Seconds(const std::function<void()>& run, bool cpu_time = false) {
+  const double begun = Now(cpu_time);
   run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  return Now(cpu_time) - begun;
 }
 
 TokenRange All(const HeadTrace& head) { return {0, static_cast<uint32_t>(head.view().count)}; }
@@ -45,9 +52,11 @@ index::SearchRequest RequestOf(const HeadTrace& head, size_t step, uint32_t k) {
   return request;
 }
 
+// A row of the table: an index, and how hard it is searched.
 struct Candidate {
   std::string name;
-  Build build;
+  Build build;                  // null: the index of the row before
+  std::optional<float> effort;  // none: as built
 };
 
 // The put's sample in two halves, as the runtime takes it (runtime/index_build.cc); all of them saw
@@ -81,27 +90,36 @@ Built Tuned(const HeadTrace& head, Built built) {
 
 std::vector<Candidate> Candidates(const MeasureOptions& options) {
   std::vector<Candidate> all;
-  all.push_back(
-      {"exact", [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); }});
-  all.push_back({"codes", [share = options.share](const HeadTrace& head) -> Built {
-                   Built built = index::BuildCodesIndex(head.view(), All(head));
-                   if (share == 0) return Tuned(head, std::move(built));
-                   if (built.ok()) PREFIXD_TRY((*built)->SetEffort(share));
-                   return built;
-                 }});
-  all.push_back({"codes, untuned", [](const HeadTrace& head) -> Built {
-                   return index::BuildCodesIndex(head.view(), All(head));
-                 }});
-  all.push_back({"page bounds", [](const HeadTrace& head) -> Built {
-                   return Tuned(head, index::BuildPagesIndex(head.view(), All(head), {}));
-                 }});
-  all.push_back({"faiss ivf", [](const HeadTrace& head) -> Built {
-                   return Tuned(head, index::BuildIvfIndex(head.view(), All(head), {}));
-                 }});
+  all.push_back({"exact",
+                 [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); },
+                 {}});
+  const auto add = [&](const std::string& name, const Build& build) {
+    if (name.find(options.only) == std::string::npos) return;
+    if (options.efforts.empty()) {
+      all.push_back(
+          {name, [build](const HeadTrace& head) { return Tuned(head, build(head)); }, {}});
+    }
+    for (const float effort : options.efforts) {
+      all.push_back({name, effort == options.efforts.front() ? build : nullptr, effort});
+    }
+  };
+  const Build codes = [](const HeadTrace& head) -> Built {
+    return index::BuildCodesIndex(head.view(), All(head));
+  };
+  add("codes", codes);
+  if (options.efforts.empty() && all.back().name == "codes") {
+    all.push_back({"codes, untuned", codes, {}});
+  }
+  add("page bounds", [](const HeadTrace& head) -> Built {
+    return index::BuildPagesIndex(head.view(), All(head), {});
+  });
+  add("faiss ivf", [](const HeadTrace& head) -> Built {
+    return index::BuildIvfIndex(head.view(), All(head), {});
+  });
   if (options.hnsw) {
-    all.push_back({"faiss hnsw", [](const HeadTrace& head) -> Built {
-                     return Tuned(head, index::BuildHnswIndex(head.view(), All(head), {}));
-                   }});
+    add("faiss hnsw", [](const HeadTrace& head) -> Built {
+      return index::BuildHnswIndex(head.view(), All(head), {});
+    });
   }
   return all;
 }
@@ -117,21 +135,25 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
                    std::span<const Candidate> candidates, std::vector<Sums>& sums) {
   const RowsView keys = head.view();
   const auto k = static_cast<uint32_t>(std::ceil(0.01 * double(keys.count)));
-  std::vector<std::unique_ptr<KeyIndex>> indexes;
+  std::vector<std::shared_ptr<KeyIndex>> indexes;  // of each row; rows may have one in common
+  double build_seconds = 0;
+  size_t stored_bytes = 0;
   for (size_t c = 0; c < candidates.size(); ++c) {
-    Status status;
-    sums[c].result.build_seconds += Seconds([&] {
-      auto built = candidates[c].build(head);
-      if (built.ok()) {
-        indexes.push_back(std::move(built).value());
-      } else {
-        status = std::move(built).error();
-      }
-    });
-    PREFIXD_TRY(status);
-    sums[c].result.effort += indexes.back()->effort();
-    PREFIXD_ASSIGN(const auto bytes, indexes.back()->Serialize());
-    sums[c].result.bytes_per_key += double(bytes.size()) / double(keys.count);
+    if (candidates[c].build) {
+      Built built = std::unique_ptr<KeyIndex>();
+      build_seconds = Seconds([&] { built = candidates[c].build(head); }, options.cpu_time);
+      if (!built.ok()) return built.error();
+      if (options.built) options.built(candidates[c].name, build_seconds);
+      indexes.push_back(std::move(built).value());
+      PREFIXD_ASSIGN(const auto bytes, indexes.back()->Serialize());
+      stored_bytes = bytes.size();
+    } else {
+      indexes.push_back(indexes.back());
+    }
+    IndexResult& r = sums[c].result;
+    r.build_seconds += build_seconds;
+    r.effort += candidates[c].effort.value_or(indexes.back()->effort());
+    r.bytes_per_key += double(stored_bytes) / double(keys.count);
   }
   std::vector<double> recall(candidates.size(), 0.0);
   std::vector<float> scores(head.group * keys.count);
@@ -141,12 +163,14 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
     double exact_seconds = 0;
     for (size_t c = 0; c < candidates.size(); ++c) {
       IndexResult& r = sums[c].result;
+      if (candidates[c].effort) PREFIXD_TRY(indexes[c]->SetEffort(*candidates[c].effort));
       index::SearchRequest request = RequestOf(head, step, k);
       request.scratch = &scratch;
       std::vector<double> times;
       Result<Selection> selection = Selection{};
       for (uint32_t round = 0; round < options.rounds; ++round) {
-        times.push_back(Seconds([&] { selection = indexes[c]->Search(request); }));
+        times.push_back(
+            Seconds([&] { selection = indexes[c]->Search(request); }, options.cpu_time));
       }
       if (!selection.ok()) return selection.error();
       const double seconds = Summarise(times).median;
@@ -182,10 +206,7 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
 
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options) {
-  std::vector<Candidate> candidates = Candidates(options);
-  std::erase_if(candidates, [&](const Candidate& c) {
-    return c.name != "exact" && c.name.find(options.only) == std::string::npos;
-  });
+  const std::vector<Candidate> candidates = Candidates(options);
   std::vector<Sums> sums(candidates.size());
   for (size_t c = 0; c < candidates.size(); ++c) sums[c].result.index = candidates[c].name;
   for (const HeadTrace& head : heads) {

@@ -1,6 +1,7 @@
 // Indexes over the keys of a head, measured against an exact scan of the same keys.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,12 +29,14 @@ struct IndexResult {
 struct MeasureOptions {
   uint32_t rounds = 3;
   bool hnsw = false;
-  std::string only;  // of the indexes besides exact, those whose names contain this
-  float share = 0;   // of their blocks, that codes scan instead of what tuning finds; 0: tuned
+  std::string only;            // of the indexes besides exact, those whose names contain this
+  std::vector<float> efforts;  // searched with each of them (KeyIndex::SetEffort); empty: tuned
+  bool cpu_time = false;       // of the process, instead of the clock's: beside other work
+  std::function<void(const std::string& index, double seconds)> built;  // may be null: progress
 };
 
 // Exact first. Every index is built from the keys and the put's samples alone, and but for "codes,
-// no queries" tuned to a recall of 0.95 by half of the samples.
+// untuned" tuned to a recall of 0.95 by half of the samples.
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options);
 
