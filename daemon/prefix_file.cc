@@ -139,7 +139,12 @@ Result<PrefixFile> ExportPrefix(Client& client, const std::string& prefix,
   const uint64_t k_token = geometry.n_kv_heads * geometry.row().key_bytes();
   const uint64_t v_token = geometry.n_kv_heads * geometry.row().value_bytes();
   while (true) {
-    PREFIXD_ASSIGN(const std::optional<RestoredRun> run, restore->Next());
+    Result<std::optional<RestoredRun>> next = restore->Next();
+    if (!next.ok() && next.error().code == Code::kCancelled) {
+      return Error{Code::kCancelled,
+                   "the export was stopped; " + path.string() + " was not written"};
+    }
+    PREFIXD_ASSIGN(const std::optional<RestoredRun> run, std::move(next));
     if (!run) break;
     PREFIXD_TRY(writer.Write(LayerName(run->layer, 'k'), run->tokens.begin * k_token, run->k));
     PREFIXD_TRY(writer.Write(LayerName(run->layer, 'v'), run->tokens.begin * v_token, run->v));

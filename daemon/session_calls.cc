@@ -13,6 +13,18 @@ using wire::FromJson;
 using wire::Json;
 using wire::ToJson;
 
+namespace {
+
+Result<TokenRange> RangeOf(const Request& request) {
+  TokenRange range;
+  PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
+  PREFIXD_ASSIGN(range.end, Field<uint32_t>(request.control, "end"));
+  if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+  return range;
+}
+
+}  // namespace
+
 Result<Session*> RequestHandler::FindSession(const Json& control) {
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(control, "session"));
   const auto it = sessions_.find(handle);
@@ -182,10 +194,7 @@ Result<Json> RequestHandler::ReadRange(const Request& request, Response* respons
   PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
-  TokenRange range;
-  PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
-  PREFIXD_ASSIGN(range.end, Field<uint32_t>(request.control, "end"));
-  if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+  PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
   PREFIXD_TRY(session->ReadRange(layer, kv_head, range, rows));
@@ -197,8 +206,7 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
   PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
   LayerSlice slice;
   PREFIXD_ASSIGN(slice.layer, Field<uint32_t>(request.control, "layer"));
-  PREFIXD_ASSIGN(slice.tokens.begin, Field<uint32_t>(request.control, "begin"));
-  PREFIXD_ASSIGN(slice.tokens.end, Field<uint32_t>(request.control, "end"));
+  PREFIXD_ASSIGN(slice.tokens, RangeOf(request));
   PREFIXD_ASSIGN(slice.first_head, Field<uint32_t>(request.control, "first_head"));
   PREFIXD_ASSIGN(slice.n_heads, Field<uint32_t>(request.control, "n_heads"));
   PREFIXD_ASSIGN(const bool head_major, Field<bool>(request.control, "head_major"));
@@ -213,10 +221,7 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
 
 Result<Json> RequestHandler::ReadTokens(const Request& request, Response* response) {
   PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
-  TokenRange range;
-  PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
-  PREFIXD_ASSIGN(range.end, Field<uint32_t>(request.control, "end"));
-  if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+  PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   PREFIXD_ASSIGN(const auto bytes, out.Bytes(0));
   if (bytes.size() != size_t{range.size()} * sizeof(uint32_t)) {

@@ -1,9 +1,10 @@
 #include "runtime/maintenance.h"
-#include "runtime/caught.h"
-#include "storage/errors.h"
 
 #include <algorithm>
 #include <utility>
+
+#include "runtime/caught.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 

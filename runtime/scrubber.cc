@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "runtime/caught.h"
+#include "storage/errors.h"
 
 namespace prefixd {
 namespace {
@@ -33,13 +34,17 @@ void Scrubber::Loop(const storage::ScrubOptions& options) {
   std::chrono::nanoseconds pause{0};
   while (Wait(pause)) {
     pause = kShortestPause;
-    // What fails is tried again, and has been said in the log.
-    static_cast<void>(Caught([&]() -> Status {
+    // What fails is tried again. Damage is said in the log where it is found; here, what ends a
+    // round.
+    const Status done = Caught([&]() -> Status {
       PREFIXD_ASSIGN(const int64_t due, storage_->Scrub(options));
       pause = std::clamp<std::chrono::nanoseconds>(std::chrono::milliseconds(due - NowUnixMs()),
                                                    kShortestPause, kLongestPause);
       return {};
-    }));
+    });
+    if (!done.ok() && done.error().code != Code::kCancelled) {
+      storage::LogWarning("scrub: " + done.error().message);
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "client_lib/json_text.h"
 #include "client_lib/remote_client.h"
+#include "daemon/prefix_file.h"
 #include "tensors/safetensors.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
@@ -189,6 +190,17 @@ TEST_F(PrefixFileTest, WhatCannotBeRightIsRefusedAndStoresNothing) {
   EXPECT_EQ(Run({"export", prefix_, File("no/such/x")}).code, 1);
   EXPECT_EQ(Run({"export", prefix_}).code, 2);
   EXPECT_FALSE(std::filesystem::exists(File("x")));
+}
+
+TEST_F(PrefixFileTest, AStoppedExportSaysSoAndWritesNothing) {
+  const auto stop = [](uint64_t, uint64_t, std::string_view) { return false; };
+  const auto stopped = ctl::ExportPrefix(*client_, prefix_, File("stopped"), stop);
+  ASSERT_FALSE(stopped.ok());
+  EXPECT_EQ(stopped.error().code, Code::kCancelled);
+  EXPECT_EQ(stopped.error().message,
+            "the export was stopped; " + File("stopped") + " was not written");
+  EXPECT_FALSE(std::filesystem::exists(File("stopped")));
+  EXPECT_EQ(Run({"export", prefix_, File("stopped")}).code, 0);
 }
 
 // What replaces a byte that is not UTF-8 is longer than it, and labels have an end.
