@@ -12,6 +12,7 @@
 #include "attention/key_codes.h"
 #include "attention/selection.h"
 #include "attention/step.h"
+#include "bench/pq_index.h"
 #include "bench/support/read_bandwidth.h"
 #include "bench/support/statistics.h"
 #include "index/code_blocks.h"
@@ -93,33 +94,30 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
   all.push_back({"exact",
                  [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); },
                  {}});
-  const auto add = [&](const std::string& name, const Build& build) {
+  const auto add = [&](const std::string& name, const Build& build, bool untuned = false) {
     if (name.find(options.only) == std::string::npos) return;
     if (options.efforts.empty()) {
       all.push_back(
           {name, [build](const HeadTrace& head) { return Tuned(head, build(head)); }, {}});
+      if (untuned) all.push_back({name + ", untuned", build, {}});
     }
     for (const float effort : options.efforts) {
       all.push_back({name, effort == options.efforts.front() ? build : nullptr, effort});
     }
   };
-  const Build codes = [](const HeadTrace& head) -> Built {
-    return index::BuildCodesIndex(head.view(), All(head));
-  };
-  add("codes", codes);
-  if (options.efforts.empty() && all.back().name == "codes") {
-    all.push_back({"codes, untuned", codes, {}});
-  }
-  add("page bounds", [](const HeadTrace& head) -> Built {
-    return index::BuildPagesIndex(head.view(), All(head), {});
-  });
-  add("faiss ivf", [](const HeadTrace& head) -> Built {
-    return index::BuildIvfIndex(head.view(), All(head), {});
-  });
+  add(
+      "codes", [](const HeadTrace& head) { return index::BuildCodesIndex(head.view(), All(head)); },
+      /*untuned=*/true);
+  add("page bounds",
+      [](const HeadTrace& head) { return index::BuildPagesIndex(head.view(), All(head), {}); });
+  add("faiss ivf",
+      [](const HeadTrace& head) { return index::BuildIvfIndex(head.view(), All(head), {}); });
+  add(
+      "faiss pq4", [](const HeadTrace& head) { return BuildPqIndex(head.view(), All(head)); },
+      /*untuned=*/true);
   if (options.hnsw) {
-    add("faiss hnsw", [](const HeadTrace& head) -> Built {
-      return index::BuildHnswIndex(head.view(), All(head), {});
-    });
+    add("faiss hnsw",
+        [](const HeadTrace& head) { return index::BuildHnswIndex(head.view(), All(head), {}); });
   }
   return all;
 }
