@@ -1,6 +1,7 @@
-// Damage at rest. Every byte of a segment's metadata is changed in turn, random bytes of its rows,
-// whole pages are zeroed, swapped, taken from another segment or from an older one with the same
-// tokens; bytes of blobs, of the STORE file and of the catalog. What is then served is right, or
+// Damage at rest, of segments as they were put, settled, merged with blobs of their own, and both.
+// Every byte of a segment's metadata is changed in turn, random bytes of its rows, whole pages are
+// zeroed, swapped, taken from another segment or from an older one with the same tokens; bytes of
+// blobs, of the STORE file and of the catalog. What is then served is right, or
 // nothing is; what a checksum covers is found; and what is made right again is served again.
 #include <algorithm>
 #include <cstring>
@@ -20,13 +21,19 @@ namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr size_t kSegments = 24;
+// A quarter of the segments each: as it was put; settled; merged; merged and settled. Every third
+// is encoded, so that after kAlike segments the next is made alike.
+constexpr size_t kSegments = 24, kAlike = 12;
+constexpr bool Settled(size_t i) { return i / 3 % 2 == 1; }
+constexpr bool Merged(size_t i) { return i / 6 % 2 == 1; }
 constexpr uint32_t kTokens = 100;
 constexpr uint64_t kRounds = 40;
 constexpr uint64_t kFlipsPerCycle = kSegments * kRounds;
 constexpr uint64_t kMetadataPages = 5;  // header, token ids, manifest, table, footer
 constexpr uint64_t kMetadataBytes = kMetadataPages * kPageBytes;
 constexpr uint64_t kMetadataCycles = (kMetadataBytes + kFlipsPerCycle - 1) / kFlipsPerCycle;
+// Then the order of settled rows, which half of the segments have.
+constexpr uint64_t kOrderCycles = (kPageBytes + kFlipsPerCycle / 2 - 1) / (kFlipsPerCycle / 2);
 
 std::string ReadAll(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -40,7 +47,8 @@ void Overwrite(const fs::path& path, uint64_t offset, std::string_view bytes) {
 }
 
 struct Segment {
-  SegmentId id;
+  SegmentId id;       // of its prefix
+  SegmentId segment;  // where that ends: another after a merge
   Tokens tokens;
   fs::path path;
   std::string sound;  // its file
@@ -68,23 +76,23 @@ class Damager {
       s.tokens = {1'000'000 + i};
       const Tokens more = RandomTokens(rng_, kTokens - 1, 1000);
       s.tokens.insert(s.tokens.end(), more.begin(), more.end());
-      for (std::string* file : {&s.stale, &s.sound}) {
-        const auto id = PutRows(s.tokens, EncodingOf(i));
-        if (!id.ok()) return Wrong("cannot put: " + id.error().ToString());
-        s.id = *id;
-        s.path = SegmentPath(dir_, s.id.bytes);
-        *file = ReadAll(s.path);
-        if (file == &s.stale && !store_->Remove(*id).ok()) return Wrong("cannot remove");
-      }
       s.blob = BlobBytes(0, 7 + i);
       s.blob.resize(500);
-      if (!store_->PutBlob(s.id, "b", "p", s.blob).ok()) return Wrong("cannot put a blob");
+      for (std::string* file : {&s.stale, &s.sound}) {
+        Status made = Make(i, s);
+        if (!made.ok()) return Wrong("cannot make a segment: " + made.error().ToString());
+        *file = ReadAll(s.path);
+        if (file == &s.stale && !store_->Remove(s.id).ok()) return Wrong("cannot remove");
+      }
+      const auto blob = store_->GetBlob(s.segment, "b", "p");
+      if (!blob.ok() || *blob != s.blob) return Wrong("a blob did not stay with its segment");
       const auto header = SegmentHeader::Decode(
           ConstPageBytes(reinterpret_cast<const std::byte*>(s.sound.data()), kPageBytes));
       if (!header.ok()) return Wrong("a sound header does not decode");
       const auto layout = header->Layout();
       if (!layout.ok()) return Wrong("a sound header has no layout");
       s.layout = *layout;
+      if (s.layout.settled() != Settled(i)) return Wrong("a segment does not lie as asked for");
       segments_.push_back(std::move(s));
     }
     return true;
@@ -102,13 +110,30 @@ class Damager {
     }
   }
 
+  // Bytes [first, first + kFlipsPerCycle / 2) of settled segments' stored order, those of the run
+  // of that number; of others' rows.
+  void FlipOrders(uint64_t first, uint64_t run) {
+    for (uint64_t r = 0; r < kRounds; ++r) {
+      std::vector<Damage> damage;
+      uint64_t at = first + r * kSegments / 2;
+      for (size_t i = 0; i < kSegments; ++i) {
+        const SegmentLayout& layout = segments_[i].layout;
+        const uint64_t page =
+            layout.order_page + run % std::max<uint64_t>(1, layout.table_page - layout.order_page);
+        damage.push_back(Settled(i) ? Flip(i, page * kPageBytes + at++ % kPageBytes) : RowFlip(i));
+      }
+      Round(damage);
+      report_.Count(kSegments / 2, "flips in stored orders");
+      report_.Count(kSegments / 2, "data flips");
+    }
+  }
+
   void FlipData() {
     for (uint64_t r = 0; r < kRounds; ++r) {
       std::vector<Damage> damage;
       const bool pages = r % 8 == 0;
       for (size_t i = 0; i < kSegments; ++i) {
-        damage.push_back(pages ? PageDamage(i)
-                               : Flip(i, rng_() % (segments_[i].layout.table_page * kPageBytes)));
+        damage.push_back(pages ? PageDamage(i) : RowFlip(i));
       }
       Round(damage);
       report_.Count(kSegments, pages ? "pages replaced" : "data flips");
@@ -120,17 +145,17 @@ class Damager {
     if (!store_ && !Open()) return;
     for (size_t i = 0; i < kSegments; ++i) {
       const Segment& s = segments_[i];
-      const fs::path path = BlobPath(dir_, s.id, "b");
+      const fs::path path = BlobPath(dir_, s.segment, "b");
       const std::string sound = ReadAll(path);
       const uint64_t at = (from + i) % sound.size();
       std::string bad(1, static_cast<char>(sound[at] ^ Mask()));
       Overwrite(path, at, bad);
-      const auto got = store_->GetBlob(s.id, "b", "p");
+      const auto got = store_->GetBlob(s.segment, "b", "p");
       if (got.ok()) Wrong("a blob with byte " + std::to_string(at) + " changed was served");
       // A damaged blob is deleted: whoever derived it derives it again.
       if (fs::exists(path)) Wrong("a damaged blob was kept");
-      if (!store_->PutBlob(s.id, "b", "p", s.blob).ok()) Wrong("a blob cannot be put again");
-      const auto again = store_->GetBlob(s.id, "b", "p");
+      if (!store_->PutBlob(s.segment, "b", "p", s.blob).ok()) Wrong("a blob cannot be put again");
+      const auto again = store_->GetBlob(s.segment, "b", "p");
       if (!again.ok() || *again != s.blob) Wrong("a blob that was put again was not served");
       report_.Count(1, "blob flips");
     }
@@ -195,7 +220,7 @@ class Damager {
     return TryOpen() || Wrong("the store does not open");
   }
 
-  Result<SegmentId> PutRows(const Tokens& tokens, RowEncoding encoding) {
+  Result<SegmentId> PutRows(std::span<const uint32_t> tokens, RowEncoding encoding) {
     const KvGeometry& g = model_.geometry;
     PREFIXD_ASSIGN(auto writer,
                    store_->BeginPut(model_.name, "t", tokens, "label", {.encoding = encoding}));
@@ -203,10 +228,35 @@ class Damager {
     return writer->Commit();
   }
 
+  // The tokens of `s` and its blob, as the i-th segment is made.
+  Status Make(uint32_t i, Segment& s) {
+    const RowEncoding encoding = EncodingOf(i);
+    if (Merged(i)) {
+      PREFIXD_ASSIGN(const SegmentId first,
+                     PutRows(std::span(s.tokens).first(kTokens * 2 / 5), encoding));
+      PREFIXD_ASSIGN(s.id, PutRows(s.tokens, encoding));
+      PREFIXD_TRY(store_->Remove(first));
+      const NewBlob blob{"b", "p", s.blob};
+      PREFIXD_ASSIGN(s.segment, store_->Merge(s.id, kTokens, std::span(&blob, 1)));
+    } else {
+      PREFIXD_ASSIGN(s.id, PutRows(s.tokens, encoding));
+      s.segment = s.id;
+      PREFIXD_TRY(store_->PutBlob(s.segment, "b", "p", s.blob));
+    }
+    if (Settled(i)) PREFIXD_TRY(store_->Settle(s.segment, WorkloadSettling()));
+    PREFIXD_ASSIGN(const PrefixInfo info, store_->GetPrefix(s.id));
+    s.path = SegmentPath(dir_, info.file);
+    return {};
+  }
+
   uint8_t Mask() { return static_cast<uint8_t>(1 + rng_() % 255); }
 
   Damage Flip(size_t i, uint64_t offset) {
     return {offset, std::string(1, static_cast<char>(segments_[i].sound[offset] ^ Mask())), true};
+  }
+
+  Damage RowFlip(size_t i) {
+    return Flip(i, rng_() % (segments_[i].layout.table_page * kPageBytes));
   }
 
   Damage MetadataFlip(size_t i, uint64_t ordinal) {
@@ -235,8 +285,7 @@ class Damager {
         damage.bytes = page_of(s.sound, (page + 1 + rng_() % 3) % s.layout.total_pages());
         break;
       case 2:
-        // The next of the same encoding, so of as many pages.
-        damage.bytes = page_of(segments_[(i + 3) % kSegments].sound, page);
+        damage.bytes = page_of(segments_[(i + kAlike) % kSegments].sound, page);
         break;
       default:
         damage.bytes = page_of(s.stale, page);
@@ -277,7 +326,7 @@ class Damager {
     std::string all;
     for (const std::string& damaged : report->damaged) all += damaged;
     for (size_t i = 0; i < kSegments; ++i) {
-      const bool found = all.find(segments_[i].id.ToString()) != std::string::npos;
+      const bool found = all.find(segments_[i].segment.ToString()) != std::string::npos;
       if (damage[i].covered && !found) {
         Wrong("damage at offset " + std::to_string(damage[i].offset) + " was not found");
       }
@@ -315,6 +364,8 @@ void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums
         if (!damager.Build()) return 0;
         if (number < kMetadataCycles) {
           damager.FlipMetadata(number * kFlipsPerCycle);
+        } else if (const uint64_t n = number - kMetadataCycles; n < kOrderCycles) {
+          damager.FlipOrders(n * kFlipsPerCycle / 2, n);
         } else {
           damager.FlipData();
         }

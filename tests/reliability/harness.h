@@ -36,7 +36,8 @@ Prepared PrepareFaults(bool torture);
 Prepared PrepareKill(bool torture);
 // power_harness.cc. A cycle is five cuts.
 Prepared PreparePower(bool torture);
-// damage_harness.cc. The first 22 cycles change every byte of metadata, later ones rows.
+// damage_harness.cc. The first 22 cycles change every byte of metadata, 9 more those of stored
+// orders, later ones rows.
 Prepared PrepareDamage(bool torture);
 void DamageCycle(uint64_t number, uint64_t seed, Journal& report, bool checksums);
 void DiskCycle(uint64_t seed, Journal& report, Lie lie, uint32_t merge_percent = 0);

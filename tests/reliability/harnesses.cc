@@ -14,7 +14,7 @@ constexpr Harness kHarnesses[] = {
     {"kill", "kill -9 at every named point and at random moments", 100, 10'000, PrepareKill},
     {"power", "an ext4 file system is shut down under load, five times a cycle", 10, 200,
      PreparePower},
-    {"damage", "bytes and pages at rest are changed", 34, 1222, PrepareDamage},
+    {"damage", "bytes and pages at rest are changed", 43, 1231, PrepareDamage},
     {"random", "random operations against a plain map, on both I/O backends", 30, 10'000,
      PrepareRandom},
 };

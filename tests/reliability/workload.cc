@@ -1,5 +1,6 @@
 #include "tests/reliability/workload.h"
 
+#include <numeric>
 #include <utility>
 
 #include "tests/storage/finite_rows.h"
@@ -43,6 +44,19 @@ StoreOptions WorkloadOptions(const std::filesystem::path& dir) {
 // gaps to bridge.
 ModelRecord WorkloadModel() {
   return TestModel("m", TestGeometry(/*layers=*/1, /*kv_heads=*/2, /*dim=*/32));
+}
+
+SettleOptions WorkloadSettling() {
+  SettleOptions options;
+  options.chunk_tokens = 64;
+  options.order = [row = WorkloadModel().geometry.row().bytes()](
+                      uint32_t, uint32_t, uint32_t,
+                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    std::vector<uint32_t> order(rows.size() / row);
+    std::iota(order.rbegin(), order.rend(), 0);
+    return order;
+  };
+  return options;
 }
 
 RowEncoding EncodingOf(uint32_t prompt) {

@@ -19,6 +19,8 @@ namespace prefixd::storage::reliability {
 
 StoreOptions WorkloadOptions(const std::filesystem::path& dir);
 ModelRecord WorkloadModel();
+// Two chunks of its longest prompts, the rows of each the other way round.
+SettleOptions WorkloadSettling();
 // Every third prompt's rows are stored in 8 bits.
 RowEncoding EncodingOf(uint32_t prompt);
 // "" when the prompt is what it must be, down to the encoding of its own rows; otherwise what not.

@@ -1,8 +1,6 @@
 // What a user of the store does with what is in it: removes, settles, merges, keeps for longer.
 #include "tests/reliability/workload.h"
 
-#include <numeric>
-
 namespace prefixd::storage::reliability {
 
 bool Workload::Remove() {
@@ -22,16 +20,7 @@ bool Workload::Remove() {
 bool Workload::Settle() {
   const auto number = SomeSure();
   if (!number) return Put();
-  SettleOptions options;
-  options.chunk_tokens = 64;
-  options.order = [row = model_.geometry.row().bytes()](
-                      uint32_t, uint32_t, uint32_t,
-                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-    std::vector<uint32_t> order(rows.size() / row);
-    std::iota(order.rbegin(), order.rend(), 0);
-    return order;
-  };
-  Status settled = store_->Settle(*truth_.at(*number).id, options);
+  Status settled = store_->Settle(*truth_.at(*number).id, WorkloadSettling());
   if (!settled.ok()) return OutOfRoom(settled.error()) || Refused("settle", settled.error());
   return true;
 }
