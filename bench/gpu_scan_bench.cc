@@ -17,6 +17,7 @@
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
 #include "gpu/host_image.h"
+#include "gpu/launch_memory.h"
 #include "gpu/topk_gpu.h"
 #include "gpu/upload.h"
 
@@ -113,16 +114,7 @@ struct Run {
       args.sources = image.Add<gpu::TopKSource>(sources);
     };
     PREFIXD_ASSIGN(const auto input, gpu::internal::UploadImage(pack, stream));
-    const size_t heads = size_t{kKvHeads} * kGroup, ids = size_t{kKvHeads} * shape.max_k;
-    PREFIXD_ASSIGN(gpu::DeviceBuffer output,
-                   gpu::DeviceBuffer::Allocate((ids + 2 * kKvHeads) * 4 + heads * sizeof(Cut)));
-    PREFIXD_ASSIGN(gpu::DeviceBuffer workspace, gpu::DeviceBuffer::Allocate(plan.workspace_bytes));
-    args.ids = output.as<uint32_t>();
-    args.counts = args.ids + ids;
-    args.errors = args.counts + kKvHeads;
-    args.cuts = reinterpret_cast<Cut*>(args.errors + kKvHeads);
-    args.workspace = workspace.data();
-    args.workspace_bytes = workspace.bytes();
+    PREFIXD_ASSIGN(const auto memory, gpu::internal::AllocateFor(plan, args));
     PREFIXD_ASSIGN(const Spread time, TimeGraph(stream, rounds, 1, [&] {
                      return gpu::LaunchTopK(plan, args, stream);
                    }));
@@ -158,22 +150,14 @@ struct Run {
       args.sources = image.Add<gpu::ExactSource>(sources);
     };
     PREFIXD_ASSIGN(const auto input, gpu::internal::UploadImage(pack, stream));
-    const size_t queries = size_t{kKvHeads} * shape.max_queries;
-    PREFIXD_ASSIGN(gpu::DeviceBuffer output,
-                   gpu::DeviceBuffer::Allocate((queries * (kDim + 1) + kKvHeads) * 4));
-    PREFIXD_ASSIGN(gpu::DeviceBuffer workspace, gpu::DeviceBuffer::Allocate(plan.workspace_bytes));
-    args.y = output.as<float>();
-    args.lse = args.y + queries * kDim;
-    args.errors = reinterpret_cast<uint32_t*>(args.lse + queries);
-    args.workspace = workspace.data();
-    args.workspace_bytes = workspace.bytes();
+    PREFIXD_ASSIGN(const auto memory, gpu::internal::AllocateFor(plan, args));
     PREFIXD_ASSIGN(const Spread time, TimeGraph(stream, rounds, 1, [&] {
                      return gpu::LaunchExact(plan, args, stream);
                    }));
     const std::string name = "suffix_" + std::to_string(tokens) + "_tokens_" +
                              std::to_string(rows.n_tokens / 1024) + "k";
     Report(name, static_cast<double>(kKvHeads) * rows.n_tokens * kRow.bytes(), time);
-    const double flops = 4.0 * static_cast<double>(queries) * rows.n_tokens * kDim;
+    const double flops = 4.0 * kKvHeads * shape.max_queries * rows.n_tokens * kDim;
     figures.AddRatio(name + "_tflops", flops / time.median * 1e-12);
     return {};
   }

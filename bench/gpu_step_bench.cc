@@ -13,6 +13,7 @@
 #include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
 #include "gpu/exact_gpu.h"
+#include "gpu/launch_memory.h"
 
 namespace prefixd::bench {
 namespace {
@@ -78,20 +79,13 @@ struct Run {
       sources[h].rows = rows.Head(h);
       sources[h].row_stride = kRow.bytes();
     }
-    const size_t source_bytes = sources.size() * sizeof(sources[0]), heads = kKvHeads * kGroup;
+    const size_t source_bytes = sources.size() * sizeof(sources[0]);
     PREFIXD_ASSIGN(gpu::DeviceBuffer packed, gpu::DeviceBuffer::Allocate(source_bytes));
-    PREFIXD_ASSIGN(gpu::DeviceBuffer output,
-                   gpu::DeviceBuffer::Allocate((heads * (kDim + 1) + kKvHeads) * 4));
-    PREFIXD_ASSIGN(gpu::DeviceBuffer workspace, gpu::DeviceBuffer::Allocate(plan.workspace_bytes));
     PREFIXD_TRY(gpu::CopyToDevice(packed.data(), sources.data(), source_bytes, stream));
     PREFIXD_TRY(gpu::Synchronize(stream));
     gpu::ExactArgs args;
     args.sources = packed.as<const gpu::ExactSource>();
-    args.y = output.as<float>();
-    args.lse = args.y + heads * kDim;
-    args.errors = reinterpret_cast<uint32_t*>(args.lse + heads);
-    args.workspace = workspace.data();
-    args.workspace_bytes = workspace.bytes();
+    PREFIXD_ASSIGN(const auto memory, gpu::internal::AllocateFor(plan, args));
     return TimeGraph(stream, rounds, 1, [&] { return gpu::LaunchExact(plan, args, stream); });
   }
 

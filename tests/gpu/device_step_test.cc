@@ -160,32 +160,18 @@ TEST(DeviceStep, ReplaysFromAGraph) {
   testing::RandomBatches(run, Seed("DeviceStep.ReplaysFromAGraph"), 4, 128, 200);
 }
 
-// Steps of a session find its summaries on the device; another session's at the same addresses are
-// other ones; the memory stays within its limit and goes with the sessions.
 TEST(DeviceStep, KeepsSummariesOfASession) {
   SKIP_WITHOUT_DEVICE();
   Result<HostStep> step = HostStep::Create();
   ASSERT_TRUE(step.ok()) << step.error().ToString();
-  ResidentSummaries resident(1 << 20);
-  auto owner = std::make_shared<int>(0);
-  const auto run = [&](std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
-    return step->Run(in, out, &resident, owner);
-  };
-  testing::Random random(Seed("DeviceStep.KeepsSummariesOfASession"));
-  const testing::ShapeSpec shape{
-      .group = 3, .row = {32, 32, DType::kBf16}, .d_phi = 16, .d_emb = 24};
-  testing::GroupSpec spec{.mid = 100, .k = 20, .estimator = EstimatorKind::kMoment};
-  for (int session = 0; session < 40; ++session) {
-    spec.estimator = static_cast<EstimatorKind>(session % 6);
-    const testing::Group group = testing::MakeGroup(random, shape, spec);
-    testing::ExpectAgrees(run, std::span(&group, 1));
-    const size_t bytes = resident.bytes();
-    testing::ExpectAgrees(run, std::span(&group, 1));
-    EXPECT_EQ(resident.bytes(), bytes);
-    EXPECT_GT(bytes, 0u);
-    EXPECT_LE(bytes, size_t{1} << 20);
-    owner = std::make_shared<int>(session);
-  }
+  testing::KeepsSummaries(
+      *step,
+      {.shape = {.group = 3, .row = {32, 32, DType::kBf16}, .d_phi = 16, .d_emb = 24},
+       .mid = 100,
+       .k = 20,
+       .sessions = 40,
+       .most_bytes = 1 << 20},
+      Seed("DeviceStep.KeepsSummariesOfASession"));
 }
 
 // An impossible allocation is an error value, and the device goes on working.

@@ -1,6 +1,5 @@
 // HostStep on an emulated device: what it copies, keeps and waits for, beside the kernels.
 #include <cmath>
-#include <memory>
 #include <vector>
 
 #include "attention/step.h"
@@ -39,26 +38,14 @@ TEST(EmulatedHost, KeepsSummariesOfASession) {
   emulated::SetSeed(seed);
   Result<HostStep> step = HostStep::Create();
   ASSERT_TRUE(step.ok()) << step.error().ToString();
-  ResidentSummaries resident(1 << 18);
-  auto owner = std::make_shared<int>(0);
-  const auto run = [&](std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
-    return step->Run(in, out, &resident, owner);
-  };
-  testing::Random random(seed);
-  const testing::ShapeSpec shape{
-      .group = 3, .row = {16, 16, DType::kBf16}, .d_phi = 8, .d_emb = 12};
-  testing::GroupSpec spec{.mid = 60, .k = 12, .estimator = EstimatorKind::kMoment};
-  for (int session = 0; session < 12; ++session) {
-    spec.estimator = static_cast<EstimatorKind>(session % 6);
-    const testing::Group group = testing::MakeGroup(random, shape, spec);
-    testing::ExpectAgrees(run, std::span(&group, 1));
-    const size_t bytes = resident.bytes();
-    testing::ExpectAgrees(run, std::span(&group, 1));
-    EXPECT_EQ(resident.bytes(), bytes);
-    EXPECT_GT(bytes, 0u);
-    EXPECT_LE(bytes, size_t{1} << 18);
-    owner = std::make_shared<int>(session);
-  }
+  testing::KeepsSummaries(
+      *step,
+      {.shape = {.group = 3, .row = {16, 16, DType::kBf16}, .d_phi = 8, .d_emb = 12},
+       .mid = 60,
+       .k = 12,
+       .sessions = 12,
+       .most_bytes = 1 << 18},
+      seed);
 }
 
 // Each group by itself; every other one's rows are registered, and read where they lie.

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "gpu/launch_memory.h"
 #include "gpu/upload.h"
 #include "tests/gpu/exact_cases.h"
 #include "tests/gpu/launcher.h"
@@ -40,21 +41,13 @@ inline Result<ExactResult> RunExact(const ExactCase& c, const Launcher& launch) 
   ExactArgs args;
   const auto pack = [&](internal::HostImage& image) { args.sources = PackExactCase(c, image); };
   PREFIXD_ASSIGN(const auto input, internal::UploadImage(pack, stream.get()));
-  const size_t n = c.shape.n_groups, queries = n * c.shape.max_queries;
-  const size_t y_floats = queries * c.shape.row.value_dim;
-  PREFIXD_ASSIGN(DeviceBuffer output, DeviceBuffer::Allocate((y_floats + queries + n) * 4));
-  PREFIXD_ASSIGN(DeviceBuffer workspace, DeviceBuffer::Allocate(plan.workspace_bytes));
-  args.y = output.as<float>();
-  args.lse = args.y + y_floats;
-  args.errors = reinterpret_cast<uint32_t*>(args.lse + queries);
-  args.workspace = workspace.data();
-  args.workspace_bytes = workspace.bytes();
+  PREFIXD_ASSIGN(const auto memory, internal::AllocateFor(plan, args));
   PREFIXD_TRY(launch(stream.get(), [&] { return LaunchExact(plan, args, stream.get()); }));
 
   ExactResult out;
-  out.y.resize(y_floats);
-  out.lse.resize(queries);
-  out.errors.resize(n);
+  out.lse.resize(size_t{c.shape.n_groups} * c.shape.max_queries);
+  out.y.resize(out.lse.size() * c.shape.row.value_dim);
+  out.errors.resize(c.shape.n_groups);
   PREFIXD_TRY(Fetch(out.y, args.y, stream.get()));
   PREFIXD_TRY(Fetch(out.lse, args.lse, stream.get()));
   PREFIXD_TRY(Fetch(out.errors, args.errors, stream.get()));

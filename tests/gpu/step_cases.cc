@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "attention/reference.h"
@@ -279,6 +280,27 @@ void Refusals(const Runner& run, uint64_t seed) {
     g.retrieved_clusters[3] = 6;
     g.input.retrieved_clusters = g.retrieved_clusters;
   });
+}
+
+void KeepsSummaries(HostStep& step, const SessionCases& cases, uint64_t seed) {
+  ResidentSummaries resident(cases.most_bytes);
+  auto owner = std::make_shared<int>(0);
+  const auto run = [&](std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
+    return step.Run(in, out, &resident, owner);
+  };
+  Random random(seed);
+  GroupSpec spec{.mid = cases.mid, .k = cases.k};
+  for (int session = 0; session < cases.sessions; ++session) {
+    spec.estimator = static_cast<EstimatorKind>(session % 6);
+    const Group group = MakeGroup(random, cases.shape, spec);
+    ExpectAgrees(run, std::span(&group, 1));
+    const size_t bytes = resident.bytes();
+    ExpectAgrees(run, std::span(&group, 1));
+    EXPECT_EQ(resident.bytes(), bytes);
+    EXPECT_GT(bytes, 0u);
+    EXPECT_LE(bytes, cases.most_bytes);
+    owner = std::make_shared<int>(session);
+  }
 }
 
 }  // namespace prefixd::gpu::testing

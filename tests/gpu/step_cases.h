@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 
+#include "gpu/step_host.h"
 #include "tests/gpu/step_groups.h"
 
 namespace prefixd::gpu::testing {
@@ -23,5 +24,15 @@ void RandomBatches(const Runner& run, uint64_t seed, int batches, uint32_t max_d
 void EveryForm(const Runner& run, uint64_t seed);
 void HardCases(const Runner& run, uint64_t seed);
 void Refusals(const Runner& run, uint64_t seed);
+
+// Steps of a session find its summaries on the device; another session's at the same addresses are
+// other ones; the memory stays within its limit and goes with the sessions.
+struct SessionCases {
+  ShapeSpec shape;
+  uint32_t mid = 0, k = 0;
+  int sessions = 0;
+  size_t most_bytes = 0;  // of the device
+};
+void KeepsSummaries(HostStep& step, const SessionCases& cases, uint64_t seed);
 
 }  // namespace prefixd::gpu::testing

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "gpu/launch_memory.h"
 #include "gpu/topk_layout.h"
 #include "gpu/upload.h"
 #include "tests/gpu/launcher.h"
@@ -20,19 +21,11 @@ inline Result<TopKResult> RunTopK(const TopKCase& c, const Launcher& launch) {
     args.sources = PackTopK(c, image);
   };
   PREFIXD_ASSIGN(const auto input, internal::UploadImage(pack, stream.get()));
-  const size_t n = c.shape.n_groups, G = c.shape.group;
-  const size_t id_words = n * c.shape.max_k, cut_words = n * G * sizeof(Cut) / 4;
-  PREFIXD_ASSIGN(DeviceBuffer output, DeviceBuffer::Allocate((id_words + cut_words + 2 * n) * 4));
-  PREFIXD_ASSIGN(DeviceBuffer workspace, DeviceBuffer::Allocate(plan.workspace_bytes));
-  args.ids = output.as<uint32_t>();
-  args.counts = args.ids + id_words;
-  args.errors = args.counts + n;
-  args.cuts = reinterpret_cast<Cut*>(args.errors + n);
-  args.workspace = workspace.data();
-  args.workspace_bytes = workspace.bytes();
+  PREFIXD_ASSIGN(const auto memory, internal::AllocateFor(plan, args));
   PREFIXD_TRY(launch(stream.get(), [&] { return LaunchTopK(plan, args, stream.get()); }));
 
-  std::vector<uint32_t> ids(id_words), counts(n), errors(n);
+  const size_t n = c.shape.n_groups, G = c.shape.group;
+  std::vector<uint32_t> ids(n * c.shape.max_k), counts(n), errors(n);
   std::vector<Cut> cuts(n * G);
   PREFIXD_TRY(Fetch(ids, args.ids, stream.get()));
   PREFIXD_TRY(Fetch(counts, args.counts, stream.get()));
@@ -52,7 +45,7 @@ inline Result<TopKResult> RunTopK(const TopKCase& c, const Launcher& launch) {
       CodesSeen& seen = out.seen.emplace_back();
       if (group.candidates() == 0 || errors[g] != kGroupOk) continue;
       // Only what was written.
-      const auto* words = workspace.as<const uint32_t>();
+      const auto* words = memory.workspace.as<const uint32_t>();
       std::vector<internal::CodeNumbers> of(1);
       seen.values.resize(group.candidates());
       PREFIXD_TRY(
