@@ -128,7 +128,8 @@ size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
 
 extern const CodeScanTable kAvx512VnniCodeScan;
 const CodeScanTable kAvx512VnniCodeScan = {
-    "avx512vnni", Scan,   ExpSum,      ExpTotal, Largest, LargestFloat, CountFrom,
-    PlacesFrom,   Scaled, BlockScores, Pick,     Raise,   Above};
+    "avx512vnni",   Scan,      ExpSum,     ExpTotal, Largest<int16_t>,
+    Largest<float>, CountFrom, PlacesFrom, Scaled,   BlockScores,
+    Pick,           Raise,     Above};
 
 }  // namespace prefixd

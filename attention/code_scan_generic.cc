@@ -58,8 +58,9 @@ size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
 }  // namespace
 
 extern const CodeScanTable kGenericCodeScan;
-const CodeScanTable kGenericCodeScan = {"generic",    Scan,      ExpSum,     ExpTotal, Largest,
-                                        LargestFloat, CountFrom, PlacesFrom, Scaled,   BlockScores,
-                                        Pick,         Raise,     Above};
+const CodeScanTable kGenericCodeScan = {
+    "generic",      Scan,      ExpSum,     ExpTotal, Largest<int16_t>,
+    Largest<float>, CountFrom, PlacesFrom, Scaled,   BlockScores,
+    Pick,           Raise,     Above};
 
 }  // namespace prefixd

@@ -60,28 +60,17 @@ double ExpSum(const int16_t* v, size_t n, float mul, float shift) {
 
 double ExpTotal(const float* s, size_t n, float shift) { return ExpSumOf(s, n, 1.0f, shift); }
 
-int16_t Largest(const int16_t* v, size_t n) {
+// T: int16_t or float. n >= 1.
+template <typename T>
+T Largest(const T* v, size_t n) {
   constexpr size_t kLanes = 64;
-  int16_t most[kLanes];
-  for (int16_t& m : most) m = v[0];
+  T most[kLanes];
+  for (T& m : most) m = v[0];
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     for (size_t l = 0; l < kLanes; ++l) most[l] = v[i + l] > most[l] ? v[i + l] : most[l];
   }
   for (; i < n; ++i) most[0] = v[i] > most[0] ? v[i] : most[0];
-  for (size_t l = 1; l < kLanes; ++l) most[0] = most[l] > most[0] ? most[l] : most[0];
-  return most[0];
-}
-
-float LargestFloat(const float* x, size_t n) {
-  constexpr size_t kLanes = 64;
-  float most[kLanes];
-  for (float& m : most) m = x[0];
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (size_t l = 0; l < kLanes; ++l) most[l] = x[i + l] > most[l] ? x[i + l] : most[l];
-  }
-  for (; i < n; ++i) most[0] = x[i] > most[0] ? x[i] : most[0];
   for (size_t l = 1; l < kLanes; ++l) most[0] = most[l] > most[0] ? most[l] : most[0];
   return most[0];
 }

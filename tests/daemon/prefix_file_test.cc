@@ -8,18 +8,14 @@
 #include <vector>
 
 #include "client_lib/json_text.h"
-#include "client_lib/remote_client.h"
 #include "daemon/prefix_file.h"
 #include "tensors/safetensors.h"
-#include "tests/daemon/daemon_process.h"
-#include "tests/daemon/put_prompt.h"
+#include "tests/daemon/prefixctl_fixture.h"
 #include "tests/support/seed.h"
-#include "tests/support/test.h"
 
 namespace prefixd {
 namespace {
 
-using testing::DaemonProcess;
 using testing::Finished;
 using testing::Prompt;
 using testing::TempDir;
@@ -29,27 +25,18 @@ std::string Contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-class PrefixFileTest : public ::testing::Test {
+constexpr uint32_t kTokens = 9000;  // more than one write of a layer
+
+class PrefixFileTest : public testing::PrefixctlFixture {
  protected:
-  static constexpr uint32_t kTokens = 9000;  // more than one write of a layer
+  PrefixFileTest()
+      : PrefixctlFixture(testing::MakePrompt(kTokens, testing::Seed("PrefixFileTest")),
+                         "a \xff label") {}
 
-  void SetUp() override {
-    daemon_ = std::make_unique<DaemonProcess>(dir_.path());
-    ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
-    ConnectOptions options;
-    options.tenant = "team-a";
-    auto client = RemoteClient::Connect(daemon_->address(), options);
-    ASSERT_TRUE(client.ok());
-    client_ = *std::move(client);
-    auto put = testing::PutPrompt(*client_, prompt_, "a \xff label");
-    ASSERT_TRUE(put.ok()) << put.error().message;
-    prefix_ = put->prefix;
-  }
-
-  Finished Run(std::vector<std::string> args, const std::string& tenant = "team-a") {
+  Finished Run(std::vector<std::string> args, const std::string& tenant = "team-a") const {
     args.insert(args.begin(), "prefixes");
-    args.insert(args.end(), {"--socket", daemon_->socket(), "--tenant", tenant});
-    return testing::RunProgram(PREFIXCTL_BINARY, args);
+    args.insert(args.end(), {"--tenant", tenant});
+    return PrefixctlFixture::Run(args);
   }
   std::string File(const char* name) const { return dir_.path() / name; }
 
@@ -71,12 +58,6 @@ class PrefixFileTest : public ::testing::Test {
     EXPECT_NE(put.err.find(why), std::string::npos) << put.err;
     EXPECT_EQ(put.out, "");
   }
-
-  const Prompt prompt_ = testing::MakePrompt(kTokens, testing::Seed("PrefixFileTest"));
-  TempDir dir_;
-  std::unique_ptr<DaemonProcess> daemon_;
-  std::unique_ptr<RemoteClient> client_;
-  std::string prefix_;
 };
 
 TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
@@ -105,8 +86,7 @@ TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
 
   // In a store that has never heard of the model.
   TempDir other;
-  daemon_ = std::make_unique<DaemonProcess>(other.path());
-  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  ASSERT_NO_FATAL_FAILURE(StartIn(other.path()));
   const Finished moved = Run({"put", File("a"), "--quiet"});
   ASSERT_EQ(moved.code, 0) << moved.err;
   EXPECT_EQ(moved.err, "");

@@ -5,38 +5,23 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "client_lib/remote_client.h"
-#include "tests/daemon/daemon_process.h"
-#include "tests/daemon/put_prompt.h"
-#include "tests/support/test.h"
+#include "tests/daemon/prefixctl_fixture.h"
 
 namespace prefixd {
 namespace {
 
 using nlohmann::json;
-using testing::DaemonProcess;
 using testing::Finished;
-using testing::TempDir;
 
-class PrefixctlTest : public ::testing::Test {
+class PrefixctlTest : public testing::PrefixctlFixture {
  protected:
+  PrefixctlTest() : PrefixctlFixture(testing::MakePrompt(120, 5), "a label") {}
   void SetUp() override {
-    daemon_ = std::make_unique<DaemonProcess>(dir_.path());
-    ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
-    ConnectOptions options;
-    options.tenant = "team-a";
-    auto client = RemoteClient::Connect(daemon_->address(), options);
-    ASSERT_TRUE(client.ok());
-    auto put = testing::PutPrompt(**client, testing::MakePrompt(120, 5), "a label");
-    ASSERT_TRUE(put.ok()) << put.error().message;
-    prefix_ = put->prefix;
-    ASSERT_TRUE((*client)->WaitReady(prefix_, {}).ok());
+    PrefixctlFixture::SetUp();
+    if (HasFatalFailure()) return;
+    ASSERT_TRUE(client_->WaitReady(prefix_, {}).ok());
   }
 
-  Finished Run(std::vector<std::string> args) {
-    args.insert(args.end(), {"--socket", daemon_->socket()});
-    return testing::RunProgram(PREFIXCTL_BINARY, args);
-  }
   json RunJson(std::vector<std::string> args) {
     args.push_back("--json");
     const Finished f = Run(args);
@@ -45,10 +30,6 @@ class PrefixctlTest : public ::testing::Test {
     EXPECT_FALSE(parsed.is_discarded()) << f.out;
     return parsed;
   }
-
-  TempDir dir_;
-  std::unique_ptr<DaemonProcess> daemon_;
-  std::string prefix_;
 };
 
 TEST_F(PrefixctlTest, JsonOfEveryCommand) {
@@ -169,8 +150,7 @@ TEST_F(PrefixctlTest, RecoversALostCatalog) {
   const json report = json::parse(done.out, nullptr, false);
   EXPECT_EQ(report["segments"], 1);
   EXPECT_EQ(report["prefixes"], 1);
-  daemon_ = std::make_unique<DaemonProcess>(dir_.path());
-  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  ASSERT_NO_FATAL_FAILURE(StartIn(dir_.path()));
   EXPECT_EQ(RunJson({"prefixes", "list", "--all-tenants"})[0]["id"], prefix_);
   EXPECT_EQ(RunJson({"prefixes", "verify", "--all-tenants"})["segments"], 1);
   daemon_.reset();

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "attention/reference.h"
 #include "runtime/store.h"
 #include "tensors/safetensors.h"
 #include "tests/support/random_kv.h"
@@ -182,6 +184,29 @@ class RuntimeTest : public ::testing::Test {
     const Status status = session.Step(layer, q, out.y, out.lse, &out.info);
     EXPECT_TRUE(status.ok()) << status.error().ToString();
     return out;
+  }
+
+  // Exact attention of n tokens from `first` on, each head's every `every`-th compared with
+  // float64.
+  void ExpectSuffix(Session& session, const SyntheticPrompt& prompt, uint32_t layer, uint32_t first,
+                    uint32_t n, uint32_t every = 1) {
+    const KvGeometry& g = spec_.geometry;
+    const auto q = prompt.Q(layer, first, n);
+    std::vector<float> y(n * g.n_q_heads * g.value_dim), lse(n * g.n_q_heads);
+    ASSERT_OK(session.AttendExact(layer, n, q, y, lse));
+    for (uint32_t h = 0; h < g.n_q_heads; ++h) {
+      const auto rows = prompt.Rows(layer, h / g.group_size());
+      for (uint32_t t = h % every; t < n; t += every) {
+        const size_t at = t * g.n_q_heads + h;
+        const auto want =
+            reference::ExactAttention(q.subspan(at * g.key_dim, g.key_dim), 1, g.layers[layer],
+                                      {rows.data(), prompt.n_tokens, g.row().bytes(), g.row()});
+        EXPECT_NEAR(lse[at], want.lse[0], 1e-5 * (1 + std::abs(want.lse[0])));
+        for (uint32_t i = 0; i < g.value_dim; ++i) {
+          EXPECT_NEAR(y[at * g.value_dim + i], want.y[i], 1e-5 * want.abs_y[i] + 1e-7);
+        }
+      }
+    }
   }
 
   TempDir dir_;
