@@ -41,13 +41,17 @@ struct CodeScanTable {
   // is null (no alignment needed; 64 bytes is fastest). The sums fit int16.
   void (*scan)(const std::byte* codes, const uint32_t* which, size_t n_blocks,
                const CodeScanQuery& query, int16_t* out, size_t ld_out);
-  // sum_i exp(mul v[i] + shift), each term to 0.1%. mul v[i] + shift <= 80; below -80 as if -80.
-  double (*exp_sum)(const int16_t* v, size_t n, float mul, float shift);
-  // sum_i exp(s[i] + shift), likewise.
+  // sum_i exp(mul (v[i] - top)), v[i] <= top, mul >= 0; each term w within 0.1% or, if that is
+  // more, what one unit of v is worth, and 2^-15 sqrt(w).
+  double (*weight_sum)(const int16_t* v, size_t n, int16_t top, float mul);
+  // sum_i exp(s[i] + shift), each term to 0.1%. s[i] + shift <= 80; below -80 as if -80.
   double (*exp_total)(const float* s, size_t n, float shift);
   // The largest of n >= 1.
   int16_t (*largest)(const int16_t* v, size_t n);
   float (*largest_float)(const float* x, size_t n);
+  // out gets, in their order, all x[i] with x[i] >= low but not x[i] >= high, which may be NaN;
+  // returns how many. out has room for n, and may be x.
+  size_t (*between)(const float* x, size_t n, float low, float high, float* out);
   // How many are at least `floor`. No NaN.
   size_t (*count_from)(const float* x, size_t n, float floor);
   // out gets, ascending, every i < n with x[i] >= floor; returns how many. out has room for n.

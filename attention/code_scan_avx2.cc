@@ -102,6 +102,58 @@ size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, s
   return count;
 }
 
+// h (h + 1) of 16 values, each added to its neighbour's.
+inline __attribute__((always_inline)) __m256i PairWeights(const int16_t* v, __m256i top,
+                                                          __m256i step, __m256i whole) {
+  const __m256i below =
+      _mm256_sub_epi16(top, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(v)));
+  const __m256i x = _mm256_mulhi_epu16(below, step);
+  const __m256i fraction = _mm256_mullo_epi16(x, whole), halvings = _mm256_mulhi_epu16(x, whole);
+  const auto times = [&](__m256i a) { return _mm256_mulhi_epu16(fraction, a); };
+  const auto constant = [](uint16_t c) { return _mm256_set1_epi16(static_cast<int16_t>(c)); };
+  const __m256i square = _mm256_sub_epi16(constant(kPower2), times(constant(kPower3)));
+  const __m256i line = _mm256_sub_epi16(constant(kPower1), times(square));
+  const __m256i power = _mm256_sub_epi16(constant(kPower0), times(line));
+  // There are no 16-bit shifts by as much as each lane says.
+  const __m256i low = _mm256_set1_epi32(0xffff);
+  const __m256i even =
+      _mm256_srlv_epi32(_mm256_and_si256(power, low), _mm256_and_si256(halvings, low));
+  const __m256i odd =
+      _mm256_srlv_epi32(_mm256_srli_epi32(power, 16), _mm256_srli_epi32(halvings, 16));
+  const __m256i h = _mm256_or_si256(even, _mm256_slli_epi32(odd, 16));
+  return _mm256_madd_epi16(h, _mm256_sub_epi16(h, _mm256_set1_epi16(-1)));
+}
+
+void AddWeights(const int16_t* v, size_t n, int16_t top, const WeightScale& scale, float* sums) {
+  const __m256i tops = _mm256_set1_epi16(top);
+  const __m256i step = _mm256_set1_epi16(static_cast<int16_t>(scale.step));
+  const __m256i whole = _mm256_set1_epi16(static_cast<int16_t>(scale.whole));
+  __m256 first = _mm256_loadu_ps(sums), second = _mm256_loadu_ps(sums + 8);
+  for (size_t i = 0; i < n; i += 2 * kWeightLanes) {
+    first = _mm256_add_ps(first, _mm256_cvtepi32_ps(PairWeights(v + i, tops, step, whole)));
+    second = _mm256_add_ps(second, _mm256_cvtepi32_ps(PairWeights(v + i + 16, tops, step, whole)));
+  }
+  _mm256_storeu_ps(sums, first);
+  _mm256_storeu_ps(sums + 8, second);
+}
+
+size_t Between(const float* x, size_t n, float low, float high, float* out) {
+  const __m256 least = _mm256_set1_ps(low), most = _mm256_set1_ps(high);
+  size_t count = 0, i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 values = _mm256_loadu_ps(x + i);
+    auto hits = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_and_ps(
+        _mm256_cmp_ps(values, least, _CMP_GE_OQ), _mm256_cmp_ps(values, most, _CMP_NGE_UQ))));
+    for (; hits != 0; hits &= hits - 1) {
+      out[count++] = x[i + static_cast<uint32_t>(__builtin_ctz(hits))];
+    }
+  }
+  for (; i < n; ++i) {
+    if (x[i] >= low && !(x[i] >= high)) out[count++] = x[i];
+  }
+  return count;
+}
+
 size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
   const __m256 least = _mm256_set1_ps(floor);
   size_t count = 0, i = 0;
@@ -122,8 +174,8 @@ size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
 
 extern const CodeScanTable kAvx2CodeScan;
 const CodeScanTable kAvx2CodeScan = {
-    "avx2",         Scan,      ExpSum,     ExpTotal, Largest<int16_t>,
-    Largest<float>, CountFrom, PlacesFrom, Scaled,   BlockScores,
-    Pick,           Raise,     Above};
+    "avx2",         Scan,    WeightSum, ExpTotal,   Largest<int16_t>,
+    Largest<float>, Between, CountFrom, PlacesFrom, Scaled,
+    BlockScores,    Pick,    Raise,     Above};
 
 }  // namespace prefixd

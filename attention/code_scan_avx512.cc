@@ -107,6 +107,43 @@ size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, s
   return count;
 }
 
+void AddWeights(const int16_t* v, size_t n, int16_t top, const WeightScale& scale, float* sums) {
+  const auto constant = [](uint16_t c) { return _mm512_set1_epi16(static_cast<int16_t>(c)); };
+  const __m512i tops = constant(static_cast<uint16_t>(top));
+  const __m512i step = constant(scale.step), whole = constant(scale.whole);
+  const __m512i power0 = constant(kPower0), power1 = constant(kPower1);
+  const __m512i power2 = constant(kPower2), power3 = constant(kPower3), one = constant(1);
+  __m512 total = _mm512_loadu_ps(sums);
+  for (size_t i = 0; i < n; i += 2 * kWeightLanes) {
+    const __m512i below = _mm512_sub_epi16(tops, _mm512_loadu_si512(v + i));
+    const __m512i x = _mm512_mulhi_epu16(below, step);
+    const __m512i fraction = _mm512_mullo_epi16(x, whole), halvings = _mm512_mulhi_epu16(x, whole);
+    const __m512i square = _mm512_sub_epi16(power2, _mm512_mulhi_epu16(fraction, power3));
+    const __m512i line = _mm512_sub_epi16(power1, _mm512_mulhi_epu16(fraction, square));
+    const __m512i power = _mm512_sub_epi16(power0, _mm512_mulhi_epu16(fraction, line));
+    const __m512i h = _mm512_srlv_epi16(power, halvings);
+    const __m512i pairs = _mm512_madd_epi16(h, _mm512_add_epi16(h, one));
+    total = _mm512_add_ps(total, _mm512_maskz_cvtepi32_ps(~__mmask16{0}, pairs));
+  }
+  _mm512_storeu_ps(sums, total);
+}
+
+size_t Between(const float* x, size_t n, float low, float high, float* out) {
+  const __m512 least = _mm512_set1_ps(low), most = _mm512_set1_ps(high);
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += 16) {
+    const auto there = static_cast<__mmask16>(n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1);
+    const __m512 values = _mm512_maskz_loadu_ps(there, x + i);
+    const __mmask16 hits = _mm512_mask_cmp_ps_mask(
+        _mm512_mask_cmp_ps_mask(there, values, least, _CMP_GE_OQ), values, most, _CMP_NGE_UQ);
+    const auto n_hits = static_cast<unsigned>(__builtin_popcount(hits));
+    _mm512_mask_storeu_ps(out + count, static_cast<__mmask16>((1u << n_hits) - 1),
+                          _mm512_maskz_compress_ps(hits, values));
+    count += n_hits;
+  }
+  return count;
+}
+
 size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512 least = _mm512_set1_ps(floor);
@@ -128,8 +165,8 @@ size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
 
 extern const CodeScanTable kAvx512VnniCodeScan;
 const CodeScanTable kAvx512VnniCodeScan = {
-    "avx512vnni",   Scan,      ExpSum,     ExpTotal, Largest<int16_t>,
-    Largest<float>, CountFrom, PlacesFrom, Scaled,   BlockScores,
-    Pick,           Raise,     Above};
+    "avx512vnni",   Scan,    WeightSum, ExpTotal,   Largest<int16_t>,
+    Largest<float>, Between, CountFrom, PlacesFrom, Scaled,
+    BlockScores,    Pick,    Raise,     Above};
 
 }  // namespace prefixd

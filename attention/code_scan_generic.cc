@@ -46,6 +46,25 @@ size_t Above(const int16_t* v, size_t ld, size_t heads, const int16_t* floors, s
   return count;
 }
 
+void AddWeights(const int16_t* v, size_t n, int16_t top, const WeightScale& scale, float* sums) {
+  for (size_t i = 0; i < n; i += 2 * kWeightLanes) {
+    for (size_t l = 0; l < kWeightLanes; ++l) {
+      sums[l] += static_cast<float>(static_cast<int32_t>(Weight(v[i + 2 * l], top, scale) +
+                                                         Weight(v[i + 2 * l + 1], top, scale)));
+    }
+  }
+}
+
+size_t Between(const float* x, size_t n, float low, float high, float* out) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const float value = x[i];
+    out[count] = value;
+    count += value >= low && !(value >= high) ? 1 : 0;
+  }
+  return count;
+}
+
 size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
   size_t count = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -59,8 +78,8 @@ size_t PlacesFrom(const float* x, size_t n, float floor, uint32_t* out) {
 
 extern const CodeScanTable kGenericCodeScan;
 const CodeScanTable kGenericCodeScan = {
-    "generic",      Scan,      ExpSum,     ExpTotal, Largest<int16_t>,
-    Largest<float>, CountFrom, PlacesFrom, Scaled,   BlockScores,
-    Pick,           Raise,     Above};
+    "generic",      Scan,    WeightSum, ExpTotal,   Largest<int16_t>,
+    Largest<float>, Between, CountFrom, PlacesFrom, Scaled,
+    BlockScores,    Pick,    Raise,     Above};
 
 }  // namespace prefixd

@@ -1,8 +1,8 @@
 #include "attention/top_ranks.h"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -10,8 +10,6 @@
 
 namespace prefixd {
 namespace {
-
-constexpr size_t kSample = 2048, kSmall = 16 * kSample;
 
 // Floats as whole numbers of the same order, and back.
 int32_t Ordered(float x) {
@@ -22,45 +20,53 @@ float FromOrdered(int32_t order) {
   return std::bit_cast<float>(order < 0 ? order ^ 0x7fffffff : order);
 }
 
-// The largest number that at least k of x reach. Bisected: counting is far faster than sorting.
-float Nth(std::span<const float> x, size_t k) {
-  // At least k reach `low`; fewer, or none at all, reach `high`.
-  int64_t low = Ordered(-std::numeric_limits<float>::infinity());
-  int64_t high = int64_t{Ordered(CodeScan().largest_float(x.data(), x.size()))} + 1;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    const float at = FromOrdered(static_cast<int32_t>(middle));
-    if (CodeScan().count_from(x.data(), x.size(), at) >= k) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return FromOrdered(static_cast<int32_t>(low));
-}
+// Passes over so few numbers cost next to nothing.
+constexpr size_t kFew = 256;
 
 }  // namespace
 
 float KthLargest(std::span<const float> x, size_t k, std::vector<float>& scratch) {
   assert(k >= 1 && k <= x.size());
-  const size_t n = x.size();
-  if (n > kSmall && k < n / 4) {
-    const size_t stride = n / kSample;
-    scratch.clear();
-    for (size_t i = 0; i < n; i += stride) scratch.push_back(x[i]);
-    // Where the k-th should be in the sample, and four deviations of that count further down.
-    const double expected = double(k) / double(n) * double(scratch.size());
-    const auto at = static_cast<size_t>(expected + 4 * std::sqrt(expected + 1)) + 1;
-    if (at < scratch.size()) {
-      const float floor = Nth(scratch, at);
-      scratch.clear();
-      for (const float value : x) {
-        if (value >= floor) scratch.push_back(value);
-      }
-      if (scratch.size() >= k) return Nth(scratch, k);
+  const CodeScanTable& kernels = CodeScan();
+  // At least k reach `low`; `reaching` of them, fewer than k, reach `high`.
+  const int64_t least = Ordered(-std::numeric_limits<float>::infinity());
+  int64_t high = int64_t{Ordered(kernels.largest_float(x.data(), x.size()))} + 1, low = high;
+  size_t n_low = 0, n_high = 0;
+  // Down from the largest in steps that double, from an eighth of its size on: numbers that are
+  // looked for among so many are mostly of about one size.
+  for (int64_t step = int64_t{1} << 20; n_low < k; step *= 2) {
+    high = low;
+    n_high = n_low;
+    low = std::max(least, high - step);
+    n_low = low == least
+                ? x.size()
+                : kernels.count_from(x.data(), x.size(), FromOrdered(static_cast<int32_t>(low)));
+  }
+  // Bisected: counting is far faster than sorting. Once most are out of question the others are
+  // taken along alone.
+  while (high - low > 1) {
+    if (x.size() > kFew && n_low - n_high < x.size() / 4) {
+      const float from = FromOrdered(static_cast<int32_t>(low));
+      const float to = FromOrdered(static_cast<int32_t>(high));
+      if (scratch.size() < x.size()) scratch.resize(x.size());
+      const size_t n = kernels.between(x.data(), x.size(), from, to, scratch.data());
+      x = std::span<const float>(scratch).first(n);
+      k -= n_high;
+      n_low = n;
+      n_high = 0;
+    }
+    const int64_t middle = low + (high - low) / 2;
+    const size_t n =
+        kernels.count_from(x.data(), x.size(), FromOrdered(static_cast<int32_t>(middle)));
+    if (n >= k) {
+      low = middle;
+      n_low = n;
+    } else {
+      high = middle;
+      n_high = n;
     }
   }
-  return Nth(x, k);
+  return FromOrdered(static_cast<int32_t>(low));
 }
 
 }  // namespace prefixd

@@ -33,7 +33,8 @@ void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n, size_t none
   if (none == n) return;
   for (size_t g = 0; g < shift_.size(); ++g) {
     const int16_t* v = part.values + g * part.ld + begin;
-    const double top = part.OfValue(g, CodeScan().largest(v, n));
+    const int16_t largest = CodeScan().largest(v, n);
+    const double top = part.OfValue(g, largest);
     if (top > shift_[g]) {
       sum_[g] *= std::exp(shift_[g] - top);
       shift_[g] = top;
@@ -46,10 +47,9 @@ void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n, size_t none
       continue;
     }
     const float mul = part.queries->mul[g];
-    const auto shift = static_cast<float>(part.queries->add[g] - shift_[g]);
-    double sum = CodeScan().exp_sum(v, n, mul, shift);
-    if (none > 0) sum -= double(none) * CodeScan().exp_sum(&kNoScore, 1, mul, shift);
-    sum_[g] += std::max(0.0, sum);
+    double sum = CodeScan().weight_sum(v, n, largest, mul);
+    if (none > 0) sum -= double(none) * CodeScan().weight_sum(&kNoScore, 1, largest, mul);
+    sum_[g] += std::exp(top - shift_[g]) * std::max(0.0, sum);
   }
 }
 
@@ -77,9 +77,10 @@ void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const List
         for (size_t i = 0; i < listed[p].n; ++i) {
           by_codes += std::exp(part.OfValue(g, values[i]) - shift_[g]);
         }
-      } else {
-        by_codes += CodeScan().exp_sum(values, listed[p].n, part.queries->mul[g],
-                                       static_cast<float>(part.queries->add[g] - shift_[g]));
+      } else if (listed[p].n > 0) {
+        const int16_t largest = CodeScan().largest(values, listed[p].n);
+        by_codes += std::exp(part.OfValue(g, largest) - shift_[g]) *
+                    CodeScan().weight_sum(values, listed[p].n, largest, part.queries->mul[g]);
       }
     }
     const float* row = exact.data() + g * ld;

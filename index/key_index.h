@@ -37,6 +37,7 @@ struct SearchScratch {
   std::vector<float> ranks, raised, sampled, scores;
   std::vector<uint32_t> ids, found, listed;
   std::vector<uint64_t> marks;
+  std::vector<RowRef> refs;
   std::vector<std::byte> keys;
 };
 

@@ -88,7 +88,6 @@ bool AllFinite(std::span<const float> scores) {
 namespace {
 
 constexpr uint32_t kRunTokens = 4096;
-constexpr size_t kScatteredRows = 512;
 
 // `keys` holds the rows of tokens that `token_of` names.
 template <typename TokenOf>
@@ -104,15 +103,18 @@ Error ExplainNonFinite(const RowsView& keys, const TokenOf& token_of) {
   return InvalidArgument("search: scores overflow although queries and keys are finite");
 }
 
-// Scores of `keys` into columns of `scores` from `column` on.
+// Scores of `keys` into columns [0, keys.count) of `scores`.
 template <typename TokenOf>
 Status ScoreRows(const SearchRequest& request, const RowsView& keys, std::vector<float>& block,
-                 std::span<float> scores, size_t ld, size_t column, const TokenOf& token_of) {
-  block.resize(request.group * keys.count);
-  Scores(request.queries, request.group, request.layer, keys, block);
-  if (!AllFinite(block)) return ExplainNonFinite(keys, token_of);
-  for (uint32_t g = 0; g < request.group; ++g) {
-    std::copy_n(block.data() + g * keys.count, keys.count, scores.data() + g * ld + column);
+                 std::span<float> scores, size_t ld, const TokenOf& token_of) {
+  const bool dense = ld == keys.count;
+  const size_t n = request.group * keys.count;
+  if (!dense) block.resize(n);
+  const std::span<float> out = dense ? scores.first(n) : std::span(block);
+  Scores(request.queries, request.group, request.layer, keys, out);
+  if (!AllFinite(out)) return ExplainNonFinite(keys, token_of);
+  for (uint32_t g = 0; !dense && g < request.group; ++g) {
+    std::copy_n(block.data() + g * keys.count, keys.count, scores.data() + g * ld);
   }
   return {};
 }
@@ -142,7 +144,7 @@ Status ForEachRun(const SearchRequest& request, TokenRange tokens, uint32_t most
 
 Status ScoreKeys(const SearchRequest& request, const RowsView& keys, uint32_t first,
                  std::vector<float>& block, std::span<float> scores, size_t ld) {
-  return ScoreRows(request, keys, block, scores, ld, 0, [first](size_t i) { return first + i; });
+  return ScoreRows(request, keys, block, scores, ld, [first](size_t i) { return first + i; });
 }
 
 Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
@@ -163,20 +165,18 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
   if (request.reader) {
     bytes.resize(std::max(bytes.size(), tokens.size() * key_bytes));
     PREFIXD_TRY(request.reader->Gather(tokens, std::span(bytes).first(tokens.size() * key_bytes)));
-    return ScoreRows(request, {bytes.data(), tokens.size(), key_bytes, shape}, block, scores, ld, 0,
+    return ScoreRows(request, {bytes.data(), tokens.size(), key_bytes, shape}, block, scores, ld,
                      [tokens](size_t i) { return tokens[i]; });
   }
-  // Where they lie, in blocks whose scores stay in cache.
-  RowRef refs[kScatteredRows];
-  for (size_t begin = 0; begin < tokens.size(); begin += kScatteredRows) {
-    const auto some = tokens.subspan(begin, std::min(kScatteredRows, tokens.size() - begin));
-    for (size_t j = 0; j < some.size(); ++j) {
-      refs[j] = {request.keys.key(some[j] - request.first_token), nullptr};
-    }
-    PREFIXD_TRY(ScoreRows(request, ScatteredRows({refs, some.size()}, shape), block, scores, ld,
-                          begin, [some](size_t i) { return some[i]; }));
+  // Where they lie.
+  std::vector<RowRef> no_refs;
+  std::vector<RowRef>& refs = request.scratch ? request.scratch->refs : no_refs;
+  refs.resize(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    refs[i] = {request.keys.key(tokens[i] - request.first_token), nullptr};
   }
-  return {};
+  return ScoreRows(request, ScatteredRows(refs, shape), block, scores, ld,
+                   [tokens](size_t i) { return tokens[i]; });
 }
 
 }  // namespace prefixd::index
