@@ -124,6 +124,8 @@ Ledger& Ledger::operator+=(const Ledger& other) {
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     physical_bytes[tier] += other.physical_bytes[tier];
   }
+  ahead_bytes += other.ahead_bytes;
+  ahead_used_bytes += other.ahead_used_bytes;
   keys_scanned += other.keys_scanned;
   scan_bytes += other.scan_bytes;
   selections += other.selections;

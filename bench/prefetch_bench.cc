@@ -1,9 +1,11 @@
-// What the set that a step retrieves tells of the next one's: on the queries of a real decode (half
-// of the steps continue the document, half answer questions about it) and of synthetic heads.
+// What the set that a step retrieves tells of the next one's, and what reading rows ahead by it
+// does for the time of steps: on the queries of a real decode (half of the steps continue the
+// document, half answer questions about it) and of synthetic heads.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "bench/prefetch_steps.h"
 #include "bench/set_prediction.h"
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
@@ -18,6 +20,10 @@ struct Options {
   TraceOptions trace;
   double fraction = 0.01;
   uint32_t synthetic_tokens = 32768;
+  uint32_t synthetic_layers = 2, synthetic_heads = 4;
+  std::filesystem::path dir;
+  uint32_t rounds = 3;
+  std::vector<double> tiers = {1.25, 0.1};
   std::string json_file;
 };
 
@@ -47,20 +53,58 @@ Status Predict(const std::string& of, std::span<const HeadTrace> heads, double f
   return {};
 }
 
+Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t n_layers,
+              const Options& options, json& rows) {
+  PrefetchSetting setting;
+  setting.dir = options.dir / "prefetch";
+  setting.n_layers = n_layers;
+  setting.fraction = options.fraction;
+  setting.rounds = options.rounds;
+  setting.tiers = options.tiers;
+  setting.pauses_ms = {5, 20};
+  setting.prefetch = {{0, 0}, {1, 0}, {4, 0}, {4, 4}};
+  PREFIXD_ASSIGN(const auto cases, MeasurePrefetch(heads, setting));
+  std::printf("\ndecoding from an empty tier, %s; of a token: all layers\n", of.c_str());
+  std::printf("%5s %6s %8s %5s %22s %10s %10s %9s %9s\n", "tier", "pause", "forward", "back", "ms",
+              "reading", "SSD pages", "ahead", "used");
+  for (const PrefetchCase& c : cases) {
+    std::printf("%5.2f %3u ms %8u %5u %7.2f (%5.2f - %5.2f) %7.2f ms %10.1f %9.1f %9.1f\n", c.tier,
+                c.pause_ms, c.prefetch.forward, c.prefetch.back, c.ms.median, c.ms.low, c.ms.high,
+                c.read_ms.median, c.ssd_pages, c.ahead_pages, c.ahead_used_pages);
+    rows.push_back({{"heads", of},
+                    {"tier", c.tier},
+                    {"pause_ms", c.pause_ms},
+                    {"forward", c.prefetch.forward},
+                    {"back", c.prefetch.back},
+                    {"ms", {{"median", c.ms.median}, {"p25", c.ms.low}, {"p75", c.ms.high}}},
+                    {"read_cpu_ms", c.read_ms.median},
+                    {"ssd_pages", c.ssd_pages},
+                    {"ahead_pages", c.ahead_pages},
+                    {"ahead_used_pages", c.ahead_used_pages}});
+  }
+  return {};
+}
+
 Status Run(const Options& options) {
-  json rows = json::array();
+  json rows = json::array(), steps = json::array();
   PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
-  PREFIXD_TRY(Predict("real decode", HeadTraces(trace), options.fraction, rows));
+  const std::vector<HeadTrace> real = HeadTraces(trace);
+  PREFIXD_TRY(Predict("real decode", real, options.fraction, rows));
   std::vector<HeadTrace> synthetic;
-  for (uint64_t seed = 1; seed <= 4; ++seed) {
+  for (uint64_t seed = 1; seed <= options.synthetic_layers * options.synthetic_heads; ++seed) {
     SyntheticOptions head;
     head.n_tokens = options.synthetic_tokens;
     head.seed = seed;
     synthetic.push_back(SyntheticHead(head));
   }
   PREFIXD_TRY(Predict("synthetic", synthetic, options.fraction, rows));
+  if (!options.dir.empty()) {
+    PREFIXD_TRY(Decode("real decode", real, trace.geometry.n_layers, options, steps));
+    PREFIXD_TRY(Decode("synthetic", synthetic, options.synthetic_layers, options, steps));
+  }
   if (options.json_file.empty()) return {};
-  return WriteJson(options.json_file, {{"bench", "prefetch"}, {"predictions", rows}});
+  return WriteJson(options.json_file,
+                   {{"bench", "prefetch"}, {"predictions", rows}, {"steps", steps}});
 }
 
 }  // namespace
@@ -68,7 +112,7 @@ Status Run(const Options& options) {
 
 int main(int argc, char** argv) {
   prefixd::bench::Options options;
-  CLI::App app("What a step's retrieved set tells of the next one's.");
+  CLI::App app("Rows read ahead of a step: what foretells them, and what it saves.");
   app.add_option("--model", options.trace.model_dir, "Checkpoint directory")->capture_default_str();
   app.add_option("--document", options.trace.document, "UTF-8 text")->capture_default_str();
   app.add_option("--tokens", options.trace.prompt_tokens, "At most this many prompt tokens")
@@ -80,6 +124,21 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--synthetic-tokens", options.synthetic_tokens, "Of each synthetic head")
       ->check(CLI::Range(2048, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--synthetic-layers", options.synthetic_layers, "Layers of synthetic heads")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--synthetic-heads", options.synthetic_heads, "KV heads of such a layer")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--dir", options.dir,
+                 "On the disk to be measured: also time steps, with and without reading ahead");
+  app.add_option("--tiers", options.tiers, "Sizes of the host tier, of all rows")
+      ->delimiter(',')
+      ->check(CLI::Range(0.001, 10.0))
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds, "Decodes of each setting")
+      ->check(CLI::Range(1, 100))
       ->capture_default_str();
   app.add_option("--json", options.json_file, "Also write the figures here");
   CLI11_PARSE(app, argc, argv);

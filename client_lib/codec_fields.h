@@ -105,6 +105,7 @@ void Describe(V& v, Is<StepPolicy> auto& s) {
   v("l_gen", s.l_gen), v("selector", s.selector), v("page_granular", s.page_granular);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
   v("group_rule", s.group_rule), v("sharing", s.sharing), v("window", s.window);
+  v("prefetch", s.prefetch);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {
@@ -114,6 +115,10 @@ void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {
 template <class V>
 void Describe(V& v, Is<StepPolicy::Window> auto& s) {
   v("phi", s.phi), v("alpha", s.alpha);
+}
+template <class V>
+void Describe(V& v, Is<StepPolicy::Prefetch> auto& s) {
+  v("forward", s.forward), v("back", s.back), v("max_mib", s.max_mib);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Fixed> auto& s) {
@@ -143,6 +148,7 @@ void Describe(V& v, Is<Ledger> auto& s) {
   v("logical_bytes", s.logical_bytes), v("physical_bytes", s.physical_bytes);
   v("summary_bytes", s.summary_bytes), v("feature_tokens", s.feature_tokens);
   v("feature_bytes", s.feature_bytes);
+  v("ahead_bytes", s.ahead_bytes), v("ahead_used_bytes", s.ahead_used_bytes);
   v("keys_scanned", s.keys_scanned), v("scan_bytes", s.scan_bytes);
   v("selections", s.selections), v("retrievals", s.retrievals);
   v("rho_z_sum", s.rho_z_sum), v("rho_z_count", s.rho_z_count);
@@ -218,7 +224,9 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("puts_aborted", s.puts_aborted), v("ingest_queue", s.ingest_queue);
   v("bytes_rewritten", s.bytes_rewritten), v("settled", s.settled), v("merged", s.merged);
   v("rewrite_queue", s.rewrite_queue);
-  v("load_queue", s.load_queue);
+  v("load_queue", s.load_queue), v("ahead_queue", s.ahead_queue);
+  v("ahead_bytes", s.ahead_bytes), v("ahead_used_bytes", s.ahead_used_bytes);
+  v("ahead_vain_bytes", s.ahead_vain_bytes);
   v("selector_memory_bytes", s.selector_memory_bytes);
   v("selector_memory_capacity", s.selector_memory_capacity);
   v("host_tier_pinned", s.host_tier_pinned), v("host_evictions", s.host_evictions);

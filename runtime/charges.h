@@ -13,6 +13,7 @@ inline void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     ledger.physical_bytes[tier] += reads.bytes[tier];
   }
+  ledger.ahead_used_bytes += reads.ahead_used_bytes;
 }
 
 // What the i-th of n pays for what was spent once for all of them: together exactly that.
@@ -24,6 +25,7 @@ inline storage::ReadStats ShareOf(const storage::ReadStats& reads, size_t n, siz
   }
   share.pages_ssd = ShareOf(reads.pages_ssd, n, i);
   share.pages_host = ShareOf(reads.pages_host, n, i);
+  share.ahead_used_bytes = ShareOf(reads.ahead_used_bytes, n, i);
   return share;
 }
 

@@ -12,6 +12,7 @@
 #include "runtime/maintenance.h"
 #include "runtime/models.h"
 #include "runtime/prepared_cache.h"
+#include "runtime/rows_ahead.h"
 #include "runtime/scratch.h"
 #include "runtime/scrubber.h"
 #include "runtime/segment_queue.h"
@@ -39,14 +40,9 @@ struct Core {
         key_loads(WorkPriority::kBackground,
                   [](PreparedPrefix& prefix, index::IndexKind, size_t head,
                      const std::atomic<bool>& stop) { return prefix.LoadKeysAhead(head, stop); }),
-        rooms{&options,
-              storage.get(),
-              &pool,
-              &scratch,
-              &selector_memory,
-              &index_loads,
-              &key_loads,
-              [this](const storage::SegmentId& id) { Rebuild(id); }},
+        rooms{&options,   storage.get(),    &pool,
+              &scratch,   &selector_memory, &index_loads,
+              &key_loads, &rows_ahead,      [this](const storage::SegmentId& id) { Rebuild(id); }},
         prepared(selector_memory),
         step_queue(pool.threads(),
                    [this](std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
@@ -64,6 +60,7 @@ struct Core {
   ModelRegistry models;
   SelectorMemory selector_memory;
   HeadLoads index_loads, key_loads;
+  RowsAhead rows_ahead;
   const Rooms rooms;
   PreparedCache prepared;
   StepQueue step_queue;

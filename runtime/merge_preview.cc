@@ -40,6 +40,11 @@ class PreviewPrefix final : public storage::StoredPrefix {
                                            ReadStats* stats) const override {
     return inner_->BorrowRows(layer, kv_head, ids, stats);
   }
+  Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                   uint64_t max_bytes, const std::atomic<bool>& stop,
+                   ReadStats* stats) const override {
+    return inner_->ReadAhead(layer, kv_head, ids, part, max_bytes, stop, stats);
+  }
 
  private:
   const std::shared_ptr<const StoredPrefix> inner_;

@@ -11,6 +11,7 @@ namespace prefixd {
 namespace {
 
 constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
+constexpr uint32_t kMostReach = 64, kLeastAheadMib = 4, kMostAheadMib = 65536;
 
 Status CheckSharing(const StepPolicy& policy) {
   const StepPolicy::Sharing& sharing = policy.sharing;
@@ -54,6 +55,34 @@ Status CheckWindow(const StepPolicy& policy) {
     return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
                            "' retrieves nothing that a window could narrow; use mode retrieve, or "
                            "window.phi 1");
+  }
+  return {};
+}
+
+Status CheckPrefetch(const Rooms& rooms, const StepPolicy& policy) {
+  const StepPolicy::Prefetch& prefetch = policy.prefetch;
+  for (const auto& [name, reach] :
+       {std::pair("prefetch.forward", prefetch.forward), {"prefetch.back", prefetch.back}}) {
+    if (reach <= kMostReach) continue;
+    return InvalidArgument(std::string(name) + " is at most " + std::to_string(kMostReach) +
+                           " tokens, not " + std::to_string(reach));
+  }
+  if (prefetch.max_mib < kLeastAheadMib || prefetch.max_mib > kMostAheadMib) {
+    return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastAheadMib) + " to " +
+                           std::to_string(kMostAheadMib) + ", not " +
+                           std::to_string(prefetch.max_mib) +
+                           "; without prefetch.forward and prefetch.back nothing is read ahead");
+  }
+  if (!prefetch.on()) return {};
+  if (policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that could be read ahead; use mode retrieve, or no "
+                           "prefetch");
+  }
+  if (rooms.options->host_tier_bytes == 0 || !rooms.rows_ahead) {
+    return Error{Code::kFailedPrecondition,
+                 "rows are read ahead into the host tier, and this store has none "
+                 "(store.host_tier_mib is 0); give it one, or use no prefetch"};
   }
   return {};
 }
@@ -270,6 +299,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
                                                     const StepPolicy& policy,
                                                     std::vector<storage::ReadStats>* reads) {
   PREFIXD_TRY(CheckPolicy(policy));
+  PREFIXD_TRY(CheckPrefetch(rooms, policy));
   auto plan = std::make_shared<SessionPlan>();
   plan->policy = policy;
   plan->prefix = prefix;
@@ -302,6 +332,10 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   if (policy.sharing.on()) {
     plan->shared =
         std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
+  }
+  if (policy.prefetch.on()) {
+    plan->ahead = std::make_unique<SessionAhead>(*rooms.rows_ahead, *prefix, policy,
+                                                 rooms.options->host_tier_bytes);
   }
   plan->estimator = Describe(*prefix, *plan, planner.tuned());
   return std::shared_ptr<const SessionPlan>(plan);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/prepared_prefix.h"
+#include "runtime/rows_ahead.h"
 #include "runtime/shared_sets.h"
 #include "runtime/types.h"
 
@@ -22,15 +23,16 @@ struct HeadPlan {
   EstimatorVariant reads() const { return watched ? EstimatorKind::kMoment : estimator; }
 };
 
-// Of one session. Immutable, save what steps leave for later ones in `shared`; steps in flight keep
-// the one they began with.
+// Of one session. Immutable, save what steps leave for later ones in `shared` and `ahead`; steps in
+// flight keep the one they began with.
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
   std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
   KeptByVariant summaries;      // that heads point into
   index::IndexKind selector = index::IndexKind::kExact;
-  std::unique_ptr<SharedSets> shared;  // null: every step retrieves
+  std::unique_ptr<SharedSets> shared;   // null: every step retrieves
+  std::unique_ptr<SessionAhead> ahead;  // null: nothing is read ahead
   // Of the mid region, what a step of this head may retrieve.
   TokenRange Candidates(size_t head) const;
   std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...

@@ -73,6 +73,10 @@ class PreparedPrefix {
   // the keys of all heads do not fit into the memory left for selection, or are on their way
   // (kLater): HeadKeys reads them then.
   Result<std::optional<RowsView>> MidKeys(size_t head, Bring bring, storage::ReadStats* reads);
+  // Whether the keys of a head's mid region are in memory now.
+  bool holds_keys(size_t head) const {
+    return memory_->heads[head].has_keys.load(std::memory_order_acquire);
+  }
   // Codes of all segments that have some, of other kinds the index that covers most of the mid
   // region; an exact index where none can be used.
   Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,

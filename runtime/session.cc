@@ -88,9 +88,18 @@ Status SessionImpl::SetPolicy(const StepPolicy& policy) {
 
 Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
                           const std::vector<storage::ReadStats>& reads) {
+  std::shared_ptr<const SessionPlan> last;  // ends outside the lock
+  const Status adopted = Replace(std::move(plan), reads, last);
+  if (last) EndAhead(*last);
+  return adopted;
+}
+
+Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
+                            const std::vector<storage::ReadStats>& reads,
+                            std::shared_ptr<const SessionPlan>& last) {
   std::lock_guard lock(mutex_);
   if (detached_) return Detached();
-  plan_ = std::move(plan);
+  last = std::exchange(plan_, std::move(plan));
   adaptive_.reset();
   if (plan_->policy.adaptive && !plan_->heads.empty()) {
     std::vector<uint32_t> k;
@@ -103,6 +112,16 @@ Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
     ChargeSummary(head, plan_->heads[head].reads());
   }
   return {};
+}
+
+// What was read ahead and no step was charged with is the session's.
+void SessionImpl::EndAhead(const SessionPlan& plan) {
+  if (!plan.ahead) return;
+  plan.ahead->End();
+  std::lock_guard lock(mutex_);
+  for (size_t head = 0; head < ledgers_.size(); ++head) {
+    ledgers_[head].ahead_bytes += plan.ahead->TakeUncharged(head);
+  }
 }
 
 std::vector<uint32_t> SessionImpl::TakeTokens(const SessionPlan& plan, uint32_t layer) {
@@ -231,7 +250,10 @@ Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const floa
 SessionReport SessionImpl::report() const {
   std::lock_guard lock(mutex_);
   SessionReport report{info_, {}, ledgers_};
-  for (const Ledger& ledger : ledgers_) report.total += ledger;
+  for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
+    report.per_head[head].ahead_bytes += plan_->ahead->Uncharged(head);
+  }
+  for (const Ledger& ledger : report.per_head) report.total += ledger;
   return report;
 }
 
@@ -243,6 +265,7 @@ Result<SessionReport> SessionImpl::Detach() {
     detached_ = true;
     last.swap(plan_);
   }
+  EndAhead(*last);
   last.reset();  // steps in flight keep their own hold
   Leave();
   return report();

@@ -72,6 +72,10 @@ class SessionImpl : public Session {
   static Error WrongSize(const char* what, size_t got, size_t want);
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);
+  Status Replace(std::shared_ptr<const SessionPlan> plan,
+                 const std::vector<storage::ReadStats>& reads,
+                 std::shared_ptr<const SessionPlan>& last);
+  void EndAhead(const SessionPlan& plan);
   // Once per head and estimator; mutex_ is held.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator);
   void Leave();  // gives its place up, once

@@ -96,6 +96,7 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
     StageTimer timer(task_.ledger.read_ns);
     PREFIXD_TRY(ReadSelected(plan_, task_.head, selected_keys, selection_, retrieved, reads));
   }
+  if (plan_.ahead) task_.retrieved = chosen;
   if (!plan_.shared) return {};
   StageTimer timer(task_.ledger.select_ns);
   const RowsView rows = retrieved.rows(geometry.row());

@@ -24,6 +24,7 @@ struct GroupTask {
   Ledger ledger;
   std::vector<float> rho_z;          // [G], as StepInfo
   std::vector<MissingMass> missing;  // [G] if the policy asks for it
+  std::vector<uint32_t> retrieved;   // ascending, if the policy reads ahead
   Status status;
   bool done = false;
 

@@ -89,6 +89,7 @@ void StepBatch(std::span<StepRequest> requests) {
       task.plan = *plan;
       task.head = size_t{request.layer} * geometry.n_kv_heads + h;
       task.k = k[h];
+      if (task.plan->ahead) task.ledger.ahead_bytes += task.plan->ahead->Begin(task.head);
       const size_t first = h * group;
       task.q = request.q.subspan(first * geometry.key_dim, group * geometry.key_dim);
       task.y = request.y.subspan(first * geometry.value_dim, group * geometry.value_dim);
@@ -104,6 +105,7 @@ void StepBatch(std::span<StepRequest> requests) {
     auto* session = static_cast<SessionImpl*>(request.session);
     // What was read was read, also when it failed.
     session->Charge(task.head, task.ledger);
+    if (task.plan->ahead) task.plan->ahead->Want(task.head, std::move(task.retrieved));
     if (task.status.ok()) session->NoteMissing(*task.plan, task.head, task.k, task.rho_z);
     if (!task.status.ok() && request.status.ok()) request.status = std::move(task.status);
     if (!request.info) continue;

@@ -39,6 +39,7 @@ class StoreImpl : public Store {
   explicit StoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   ~StoreImpl() override {
     core_->scrubber->Stop();
+    core_->rows_ahead.Stop();
     core_->key_loads.Stop();
     core_->index_loads.Stop();
     core_->maintenance->Stop();
@@ -277,6 +278,10 @@ class StoreImpl : public Store {
     stats.ingest_queue = core_->ingest->queued();
     stats.rewrite_queue = core_->rewrites->queued();
     stats.load_queue = core_->index_loads.queued() + core_->key_loads.queued();
+    stats.ahead_queue = core_->rows_ahead.queued();
+    stats.ahead_bytes = stored.ahead_bytes;
+    stats.ahead_used_bytes = stored.ahead_used_bytes;
+    stats.ahead_vain_bytes = stored.ahead_vain_bytes;
     stats.quota_bytes = stored.quota_bytes;
     stats.evictions = stored.evictions;
     stats.evicted_bytes = stored.evicted_bytes;

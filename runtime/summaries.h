@@ -30,6 +30,8 @@
 
 namespace prefixd {
 
+class RowsAhead;
+
 // What the parts of the runtime share; outlives all of them.
 struct Rooms {
   const RuntimeOptions* options = nullptr;
@@ -39,6 +41,7 @@ struct Rooms {
   SelectorMemory* selector_memory = nullptr;
   HeadLoads* index_loads = nullptr;  // ahead of the steps that will need them
   HeadLoads* key_loads = nullptr;    // of keys that steps can do without for now
+  RowsAhead* rows_ahead = nullptr;   // that next steps may want
   // Called when something derived of a segment turns out not to be sound; never null in a store.
   std::function<void(const storage::SegmentId&)> rebuild = nullptr;
 };

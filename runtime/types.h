@@ -124,6 +124,18 @@ struct StepPolicy {
     bool operator==(const Window&) const = default;
   };
   Window window;
+  // Rows that the next step of a head may want, read into the host tier before it comes, behind all
+  // other reading (runtime/rows_ahead.h): of the tokens behind and before those that the last step
+  // retrieved, nearest first. Changes nothing but time and what is read.
+  struct Prefetch {
+    uint32_t forward = 0, back = 0;  // tokens, at most 64; both 0: off
+    // At most so much for a step of all layers, in equal parts for its heads, and at most a tenth
+    // of the host tier; 4 to 65536.
+    uint32_t max_mib = 64;
+    bool on() const { return forward > 0 || back > 0; }
+    bool operator==(const Prefetch&) const = default;
+  };
+  Prefetch prefetch;
   // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
   // I/O. They count as read in the ledger, beyond what the budget planned.
   bool page_granular = false;
@@ -262,6 +274,10 @@ struct RuntimeStats {
   // Background rewriting (settling, merging), which bytes_written counts too.
   uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
   uint64_t load_queue = 0;  // heads of attached prefixes that are being loaded ahead of steps
+  // Rows read ahead into the host tier (StepPolicy::prefetch): heads whose rows are to be read; all
+  // that was read; of that, used by a step; and for nothing: it left the tier unused, was there
+  // already, or found no room. The rest is there and may be used yet.
+  uint64_t ahead_queue = 0, ahead_bytes = 0, ahead_used_bytes = 0, ahead_vain_bytes = 0;
   uint64_t host_tier_pinned = 0, host_evictions = 0;
   // Indexes and exact keys held for selection; indexes may exceed the capacity.
   uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;

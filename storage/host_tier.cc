@@ -131,7 +131,7 @@ uint64_t HostTier::ShareBytes(const TierRegion& region) {
 bool HostTier::Grow(TierRegion& region, Access access) {
   std::lock_guard lock(mutex_);
   if (free_blocks_ == 0) {
-    if (access == Access::kScan) return false;
+    if (access == Access::kScan || access == Access::kAhead) return false;
     const Division division = Divide(region);
     if (region.blocks() >= Share(region, division)) return false;
     // The tenant most above its share, by blocks; the next one if all of its blocks hold pins.
@@ -175,6 +175,7 @@ HostTier::Stats HostTier::stats() const {
     out.hits += s.hits;
     out.misses += s.misses;
     out.evictions += s.evictions;
+    out.ahead += s.ahead;
     Division with = division;
     if (region->blocks() == 0) Count(*region, with);
     out.tenants.push_back({tenant, Share(*region, with) * block_bytes(), s});

@@ -17,6 +17,11 @@ namespace {
 constexpr size_t kWindows = 3;        // in flight: the disk works while one is verified and copied
 constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
 constexpr uint64_t kStreamBytes = 4u << 20;  // scans from here on go past the caches
+// Read ahead at a time: as many as keep a disk busy, and so few that a step that comes meanwhile
+// finds it free soon.
+constexpr size_t kAheadPages = 32;
+
+void CountAhead(uint64_t pages, ReadStats& stats) { stats.ahead_used_bytes += pages * kPageBytes; }
 
 // The pieces of one window and which of its pages they belong to.
 struct WindowPieces {
@@ -96,10 +101,13 @@ class PieceReader {
       if (access_ == Access::kBackground) {
         std::fill_n(frames.begin(), n, kNoFrame);
       } else if (in_place_ != nullptr) {
-        services_.tier->Pin(file_.record().sequence, pages_of, std::span(frames).first(n),
-                            in_place_->pins);
+        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of,
+                                       std::span(frames).first(n), in_place_->pins),
+                   *stats_);
       } else {
-        services_.tier->Pin(file_.record().sequence, pages_of, access_, std::span(frames).first(n));
+        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of, access_,
+                                       std::span(frames).first(n)),
+                   *stats_);
       }
       for (size_t i = 0; i < n; ++i) {
         if (frames[i] != kNoFrame) {
@@ -225,7 +233,7 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
   }
   PREFIXD_ASSIGN(PagePins pins, tier.Promise(pages.size()));
   std::vector<uint32_t> frames(pages.size());
-  tier.Pin(segment, pages, frames, pins);
+  CountAhead(tier.Pin(segment, pages, frames, pins), *stats);
   for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
     if (pieces[i].page != pages[p]) ++p;
     if (frames[p] != kNoFrame) stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].bytes;
@@ -257,6 +265,41 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
     where[i] = tier.page(frames[p]).data() + pieces[i].offset;
   }
   return pins;
+}
+
+Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
+                      std::span<const uint64_t> pages, uint64_t max_bytes,
+                      const std::atomic<bool>& stop, ReadStats* stats) {
+  TierRegion& tier = *services.tier;
+  const uint64_t segment = file.record().sequence;
+  uint64_t left = max_bytes / kPageBytes;
+  PageWindow window(services, file, IoPriority::kScrub, services.read_deadline);
+  for (size_t at = 0; at < pages.size() && left > 0;) {
+    std::vector<uint64_t> missing;
+    const size_t most = std::min<uint64_t>(left, kAheadPages);
+    while (at < pages.size() && missing.size() < most) {
+      std::array<uint32_t, kAheadPages> frames;
+      const size_t n = std::min(most - missing.size(), pages.size() - at);
+      const auto looked_up = std::span(frames).first(n);
+      tier.Pin(segment, pages.subspan(at, n), Access::kAhead, looked_up);
+      for (size_t i = 0; i < n; ++i) {
+        if (frames[i] == kNoFrame) missing.push_back(pages[at + i]);
+      }
+      tier.Unpin(looked_up);
+      at += n;
+    }
+    if (missing.empty()) break;
+    if (stop) return Error{Code::kCancelled, "what was read ahead is not wanted any more"};
+    left -= missing.size();
+    window.Start(std::move(missing));
+    PREFIXD_TRY(window.Finish());
+    stats->pages_ssd += window.pages().size();
+    stats->bytes[static_cast<size_t>(Tier::kSsd)] += window.bytes();
+    for (size_t i = 0; i < window.pages().size(); ++i) {
+      tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kAhead);
+    }
+  }
+  return {};
 }
 
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,

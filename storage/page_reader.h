@@ -69,6 +69,14 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
                            std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                            ReadStats* stats);
 
+// Reads into the tier, behind all other reads and a few at a time, what of `pages` (ascending) it
+// lacks: of somebody who may want them, and who waits for nothing. Counts in `stats` what is read;
+// ends when that is max_bytes, or `stop` is set (kCancelled). kIo, kCorrupt and kUnavailable as
+// ReadPieces; what was read before stays.
+Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
+                      std::span<const uint64_t> pages, uint64_t max_bytes,
+                      const std::atomic<bool>& stop, ReadStats* stats);
+
 // Reads and verifies every page from `first_page` up to the checksum table; bypasses the tier.
 // `page_done(n)` is called as pages are done and may return false to stop (kCancelled).
 Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,

@@ -24,6 +24,7 @@ ReadStats& ReadStats::operator+=(const ReadStats& o) {
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += o.bytes[i];
   pages_ssd += o.pages_ssd;
   pages_host += o.pages_host;
+  ahead_used_bytes += o.ahead_used_bytes;
   return *this;
 }
 
@@ -164,6 +165,9 @@ class Store final : public PrefixStore {
     s.host_misses = tier.misses;
     s.host_tier_pinned = tier.pinned_bytes;
     s.host_evictions = tier.evictions;
+    s.ahead_bytes = tier.ahead.read * kPageBytes;
+    s.ahead_used_bytes = tier.ahead.used * kPageBytes;
+    s.ahead_vain_bytes = tier.ahead.in_vain * kPageBytes;
     s.host_tier_huge_pages = tier.huge_pages;
     for (const auto& [tenant, share, r] : tier.tenants) {
       s.host_tenants.push_back(

@@ -136,6 +136,8 @@ struct Match {
 struct ReadStats {
   std::array<uint64_t, kTierCount> bytes{};
   uint64_t pages_ssd = 0, pages_host = 0;
+  uint64_t ahead_used_bytes =
+      0;  // of pages in the tier: read ahead, and used now for the first time
   ReadStats& operator+=(const ReadStats& o);
 };
 
@@ -272,6 +274,13 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
+  // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who
+  // may ask for them soon (ascending, < n_tokens), and waits for nothing. At most max_bytes; until
+  // `stop` is set (kCancelled). Nothing where there is no tier. An error means no more than that
+  // they are not there.
+  virtual Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                           RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
+                           ReadStats* stats) const = 0;
   // How they lie, in order; the same as long as the prefix is open.
   virtual std::span<const StoredPart> parts() const = 0;
   // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
@@ -375,6 +384,9 @@ class PrefixStore {
     uint64_t segments = 0, bytes_on_disk = 0, bytes_free = 0;
     uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
     uint64_t host_tier_pinned = 0, host_evictions = 0;
+    // Read ahead into the tier; of that, used by a step; and for nothing: left the tier unused, was
+    // there already, or found no room. The rest is there and may be used yet.
+    uint64_t ahead_bytes = 0, ahead_used_bytes = 0, ahead_vain_bytes = 0;
     std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
     struct Tenant {
       std::string tenant;

@@ -152,6 +152,36 @@ class OpenPrefix final : public StoredPrefix {
     return out;
   }
 
+  Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                   uint64_t max_bytes, const std::atomic<bool>& stop,
+                   ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    if (tier_->memory() == nullptr) return {};
+    ReadStats reads;
+    // Only pages are wanted: every row may go to the same place.
+    const size_t stride = PartBytes(model_.geometry.row(), part);
+    std::vector<std::byte> nowhere(stride);
+    const RowTarget target = TargetOf({nowhere, stride}, part);
+    Status status;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      for (; at < end; ++at) pieces.AddRow(ids[at] - link.first(), target);
+      std::vector<uint64_t> pages;
+      for (const PagePiece& piece : pieces.Take()) {
+        if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
+      }
+      const uint64_t read = reads.bytes[static_cast<size_t>(Tier::kSsd)];
+      status = ReadPagesAhead(services_, *link.file, pages, max_bytes - std::min(read, max_bytes),
+                              stop, &reads);
+      if (!status.ok()) break;
+    }
+    if (stats) *stats += reads;
+    return status;
+  }
+
   std::span<const StoredPart> parts() const override { return parts_; }
 
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,

@@ -66,20 +66,22 @@ TierShard& TierRegion::ShardOf(uint64_t segment, uint64_t page) const {
 
 // ---- pages --------------------------------------------------------------------------------------
 
-void TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
-                     std::span<uint32_t> out) {
+uint64_t TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+                         std::span<uint32_t> out) {
   if (shards_.empty()) {
     std::fill(out.begin(), out.end(), kNoFrame);
-    return;
+    return 0;
   }
+  uint64_t used_first = 0;
   for (size_t i = 0; i < pages.size();) {
     size_t n = 1;
     while (i + n < pages.size() && pages[i + n] / kExtentPages == pages[i] / kExtentPages) ++n;
     TierShard& shard = ShardOf(segment, pages[i]);
     std::lock_guard lock(shard.mutex);
-    shard.Pin(segment, pages.subspan(i, n), access, out.subspan(i, n));
+    used_first += shard.Pin(segment, pages.subspan(i, n), access, out.subspan(i, n));
     i += n;
   }
+  return used_first;
 }
 
 void TierRegion::Unpin(std::span<const uint32_t> frames) {
@@ -91,9 +93,15 @@ void TierRegion::Unpin(std::span<const uint32_t> frames) {
 void TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) {
   if (shards_.empty()) return;
   const uint32_t f = AcquireFrame(key, access);
-  if (f == kNoFrame) return;
-  std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
   TierShard& shard = ShardOf(key.segment, key.page);
+  if (f == kNoFrame) {
+    if (access != Access::kAhead) return;
+    std::lock_guard lock(shard.mutex);
+    ++shard.ahead.read;
+    ++shard.ahead.in_vain;
+    return;
+  }
+  std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
   uint32_t holder = kNoFrame;
   {
     std::lock_guard lock(shard.mutex);
@@ -126,12 +134,13 @@ Result<PagePins> TierRegion::Promise(uint64_t pages) {
   return pins;
 }
 
-void TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
-                     PagePins& pins) {
-  Pin(segment, pages, Access::kPoint, out);
+uint64_t TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
+                         PagePins& pins) {
+  const uint64_t used_first = Pin(segment, pages, Access::kPoint, out);
   for (const uint32_t f : out) {
     if (f != kNoFrame) pins.frames_.push_back(f);
   }
+  return used_first;
 }
 
 Result<uint32_t> TierRegion::InsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins) {
@@ -192,6 +201,7 @@ TierRegion::Stats TierRegion::stats() const {
     out.hits += shard->hits;
     out.misses += shard->misses;
     out.evictions += shard->evictions;
+    out.ahead += shard->ahead;
   }
   return out;
 }

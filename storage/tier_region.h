@@ -33,8 +33,8 @@ using BlockHook = std::function<void(std::span<std::byte> block, bool taken)>;
 class TierBudget {
  public:
   virtual ~TierBudget() = default;
-  // Tries to give `region` one more block (TierRegion::AddBlock). A scan only gets what nobody
-  // has; others may take from a tenant above its share. False: no.
+  // Tries to give `region` one more block (TierRegion::AddBlock). A scan, and what is read ahead,
+  // only gets what nobody has; others may take from a tenant above its share. False: no.
   virtual bool Grow(TierRegion& region, Access access) = 0;
   // Bytes this region may always have.
   virtual uint64_t ShareBytes(const TierRegion& region) = 0;
@@ -87,19 +87,21 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   }
   // Looks for `pages` of `segment` (ascending); those here are pinned: out[i] is a frame or
   // kNoFrame. Every frame must be given to Unpin; for moments only, so it counts against nothing.
-  void Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
-           std::span<uint32_t> out);
+  // Returns how many were read ahead and are used now for the first time.
+  uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+               std::span<uint32_t> out);
   void Unpin(std::span<const uint32_t> frames);  // kNoFrame is skipped
 
-  // Copies a verified page in. A scan's page is taken only while there is free room.
+  // Copies a verified page in. A scan's page is taken only while there is free room; one read ahead
+  // takes none from other tenants.
   void Insert(const PageKey& key, ConstPageBytes page, Access access);
 
   // For lasting pins: counts `pages` against the bound of half the region's share.
   // kResourceExhausted beyond it; kFailedPrecondition when the region has no memory at all.
   Result<PagePins> Promise(uint64_t pages);
   // As Pin, of what a promise was made for.
-  void Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
-           PagePins& pins);
+  uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
+               PagePins& pins);
   // Copies a verified page in, pinned. kResourceExhausted when every page here is pinned.
   Result<uint32_t> InsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins);
 
@@ -115,6 +117,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
     uint64_t memory_bytes = 0;  // of blocks taken
     uint64_t pinned_bytes = 0;  // lasting pins; a page pinned twice counts twice
     uint64_t hits = 0, misses = 0, evictions = 0;
+    AheadPages ahead;
   };
   Stats stats() const;
 

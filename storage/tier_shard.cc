@@ -1,6 +1,7 @@
 #include "storage/tier_shard.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace prefixd::storage {
 namespace {
@@ -20,21 +21,29 @@ uint64_t HashOf(const PageKey& key) {
 
 size_t TierShard::KeyHash::operator()(const PageKey& key) const { return HashOf(key); }
 
-void TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
-                    std::span<uint32_t> out) {
+uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+                        std::span<uint32_t> out) {
+  uint64_t used_first = 0;
   const auto it = extents_.find(ExtentOf({segment, pages.front()}));
   for (size_t i = 0; i < pages.size(); ++i) {
     const uint32_t f = it == extents_.end() ? kNoFrame : it->second.frames[pages[i] % kExtentPages];
     out[i] = f;
-    if (f == kNoFrame) {
-      ++misses;
-      continue;
-    }
-    ++hits;
+    // Looking ahead is nobody's hit or miss.
+    if (access != Access::kAhead) ++(f == kNoFrame ? misses : hits);
+    if (f == kNoFrame) continue;
     TierFrame& frame = frames_[f];
-    if (access == Access::kPoint) frame.uses = std::min<uint8_t>(kMaxUses, frame.uses + 1);
+    if (access == Access::kPoint) {
+      if (frame.ahead) {  // as worthy as if this use had read it
+        frame.ahead = false;
+        ++used_first;
+      } else {
+        frame.uses = std::min<uint8_t>(kMaxUses, frame.uses + 1);
+      }
+    }
     frame.pins.fetch_add(1, std::memory_order_relaxed);
   }
+  ahead.used += used_first;
+  return used_first;
 }
 
 uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin) {
@@ -48,10 +57,16 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin)
     TierFrame& frame = frames_[f];
     frame.key = key;
     frame.uses = 0;
+    frame.ahead = access == Access::kAhead;
     frame.shard.store(static_cast<uint8_t>(number_ + 1), std::memory_order_relaxed);
     const bool returning = access == Access::kPoint && ghosts_.erase(HashOf(key)) > 0;
     Append(returning ? main_ : small_, f);
+  } else if (access == Access::kAhead) {
+    ++ahead.in_vain;
+  } else if (access == Access::kPoint && std::exchange(frames_[slot].ahead, false)) {
+    ++ahead.in_vain;  // came while it was read again
   }
+  if (access == Access::kAhead) ++ahead.read;
   if (pin) frames_[slot].pins.fetch_add(1, std::memory_order_relaxed);
   return slot;
 }
@@ -69,7 +84,7 @@ uint32_t TierShard::Evict() {
       Append(main_, f);
       continue;
     }
-    if (from_small) Remember(frame.key);
+    if (from_small && !frame.ahead) Remember(frame.key);
     Remove(f);
     ++evictions;
     return f;
@@ -121,6 +136,7 @@ void TierShard::Unlink(uint32_t f) {
 
 void TierShard::Remove(uint32_t f) {
   TierFrame& frame = frames_[f];
+  if (std::exchange(frame.ahead, false)) ++ahead.in_vain;
   Unlink(f);
   const auto it = extents_.find(ExtentOf(frame.key));
   it->second.frames[frame.key.page % kExtentPages] = kNoFrame;

@@ -26,9 +26,10 @@ struct PageKey {
 };
 
 // Scans neither raise a page's worth nor evict anything. Who keeps the bytes himself (kOwn, and
-// kOwnLater behind all others) takes what is here and leaves nothing. Background reading
-// (rewriting, copying) leaves the tier alone.
-enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kBackground };
+// kOwnLater behind all others) takes what is here and leaves nothing. What nobody has asked for yet
+// (kAhead) is counted apart until a point read uses it. Background reading (rewriting, copying)
+// leaves the tier alone.
+enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kAhead, kBackground };
 
 inline constexpr uint32_t kNoFrame = UINT32_MAX;
 inline constexpr uint64_t kExtentPages = 16;  // pages that are found by one look into the index
@@ -41,6 +42,17 @@ struct TierFrame {
   std::atomic<uint8_t> shard{0};  // 1 + the shard that holds a page here; 0: none
   uint8_t uses = 0;               // since it entered its queue
   bool in_main = false;
+  bool ahead = false;  // read ahead, and not used yet
+};
+
+// Pages that were read ahead: all, those that a point read used, and those that nobody ever will:
+// they left unused, were here already, or found no room. The others are here still.
+struct AheadPages {
+  uint64_t read = 0, used = 0, in_vain = 0;
+  AheadPages& operator+=(const AheadPages& o) {
+    read += o.read, used += o.used, in_vain += o.in_vain;
+    return *this;
+  }
 };
 
 // Frames come and go in blocks; frame numbers stay what they are.
@@ -74,9 +86,10 @@ class TierShard {
   TierShard(TierFrames& frames, uint8_t number) : frames_(frames), number_(number) {}
 
   // `pages` lie in one extent of `segment`. Those here are pinned and counted as used; the others
-  // are kNoFrame in `out`.
-  void Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
-           std::span<uint32_t> out);
+  // are kNoFrame in `out`. Returns how many of those here were read ahead and are used now for the
+  // first time.
+  uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+               std::span<uint32_t> out);
   // Makes `frame`, whose bytes are in place, the page's. When the page is here already it stays
   // where it is. Returns the frame that holds the page; pins it if asked.
   uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin);
@@ -91,6 +104,7 @@ class TierShard {
 
   mutable std::mutex mutex;
   uint64_t hits = 0, misses = 0, evictions = 0;
+  AheadPages ahead;
 
  private:
   struct Queue {

@@ -90,6 +90,8 @@ class Policy:
     sharing: Mapping[str, Any] | None = None
     # What upper layers may retrieve from: {"phi": 0.7, "alpha": 1}.
     window: Mapping[str, Any] | None = None
+    # Rows that the next step may want are read ahead: {"forward": 4}.
+    prefetch: Mapping[str, Any] | None = None
     # Anything else a policy has (docs/policy.md), e.g. {"fixed": [...]}.
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,4 +115,6 @@ class Policy:
             wire["sharing"] = dict(self.sharing)
         if self.window is not None:
             wire["window"] = dict(self.window)
+        if self.prefetch is not None:
+            wire["prefetch"] = dict(self.prefetch)
         return wire

@@ -104,6 +104,23 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
             assert total["retrieved_tokens"] == k * KV_HEADS, tokens
 
 
+def test_rows_read_ahead_change_no_answer(store: prefixd.Client) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    states = []
+    for prefetch in (None, {"forward": 4}):
+        policy = prefixd.Policy(k=5, estimator="none", prefetch=prefetch)
+        with store.attach("m", prompt.tokens, policy=policy) as session:
+            states.append([session.step(layer, prompt.q[0]) for layer in range(LAYERS)])
+        total = session.report()["total"]
+        assert total["ahead_used_bytes"] <= total["ahead_bytes"]
+    for (y, lse), (ahead_y, ahead_lse) in zip(*states, strict=True):
+        np.testing.assert_array_equal(y, ahead_y)
+        np.testing.assert_array_equal(lse, ahead_lse)
+    with pytest.raises(prefixd.InvalidArgument, match="prefetch.forward"):
+        store.attach("m", prompt.tokens, policy=prefixd.Policy(prefetch={"forward": 65}))
+
+
 def test_full_steps_are_attention_over_the_prompt(store: prefixd.Client) -> None:
     prompt = Prompt()
     seen: list[tuple[int, int]] = []

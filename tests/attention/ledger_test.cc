@@ -83,6 +83,7 @@ TEST(Ledger, AddsEveryField) {
   a.steps = 1, a.anchor_tokens = 2, a.retrieved_tokens = 3, a.summary_tokens = 4.5;
   a.logical_bytes = 5, a.physical_bytes = {6, 7, 8}, a.keys_scanned = 9, a.scan_bytes = 10;
   a.selections = 13, a.retrievals = 11, a.rho_z_sum = 0.5, a.rho_z_count = 2;
+  a.ahead_bytes = 15, a.ahead_used_bytes = 16;
   a.select_ns = 12, a.read_ns = 13, a.compute_ns = 14;
   Ledger b = a;
   b += a;
@@ -95,6 +96,8 @@ TEST(Ledger, AddsEveryField) {
   EXPECT_EQ(b.physical_bytes[0], 12u);
   EXPECT_EQ(b.physical_bytes[1], 14u);
   EXPECT_EQ(b.physical_bytes[2], 16u);
+  EXPECT_EQ(b.ahead_bytes, 30u);
+  EXPECT_EQ(b.ahead_used_bytes, 32u);
   EXPECT_EQ(b.keys_scanned, 18u);
   EXPECT_EQ(b.scan_bytes, 20u);
   EXPECT_EQ(b.selections, 26u);

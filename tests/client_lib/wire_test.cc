@@ -127,9 +127,14 @@ TEST(Codec, SaysWhichFieldIsWrong) {
   ASSERT_TRUE(sharing.ok());
   EXPECT_EQ(sharing->sharing, (StepPolicy::Sharing{16, 0.8, 1, false}));
   EXPECT_FALSE(sharing->window.on());
+  EXPECT_FALSE(sharing->prefetch.on());
+  const auto ahead = FromJson<StepPolicy>(Json{{"prefetch", {{"forward", 4}}}}, "p");
+  ASSERT_TRUE(ahead.ok());
+  EXPECT_EQ(ahead->prefetch, (StepPolicy::Prefetch{4, 0, 64}));
   StepPolicy narrow;
   narrow.sharing = {8, 0.75, 2, true};
   narrow.window = {0.7, 1.5};
+  narrow.prefetch = {4, 1, 7};
   narrow.group_rule = GroupRule::kUnion;
   EXPECT_EQ(RoundTrip(narrow), narrow);
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"sharing", {{"block", -1}}}}, "p").ok());

@@ -198,6 +198,7 @@ void AddWire(Seeds& seeds) {
   add(PutResult{"id", 40, 20, 4096, 0.5, storage::RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
   attach.policy.k = 7;
+  attach.policy.prefetch = {4, 1, 8};
   add(attach);
   SessionInfo info;
   info.parts = {{{0, 40}, storage::RowEncoding::kInt8, 16}};

@@ -54,6 +54,46 @@ TEST(HostTier, AScanOfFarMorePagesLeavesHotOnesInPlace) {
   for (uint64_t p = 0; p < 40; ++p) EXPECT_TRUE(Holds(*region, {1, p})) << p;
 }
 
+// What is read ahead is counted until it is used or leaves, is worth no more than what was read
+// when it was wanted, and takes nobody's memory.
+TEST(HostTier, PagesReadAheadAreCountedApart) {
+  const auto tier = NewTier(64 * kPageBytes);
+  const Region region = tier->ForTenant("t");
+  const auto capacity = tier->stats().capacity / kPageBytes;
+  for (uint64_t p = 0; p < 10; ++p) Insert(*region, {1, p}, Access::kAhead);
+  Insert(*region, {1, 0}, Access::kAhead);  // is here
+  for (uint64_t p = 0; p < 4; ++p) EXPECT_TRUE(Holds(*region, {1, p}));
+  for (uint64_t p = 0; p < 4; ++p) EXPECT_TRUE(Holds(*region, {1, p}));  // counts once
+  EXPECT_TRUE(Holds(*region, {1, 5}, Access::kAhead));                   // is no use
+  EXPECT_FALSE(Holds(*region, {1, 11}, Access::kAhead));
+  HostTier::Stats s = tier->stats();
+  EXPECT_EQ(s.ahead.read, 11u);
+  EXPECT_EQ(s.ahead.used, 4u);
+  EXPECT_EQ(s.ahead.in_vain, 1u);
+  EXPECT_EQ(s.hits, 8u);
+  EXPECT_EQ(s.misses, 0u);
+  Insert(*region, {1, 9});  // came, and was read again
+  tier->EraseSegment("t", 1);
+  s = tier->stats();
+  EXPECT_EQ(s.ahead.in_vain, 7u);
+  EXPECT_EQ(s.ahead.used + s.ahead.in_vain, s.ahead.read);
+
+  // Hot pages stay while any number is read ahead.
+  for (uint64_t p = 0; p < 20; ++p) Insert(*region, {2, p});
+  for (uint64_t p = 0; p < 20; ++p) EXPECT_TRUE(Holds(*region, {2, p}));
+  for (uint64_t p = 0; p < 1000; ++p) Insert(*region, {3, p}, Access::kAhead);
+  for (uint64_t p = 0; p < 20; ++p) EXPECT_TRUE(Holds(*region, {2, p})) << p;
+  s = tier->stats();
+  EXPECT_EQ(s.ahead.read - s.ahead.used - s.ahead.in_vain, capacity - 20);
+
+  // Another tenant's memory is for what it wants.
+  const Region other = tier->ForTenant("u");
+  Insert(*other, {4, 0}, Access::kAhead);
+  EXPECT_FALSE(Holds(*other, {4, 0}));
+  Insert(*other, {4, 0});
+  EXPECT_TRUE(Holds(*other, {4, 0}));
+}
+
 TEST(HostTier, PagesUsedAgainOutliveManyUsedOnce) {
   const auto tier = NewTier(64 * kPageBytes);
   const Region region = tier->ForTenant("t");

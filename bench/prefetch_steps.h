@@ -1,0 +1,42 @@
+// What reading rows ahead does for the time of a decode's steps: the queries of head traces,
+// stepped through a real store whose host tier begins empty, with a pause after each token as a
+// decoder makes it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "attention/result.h"
+#include "bench/support/head_trace.h"
+#include "bench/support/statistics.h"
+#include "runtime/types.h"
+
+namespace prefixd::bench {
+
+struct PrefetchCase {
+  uint32_t pause_ms = 0;
+  StepPolicy::Prefetch prefetch;
+  double tier = 0;  // the host tier's size, of all rows
+  // Of a token: all layers.
+  Spread ms, read_ms;
+  double ssd_pages = 0;                          // that steps waited for
+  double ahead_pages = 0, ahead_used_pages = 0;  // read ahead, and of those used by a step
+};
+
+struct PrefetchSetting {
+  std::filesystem::path dir;  // is made, and removed in the end
+  uint32_t n_layers = 0;      // the heads are split evenly among them, in order
+  double fraction = 0.01;     // K, of the mid region
+  uint32_t rounds = 3;        // of every case, in turns
+  std::vector<double> tiers;
+  std::vector<uint32_t> pauses_ms;
+  std::vector<StepPolicy::Prefetch> prefetch;
+};
+
+// The heads have one shape, and as many tokens and steps.
+Result<std::vector<PrefetchCase>> MeasurePrefetch(std::span<const HeadTrace> heads,
+                                                  const PrefetchSetting& setting);
+
+}  // namespace prefixd::bench
