@@ -87,6 +87,25 @@ std::vector<float> UnionRanks(std::span<const float> scores, uint32_t group, uin
   return rank;
 }
 
+// The largest that lies below `end`, or -inf.
+float LargestBelow(std::span<const float> x, float end) {
+  // Lane by lane, or each would wait for the one before.
+  constexpr size_t kLanes = 16;
+  float most[kLanes];
+  std::ranges::fill(most, -kInf);
+  size_t i = 0;
+  for (; i + kLanes <= x.size(); i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) {
+      const float value = x[i + l] < end ? x[i + l] : -kInf;
+      most[l] = value > most[l] ? value : most[l];
+    }
+  }
+  for (; i < x.size(); ++i) {
+    if (x[i] < end) most[0] = std::max(most[0], x[i]);
+  }
+  return *std::ranges::max_element(most);
+}
+
 // Rounded up, so that no unread score lies above its cut.
 float Above(double cut) {
   const double up = cut + 0x1p-20 * (1 + std::abs(cut));
@@ -155,7 +174,7 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
     });
     theta = kth;
   } else {
-    for (const float r : rank) theta = r < kth && r > theta ? r : theta;
+    theta = LargestBelow(rank, kth);
   }
   std::vector<float> highest_left(group, -kInf);
   if (rule == GroupRule::kUnion) {

@@ -4,9 +4,11 @@
 constexpr size_t kDotHeads = kLanes == 16 ? 4 : 2;
 
 // One tile: kHeads queries against kRows vectors, so that each load serves several products.
+// `ahead`: rows to ask for meanwhile, or null; line by line, for a burst would wait for the memory
+// and then leave it idle.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* const* x, size_t dim,
-                            float scale, float* out, size_t ld_out) {
+                            float scale, float* out, size_t ld_out, const AheadRow* ahead) {
   VecF acc[kHeads][kRows];
 #pragma GCC unroll 4
   for (size_t g = 0; g < kHeads; ++g) {
@@ -15,6 +17,10 @@ PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* const* 
   }
   size_t j = 0;
   for (; j + kLanes <= dim; j += kLanes) {
+    if (ahead != nullptr && j * E::kBytes % 64 == 0) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) PrefetchLine(ahead[r], j * E::kBytes);
+    }
     VecF row[kRows];
     for (size_t r = 0; r < kRows; ++r) row[r] = E::Load(x[r] + j * E::kBytes);
     for (size_t g = 0; g < kHeads; ++g) {
@@ -44,14 +50,16 @@ void DotHeads(const float* q, size_t ldq, const VectorBlock& x, size_t begin, si
   constexpr size_t kRows = 4;
   size_t i = begin;
   for (; i + kRows <= end; i += kRows) {
-    for (size_t r = 0; prefetch && r < kRows; ++r) PrefetchRow(x, i + r + kAhead);
+    AheadRow ahead[kRows];
+    const bool ask = prefetch && i + kAhead < x.ahead;
+    for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + r);
-    DotTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, out + i, ld_out);
+    DotTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, out + i, ld_out, ask ? ahead : nullptr);
   }
   for (; i < end; ++i) {
     const std::byte* row = VectorAt(x, i);
-    DotTile<E, kHeads, 1>(q, ldq, &row, x.dim, scale, out + i, ld_out);
+    DotTile<E, kHeads, 1>(q, ldq, &row, x.dim, scale, out + i, ld_out, nullptr);
   }
 }
 

@@ -262,13 +262,17 @@ std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadM
     }
     listed[p] = {values, counts[p], kept.size()};
   }
-  scratch.ids.clear();
+  size_t n_listed = 0;
+  for (const ListedPart& part : listed) n_listed += part.n;
+  scratch.ids.resize(n_listed);
+  uint32_t* next = scratch.ids.data();
   for (size_t w = 0; w < marks.size(); ++w) {
     for (uint64_t bits = marks[w]; bits != 0; bits &= bits - 1) {
-      scratch.ids.push_back(range.begin + static_cast<uint32_t>(w * 64) +
-                            static_cast<uint32_t>(std::countr_zero(bits)));
+      *next++ = range.begin + static_cast<uint32_t>(w * 64) +
+                static_cast<uint32_t>(std::countr_zero(bits));
     }
   }
+  scratch.ids.resize(static_cast<size_t>(next - scratch.ids.data()));
   return listed;
 }
 
