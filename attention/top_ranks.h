@@ -7,8 +7,8 @@
 
 namespace prefixd {
 
-// 1 <= k <= x.size(); no NaN. Found by counting, in linear time whatever the numbers; `scratch` must
-// not hold x.
+// 1 <= k <= x.size(); no NaN. Found by counting, in linear time whatever the numbers; `scratch`
+// must not hold x.
 float KthLargest(std::span<const float> x, size_t k, std::vector<float>& scratch);
 
 }  // namespace prefixd
