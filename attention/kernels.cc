@@ -9,7 +9,6 @@ extern const KernelTable kGenericKernels;
 #if defined(PREFIXD_X86_KERNELS)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAvx512Bf16Kernels;
 #endif
 
 const KernelTable* KernelsFor(Isa isa) {
@@ -23,9 +22,6 @@ const KernelTable* KernelsFor(Isa isa) {
                       __builtin_cpu_supports("avx512vl");
   if (isa == Isa::kAvx2 && avx2) return &kAvx2Kernels;
   if (isa == Isa::kAvx512 && avx512) return &kAvx512Kernels;
-  if (isa == Isa::kAvx512Bf16 && avx512 && __builtin_cpu_supports("avx512bf16")) {
-    return &kAvx512Bf16Kernels;
-  }
 #endif
   return nullptr;
 }
@@ -33,7 +29,7 @@ const KernelTable* KernelsFor(Isa isa) {
 namespace {
 
 const KernelTable* Widest() {
-  for (Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
     if (const KernelTable* table = KernelsFor(isa)) return table;
   }
   return &kGenericKernels;

@@ -5,7 +5,14 @@
 // Rows that were converted ahead.
 struct F64 {
   static constexpr size_t kBytes = 8;
+  static constexpr bool kPairs = false;
 };
+// Rows of few columns in any order.
+struct Bf16InOrder : Bf16 {
+  static constexpr bool kPairs = false;
+};
+constexpr size_t kPairColumns = 256;
+constexpr size_t kDirectHeads = 8;
 
 // kLanesD consecutive elements as doubles.
 template <typename E>
@@ -58,107 +65,158 @@ PREFIXD_INLINE VecD LoadWideTail(const std::byte* p, size_t n) {
 constexpr size_t kScoreRows = kLanes == 16 ? 4 : 2;
 
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
-// `ahead`: rows to ask for meanwhile, or null. They are asked for line by line as these are used: a
-// burst of whole rows would wait for the memory and then leave it idle.
+// Where E comes in pairs, q has each 2 * kLanes columns apart, the even ones first.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
-                              double scale, size_t n, float* out, size_t ld_out,
-                              const AheadRow* ahead) {
+                              double scale, size_t n, float* out, size_t ld_out) {
   constexpr size_t kSums = kHeads * kRows;
   static_assert(kSums % 4 == 0);
   VecD acc[kSums];
 #pragma GCC unroll 16
   for (size_t i = 0; i < kSums; ++i) acc[i] = VecD{};
-  size_t j = 0;
-  for (; j + kLanesD <= dim; j += kLanesD) {
-    if (ahead != nullptr && j * E::kBytes % 64 == 0) {
-#pragma GCC unroll 4
-      for (size_t r = 0; r < kRows; ++r) PrefetchLine(ahead[r], j * E::kBytes);
-    }
-    VecD row[kRows];
-#pragma GCC unroll 4
-    for (size_t r = 0; r < kRows; ++r) row[r] = LoadWide<E>(x[r] + j * E::kBytes);
+  const auto multiply = [&](const VecD* row, size_t j) {
 #pragma GCC unroll 4
     for (size_t g = 0; g < kHeads; ++g) {
       const VecD query = LoadDoubles(q + g * ldq + j);
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) acc[g * kRows + r] += query * row[r];
     }
+  };
+  size_t j = 0;
+  if constexpr (E::kPairs) {
+    // By way of memory: loads widen what would take shuffles in registers.
+    alignas(64) float wide[kRows][kPairColumns];
+    const size_t paired = dim / (2 * kLanes) * (2 * kLanes);
+    for (size_t c = 0; c < paired; c += 2 * kLanes) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) {
+        const FloatPair pair = E::LoadPair(x[r] + c * E::kBytes);
+        StoreFloats(wide[r] + c, pair.even);
+        StoreFloats(wide[r] + c + kLanes, pair.odd);
+      }
+    }
+    for (; j < paired; j += kLanesD) {
+      VecD row[kRows];
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) {
+        row[r] = LoadWide<F32>(reinterpret_cast<const std::byte*>(wide[r] + j));
+      }
+      multiply(row, j);
+    }
+  }
+  for (; j + kLanesD <= dim; j += kLanesD) {
+    VecD row[kRows];
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) row[r] = LoadWide<E>(x[r] + j * E::kBytes);
+    multiply(row, j);
   }
   if (j < dim) {
     VecD row[kRows];
 #pragma GCC unroll 4
     for (size_t r = 0; r < kRows; ++r) row[r] = LoadWideTail<E>(x[r] + j * E::kBytes, dim - j);
-#pragma GCC unroll 4
-    for (size_t g = 0; g < kHeads; ++g) {
-      const VecD query = LoadDoubles(q + g * ldq + j);
-#pragma GCC unroll 4
-      for (size_t r = 0; r < kRows; ++r) acc[g * kRows + r] += query * row[r];
-    }
+    multiply(row, j);
   }
   float sums[kSums];
+#if PREFIXD_LANES == 16
+  if constexpr (kSums % 8 == 0) {
 #pragma GCC unroll 4
-  for (size_t i = 0; i < kSums; i += 4) {
-    const Vec4 four = ScaledSums(acc[i], acc[i + 1], acc[i + 2], acc[i + 3], scale);
-    __builtin_memcpy(sums + i, &four, sizeof four);
+    for (size_t i = 0; i < kSums; i += 8) {
+      const Vec8 eight = ScaledSumsOfEight(acc + i, scale);
+      __builtin_memcpy(sums + i, &eight, sizeof eight);
+    }
+  } else
+#endif
+  {
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kSums; i += 4) {
+      const Vec4 four = ScaledSums(acc[i], acc[i + 1], acc[i + 2], acc[i + 3], scale);
+      __builtin_memcpy(sums + i, &four, sizeof four);
+    }
   }
   for (size_t g = 0; g < kHeads; ++g) {
-    __builtin_memcpy(out + g * ld_out, sums + g * kRows, n * sizeof(float));
+    if (n == kRows) {
+      __builtin_memcpy(out + g * ld_out, sums + g * kRows, kRows * sizeof(float));
+    } else {
+      for (size_t r = 0; r < n; ++r) out[g * ld_out + r] = sums[g * kRows + r];
+    }
   }
 }
 
 // kHeads queries against the vectors [begin, end).
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
-                               size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
+                               size_t end, double scale, float* out, size_t ld_out) {
   for (size_t i = begin; i < end; i += kRows) {
-    AheadRow ahead[kRows];
-    const bool ask = prefetch && i + kAhead < x.ahead;
-    for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
-    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out,
-                                ask ? ahead : nullptr);
+    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out);
   }
 }
 
 template <typename E>
 void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                  float* out, size_t ld_out) {
-  constexpr size_t kSlice = 32;  // vectors that stay in the first-level cache over all heads
+  constexpr size_t kSlice = 64;  // vectors that stay in the first-level cache over all heads
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
-    TouchRows(x, begin == 0 ? 0 : begin + kSlice, end + kSlice);
+    Bring(x, begin, end);
     size_t g = 0;
     for (; g + 4 <= heads; g += 4) {
-      ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
-                                   g == 0);
+      ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out,
+                                   ld_out);
     }
     if (g + 2 <= heads) {
-      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out);
       g += 2;
     }
     if (g < heads) {
-      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out);
     }
   }
+}
+
+// Queries with each 2 * kLanes columns apart, the even ones first.
+template <typename E>
+void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+                float* out, size_t ld_out) {
+  alignas(64) double apart[kDirectHeads * kPairColumns];
+  const size_t columns = PadUp(x.dim), paired = x.dim / (2 * kLanes) * (2 * kLanes);
+  for (size_t g = 0; g < heads; ++g) {
+    const double* from = q + g * ldq;
+    double* to = apart + g * columns;
+    size_t c = 0;
+    for (; c < paired; c += 2 * kLanes) {
+      for (size_t l = 0; l < kLanes; ++l) {
+        to[c + l] = from[c + 2 * l];
+        to[c + kLanes + l] = from[c + 2 * l + 1];
+      }
+    }
+    for (; c < columns; ++c) to[c] = from[c];
+  }
+  ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out);
 }
 
 // With many heads vectors are converted once instead of once per tile of heads.
 template <typename E>
 void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
            float* out, size_t ld_out) {
-  if (heads <= 8 || x.dim > kConvertMax) {
-    ScoreDirect<E>(q, ldq, heads, x, scale, out, ld_out);
+  if (heads <= kDirectHeads || x.dim > kConvertMax) {
+    if constexpr (!E::kPairs) {
+      ScoreDirect<E>(q, ldq, heads, x, scale, out, ld_out);
+    } else if (heads <= kDirectHeads && x.dim <= kPairColumns) {
+      ScorePairs<E>(q, ldq, heads, x, scale, out, ld_out);
+    } else {
+      ScoreDirect<Bf16InOrder>(q, ldq, heads, x, scale, out, ld_out);
+    }
     return;
   }
   constexpr size_t kSlice = 8;
   alignas(64) double wide[kSlice * kConvertMax];
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
+    Bring(x, begin, begin + n);
     for (size_t i = 0; i < n; ++i) {
-      PrefetchRow(x, begin + i + kAhead);
       const std::byte* row = VectorAt(x, begin + i);
       double* out_row = wide + i * x.dim;
       size_t j = 0;

@@ -1,7 +1,8 @@
 // Sums over vectors: weighted, and of centred first and second powers.
 // Part of kernels_body.h: included inside its namespace, once per instruction set.
 
-constexpr size_t kRun = 16;  // vectors summed in float32 before going to float64
+constexpr size_t kRun = 8;       // vectors summed in float32 by themselves
+constexpr size_t kSumRows = 64;  // as many as such sums are added up in float32
 // Columns of accumulators that four heads keep in registers (32 with AVX-512, else 16).
 constexpr size_t kSumVecs = kLanes == 16 ? 4 : 2;
 
@@ -17,37 +18,79 @@ PREFIXD_INLINE void AddToDouble(double* acc, VecF v, size_t n) {
   for (size_t l = 0; l < n; ++l) acc[l] += static_cast<double>(lane[l]);
 }
 
-// kHeads weight rows over kVecs * kLanes columns (or, with kTail, the last `columns` < kLanes) of n
-// vectors, from element `at` on.
+// kVecs * kLanes elements (or, with kTail, the last `columns` < kLanes) as floats: where E comes in
+// pairs and there are two vectors at least, even ones apart from odd ones.
+template <typename E, size_t kVecs, bool kTail>
+PREFIXD_INLINE void LoadVecs(const std::byte* p, size_t columns, VecF* out) {
+  if constexpr (E::kPairs && kVecs % 2 == 0) {
+#pragma GCC unroll 4
+    for (size_t c = 0; c < kVecs; c += 2) {
+      const FloatPair pair = E::LoadPair(p + c * kLanes * E::kBytes);
+      out[c] = pair.even;
+      out[c + 1] = pair.odd;
+    }
+  } else {
+#pragma GCC unroll 4
+    for (size_t c = 0; c < kVecs; ++c) {
+      out[c] = kTail ? LoadTail<E>(p, columns) : E::Load(p + c * kLanes * E::kBytes);
+    }
+  }
+}
+
+// Sums over vectors that LoadVecs loaded, added to columns in their order.
+template <typename E, size_t kVecs, bool kTail>
+PREFIXD_INLINE void AddVecs(double* acc, const VecF* sums, size_t columns) {
+#pragma GCC unroll 4
+  for (size_t c = 0; c < kVecs; ++c) {
+    VecF ordered[2] = {sums[c]};
+    if constexpr (E::kPairs && kVecs % 2 == 0) {
+      InOrder({sums[c], sums[c + 1]}, ordered);
+      AddToDouble(acc + c++ * kLanes, ordered[0], kLanes);
+      AddToDouble(acc + c * kLanes, ordered[1], kLanes);
+    } else {
+      AddToDouble(acc + c * kLanes, ordered[0], kTail ? columns : kLanes);
+    }
+  }
+}
+
+// kHeads weight rows over kVecs * kLanes columns (or, with kTail, the last `columns` < kLanes) of
+// the n <= kSumRows vectors x, from element `at` on.
 template <typename E, size_t kHeads, size_t kVecs, bool kTail>
 PREFIXD_INLINE void WeightedTile(const float* w, size_t ldw, const std::byte* const* x, size_t n,
                                  size_t at, size_t columns, double* acc, size_t ld_acc) {
-  VecF sum[kHeads][kVecs];
+  VecF total[kHeads][kVecs];
 #pragma GCC unroll 4
   for (size_t g = 0; g < kHeads; ++g) {
 #pragma GCC unroll 4
-    for (size_t c = 0; c < kVecs; ++c) sum[g][c] = VecF{};
+    for (size_t c = 0; c < kVecs; ++c) total[g][c] = VecF{};
   }
-  for (size_t i = 0; i < n; ++i) {
-    const std::byte* p = x[i] + at * E::kBytes;
-    VecF row[kVecs];
+  for (size_t begin = 0; begin < n; begin += kRun) {
+    const size_t end = n - begin < kRun ? n : begin + kRun;
+    VecF sum[kHeads][kVecs];
 #pragma GCC unroll 4
-    for (size_t c = 0; c < kVecs; ++c) {
-      row[c] = kTail ? LoadTail<E>(p, columns) : E::Load(p + c * kLanes * E::kBytes);
+    for (size_t g = 0; g < kHeads; ++g) {
+#pragma GCC unroll 4
+      for (size_t c = 0; c < kVecs; ++c) sum[g][c] = VecF{};
+    }
+    for (size_t i = begin; i < end; ++i) {
+      VecF row[kVecs];
+      LoadVecs<E, kVecs, kTail>(x[i] + at * E::kBytes, columns, row);
+#pragma GCC unroll 4
+      for (size_t g = 0; g < kHeads; ++g) {
+        const VecF weight = Broadcast(w[g * ldw + i]);
+#pragma GCC unroll 4
+        for (size_t c = 0; c < kVecs; ++c) sum[g][c] += weight * row[c];
+      }
     }
 #pragma GCC unroll 4
     for (size_t g = 0; g < kHeads; ++g) {
-      const VecF weight = Broadcast(w[g * ldw + i]);
 #pragma GCC unroll 4
-      for (size_t c = 0; c < kVecs; ++c) sum[g][c] += weight * row[c];
+      for (size_t c = 0; c < kVecs; ++c) total[g][c] += sum[g][c];
     }
   }
 #pragma GCC unroll 4
   for (size_t g = 0; g < kHeads; ++g) {
-#pragma GCC unroll 4
-    for (size_t c = 0; c < kVecs; ++c) {
-      AddToDouble(acc + g * ld_acc + at + c * kLanes, sum[g][c], kTail ? columns : kLanes);
-    }
+    AddVecs<E, kVecs, kTail>(acc + g * ld_acc + at, total[g], columns);
   }
 }
 
@@ -67,13 +110,11 @@ void WeightedHeads(const float* w, size_t ldw, const std::byte* const* x, size_t
 template <typename E>
 void WeightedSum(const float* w, size_t ldw, size_t heads, const VectorBlock& x, double* acc,
                  size_t ld_acc) {
-  for (size_t begin = 0; begin < x.n; begin += kRun) {
-    const size_t n = x.n - begin < kRun ? x.n - begin : kRun;
-    const std::byte* rows[kRun];
-    for (size_t i = 0; i < n; ++i) {
-      rows[i] = VectorAt(x, begin + i);
-      PrefetchRow(x, begin + i + kRun);
-    }
+  for (size_t begin = 0; begin < x.n; begin += kSumRows) {
+    const size_t n = x.n - begin < kSumRows ? x.n - begin : kSumRows;
+    Bring(x, begin, begin + n);
+    const std::byte* rows[kSumRows];
+    for (size_t i = 0; i < n; ++i) rows[i] = VectorAt(x, begin + i);
     const float* weights = w + begin;
     size_t g = 0;
     for (; g + 4 <= heads; g += 4) {

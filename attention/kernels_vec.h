@@ -105,8 +105,63 @@ PREFIXD_INLINE Vec4 ScaledSums(VecD va, VecD vb, VecD vc, VecD vd, double scale)
 
 PREFIXD_INLINE float SumLanes(VecF v) { return SumFour(v, v, v, v)[0]; }
 
-// Element types: how kLanes consecutive elements become floats.
+#if PREFIXD_LANES == 16
+// The sums of eight vectors' lanes, times scale.
+typedef float Vec8 __attribute__((vector_size(32)));
+PREFIXD_INLINE Vec8 ScaledSumsOfEight(const VecD* v, double scale) {
+  VecD pair[4];  // lanes 2i, 2i + 1: of vectors 2p and 2p + 1, the sums of their lanes 2i, 2i + 1
+#pragma GCC unroll 4
+  for (size_t p = 0; p < 4; ++p) {
+    const VecD a = v[2 * p], b = v[2 * p + 1];
+    pair[p] = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) +
+              __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  const auto halve = [](VecD a, VecD b) {
+    return __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
+           __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+  };
+  const VecD sums = halve(halve(pair[0], pair[1]), halve(pair[2], pair[3]));
+  return __builtin_convertvector(scale * sums, Vec8);
+}
+#endif
+
+// 2 * kLanes elements: those of even and those of odd number.
+struct FloatPair {
+  VecF even, odd;
+};
+
+// The same in order, and apart again.
+PREFIXD_INLINE void InOrder(FloatPair p, VecF out[2]) {
+#if PREFIXD_LANES == 16
+  out[0] = __builtin_shufflevector(p.even, p.odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
+                                   7, 23);
+  out[1] = __builtin_shufflevector(p.even, p.odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14,
+                                   30, 15, 31);
+#elif PREFIXD_LANES == 8
+  out[0] = __builtin_shufflevector(p.even, p.odd, 0, 8, 1, 9, 2, 10, 3, 11);
+  out[1] = __builtin_shufflevector(p.even, p.odd, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  out[0] = __builtin_shufflevector(p.even, p.odd, 0, 4, 1, 5);
+  out[1] = __builtin_shufflevector(p.even, p.odd, 2, 6, 3, 7);
+#endif
+}
+PREFIXD_INLINE FloatPair Apart(const float* p) {
+  const VecF a = LoadFloats(p), b = LoadFloats(p + kLanes);
+#if PREFIXD_LANES == 16
+  return {__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+#elif PREFIXD_LANES == 8
+  return {__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14),
+          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)};
+#else
+  return {__builtin_shufflevector(a, b, 0, 2, 4, 6), __builtin_shufflevector(a, b, 1, 3, 5, 7)};
+#endif
+}
+
+// Element types: how kLanes consecutive elements become floats. With kPairs twice as many come
+// more cheaply by LoadPair, the even ones apart from the odd ones.
 struct F32 {
+  static constexpr bool kPairs = false;
   static constexpr size_t kBytes = 4;
   static constexpr bool kIsBf16 = false;
   static PREFIXD_INLINE VecF Load(const std::byte* p) {
@@ -116,7 +171,14 @@ struct F32 {
   }
 };
 struct Bf16 {
+  static constexpr bool kPairs = true;
   static constexpr size_t kBytes = 2;
+  // Either half of a 32-bit word is one float: the lower moved up, the upper where it is.
+  static PREFIXD_INLINE FloatPair LoadPair(const std::byte* p) {
+    VecU words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return {(VecF)(words << 16), (VecF)(words & 0xffff0000u)};
+  }
   static constexpr bool kIsBf16 = true;
   static PREFIXD_INLINE VecF Load(const std::byte* p) {
     VecH h;
@@ -134,6 +196,7 @@ struct Bf16 {
   }
 };
 struct F16 {
+  static constexpr bool kPairs = false;
   static constexpr size_t kBytes = 2;
   static constexpr bool kIsBf16 = false;
   static PREFIXD_INLINE VecF Load(const std::byte* p) {
@@ -178,43 +241,43 @@ PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
   return x.of_values ? x.refs[i].value : x.refs[i].key;
 }
 
-// Hardware prefetchers do not follow scattered rows, nor a tile's interleaved, gapped ones: ask for
-// them by name. In a pass over keys the values are for a later pass, from the second-level cache.
+PREFIXD_INLINE void Prefetch(const std::byte* p, size_t bytes) {
+  for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
+}
+
+// Vectors [begin, end) into the first-level cache, and what follows on its way: hardware
+// prefetchers do not follow scattered rows, nor a tile's interleaved, gapped ones. This is a loop
+// of its own because nothing else is done while a page's address is looked up: a prefetch, too, is
+// only over when its address is known, and arithmetic between them leaves room for but a few of
+// them in the processor's window. So few instructions a row, all of them loads: one line 64 rows
+// ahead (what it is for is the address), whole rows 32 ahead into the second-level cache, and a
+// plain read of each line that is wanted now.
+PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
+  constexpr size_t kFar = 64, kNear = 32;
+  if (x.ahead == 0) return;
+  const size_t bytes = x.of_values ? x.ahead_value_bytes : x.ahead_key_bytes;
+  for (size_t i = begin; i < end; ++i) {
+    if (x.refs != nullptr) {
+      if (i + kFar < x.ahead) __builtin_prefetch(x.refs[i + kFar].key, 0, 2);
+      if (i + kNear < x.ahead) {
+        if (!x.of_values) Prefetch(x.refs[i + kNear].key, x.ahead_key_bytes);
+        Prefetch(x.refs[i + kNear].value, x.ahead_value_bytes);
+      }
+    } else if (i + kNear < x.ahead) {
+      Prefetch(x.data + (i + kNear) * x.stride, x.ahead_key_bytes + x.ahead_value_bytes);
+    }
+    const std::byte* p = VectorAt(x, i);
+    for (size_t line = 0; line < bytes; line += 64) {
+      static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + line));
+    }
+  }
+}
+
+// The same without reading: for a loop that is short itself.
 PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
   if (i >= x.ahead) return;
   const std::byte* p = x.refs != nullptr ? x.refs[i].key : x.data + i * x.stride;
   for (size_t line = 0; line < x.ahead_key_bytes; line += 64) __builtin_prefetch(p + line);
-  p = x.refs != nullptr ? x.refs[i].value : p + x.ahead_key_bytes;
-  if (x.of_values) {
-    for (size_t line = 0; line < x.ahead_value_bytes; line += 64) __builtin_prefetch(p + line);
-  } else {
-    for (size_t line = 0; line < x.ahead_value_bytes; line += 64)
-      __builtin_prefetch(p + line, 0, 2);
-  }
-}
-
-// A line each of the scattered rows [begin, end): what it is for is their pages' addresses, which
-// the processor looks up several at a time if they are asked for at once.
-PREFIXD_INLINE void TouchRows(const VectorBlock& x, size_t begin, size_t end) {
-  if (x.refs == nullptr) return;
-  for (size_t i = begin; i < end && i < x.ahead; ++i) __builtin_prefetch(x.refs[i].key, 0, 2);
-}
-// Whole rows line by line: what row i asks for while a pass over keys reads another row.
-struct AheadRow {
-  const std::byte* key;
-  const std::byte* value;
-  size_t key_bytes, value_bytes;
-};
-// The last row for those behind it. REQUIRES: x.ahead > 0.
-PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
-  if (i >= x.ahead) i = x.ahead - 1;
-  const std::byte* key = x.refs != nullptr ? x.refs[i].key : x.data + i * x.stride;
-  const std::byte* value = x.refs != nullptr ? x.refs[i].value : key + x.ahead_key_bytes;
-  return {key, value, x.ahead_key_bytes, x.ahead_value_bytes};
-}
-PREFIXD_INLINE void PrefetchLine(const AheadRow& row, size_t at) {
-  if (at < row.key_bytes) __builtin_prefetch(row.key + at);
-  if (at < row.value_bytes) __builtin_prefetch(row.value + at, 0, 2);
 }
 
 void ToFloatAny(DType dtype, const std::byte* src, size_t n, float* dst) {

@@ -30,7 +30,7 @@ struct Options {
 
 constexpr const char* kUsage =
     "usage: attention_bench [--json FILE] [--max-tokens N] [--rounds R] [--threads T]\n"
-    "                       [--kernels generic|avx2|avx512|avx512_bf16]\n";
+    "                       [--kernels generic|avx2|avx512]\n";
 
 // nullptr when there are no such kernels here.
 const KernelTable* Named(const std::string& name) {
