@@ -56,6 +56,8 @@ struct KernelTable {
   // eight at a time, and added to acc in float64: within 1e-6 of sum_i |w_i x_i|, whatever n.
   void (*weighted_sum)(const float* w, size_t ldw, size_t heads, const VectorBlock& x, double* acc,
                        size_t ld_acc);
+  // out[l] += sum_i w[i] * rows[i * columns + l], in float64.
+  void (*combine)(const double* w, size_t n, const double* rows, size_t columns, double* out);
   // sum[l] += sum_i (x_i[l] - centre[l]);  sum_sq[l] += sum_i (x_i[l] - centre[l])^2.
   void (*centred_sums)(const VectorBlock& x, const float* centre, double* sum, double* sum_sq);
   // out[i] = exp(s[i] - shift), 0 below the smallest normal float; returns the sum. In place is

@@ -28,9 +28,10 @@ namespace {
 }  // namespace
 
 extern const KernelTable PREFIXD_TABLE;
-const KernelTable PREFIXD_TABLE = {PREFIXD_TABLE_NAME, DotAny,     ScoreAny,    WeightedSumAny,
-                                   CentredSumsAny,     ExpShifted, ExpLessLine, CentredTotal,
-                                   FiniteMax,          Softcap,    Gelu,        ToFloatAny};
+const KernelTable PREFIXD_TABLE = {
+    PREFIXD_TABLE_NAME, DotAny,      ScoreAny,     WeightedSumAny, Combine, CentredSumsAny,
+    ExpShifted,         ExpLessLine, CentredTotal, FiniteMax,      Softcap, Gelu,
+    ToFloatAny};
 
 }  // namespace prefixd
 

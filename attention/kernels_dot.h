@@ -51,7 +51,7 @@ void DotHeads(const float* q, size_t ldq, const VectorBlock& x, size_t begin, si
   size_t i = begin;
   for (; i + kRows <= end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = prefetch && i + kAhead < x.ahead;
+    const bool ask = prefetch && x.refs == nullptr && i + kAhead < x.ahead;
     for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + r);
@@ -69,6 +69,7 @@ void DotDirect(const float* q, size_t ldq, size_t heads, const VectorBlock& x, f
   constexpr size_t kSlice = 32;  // vectors that stay in the first-level cache over all heads
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
+    Bring(x, begin, end);
     size_t g = 0;
     for (; g + kDotHeads <= heads; g += kDotHeads) {
       DotHeads<E, kDotHeads>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
@@ -92,6 +93,7 @@ void Dot(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float s
   alignas(64) float converted[kSlice * kConvertMax];
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
+    Bring(x, begin, begin + n);
     for (size_t i = 0; i < n; ++i) {
       PrefetchRow(x, begin + i + kAhead);
       ConvertVector<E>(VectorAt(x, begin + i), x.dim, converted + i * x.dim);

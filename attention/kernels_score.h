@@ -64,11 +64,26 @@ PREFIXD_INLINE VecD LoadWideTail(const std::byte* p, size_t n) {
 // two units busy that take 4 cycles each; 16 do so with room to spare (32 registers with AVX-512).
 constexpr size_t kScoreRows = kLanes == 16 ? 4 : 2;
 
+// Asks for kRows rows line by line while as many others are used, column j of elements of kBytes
+// next.
+template <size_t kRows, size_t kBytes>
+PREFIXD_INLINE void AskAt(const AheadRow* ahead, size_t j) {
+  constexpr size_t kStep = kLanesD * kBytes * kRows, kLines = kStep < 64 ? 1 : kStep / 64;
+  if (ahead == nullptr || j * kBytes * kRows % 64 != 0) return;
+#pragma GCC unroll 4
+  for (size_t l = 0; l < kLines; ++l) {
+    const size_t line = j * kBytes * kRows / 64 + l;
+    PrefetchLine(ahead[line % kRows], line / kRows * 64);
+  }
+}
+
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
-// Where E comes in pairs, q has each 2 * kLanes columns apart, the even ones first.
+// `ahead`: rows to ask for meanwhile, or null. Where E comes in pairs, q has each 2 * kLanes
+// columns apart, the even ones first.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
-                              double scale, size_t n, float* out, size_t ld_out) {
+                              double scale, size_t n, float* out, size_t ld_out,
+                              const AheadRow* ahead) {
   constexpr size_t kSums = kHeads * kRows;
   static_assert(kSums % 4 == 0);
   VecD acc[kSums];
@@ -96,6 +111,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
       }
     }
     for (; j < paired; j += kLanesD) {
+      AskAt<kRows, E::kBytes>(ahead, j);
       VecD row[kRows];
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) {
@@ -105,6 +121,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
     }
   }
   for (; j + kLanesD <= dim; j += kLanesD) {
+    AskAt<kRows, E::kBytes>(ahead, j);
     VecD row[kRows];
 #pragma GCC unroll 4
     for (size_t r = 0; r < kRows; ++r) row[r] = LoadWide<E>(x[r] + j * E::kBytes);
@@ -145,12 +162,16 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
 // kHeads queries against the vectors [begin, end).
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
-                               size_t end, double scale, float* out, size_t ld_out) {
+                               size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
   for (size_t i = begin; i < end; i += kRows) {
+    AheadRow ahead[kRows];
+    const bool ask = prefetch && x.refs == nullptr && i + kAhead < x.ahead;
+    for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
-    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out);
+    ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out,
+                                ask ? ahead : nullptr);
   }
 }
 
@@ -163,15 +184,15 @@ void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x
     Bring(x, begin, end);
     size_t g = 0;
     for (; g + 4 <= heads; g += 4) {
-      ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out,
-                                   ld_out);
+      ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
+                                   g == 0);
     }
     if (g + 2 <= heads) {
-      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out);
+      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
       g += 2;
     }
     if (g < heads) {
-      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out);
+      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
     }
   }
 }
@@ -217,6 +238,7 @@ void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, doub
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
     Bring(x, begin, begin + n);
     for (size_t i = 0; i < n; ++i) {
+      PrefetchRow(x, begin + i + kAhead);
       const std::byte* row = VectorAt(x, begin + i);
       double* out_row = wide + i * x.dim;
       size_t j = 0;

@@ -152,3 +152,44 @@ void WeightedSumAny(const float* w, size_t ldw, size_t heads, const VectorBlock&
       break;
   }
 }
+
+// kVecs * kLanesD columns from `rows` on; every kChains-th row is a sum of its own, since each sum
+// is one chain of dependent additions.
+template <size_t kVecs, size_t kChains>
+PREFIXD_INLINE void CombineTile(const double* w, size_t n, const double* rows, size_t columns,
+                                double* out) {
+  VecD sum[kChains][kVecs];
+  for (size_t k = 0; k < kChains; ++k) {
+    for (size_t c = 0; c < kVecs; ++c) sum[k][c] = VecD{};
+  }
+  const auto add = [&](size_t i, VecD* to) {
+    const VecD weight = w[i] - VecD{};
+    for (size_t c = 0; c < kVecs; ++c) {
+      to[c] += weight * LoadDoubles(rows + i * columns + c * kLanesD);
+    }
+  };
+  size_t i = 0;
+  for (; i + kChains <= n; i += kChains) {
+    for (size_t k = 0; k < kChains; ++k) add(i + k, sum[k]);
+  }
+  for (; i < n; ++i) add(i, sum[0]);
+  for (size_t c = 0; c < kVecs; ++c) {
+    for (size_t k = 1; k < kChains; ++k) sum[0][c] += sum[k][c];
+    StoreDoubles(out + c * kLanesD, LoadDoubles(out + c * kLanesD) + sum[0][c]);
+  }
+}
+
+void Combine(const double* w, size_t n, const double* rows, size_t columns, double* out) {
+  size_t l = 0;
+  for (; l + 4 * kLanesD <= columns; l += 4 * kLanesD) {
+    CombineTile<4, 1>(w, n, rows + l, columns, out + l);
+  }
+  for (; l + kLanesD <= columns; l += kLanesD) {
+    CombineTile<1, 4>(w, n, rows + l, columns, out + l);
+  }
+  for (; l < columns; ++l) {
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += w[i] * rows[i * columns + l];
+    out[l] += sum;
+  }
+}

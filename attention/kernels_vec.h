@@ -241,30 +241,30 @@ PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
   return x.of_values ? x.refs[i].value : x.refs[i].key;
 }
 
+// How rows come into the caches. Scattered ones are brought by a loop of their own before a block
+// of them is used: each lies in another page, and while the address of a page is looked up the
+// processor gets only as far as its window of instructions reaches; a prefetch, too, is only over
+// when its address is known. So few instructions a row, all of them loads. Rows in order share
+// pages, and hardware prefetchers see most of them coming: what they do not see, gapped and
+// interleaved as the rows of a tile are, is asked for line by line while others are used (a burst
+// of whole rows would wait for the memory and then leave it idle).
+
 PREFIXD_INLINE void Prefetch(const std::byte* p, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
 }
 
-// Vectors [begin, end) into the first-level cache, and what follows on its way: hardware
-// prefetchers do not follow scattered rows, nor a tile's interleaved, gapped ones. This is a loop
-// of its own because nothing else is done while a page's address is looked up: a prefetch, too, is
-// only over when its address is known, and arithmetic between them leaves room for but a few of
-// them in the processor's window. So few instructions a row, all of them loads: one line 64 rows
-// ahead (what it is for is the address), whole rows 32 ahead into the second-level cache, and a
-// plain read of each line that is wanted now.
+// Scattered vectors [begin, end) into the first-level cache: one line 64 rows ahead (what it is for
+// is the address), whole rows 32 ahead into the second-level cache, and a plain read of each line
+// that is wanted now.
 PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
   constexpr size_t kFar = 64, kNear = 32;
-  if (x.ahead == 0) return;
+  if (x.ahead == 0 || x.refs == nullptr) return;
   const size_t bytes = x.of_values ? x.ahead_value_bytes : x.ahead_key_bytes;
   for (size_t i = begin; i < end; ++i) {
-    if (x.refs != nullptr) {
-      if (i + kFar < x.ahead) __builtin_prefetch(x.refs[i + kFar].key, 0, 2);
-      if (i + kNear < x.ahead) {
-        if (!x.of_values) Prefetch(x.refs[i + kNear].key, x.ahead_key_bytes);
-        Prefetch(x.refs[i + kNear].value, x.ahead_value_bytes);
-      }
-    } else if (i + kNear < x.ahead) {
-      Prefetch(x.data + (i + kNear) * x.stride, x.ahead_key_bytes + x.ahead_value_bytes);
+    if (i + kFar < x.ahead && !x.of_values) __builtin_prefetch(x.refs[i + kFar].key, 0, 2);
+    if (i + kNear < x.ahead) {
+      if (!x.of_values) Prefetch(x.refs[i + kNear].key, x.ahead_key_bytes);
+      Prefetch(x.refs[i + kNear].value, x.ahead_value_bytes);
     }
     const std::byte* p = VectorAt(x, i);
     for (size_t line = 0; line < bytes; line += 64) {
@@ -273,11 +273,28 @@ PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
   }
 }
 
-// The same without reading: for a loop that is short itself.
+// Rows in order: the whole of row i.
 PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
-  if (i >= x.ahead) return;
-  const std::byte* p = x.refs != nullptr ? x.refs[i].key : x.data + i * x.stride;
-  for (size_t line = 0; line < x.ahead_key_bytes; line += 64) __builtin_prefetch(p + line);
+  if (x.refs != nullptr || i >= x.ahead) return;
+  Prefetch(x.data + i * x.stride, x.ahead_key_bytes + x.ahead_value_bytes);
+}
+
+// The same line by line: what row i asks for while a pass over keys reads another row. In a pass
+// over keys the values are for a later pass, from the second-level cache.
+struct AheadRow {
+  const std::byte* key;
+  const std::byte* value;
+  size_t key_bytes, value_bytes;
+};
+// The last row for those behind it. REQUIRES: x.refs == nullptr, x.ahead > 0.
+PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
+  if (i >= x.ahead) i = x.ahead - 1;
+  const std::byte* key = x.data + i * x.stride;
+  return {key, key + x.ahead_key_bytes, x.ahead_key_bytes, x.ahead_value_bytes};
+}
+PREFIXD_INLINE void PrefetchLine(const AheadRow& row, size_t at) {
+  if (at < row.key_bytes) __builtin_prefetch(row.key + at);
+  if (at < row.value_bytes) __builtin_prefetch(row.value + at, 0, 2);
 }
 
 void ToFloatAny(DType dtype, const std::byte* src, size_t n, float* dst) {

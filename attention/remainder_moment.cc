@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/kernels.h"
 #include "attention/normal.h"
 #include "attention/remainder.h"
 
@@ -45,13 +46,11 @@ double FullVariance(const RemainderContext& context, uint32_t g, const ScoreMean
   const std::span<const float> q = context.query(g);
   const std::span<const double> covariance = context.in.moment->covariance();
   const double r = context.remaining();
+  const std::vector<double> weights(q.begin(), q.end());
+  std::vector<double> along(context.key_dim);
+  Kernels().combine(weights.data(), weights.size(), covariance.data(), along.size(), along.data());
   double m2 = 0;
-  for (uint32_t j = 0; j < context.key_dim; ++j) {
-    const double* row = covariance.data() + size_t{j} * context.key_dim;
-    double dot = 0;
-    for (uint32_t l = 0; l < context.key_dim; ++l) dot += row[l] * q[l];
-    m2 += q[j] * dot;
-  }
+  for (uint32_t j = 0; j < context.key_dim; ++j) m2 += q[j] * along[j];
   m2 *= double{context.in.layer.scale} * context.in.layer.scale;
   double left = m2 - mean.retrieved_sum * mean.retrieved_sum / r;
   for (float s : context.scores_of(g)) left -= (s - mean.of_mid) * (s - mean.of_mid);
@@ -65,24 +64,16 @@ bool QueryCross(const RemainderContext& context, uint32_t g, std::vector<double>
   const double scale = context.in.layer.scale;
   const uint32_t rank = moment.cross_rank();
   out.assign(context.value_dim, 0.0);
-  // out += weight * row
-  const auto add = [&](double weight, const double* row) {
-    for (uint32_t l = 0; l < context.value_dim; ++l) out[l] += weight * row[l];
-  };
+  std::vector<double> weights(q.begin(), q.end());
+  for (double& w : weights) w *= scale;
   if (moment.has_cross()) {
-    for (uint32_t j = 0; j < context.key_dim; ++j) {
-      add(scale * q[j], moment.cross().data() + size_t{j} * context.value_dim);
-    }
+    Kernels().combine(weights.data(), weights.size(), moment.cross().data(), out.size(),
+                      out.data());
     return true;
   }
   std::vector<double> along(rank);
-  for (uint32_t j = 0; j < context.key_dim && rank > 0; ++j) {
-    const double* row = moment.key_factor().data() + size_t{j} * rank;
-    for (uint32_t f = 0; f < rank; ++f) along[f] += scale * q[j] * row[f];
-  }
-  for (uint32_t f = 0; f < rank; ++f) {
-    add(along[f], moment.value_factor().data() + size_t{f} * context.value_dim);
-  }
+  Kernels().combine(weights.data(), weights.size(), moment.key_factor().data(), rank, along.data());
+  Kernels().combine(along.data(), rank, moment.value_factor().data(), out.size(), out.data());
   return rank > 0;
 }
 

@@ -118,6 +118,29 @@ TEST(Kernels, ScoreKeepsNothingOfTermsThatCancel) {
   }
 }
 
+TEST(Kernels, CombineMatchesFloat64) {
+  Random random(testing::Seed("Kernels.Combine"));
+  for (int round = 0; round < 200; ++round) {
+    const size_t n = random.Int(0, 140), columns = random.Int(0, 140);
+    const std::vector<float> floats = random.Normals(n + n * columns);
+    const std::vector<double> w(floats.begin(), floats.begin() + static_cast<ptrdiff_t>(n));
+    const std::vector<double> rows(floats.begin() + static_cast<ptrdiff_t>(n), floats.end());
+    for (const KernelTable* table : Tables()) {
+      SCOPED_TRACE(table->name);
+      std::vector<double> out(columns, 1.5);
+      table->combine(w.data(), n, rows.data(), columns, out.data());
+      for (size_t l = 0; l < columns; ++l) {
+        double sum = 1.5, size = 1.5;
+        for (size_t i = 0; i < n; ++i) {
+          sum += w[i] * rows[i * columns + l];
+          size += std::abs(w[i] * rows[i * columns + l]);
+        }
+        ASSERT_NEAR(out[l], sum, 1e-14 * size);
+      }
+    }
+  }
+}
+
 TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {
   Random random(testing::Seed("Kernels.Sums"));
   for (int round = 0; round < 200; ++round) {
