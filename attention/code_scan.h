@@ -41,8 +41,8 @@ struct CodeScanTable {
   // is null (no alignment needed; 64 bytes is fastest). The sums fit int16.
   void (*scan)(const std::byte* codes, const uint32_t* which, size_t n_blocks,
                const CodeScanQuery& query, int16_t* out, size_t ld_out);
-  // sum_i exp(mul (v[i] - top)), v[i] <= top, mul >= 0; each term w within 0.1% or, if that is
-  // more, what one unit of v is worth, and 2^-15 sqrt(w).
+  // sum_i exp(mul (v[i] - top)), v[i] <= top, mul >= 0, above ln 2 as if ln 2; each term w
+  // within 0.2% or, if that is more, what one unit of v is worth, and 2^-15 sqrt(w).
   double (*weight_sum)(const int16_t* v, size_t n, int16_t top, float mul);
   // sum_i exp(s[i] + shift), each term to 0.1%. s[i] + shift <= 80; below -80 as if -80.
   double (*exp_total)(const float* s, size_t n, float shift);

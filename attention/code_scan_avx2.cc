@@ -7,6 +7,7 @@ namespace prefixd {
 namespace {
 
 #include "attention/code_scan_loops.h"
+#include "attention/code_scan_weights.h"
 
 // A 16-bit lane takes two products of at most 3 * 127 from each of the planes: so many groups of
 // four planes fit before it must be widened.

@@ -7,6 +7,7 @@ namespace prefixd {
 namespace {
 
 #include "attention/code_scan_loops.h"
+#include "attention/code_scan_weights.h"
 
 // Bytes between a prefetch and its use. The hardware's own prefetcher stops at page ends, and knows
 // nothing of blocks that are left out.

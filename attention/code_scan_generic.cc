@@ -6,6 +6,7 @@ namespace prefixd {
 namespace {
 
 #include "attention/code_scan_loops.h"
+#include "attention/code_scan_weights.h"
 
 void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
           const CodeScanQuery& query, int16_t* out, size_t ld_out) {

@@ -106,9 +106,10 @@ float LargestBelow(std::span<const float> x, float end) {
   return *std::ranges::max_element(most);
 }
 
-// Rounded up, so that no unread score lies above its cut.
-float Above(double cut) {
-  const double up = cut + 0x1p-20 * (1 + std::abs(cut));
+// shift + rank, rounded up so that no unread score lies above its cut: ranks were differences in
+// float32, and exponentials of them.
+float Above(double shift, double rank) {
+  const double up = shift + rank + 0x1p-20 * (1 + std::abs(shift) + std::abs(rank));
   return std::nextafter(static_cast<float>(up), kInf);
 }
 
@@ -159,7 +160,9 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
   if (k > 0) {
     std::vector<float> scratch;
     kth = KthLargest(rank, k, scratch);
-    room = k - static_cast<size_t>(std::ranges::count_if(rank, [&](float r) { return r > kth; }));
+    const auto above = std::ranges::count_if(rank, [&](float r) { return r > kth; });
+    assert(above < k);
+    room = k - static_cast<size_t>(above);
   }
   Selection out;
   out.keys_scanned = n;
@@ -201,8 +204,8 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
                                ? std::log(std::max(double{theta}, kLeastTerm * group))
                                : double{theta};
       // Ranks were taken against the rounded log-sum-exp.
-      const double shift = rule == GroupRule::kMax ? double{static_cast<float>(lse[g])} : lse[g];
-      out.cuts.push_back({std::isfinite(above) ? Above(shift + above) : theta, kind});
+      const double shift = static_cast<float>(lse[g]);
+      out.cuts.push_back({std::isfinite(above) ? Above(shift, above) : theta, kind});
     }
   }
   return out;

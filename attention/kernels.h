@@ -31,7 +31,8 @@ struct VectorBlock {
   bool of_values = false;
   // What may be prefetched of vectors [0, ahead), which exist and will be wanted soon; ahead may
   // exceed n. Bytes of the key and of the value behind it; with a stride they are adjacent, and
-  // data is where the first of them starts.
+  // data is where the first of them starts. With refs the bytes of the kind that is wanted are also
+  // read of vectors [0, n): no more than their elements have.
   size_t ahead = 0;
   size_t ahead_key_bytes = 0;
   size_t ahead_value_bytes = 0;

@@ -51,8 +51,7 @@ void DotHeads(const float* q, size_t ldq, const VectorBlock& x, size_t begin, si
   size_t i = begin;
   for (; i + kRows <= end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = prefetch && x.refs == nullptr && i + kAhead < x.ahead;
-    for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
+    const bool ask = prefetch && RowsAhead<kRows>(x, i, ahead);
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + r);
     DotTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, out + i, ld_out, ask ? ahead : nullptr);
@@ -85,7 +84,7 @@ void DotDirect(const float* q, size_t ldq, size_t heads, const VectorBlock& x, f
 template <typename E>
 void Dot(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float scale, float* out,
          size_t ld_out) {
-  if (E::kBytes == 4 || heads <= 8 || x.dim > kConvertMax) {
+  if (E::kBytes == 4 || heads <= kDirectHeads || x.dim > kConvertMax) {
     DotDirect<E>(q, ldq, heads, x, scale, out, ld_out);
     return;
   }

@@ -7,12 +7,11 @@ struct F64 {
   static constexpr size_t kBytes = 8;
   static constexpr bool kPairs = false;
 };
-// Rows of few columns in any order.
+// Rows of so many columns that they are not worth laying queries apart for.
 struct Bf16InOrder : Bf16 {
   static constexpr bool kPairs = false;
 };
 constexpr size_t kPairColumns = 256;
-constexpr size_t kDirectHeads = 8;
 
 // kLanesD consecutive elements as doubles.
 template <typename E>
@@ -77,6 +76,17 @@ PREFIXD_INLINE void AskAt(const AheadRow* ahead, size_t j) {
   }
 }
 
+// The lines that columns [0, j) left, of keys that fill no line at their end and of longer values.
+template <size_t kRows, size_t kBytes>
+PREFIXD_INLINE void AskRest(const AheadRow* ahead, size_t j) {
+  if (ahead == nullptr) return;
+  const size_t most =
+      ahead[0].key_bytes > ahead[0].value_bytes ? ahead[0].key_bytes : ahead[0].value_bytes;
+  for (size_t line = (j * kBytes * kRows + 63) / 64; line < (most + 63) / 64 * kRows; ++line) {
+    PrefetchLine(ahead[line % kRows], line / kRows * 64);
+  }
+}
+
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
 // `ahead`: rows to ask for meanwhile, or null. Where E comes in pairs, q has each 2 * kLanes
 // columns apart, the even ones first.
@@ -127,6 +137,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
     for (size_t r = 0; r < kRows; ++r) row[r] = LoadWide<E>(x[r] + j * E::kBytes);
     multiply(row, j);
   }
+  AskRest<kRows, E::kBytes>(ahead, j);
   if (j < dim) {
     VecD row[kRows];
 #pragma GCC unroll 4
@@ -165,8 +176,7 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
                                size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
   for (size_t i = begin; i < end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = prefetch && x.refs == nullptr && i + kAhead < x.ahead;
-    for (size_t r = 0; ask && r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
+    const bool ask = prefetch && RowsAhead<kRows>(x, i, ahead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));

@@ -3,6 +3,7 @@
 constexpr size_t kLanes = PREFIXD_LANES;
 constexpr size_t kAhead = 16;         // vectors between a prefetch and its use
 constexpr size_t kConvertMax = 1024;  // widest vector that is converted ahead
+constexpr size_t kDirectHeads = 8;    // with more heads vectors are converted ahead, once for all
 
 typedef float VecF __attribute__((vector_size(kLanes * 4)));
 typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
@@ -244,13 +245,14 @@ PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
 // How rows come into the caches. Scattered ones are brought by a loop of their own before a block
 // of them is used: each lies in another page, and while the address of a page is looked up the
 // processor gets only as far as its window of instructions reaches; a prefetch, too, is only over
-// when its address is known. So few instructions a row, all of them loads. Rows in order share
+// when its address is known. So few instructions a row, and nothing but memory. Rows in order share
 // pages, and hardware prefetchers see most of them coming: what they do not see, gapped and
 // interleaved as the rows of a tile are, is asked for line by line while others are used (a burst
 // of whole rows would wait for the memory and then leave it idle).
 
 PREFIXD_INLINE void Prefetch(const std::byte* p, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
+  if ((uintptr_t)p % 64 != 0 && bytes > 0) __builtin_prefetch(p + bytes - 1, 0, 2);
 }
 
 // Scattered vectors [begin, end) into the first-level cache: one line 64 rows ahead (what it is for
@@ -269,6 +271,9 @@ PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
     const std::byte* p = VectorAt(x, i);
     for (size_t line = 0; line < bytes; line += 64) {
       static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + line));
+    }
+    if ((uintptr_t)p % 64 != 0 && bytes > 0) {
+      static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + bytes - 1));
     }
   }
 }
@@ -291,6 +296,13 @@ PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
   if (i >= x.ahead) i = x.ahead - 1;
   const std::byte* key = x.data + i * x.stride;
   return {key, key + x.ahead_key_bytes, x.ahead_key_bytes, x.ahead_value_bytes};
+}
+// Rows [i + kAhead, i + kAhead + kRows) into `ahead`; false if nothing is to be asked for.
+template <size_t kRows>
+PREFIXD_INLINE bool RowsAhead(const VectorBlock& x, size_t i, AheadRow* ahead) {
+  if (x.refs != nullptr || i + kAhead >= x.ahead) return false;
+  for (size_t r = 0; r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
+  return true;
 }
 PREFIXD_INLINE void PrefetchLine(const AheadRow& row, size_t at) {
   if (at < row.key_bytes) __builtin_prefetch(row.key + at);

@@ -31,7 +31,7 @@ inline VectorBlock ValueBlock(const RowsView& rows, size_t begin, size_t n) {
 }
 
 // The same, and whole rows up to the last of `rows` are asked for ahead of their use: for a pass
-// over keys that a pass over the values follows.
+// over keys that a pass over the values follows. Values of rows in order are not asked for again.
 inline VectorBlock KeyBlockAhead(const RowsView& rows, size_t begin, size_t n) {
   VectorBlock block = KeyBlock(rows, begin, n);
   block.ahead = rows.count - begin;

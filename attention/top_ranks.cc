@@ -28,7 +28,7 @@ constexpr size_t kFew = 256;
 float KthLargest(std::span<const float> x, size_t k, std::vector<float>& scratch) {
   assert(k >= 1 && k <= x.size());
   const CodeScanTable& kernels = CodeScan();
-  // At least k reach `low`; `reaching` of them, fewer than k, reach `high`.
+  // At least k reach `low` (n_low of them), fewer than k reach `high` (n_high).
   const int64_t least = Ordered(-std::numeric_limits<float>::infinity());
   int64_t high = int64_t{Ordered(kernels.largest_float(x.data(), x.size()))} + 1, low = high;
   size_t n_low = 0, n_high = 0;
@@ -47,7 +47,9 @@ float KthLargest(std::span<const float> x, size_t k, std::vector<float>& scratch
   while (high - low > 1) {
     if (x.size() > kFew && n_low - n_high < x.size() / 4) {
       const float from = FromOrdered(static_cast<int32_t>(low));
-      const float to = FromOrdered(static_cast<int32_t>(high));
+      // Nothing to leave out above; and -0, below +0 in order, would be left out as equal to it.
+      const float to = n_high == 0 ? std::numeric_limits<float>::quiet_NaN()
+                                   : FromOrdered(static_cast<int32_t>(high));
       if (scratch.size() < x.size()) scratch.resize(x.size());
       const size_t n = kernels.between(x.data(), x.size(), from, to, scratch.data());
       x = std::span<const float>(scratch).first(n);

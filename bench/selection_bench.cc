@@ -108,7 +108,14 @@ Status MeasureSyntheticSharing(const HeadTrace& head, json& out, json& ratios) {
 }
 
 Status Run(const Options& options) {
-  json out = {{"bench", "selection"}, {"cases", json::array()}}, ratios;
+  json out = {{"bench", "selection"},
+              {"rounds", options.measure.rounds},
+              {"steps", options.steps},
+              {"only", options.measure.only},
+              {"efforts", options.measure.efforts},
+              {"indexes_timed_by", options.measure.cpu_time ? "process" : "clock"},
+              {"cases", json::array()}},
+       ratios = json::object();
   const auto add = [&](const std::string& name, const std::vector<IndexResult>& results) {
     PrintHeader(name);
     json rows = json::array();
@@ -122,7 +129,7 @@ Status Run(const Options& options) {
     MeasureOptions measure = options.measure;
     measure.hnsw = n <= options.hnsw_up_to;
     measure.built = [n](const std::string& index, double seconds) {
-      // A graph of a million keys takes an hour.
+      // A graph of a million keys takes twenty minutes.
       if (seconds > 60)
         std::fprintf(stderr, "%s of %u keys built in %.0f s\n", index.c_str(), n, seconds);
     };
@@ -206,7 +213,9 @@ int main(int argc, char** argv) {
   app.add_option("--only", options.measure.only,
                  "Only indexes whose names contain this (and exact)");
   app.add_option("--effort", options.measure.efforts,
-                 "Search with each of these efforts, in the index's own measure, instead of tuning")
+                 "Search with each of these efforts, in the index's own measure, instead of tuning "
+                 "(with --only, whose index they are)")
+      ->needs("--only")
       ->delimiter(',');
   app.add_flag("--cpu-time", options.measure.cpu_time,
                "Times are the process's own, not the clock's: for runs beside other work");

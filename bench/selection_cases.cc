@@ -95,12 +95,17 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
                  [](const HeadTrace& head) -> Built { return index::MakeExactIndex(All(head)); },
                  {}});
   const auto add = [&](const std::string& name, const Build& build, bool untuned = false) {
-    if (name.find(options.only) == std::string::npos) return;
+    const auto wanted = [&](const std::string& full) {
+      return full.find(options.only) != std::string::npos;
+    };
     if (options.efforts.empty()) {
-      all.push_back(
-          {name, [build](const HeadTrace& head) { return Tuned(head, build(head)); }, {}});
-      if (untuned) all.push_back({name + ", untuned", build, {}});
+      if (wanted(name)) {
+        all.push_back(
+            {name, [build](const HeadTrace& head) { return Tuned(head, build(head)); }, {}});
+      }
+      if (untuned && wanted(name + ", untuned")) all.push_back({name + ", untuned", build, {}});
     }
+    if (!wanted(name)) return;
     for (const float effort : options.efforts) {
       all.push_back({name, effort == options.efforts.front() ? build : nullptr, effort});
     }

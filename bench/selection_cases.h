@@ -35,8 +35,8 @@ struct MeasureOptions {
   std::function<void(const std::string& index, double seconds)> built;  // may be null: progress
 };
 
-// Exact first. Every index is built from the keys and the put's samples alone, and but for "codes,
-// untuned" tuned to a recall of 0.95 by half of the samples.
+// Exact first. Every index is built from the keys and the put's samples alone, and but for those
+// called untuned, or where efforts are given, tuned to a recall of 0.95 by half of the samples.
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options);
 

@@ -92,6 +92,22 @@ TEST(GroupRules, UnionServesEveryHeadAlike) {
   EXPECT_EQ(by(GroupRule::kUnion), (std::vector<uint32_t>{0, 1, 2, 3, 4, 55, 56, 57, 58, 59}));
 }
 
+// Every head's best token ranks alike: of more of them than are wanted the last stay out.
+TEST(GroupRules, UnionOfFewerTokensThanHeads) {
+  constexpr uint32_t kMany = 1000, kHeads = 4;
+  std::vector<float> scores(kHeads * kMany);
+  for (uint32_t i = 0; i < kMany; ++i) {
+    for (uint32_t g = 0; g < kHeads; ++g) scores[g * kMany + i] = -1e-3f * float(i);
+  }
+  for (uint32_t g = 0; g < kHeads; ++g) scores[g * kMany + 100 * (g + 1)] = 5;
+  for (uint32_t k = 1; k <= 6; ++k) {
+    const auto ids = SelectByGroup(GroupRule::kUnion, scores, kHeads, kMany, k, 0, true).ids;
+    ASSERT_EQ(ids.size(), k);
+    EXPECT_EQ(std::ranges::count_if(ids, [](uint32_t id) { return id > 0 && id % 100 == 0; }),
+              std::min(k, kHeads));
+  }
+}
+
 TEST(GroupRules, OfOneHeadAllAreTopK) {
   testing::Random random(testing::Seed("GroupRulesOneHead"));
   const auto scores = random.Normals(500, 3, 0);
