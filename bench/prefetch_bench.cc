@@ -64,7 +64,8 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
   setting.pauses_ms = {5, 20};
   setting.prefetch = {{0, 0}, {1, 0}, {4, 0}, {4, 4}};
   PREFIXD_ASSIGN(const auto cases, MeasurePrefetch(heads, setting));
-  std::printf("\ndecoding from an empty tier, %s; of a token: all layers\n", of.c_str());
+  std::printf("\ndecoding from a tier that holds one step's rows, %s; of a token: all layers\n",
+              of.c_str());
   std::printf("%5s %6s %8s %5s %22s %10s %10s %9s %9s\n", "tier", "pause", "forward", "back", "ms",
               "reading", "SSD pages", "ahead", "used");
   for (const PrefetchCase& c : cases) {
@@ -77,7 +78,7 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
                     {"forward", c.prefetch.forward},
                     {"back", c.prefetch.back},
                     {"ms", {{"median", c.ms.median}, {"p25", c.ms.low}, {"p75", c.ms.high}}},
-                    {"read_cpu_ms", c.read_ms.median},
+                    {"read_ms", c.read_ms.median},
                     {"ssd_pages", c.ssd_pages},
                     {"ahead_pages", c.ahead_pages},
                     {"ahead_used_pages", c.ahead_used_pages}});

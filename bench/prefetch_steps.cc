@@ -66,7 +66,7 @@ class Decode {
     return store_->WaitSettled(nullptr);
   }
 
-  // One decode from an empty tier.
+  // One decode; the tier holds what its first step read.
   Status Run(const PrefetchCase& of, Samples& samples) {
     PREFIXD_TRY(Open(of.tier));
     AttachSpec spec;
@@ -169,6 +169,11 @@ Result<std::vector<PrefetchCase>> MeasurePrefetch(std::span<const HeadTrace> hea
     return InvalidArgument("the heads cannot be split evenly among the layers");
   }
   std::error_code ec;
+  if (std::filesystem::exists(setting.dir, ec)) {
+    return Error{Code::kAlreadyExists, setting.dir.string() +
+                                           " exists, and would be removed in the end; name another "
+                                           "--dir, or remove it"};
+  }
   std::filesystem::create_directories(setting.dir.parent_path(), ec);  // else opening says why
   Decode decode(heads, setting);
   PREFIXD_TRY(decode.Put());

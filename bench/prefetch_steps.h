@@ -1,6 +1,6 @@
 // What reading rows ahead does for the time of a decode's steps: the queries of head traces,
-// stepped through a real store whose host tier begins empty, with a pause after each token as a
-// decoder makes it.
+// stepped through a real store whose host tier begins with one step's rows, with a pause after each
+// token as a decoder makes it.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct PrefetchCase {
 };
 
 struct PrefetchSetting {
-  std::filesystem::path dir;  // is made, and removed in the end
+  std::filesystem::path dir;  // is made (must not exist), removed in the end
   uint32_t n_layers = 0;      // the heads are split evenly among them, in order
   double fraction = 0.01;     // K, of the mid region
   uint32_t rounds = 3;        // of every case, in turns

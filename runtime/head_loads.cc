@@ -41,6 +41,14 @@ void HeadLoads::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+bool HeadLoads::Loads(const PreparedPrefix& prefix, size_t head) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(entries_, [&](const Entry& e) {
+    const bool running = running_ == &prefix && e.next == head + 1;
+    return e.prefix == &prefix && (e.next <= head || running);
+  });
+}
+
 uint64_t HeadLoads::queued() const {
   std::lock_guard lock(mutex_);
   uint64_t heads = running_ ? 1 : 0;

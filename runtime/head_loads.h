@@ -37,6 +37,8 @@ class HeadLoads {
   // Returns when the thread has let go of `prefix`, which nobody may want from now on.
   void Forget(const PreparedPrefix& prefix);
   void Stop();
+  // Whether this head's part is on its way.
+  bool Loads(const PreparedPrefix& prefix, size_t head) const;
   uint64_t queued() const;  // heads to be loaded, and the one under way
 
  private:

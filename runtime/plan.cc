@@ -67,13 +67,13 @@ Status CheckPrefetch(const Rooms& rooms, const StepPolicy& policy) {
     return InvalidArgument(std::string(name) + " is at most " + std::to_string(kMostReach) +
                            " tokens, not " + std::to_string(reach));
   }
+  if (!prefetch.on()) return {};
   if (prefetch.max_mib < kLeastAheadMib || prefetch.max_mib > kMostAheadMib) {
     return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastAheadMib) + " to " +
                            std::to_string(kMostAheadMib) + ", not " +
                            std::to_string(prefetch.max_mib) +
                            "; without prefetch.forward and prefetch.back nothing is read ahead");
   }
-  if (!prefetch.on()) return {};
   if (policy.mode != StepMode::kRetrieve) {
     return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
                            "' retrieves nothing that could be read ahead; use mode retrieve, or no "
@@ -309,6 +309,12 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
 
   const KvGeometry& geometry = prefix->model()->spec.geometry;
   PREFIXD_TRY(CheckFixed(policy, geometry));
+  uint64_t ahead_bytes = 0;
+  if (policy.prefetch.on()) {
+    const auto layers = std::ranges::count(geometry.layers, 0u, &LayerGeometry::sliding_window);
+    PREFIXD_ASSIGN(ahead_bytes, AheadBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
+                                           policy.prefetch, rooms.options->host_tier_bytes));
+  }
   // What is asked for by name must be there: said before any budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
   PREFIXD_ASSIGN(plan->selector, ChooseSelector(rooms, *prefix, policy));
@@ -333,9 +339,8 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
     plan->shared =
         std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
   }
-  if (policy.prefetch.on()) {
-    plan->ahead = std::make_unique<SessionAhead>(*rooms.rows_ahead, *prefix, policy,
-                                                 rooms.options->host_tier_bytes);
+  if (ahead_bytes > 0) {
+    plan->ahead = std::make_unique<SessionAhead>(*rooms.rows_ahead, *prefix, policy, ahead_bytes);
   }
   plan->estimator = Describe(*prefix, *plan, planner.tuned());
   return std::shared_ptr<const SessionPlan>(plan);

@@ -77,6 +77,10 @@ class PreparedPrefix {
   bool holds_keys(size_t head) const {
     return memory_->heads[head].has_keys.load(std::memory_order_acquire);
   }
+  // Whether they are on their way into memory.
+  bool loads_keys(size_t head) const {
+    return !holds_keys(head) && rooms_.key_loads && rooms_.key_loads->Loads(*this, head);
+  }
   // Codes of all segments that have some, of other kinds the index that covers most of the mid
   // region; an exact index where none can be used.
   Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,

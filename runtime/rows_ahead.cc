@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
 
 #include "runtime/caught.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/shared_sets.h"
-#include "runtime/thread_pool.h"
+#include "storage/segment_format.h"
 
 namespace prefixd {
 
@@ -28,12 +29,32 @@ std::vector<uint32_t> NeighboursAt(std::span<const uint32_t> ids, uint32_t dista
   return out;
 }
 
-RowsAhead::RowsAhead() {
-  thread_ = std::thread([this] {
-    YieldToOthers();
-    Loop();
-  });
+Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
+                            uint64_t tier_bytes) {
+  constexpr uint64_t kTierParts = 10, kMib = 1 << 20;
+  if (heads == 0) return uint64_t{0};
+  const uint64_t least = heads * storage::kPageBytes;
+  const std::string too_little = " is less than a page of " + std::to_string(storage::kPageBytes) +
+                                 " bytes for each of " + std::to_string(heads) +
+                                 " heads; rows are read ahead with ";
+  if (tier_bytes / kTierParts < least) {
+    return Error{Code::kFailedPrecondition,
+                 "a tenth of the host tier of " + std::to_string(tier_bytes) + " bytes" +
+                     too_little + "store.host_tier_mib of " +
+                     std::to_string((least * kTierParts + kMib - 1) / kMib) +
+                     " or more; give it so much, or use no prefetch"};
+  }
+  const uint64_t most = uint64_t{prefetch.max_mib} * kMib;
+  if (most < least) {
+    return InvalidArgument("prefetch.max_mib " + std::to_string(prefetch.max_mib) + too_little +
+                           std::to_string((least + kMib - 1) / kMib) + " or more");
+  }
+  return std::min(most, tier_bytes / kTierParts) / heads;
 }
+
+// Of usual priority, though what it does can wait: it holds locks that steps want, and mostly waits
+// for the disk.
+RowsAhead::RowsAhead() : thread_([this] { Loop(); }) {}
 
 void RowsAhead::Stop() {
   {
@@ -57,10 +78,13 @@ void RowsAhead::Loop() {
     changed_.wait(lock, [&] { return stopping_ || !sessions_.empty(); });
     if (stopping_) return;
     SessionAhead* const session = sessions_.front();
-    sessions_.pop_front();
     const SessionAhead::Wish now = std::move(session->wishes_.front());
     session->wishes_.pop_front();
-    if (!session->wishes_.empty()) sessions_.push_back(session);
+    if (session->wishes_.empty()) {
+      sessions_.pop_front();
+    } else {
+      sessions_.splice(sessions_.end(), sessions_, sessions_.begin());
+    }
     running_ = {session, now.head};
     stop_ = false;
     lock.unlock();
@@ -73,13 +97,13 @@ void RowsAhead::Loop() {
 }
 
 SessionAhead::SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPolicy& policy,
-                           uint64_t tier_bytes)
+                           uint64_t head_bytes)
     : rows_(rows),
       prefix_(prefix),
       policy_(policy),
-      head_bytes_(std::min(uint64_t{policy.prefetch.max_mib} << 20, tier_bytes / 10) /
-                  prefix.heads()),
-      read_(prefix.heads()) {}
+      head_bytes_(head_bytes),
+      read_(prefix.heads()),
+      given_up_(prefix.heads()) {}
 
 void SessionAhead::Withdraw(size_t head) {
   std::erase_if(wishes_, [&](const Wish& wish) { return wish.head == head; });
@@ -95,12 +119,26 @@ uint64_t SessionAhead::Begin(size_t head) {
 
 void SessionAhead::Want(size_t head, std::vector<uint32_t> ids) {
   if (ids.empty()) return;
-  std::lock_guard lock(rows_.mutex_);
-  if (ended_ || rows_.stopping_) return;
-  Withdraw(head);
-  if (wishes_.empty()) rows_.sessions_.push_back(this);
-  wishes_.push_back({head, std::move(ids)});
-  rows_.changed_.notify_all();
+  // No step fails for want of memory here; under the lock nothing needs any.
+  static_cast<void>(Caught([&]() -> Status {
+    const size_t row_bytes = prefix_.model()->spec.geometry.row().value_bytes();
+    const size_t n = ids.size(), most = std::max<size_t>(1, head_bytes_ / row_bytes);
+    if (n > most) {
+      for (size_t i = 0; i < most; ++i) ids[i] = ids[i * n / most];
+      ids.resize(most);
+      ids.shrink_to_fit();
+    }
+    std::list<SessionAhead*> session(1, this);
+    std::list<Wish> wish;
+    wish.push_back({head, std::move(ids)});
+    std::lock_guard lock(rows_.mutex_);
+    if (ended_ || rows_.stopping_) return {};
+    Withdraw(head);
+    if (wishes_.empty()) rows_.sessions_.splice(rows_.sessions_.end(), session);
+    wishes_.splice(wishes_.end(), wish);
+    rows_.changed_.notify_all();
+    return {};
+  }));
 }
 
 void SessionAhead::End() {
@@ -115,6 +153,9 @@ void SessionAhead::End() {
 
 Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,
                           const std::atomic<bool>& stop) {
+  // Steps read whole rows until the keys are in memory, and what brings those stands in the same
+  // queue.
+  if (given_up_[head] || prefix_.loads_keys(head)) return {};
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
   const StepPolicy::Prefetch& prefetch = policy_.prefetch;
   const uint32_t layer = prefix_.layer_of(head);
@@ -124,7 +165,8 @@ Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,
   const auto part = prefix_.holds_keys(head) ? storage::RowPart::kValue : storage::RowPart::kRow;
   uint64_t left = head_bytes_;
   const uint32_t reach = std::max(prefetch.forward, prefetch.back);
-  for (uint32_t distance = 1; distance <= reach && left > 0; ++distance) {
+  for (uint32_t distance = 1; distance <= reach && left >= storage::kPageBytes; ++distance) {
+    if (stop) break;
     storage::ReadStats reads;
     const auto near = NeighboursAt(ids, distance, prefetch, within);
     const Status read =
@@ -132,7 +174,10 @@ Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,
     const uint64_t bytes = reads.bytes[static_cast<size_t>(Tier::kSsd)];
     read_[head] += bytes;
     left -= std::min(left, bytes);
-    PREFIXD_TRY(read);
+    if (read.ok()) continue;
+    const Code code = read.error().code;
+    given_up_[head] = code == Code::kCorrupt || code == Code::kIo;
+    return read;
   }
   return {};
 }

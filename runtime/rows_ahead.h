@@ -1,11 +1,13 @@
 // Rows that the next step of a head may want, read into the host tier before it comes: those of the
 // neighbours of what the last step retrieved (StepPolicy::prefetch; docs/selection.md has what that
-// foretells). One thread for a store reads them, behind all other reading: for one session after
-// the other, head by head in the order in which steps ended, which is that in which the next ones
-// come. A head's wish ends when its next step begins, whatever was read of it by then.
+// foretells). One thread for a store reads them, a few pages at a time and behind all other
+// reading: for one session after the other, head by head in the order in which steps ended, which
+// is that in which the next ones come. A head's wish ends when its next step begins: what waits for
+// the disk is taken back within about a millisecond, whatever was read by then stays.
 //
 // Nothing depends on it: rows read ahead are verified like all others, a step that finds some in
-// the tier reads them there, and what fails ahead the step meets itself.
+// the tier reads them there, and what fails ahead the step meets itself. For a head whose rows were
+// found damaged or unreadable nothing more is read ahead.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -14,7 +16,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -32,6 +34,13 @@ class SessionAhead;
 // (ascending), each where the policy reaches so far. Ascending, each once, none of `ids`.
 std::vector<uint32_t> NeighboursAt(std::span<const uint32_t> ids, uint32_t distance,
                                    const StepPolicy::Prefetch& reach, TokenRange within);
+
+// What a session may read ahead for each step of one of `heads` that retrieve, in bytes: an equal
+// part of prefetch.max_mib, and of the tenth of the host tier that is for what has not been used
+// twice (storage/tier_shard.h): more would leave before it is used. kFailedPrecondition and
+// kInvalidArgument, which say what would do, when that is less than a page.
+Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
+                            uint64_t tier_bytes);
 
 class RowsAhead {
  public:
@@ -54,7 +63,7 @@ class RowsAhead {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<SessionAhead*> sessions_;  // with wishes; whose turn it is first
+  std::list<SessionAhead*> sessions_;  // with wishes; whose turn it is first
   Running running_;
   std::atomic<bool> stop_{false};  // what runs
   bool stopping_ = false;
@@ -64,10 +73,9 @@ class RowsAhead {
 // What one session wishes, by its plan.
 class SessionAhead {
  public:
-  // prefix: for as long as this lives. tier_bytes: of the host tier, which keeps apart a tenth for
-  // what has not been used yet (storage/tier_shard.h): more of it would leave before it is.
+  // prefix: for as long as this lives. head_bytes: AheadBytes.
   SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPolicy& policy,
-               uint64_t tier_bytes);
+               uint64_t head_bytes);
   ~SessionAhead() { End(); }
   SessionAhead(const SessionAhead&) = delete;
   SessionAhead& operator=(const SessionAhead&) = delete;
@@ -75,9 +83,10 @@ class SessionAhead {
   // A step of `head` begins: what it was to find is read by now, or never. Returns what was read
   // for it and is charged to nobody yet, in bytes.
   uint64_t Begin(size_t head);
-  // It has retrieved `ids` (ascending).
+  // It has retrieved `ids` (ascending). Of more than the rows that may be read ahead, some spread
+  // evenly. Where memory is short nothing is wished.
   void Want(size_t head, std::vector<uint32_t> ids);
-  // Nothing is read any more when it returns, and nothing will be.
+  // Nothing is read any more when it returns, and nothing will be. Does not wait for the disk.
   void End();
   // As Begin returns.
   uint64_t Uncharged(size_t head) const { return read_[head].load(std::memory_order_relaxed); }
@@ -100,8 +109,9 @@ class SessionAhead {
   const StepPolicy policy_;
   const uint64_t head_bytes_;                // for each step of a head, at most
   std::vector<std::atomic<uint64_t>> read_;  // [heads] bytes, charged to nobody yet
+  std::vector<bool> given_up_;               // [heads], of the thread: rows that cannot be read
   // By the queue's mutex.
-  std::deque<Wish> wishes_;
+  std::list<Wish> wishes_;
   bool ended_ = false;
 };
 

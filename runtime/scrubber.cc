@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "runtime/caught.h"
 #include "storage/errors.h"
@@ -32,6 +33,7 @@ Scrubber::Scrubber(storage::PrefixStore* storage, uint64_t bytes_per_second,
 
 void Scrubber::Loop(const storage::ScrubOptions& options) {
   std::chrono::nanoseconds pause{0};
+  std::string said;  // of the failure that lasts
   while (Wait(pause)) {
     pause = kShortestPause;
     // What fails is tried again. Damage is said in the log where it is found; here, what ends a
@@ -42,9 +44,12 @@ void Scrubber::Loop(const storage::ScrubOptions& options) {
                                                    kShortestPause, kLongestPause);
       return {};
     });
-    if (!done.ok() && done.error().code != Code::kCancelled) {
-      storage::LogWarning("scrub: " + done.error().message);
+    if (!done.ok() && done.error().code == Code::kCancelled) continue;
+    const std::string failure = done.ok() ? "" : done.error().message;
+    if (!failure.empty() && failure != said) {
+      storage::LogWarning("scrub: " + failure + "; tried again every minute");
     }
+    said = failure;
   }
 }
 

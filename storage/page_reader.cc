@@ -17,9 +17,10 @@ namespace {
 constexpr size_t kWindows = 3;        // in flight: the disk works while one is verified and copied
 constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
 constexpr uint64_t kStreamBytes = 4u << 20;  // scans from here on go past the caches
-// Read ahead at a time: as many as keep a disk busy, and so few that a step that comes meanwhile
-// finds it free soon.
-constexpr size_t kAheadPages = 32;
+// Read ahead at a time. So few that who else waits at the scrub's place in the queue (the scrub,
+// and keys on their way into memory) soon has his turn, and that a step that comes meanwhile finds
+// the disk free.
+constexpr size_t kAheadPages = 4;
 
 void CountAhead(uint64_t pages, ReadStats& stats) { stats.ahead_used_bytes += pages * kPageBytes; }
 
@@ -273,7 +274,9 @@ Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
   TierRegion& tier = *services.tier;
   const uint64_t segment = file.record().sequence;
   uint64_t left = max_bytes / kPageBytes;
-  PageWindow window(services, file, IoPriority::kScrub, services.read_deadline);
+  // No deadline: nobody waits for what is read but who may stop it.
+  PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0),
+                    /*max_gap=*/0, &stop);
   for (size_t at = 0; at < pages.size() && left > 0;) {
     std::vector<uint64_t> missing;
     const size_t most = std::min<uint64_t>(left, kAheadPages);
@@ -290,13 +293,25 @@ Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
     }
     if (missing.empty()) break;
     if (stop) return Error{Code::kCancelled, "what was read ahead is not wanted any more"};
-    left -= missing.size();
+    const uint64_t n = missing.size();
+    const PageKey first{segment, missing.front()};
+    left -= n;
     window.Start(std::move(missing));
-    PREFIXD_TRY(window.Finish());
-    stats->pages_ssd += window.pages().size();
-    stats->bytes[static_cast<size_t>(Tier::kSsd)] += window.bytes();
-    for (size_t i = 0; i < window.pages().size(); ++i) {
-      tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kAhead);
+    const Status finished = window.Finish();
+    const bool damaged = !finished.ok() && finished.error().code == Code::kCorrupt;
+    if (damaged) tier.NoteReadInVain(first, n);
+    if (finished.ok() || damaged) {
+      stats->pages_ssd += n;
+      stats->bytes[static_cast<size_t>(Tier::kSsd)] += n * kPageBytes;
+    }
+    PREFIXD_TRY(finished);
+    bool room = true;
+    for (size_t i = 0; i < n; ++i) {
+      room &= tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kAhead);
+    }
+    if (!room) {
+      return Error{Code::kResourceExhausted,
+                   "the host tier has no room for pages that are read ahead"};
     }
   }
   return {};

@@ -71,8 +71,9 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
 
 // Reads into the tier, behind all other reads and a few at a time, what of `pages` (ascending) it
 // lacks: of somebody who may want them, and who waits for nothing. Counts in `stats` what is read;
-// ends when that is max_bytes, or `stop` is set (kCancelled). kIo, kCorrupt and kUnavailable as
-// ReadPieces; what was read before stays.
+// ends when that is max_bytes, or soon after `stop` is set (kCancelled), whatever the disk does.
+// kIo and kCorrupt as ReadPieces, without a deadline; kResourceExhausted once the tier takes no
+// more. What was read before stays.
 Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
                       std::span<const uint64_t> pages, uint64_t max_bytes,
                       const std::atomic<bool>& stop, ReadStats* stats);

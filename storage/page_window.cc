@@ -1,5 +1,6 @@
 #include "storage/page_window.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr size_t kMaxOpPages = 128;
+constexpr std::chrono::milliseconds kLookForStop{1};  // while a read is waited for
 
 }  // namespace
 
@@ -97,9 +99,23 @@ void PageWindow::Submit(std::span<IoOp> ops) {
 
 Status PageWindow::Await() {
   started_ = false;
+  if (stop_ != nullptr && Stopped()) {
+    services_.engine->Cancel(flight_->batch, ECANCELED);
+    flight_ = nullptr;  // the engine's alone from now on
+    return Error{Code::kCancelled, "what was read is not wanted any more"};
+  }
   if (services_.engine->Finish(flight_->batch)) return {};
   flight_ = nullptr;  // the engine's alone from now on
   return TimedOut();
+}
+
+bool PageWindow::Stopped() {
+  IoBatch& batch = flight_->batch;
+  while (!batch.WaitUntil(std::min(batch.deadline(), IoBatch::Clock::now() + kLookForStop))) {
+    if (*stop_) return true;
+    if (IoBatch::Clock::now() >= batch.deadline()) break;
+  }
+  return false;
 }
 
 Status PageWindow::Again(IoOp& op) {

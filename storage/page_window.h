@@ -4,6 +4,7 @@
 // Thread-safety: used by one thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,13 +21,16 @@ namespace prefixd::storage {
 // between them share an operation; what lies between is read and ignored.
 class PageWindow {
  public:
+  // stop: null, or what ends the waiting once it is set.
   PageWindow(const ReadServices& services, const SegmentFile& file, IoPriority priority,
-             std::chrono::milliseconds deadline, uint32_t max_gap = 0)
+             std::chrono::milliseconds deadline, uint32_t max_gap = 0,
+             const std::atomic<bool>* stop = nullptr)
       : services_(services),
         file_(file),
         priority_(priority),
         deadline_(deadline),
-        max_gap_(max_gap) {}
+        max_gap_(max_gap),
+        stop_(stop) {}
   ~PageWindow();
   PageWindow(const PageWindow&) = delete;
   PageWindow& operator=(const PageWindow&) = delete;
@@ -41,7 +45,7 @@ class PageWindow {
   void Start(std::vector<uint64_t> pages);
   // Waits and verifies. On success page(i) are the bytes of pages()[i]. A failed or mismatching
   // read is tried once more; then kIo, or kCorrupt, which is told to the services. kUnavailable at
-  // the deadline.
+  // the deadline; kCancelled soon after `stop` is set, however long the disk takes.
   Status Finish();
 
   const std::vector<uint64_t>& pages() const;
@@ -54,6 +58,7 @@ class PageWindow {
   IoOp ReadOp(uint64_t page, size_t slot, size_t n) const;
   void Submit(std::span<IoOp> ops);  // the flight's
   Status Await();
+  bool Stopped();  // while waiting: true once `stop` was set
   Status Again(IoOp& op);
   Status ReadAgain(size_t i);
   Error TimedOut() const;
@@ -63,6 +68,7 @@ class PageWindow {
   const IoPriority priority_;
   const std::chrono::milliseconds deadline_;  // 0: none
   const uint32_t max_gap_;
+  const std::atomic<bool>* const stop_;
   std::shared_ptr<Flight> flight_;
   bool started_ = false;  // submitted and not waited for
 };

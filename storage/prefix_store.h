@@ -136,8 +136,7 @@ struct Match {
 struct ReadStats {
   std::array<uint64_t, kTierCount> bytes{};
   uint64_t pages_ssd = 0, pages_host = 0;
-  uint64_t ahead_used_bytes =
-      0;  // of pages in the tier: read ahead, and used now for the first time
+  uint64_t ahead_used_bytes = 0;  // of pages in the tier: read ahead, used now for the first time
   ReadStats& operator+=(const ReadStats& o);
 };
 
@@ -276,8 +275,9 @@ class StoredPrefix {
   }
   // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who
   // may ask for them soon (ascending, < n_tokens), and waits for nothing. At most max_bytes; until
-  // `stop` is set (kCancelled). Nothing where there is no tier. An error means no more than that
-  // they are not there.
+  // `stop` is set (kCancelled, whatever the disk does). Nothing where there is no tier, or where
+  // the order of settled rows has not been read yet. An error means no more than that they are not
+  // there; `stats` gets what was read in any case.
   virtual Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                            RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
                            ReadStats* stats) const = 0;

@@ -153,6 +153,12 @@ Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uin
   return orders_[run].get();
 }
 
+bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
+  if (!layout_.settled()) return true;
+  std::lock_guard lock(orders_mutex_);
+  return orders_[layout_.run(layer, head)] != nullptr;
+}
+
 Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
                                                              const std::filesystem::path& path,
                                                              const SegmentRecord& record,

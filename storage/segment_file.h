@@ -56,6 +56,8 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   // Of one run; null in the arrival layout. Lives as long as the file. kCorrupt when it does not
   // verify: the caller quarantines.
   Result<const RunOrder*> Order(IoEngine& engine, uint32_t layer, uint32_t head) const;
+  // Whether Order has it without reading.
+  bool HasOrder(uint32_t layer, uint32_t head) const;
 
  private:
   SegmentFile() = default;

@@ -167,10 +167,19 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
-      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
-      for (; at < end; ++at) pieces.AddRow(ids[at] - link.first(), target);
+      // Orders are read as steps are served; the first step that needs this one brings it.
+      if (!link.file->HasOrder(layer, kv_head)) {
+        at = end;
+        continue;
+      }
+      auto pieces = Pieces(link, layer, kv_head, part);
+      if (!pieces.ok()) {
+        status = std::move(pieces).error();
+        break;
+      }
+      for (; at < end; ++at) pieces->AddRow(ids[at] - link.first(), target);
       std::vector<uint64_t> pages;
-      for (const PagePiece& piece : pieces.Take()) {
+      for (const PagePiece& piece : pieces->Take()) {
         if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
       }
       const uint64_t read = reads.bytes[static_cast<size_t>(Tier::kSsd)];

@@ -90,16 +90,13 @@ void TierRegion::Unpin(std::span<const uint32_t> frames) {
   }
 }
 
-void TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) {
-  if (shards_.empty()) return;
+bool TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) {
+  if (shards_.empty()) return false;
   const uint32_t f = AcquireFrame(key, access);
   TierShard& shard = ShardOf(key.segment, key.page);
   if (f == kNoFrame) {
-    if (access != Access::kAhead) return;
-    std::lock_guard lock(shard.mutex);
-    ++shard.ahead.read;
-    ++shard.ahead.in_vain;
-    return;
+    if (access == Access::kAhead) NoteReadInVain(key, 1);
+    return false;
   }
   std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
   uint32_t holder = kNoFrame;
@@ -108,6 +105,15 @@ void TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) 
     holder = shard.Add(key, f, access, false);
   }
   if (holder != f) Free({&f, 1});
+  return true;
+}
+
+void TierRegion::NoteReadInVain(const PageKey& first, uint64_t pages) {
+  if (shards_.empty()) return;
+  TierShard& shard = ShardOf(first.segment, first.page);
+  std::lock_guard lock(shard.mutex);
+  shard.ahead.read += pages;
+  shard.ahead.in_vain += pages;
 }
 
 Result<PagePins> TierRegion::Promise(uint64_t pages) {

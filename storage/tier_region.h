@@ -93,8 +93,10 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   void Unpin(std::span<const uint32_t> frames);  // kNoFrame is skipped
 
   // Copies a verified page in. A scan's page is taken only while there is free room; one read ahead
-  // takes none from other tenants.
-  void Insert(const PageKey& key, ConstPageBytes page, Access access);
+  // takes none from other tenants. False: it found no room.
+  bool Insert(const PageKey& key, ConstPageBytes page, Access access);
+  // `pages` from `first` on were read ahead and cannot be taken in.
+  void NoteReadInVain(const PageKey& first, uint64_t pages);
 
   // For lasting pins: counts `pages` against the bound of half the region's share.
   // kResourceExhausted beyond it; kFailedPrecondition when the region has no memory at all.

@@ -33,8 +33,8 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
     if (f == kNoFrame) continue;
     TierFrame& frame = frames_[f];
     if (access == Access::kPoint) {
-      if (frame.ahead) {  // as worthy as if this use had read it
-        frame.ahead = false;
+      if (frame.ahead) {
+        UseFirst(f);
         ++used_first;
       } else {
         frame.uses = std::min<uint8_t>(kMaxUses, frame.uses + 1);
@@ -63,12 +63,21 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin)
     Append(returning ? main_ : small_, f);
   } else if (access == Access::kAhead) {
     ++ahead.in_vain;
-  } else if (access == Access::kPoint && std::exchange(frames_[slot].ahead, false)) {
+  } else if (access == Access::kPoint && frames_[slot].ahead) {
     ++ahead.in_vain;  // came while it was read again
+    UseFirst(slot);
   }
   if (access == Access::kAhead) ++ahead.read;
   if (pin) frames_[slot].pins.fetch_add(1, std::memory_order_relaxed);
   return slot;
+}
+
+void TierShard::UseFirst(uint32_t f) {
+  TierFrame& frame = frames_[f];
+  frame.ahead = false;
+  if (ghosts_.erase(HashOf(frame.key)) == 0 || frame.in_main) return;
+  Unlink(f);
+  Append(main_, f);
 }
 
 uint32_t TierShard::Evict() {

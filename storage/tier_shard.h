@@ -119,6 +119,8 @@ class TierShard {
     size_t operator()(const PageKey& key) const;
   };
 
+  // A point read uses what was read ahead: it ranks from now on as if that read had brought it.
+  void UseFirst(uint32_t f);
   void Append(Queue& queue, uint32_t f);
   void Unlink(uint32_t f);
   void Remove(uint32_t f);

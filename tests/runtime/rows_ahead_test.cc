@@ -13,6 +13,23 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kTokens = 1200, kRowsPerPage = 8;  // rows of 512 bytes
 
+TEST(AheadBytes, AreEqualPartsOfAPageAtLeast) {
+  constexpr uint64_t kMib = 1 << 20;
+  const StepPolicy::Prefetch prefetch{4, 0, 4};
+  EXPECT_EQ(AheadBytes(8, prefetch, 20 * kMib).value(), 2 * kMib / 8);   // the tier's tenth
+  EXPECT_EQ(AheadBytes(8, prefetch, 200 * kMib).value(), 4 * kMib / 8);  // max_mib
+  EXPECT_EQ(AheadBytes(0, prefetch, 0).value(), 0u);
+  const auto refused = [&](uint64_t heads, uint64_t mib, Code code, const std::string& what) {
+    const auto bytes = AheadBytes(heads, prefetch, mib * kMib);
+    EXPECT_CODE(bytes, code);
+    if (bytes.ok()) return;
+    EXPECT_NE(bytes.error().message.find(what), std::string::npos) << bytes.error().message;
+  };
+  EXPECT_TRUE(AheadBytes(1024, prefetch, 40 * kMib).ok());
+  refused(1024, 39, Code::kFailedPrecondition, "store.host_tier_mib of 40 or more");
+  refused(1025, 1000, Code::kInvalidArgument, "rows are read ahead with 5 or more");
+}
+
 TEST(NeighboursAt, AreThoseOfTheDistanceThatLieInside) {
   Random random(Seed("NeighboursAt"));
   for (int round = 0; round < 300; ++round) {
@@ -70,7 +87,9 @@ class RowsAheadTest : public RuntimeTest {
   }
 
   void WaitAhead() const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
     while (store_->stats().ahead_queue > 0) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end) << "reading ahead does not come to an end";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -203,7 +222,9 @@ TEST_F(RowsAheadTest, LedgersAddUpHoweverLateTheyCome) {
 
 TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
   PutCold();
+  uint64_t read = 0;  // when the last session ended
   for (int round = 0; round < 24; ++round) {
+    EXPECT_EQ(store_->stats().ahead_bytes, read);
     auto session = Attach(prompt_, Policy(32, {64, 64}));
     Walk(*session, 50 + 40 * round, 2, 2, false);
     switch (round % 4) {
@@ -226,7 +247,7 @@ TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
     }
     const RuntimeStats stats = store_->stats();
     EXPECT_EQ(stats.ahead_queue, 0u);
-    EXPECT_EQ(store_->stats().ahead_bytes, stats.ahead_bytes);
+    read = stats.ahead_bytes;
   }
   ASSERT_OK(store_->Remove(id_));
 }
@@ -263,8 +284,12 @@ TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
   }
   Step(*session, 0, Looking(0, 100));
   WaitAhead();
-  EXPECT_GT(store_->stats().checksum_failures, 0u);
+  const uint64_t failures = store_->stats().checksum_failures;
+  EXPECT_GT(failures, 0u);
   Step(*session, 0, Looking(0, 300));
+  Step(*session, 0, Looking(0, 100));
+  WaitAhead();
+  EXPECT_EQ(store_->stats().checksum_failures, failures);  // once is enough
   Step(*session, 1, Looking(1, 108));
   const KvGeometry& g = spec_.geometry;
   std::vector<float> y(g.n_q_heads * g.value_dim), lse(g.n_q_heads);
@@ -311,11 +336,16 @@ TEST_F(RowsAheadTest, AStepReadsAheadNoMoreThanItMay) {
   spec_.geometry = SmallGeometry(1, 1, 1, 512);  // a row of 2 KiB, two to a page
   prompt_ = MakePrompt(spec_.geometry, 4000, 19);
   PutCold();
-  const auto session = Attach(prompt_, Policy(1500, {1, 0, 4}));
-  Step(*session, 0, Looking(0, 2000));
-  WaitAhead();
-  EXPECT_LE(store_->stats().ahead_bytes, 4u << 20);
-  EXPECT_GT(store_->stats().ahead_bytes, 0u);
+  // Far more than either bound lies around the set: a tenth of the tier, and max_mib.
+  for (const uint64_t tier : {uint64_t{8} << 20, uint64_t{80} << 20}) {
+    options_.host_tier_bytes = tier;
+    ASSERT_NO_FATAL_FAILURE(Open());
+    const auto session = Attach(prompt_, Policy(500, {64, 0, 4}));
+    Step(*session, 0, Looking(0, 2000));
+    WaitAhead();
+    const uint64_t most = std::min<uint64_t>(tier / 10, 4 << 20);
+    EXPECT_EQ(store_->stats().ahead_bytes, most / kPage * kPage);
+  }
 }
 
 TEST_F(RowsAheadTest, WhatCannotBeIsRefused) {
@@ -332,8 +362,12 @@ TEST_F(RowsAheadTest, WhatCannotBeIsRefused) {
   refused([](StepPolicy& p) { p.prefetch.forward = 65; }, "prefetch.forward", invalid);
   refused([](StepPolicy& p) { p.prefetch.back = 65; }, "prefetch.back", invalid);
   refused([](StepPolicy& p) { p.prefetch.max_mib = 0; }, "prefetch.max_mib", invalid);
-  refused([](StepPolicy& p) { p.prefetch = {0, 0, 1 << 20}; }, "prefetch.max_mib", invalid);
+  refused([](StepPolicy& p) { p.prefetch.max_mib = 1 << 20; }, "prefetch.max_mib", invalid);
   refused([](StepPolicy& p) { p.mode = StepMode::kFull; }, "mode 'full'", invalid);
+  EXPECT_TRUE(Attach(prompt_, Policy(4, {0, 0, 0})));  // off
+  options_.host_tier_bytes = 32 * kPage;
+  Open();
+  refused([](StepPolicy&) {}, "store.host_tier_mib of 1 or more", Code::kFailedPrecondition);
   options_.host_tier_bytes = 0;
   Open();
   refused([](StepPolicy&) {}, "store.host_tier_mib", Code::kFailedPrecondition);

@@ -94,6 +94,26 @@ TEST(HostTier, PagesReadAheadAreCountedApart) {
   EXPECT_TRUE(Holds(*other, {4, 0}));
 }
 
+// A page that left early and is read ahead ranks, once used, as one that a step brought back.
+TEST(HostTier, APageReadAheadThatReturnsOutlivesManyUsedOnce) {
+  const auto tier = NewTier(64 * kPageBytes);
+  const Region region = tier->ForTenant("t");
+  const PageKey returns{1, 0}, fresh{1, 100};
+  Insert(*region, returns);
+  for (uint64_t p = 0; Holds(*region, returns, Access::kAhead); ++p) {
+    ASSERT_LT(p, 1000u);
+    Insert(*region, {2, p});
+  }
+  Insert(*region, returns, Access::kAhead);
+  Insert(*region, fresh, Access::kAhead);
+  EXPECT_TRUE(Holds(*region, returns));
+  EXPECT_TRUE(Holds(*region, fresh));
+  for (uint64_t p = 0; p < 500; ++p) Insert(*region, {3, p});
+  EXPECT_TRUE(Holds(*region, returns));
+  EXPECT_FALSE(Holds(*region, fresh));
+  EXPECT_EQ(tier->stats().ahead.used, 2u);
+}
+
 TEST(HostTier, PagesUsedAgainOutliveManyUsedOnce) {
   const auto tier = NewTier(64 * kPageBytes);
   const Region region = tier->ForTenant("t");
