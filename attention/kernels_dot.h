@@ -68,7 +68,6 @@ void DotDirect(const float* q, size_t ldq, size_t heads, const VectorBlock& x, f
   constexpr size_t kSlice = 32;  // vectors that stay in the first-level cache over all heads
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
-    Bring(x, begin, end);
     size_t g = 0;
     for (; g + kDotHeads <= heads; g += kDotHeads) {
       DotHeads<E, kDotHeads>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,

@@ -176,7 +176,7 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
                                size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
   for (size_t i = begin; i < end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = prefetch && RowsAhead<kRows>(x, i, ahead);
+    const bool ask = prefetch && x.refs == nullptr && RowsAhead<kRows>(x, i, ahead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));

@@ -248,7 +248,9 @@ PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
 // when its address is known. So few instructions a row, and nothing but memory. Rows in order share
 // pages, and hardware prefetchers see most of them coming: what they do not see, gapped and
 // interleaved as the rows of a tile are, is asked for line by line while others are used (a burst
-// of whole rows would wait for the memory and then leave it idle).
+// of whole rows would wait for the memory and then leave it idle). So are the scattered keys of a
+// short list (kernels_dot.h): in float32 they are computed with in a third of the time, several fit
+// the window, and their search takes a tenth less time than with a loop of loads.
 
 PREFIXD_INLINE void Prefetch(const std::byte* p, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
@@ -294,13 +296,14 @@ struct AheadRow {
 // The last row for those behind it. REQUIRES: x.refs == nullptr, x.ahead > 0.
 PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
   if (i >= x.ahead) i = x.ahead - 1;
-  const std::byte* key = x.data + i * x.stride;
-  return {key, key + x.ahead_key_bytes, x.ahead_key_bytes, x.ahead_value_bytes};
+  const std::byte* key = x.refs ? x.refs[i].key : x.data + i * x.stride;
+  return {key, x.refs ? x.refs[i].value : key + x.ahead_key_bytes, x.ahead_key_bytes,
+          x.ahead_value_bytes};
 }
 // Rows [i + kAhead, i + kAhead + kRows) into `ahead`; false if nothing is to be asked for.
 template <size_t kRows>
 PREFIXD_INLINE bool RowsAhead(const VectorBlock& x, size_t i, AheadRow* ahead) {
-  if (x.refs != nullptr || i + kAhead >= x.ahead) return false;
+  if (i + kAhead >= x.ahead) return false;
   for (size_t r = 0; r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
   return true;
 }
