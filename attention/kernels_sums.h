@@ -180,6 +180,7 @@ PREFIXD_INLINE void CombineTile(const double* w, size_t n, const double* rows, s
 }
 
 void Combine(const double* w, size_t n, const double* rows, size_t columns, double* out) {
+  if (n == 0) return;  // there may be no rows to point to
   size_t l = 0;
   for (; l + 4 * kLanesD <= columns; l += 4 * kLanesD) {
     CombineTile<4, 1>(w, n, rows + l, columns, out + l);
