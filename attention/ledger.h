@@ -65,7 +65,8 @@ struct Ledger {
   double feature_tokens = 0;   // stored features read beside rows, in token-equivalents
   uint64_t feature_bytes = 0;  // the same in bytes
   std::array<uint64_t, kTierCount> physical_bytes{};  // what devices and tiers really moved
-  // Apart from those: read into host memory before a step wanted it, and of that what steps used.
+  // Apart from those: read into host memory before a step wanted it, and what steps used of what
+  // was read so for any session of the tenant.
   uint64_t ahead_bytes = 0, ahead_used_bytes = 0;
   uint64_t keys_scanned = 0;  // by the selector
   uint64_t scan_bytes = 0;
