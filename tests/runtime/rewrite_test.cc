@@ -29,14 +29,6 @@ class RewriteTest : public testing::RuntimeTest {
     }
     return out;
   }
-
-  static void ExpectSame(const std::vector<Output>& a, const std::vector<Output>& b) {
-    ASSERT_EQ(a.size(), b.size());
-    for (size_t i = 0; i < a.size(); ++i) {
-      EXPECT_EQ(a[i].y, b[i].y) << i;
-      EXPECT_EQ(a[i].lse, b[i].lse) << i;
-    }
-  }
 };
 
 TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {

@@ -186,6 +186,15 @@ class RuntimeTest : public ::testing::Test {
     return out;
   }
 
+  // The same to the bit.
+  static void ExpectSame(const std::vector<Output>& a, const std::vector<Output>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].y, b[i].y) << i;
+      EXPECT_EQ(a[i].lse, b[i].lse) << i;
+    }
+  }
+
   // Exact attention of n tokens from `first` on, each head's every `every`-th compared with
   // float64.
   void ExpectSuffix(Session& session, const SyntheticPrompt& prompt, uint32_t layer, uint32_t first,
