@@ -1,6 +1,8 @@
 // A stored prefix for one KV head, its summaries, and the step over it.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "attention/partition.h"
@@ -42,6 +44,14 @@ struct StepCase {
   void Retrieve(std::vector<uint32_t> tokens) {
     ids = std::move(tokens);
     retrieved = rows.Pick(ids);
+  }
+  // The mid tokens that are not retrieved.
+  OwnedRows Rest() const {
+    std::vector<uint32_t> rest;
+    for (uint32_t i = parts.mid.begin; i < parts.mid.end; ++i) {
+      if (!std::binary_search(ids.begin(), ids.end(), i)) rest.push_back(i);
+    }
+    return rows.Pick(rest);
   }
   // The k mid tokens that the exact selector takes, with its cuts.
   void RetrieveTop(uint32_t k) {
