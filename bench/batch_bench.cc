@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 #include "bench/support/statistics.h"
@@ -197,11 +198,6 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "Compute threads; 0: one per core")
       ->capture_default_str();
   app.add_option("--dir", options.dir, "An empty directory for the store")->required();
-  app.add_option("--json", options.json_file, "Write the result as JSON");
-  CLI11_PARSE(app, argc, argv);
-  if (const prefixd::Status status = prefixd::bench::Bench(options).Run(); !status.ok()) {
-    std::fprintf(stderr, "batch_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Bench(options).Run(); });
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "attention/kv_shape.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
 #include "bench/support/synthetic_kv.h"
@@ -305,12 +306,6 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--dir", options.dir, "Where the temporary store lies: on the disk to be measured")
       ->capture_default_str();
-  app.add_option("--json", options.json_file, "Also write the figures here");
-  CLI11_PARSE(app, argc, argv);
-  const prefixd::Status status = prefixd::bench::Run(options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "break_even_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Run(options); });
 }

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attention/diagnostics.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "decoder/checkpoint.h"
 #include "decoder/local_attention.h"
@@ -249,11 +250,6 @@ int main(int argc, char** argv) {
   app.add_option("--budgets", options.budgets, "Fractions of the prompt")->capture_default_str();
   app.add_option("--estimators", options.estimators, "Names")->capture_default_str();
   app.add_option("--clusters", options.clusters, "Per head")->capture_default_str();
-  app.add_option("--json", options.json_file, "Write the table as JSON");
-  CLI11_PARSE(app, argc, argv);
-  if (const prefixd::Status status = prefixd::bench::Run(options); !status.ok()) {
-    std::fprintf(stderr, "estimator_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Run(options); });
 }

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 
@@ -79,11 +80,6 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens, "Prompt")->capture_default_str();
   app.add_option("--dir", options.dir, "An empty directory for the store")->required();
   app.add_option("--build-ivf", options.build_ivf, "Indexes too")->capture_default_str();
-  app.add_option("--json", options.json_file, "Write the result as JSON");
-  CLI11_PARSE(app, argc, argv);
-  if (const prefixd::Status status = prefixd::bench::Measure(options); !status.ok()) {
-    std::fprintf(stderr, "ingest_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Measure(options); });
 }

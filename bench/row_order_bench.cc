@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/row_orders.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
+#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {
@@ -75,20 +77,9 @@ Status Run(const Options& options) {
 int main(int argc, char** argv) {
   prefixd::bench::Options options;
   CLI::App app("Pages that a real model's retrieval reads, for several orders of rows.");
-  app.add_option("--model", options.trace.model_dir, "Checkpoint directory")->capture_default_str();
-  app.add_option("--document", options.trace.document, "UTF-8 text")->capture_default_str();
-  app.add_option("--tokens", options.trace.prompt_tokens, "At most this many prompt tokens")
-      ->check(CLI::Range(2048, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--steps", options.trace.steps, "Steps of the decode that count")
-      ->check(CLI::Range(2, 4096))
-      ->capture_default_str();
-  app.add_option("--json", options.json_file, "Also write the figures here");
-  CLI11_PARSE(app, argc, argv);
-  const prefixd::Status status = prefixd::bench::Run(options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "row_order_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  prefixd::bench::AddTraceSource(app, options.trace);
+  prefixd::bench::AddTraceTokens(app, options.trace);
+  prefixd::bench::AddTraceSteps(app, options.trace);
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Run(options); });
 }

@@ -8,7 +8,9 @@
 
 #include "bench/selection_cases.h"
 #include "bench/sharing_cases.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
+#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {
@@ -195,11 +197,8 @@ Status Run(const Options& options) {
 int main(int argc, char** argv) {
   prefixd::bench::Options options;
   CLI::App app("Cost and quality of every way to choose the tokens a step reads.");
-  app.add_option("--model", options.trace.model_dir, "Checkpoint directory")->capture_default_str();
-  app.add_option("--document", options.trace.document, "UTF-8 text")->capture_default_str();
-  app.add_option("--tokens", options.trace.prompt_tokens, "At most this many prompt tokens")
-      ->check(CLI::Range(2048, 1 << 20))
-      ->capture_default_str();
+  prefixd::bench::AddTraceSource(app, options.trace);
+  prefixd::bench::AddTraceTokens(app, options.trace);
   app.add_option("--sizes", options.sizes, "Lengths of the synthetic heads")
       ->delimiter(',')
       ->capture_default_str();
@@ -221,12 +220,6 @@ int main(int argc, char** argv) {
                "Times are the process's own, not the clock's: for runs beside other work");
   app.add_flag("!--no-real", options.real, "Leave the real decode out");
   app.add_flag("!--no-sharing", options.sharing, "Leave sets shared between steps out");
-  app.add_option("--json", options.json_file, "Also write the figures here");
-  CLI11_PARSE(app, argc, argv);
-  const prefixd::Status status = prefixd::bench::Run(options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "selection_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Run(options); });
 }

@@ -7,7 +7,9 @@
 
 #include "bench/set_reuse.h"
 #include "bench/sharing_cases.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
+#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {
@@ -114,21 +116,12 @@ Status Run(const Options& options) {
 int main(int argc, char** argv) {
   prefixd::bench::Options options;
   CLI::App app("What sharing retrieved sets between steps saves and loses.");
-  app.add_option("--model", options.trace.model_dir, "Checkpoint directory")->capture_default_str();
-  app.add_option("--document", options.trace.document, "UTF-8 text")->capture_default_str();
-  app.add_option("--tokens", options.trace.prompt_tokens, "At most this many prompt tokens")
-      ->check(CLI::Range(2048, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--steps", options.trace.steps, "Decoded steps")->capture_default_str();
+  prefixd::bench::AddTraceSource(app, options.trace);
+  prefixd::bench::AddTraceTokens(app, options.trace);
+  prefixd::bench::AddTraceSteps(app, options.trace);
   app.add_option("--fraction", options.fraction, "K, of the mid region")
       ->check(CLI::Range(0.0001, 0.3))
       ->capture_default_str();
-  app.add_option("--json", options.json_file, "Also write the figures here");
-  CLI11_PARSE(app, argc, argv);
-  const prefixd::Status status = prefixd::bench::Run(options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "sharing_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Run(options); });
 }

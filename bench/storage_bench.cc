@@ -17,8 +17,10 @@
 #include "bench/step_reads.h"
 #include "bench/storage_speed.h"
 #include "bench/stored_reads.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/fio.h"
 #include "bench/support/json_file.h"
+#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {
@@ -293,21 +295,12 @@ int main(int argc, char** argv) {
   app.add_option("--dir", options.speed.dir,
                  "Where temporary files lie: on the disk to be measured")
       ->capture_default_str();
-  app.add_option("--model", options.trace.model_dir, "Checkpoint whose retrieval is captured")
-      ->capture_default_str();
-  app.add_option("--document", options.trace.document, "What it reads: UTF-8 text")
-      ->capture_default_str();
+  prefixd::bench::AddTraceSource(app, options.trace);
   std::vector<std::string> parts = {prefixd::bench::kAttach, prefixd::bench::kAmplification,
                                     prefixd::bench::kEncoding};
   for (const auto& [part, ratio] : prefixd::bench::kLines) parts.push_back(part);
   app.add_option("--only", options.parts, "Only these parts of the report")
       ->check(CLI::IsMember(parts));
-  app.add_option("--json", options.json_file, "Also write the figures here");
-  CLI11_PARSE(app, argc, argv);
-  const prefixd::Status status = prefixd::bench::Run(options);
-  if (!status.ok()) {
-    std::fprintf(stderr, "storage_bench: %s\n", status.error().ToString().c_str());
-    return 1;
-  }
-  return 0;
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Run(options); });
 }
