@@ -1,7 +1,8 @@
 // How well does each estimator complete a step? Prefills a document with a real decoder, stores it,
 // and measures the mean relative l1 error of attention over the stored prompt, against exact
 // attention, on the queries of the text that follows: each estimator alone, the choice per head,
-// and tokens spread over heads by missing mass, all at equal budgets.
+// and tokens spread over heads by missing mass, all at equal budgets. And how well the scores that
+// a search by codes tells give the mass of what it did not retrieve.
 
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attention/diagnostics.h"
+#include "bench/scan_masses.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "decoder/checkpoint.h"
@@ -37,6 +39,8 @@ struct Options {
   std::string estimators =
       "none, moment, moment/r2, moment/r4, moment/r8, moment/r16, moment/full, moment/full/cov, "
       "moment/r8/parent, moment/r8/rank, centroid, cluster_moment, scan, phi";
+  std::vector<std::string> selectors = {"exact"};
+  std::vector<uint32_t> heads;  // synthetic ones of so many keys, beside the model's own
   uint32_t clusters = 32;
   std::string json_file;
 };
@@ -47,11 +51,12 @@ struct Recorded {
 };
 
 struct Row {
-  std::string name;
+  std::string name, selector;
   double budget = 0;
   bool feasible = false;
   std::vector<double> errors;  // per query head
   double mean = 0, tokens = 0;
+  double scanned = 0;  // bytes that a search reads
   std::string chosen;
 };
 
@@ -63,19 +68,28 @@ class Bench {
   Status Run() {
     PREFIXD_TRY(Prepare());
     PREFIXD_ASSIGN(const auto variants, ParseVariants(options_.estimators));
-    for (const double budget : options_.budgets) {
-      for (const EstimatorVariant& v : variants) {
-        PREFIXD_TRY(Measure(v.Name(), {.estimator = v, .budget = budget}));
-      }
-      PREFIXD_TRY(Measure("auto", {.budget = budget}));
-      for (const EstimatorVariant& v :
-           {EstimatorVariant(EstimatorKind::kNone), EstimatorVariant(EstimatorKind::kMoment),
-            EstimatorVariant(EstimatorKind::kAuto)}) {
-        PREFIXD_TRY(
-            Measure(v.Name() + ", adaptive", {.estimator = v, .budget = budget, .adaptive = true}));
+    for (const std::string& selector : options_.selectors) {
+      for (const double budget : options_.budgets) {
+        StepPolicy policy;
+        policy.selector = selector;
+        policy.budget = budget;
+        for (const EstimatorVariant& v : variants) {
+          policy.estimator = v;
+          PREFIXD_TRY(Measure(v.Name(), policy));
+        }
+        policy.estimator = EstimatorKind::kAuto;
+        PREFIXD_TRY(Measure("auto", policy));
+        policy.adaptive = true;
+        for (const EstimatorVariant& v :
+             {EstimatorVariant(EstimatorKind::kNone), EstimatorVariant(EstimatorKind::kMoment),
+              EstimatorVariant(EstimatorKind::kAuto)}) {
+          policy.estimator = v;
+          PREFIXD_TRY(Measure(v.Name() + ", adaptive", policy));
+        }
       }
     }
     Print();
+    if (!options_.heads.empty()) PREFIXD_TRY(MeasureMasses());
     return options_.json_file.empty() ? Status() : Write();
   }
 
@@ -147,9 +161,11 @@ class Bench {
     return {};
   }
 
-  Status Measure(const std::string& name, StepPolicy policy) {
-    policy.selector = "exact";
-    Row row{name, policy.budget, false, {}, 0, 0, ""};
+  Status Measure(const std::string& name, const StepPolicy& policy) {
+    Row row;
+    row.name = name;
+    row.selector = policy.selector;
+    row.budget = policy.budget;
     auto session = store_->Attach({"model", "", prompt_, "", 0, policy});
     if (!session.ok() && session.error().code != Code::kInfeasible) return session.error();
     if (session.ok()) {
@@ -170,7 +186,9 @@ class Bench {
         }
       }
       for (double e : row.errors) row.mean += e / double(row.errors.size());
-      row.tokens = (*session)->report().total.tokens_per_step();
+      const Ledger total = (*session)->report().total;
+      row.tokens = total.tokens_per_step();
+      row.scanned = double(total.scan_bytes) / double(std::max<uint64_t>(1, total.selections));
     }
     rows_.push_back(std::move(row));
     return {};
@@ -179,15 +197,52 @@ class Bench {
   void Print() const {
     std::printf("%zu tokens, %zu recorded steps, %u x %u heads; mean relative l1 error\n\n",
                 prompt_.size(), recorded_.size(), geometry_.n_layers, geometry_.n_q_heads);
-    std::printf("%-24s %7s %9s %8s\n", "estimator", "budget", "error", "tokens");
+    std::printf("%-24s %-8s %7s %9s %8s %9s\n", "estimator", "selector", "budget", "error",
+                "tokens", "scan KiB");
     for (const Row& row : rows_) {
+      std::printf("%-24s %-8s %6.1f%% ", row.name.c_str(), row.selector.c_str(), 100 * row.budget);
       if (row.feasible) {
-        std::printf("%-24s %6.1f%% %9.4f %8.1f\n", row.name.c_str(), 100 * row.budget, row.mean,
-                    row.tokens);
+        std::printf("%9.4f %8.1f %9.1f\n", row.mean, row.tokens, row.scanned / 1024);
       } else {
-        std::printf("%-24s %6.1f%% %9s %8s\n", row.name.c_str(), 100 * row.budget, "-", "-");
+        std::printf("%9s %8s %9s\n", "-", "-", "-");
       }
     }
+  }
+
+  Status MeasureMasses() {
+    std::printf("\n%-24s %6s %6s %9s %8s %8s %8s %8s %8s %8s %7s\n", "log Z_R by codes", "K",
+                "share", "as coded", "bias", "dev.", "of lse", "search", "scores", "sums ms",
+                "bytes");
+    TraceOptions from;
+    from.model_dir = options_.model_dir;
+    from.document = options_.document;
+    PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(from));
+    PREFIXD_TRY(Masses("captured, " + std::to_string(trace.n_tokens), HeadTraces(trace)));
+    for (const uint32_t n : options_.heads) {
+      PREFIXD_TRY(Masses("synthetic, " + std::to_string(n), {SyntheticHead({.n_tokens = n})}));
+    }
+    return {};
+  }
+
+  Status Masses(const std::string& name, const std::vector<HeadTrace>& heads) {
+    PREFIXD_ASSIGN(const auto results, MeasureScanMasses(heads, options_.budgets));
+    for (const ScanMass& m : results) {
+      std::printf("%-24s %5.1f%% %6.3f %+9.3f %+8.3f %8.3f %8.4f %8.3f %8.3f %8.3f %+6.0f%%\n",
+                  name.c_str(), 100 * m.fraction, m.share, m.codes_alone, m.bias, m.deviation,
+                  m.of_all, m.search_ms, m.scores_ms, m.sums_ms, 100 * m.extra_bytes);
+      masses_.push_back({{"head", name},
+                         {"k", m.fraction},
+                         {"share", m.share},
+                         {"bias_as_coded", m.codes_alone},
+                         {"bias", m.bias},
+                         {"deviation", m.deviation},
+                         {"rms_of_lse", m.of_all},
+                         {"search_ms", m.search_ms},
+                         {"search_with_scores_ms", m.scores_ms},
+                         {"sums_ms", m.sums_ms},
+                         {"extra_bytes", m.extra_bytes}});
+    }
+    return {};
   }
 
   Status Write() const {
@@ -195,10 +250,12 @@ class Bench {
     for (const Row& row : rows_) {
       const auto number = [&](double x) { return row.feasible ? json(x) : json(nullptr); };
       rows.push_back({{"estimator", row.name},
+                      {"selector", row.selector},
                       {"budget", row.budget},
                       {"feasible", row.feasible},
                       {"error", number(row.mean)},
                       {"tokens_per_step", number(row.tokens)},
+                      {"scan_bytes", number(row.scanned)},
                       {"errors", row.errors},
                       {"chosen", row.chosen}});
     }
@@ -207,7 +264,8 @@ class Bench {
                                            {"document", options_.document.filename().string()},
                                            {"steps", recorded_.size()},
                                            {"clusters", options_.clusters},
-                                           {"rows", std::move(rows)}}));
+                                           {"rows", std::move(rows)},
+                                           {"scan_masses", masses_}}));
     return {};
   }
 
@@ -218,6 +276,7 @@ class Bench {
   std::unique_ptr<Store> store_;
   std::vector<Recorded> recorded_;
   std::vector<Row> rows_;
+  json masses_ = json::array();
 };
 
 Status Run(Options options) {
@@ -249,6 +308,9 @@ int main(int argc, char** argv) {
   app.add_option("--queries", options.queries, "Recorded steps")->capture_default_str();
   app.add_option("--budgets", options.budgets, "Fractions of the prompt")->capture_default_str();
   app.add_option("--estimators", options.estimators, "Names")->capture_default_str();
+  app.add_option("--selectors", options.selectors, "exact, codes, ...")->capture_default_str();
+  app.add_option("--heads", options.heads,
+                 "The mass by codes, on the model's heads and synthetic ones of so many keys");
   app.add_option("--clusters", options.clusters, "Per head")->capture_default_str();
   return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
                                    [&] { return prefixd::bench::Run(options); });

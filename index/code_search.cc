@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention/code_scan.h"
+#include "index/all_scores.h"
 #include "index/code_ranks.h"
 #include "index/search_pass.h"
 
@@ -157,26 +158,6 @@ uint64_t BytesOf(std::span<const CodePart> parts, std::span<const Scanning> pass
   return bytes;
 }
 
-// Every candidate's score as the search saw it: by its code, or exact.
-//   ids: those with exact scores, `exact` [G][ids.size()]
-void AllScores(const SearchRequest& request, std::span<const CodeScores> parts,
-               std::span<const uint32_t> ids, std::span<const float> exact) {
-  const size_t n = request.candidates.size();
-  request.scores->resize(request.group * n);
-  for (uint32_t g = 0; g < request.group; ++g) {
-    float* out = request.scores->data() + g * n;
-    for (const CodeScores& part : parts) {
-      for (size_t i = 0; i < part.n; ++i) {
-        if (part.values[g * part.ld + i] == kNoScore) continue;
-        out[part.Token(i) - request.candidates.begin] = static_cast<float>(part.Score(g, i));
-      }
-    }
-    for (size_t j = 0; j < ids.size(); ++j) {
-      out[ids[j] - request.candidates.begin] = exact[g * ids.size() + j];
-    }
-  }
-}
-
 // Of the short list `listed`, whose keys scratch holds as the reader gave them.
 void KeepSelectedKeys(const SearchRequest& request, std::span<const uint32_t> listed,
                       std::span<const uint32_t> selected) {
@@ -218,12 +199,16 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
     PREFIXD_TRY(ScoreRange(request, gap, std::span(exact).subspan(column), n));
     column += gap.size();
   }
+  size_t drawn = 0;
+  if (request.scores) {
+    PREFIXD_ASSIGN(drawn, ScoresByCodes(request, scores, ids));
+  }
   // Last, so that scratch keeps these keys.
   PREFIXD_TRY(ScoreTokens(request, std::span<const uint32_t>(ids).first(listed), exact, n));
   const auto truth = std::span<const float>(exact).first(request.group * n);
   masses.Correct(scores, places, truth, n);
 
-  if (request.scores) AllScores(request, scores, ids, truth);
+  if (request.scores) PutExactScores(request, ids, truth);
 
   Selection selection =
       SelectByGroup(request.rule, truth, request.group, static_cast<uint32_t>(n), request.k, 0,
@@ -236,7 +221,7 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
     for (const uint16_t keys : choice.some) selection.keys_scanned += keys;
   }
   selection.bytes_scanned =
-      n * request.keys.shape.key_bytes() + listed * sizeof(uint16_t) + code_bytes;
+      (n + drawn) * request.keys.shape.key_bytes() + listed * sizeof(uint16_t) + code_bytes;
   return selection;
 }
 

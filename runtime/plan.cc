@@ -123,15 +123,20 @@ uint32_t WithNeighbours(uint32_t tokens, uint32_t dilation) {
   return k;
 }
 
+// Whether a search tells the score of every candidate, as the estimate by scan needs.
+bool ScoresAll(index::IndexKind selector) {
+  return selector == index::IndexKind::kExact || selector == index::IndexKind::kCodes;
+}
+
 class Planner {
  public:
-  // `scan`: whether the selector scores every key, as the estimate by scan needs.
-  Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy, bool scan)
+  Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy,
+          index::IndexKind selector)
       : rooms_(rooms),
         prefix_(prefix),
         model_(*prefix.model()),
         policy_(policy),
-        scan_(scan),
+        selector_(selector),
         row_bytes_(storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row())),
         choices_(NearestChoices()) {}
 
@@ -156,7 +161,9 @@ class Planner {
       estimator = EstimatorKind::kNone;
     }
     // Of pruned lists nothing is known: their moments stand in.
-    if (estimator.kind == EstimatorKind::kScan && !scan_) estimator = EstimatorKind::kMoment;
+    if (estimator.kind == EstimatorKind::kScan && !ScoresAll(selector_)) {
+      estimator = EstimatorKind::kMoment;
+    }
     HeadPlan head{estimator, 0, 0, nullptr, false};
     head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
                    (policy_.adaptive || policy_.report_missing);
@@ -179,7 +186,12 @@ class Planner {
   // Of what is stored of this prefix. Moments always are, or are made on the spot.
   bool Available(const EstimatorVariant& estimator) const {
     if (estimator.kind == EstimatorKind::kPhi) return prefix_.has_phi_caches();
-    if (estimator.kind == EstimatorKind::kScan && !scan_) return false;
+    if (estimator.kind == EstimatorKind::kScan) {
+      // An exact search has every score anyway. By codes they make a search two to three times as
+      // long, which no budget counts: that is for those who ask for it by name.
+      const bool every_key = !policy_.sharing.on() && !policy_.window.on();
+      return selector_ == index::IndexKind::kExact && every_key && prefix_.has_clusters();
+    }
     return !estimator.clustered() || prefix_.has_clusters();
   }
 
@@ -225,7 +237,7 @@ class Planner {
   const PreparedPrefix& prefix_;
   const Model& model_;
   const StepPolicy& policy_;
-  const bool scan_;
+  const index::IndexKind selector_;
   const double row_bytes_;
   const std::map<size_t, HeadChoice> choices_;
 };
@@ -238,6 +250,10 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
            (phi ? " (length " + std::to_string(prefix.maps()->length) + ")" : "");
   };
   const bool automatic = plan.policy.estimator.kind == EstimatorKind::kAuto;
+  if (plan.policy.estimator.kind == EstimatorKind::kScan && !ScoresAll(plan.selector)) {
+    return "moment (selector " + std::string(index::IndexName(plan.selector)) +
+           " scores too few keys for scan; use codes or exact)";
+  }
   if (!automatic && plan.policy.fixed.empty()) return name(plan.policy.estimator);
   std::map<EstimatorVariant, size_t> heads;
   for (size_t head = 0; head < plan.heads.size(); ++head) {
@@ -318,9 +334,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   // What is asked for by name must be there: said before any budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
   PREFIXD_ASSIGN(plan->selector, ChooseSelector(rooms, *prefix, policy));
-  const bool every_key = !policy.sharing.on() && !policy.window.on();
-  const Planner planner(rooms, *prefix, policy,
-                        /*scan=*/plan->selector == index::IndexKind::kExact && every_key);
+  const Planner planner(rooms, *prefix, policy, plan->selector);
   std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {

@@ -137,7 +137,7 @@ TEST_F(ModelChoiceTest, IsNeverClearlyWorseThanTheBestFixedEstimator) {
     ASSERT_EQ(chosen.size(), size_t{geometry_.n_layers} * geometry_.n_q_heads);
     size_t compared = 0;
     for (const EstimatorVariant& estimator : DefaultEstimators()) {
-      // Codes do not score every key, so that there the moments stand in for the scan.
+      // By codes the scan is not chosen: it makes searches longer, which no budget counts.
       if (estimator.kind == EstimatorKind::kScan && selector == "codes") continue;
       policy.estimator = estimator;
       const std::vector<double> fixed = Errors(policy);

@@ -104,6 +104,69 @@ TEST_F(EstimatorsTest, ChainsAreClusteredAsOne) {
   }
 }
 
+// By codes, too, the scan's mass is that of the keys, although few of them are read.
+TEST_F(EstimatorsTest, ScansByCodes) {
+  const uint64_t seed = Seed("ScansByCodes");
+  options_.build_codes = options_.build_ivf = true;
+  options_.codes_min_tokens = options_.ivf_min_tokens = 1024;
+  options_.recall_target = 0.5;  // random keys are as hard as it gets
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 3000, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  StepPolicy policy = Policy(EstimatorKind::kScan, 30);
+  const auto by_keys = Attach(prompt, policy);
+  policy.selector = "codes";
+  policy.report_missing = true;
+  const auto by_codes = Attach(prompt, policy);
+  policy.estimator = EstimatorKind::kNone;
+  const auto none = Attach(prompt, policy);
+  ASSERT_TRUE(by_keys && by_codes && none);
+  EXPECT_EQ(by_codes->info().estimator, "scan");
+  double lse_error = 0, keys_error = 0, codes_error = 0, none_error = 0;
+  const uint32_t steps = 24;
+  for (uint32_t t = 3000 - steps; t < 3000; ++t) {
+    const auto q = prompt.Q(1, t, 1);
+    const Output want = Full(prompt, 1, q), keys = Step(*by_keys, 1, q),
+                 codes = Step(*by_codes, 1, q), without = Step(*none, 1, q);
+    EXPECT_EQ(codes.info.ledger.retrieved_tokens, 60u);
+    EXPECT_LT(codes.info.ledger.scan_bytes, keys.info.ledger.scan_bytes);
+    for (size_t g = 0; g < 4; ++g) {
+      lse_error += (codes.lse[g] - want.lse[g]) / (4.0 * steps);
+      EXPECT_GT(codes.info.rho_z[g], 0);
+      EXPECT_FALSE(codes.info.missing[g].certified);
+    }
+    for (size_t i = 0; i < want.y.size(); ++i) {
+      keys_error += std::abs(keys.y[i] - want.y[i]);
+      codes_error += std::abs(codes.y[i] - want.y[i]);
+      none_error += std::abs(without.y[i] - want.y[i]);
+    }
+  }
+  EXPECT_LT(std::abs(lse_error), 0.03);
+  EXPECT_LT(codes_error, 1.5 * keys_error);
+  EXPECT_LT(codes_error, 0.8 * none_error);
+
+  // Most of them retrieved, where keys are searched exactly, and all, where nothing is estimated.
+  policy.estimator = EstimatorKind::kScan;
+  for (const uint32_t k : {2900u, 2980u}) {
+    policy.k = k;
+    ASSERT_OK(by_codes->SetPolicy(policy));
+    const auto q = prompt.Q(0, 2999, 1);
+    const Output got = Step(*by_codes, 0, q), want = Full(prompt, 0, q);
+    for (size_t g = 0; g < 4; ++g) {
+      EXPECT_NEAR(got.lse[g], want.lse[g], 1e-3);
+      if (k == 2980) {
+        EXPECT_EQ(got.info.rho_z[g], 0);
+      }
+    }
+  }
+  // What scores too few keys has no scan, and says so.
+  policy.k = 30;
+  policy.selector = "ivf";
+  const auto by_lists = Attach(prompt, policy);
+  ASSERT_TRUE(by_lists);
+  EXPECT_NE(by_lists->info().estimator.find("moment (selector ivf"), std::string::npos);
+}
+
 TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
   Use("none, moment");
   Open();

@@ -14,7 +14,7 @@ class StepBatchTest : public RuntimeTest {
 
   // Sessions on one prompt that differ in all that may differ.
   void AttachSome(const SyntheticPrompt& prompt) {
-    std::vector<StepPolicy> policies(6);
+    std::vector<StepPolicy> policies(7);
     for (size_t i = 0; i < policies.size(); ++i) {
       policies[i].k = 10 + 17 * static_cast<uint32_t>(i);
       policies[i].selector = "codes";
@@ -24,6 +24,7 @@ class StepBatchTest : public RuntimeTest {
     policies[3].mode = StepMode::kFull;
     policies[4].selector = "exact";
     policies[5].window = {0.7, 1};
+    policies[6].estimator = EstimatorKind::kScan;
     for (const StepPolicy& policy : policies) {
       sessions_.push_back(Attach(prompt, policy));
       ASSERT_TRUE(sessions_.back());
