@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "bench/storage_speed.h"
+#include "bench/support/bench_prompt.h"
 #include "bench/support/statistics.h"
 
 namespace prefixd::bench {

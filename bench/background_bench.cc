@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/support/bench_main.h"
+#include "bench/support/bench_prompt.h"
 #include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 #include "bench/support/statistics.h"

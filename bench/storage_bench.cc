@@ -18,6 +18,7 @@
 #include "bench/storage_speed.h"
 #include "bench/stored_reads.h"
 #include "bench/support/bench_main.h"
+#include "bench/support/bench_prompt.h"
 #include "bench/support/fio.h"
 #include "bench/support/json_file.h"
 #include "bench/support/trace_options.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bench/storage_speed.h"
+#include "bench/support/bench_prompt.h"
 #include "bench/support/synthetic_kv.h"
 
 namespace prefixd::bench {
