@@ -9,111 +9,16 @@ from pathlib import Path
 import prefixd
 import pytest
 import torch
-from prefixd.transformers import PrefixCache, Splice
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    Gemma2Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen3Config,
-    StaticCache,
-)
-from transformers.cache_utils import Cache, QuantizedLayer
+from prefixd.transformers import Splice
 
 from tests.conftest import ROOT
-
-TINY = ROOT / "models/prefixd-tiny"
-VOCAB = 160
-FULL = prefixd.Policy(mode="full")
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 8192,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.15,  # scores that are not all alike
-}
-CONFIGS = {
-    "llama": LlamaConfig(num_hidden_layers=2, **SIZES),
-    "llama3-rope": LlamaConfig(
-        num_hidden_layers=2,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 1024,
-        },
-        **SIZES,
-    ),
-    "qwen3": Qwen3Config(num_hidden_layers=2, **SIZES),
-    "mistral": MistralConfig(num_hidden_layers=2, sliding_window=None, **SIZES),
-    "mistral-window": MistralConfig(num_hidden_layers=2, sliding_window=32, **SIZES),
-    "gemma2": Gemma2Config(
-        num_hidden_layers=4, sliding_window=32, query_pre_attn_scalar=16, **SIZES
-    ),
-    "gemma3": Gemma3TextConfig(
-        num_hidden_layers=4,
-        sliding_window=32,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        query_pre_attn_scalar=16,
-        **SIZES,
-    ),
-}
-
-
-def make(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    if family == "prefixd-tiny":
-        return AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype).eval()
-    torch.manual_seed(seed)
-    config = copy.deepcopy(CONFIGS[family])
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
-    return model
-
-
-def tokens(n: int, seed: int = 0, batch: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCAB, (batch, n), generator=generator)
-
-
-@torch.no_grad()
-def native(
-    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Logits of a fresh pass, by the model's own eager attention."""
-    own = copy.deepcopy(model)
-    # Eager where it is affordable or the only one that knows softcap.
-    softcap = getattr(own.config, "attn_logit_softcapping", None)
-    own.set_attn_implementation("eager" if ids.shape[1] < 1000 or softcap else "sdpa")
-    positions = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
-    return own(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-
-
-@torch.no_grad()
-def spliced(model: PreTrainedModel, ids: torch.Tensor, cache: PrefixCache) -> torch.Tensor:
-    """Logits of the tokens that are not stored."""
-    return model(ids[:, cache.get_seq_length() :], past_key_values=cache).logits
+from tests.splicing import CONFIGS, FULL, make, native, open_store, spliced, tokens
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[prefixd.Client]:
-    with prefixd.open(
-        tmp_path / "kv", host_tier_bytes=128 << 20, min_free_bytes=0, threads=2
-    ) as client:
+    with open_store(tmp_path) as client:
         yield client
-
-
-def reopened(tmp_path: Path) -> prefixd.Client:
-    return prefixd.open(tmp_path / "kv", host_tier_bytes=128 << 20, min_free_bytes=0, threads=2)
 
 
 @pytest.mark.parametrize("common", [1, 9, 15, 16, 17, 40])
@@ -152,7 +57,7 @@ def test_spliced_logits_are_native_across_a_restart(
 ) -> None:
     model = make(family)
     prompts = {n: tokens(n, seed=n) for n in lengths}
-    with reopened(tmp_path) as store:
+    with open_store(tmp_path) as store:
         splice = Splice(store, model)
         for ids in prompts.values():
             with splice.cache(ids) as cache:
@@ -160,7 +65,7 @@ def test_spliced_logits_are_native_across_a_restart(
                 logits = spliced(model, ids, cache)  # the prefill that stores
             assert torch.allclose(logits, native(model, ids), atol=1e-3)
             assert cache.stored()[0].stored_tokens == ids.shape[1]
-    with reopened(tmp_path) as store:
+    with open_store(tmp_path) as store:
         splice = Splice(store, make(family), policy=FULL)  # another load of the same weights
         for n, prompt in prompts.items():
             ids = torch.cat([prompt, tokens(5, seed=n + 1)], dim=1)
@@ -308,132 +213,6 @@ def test_half_precision(dtype: torch.dtype, store: prefixd.Client) -> None:
     want = native(model, ids)[:, 200:].float()
     assert (got - want).abs().max() < 0.1 * want.abs().max()
     assert splice.spec.dtype == ("bf16" if dtype == torch.bfloat16 else "f16")
-
-
-class Quantised(QuantizedLayer):
-    """What transformers' own are on top of: these need packages for their arithmetic."""
-
-    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        return (tensor * 8).round().to(torch.int8)
-
-    def _dequantize(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.float() / 8
-
-
-def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Client) -> None:
-    model = make("llama")
-    splice = Splice(store, model, policy=FULL)
-    prompt = tokens(120)
-    with torch.no_grad():
-        plain = model(prompt, past_key_values=DynamicCache(config=model.config)).past_key_values
-    assert splice.persist(prompt, plain)[0].stored_tokens == 120
-    ids = torch.cat([prompt, tokens(4, seed=1)], dim=1)
-    with splice.cache(ids) as cache:
-        assert cache.attached == [120]
-        assert torch.allclose(spliced(model, ids, cache), native(model, ids)[:, 120:], atol=1e-3)
-    fixed = StaticCache(config=model.config, max_cache_len=256)
-    with torch.no_grad():
-        model(prompt, past_key_values=fixed)
-    with pytest.raises(prefixd.InvalidArgument, match="StaticLayer"):
-        splice.persist(prompt, fixed)
-    quantised = Cache(layers=[Quantised(residual_length=32) for _ in model.model.layers])
-    with torch.no_grad():
-        model(prompt, past_key_values=quantised)
-    with pytest.raises(prefixd.InvalidArgument, match="Quantised, whose rows are not those"):
-        splice.persist(prompt, quantised)
-    window = make("mistral-window")
-    with torch.no_grad():
-        dropped = window(prompt, past_key_values=DynamicCache(config=window.config)).past_key_values
-    with pytest.raises(prefixd.InvalidArgument, match="dropped tokens outside of its window"):
-        Splice(store, window).persist(prompt, dropped)
-
-
-def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Client) -> None:
-    prompt = tokens(100)
-    splice = Splice(store, make("llama"))
-    with splice.cache(prompt) as cache:
-        spliced(splice.model, prompt, cache)
-    prefix = cache.stored()[0].prefix
-    longer = torch.cat([prompt, tokens(4, seed=1)], dim=1)
-    splice.cache(longer, prefix=prefix, store=False).close()
-
-    rope = copy.deepcopy(CONFIGS["llama"])
-    rope.rope_parameters = {"rope_type": "default", "rope_theta": 5e5}
-    other_rope = AutoModelForCausalLM.from_config(rope)
-    other_rope.load_state_dict(splice.model.state_dict())
-    cases = [
-        (make("llama", seed=1), "weights differ"),
-        (other_rope, "RoPE settings differ"),
-        (make("llama", dtype=torch.bfloat16), "dtype differs.*f32 stored, bf16 here"),
-        (make("qwen3"), "architecture differ"),
-    ]
-    for model, sentence in cases:
-        other = Splice(store, model)
-        with pytest.raises(prefixd.InvalidArgument, match=sentence):
-            other.cache(longer, prefix=prefix)
-        with pytest.raises(prefixd.NotFound, match=sentence):
-            other.cache(longer, require=True)
-        with other.cache(longer, store=False) as nothing:  # without being asked: simply no hit
-            assert nothing.attached == [0]
-        with pytest.raises(prefixd.AlreadyExists, match=sentence):
-            Splice(store, model, name=splice.spec.name)
-    with pytest.raises(prefixd.NotFound, match="nothing that begins"):
-        splice.cache(tokens(50, seed=9), require=True)
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-        {
-            "rope_type": "longrope",
-            "rope_theta": 1e4,
-            "short_factor": [1.0] * 8,
-            "long_factor": [2.0] * 8,
-            "original_max_position_embeddings": 1024,
-            "factor": 2.0,
-        },
-    ],
-)
-def test_rope_that_depends_on_the_length_is_refused(rope: dict, store: prefixd.Client) -> None:
-    config = copy.deepcopy(CONFIGS["llama"])
-    config.rope_parameters = rope
-    with pytest.raises(prefixd.InvalidArgument, match=f"'{rope['rope_type']}'.*current length"):
-        Splice(store, AutoModelForCausalLM.from_config(config))
-
-
-def test_feature_maps_of_another_model_are_refused(store: prefixd.Client) -> None:
-    maps = [TINY / "phi-2048.safetensors"]
-    model = make("prefixd-tiny")
-    with pytest.raises(prefixd.InvalidArgument, match="pass checkpoint="):
-        Splice(store, model, feature_maps=maps)
-    Splice(store, model, feature_maps=maps, checkpoint=TINY)
-    with pytest.raises(prefixd.InvalidArgument):
-        Splice(store, make("llama"), feature_maps=maps, checkpoint=TINY)
-    with torch.no_grad():
-        model.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
-    with pytest.raises(prefixd.InvalidArgument, match="the model was changed since"):
-        Splice(store, model, feature_maps=maps, checkpoint=TINY)
-
-
-def test_misuse_is_said(store: prefixd.Client) -> None:
-    model = make("llama")
-    splice = Splice(store, model)
-    ids = tokens(40)
-    with splice.cache(ids) as cache:
-        with pytest.raises(prefixd.InvalidArgument, match="other tokens at position 0"):
-            spliced(model, tokens(40, seed=1), cache)
-        with pytest.raises(prefixd.FailedPrecondition, match="not prefilled to its end"):
-            cache.stored()
-        with pytest.raises(prefixd.InvalidArgument, match="no_grad"):
-            model(ids, past_key_values=cache)
-    assert store.prefixes() == []  # nothing of a prompt that was not finished
-    with pytest.raises(prefixd.InvalidArgument, match="input_ids"):
-        splice.cache(tokens(40)[0])
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2)
-    with pytest.raises(prefixd.FailedPrecondition, match="weights have changed"):
-        splice.cache(ids)
 
 
 def test_a_missing_budget_is_everything_on_short_prompts(store: prefixd.Client) -> None:
