@@ -124,15 +124,18 @@ Status ExactAttention(std::span<const float> queries, uint32_t n_queries,
 }
 
 void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
-            const RowsView& rows, std::span<float> scores) {
+            const RowsView& rows, std::span<float> scores, size_t ld) {
   const uint32_t key_dim = rows.shape.key_dim;
-  assert(queries.size() == size_t{group} * key_dim && scores.size() == group * rows.count);
-  if (rows.count == 0) return;
+  if (rows.count == 0 || group == 0) return;
+  assert(queries.size() == size_t{group} * key_dim && ld >= rows.count &&
+         scores.size() >= (group - 1) * ld + rows.count);
   const std::vector<float> q = PadQueries<float>(queries, group, key_dim);
   VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
   keys.ahead_value_bytes = 0;  // nobody reads them
-  Kernels().dot(q.data(), PadUp(key_dim), group, keys, layer.scale, scores.data(), rows.count);
-  if (layer.softcap > 0) Kernels().softcap(scores.data(), scores.size(), layer.softcap);
+  Kernels().dot(q.data(), PadUp(key_dim), group, keys, layer.scale, scores.data(), ld);
+  for (uint32_t g = 0; layer.softcap > 0 && g < group; ++g) {
+    Kernels().softcap(scores.data() + g * ld, rows.count, layer.softcap);
+  }
 }
 
 }  // namespace prefixd

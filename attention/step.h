@@ -87,8 +87,14 @@ Status ExactAttention(std::span<const float> queries, uint32_t n_queries,
                       const LayerGeometry& layer, const RowsView& rows, std::span<float> y,
                       std::span<float> lse);
 
-// scores[g][i] = softcap(scale * q_g . k_i): [G][rows.count]. For exact selection.
+// scores[g * ld + i] = softcap(scale * q_g . k_i) for g < G, i < rows.count <= ld; what lies
+// between stays as it was. For exact selection.
 void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
-            const RowsView& rows, std::span<float> scores);
+            const RowsView& rows, std::span<float> scores, size_t ld);
+// Densely: [G][rows.count].
+inline void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
+                   const RowsView& rows, std::span<float> scores) {
+  Scores(queries, group, layer, rows, scores, rows.count);
+}
 
 }  // namespace prefixd

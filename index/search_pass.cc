@@ -30,13 +30,12 @@ void ExactPass(std::span<const SearchRequest> requests, std::span<const size_t> 
   std::vector<float>& scores = first.scratch ? first.scratch->scores : own;
   if (scores.size() < heads * n) scores.resize(heads * n);
   std::vector<Status> failed(pass.size());
-  std::vector<float> block;
   const auto score = [&](const RowsView& keys, uint32_t at) -> Status {
     size_t done = 0;  // heads
     for (size_t i = 0; i < pass.size(); ++i) {
       const SearchRequest& request = requests[pass[i]];
       const auto out = std::span(scores).subspan(done * n + (at - first.candidates.begin));
-      if (failed[i].ok()) failed[i] = ScoreKeys(request, keys, at, block, out, n);
+      if (failed[i].ok()) failed[i] = ScoreKeys(request, keys, at, out, n);
       done += request.group;
     }
     return {};

@@ -105,16 +105,11 @@ Error ExplainNonFinite(const RowsView& keys, const TokenOf& token_of) {
 
 // Scores of `keys` into columns [0, keys.count) of `scores`.
 template <typename TokenOf>
-Status ScoreRows(const SearchRequest& request, const RowsView& keys, std::vector<float>& block,
-                 std::span<float> scores, size_t ld, const TokenOf& token_of) {
-  const bool dense = ld == keys.count;
-  const size_t n = request.group * keys.count;
-  if (!dense) block.resize(n);
-  const std::span<float> out = dense ? scores.first(n) : std::span(block);
-  Scores(request.queries, request.group, request.layer, keys, out);
-  if (!AllFinite(out)) return ExplainNonFinite(keys, token_of);
-  for (uint32_t g = 0; !dense && g < request.group; ++g) {
-    std::copy_n(block.data() + g * keys.count, keys.count, scores.data() + g * ld);
+Status ScoreRows(const SearchRequest& request, const RowsView& keys, std::span<float> scores,
+                 size_t ld, const TokenOf& token_of) {
+  Scores(request.queries, request.group, request.layer, keys, scores, ld);
+  for (uint32_t g = 0; keys.count > 0 && g < request.group; ++g) {
+    if (!AllFinite(scores.subspan(g * ld, keys.count))) return ExplainNonFinite(keys, token_of);
   }
   return {};
 }
@@ -143,15 +138,14 @@ Status ForEachRun(const SearchRequest& request, TokenRange tokens, uint32_t most
 }
 
 Status ScoreKeys(const SearchRequest& request, const RowsView& keys, uint32_t first,
-                 std::vector<float>& block, std::span<float> scores, size_t ld) {
-  return ScoreRows(request, keys, block, scores, ld, [first](size_t i) { return first + i; });
+                 std::span<float> scores, size_t ld) {
+  return ScoreRows(request, keys, scores, ld, [first](size_t i) { return first + i; });
 }
 
 Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
                   size_t ld) {
-  std::vector<float> block;
   return ForEachRun(request, tokens, kRunTokens, [&](const RowsView& keys, uint32_t first) {
-    return ScoreKeys(request, keys, first, block, scores.subspan(first - tokens.begin), ld);
+    return ScoreKeys(request, keys, first, scores.subspan(first - tokens.begin), ld);
   });
 }
 
@@ -159,13 +153,12 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
                    std::span<float> scores, size_t ld) {
   const RowShape shape{request.keys.shape.key_dim, 0, request.keys.shape.dtype};
   const size_t key_bytes = shape.bytes();
-  std::vector<float> block;
   std::vector<std::byte> own;
   std::vector<std::byte>& bytes = request.scratch ? request.scratch->keys : own;
   if (request.reader) {
     bytes.resize(std::max(bytes.size(), tokens.size() * key_bytes));
     PREFIXD_TRY(request.reader->Gather(tokens, std::span(bytes).first(tokens.size() * key_bytes)));
-    return ScoreRows(request, {bytes.data(), tokens.size(), key_bytes, shape}, block, scores, ld,
+    return ScoreRows(request, {bytes.data(), tokens.size(), key_bytes, shape}, scores, ld,
                      [tokens](size_t i) { return tokens[i]; });
   }
   // Where they lie.
@@ -175,7 +168,7 @@ Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> token
   for (size_t i = 0; i < tokens.size(); ++i) {
     refs[i] = {request.keys.key(tokens[i] - request.first_token), nullptr};
   }
-  return ScoreRows(request, ScatteredRows(refs, shape), block, scores, ld,
+  return ScoreRows(request, ScatteredRows(refs, shape), scores, ld,
                    [tokens](size_t i) { return tokens[i]; });
 }
 

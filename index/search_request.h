@@ -20,9 +20,9 @@ Selection SelectAll(const SearchRequest& request);
 // when one is not finite (the message names the token).
 Status ScoreRange(const SearchRequest& request, TokenRange tokens, std::span<float> scores,
                   size_t ld);
-// The same of keys at hand, those of the tokens from `first` on. block: a buffer to keep.
+// The same of keys at hand, those of the tokens from `first` on.
 Status ScoreKeys(const SearchRequest& request, const RowsView& keys, uint32_t first,
-                 std::vector<float>& block, std::span<float> scores, size_t ld);
+                 std::span<float> scores, size_t ld);
 // The same of single candidates, ascending.
 Status ScoreTokens(const SearchRequest& request, std::span<const uint32_t> tokens,
                    std::span<float> scores, size_t ld);

@@ -130,14 +130,19 @@ TEST(Scores, MatchTheReference) {
     const OwnedRows rows = testing::RandomRows(random, shape, random.Int(0, 60));
     const LayerGeometry layer{0.1f, random.Chance(0.3) ? 20.0f : 0.0f, 0};
     const std::vector<float> q = random.Normals(size_t{group} * shape.key_dim, 4);
-    std::vector<float> scores(group * rows.count());
-    Scores(q, group, layer, rows.view(), scores);
+    const size_t n = rows.count(), ld = n + random.Int(0, 20);
+    constexpr float kOthers = -77;
+    std::vector<float> scores(group * ld, kOthers), dense(group * n);
+    Scores(q, group, layer, rows.view(), scores, ld);
+    Scores(q, group, layer, rows.view(), dense);
     for (uint32_t g = 0; g < group; ++g) {
       const std::vector<double> want = reference::Scores(
           std::span(q).subspan(size_t{g} * shape.key_dim, shape.key_dim), layer, rows.view());
-      for (size_t i = 0; i < rows.count(); ++i) {
-        ASSERT_NEAR(scores[g * rows.count() + i], want[i], 1e-5);
+      for (size_t i = 0; i < n; ++i) {
+        ASSERT_NEAR(scores[g * ld + i], want[i], 1e-5);
+        ASSERT_NEAR(dense[g * n + i], want[i], 1e-5);
       }
+      for (size_t i = n; i < ld; ++i) ASSERT_EQ(scores[g * ld + i], kOthers);
     }
   }
 }
