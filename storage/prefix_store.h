@@ -5,9 +5,9 @@
 // tenant, which may end inside that parent segment. One synced catalog commit makes it visible; a
 // put that dies before leaves nothing visible, and recovery at Open frees what it left on disk.
 //
-// Thread-safety: all methods of PrefixStore and StoredPrefix may be called concurrently; one
-// SegmentWriter is used by one thread at a time. Errors: kCorrupt means that stored bytes did not
-// verify and were not returned; kResourceExhausted a full disk or quota (nothing stored is lost).
+// Thread-safety: all methods of PrefixStore may be called concurrently; one SegmentWriter is used
+// by one thread at a time. Errors: kCorrupt means that stored bytes did not verify and were not
+// returned; kResourceExhausted a full disk or quota (nothing stored is lost).
 #pragma once
 
 #include <chrono>
@@ -22,14 +22,12 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/ledger.h"
 #include "attention/partition.h"
 #include "attention/result.h"
-#include "storage/identity.h"
+#include "storage/prefix_info.h"
 #include "storage/remote_tier.h"
 #include "storage/row_encoding.h"
-#include "storage/stored_part.h"
+#include "storage/stored_prefix.h"
 
 namespace prefixd::storage {
 
@@ -66,45 +64,6 @@ struct StoreOptions {
   uint32_t block_tokens = 16;  // granularity of prefix matching's hashes
 };
 
-// What is stored of a model: its name (unique in the store), fingerprint and geometry.
-struct ModelRecord {
-  std::string name;
-  Fingerprint fingerprint;
-  KvGeometry geometry;
-  std::string description_json;  // the tagged fields behind the fingerprint, for people
-};
-
-struct SegmentId {
-  std::array<uint8_t, 16> bytes{};
-  std::string ToString() const;  // 32 hex digits
-  static Result<SegmentId> Parse(std::string_view hex);
-  auto operator<=>(const SegmentId&) const = default;
-};
-
-// A prefix is named by the segment it ends in; its tokens are those of the chain up to there. The
-// name stays valid when segments are merged: `chain` then ends in the merged one.
-struct PrefixInfo {
-  SegmentId id;
-  std::string model, tenant, label;
-  uint32_t n_tokens = 0;           // of the whole chain
-  uint32_t own_tokens = 0;         // stored in this segment
-  std::vector<SegmentId> chain;    // root first, ending in `id`
-  std::array<uint8_t, 16> file{};  // names the file that holds the last segment's rows now
-  uint64_t own_bytes = 0;          // physical, on disk, blobs included
-  uint32_t children = 0;
-  int64_t created_unix_ms = 0, last_used_unix_ms = 0;
-  bool quarantined = false;
-  std::string quarantine;  // why; of this segment or of one it needs
-  bool listed = true;      // false: kept only because others continue it
-  bool settled = false;    // the last segment's rows lie by similarity of keys
-  // How the last segment's rows are stored, and what that changed. Others of the chain may differ.
-  RowEncoding encoding = RowEncoding::kAsGiven;
-  EncodingError encoding_error;
-  // Of this name: several may stand for one segment, which stays as long as any of them.
-  bool pinned = false;          // never evicted
-  int64_t expires_unix_ms = 0;  // 0: never
-};
-
 struct PutOptions {
   // How long the prefix is kept. Putting what is stored already never shortens that.
   bool pinned = false;
@@ -130,14 +89,6 @@ struct Match {
   SegmentId id;                // segment in which the match ends; meaningless when n_tokens = 0
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
-};
-
-// Physical reads of one call, by tier. Bytes count all that moved, pages those that were wanted.
-struct ReadStats {
-  std::array<uint64_t, kTierCount> bytes{};
-  uint64_t pages_ssd = 0, pages_host = 0;
-  uint64_t ahead_used_bytes = 0;  // of pages in the tier: read ahead, used now for the first time
-  ReadStats& operator+=(const ReadStats& o);
 };
 
 struct VerifyReport {
@@ -193,108 +144,6 @@ class SegmentWriter {
   // durable and visible.
   virtual Result<SegmentId> Commit() = 0;
   virtual void Abort() = 0;
-};
-
-// What is wanted of a row. Where keys are in memory already, values alone are half the bytes, and
-// in the settled layout half the pages.
-enum class RowPart : uint8_t { kRow, kKey, kValue };
-inline size_t PartBytes(const RowShape& row, RowPart part) {
-  return (part == RowPart::kValue ? 0 : row.key_bytes()) +
-         (part == RowPart::kKey ? 0 : row.value_bytes());
-}
-
-// Where rows go, in the geometry's dtype: item i at bytes[i * stride]. A whole row is its key
-// followed by its value, or, where `values` is given, a key in `bytes` and a value there.
-struct RowSink {
-  std::span<std::byte> bytes;
-  size_t stride = 0;
-  std::span<std::byte> values = {};
-  size_t value_stride = 0;
-};
-
-// What becomes of the pages that a run of rows is read from.
-enum class RangeUse : uint8_t {
-  kShared,   // others may want them too: the host tier takes what it has free room for
-  kOwn,      // the reader keeps the bytes: the tier gives what it has and takes nothing
-  kOwnLater  // kOwn, and nobody waits for it: behind all other reads
-};
-
-// Rows read in place: verified, and as they are while this lives, even after the prefix is closed.
-struct BorrowedRows {
-  std::vector<RowRef> rows;  // in the order of the ids
-  // The memory all of them lie in: one region per tenant, mappable read-only through `region_fd`
-  // (-1: it cannot be passed on) by whoever receives that. Valid as long as `hold`.
-  uint64_t region_id = 0;  // never the same for two regions of a store
-  std::span<const std::byte> region;
-  int region_fd = -1;
-  std::shared_ptr<const void> hold;  // letting go of it lets go of the rows
-};
-
-// Rows for as long as a step takes: where they lie in the host tier, or in memory of this view's
-// own (encoded rows, rows larger than a page, and pages the tier has no room for). Keep one and use
-// it again: its memory only grows. Let go of `hold` soon: until then the pages cannot make room.
-struct RowViews {
-  std::vector<RowRef> rows;  // in the order of the ids; what was not asked for stays as it was
-  std::vector<std::byte> own;
-  std::shared_ptr<const void> hold;
-};
-
-// A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
-class StoredPrefix {
- public:
-  virtual ~StoredPrefix() = default;
-  virtual const PrefixInfo& info() const = 0;
-  virtual const ModelRecord& model() const = 0;
-  virtual uint32_t n_tokens() const = 0;                 // may be cut shorter than info().n_tokens
-  virtual std::span<const uint32_t> tokens() const = 0;  // [n_tokens]
-
-  // Gathers single rows, or a part of them, in the order of `ids` (ascending, < n_tokens). Every
-  // byte returned was verified against its page's checksum.
-  virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                          RowPart part, RowSink out, ReadStats* stats) const = 0;
-  // The same rows, copied only where they must be; `out.rows` becomes [ids.size()].
-  virtual Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                          RowPart part, RowViews& out, ReadStats* stats) const = 0;
-  // A run of rows, or a part of them. Streams; does not displace hot rows of the host tier.
-  virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
-                           RowSink out, RangeUse use, ReadStats* stats) const = 0;
-  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
-                   ReadStats* stats) const {
-    return ReadRange(layer, kv_head, range, part, out, RangeUse::kShared, stats);
-  }
-  // Whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
-  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                  std::span<std::byte> out, ReadStats* stats) const {
-    return ReadRows(layer, kv_head, ids, RowPart::kRow, {out, model().geometry.row().bytes()},
-                    stats);
-  }
-  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, std::span<std::byte> out,
-                   ReadStats* stats) const {
-    return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
-                     stats);
-  }
-  // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who
-  // may ask for them soon (ascending, < n_tokens), and waits for nothing. At most max_bytes; until
-  // `stop` is set (kCancelled, whatever the disk does). Nothing where there is no tier, or where
-  // the order of settled rows has not been read yet. An error means no more than that they are not
-  // there; `stats` gets what was read in any case.
-  virtual Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                           RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
-                           ReadStats* stats) const = 0;
-  // How they lie, in order; the same as long as the prefix is open.
-  virtual std::span<const StoredPart> parts() const = 0;
-  // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
-  // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
-  virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
-                                                     std::span<const uint32_t> ids,
-                                                     RowPart part) const = 0;
-  // Rows where they lie in the host tier, read into it first where they are not there; nothing is
-  // copied. All of them or an error: kFailedPrecondition for rows larger than a page, for encoded
-  // rows and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold
-  // in place (half its share of the tier, counted in pages).
-  virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
-                                          std::span<const uint32_t> ids,
-                                          ReadStats* stats) const = 0;
 };
 
 class PrefixStore {
