@@ -1,17 +1,18 @@
-// A session over a connection, and batches of its steps in one message.
+// A session over a connection.
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "client_lib/remote_client.h"
+#include "client_lib/remote_steps.h"
 
 namespace prefixd {
 namespace {
 
 using wire::Field;
 using wire::FromJson;
-using wire::Json;
 using wire::MessageType;
 
 // Borrowed rows of one call: what they lie in, and the daemon's pins, given up at the end.
@@ -329,46 +330,6 @@ class RemoteSession final : public Session {
   mutable SessionReport last_;
 };
 
-// One message with the steps [begin, end) of `requests`, all of one connection.
-void SendSteps(Connection& connection, std::span<StepRequest* const> requests) {
-  Connection::Call call{MessageType::kStep, Json::object(), {}, {}, nullptr};
-  Json steps = Json::array();
-  for (StepRequest* r : requests) {
-    const auto* session = static_cast<const RemoteSession*>(r->session);
-    steps.push_back(
-        {{"session", session->handle()}, {"layer", r->layer}, {"info", r->info != nullptr}});
-    call.in.push_back(wire::BytesOf(r->q));
-    call.out.push_back(wire::WritableBytesOf(r->y));
-    call.out.push_back(wire::WritableBytesOf(r->lse));
-  }
-  call.control["steps"] = std::move(steps);
-  auto reply = connection.Do(std::move(call));
-  const auto fail_all = [&](const Error& error) {
-    for (StepRequest* r : requests) r->status = error;
-  };
-  if (!reply.ok()) return fail_all(reply.error());
-  const auto results = reply->control.find("steps");
-  if (results == reply->control.end() || !results->is_array() ||
-      results->size() != requests.size()) {
-    return fail_all({Code::kUnavailable, "the daemon sent a malformed answer to a step"});
-  }
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const Json& result = (*results)[i];
-    requests[i]->status = {};
-    if (const auto error = result.find("error"); error != result.end()) {
-      requests[i]->status = wire::ErrorFromJson(*error);
-    } else if (const auto info = result.find("info");
-               info != result.end() && requests[i]->info != nullptr) {
-      auto decoded = FromJson<StepInfo>(*info, "info");
-      if (decoded.ok()) {
-        *requests[i]->info = *decoded;
-      } else {
-        requests[i]->status = decoded.error();
-      }
-    }
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connection, uint64_t session,
@@ -378,7 +339,7 @@ std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connectio
 }
 
 void RemoteStepBatch(std::span<StepRequest> requests) {
-  std::vector<StepRequest*> pending;
+  std::vector<RemoteStep> steps;
   for (StepRequest& r : requests) {
     const auto* session = dynamic_cast<const RemoteSession*>(r.session);
     if (session == nullptr) {
@@ -386,32 +347,10 @@ void RemoteStepBatch(std::span<StepRequest> requests) {
     } else if (!session->open()) {
       r.status = RemoteSession::Detached();
     } else {
-      pending.push_back(&r);
+      steps.push_back({&r, session->connection().get(), session->handle()});
     }
   }
-  const auto connection_of = [](const StepRequest* r) {
-    return static_cast<const RemoteSession*>(r->session)->connection().get();
-  };
-  // Usually one message: all sessions of a client share its connection.
-  std::stable_sort(pending.begin(), pending.end(), [&](auto* a, auto* b) {
-    return std::less<>{}(connection_of(a), connection_of(b));
-  });
-  for (size_t begin = 0; begin < pending.size();) {
-    Connection* connection = connection_of(pending[begin]);
-    size_t end = begin;
-    uint64_t bytes = 0;
-    while (end < pending.size() && end - begin < wire::kMaxStepsPerMessage &&
-           connection_of(pending[end]) == connection) {
-      const StepRequest& r = *pending[end];
-      const uint64_t add =
-          r.q.size_bytes() + r.y.size_bytes() + r.lse.size_bytes() + 3 * wire::kTensorAlignment;
-      if (end > begin && bytes + add > connection->chunk_bytes()) break;
-      bytes += add;
-      ++end;
-    }
-    SendSteps(*connection, std::span(pending).subspan(begin, end - begin));
-    begin = end;
-  }
+  SendSteps(std::move(steps));
 }
 
 }  // namespace prefixd
