@@ -15,6 +15,7 @@
 #include "runtime/rewrite.h"
 #include "runtime/session_impl.h"
 #include "runtime/store_options.h"
+#include "runtime/store_reports.h"
 #include "runtime/token_features.h"
 
 namespace prefixd {
@@ -172,14 +173,15 @@ class StoreImpl : public Store {
 
   std::vector<PrefixSummary> Prefixes() const override {
     std::vector<PrefixSummary> summaries;
-    for (const auto& info : core_->storage->ListPrefixes()) summaries.push_back(Summary(info));
+    for (const auto& info : core_->storage->ListPrefixes())
+      summaries.push_back(SummaryOf(*core_, info));
     return summaries;
   }
 
   Result<PrefixDetail> Prefix(std::string_view prefix) const override {
     PREFIXD_ASSIGN(const auto info, Find(prefix));
     PrefixDetail detail;
-    detail.summary = Summary(info);
+    detail.summary = SummaryOf(*core_, info);
     for (const SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
     detail.blobs = core_->storage->ListBlobs(info.chain.back());
     if (const auto model = core_->models.Find(info.model); model.ok()) {
@@ -236,65 +238,7 @@ class StoreImpl : public Store {
                          std::move(report.damaged)};
   }
 
-  RuntimeStats stats() const override {
-    const auto stored = core_->storage->stats();
-    RuntimeStats stats;
-    stats.version = PREFIXD_VERSION;
-    stats.compute = core_->compute->name();
-    stats.io_backend = stored.io_backend;
-    stats.uptime_ms = static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - core_->started)
-            .count());
-    stats.models = core_->models.Specs().size();
-    stats.prefixes = stored.segments;
-    stats.sessions = core_->sessions;
-    stats.sessions_total = core_->sessions_total;
-    stats.steps = core_->steps;
-    stats.steps_joined = core_->step_queue.joined();
-    stats.bytes_on_disk = stored.bytes_on_disk;
-    stats.bytes_free = stored.bytes_free;
-    stats.bytes_written = stored.bytes_written;
-    stats.bytes_read = stored.bytes_read;
-    stats.host_tier_bytes = stored.host_tier_bytes;
-    stats.host_tier_capacity = stored.host_tier_capacity;
-    stats.host_hits = stored.host_hits;
-    stats.host_misses = stored.host_misses;
-    stats.host_tier_pinned = stored.host_tier_pinned;
-    stats.host_evictions = stored.host_evictions;
-    stats.host_tier_huge_pages = stored.host_tier_huge_pages;
-    stats.host_tier_gpu = core_->pinning ? core_->pinning->state() : "off";
-    for (const auto& t : stored.host_tenants) {
-      stats.host_tenants.push_back({t.tenant, t.bytes, t.memory_bytes, t.share_bytes,
-                                    t.pinned_bytes, t.hits, t.misses, t.evictions});
-    }
-    stats.selector_memory_bytes = core_->selector_memory.used();
-    stats.selector_memory_capacity = core_->selector_memory.capacity();
-    stats.checksum_failures = stored.checksum_failures;
-    stats.puts = stored.puts;
-    stats.puts_aborted = stored.puts_aborted;
-    stats.bytes_rewritten = stored.bytes_rewritten;
-    stats.settled = stored.settled;
-    stats.merged = stored.merged;
-    stats.ingest_queue = core_->ingest->queued();
-    stats.rewrite_queue = core_->rewrites->queued();
-    stats.load_queue = core_->index_loads.queued() + core_->key_loads.queued();
-    stats.ahead_queue = core_->rows_ahead.queued();
-    stats.ahead_bytes = stored.ahead_bytes;
-    stats.ahead_used_bytes = stored.ahead_used_bytes;
-    stats.ahead_vain_bytes = stored.ahead_vain_bytes;
-    stats.quota_bytes = stored.quota_bytes;
-    stats.evictions = stored.evictions;
-    stats.evicted_bytes = stored.evicted_bytes;
-    stats.expired = stored.expired;
-    for (const storage::TenantUsage& t : stored.tenants) {
-      stats.tenants.push_back(
-          {t.tenant, t.bytes, t.reserved_bytes, t.quota_bytes, t.evictions, t.evicted_bytes});
-    }
-    stats.scrub_bytes = stored.scrub_bytes;
-    stats.scrub_damaged = stored.scrub_damaged;
-    stats.verified_since_unix_ms = stored.verified_since_unix_ms;
-    return stats;
-  }
+  RuntimeStats stats() const override { return StatsOf(*core_); }
 
  private:
   Status Known(std::string_view model) const {
@@ -306,31 +250,6 @@ class StoreImpl : public Store {
     const auto id = SegmentId::Parse(prefix);
     if (!id.ok()) return NoSuchPrefix(prefix);
     return core_->storage->GetPrefix(*id);
-  }
-
-  PrefixSummary Summary(const storage::PrefixInfo& info) const {
-    PrefixSummary s;
-    s.id = info.id.ToString();
-    s.model = info.model;
-    s.tenant = info.tenant;
-    s.label = info.label;
-    s.n_tokens = info.n_tokens;
-    s.own_tokens = info.own_tokens;
-    s.children = info.children;
-    s.own_bytes = info.own_bytes;
-    s.created_unix_ms = info.created_unix_ms;
-    s.last_used_unix_ms = info.last_used_unix_ms;
-    s.quarantined = info.quarantined;
-    s.settled = info.settled;
-    s.pinned = info.pinned;
-    s.expires_unix_ms = info.expires_unix_ms;
-    s.quarantine = info.quarantine;
-    s.encoding = info.encoding;
-    s.encoding_error = info.encoding_error;
-    const auto standing = core_->ingest->Get(info.chain.back());
-    s.ingest = standing.state;
-    if (standing.error) s.ingest_error = standing.error->message;
-    return s;
   }
 
   const std::shared_ptr<Core> core_;
