@@ -112,7 +112,8 @@ Status ShowStatus(RemoteClient& client, const Options& options) {
        {"selector memory",
         Bytes(r.selector_memory_bytes) + " of " + Bytes(r.selector_memory_capacity)},
        {"checksum failures", Count(r.checksum_failures)},
-       {"verified since", Time(r.verified_since_unix_ms) + " UTC"},
+       {"verified since",
+        r.verified_since_unix_ms == 0 ? "-" : Time(r.verified_since_unix_ms) + " UTC"},
        {"scrub", Bytes(r.scrub_bytes) + " verified, " + Count(r.scrub_damaged) + " damaged"}});
   return {};
 }
