@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tests/support/random_damage.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -199,13 +200,7 @@ TEST(MomentSummary, RandomDamageNeverCrashesAndIsNeverNonFinite) {
   Random random(testing::Seed("MomentSummary.Fuzz"));
   const std::vector<std::byte> good = Sample(random, true).Serialize();
   for (int round = 0; round < 20000; ++round) {
-    std::vector<std::byte> bytes = good;
-    for (uint32_t flips = random.Int(1, 6); flips > 0; --flips) {
-      const size_t at = random.Chance(0.4) ? random.Int(0, 23)
-                                           : random.Int(0, static_cast<uint32_t>(bytes.size()) - 1);
-      bytes[at] ^= static_cast<std::byte>(1u << random.Int(0, 7));
-    }
-    if (random.Chance(0.2)) bytes.resize(random.Int(0, static_cast<uint32_t>(bytes.size())));
+    const std::vector<std::byte> bytes = testing::Damaged(random, good, 24);
     const Result<MomentSummary> result = MomentSummary::Deserialize(bytes);
     if (!result.ok()) continue;
     for (double m2 : result->key_m2()) ASSERT_TRUE(std::isfinite(m2) && m2 >= 0);

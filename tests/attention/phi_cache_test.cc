@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention/reference.h"
+#include "tests/support/random_damage.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -190,13 +191,7 @@ TEST(PhiCache, RandomDamageNeverCrashesAndIsNeverNonFinite) {
   Random random(testing::Seed("PhiCache.Fuzz"));
   const std::vector<std::byte> good = Sample(random).Serialize();
   for (int round = 0; round < 20000; ++round) {
-    std::vector<std::byte> bytes = good;
-    for (uint32_t flips = random.Int(1, 6); flips > 0; --flips) {
-      const size_t at = random.Chance(0.4) ? random.Int(0, 23)
-                                           : random.Int(0, static_cast<uint32_t>(bytes.size()) - 1);
-      bytes[at] ^= static_cast<std::byte>(1u << random.Int(0, 7));
-    }
-    if (random.Chance(0.2)) bytes.resize(random.Int(0, static_cast<uint32_t>(bytes.size())));
+    const std::vector<std::byte> bytes = testing::Damaged(random, good, 24);
     const Result<PhiCache> result = PhiCache::Deserialize(bytes);
     if (!result.ok()) continue;
     for (float t : result->t()) ASSERT_TRUE(std::isfinite(t));

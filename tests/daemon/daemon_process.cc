@@ -3,26 +3,16 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
 namespace prefixd::testing {
 namespace {
-
-std::string ReadFile(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 pid_t Spawn(const std::string& program, const std::vector<std::string>& args,
             const std::string& out, const std::string& err) {
@@ -58,15 +48,6 @@ int WaitFor(pid_t pid) {
 }
 
 }  // namespace
-
-TempDir::TempDir() {
-  char name[] = "/tmp/prefixd-test-XXXXXX";
-  path_ = ::mkdtemp(name);
-}
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 Finished RunProgram(const std::string& program, const std::vector<std::string>& args) {
   TempDir dir;

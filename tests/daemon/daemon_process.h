@@ -7,19 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/files.h"
+
 namespace prefixd::testing {
 
-// A fresh directory, removed at the end. Short, because socket paths are.
-class TempDir {
- public:
-  TempDir();
-  ~TempDir();
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
+// Where a daemon and its socket may be: not below TMPDIR, for the path of a socket must be short.
+struct DaemonDir : TempDir {
+  DaemonDir() : TempDir("/tmp") {}
 };
 
 struct Finished {

@@ -1,7 +1,6 @@
 // Prefixes that leave a store as files and come back, through prefixctl and the real daemon.
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -11,19 +10,16 @@
 #include "daemon/prefix_file.h"
 #include "tensors/safetensors.h"
 #include "tests/daemon/prefixctl_fixture.h"
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 
 namespace prefixd {
 namespace {
 
+using testing::DaemonDir;
 using testing::Finished;
 using testing::Prompt;
-using testing::TempDir;
-
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+using testing::ReadFile;
 
 constexpr uint32_t kTokens = 9000;  // more than one write of a layer
 
@@ -82,16 +78,16 @@ TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
   const std::string id = put.out.substr(7, 32);
   EXPECT_EQ(Run({"export", id, File("other")}).code, 3);  // another tenant's
   ASSERT_EQ(Run({"export", id, File("b")}, "team-b").code, 0);
-  EXPECT_EQ(Contents(File("a")), Contents(File("b")));
+  EXPECT_EQ(ReadFile(File("a")), ReadFile(File("b")));
 
   // In a store that has never heard of the model.
-  TempDir other;
+  DaemonDir other;
   ASSERT_NO_FATAL_FAILURE(StartIn(other.path()));
   const Finished moved = Run({"put", File("a"), "--quiet"});
   ASSERT_EQ(moved.code, 0) << moved.err;
   EXPECT_EQ(moved.err, "");
   ASSERT_EQ(Run({"export", moved.out.substr(7, 32), File("c")}).code, 0);
-  EXPECT_EQ(Contents(File("a")), Contents(File("c")));
+  EXPECT_EQ(ReadFile(File("a")), ReadFile(File("c")));
 }
 
 TEST_F(PrefixFileTest, TokenIdsAreReadByTheRun) {
@@ -160,7 +156,7 @@ TEST_F(PrefixFileTest, WhatCannotBeRightIsRefusedAndStoresNothing) {
   tensors.back().bytes = other.v[1];
   write("nan", tensors, right);
   ExpectRefused("nan", "layer 1");
-  const std::string good = Contents(File("nan"));
+  const std::string good = ReadFile(File("nan"));
   std::ofstream(File("cut"), std::ios::binary) << good.substr(0, good.size() - 1);
   ExpectRefused("cut", "cut");
   EXPECT_EQ(client_->Prefixes()->size(), 1u);

@@ -44,7 +44,7 @@ class PrefixctlFixture : public ::testing::Test {
 
   const Prompt prompt_;
   const std::string label_;
-  TempDir dir_;
+  DaemonDir dir_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<RemoteClient> client_;
   std::string prefix_;

@@ -7,6 +7,7 @@
 
 #include "runtime/store.h"
 #include "tests/daemon/put_prompt.h"
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -19,10 +20,8 @@ using wire::MessageType;
 class RequestHandlerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    char name[] = "/tmp/prefixd-handler-XXXXXX";
-    dir_ = ::mkdtemp(name);
     RuntimeOptions options;
-    options.dir = dir_ / "store";
+    options.dir = dir_.path() / "store";
     options.min_free_bytes = 0;
     options.host_tier_bytes = 16 << 20;
     options.threads = 1;
@@ -31,10 +30,6 @@ class RequestHandlerTest : public ::testing::Test {
     store_ = *std::move(store);
     prompt_ = prefixd::testing::MakePrompt(100, prefixd::testing::Seed("RequestHandler"));
     ASSERT_TRUE(store_->RegisterModel(prompt_.model).ok());
-  }
-  void TearDown() override {
-    store_.reset();
-    std::filesystem::remove_all(dir_);
   }
 
   std::unique_ptr<RequestHandler> Handler(const Peer& peer) {
@@ -69,7 +64,7 @@ class RequestHandlerTest : public ::testing::Test {
             {"in", {{0, prompt_.tokens.size() * 4}}}};
   }
 
-  std::filesystem::path dir_;
+  prefixd::testing::TempDir dir_;
   std::unique_ptr<Store> store_;
   prefixd::testing::Prompt prompt_;
   std::vector<std::byte> region_ = std::vector<std::byte>(4096);

@@ -3,8 +3,8 @@
 #include "decoder/local_attention.h"
 #include "decoder/model.h"
 #include "tests/decoder/tiny_model.h"
+#include "tests/support/files.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd::decoder {
 namespace {

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "decoder/rope.h"
+#include "tests/support/files.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd::decoder {
 namespace {

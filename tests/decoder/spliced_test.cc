@@ -10,9 +10,9 @@
 #include "decoder/local_attention.h"
 #include "decoder/put_attention.h"
 #include "tests/decoder/tiny_model.h"
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd::decoder {
 namespace {

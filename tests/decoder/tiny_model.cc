@@ -3,8 +3,8 @@
 #include <random>
 
 #include "tensors/safetensors.h"
+#include "tests/support/files.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd::decoder::testing {
 namespace {

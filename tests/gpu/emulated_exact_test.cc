@@ -2,6 +2,7 @@
 #include "gpu/exact_gpu.h"
 #include "tests/gpu/emulated_cuda.h"
 #include "tests/gpu/exact_run.h"
+#include "tests/gpu/fake_device.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -10,14 +11,6 @@ namespace {
 
 using testing::ExactCase;
 using testing::ExactResult;
-
-DeviceInfo FakeDevice(int multiprocessors) {
-  DeviceInfo device;
-  device.name = "an emulated device";
-  device.multiprocessors = multiprocessors;
-  device.shared_bytes_max = emulated::kDynamicSharedBytes;
-  return device;
-}
 
 Result<ExactResult> Emulated(const ExactCase& c) {
   return testing::RunExact(c, testing::LaunchOnce);

@@ -8,6 +8,7 @@
 #include "gpu/phi_pack.h"
 #include "gpu/step_layout.h"
 #include "tests/gpu/emulated_cuda.h"
+#include "tests/gpu/fake_device.h"
 #include "tests/gpu/step_cases.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -20,15 +21,6 @@ bool EmulatedLogPhi(const DeviceKeyMap& map, const float* x, size_t n, float* ou
 namespace {
 
 using internal::HostImage;
-
-// A device of this many multiprocessors: few or many splits.
-DeviceInfo FakeDevice(int multiprocessors) {
-  DeviceInfo device;
-  device.name = "an emulated device";
-  device.multiprocessors = multiprocessors;
-  device.shared_bytes_max = emulated::kDynamicSharedBytes;
-  return device;
-}
 
 // Aligned memory in which everything unwritten is NaN.
 class Memory {

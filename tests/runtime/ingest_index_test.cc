@@ -1,7 +1,7 @@
 // Indexes that are made at ingest: built, measured, used, and made again where they are not sound.
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <filesystem>
 
 #include "attention/reference.h"
 #include "runtime/indexes.h"
@@ -170,12 +170,7 @@ TEST_F(IngestIndexTest, UnsoundIndexesAreMadeAgain) {
       }
       if (what == std::string("damaged")) {
         const auto path = options_.dir / "segments" / (id + "." + name + ".blob");
-        std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-        file.seekg(-1, std::ios::end);
-        const int last = file.get();
-        file.seekp(-1, std::ios::end);
-        file.put(static_cast<char>(last ^ 1));
-        ASSERT_TRUE(file.good());
+        FlipByte(path, std::filesystem::file_size(path) - 1);
       }
       Open();
       StepPolicy policy;

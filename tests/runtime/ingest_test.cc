@@ -1,7 +1,7 @@
 // Derived data: summaries of chains and branches, resumption, replacement.
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <filesystem>
 
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
@@ -170,14 +170,7 @@ TEST_F(IngestTest, ADamagedSampleOfQueriesIsReported) {
   const size_t choices = store_->Prefix(id)->choices.size();
   ASSERT_GT(choices, 0u);
   const auto path = options_.dir / "segments" / (id + ".queries.blob");
-  {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(-1, std::ios::end);
-    const int last = file.get();
-    file.seekp(-1, std::ios::end);
-    file.put(static_cast<char>(last ^ 1));
-    ASSERT_TRUE(file.good());
-  }
+  FlipByte(path, std::filesystem::file_size(path) - 1);
   const auto report = store_->Verify(id, nullptr);
   ASSERT_OK(report);
   ASSERT_EQ(report->damaged.size(), 1u);

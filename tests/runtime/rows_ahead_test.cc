@@ -2,7 +2,7 @@
 // consequence to any answer.
 #include "runtime/rows_ahead.h"
 
-#include <fstream>
+#include <filesystem>
 #include <set>
 
 #include "tests/runtime/runtime_fixture.h"
@@ -265,16 +265,8 @@ TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
   Step(*session, 0, Looking(0, 500));
   Step(*session, 1, Looking(1, 500));
   WaitAhead();
-  {
-    // Tokens 104 to 111 of layer 0, KV head 0.
-    constexpr uint64_t kAt = (1 + 104 / kRowsPerPage) * kPage + 300;
-    std::fstream file(options_.dir / "segments" / (id_ + ".seg"),
-                      std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(kAt);
-    const int byte = file.get();
-    file.seekp(kAt);
-    file.put(static_cast<char>(byte ^ 0x10));
-  }
+  // Tokens 104 to 111 of layer 0, KV head 0.
+  FlipByte(options_.dir / "segments" / (id_ + ".seg"), (1 + 104 / kRowsPerPage) * kPage + 300);
   Step(*session, 0, Looking(0, 100));
   WaitAhead();
   const uint64_t failures = store_->stats().checksum_failures;

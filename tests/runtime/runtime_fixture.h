@@ -1,8 +1,6 @@
 // A store in a directory of its own, a model, and prompts put into it.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,44 +13,14 @@
 #include "attention/reference.h"
 #include "runtime/store.h"
 #include "tensors/safetensors.h"
+#include "tests/support/expect_ok.h"
+#include "tests/support/files.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/synthetic_kv.h"
 #include "tests/support/test.h"
 
-#define ASSERT_OK(expr)                                            \
-  do {                                                             \
-    const auto& ok_result_ = (expr);                               \
-    ASSERT_TRUE(ok_result_.ok()) << ok_result_.error().ToString(); \
-  } while (false)
-#define EXPECT_CODE(expr, wanted)                                                      \
-  do {                                                                                 \
-    const auto& code_result_ = (expr);                                                 \
-    EXPECT_FALSE(code_result_.ok());                                                   \
-    if (!code_result_.ok()) {                                                          \
-      EXPECT_EQ(code_result_.error().code, wanted) << code_result_.error().ToString(); \
-    }                                                                                  \
-  } while (false)
-
 namespace prefixd::testing {
-
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "prefixd-rt-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Random maps of a whole model, as a file that LoadFeatureMaps reads.
 inline Status WriteRandomMaps(const std::filesystem::path& path, const KvGeometry& geometry,

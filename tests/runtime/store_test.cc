@@ -1,7 +1,6 @@
 // Store: models, puts, refusals, sessions' registry, restart.
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <thread>
 
@@ -11,14 +10,6 @@ namespace prefixd::testing {
 namespace {
 
 using StoreTest = RuntimeTest;
-
-void FlipBit(const std::filesystem::path& path, std::streamoff at) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(at);
-  const int byte = file.get();
-  file.seekp(at);
-  file.put(static_cast<char>(byte ^ 0x10));
-}
 
 TEST_F(StoreTest, UnknownModelsAndPrefixesAreNamed) {
   Open();
@@ -294,7 +285,7 @@ TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
   store_.reset();
   const auto path = options_.dir / "segments" / (id + ".moments.128.blob");
   ASSERT_TRUE(std::filesystem::exists(path));
-  FlipBit(path, 500);
+  FlipByte(path, 500);
   Open();
   ASSERT_OK(store_->Verify("", nullptr));
   ASSERT_OK(store_->WaitReady(id, nullptr));
@@ -320,7 +311,7 @@ TEST_F(StoreTest, DamageUnderAnOpenSession) {
   const auto session = Attach(prompt, full), sound = Attach(apart, full);
   ASSERT_TRUE(session && sound);
   const std::vector<float> q(spec_.geometry.n_q_heads * spec_.geometry.key_dim, 0.5f);
-  FlipBit(options_.dir / "segments" / (id + ".seg"), 4 * 4096 + 9);  // of layer 0, KV head 0
+  FlipByte(options_.dir / "segments" / (id + ".seg"), 4 * 4096 + 9);  // of layer 0, KV head 0
   std::vector<float> y(spec_.geometry.n_q_heads * spec_.geometry.value_dim);
   std::vector<float> lse(spec_.geometry.n_q_heads);
   EXPECT_CODE(session->Step(0, q, y, lse, nullptr), Code::kCorrupt);

@@ -6,6 +6,9 @@
 namespace prefixd::storage {
 namespace {
 
+using prefixd::testing::ReadFile;
+using prefixd::testing::WriteFile;
+
 // The file that RocksDB's CURRENT names.
 fs::path ManifestOf(const fs::path& dir) {
   std::string name;
@@ -13,27 +16,18 @@ fs::path ManifestOf(const fs::path& dir) {
   return dir / "catalog" / name;
 }
 
-std::string BytesOf(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void WriteBytes(const fs::path& path, std::string_view bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
 // What a power cut leaves of a record that was being appended, sector by sector.
 TEST_F(RecoverTest, ATornEndOfTheManifestIsCutOff) {
   const SegmentId kept = Stored(Iota(100));
   store_.reset();
   const fs::path path = ManifestOf(options_.dir);
-  const std::string sound = BytesOf(path);
+  const std::string sound = ReadFile(path);
   ASSERT_GT(sound.size(), 40u);
   std::string torn("\x12\x34\x56\x78\x40\x00\x01", 7);  // 64 bytes announced, none verify
   for (const size_t there : {8, 40, 71, 700}) {
     std::string tail = torn;
     tail.resize(there, '\x5a');
-    WriteBytes(path, sound + tail);
+    WriteFile(path, sound + tail);
     const std::string bytes = sound + tail;
     EXPECT_EQ(TornManifestTail(std::as_bytes(std::span(bytes))), sound.size());
     auto store = PrefixStore::Open(options_);
@@ -42,8 +36,8 @@ TEST_F(RecoverTest, ATornEndOfTheManifestIsCutOff) {
     EXPECT_TRUE((*store)->Verify(nullptr, nullptr)->damaged.empty());
     (*store).reset();
     ASSERT_EQ(ManifestOf(options_.dir) == path, false);  // opening begins a new one
-    WriteBytes(options_.dir / "catalog" / "CURRENT", path.filename().string() + "\n");
-    WriteBytes(path, sound);
+    WriteFile(options_.dir / "catalog" / "CURRENT", path.filename().string() + "\n");
+    WriteFile(path, sound);
   }
 }
 
@@ -51,14 +45,14 @@ TEST_F(RecoverTest, DamageInsideTheManifestIsNotCutOff) {
   Stored(Iota(100));
   store_.reset();
   const fs::path path = ManifestOf(options_.dir);
-  std::string bytes = BytesOf(path);
+  std::string bytes = ReadFile(path);
   EXPECT_EQ(TornManifestTail(std::as_bytes(std::span(bytes))), std::nullopt);
   bytes[9] = static_cast<char>(bytes[9] ^ 1);  // of the first record; others follow
-  WriteBytes(path, bytes);
+  WriteFile(path, bytes);
   EXPECT_EQ(TornManifestTail(std::as_bytes(std::span(bytes))), std::nullopt);
   auto store = PrefixStore::Open(options_);
   EXPECT_CODE(store, Code::kCorrupt);
-  EXPECT_EQ(BytesOf(path), bytes);  // as it was
+  EXPECT_EQ(ReadFile(path), bytes);  // as it was
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A temporary directory, a small model, and rows whose bytes follow from the tokens up to them: so
+// A small model, and rows whose bytes follow from the tokens up to them: so
 // every test knows what any stored prefix must contain.
 #pragma once
 
@@ -16,45 +16,16 @@
 #include <vector>
 
 #include "storage/prefix_store.h"
+#include "tests/support/expect_ok.h"
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
 namespace prefixd::storage {
 
+using prefixd::testing::FlipByte;
 using prefixd::testing::Seed;
-
-#define ASSERT_OK(expr)                                                             \
-  do {                                                                              \
-    const auto& assert_ok_ = (expr);                                                \
-    ASSERT_TRUE(assert_ok_.ok()) << #expr << ": " << assert_ok_.error().ToString(); \
-  } while (false)
-#define EXPECT_CODE(expr, expected)                                      \
-  do {                                                                   \
-    const auto& expect_code_ = (expr);                                   \
-    EXPECT_FALSE(expect_code_.ok()) << #expr << " succeeded";            \
-    if (!expect_code_.ok()) {                                            \
-      EXPECT_EQ(CodeName(expect_code_.error().code), CodeName(expected)) \
-          << expect_code_.error().message;                               \
-    }                                                                    \
-  } while (false)
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "prefixd-test-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using prefixd::testing::TempDir;
 
 inline KvGeometry TestGeometry(uint32_t layers = 2, uint32_t kv_heads = 2, uint32_t dim = 20,
                                DType dtype = DType::kBf16) {
@@ -232,17 +203,6 @@ inline size_t FilesIn(const std::filesystem::path& dir) {
   size_t n = 0;
   for (const auto& entry : std::filesystem::directory_iterator(dir)) n += entry.is_regular_file();
   return n;
-}
-
-// Flips bits of one byte of a file.
-inline void FlipByte(const std::filesystem::path& path, uint64_t offset, uint8_t mask = 0x40) {
-  FILE* f = std::fopen(path.c_str(), "r+b");
-  ASSERT_NE(f, nullptr);
-  std::fseek(f, static_cast<long>(offset), SEEK_SET);
-  const int c = std::fgetc(f);
-  std::fseek(f, static_cast<long>(offset), SEEK_SET);
-  std::fputc(c ^ mask, f);
-  std::fclose(f);
 }
 
 }  // namespace prefixd::storage

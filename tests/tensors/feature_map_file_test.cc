@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd {
 namespace {

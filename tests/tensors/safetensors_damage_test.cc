@@ -3,9 +3,9 @@
 #include <random>
 
 #include "tensors/safetensors.h"
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd {
 namespace {

@@ -4,9 +4,9 @@
 #include <map>
 #include <random>
 
+#include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
-#include "tests/tensors/temp_dir.h"
 
 namespace prefixd {
 namespace {

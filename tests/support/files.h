@@ -1,8 +1,8 @@
-// A directory of this test's own, removed with everything in it.
+// Directories and files of tests.
 #pragma once
 
-#include <stdlib.h>
-
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -10,13 +10,20 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/support/test.h"
+
 namespace prefixd::testing {
 
+// A directory of a test's own, removed at its end with everything in it.
 class TempDir {
  public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "prefixd-test-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
+  explicit TempDir(const std::filesystem::path& base = std::filesystem::temp_directory_path()) {
+    std::string name = (base / "prefixd-test-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      std::perror(name.c_str());
+      std::abort();
+    }
+    path_ = name;
   }
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
@@ -39,6 +46,17 @@ inline void WriteFile(const std::filesystem::path& path, std::string_view bytes)
 inline std::string ReadFile(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// Flips bits of one byte of a file.
+inline void FlipByte(const std::filesystem::path& path, uint64_t offset, uint8_t mask = 0x40) {
+  FILE* f = std::fopen(path.c_str(), "r+b");
+  ASSERT_NE(f, nullptr);
+  std::fseek(f, static_cast<long>(offset), SEEK_SET);
+  const int c = std::fgetc(f);
+  std::fseek(f, static_cast<long>(offset), SEEK_SET);
+  std::fputc(c ^ mask, f);
+  std::fclose(f);
 }
 
 }  // namespace prefixd::testing

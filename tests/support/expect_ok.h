@@ -1,0 +1,20 @@
+// Of a Status or a Result: that it succeeded, or failed with a given code; the message otherwise.
+#pragma once
+
+#include "attention/result.h"
+#include "tests/support/test.h"
+
+#define ASSERT_OK(expr)                                                             \
+  do {                                                                              \
+    const auto& assert_ok_ = (expr);                                                \
+    ASSERT_TRUE(assert_ok_.ok()) << #expr << ": " << assert_ok_.error().ToString(); \
+  } while (false)
+#define EXPECT_CODE(expr, expected)                                                            \
+  do {                                                                                         \
+    const auto& expect_code_ = (expr);                                                         \
+    EXPECT_FALSE(expect_code_.ok()) << #expr << " succeeded";                                  \
+    if (!expect_code_.ok()) {                                                                  \
+      EXPECT_EQ(::prefixd::CodeName(expect_code_.error().code), ::prefixd::CodeName(expected)) \
+          << expect_code_.error().message;                                                     \
+    }                                                                                          \
+  } while (false)
