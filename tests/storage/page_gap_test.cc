@@ -1,32 +1,17 @@
 // Pages of single rows that lie close are read together, with what lies between them.
-#include "storage/store_core.h"
-#include "tests/storage/faulty_engine.h"
-#include "tests/storage/store_fixture.h"
+#include "tests/storage/page_rows_fixture.h"
 
 namespace prefixd::storage {
 namespace {
 
-class PageGapTest : public ::testing::Test {
+class PageGapTest : public PageRowsTest {
  protected:
+  PageGapTest() : PageRowsTest(1600) {}
+
   void Open(uint32_t max_gap, uint64_t host_tier = 0) {
-    prefix_.reset();
-    store_.reset();
     options_.max_gap_pages = max_gap;
     options_.host_tier_bytes = host_tier;
-    auto opened = OpenStoreWithEngine(options_, [this](std::unique_ptr<IoEngine> inner) {
-      return std::make_unique<FaultyEngine>(std::move(inner), plan_);  // counts operations
-    });
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-    ASSERT_OK(store_->PutModel(model_));
-    if (id_ == SegmentId{}) {
-      const auto id = Put(*store_, model_, tokens_);
-      ASSERT_OK(id);
-      id_ = *id;
-    }
-    auto prefix = store_->OpenPrefix(id_, 0);
-    ASSERT_OK(prefix);
-    prefix_ = *prefix;
+    PageRowsTest::Open();
   }
 
   // Reads rows and checks them.
@@ -44,18 +29,6 @@ class PageGapTest : public ::testing::Test {
     }
   }
 
-  uint64_t ssd_pages() const { return stats_.bytes[static_cast<size_t>(Tier::kSsd)] / kPageBytes; }
-
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  // One row fills one page: token t lies in page 1 + t.
-  ModelRecord model_ = TestModel("m", TestGeometry(1, 1, 512, DType::kF32));
-  const std::vector<uint32_t> tokens_ = Iota(1600);
-  const std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>();
-  SegmentId id_;
-  std::unique_ptr<PrefixStore> store_;
-  std::shared_ptr<const StoredPrefix> prefix_;
-  ReadStats stats_;
   uint64_t operations_ = 0;
 };
 

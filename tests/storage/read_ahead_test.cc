@@ -1,39 +1,20 @@
 // Rows read ahead of somebody who may want them: stopped whatever the disk does, few at a time, and
 // counted in any case.
+#include <atomic>
 #include <chrono>
 #include <thread>
 
-#include "storage/store_core.h"
-#include "tests/storage/faulty_engine.h"
 #include "tests/storage/open_store.h"
+#include "tests/storage/page_rows_fixture.h"
 
 namespace prefixd::storage {
 namespace {
 
-class ReadAheadTest : public ::testing::Test {
+class ReadAheadTest : public PageRowsTest {
  protected:
   static constexpr uint64_t kAtATime = 4;  // pages
 
-  void Open() {
-    prefix_.reset();
-    store_.reset();
-    auto opened = OpenStoreWithEngine(options_, [this](std::unique_ptr<IoEngine> inner) {
-      auto engine = std::make_unique<FaultyEngine>(std::move(inner), plan_);
-      engine_ = engine.get();
-      return engine;
-    });
-    ASSERT_OK(opened);
-    store_ = std::move(*opened);
-    ASSERT_OK(store_->PutModel(model_));
-    if (id_ == SegmentId{}) {
-      const auto id = Put(*store_, model_, tokens_);
-      ASSERT_OK(id);
-      id_ = *id;
-    }
-    auto prefix = store_->OpenPrefix(id_, 0);
-    ASSERT_OK(prefix);
-    prefix_ = *prefix;
-  }
+  ReadAheadTest() : PageRowsTest(600) {}
   void SetUp() override {
     options_.host_tier_bytes = 4 << 20;
     Open();
@@ -42,7 +23,6 @@ class ReadAheadTest : public ::testing::Test {
   Status Ahead(std::span<const uint32_t> ids, uint64_t max_bytes = 1 << 20) {
     return prefix_->ReadAhead(0, 0, ids, RowPart::kRow, max_bytes, stop_, &stats_);
   }
-  uint64_t ssd_pages() const { return stats_.bytes[static_cast<size_t>(Tier::kSsd)] / kPageBytes; }
 
   void WaitForHeld() const {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -52,19 +32,8 @@ class ReadAheadTest : public ::testing::Test {
     }
   }
 
-  TempDir dir_;
-  StoreOptions options_ = TestOptions(dir_.path());
-  // One row fills one page.
-  ModelRecord model_ = TestModel("m", TestGeometry(1, 1, 512, DType::kF32));
-  const std::vector<uint32_t> tokens_ = Iota(600);
   const std::vector<uint32_t> ids_ = {10, 20, 30, 40, 50, 60, 70, 80, 90, 100};
-  const std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>();
-  FaultyEngine* engine_ = nullptr;
-  SegmentId id_;
-  std::unique_ptr<PrefixStore> store_;
-  std::shared_ptr<const StoredPrefix> prefix_;
   std::atomic<bool> stop_{false};
-  ReadStats stats_;
 };
 
 TEST_F(ReadAheadTest, EndsThoughTheDiskIsSilent) {
@@ -84,6 +53,26 @@ TEST_F(ReadAheadTest, EndsThoughTheDiskIsSilent) {
 
   stop_ = false;
   ASSERT_OK(Ahead(ids_));
+  EXPECT_EQ(ssd_pages(), ids_.size());
+  EXPECT_EQ(store_->stats().ahead_bytes, ids_.size() * kPageBytes);
+}
+
+// Whoever waits for rows is told after a while that the disk does not answer; here nobody waits.
+TEST_F(ReadAheadTest, HasNoDeadline) {
+  options_.read_deadline_ms = 500;  // a disk that works is never so slow, however busy
+  ASSERT_NO_FATAL_FAILURE(Open());
+  plan_->Arm(Fault::kHang, 1, true);
+  Status status;
+  std::thread reader([&] { status = Ahead(ids_); });
+  WaitForHeld();
+  // What was asked for later gives up: the time that it has is over for what was asked before.
+  std::vector<std::byte> row(model_.geometry.row().bytes());
+  EXPECT_CODE(prefix_->ReadRows(0, 0, std::vector<uint32_t>{500}, row, nullptr),
+              Code::kUnavailable);
+  plan_->Disarm();
+  engine_->Release();
+  reader.join();
+  ASSERT_OK(status);
   EXPECT_EQ(ssd_pages(), ids_.size());
   EXPECT_EQ(store_->stats().ahead_bytes, ids_.size() * kPageBytes);
 }

@@ -53,8 +53,7 @@ class FaultTest : public ::testing::TestWithParam<Param> {
 
   // One put, one blob, one read, under faults.
   void Story(uint32_t n) {
-    std::vector<uint32_t> tokens(150);
-    for (uint32_t i = 0; i < tokens.size(); ++i) tokens[i] = n * 1000 + i;
+    const std::vector<uint32_t> tokens = Iota(150, n * 1000);
     const auto id = Put(*store_, model_, tokens, "t", 40, n % 2 == 0);
     if (id.ok()) {
       acknowledged_[*id] = tokens;
@@ -134,11 +133,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 using OneFaultTest = FaultTest;
 
+// How long a silent disk is waited for: a disk that works is never so slow, however busy.
+constexpr uint32_t kPatienceMs = 500;
+
 TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
-  options_.read_deadline_ms = 30;
+  options_.read_deadline_ms = kPatienceMs;
   Open();
-  std::vector<uint32_t> tokens(150);
-  for (uint32_t i = 0; i < tokens.size(); ++i) tokens[i] = i;
+  const std::vector<uint32_t> tokens = Iota(150);
   const auto id = Put(*store_, model_, tokens, "t", 40, false);
   ASSERT_OK(id);
   auto prefix = store_->OpenPrefix(*id, 0);
@@ -147,7 +148,7 @@ TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
   for (int i = 0; i < 3; ++i) {
     const auto difference = Compare(**prefix, tokens);
     EXPECT_CODE(difference, Code::kUnavailable);
-    EXPECT_NE(difference.error().message.find("did not answer within 30 ms"), std::string::npos);
+    EXPECT_NE(difference.error().message.find("did not answer within 500 ms"), std::string::npos);
   }
   EXPECT_GE(engine_->held(), 3u);
   plan_->Disarm();
@@ -175,10 +176,9 @@ TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
 
 // Opening a segment, loading its orders and reading a blob wait no longer than rows do.
 TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
-  options_.read_deadline_ms = 30;
+  options_.read_deadline_ms = kPatienceMs;
   Open();
-  std::vector<uint32_t> tokens(150);
-  for (uint32_t i = 0; i < tokens.size(); ++i) tokens[i] = i;
+  const std::vector<uint32_t> tokens = Iota(150);
   const auto id = Put(*store_, model_, tokens, "t", 40, false);
   ASSERT_OK(id);
   const std::vector<std::byte> blob(5000, std::byte{7});
@@ -195,7 +195,7 @@ TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
     plan_->Arm(Fault::kHang, 1, true);
     const auto result = call();
     EXPECT_CODE(result, Code::kUnavailable);
-    EXPECT_NE(result.error().message.find("did not answer within 30 ms"), std::string::npos)
+    EXPECT_NE(result.error().message.find("did not answer within 500 ms"), std::string::npos)
         << result.error().message;
     plan_->Disarm();
   };
