@@ -15,8 +15,8 @@ namespace prefixd {
 namespace {
 
 using Json = nlohmann::json;
+using testing::DaemonDir;
 using testing::DaemonProcess;
-using testing::TempDir;
 
 constexpr uint32_t kLayers = 2, kQHeads = 4, kKvHeads = 2, kDim = 16, kTokens = 300;
 constexpr size_t kQ = kQHeads * kDim;
@@ -139,7 +139,7 @@ class CApi : public ::testing::TestWithParam<bool> {
     }
   }
 
-  TempDir dir_;
+  DaemonDir dir_;
   std::unique_ptr<DaemonProcess> daemon_;
   pfx_client* client_ = nullptr;
   pfx_session* session_ = nullptr;

@@ -4,6 +4,7 @@
 
 #include "client_lib/remote_client.h"
 #include "client_lib/socket.h"
+#include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/seed.h"
@@ -12,17 +13,12 @@
 namespace prefixd {
 namespace {
 
+using testing::ConnectTo;
+using testing::DaemonDir;
 using testing::DaemonProcess;
 using testing::MakePrompt;
-using testing::TempDir;
 using wire::Json;
 using wire::MessageType;
-
-std::unique_ptr<RemoteClient> ConnectTo(const DaemonProcess& daemon) {
-  auto client = RemoteClient::Connect(daemon.address(), {});
-  EXPECT_TRUE(client.ok()) << (client.ok() ? "" : client.error().message);
-  return client.ok() ? *std::move(client) : nullptr;
-}
 
 // Until `done`, for at most 20 s.
 bool Eventually(const std::function<bool()>& done) {
@@ -77,7 +73,7 @@ class RawClient {
 };
 
 TEST(DaemonPatience, AForgottenPutGivesItsSpaceBack) {
-  TempDir dir;
+  DaemonDir dir;
   DaemonProcess daemon(dir.path(), {"--put-idle", "1"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   const auto prompt = MakePrompt(100, testing::Seed("DaemonPatience.Put"));
@@ -95,7 +91,7 @@ TEST(DaemonPatience, AForgottenPutGivesItsSpaceBack) {
 }
 
 TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
-  TempDir dir;
+  DaemonDir dir;
   DaemonProcess daemon(dir.path(), {"--write-timeout", "3", "--max-frame-mib", "1"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   const auto prompt = MakePrompt(6000, testing::Seed("DaemonPatience.Read"));
@@ -136,7 +132,7 @@ TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
 
 // Whatever ids a client gives: the daemon must find what it has to stop, at SIGTERM too.
 TEST(DaemonPatience, ALongCallIsCancelledThoughItsIdWasUsedAgain) {
-  TempDir dir;
+  DaemonDir dir;
   DaemonProcess daemon(dir.path(), {"--build-hnsw", "true", "--hnsw-min-tokens", "1"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   auto client = ConnectTo(daemon);

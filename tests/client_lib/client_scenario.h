@@ -1,0 +1,125 @@
+// A client of each kind, embedded, over a Unix socket with and without shared memory, over TCP;
+// beside it an embedded store that holds the same prompt, with which its answers must agree.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client_lib/remote_client.h"
+#include "tests/daemon/daemon_process.h"
+#include "tests/daemon/put_prompt.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
+
+namespace prefixd::testing {
+
+enum class Kind { kEmbedded, kUnixShared, kUnixSmallRegion, kUnixInline, kTcp };
+
+inline constexpr uint32_t kTokens = 400;
+inline constexpr uint32_t kQHeads = 4, kDim = 16;
+
+inline RuntimeOptions SmallStore(const std::filesystem::path& dir) {
+  RuntimeOptions o;
+  o.dir = dir;
+  o.min_free_bytes = 0;
+  o.host_tier_bytes = 64 << 20;
+  o.threads = 2;
+  return o;
+}
+
+class ClientScenario : public ::testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    prompt_ = MakePrompt(kTokens, Seed("ClientScenario"));
+    if (GetParam() == Kind::kEmbedded) {
+      auto client = Client::OpenEmbedded(SmallStore(dir_.path() / "own"));
+      ASSERT_TRUE(client.ok()) << client.error().message;
+      client_ = *std::move(client);
+    } else {
+      std::vector<std::string> args = {"--listen", "127.0.0.1:0"};
+      if (GetParam() == Kind::kUnixSmallRegion) {  // rows must be cut into several messages
+        args.insert(args.end(), {"--shared-memory-mib", "1"});
+      }
+      daemon_ = std::make_unique<DaemonProcess>(dir_.path(), args);
+      ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+      ConnectOptions options;
+      options.shared_memory = GetParam() != Kind::kUnixInline;
+      auto client = RemoteClient::Connect(
+          GetParam() == Kind::kTcp ? daemon_->tcp_address() : daemon_->address(), options);
+      ASSERT_TRUE(client.ok()) << client.error().message;
+      EXPECT_EQ((*client)->shared_memory(),
+                GetParam() == Kind::kUnixShared || GetParam() == Kind::kUnixSmallRegion);
+      client_ = *std::move(client);
+    }
+    auto reference = Client::OpenEmbedded(SmallStore(dir_.path() / "reference"));
+    ASSERT_TRUE(reference.ok()) << reference.error().message;
+    reference_ = *std::move(reference);
+    Put(*reference_);
+  }
+
+  void Put(Client& client) {
+    auto result = PutPrompt(client, prompt_, "scenario");
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    EXPECT_EQ(result->n_tokens, kTokens);
+    EXPECT_EQ(result->stored_tokens, kTokens);
+    Status ready =
+        client.WaitReady(result->prefix, [](uint64_t, uint64_t, std::string_view) { return true; });
+    ASSERT_TRUE(ready.ok()) << ready.error().message;
+    prefix_ = result->prefix;
+  }
+
+  // 2% of 400 tokens would not pay for the anchors: a fixed K by default.
+  std::shared_ptr<Session> Attach(Client& client,
+                                  StepPolicy policy = {.estimator = EstimatorKind::kMoment,
+                                                       .k = 24}) {
+    AttachSpec spec;
+    spec.model = prompt_.model.name;
+    spec.tokens = prompt_.tokens;
+    spec.policy = policy;
+    auto session = client.Attach(spec);
+    EXPECT_TRUE(session.ok()) << (session.ok() ? "" : session.error().message);
+    return session.ok() ? *session : nullptr;
+  }
+
+  std::vector<float> Queries(uint32_t n, uint64_t salt) const {
+    std::mt19937_64 rng(salt);
+    std::normal_distribution<float> normal;
+    std::vector<float> q(size_t{n} * kQHeads * kDim);
+    for (float& x : q) x = normal(rng);
+    return q;
+  }
+
+  static void ExpectNear(std::span<const float> a, std::span<const float> b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(a[i]));
+      ASSERT_NEAR(a[i], b[i], 1e-4) << i;
+    }
+  }
+
+  DaemonDir dir_;
+  Prompt prompt_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<Client> client_, reference_;
+  std::string prefix_;
+};
+
+inline std::string KindName(const ::testing::TestParamInfo<Kind>& param) {
+  constexpr const char* kNames[] = {"Embedded", "UnixShared", "UnixSmallRegion", "UnixInline",
+                                    "Tcp"};
+  return kNames[size_t(param.param)];
+}
+
+inline auto EveryKind() {
+  return ::testing::Values(Kind::kEmbedded, Kind::kUnixShared, Kind::kUnixSmallRegion,
+                           Kind::kUnixInline, Kind::kTcp);
+}
+
+}  // namespace prefixd::testing
