@@ -8,7 +8,10 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
+
+#include "attention/result.h"
 
 namespace prefixd {
 
@@ -58,6 +61,22 @@ class ByteReader {
  private:
   std::span<const std::byte> bytes_;
 };
+
+// Of the stored form of a summary, which begins with `magic` and `version` in a header of
+// `header_bytes`: a reader behind these two. kCorrupt where it begins otherwise; `name` says what
+// it should have been.
+inline Result<ByteReader> ReadHead(std::span<const std::byte> bytes, size_t header_bytes,
+                                   uint32_t magic, uint16_t version, const std::string& name) {
+  const auto corrupt = [&](const std::string& what) {
+    return Error{Code::kCorrupt, name + ": " + what};
+  };
+  ByteReader in(bytes);
+  if (in.remaining() < header_bytes) return corrupt("shorter than its header");
+  if (in.Get<uint32_t>() != magic) return corrupt("not one");
+  const auto found = in.Get<uint16_t>();
+  if (found != version) return corrupt("unknown version " + std::to_string(found));
+  return in;
+}
 
 template <typename T>
 bool AllFinite(std::span<const T> values) {

@@ -211,14 +211,11 @@ std::vector<std::byte> ClusterSummary::Serialize() const {
 }
 
 Result<ClusterSummary> ClusterSummary::Deserialize(std::span<const std::byte> bytes) {
+  constexpr const char* kName = "cluster summary";
   const auto corrupt = [](const std::string& what) {
-    return Error{Code::kCorrupt, "cluster summary: " + what};
+    return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
-  ByteReader in(bytes);
-  if (in.remaining() < kHeaderBytes) return corrupt("shorter than its header");
-  if (in.Get<uint32_t>() != kMagic) return corrupt("not a cluster summary");
-  const uint16_t version = in.Get<uint16_t>();
-  if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
+  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kHeaderBytes, kMagic, kVersion, kName));
   const uint16_t contents = in.Get<uint16_t>();
   const uint32_t n = in.Get<uint32_t>(), key_dim = in.Get<uint32_t>();
   const uint32_t value_dim = in.Get<uint32_t>();

@@ -200,15 +200,12 @@ std::vector<std::byte> EstimatorSummary::Serialize(std::string_view producer) co
 Result<EstimatorSummary> EstimatorSummary::Deserialize(const EstimatorSpec& spec,
                                                        std::string_view producer,
                                                        std::span<const std::byte> bytes) {
+  constexpr const char* kName = "estimator summary";
   const auto corrupt = [](const std::string& what) {
-    return Error{Code::kCorrupt, "estimator summary: " + what};
+    return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
   PREFIXD_ASSIGN(EstimatorSummary summary, Create(spec));
-  ByteReader in(bytes);
-  if (in.remaining() < kHeaderBytes) return corrupt("shorter than its header");
-  if (in.Get<uint32_t>() != kMagic) return corrupt("not an estimator summary");
-  const uint16_t version = in.Get<uint16_t>();
-  if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
+  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kHeaderBytes, kMagic, kVersion, kName));
   const uint8_t kind = in.Get<uint8_t>(), zero = in.Get<uint8_t>();
   const uint32_t producer_bytes = in.Get<uint32_t>();
   if (zero != 0 || in.Get<uint32_t>() != 0 || producer_bytes > in.remaining()) {

@@ -207,14 +207,11 @@ std::vector<std::byte> MomentSummary::Serialize() const {
 }
 
 Result<MomentSummary> MomentSummary::Deserialize(std::span<const std::byte> bytes) {
+  constexpr const char* kName = "moment summary";
   const auto corrupt = [](const std::string& what) {
-    return Error{Code::kCorrupt, "moment summary: " + what};
+    return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
-  ByteReader in(bytes);
-  if (in.remaining() < kHeaderBytes) return corrupt("shorter than its header");
-  if (in.Get<uint32_t>() != kMagic) return corrupt("not a moment summary");
-  const uint16_t version = in.Get<uint16_t>();
-  if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
+  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kHeaderBytes, kMagic, kVersion, kName));
   const uint16_t flags = in.Get<uint16_t>();
   if ((flags & ~(kHasCross | kHasFactor | kHasCovariance)) != 0) return corrupt("unknown flags");
   const bool with_cross = (flags & kHasCross) != 0, with_factor = (flags & kHasFactor) != 0;

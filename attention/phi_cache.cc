@@ -139,14 +139,11 @@ std::vector<std::byte> PhiCache::Serialize() const {
 }
 
 Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
+  constexpr const char* kName = "phi cache";
   const auto corrupt = [](const std::string& what) {
-    return Error{Code::kCorrupt, "phi cache: " + what};
+    return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
-  ByteReader in(bytes);
-  if (in.remaining() < kHeaderBytes) return corrupt("shorter than its header");
-  if (in.Get<uint32_t>() != kMagic) return corrupt("not a phi cache");
-  const uint16_t version = in.Get<uint16_t>();
-  if (version != kVersion) return corrupt("unknown version " + std::to_string(version));
+  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kHeaderBytes, kMagic, kVersion, kName));
   const uint16_t flags = in.Get<uint16_t>();
   if ((flags & ~kBf16Flag) != 0) return corrupt("unknown flags");
   const uint32_t d_phi = in.Get<uint32_t>();
