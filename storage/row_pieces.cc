@@ -27,6 +27,41 @@ void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
   }
 }
 
+void RowPieces::AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out) {
+  if (items.pages_per_item > 1) {
+    return AddBytes((first_page + items.page(i)) * kPageBytes, items.bytes, out);
+  }
+  const uint32_t page = i / items.per_page;
+  pieces_.push_back(
+      {first_page + page, (i - page * items.per_page) * items.bytes, items.bytes, out});
+}
+
+void RowPieces::AddRow(uint32_t own, const RowTarget& out) {
+  if (order_ == nullptr) return AddSlot(own, out.key, out.value);
+  if (own < chunk_.begin || own >= chunk_.end) {
+    const uint32_t chunk = own / layout_.chunk_tokens();
+    const uint64_t run = layout_.run_page(layer_, head_);
+    chunk_.begin = layout_.chunk_begin(chunk);
+    chunk_.end = chunk_.begin + layout_.chunk_size(chunk);
+    chunk_.keys = run + layout_.chunk_keys(chunk);
+    chunk_.values = run + layout_.chunk_values(chunk);
+  }
+  const uint32_t i = order_->slot_of[own];
+  if (wants_key()) AddItem(layout_.key, chunk_.keys, i, out.key);
+  if (wants_value()) AddItem(layout_.value, chunk_.values, i, out.value);
+}
+
+void RowPieces::AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out) {
+  constexpr size_t kAhead = 16;  // rows whose place in the order is on its way
+  pieces_.reserve(pieces_.size() + tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (order_ != nullptr && i + kAhead < tokens.size()) {
+      __builtin_prefetch(&order_->slot_of[tokens[i + kAhead] - first]);
+    }
+    AddRow(tokens[i] - first, out.From(i));
+  }
+}
+
 void RowPieces::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
   const SegmentShape& shape = layout_.shape;
   if (Adjacent(key, value)) {

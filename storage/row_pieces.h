@@ -43,7 +43,9 @@ class RowPieces {
         decoded_(encoding != RowEncoding::kAsGiven) {}
 
   // The row with this own index (position minus the segment's first), as item 0.
-  void AddRow(uint32_t own, const RowTarget& out) { AddSlot(SlotOf(own), out.key, out.value); }
+  void AddRow(uint32_t own, const RowTarget& out);
+  // Rows of `tokens` less `first` (own indices), as items 0 and so on.
+  void AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out);
   // Rows [begin, end), as items 0 and so on.
   void AddRun(uint32_t begin, uint32_t end, const RowTarget& out);
   // Ascending by page.
@@ -65,6 +67,8 @@ class RowPieces {
     return layout_.ValueAddress(layer_, head_, slot) / kPageBytes;
   }
   void AddBytes(uint64_t address, size_t bytes, std::byte* out);
+  // Item i of those that begin at a page.
+  void AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out);
   void AddSlot(uint32_t slot, std::byte* key, std::byte* value);
   // Stored key and value follow one another here as they do in the arrival layout.
   bool Adjacent(const std::byte* key, const std::byte* value) const {
@@ -78,6 +82,11 @@ class RowPieces {
   const uint32_t layer_, head_;
   const RowPart part_;
   const bool decoded_;  // on the way out: pieces of different parts must not be joined
+  // Of the settled layout: where the last row was, since one row's chunk is mostly the next one's.
+  struct {
+    uint32_t begin = 0, end = 0;  // own indices
+    uint64_t keys = 0, values = 0;
+  } chunk_;
   std::vector<PagePiece> pieces_;
 };
 

@@ -61,7 +61,8 @@ class OpenPrefix final : public StoredPrefix {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
       PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
-      for (; at < end; ++at) pieces.AddRow(ids[at] - link.first(), target.From(at));
+      pieces.AddRows(ids.subspan(at, end - at), link.first(), target.From(at));
+      at = end;
       PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
     }
     return {};
@@ -81,7 +82,8 @@ class OpenPrefix final : public StoredPrefix {
       if (at == end) continue;
       PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
       const RowTarget own = TargetOf({out.own, stride}, part);
-      for (; at < end; ++at) pieces.AddRow(ids[at] - link.first(), own.From(at));
+      pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
+      at = end;
       if (InPlaceable(link)) {
         PREFIXD_TRY(View(link, pieces, part, out, *hold, stats));
         continue;
@@ -299,8 +301,9 @@ class OpenPrefix final : public StoredPrefix {
     const size_t key_bytes = model_.geometry.row().key_bytes();
     for (size_t i = 0; i < sorted.size(); ++i) {
       const auto at = static_cast<size_t>(sorted[i].out - out.own.data());
-      RowRef& row = out.rows[at / stride];
-      if (part == RowPart::kValue || at % stride > 0) {
+      const size_t item = at / stride;
+      RowRef& row = out.rows[item];
+      if (part == RowPart::kValue || at > item * stride) {
         row.value = where[i];
         continue;
       }

@@ -10,7 +10,9 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint64_t kMaxShards = 16;
-constexpr uint64_t kMinPagesPerShard = 64;
+// Each shard evicts by its own queues: with few extents in it, what came together would push out
+// all that happens to share its shard.
+constexpr uint64_t kMinPagesPerShard = 16 * kExtentPages;
 
 }  // namespace
 

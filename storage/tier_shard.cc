@@ -25,9 +25,13 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
                         std::span<uint32_t> out) {
   uint64_t used_first = 0;
   const auto it = extents_.find(ExtentOf({segment, pages.front()}));
+  // Frames lie in memory as they were taken: all are asked for before the first is written to,
+  // which must wait for its cache line, and with it everything behind.
   for (size_t i = 0; i < pages.size(); ++i) {
-    const uint32_t f = it == extents_.end() ? kNoFrame : it->second.frames[pages[i] % kExtentPages];
-    out[i] = f;
+    out[i] = it == extents_.end() ? kNoFrame : it->second.frames[pages[i] % kExtentPages];
+    if (out[i] != kNoFrame) __builtin_prefetch(&frames_[out[i]], /*rw=*/1);
+  }
+  for (const uint32_t f : out.first(pages.size())) {
     // Looking ahead is nobody's hit or miss.
     if (access != Access::kAhead) ++(f == kNoFrame ? misses : hits);
     if (f == kNoFrame) continue;

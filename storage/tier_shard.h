@@ -32,7 +32,7 @@ struct PageKey {
 enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kAhead, kBackground };
 
 inline constexpr uint32_t kNoFrame = UINT32_MAX;
-inline constexpr uint64_t kExtentPages = 16;  // pages that are found by one look into the index
+inline constexpr uint64_t kExtentPages = 256;  // pages that are found by one look into the index
 
 // One page's place in a region.
 struct TierFrame {
