@@ -40,6 +40,9 @@ Result<Shape> CheckShapes(const GroupStepInput& in, const GroupStepOutput& out) 
   if (!in.cuts.empty() && in.cuts.size() != in.group) {
     return InvalidArgument("cuts must be empty or one per query head");
   }
+  if (!in.retrieved_scores.empty() && in.retrieved_scores.size() != in.group * in.retrieved.count) {
+    return InvalidArgument("retrieved_scores must be empty or [group][retrieved.count]");
+  }
   Shape shape;
   shape.key_dim = static_cast<uint32_t>(in.queries.size() / in.group);
   shape.value_dim = static_cast<uint32_t>(out.y.size() / in.group);
@@ -91,14 +94,22 @@ Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
 // they are read the second time.
 constexpr size_t kRunRows = 64;
 
+// `known`: [G][rows.count], or empty.
 void ScoreRows(const std::vector<double>& q, const GroupStepInput& in, const RowsView& rows,
-               float* scores, size_t ld_scores, KeySums* sums) {
+               std::span<const float> known, float* scores, size_t ld_scores, KeySums* sums) {
   const uint32_t dim = rows.shape.key_dim;
+  for (uint32_t g = 0; g < in.group && !known.empty(); ++g) {
+    std::copy_n(known.begin() + static_cast<ptrdiff_t>(g * rows.count), rows.count,
+                scores + g * ld_scores);
+  }
+  if (!known.empty() && sums == nullptr) return;
   const size_t run = sums != nullptr ? kRunRows : rows.count;
   for (size_t begin = 0; begin < rows.count; begin += run) {
     const VectorBlock keys = KeyBlockAhead(rows, begin, std::min(run, rows.count - begin));
-    Kernels().score(q.data(), PadUp(dim), in.group, keys, in.layer.scale, scores + begin,
-                    ld_scores);
+    if (known.empty()) {
+      Kernels().score(q.data(), PadUp(dim), in.group, keys, in.layer.scale, scores + begin,
+                      ld_scores);
+    }
     if (sums != nullptr) {
       Kernels().centred_sums(keys, sums->centre.data(), sums->sum.data(), sums->sum_sq.data());
     }
@@ -112,8 +123,9 @@ Status ScoreExactSet(const GroupStepInput& in, const Shape& shape, std::span<flo
   size_t offset = 0;
   for (const NamedRows& tensor : ExactSet(in)) {
     if (tensor.rows.count == 0) continue;
-    ScoreRows(q, in, tensor.rows, scores.data() + offset, shape.exact,
-              offset == 0 && in.retrieved.count > 0 ? key_sums : nullptr);
+    const bool retrieved = offset == 0 && in.retrieved.count > 0;
+    ScoreRows(q, in, tensor.rows, retrieved ? in.retrieved_scores : std::span<const float>{},
+              scores.data() + offset, shape.exact, retrieved ? key_sums : nullptr);
     offset += tensor.rows.count;
   }
   for (uint32_t g = 0; g < in.group; ++g) {
@@ -242,6 +254,15 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   }
   if (!finite) return ExplainNonFinite(ExactSet(in));
   return {};
+}
+
+void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
+                const RowsView& rows, std::span<float> scores) {
+  if (rows.count == 0) return;
+  const uint32_t dim = rows.shape.key_dim;
+  const std::vector<double> q = PadQueries<double>(queries, group, dim);
+  Kernels().score(q.data(), PadUp(dim), group, KeyBlockAhead(rows, 0, rows.count), layer.scale,
+                  scores.data(), rows.count);
 }
 
 Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::span<float> y) {

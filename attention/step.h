@@ -29,6 +29,8 @@ struct GroupStepInput {
   // Exact set E = anchors + retrieved. Disjoint; any may be empty. All of one RowShape.
   RowsView sinks, tail, retrieved;
   std::span<const Cut> cuts;  // [G]; empty means CutKind::kNone for all
+  // [G][retrieved.count] from StepScores, where the caller needed them before; else empty.
+  std::span<const float> retrieved_scores;
 
   // The mid region M (retrieved tokens included): how many tokens, and the summary of it that
   // `estimator` reads (attention/estimator.h makes, merges and stores all kinds alike).
@@ -71,6 +73,11 @@ struct GroupStepOutput {
 // A summary must be of exactly the mid region: its count is compared with mid_count. A kNone cut
 // never bounds Z_R from above.
 Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out);
+
+// scores[g][i] = scale * q_g . k_i, [G][rows.count], before any softcap: what GroupStep computes of
+// its retrieved rows, with the same bits, their values asked for meanwhile. Queries finite.
+void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
+                const RowsView& rows, std::span<float> scores);
 
 // What the step takes the remainder to be: log Z_R [G], after the bracket, and y_R
 // [G][value_dim]; -inf and 0 where there is none. For diagnostics and per-head choice; errors as

@@ -78,6 +78,7 @@ class RetrievingStep {
   SharedSet shared_;
   Selection selection_;
   std::vector<float> scores_;
+  std::span<const float> retrieved_scores_;  // of what was read, where the cuts needed them
 };
 
 Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
@@ -98,11 +99,20 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
   }
   if (plan_.ahead) task_.retrieved = chosen;
   if (!plan_.shared) return {};
-  StageTimer timer(task_.ledger.select_ns);
   const RowsView rows = retrieved.rows(geometry.row());
+  const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
   const auto scores = Scratch::Take(scratch_->scores, geometry.group_size() * rows.count);
-  Scores(task_.q, geometry.group_size(), geometry.layers[prefix_.layer_of(task_.head)], rows,
-         scores);
+  {
+    // The step that follows wants the same, but for a softcap.
+    StageTimer timer(task_.ledger.compute_ns);
+    if (layer.softcap > 0) {
+      Scores(task_.q, geometry.group_size(), layer, rows, scores);
+    } else {
+      StepScores(task_.q, geometry.group_size(), layer, rows, scores);
+      retrieved_scores_ = scores;
+    }
+  }
+  StageTimer timer(task_.ledger.select_ns);
   if (shared_) {
     selection_.cuts = CutsFromOffsets(shared_->offsets, scores);
   } else {
@@ -137,6 +147,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   in.tail = anchors.tail;
   if (!selection_.ids.empty()) in.retrieved = retrieved.rows(row);
   in.cuts = selection_.cuts;
+  in.retrieved_scores = retrieved_scores_;
   in.mid_count = prefix_.partition().mid.size();
   EstimatorInput estimator;
   std::vector<uint32_t> of_mid;  // the retrieved tokens, counted from the mid region's first

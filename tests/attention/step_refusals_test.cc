@@ -79,6 +79,10 @@ TEST(GroupStepRefuses, WhatDoesNotFit) {
   in.moment = nullptr;
   ExpectRefused(c, in, "needs a moment summary");
   in = c.Input(EstimatorKind::kMoment);
+  const std::vector<float> scores(39);
+  in.retrieved_scores = scores;
+  ExpectRefused(c, in, "retrieved_scores");
+  in = c.Input(EstimatorKind::kMoment);
   in.mid_count = 79;
   ExpectRefused(c, in, "80 tokens");
   in = c.Input(EstimatorKind::kMoment);

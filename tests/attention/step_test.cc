@@ -19,6 +19,7 @@ using testing::Random;
 using testing::RandomCase;
 using testing::StepCase;
 using testing::StepOf;
+using testing::StepOutput;
 
 StepCase AnyCase(Random& random, uint32_t max_tokens, uint32_t max_dim) {
   const RowShape shape{random.Int(1, max_dim), random.Int(1, max_dim), random.AnyDType()};
@@ -99,6 +100,30 @@ TEST(GroupStep, PhiMatchesTheReferenceOnRandomShapes) {
     if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(compared, 200);
+}
+
+TEST(GroupStep, ScoresComputedBeforehandChangeNoBit) {
+  Random random(testing::Seed("GroupStep.KnownScores"));
+  for (int round = 0; round < 200; ++round) {
+    StepCase c = AnyCase(random, 300, 140);
+    if (round % 2 == 0) c.layer.softcap = random.Uniform(1, 30);
+    testing::BuildAll(c, random);
+    SCOPED_TRACE(Describe(c, round));
+    for (const EstimatorKind kind : testing::kAll) {
+      if (c.layer.softcap > 0 && kind != EstimatorKind::kNone) continue;
+      GroupStepInput in = c.Input(kind);
+      StepOutput plain = c.Buffers(), known = c.Buffers();
+      ASSERT_TRUE(GroupStep(in, plain.spans()).ok());
+      std::vector<float> scores(c.group * in.retrieved.count);
+      StepScores(in.queries, c.group, in.layer, in.retrieved, scores);
+      in.retrieved_scores = scores;
+      ASSERT_TRUE(GroupStep(in, known.spans()).ok());
+      EXPECT_EQ(known.y, plain.y);
+      EXPECT_EQ(known.lse, plain.lse);
+      EXPECT_EQ(known.rho_z, plain.rho_z);
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
 }
 
 TEST(GroupStep, CompletionBeatsSelectionOnGaussianKeys) {
