@@ -4,20 +4,17 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "bench/support/traced_store.h"
 #include "runtime/store.h"
 
 namespace prefixd::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr uint32_t kRunTokens = 4096;
-constexpr const char* kModel = "traced";
 
 // Times of one case, of all its rounds.
 struct Samples {
@@ -28,16 +25,9 @@ struct Samples {
 class Decode {
  public:
   Decode(std::span<const HeadTrace> heads, const PrefetchSetting& setting)
-      : heads_(heads), setting_(setting), n_(static_cast<uint32_t>(heads[0].view().count)) {
-    const HeadTrace& head = heads[0];
-    geometry_.n_layers = setting.n_layers;
-    geometry_.n_kv_heads = static_cast<uint32_t>(heads.size() / setting.n_layers);
-    geometry_.n_q_heads = geometry_.n_kv_heads * head.group;
-    geometry_.key_dim = geometry_.value_dim = head.shape.key_dim;
-    geometry_.dtype = head.shape.dtype;
-    geometry_.layers.assign(setting.n_layers, head.layer);
+      : setting_(setting), n_steps_(heads[0].n_steps()), prompt_(heads, setting.n_layers) {
     options_.dir = setting.dir;
-    options_.selector_memory_bytes = 4 * RowBytes();
+    options_.selector_memory_bytes = 4 * prompt_.row_bytes();
     options_.scrub_bytes_per_second = 0;
   }
   ~Decode() {
@@ -48,20 +38,7 @@ class Decode {
 
   Status Put() {
     PREFIXD_TRY(Open(1));
-    std::vector<uint32_t> tokens(n_);
-    for (uint32_t t = 0; t < n_; ++t) tokens[t] = t;
-    PREFIXD_ASSIGN(const auto put, store_->BeginPut({kModel, "", tokens, "prefetch"}));
-    std::mt19937 rng(1);
-    std::vector<std::byte> k, v;
-    for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
-      for (uint32_t first = 0; first < n_; first += kRunTokens) {
-        const uint32_t count = std::min(kRunTokens, n_ - first);
-        Rows(layer, first, count, rng, k, v);
-        PREFIXD_TRY(put->Write(layer, first, count, k, v));
-      }
-    }
-    PREFIXD_ASSIGN(const PutResult stored, put->Commit());
-    prefix_ = stored.prefix;
+    PREFIXD_ASSIGN(prefix_, prompt_.Put(*store_, {}));
     PREFIXD_TRY(store_->WaitReady(prefix_, nullptr));
     return store_->WaitSettled(nullptr);
   }
@@ -70,9 +47,9 @@ class Decode {
   Status Run(const PrefetchCase& of, Samples& samples) {
     PREFIXD_TRY(Open(of.tier));
     AttachSpec spec;
-    spec.model = kModel;
+    spec.model = prompt_.model();
     spec.prefix = prefix_;
-    spec.policy.k = static_cast<uint32_t>(std::ceil(setting_.fraction * n_));
+    spec.policy.k = static_cast<uint32_t>(std::ceil(setting_.fraction * prompt_.n_tokens()));
     PREFIXD_ASSIGN(const auto session, store_->Attach(spec));
     // Keys and indexes are in memory when the decode begins.
     PREFIXD_TRY(Token(*session, 0, nullptr));
@@ -81,14 +58,14 @@ class Decode {
     spec.policy.prefetch = of.prefetch;
     PREFIXD_TRY(session->SetPolicy(spec.policy));
     const Ledger before = session->report().total;
-    for (size_t step = 0; step < heads_[0].n_steps(); ++step) {
+    for (size_t step = 0; step < n_steps_; ++step) {
       PREFIXD_TRY(Token(*session, step, &samples));
       std::this_thread::sleep_for(std::chrono::milliseconds(of.pause_ms));
     }
     PREFIXD_ASSIGN(const SessionReport report, session->Detach());
     const auto pages = [](uint64_t now, uint64_t then) { return double(now - then) / 4096; };
     constexpr auto kSsd = static_cast<size_t>(Tier::kSsd);
-    samples.tokens += double(heads_[0].n_steps());
+    samples.tokens += double(n_steps_);
     samples.ssd_pages += pages(report.total.physical_bytes[kSsd], before.physical_bytes[kSsd]);
     samples.ahead_pages += pages(report.total.ahead_bytes, 0);
     samples.ahead_used_pages += pages(report.total.ahead_used_bytes, 0);
@@ -96,50 +73,19 @@ class Decode {
   }
 
  private:
-  uint64_t RowBytes() const { return uint64_t{n_} * heads_.size() * geometry_.row().bytes(); }
-
   Status Open(double tier) {
     store_.reset();
-    options_.host_tier_bytes = static_cast<uint64_t>(tier * double(RowBytes()));
+    options_.host_tier_bytes = static_cast<uint64_t>(tier * double(prompt_.row_bytes()));
     PREFIXD_ASSIGN(store_, Store::Open(options_));
-    ModelSpec model;
-    model.name = kModel;
-    model.geometry = geometry_;
-    model.identity = {{"weights", "traced"}};
-    return store_->RegisterModel(model);
-  }
-
-  // Keys of the traces, and values of no meaning: they decide nothing that is measured.
-  void Rows(uint32_t layer, uint32_t first, uint32_t count, std::mt19937& rng,
-            std::vector<std::byte>& k, std::vector<std::byte>& v) const {
-    const size_t key_bytes = geometry_.row().key_bytes(),
-                 value_bytes = geometry_.row().value_bytes();
-    k.resize(count * geometry_.n_kv_heads * key_bytes);
-    v.resize(count * geometry_.n_kv_heads * value_bytes);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(geometry_.value_dim);
-    for (uint32_t t = 0; t < count; ++t) {
-      for (uint32_t h = 0; h < geometry_.n_kv_heads; ++h) {
-        const size_t row = size_t{t} * geometry_.n_kv_heads + h;
-        const HeadTrace& head = heads_[size_t{layer} * geometry_.n_kv_heads + h];
-        std::copy_n(head.keys.data() + size_t{first + t} * key_bytes, key_bytes,
-                    k.data() + row * key_bytes);
-        for (float& x : values) x = normal(rng);
-        FromFloat(geometry_.dtype, values, v.data() + row * value_bytes);
-      }
-    }
+    return prompt_.Register(*store_);
   }
 
   Status Token(Session& session, size_t step, Samples* samples) {
-    std::vector<float> q, y(size_t{geometry_.n_q_heads} * geometry_.value_dim);
-    std::vector<float> lse(geometry_.n_q_heads);
+    const KvGeometry& g = prompt_.geometry();
+    std::vector<float> y(size_t{g.n_q_heads} * g.value_dim), lse(g.n_q_heads);
     double ms = 0, read_ms = 0;
-    for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
-      q.clear();
-      for (uint32_t h = 0; h < geometry_.n_kv_heads; ++h) {
-        const auto of_head = heads_[size_t{layer} * geometry_.n_kv_heads + h].step(step);
-        q.insert(q.end(), of_head.begin(), of_head.end());
-      }
+    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+      const std::vector<float> q = prompt_.Queries(layer, step);
       StepInfo info;
       const auto begun = Clock::now();
       PREFIXD_TRY(session.Step(layer, q, y, lse, &info));
@@ -152,10 +98,9 @@ class Decode {
     return {};
   }
 
-  const std::span<const HeadTrace> heads_;
   const PrefetchSetting& setting_;
-  const uint32_t n_;
-  KvGeometry geometry_;
+  const size_t n_steps_;
+  const TracedPrompt prompt_;
   RuntimeOptions options_;
   std::unique_ptr<Store> store_;
   std::string prefix_;

@@ -93,11 +93,8 @@ class Generator {
       FromFloat(DType::kBf16, row, trace.keys.data() + i * trace.shape.bytes());
     }
     // Samples come from the last quarter, far from one another; steps follow the prompt.
-    const uint32_t from = options_.n_tokens - options_.n_tokens / 4;
-    for (uint32_t s = 0; s < options_.samples; ++s) {
+    for (const uint32_t position : SampledAt(options_)) {
       aim_.clear();
-      const auto position =
-          static_cast<uint32_t>(from + uint64_t{s} * (options_.n_tokens / 4) / options_.samples);
       Query(position, trace.sample_queries);
     }
     aim_.clear();
@@ -189,6 +186,15 @@ std::vector<HeadTrace> HeadTraces(const RetrievalTrace& trace) {
     head.step_queries = from.step_queries;
   }
   return out;
+}
+
+std::vector<uint32_t> SampledAt(const SyntheticOptions& options) {
+  const uint32_t quarter = options.n_tokens / 4, from = options.n_tokens - quarter;
+  std::vector<uint32_t> at;
+  for (uint32_t s = 0; s < options.samples; ++s) {
+    at.push_back(from + static_cast<uint32_t>(uint64_t{s} * quarter / options.samples));
+  }
+  return at;
 }
 
 HeadTrace SyntheticHead(const SyntheticOptions& options) { return Generator(options).Run(); }

@@ -43,5 +43,7 @@ struct SyntheticOptions {
   uint64_t seed = 1;
 };
 HeadTrace SyntheticHead(const SyntheticOptions& options);
+// The token of each of its sample queries, ascending.
+std::vector<uint32_t> SampledAt(const SyntheticOptions& options);
 
 }  // namespace prefixd::bench

@@ -1,0 +1,325 @@
+// A whole decode step, selection included, over a long prompt in host memory: through a store and a
+// session as a decoder takes it, against exact attention over everything, both its roofline (bytes
+// over the bandwidth measured in the same rounds) and our own pass over rows that lie in order.
+//
+// Layers of an 8B model (32 query heads, 8 KV heads, dh 128, bf16), all cores; layers rotate, and
+// every step asks what no step before it asked. Keys and queries are those of synthetic heads
+// (bench/support/head_trace.h): K is 1% of the tokens, read by the exact selector, by codes, and by
+// codes with sets shared between steps.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "bench/attention/floors.h"
+#include "bench/attention/passes.h"
+#include "bench/attention/timing.h"
+#include "bench/support/bench_main.h"
+#include "bench/support/head_trace.h"
+#include "bench/support/json_file.h"
+#include "bench/support/traced_store.h"
+#include "runtime/store.h"
+#include "runtime/thread_pool.h"
+
+namespace prefixd::bench {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  uint32_t tokens = 131072, layers = 4, rounds = 5, steps = 16;
+  double fraction = 0.01;
+  std::string only;
+  std::filesystem::path dir;
+  std::string json_file;
+};
+
+struct Mode {
+  const char* name;
+  const char* key;  // in JSON
+  StepPolicy policy;
+  std::vector<double> ms;  // of a layer's step, each round's median
+  Ledger spent;
+  double mass = 0;  // of the attention, in what is read
+};
+
+// Those whose key contains `only`.
+std::vector<Mode> Modes(uint32_t k, const std::string& only) {
+  StepPolicy policy;
+  policy.k = k;
+  policy.estimator = EstimatorKind::kNone;
+  std::vector<Mode> modes;
+  policy.selector = "exact";
+  modes.push_back({"exact selector", "exact", policy, {}, {}});
+  policy.selector = "codes";
+  modes.push_back({"codes", "codes", policy, {}, {}});
+  StepPolicy estimated = policy;
+  estimated.estimator = EstimatorKind::kAuto;
+  modes.push_back({"codes, the rest estimated", "codes_auto", estimated, {}, {}});
+  policy.sharing.block = 8;
+  policy.sharing.across = true;
+  modes.push_back({"codes, sets shared", "shared", policy, {}, {}});
+  std::erase_if(modes, [&](const Mode& mode) {
+    return std::string_view(mode.key).find(only) == std::string_view::npos;
+  });
+  return modes;
+}
+
+json Json(const std::vector<double>& samples, double factor = 1) {
+  const Spread s = Summarise(samples);
+  return {{"median", s.median * factor}, {"p25", s.low * factor}, {"p75", s.high * factor}};
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options) {}
+
+  Status Run() {
+    PREFIXD_TRY(MakeHeads());
+    TracedPrompt prompt(heads_, options_.layers);
+    prompt_ = &prompt;
+    PREFIXD_TRY(Store());
+    const auto k = static_cast<uint32_t>(std::ceil(options_.fraction * options_.tokens));
+    std::vector<Mode> modes = Modes(k, options_.only);
+    PREFIXD_TRY(Warm(modes));
+    PREFIXD_TRY(Mass(modes));
+    PREFIXD_TRY(Time(modes));
+    return Report(k, modes);
+  }
+
+ private:
+  size_t QueryFloats() const { return size_t{prompt_->geometry().n_q_heads} * kDim; }
+
+  Status MakeHeads() {
+    std::printf("making %u layers of %u tokens\n", options_.layers, options_.tokens);
+    heads_.resize(size_t{options_.layers} * kKvHeads);
+    ThreadPool pool(0);
+    return pool.ParallelFor(heads_.size(), [&](size_t h) -> Status {
+      heads_[h] = SyntheticHead(Head(h));
+      return {};
+    });
+  }
+  SyntheticOptions Head(size_t h) const {
+    SyntheticOptions head;
+    head.n_tokens = options_.tokens;
+    head.key_dim = kDim;
+    head.group = kGroup;
+    head.steps = options_.rounds * options_.steps;
+    head.seed = h + 1;
+    return head;
+  }
+
+  Status Store() {
+    RuntimeOptions runtime;
+    runtime.dir = options_.dir;
+    runtime.host_tier_bytes = prompt_->row_bytes() / 4 * 5;
+    runtime.selector_memory_bytes = prompt_->row_bytes();
+    runtime.scrub_bytes_per_second = 0;
+    runtime.query_samples = 64;
+    PREFIXD_ASSIGN(store_, Store::Open(runtime));
+    PREFIXD_TRY(prompt_->Register(*store_));
+    PREFIXD_ASSIGN(const PrefixMatch match, store_->Match(prompt_->model(), "", prompt_->tokens()));
+    if (match.n_tokens == options_.tokens) {
+      std::printf("the store has them already\n");
+      prefix_ = match.prefix;
+    } else {
+      std::printf("putting them into a store, building codes, settling rows\n");
+      PREFIXD_ASSIGN(prefix_, prompt_->Put(*store_, SampledAt(Head(0))));
+    }
+    PREFIXD_TRY(store_->WaitReady(prefix_, nullptr));
+    return store_->WaitSettled(nullptr);
+  }
+
+  Result<std::shared_ptr<Session>> Attach(const StepPolicy& policy) {
+    AttachSpec spec;
+    spec.model = prompt_->model();
+    spec.prefix = prefix_;
+    spec.policy = policy;
+    return store_->Attach(spec);
+  }
+
+  Status Step(Session& session, uint32_t layer, size_t step, StepInfo* info) {
+    const std::vector<float> q = prompt_->Queries(layer, step);
+    y_.resize(QueryFloats());
+    lse_.resize(prompt_->geometry().n_q_heads);
+    const auto begun = std::chrono::steady_clock::now();
+    PREFIXD_TRY(session.Step(layer, q, y_, lse_, info));
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    return {};
+  }
+
+  // Every row into the host tier, and what selection holds into memory.
+  Status Warm(const std::vector<Mode>& modes) {
+    StepPolicy full;
+    full.mode = StepMode::kFull;
+    PREFIXD_ASSIGN(const auto session, Attach(full));
+    for (const Mode& mode : modes) {
+      PREFIXD_ASSIGN(const auto of_mode, Attach(mode.policy));
+      for (uint32_t layer = 0; layer < options_.layers; ++layer) {
+        PREFIXD_TRY(Step(*session, layer, 0, nullptr));
+        PREFIXD_TRY(Step(*of_mode, layer, 0, nullptr));
+      }
+    }
+    while (store_->stats().load_queue > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return {};
+  }
+
+  // Of the first steps: what part of the attention each mode reads.
+  Status Mass(std::vector<Mode>& modes) {
+    const size_t n = std::min<size_t>(8, heads_[0].n_steps());
+    StepPolicy full;
+    full.mode = StepMode::kFull;
+    PREFIXD_ASSIGN(const auto exact, Attach(full));
+    std::vector<std::vector<float>> whole;
+    for (size_t step = 0; step < n; ++step) {
+      PREFIXD_TRY(Step(*exact, 0, step, nullptr));
+      whole.push_back(lse_);
+    }
+    for (Mode& mode : modes) {
+      StepPolicy policy = mode.policy;
+      policy.estimator = EstimatorKind::kNone;
+      PREFIXD_ASSIGN(const auto session, Attach(policy));
+      for (size_t step = 0; step < n; ++step) {
+        PREFIXD_TRY(Step(*session, 0, step, nullptr));
+        for (size_t h = 0; h < lse_.size(); ++h) {
+          mode.mass += std::exp(double{lse_[h]} - whole[step][h]) / double(n * lse_.size());
+        }
+      }
+    }
+    return {};
+  }
+
+  Status Time(std::vector<Mode>& modes) {
+    const size_t of_layers = size_t{options_.tokens} * kKvHeads * kRow.bytes() * options_.layers;
+    // A team spins while it has nothing to do: it is there while it works.
+    auto team = std::make_unique<Team>(threads_);
+    const RowMemory memory(*team, std::max(4 * LastLevelCacheBytes(), of_layers));
+    const Layers layers(memory, options_.tokens);
+    const Model model = MakeModel(layers);
+    for (uint32_t round = 0; round < options_.rounds; ++round) {
+      const size_t layer = round % layers.count();
+      if (!team) team = std::make_unique<Team>(threads_);
+      bandwidth_.push_back(ReadBandwidth(*team, memory, layer * layers.bytes(), layers.bytes()));
+      roofline_.push_back(double(layers.bytes()) / bandwidth_.back());
+      exact_.push_back(ExactPass(*team, layers, (layer + 1) % layers.count(), model));
+      team.reset();
+      for (Mode& mode : modes) {
+        // The steps of one round follow one another, as sharing wants them.
+        PREFIXD_ASSIGN(const auto session, Attach(mode.policy));
+        std::vector<double> ms;
+        for (uint32_t s = 0; s < options_.steps; ++s) {
+          for (uint32_t l = 0; l < options_.layers; ++l) {
+            StepInfo info;
+            PREFIXD_TRY(Step(*session, l, size_t{round} * options_.steps + s, &info));
+            ms.push_back(seconds_ * 1e3);
+            mode.spent += info.ledger;
+          }
+        }
+        // Of a decode some steps search and others share: their mean is what a token waits for.
+        double sum = 0;
+        for (const double x : ms) sum += x;
+        mode.ms.push_back(sum / double(ms.size()));
+      }
+    }
+    return {};
+  }
+
+  Status Report(uint32_t k, const std::vector<Mode>& modes) const {
+    const std::string at = "_" + std::to_string(options_.tokens / 1024) + "k";
+    std::printf("\n%u tokens, K = %u, %u layers in turns; memory read %.1f GB/s\n", options_.tokens,
+                k, options_.layers, Median(bandwidth_) / 1e9);
+    std::printf("exact over everything: roofline %.3f ms, our own pass %.3f ms\n",
+                Median(roofline_) * 1e3, Median(exact_) * 1e3);
+    std::printf("%-26s %22s %9s %9s %9s %9s %8s %7s %7s\n", "a layer's step", "ms", "roofline",
+                "our pass", "select", "read", "compute", "search", "mass");
+    json rows = json::array(), ratios;
+    for (const Mode& mode : modes) {
+      const Spread ms = Summarise(mode.ms);
+      std::vector<double> seconds = mode.ms;
+      for (double& x : seconds) x *= 1e-3;
+      const std::vector<double> over_roofline = Ratios(roofline_, seconds),
+                                over_pass = Ratios(exact_, seconds);
+      const auto us = [&](uint64_t ns) { return double(ns) * 1e-3 / double(mode.spent.steps); };
+      std::printf(
+          "%-26s %7.3f (%6.3f-%6.3f) %8.1fx %8.1fx %6.0f us %6.0f us %5.0f us %7.2f %7.3f\n",
+          mode.name, ms.median, ms.low, ms.high, Median(over_roofline), Median(over_pass),
+          us(mode.spent.select_ns), us(mode.spent.read_ns), us(mode.spent.compute_ns),
+          mode.spent.retrieval_ratio(), mode.mass);
+      rows.push_back(
+          {{"mode", mode.key},
+           {"ms", Json(mode.ms)},
+           {"speedup_over_roofline", Json(over_roofline)},
+           {"speedup_over_own_pass", Json(over_pass)},
+           {"select_us_of_head", us(mode.spent.select_ns)},
+           {"read_us_of_head", us(mode.spent.read_ns)},
+           {"compute_us_of_head", us(mode.spent.compute_ns)},
+           {"retrieval_ratio", mode.spent.retrieval_ratio()},
+           {"scan_bytes_of_head", double(mode.spent.scan_bytes) / double(mode.spent.steps)},
+           {"mass", mode.mass}});
+      const std::string name = std::string(mode.key) == "codes_auto"
+                                   ? "step_speedup"
+                                   : std::string("step_speedup_") + mode.key;
+      ratios[name + at] = Median(over_roofline);
+      ratios[name + at + "_own_pass"] = Median(over_pass);
+    }
+    std::printf(
+        "select, read, compute: of one KV head, on its thread; search: searches of those "
+        "that a search for every step would be\n");
+    if (options_.json_file.empty()) return {};
+    return WriteJson(options_.json_file, json{{"bench", "step"},
+                                              {"tokens", options_.tokens},
+                                              {"layers", options_.layers},
+                                              {"k", k},
+                                              {"threads", threads_},
+                                              {"bandwidth_gb_s", Json(bandwidth_, 1e-9)},
+                                              {"roofline_ms", Json(roofline_, 1e3)},
+                                              {"exact_ms", Json(exact_, 1e3)},
+                                              {"modes", rows},
+                                              {"ratios", ratios}});
+  }
+
+  const Options options_;
+  const unsigned threads_ = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<HeadTrace> heads_;
+  const TracedPrompt* prompt_ = nullptr;
+  std::unique_ptr<prefixd::Store> store_;
+  std::string prefix_;
+  std::vector<float> y_, lse_;
+  double seconds_ = 0;
+  std::vector<double> bandwidth_, roofline_, exact_;
+};
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("A decode step with its selection, against exact attention over everything.");
+  app.add_option("--tokens", options.tokens, "Prompt")
+      ->check(CLI::Range(16384, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--layers", options.layers, "Layers, in turns")
+      ->check(CLI::Range(1, 32))
+      ->capture_default_str();
+  app.add_option("--fraction", options.fraction, "K, of the prompt")
+      ->check(CLI::Range(0.0001, 0.3))
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds, "Rounds")
+      ->check(CLI::Range(1, 99))
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "Decode steps of a round")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app.add_option("--only", options.only, "Modes whose name in the JSON contains this");
+  app.add_option("--dir", options.dir,
+                 "For the store: empty, or as a run with the same prompt left it")
+      ->required();
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Bench(options).Run(); });
+}

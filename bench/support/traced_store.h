@@ -1,0 +1,46 @@
+// Head traces as a prompt of a real store, and their queries as the steps of its sessions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/kv_shape.h"
+#include "attention/result.h"
+#include "bench/support/head_trace.h"
+#include "runtime/store.h"
+
+namespace prefixd::bench {
+
+// Borrows the traces. They have one shape and as many tokens and steps, and are split evenly among
+// n_layers layers (at least 1), in order.
+class TracedPrompt {
+ public:
+  TracedPrompt(std::span<const HeadTrace> heads, uint32_t n_layers);
+
+  const KvGeometry& geometry() const { return geometry_; }
+  std::vector<uint32_t> tokens() const;
+  uint32_t n_tokens() const { return n_tokens_; }
+  uint64_t row_bytes() const;
+  const char* model() const { return "traced"; }
+  Status Register(Store& store) const;
+  // Writes and commits the prompt; returns its prefix. Keys are the traces'; values mean nothing
+  // and decide nothing that is measured.
+  //   sampled_at: the token of each of the traces' sample queries, ascending, for the put to keep;
+  //               empty: it keeps none
+  Result<std::string> Put(Store& store, std::span<const uint32_t> sampled_at) const;
+  // What a step of `layer` asks: [n_q_heads][key_dim].
+  std::vector<float> Queries(uint32_t layer, size_t step) const;
+
+ private:
+  std::span<const HeadTrace> OfLayer(uint32_t layer) const {
+    return heads_.subspan(size_t{layer} * geometry_.n_kv_heads, geometry_.n_kv_heads);
+  }
+
+  const std::span<const HeadTrace> heads_;
+  const uint32_t n_tokens_;
+  KvGeometry geometry_;
+};
+
+}  // namespace prefixd::bench
