@@ -251,8 +251,11 @@ std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadM
         return goes;
       });
     }
-    for (const uint32_t j : kept) {
-      const uint32_t token = parts[p].Token(scratch.found[begin + j]) - range.begin;
+    const uint32_t* found = scratch.found.data() + begin;
+    constexpr size_t kAhead = 32;  // keys whose tokens are on their way: each is in another line
+    for (size_t j = 0; j < kept.size(); ++j) {
+      if (j + kAhead < kept.size()) parts[p].PrefetchToken(found[kept[j + kAhead]]);
+      const uint32_t token = parts[p].Token(found[kept[j]]) - range.begin;
       marks[token / 64] |= uint64_t{1} << token % 64;
     }
     int16_t* values = scratch.picked.data() + lse.size() * begin;

@@ -35,9 +35,10 @@ struct CodeScores {
 
   double OfValue(size_t head, int16_t value) const;
   double Score(size_t head, size_t i) const { return OfValue(head, values[head * ld + i]); }
-  uint32_t Token(size_t i) const {
-    return first_token + codes->key((first_block + blocks[i / kCodeBlockKeys]) * kCodeBlockKeys +
-                                    i % kCodeBlockKeys);
+  uint32_t Token(size_t i) const { return first_token + codes->key(Place(i)); }
+  void PrefetchToken(size_t i) const { __builtin_prefetch(&codes->tokens[Place(i)]); }
+  size_t Place(size_t i) const {  // among all of the index
+    return (first_block + blocks[i / kCodeBlockKeys]) * kCodeBlockKeys + i % kCodeBlockKeys;
   }
 };
 
