@@ -243,6 +243,16 @@ class Planner {
   const std::map<size_t, HeadChoice> choices_;
 };
 
+// Where the selector tells too few scores for a scan that was asked for: says so; else empty.
+std::string WithoutScan(const SessionPlan& plan) {
+  const auto scans = [](const EstimatorVariant& e) { return e.kind == EstimatorKind::kScan; };
+  const bool asked = scans(plan.policy.estimator) ||
+                     std::ranges::any_of(plan.policy.fixed, scans, &StepPolicy::Fixed::estimator);
+  if (!asked || ScoresAll(plan.selector)) return "";
+  return "moment in place of scan, for which selector " +
+         std::string(index::IndexName(plan.selector)) + " scores too few keys (use codes or exact)";
+}
+
 // "none 3, moment/r8 12, phi (length 8192) 1", in order of name.
 std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool tuned) {
   const auto name = [&](const EstimatorVariant& estimator) {
@@ -251,11 +261,10 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
            (phi ? " (length " + std::to_string(prefix.maps()->length) + ")" : "");
   };
   const bool automatic = plan.policy.estimator.kind == EstimatorKind::kAuto;
-  if (plan.policy.estimator.kind == EstimatorKind::kScan && !ScoresAll(plan.selector)) {
-    return "moment (selector " + std::string(index::IndexName(plan.selector)) +
-           " scores too few keys for scan; use codes or exact)";
+  const std::string without_scan = WithoutScan(plan);
+  if (!automatic && plan.policy.fixed.empty()) {
+    return without_scan.empty() ? name(plan.policy.estimator) : without_scan;
   }
-  if (!automatic && plan.policy.fixed.empty()) return name(plan.policy.estimator);
   std::map<EstimatorVariant, size_t> heads;
   for (size_t head = 0; head < plan.heads.size(); ++head) {
     if (prefix.model()->spec.geometry.layers[prefix.layer_of(head)].sliding_window > 0) continue;
@@ -269,7 +278,7 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
     text +=
         (text.empty() ? "chosen per head: " : ", ") + name(estimator) + " " + std::to_string(count);
   }
-  return text;
+  return without_scan.empty() ? text : text + "; " + without_scan;
 }
 
 // Codes are the default where there are some, then IVF; what is asked for by name must be there.

@@ -164,7 +164,17 @@ TEST_F(EstimatorsTest, ScansByCodes) {
   policy.selector = "ivf";
   const auto by_lists = Attach(prompt, policy);
   ASSERT_TRUE(by_lists);
-  EXPECT_NE(by_lists->info().estimator.find("moment (selector ivf"), std::string::npos);
+  const std::string why =
+      "moment in place of scan, for which selector ivf scores too few keys (use codes or exact)";
+  EXPECT_EQ(by_lists->info().estimator, why);
+  // Heads that are fixed are told all the same, and a fixed scan says why it is none, too.
+  policy.fixed = {{0, 1, EstimatorKind::kNone}};
+  EXPECT_EQ(Attach(prompt, policy)->info().estimator, "chosen per head: none 1, moment 3; " + why);
+  policy.estimator = EstimatorKind::kNone;
+  policy.fixed = {{1, 0, EstimatorKind::kScan}};
+  EXPECT_EQ(Attach(prompt, policy)->info().estimator, "chosen per head: none 3, moment 1; " + why);
+  policy.selector = "codes";
+  EXPECT_EQ(Attach(prompt, policy)->info().estimator, "chosen per head: none 3, scan 1");
 }
 
 TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
