@@ -6,6 +6,7 @@
 #include <set>
 
 #include "attention/reference.h"
+#include "runtime/session_impl.h"
 #include "tests/runtime/plain_sharing.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 class SharedStepTest : public RuntimeTest {
  protected:
-  // A step over the anchors and `ids`, the rest estimated by moments.
+  // A step over the anchors and `ids`, the rest estimated by moments, as far as the layer has them.
   reference::States Expected(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
                              std::span<const float> group_q, const std::vector<uint32_t>& ids,
                              std::span<const Cut> cuts) {
@@ -35,7 +36,7 @@ class SharedStepTest : public RuntimeTest {
     in.mid_count = part.mid.size();
     moment_ = MomentSummary(row.key_dim, row.value_dim, false);
     moment_.Add(rows.Sub(part.mid.begin, part.mid.size()));
-    in.estimator = EstimatorKind::kMoment, in.moment = &moment_;
+    if (in.layer.softcap == 0) in.estimator = EstimatorKind::kMoment, in.moment = &moment_;
     in.cuts = cuts;
     return reference::GroupStep(in, row.value_dim);
   }
@@ -76,6 +77,119 @@ class SharedStepTest : public RuntimeTest {
     return q.subspan(kv_head * size, size);
   }
 
+  // The tokens of `ids` and, where whole pages are read, those of the mid region beside them.
+  std::vector<uint32_t> ReadWith(Session& session, uint32_t layer, uint32_t kv_head,
+                                 const std::vector<uint32_t>& ids, TokenRange mid) {
+    if (!page_granular_) return ids;
+    const auto plan = dynamic_cast<SessionImpl&>(session).plan();
+    EXPECT_TRUE(plan.ok());
+    if (!plan.ok()) return ids;
+    auto read =
+        (*plan)->prefix->stored().SharingPages(layer, kv_head, ids, storage::RowPart::kValue);
+    EXPECT_TRUE(read.ok());
+    if (!read.ok()) return ids;
+    std::erase_if(*read, [&](uint32_t id) { return !mid.contains(id); });
+    return *std::move(read);
+  }
+
+  // The third (of `k`) of `ids` that scores best, by the largest of the group's probabilities among
+  // them.
+  std::vector<uint32_t> BestThird(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
+                                  std::span<const float> group_q, const std::vector<uint32_t>& ids,
+                                  size_t k) {
+    const KvGeometry& g = prompt.geometry;
+    const auto bytes = prompt.Rows(layer, kv_head);
+    std::vector<RowRef> refs;
+    for (const uint32_t id : ids) refs.push_back({bytes.data() + id * g.row().bytes(), nullptr});
+    std::vector<double> best(ids.size(), -std::numeric_limits<double>::infinity());
+    for (uint32_t i = 0; i < g.group_size(); ++i) {
+      const auto scores = reference::Scores(group_q.subspan(i * g.key_dim, g.key_dim),
+                                            g.layers[layer], ScatteredRows(refs, g.row()));
+      double sum = 0;
+      for (const double s : scores) sum += std::exp(s);
+      for (size_t j = 0; j < ids.size(); ++j)
+        best[j] = std::max(best[j], scores[j] - std::log(sum));
+    }
+    std::vector<size_t> order(ids.size());
+    for (size_t j = 0; j < order.size(); ++j) order[j] = j;
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return best[a] > best[b]; });
+    std::vector<uint32_t> out;
+    for (size_t j = 0; j < k / 3; ++j) out.push_back(ids[order[j]]);
+    return out;
+  }
+
+  // Steps of layer 1 that wander and retrieve k tokens. check: of each step's tokens.
+  template <typename Check>
+  void ExpectSharedSets(Random& random, uint32_t k, const Check& check) {
+    Open();
+    const auto prompt = MakePrompt(spec_.geometry, 900, 3);
+    ASSERT_NE(PutReady(prompt), "");
+    ASSERT_OK(store_->WaitSettled(nullptr));
+    StepPolicy policy;
+    policy.k = k;
+    policy.selector = "exact";
+    policy.estimator = EstimatorKind::kMoment;
+    policy.sharing = {8, 0.8, 1, false};
+    policy.page_granular = page_granular_;
+    policy.report_missing = true;
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    const KvGeometry& g = spec_.geometry;
+    const TokenRange mid = Partition::Of(prompt.n_tokens, options_.anchors).mid;
+    const auto queries = Wander(random, 30, size_t{g.n_q_heads} * g.key_dim);
+    std::vector<std::vector<std::vector<float>>> by_head(g.n_kv_heads);
+    for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+      for (const auto& q : queries) {
+        const auto part = GroupOf(q, h);
+        by_head[h].emplace_back(part.begin(), part.end());
+      }
+    }
+    uint64_t searches = 0, tokens = 0;
+    for (size_t t = 0; t < queries.size(); ++t) {
+      const Output out = Step(*session, 1, queries[t]);
+      EXPECT_EQ(out.info.ledger.selections, g.n_kv_heads);
+      for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+        const size_t from = PlainSharing(by_head[h], g.group_size(), policy.sharing)[t];
+        const auto& q = by_head[h][from];
+        const auto selected = session->Select(1, h, q, k);
+        ASSERT_OK(selected);
+        const std::vector<uint32_t> first = ReadWith(*session, 1, h, selected->ids, mid);
+        std::vector<uint32_t> ids = first;
+        // The retrieving query's cuts, as far from the scores of what is read as they were from
+        // those of what was read then, and no longer certain.
+        std::vector<Cut> cuts = selected->cuts;
+        if (from != t) {
+          std::set<uint32_t> wide(selected->ids.begin(), selected->ids.end());
+          for (const uint32_t best : BestThird(prompt, 1, h, q, first, k)) {
+            for (const uint32_t id : {best - 1, best, best + 1}) {
+              if (mid.contains(id)) wide.insert(id);
+            }
+          }
+          ids = ReadWith(*session, 1, h, {wide.begin(), wide.end()}, mid);
+          const auto now = LogSumExps(prompt, 1, h, by_head[h][t], ids);
+          const auto then = LogSumExps(prompt, 1, h, q, first);
+          for (uint32_t i = 0; i < g.group_size(); ++i) {
+            EXPECT_EQ(cuts[i].kind, CutKind::kExact);
+            cuts[i] = {static_cast<float>(cuts[i].score + now[i] - then[i]), CutKind::kApproximate};
+            EXPECT_FALSE(out.info.missing[h * g.group_size() + i].certified);
+          }
+        } else {
+          ++searches;
+        }
+        tokens += ids.size();
+        check(ids);
+        ExpectStep(out, h, Expected(prompt, 1, h, by_head[h][t], ids, cuts));
+      }
+    }
+    const SessionReport report = session->report();
+    const uint64_t asked = queries.size() * g.n_kv_heads;  // of the selector, by this test
+    EXPECT_EQ(report.total.selections, 2 * asked);
+    EXPECT_EQ(report.total.retrievals, asked + searches);
+    EXPECT_LT(searches, asked / 2);
+    EXPECT_EQ(report.total.retrieved_tokens, tokens);
+  }
+
+  bool page_granular_ = false;
   std::vector<std::byte> bytes_;
   std::vector<RowRef> refs_;
   MomentSummary moment_;
@@ -84,89 +198,27 @@ class SharedStepTest : public RuntimeTest {
 // A decode under CIS: every step's output is that of the set which the spec's words give it.
 TEST_F(SharedStepTest, StepsReadTheSetsTheyShare) {
   Random random(Seed("StepsReadTheSetsTheyShare"));
-  Open();
-  const auto prompt = MakePrompt(spec_.geometry, 900, 3);
-  ASSERT_NE(PutReady(prompt), "");
-  StepPolicy policy;
-  policy.k = 30;
-  policy.selector = "exact";
-  policy.estimator = EstimatorKind::kMoment;
-  policy.sharing = {8, 0.8, 1, false};
-  policy.report_missing = true;
-  const auto session = Attach(prompt, policy);
-  ASSERT_TRUE(session);
-  const KvGeometry& g = spec_.geometry;
-  const TokenRange mid = Partition::Of(prompt.n_tokens, options_.anchors).mid;
-  const auto queries = Wander(random, 30, size_t{g.n_q_heads} * g.key_dim);
-  std::vector<std::vector<std::vector<float>>> by_head(g.n_kv_heads);
-  for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-    for (const auto& q : queries) {
-      const auto part = GroupOf(q, h);
-      by_head[h].emplace_back(part.begin(), part.end());
-    }
-  }
-  uint64_t searches = 0, tokens = 0;
-  for (size_t t = 0; t < queries.size(); ++t) {
-    const Output out = Step(*session, 1, queries[t]);
-    EXPECT_EQ(out.info.ledger.selections, g.n_kv_heads);
-    for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-      const size_t from = PlainSharing(by_head[h], g.group_size(), policy.sharing)[t];
-      const auto& q = by_head[h][from];
-      const auto selected = session->Select(1, h, q, 30);
-      ASSERT_OK(selected);
-      std::vector<uint32_t> ids = selected->ids;
-      if (from != t) {
-        // The best ten by the largest of the group's probabilities among what was retrieved.
-        const auto bytes = prompt.Rows(1, h);
-        const RowShape row = g.row();
-        std::vector<double> best(ids.size(), -std::numeric_limits<double>::infinity());
-        for (uint32_t i = 0; i < g.group_size(); ++i) {
-          std::vector<RowRef> refs;
-          for (const uint32_t id : ids) refs.push_back({bytes.data() + id * row.bytes(), nullptr});
-          const auto scores = reference::Scores(std::span(q).subspan(i * g.key_dim, g.key_dim),
-                                                g.layers[1], ScatteredRows(refs, row));
-          double sum = 0;
-          for (const double s : scores) sum += std::exp(s);
-          for (size_t j = 0; j < ids.size(); ++j) {
-            best[j] = std::max(best[j], scores[j] - std::log(sum));
-          }
-        }
-        std::vector<size_t> order(ids.size());
-        for (size_t j = 0; j < order.size(); ++j) order[j] = j;
-        std::sort(order.begin(), order.end(),
-                  [&](size_t a, size_t b) { return best[a] > best[b]; });
-        std::set<uint32_t> wide(ids.begin(), ids.end());
-        for (size_t j = 0; j < ids.size() / 3; ++j) {
-          for (const uint32_t id : {ids[order[j]] - 1, ids[order[j]] + 1}) {
-            if (mid.contains(id)) wide.insert(id);
-          }
-        }
-        ids.assign(wide.begin(), wide.end());
-      } else {
-        ++searches;
-      }
-      tokens += ids.size();
-      // The retrieving query's cuts, as far from the shared set's scores as they were from the
-      // retrieved set's, and no longer certain.
-      std::vector<Cut> cuts = selected->cuts;
-      if (from != t) {
-        const auto now = LogSumExps(prompt, 1, h, by_head[h][t], ids);
-        const auto then = LogSumExps(prompt, 1, h, q, selected->ids);
-        for (uint32_t i = 0; i < g.group_size(); ++i) {
-          EXPECT_EQ(cuts[i].kind, CutKind::kExact);
-          cuts[i] = {static_cast<float>(cuts[i].score + now[i] - then[i]), CutKind::kApproximate};
-          EXPECT_FALSE(out.info.missing[h * g.group_size() + i].certified);
-        }
-      }
-      ExpectStep(out, h, Expected(prompt, 1, h, by_head[h][t], ids, cuts));
-    }
-  }
-  const SessionReport report = session->report();
-  const uint64_t asked = queries.size() * g.n_kv_heads;  // of the selector, by this test
-  EXPECT_EQ(report.total.selections, 2 * asked);
-  EXPECT_EQ(report.total.retrievals, asked + searches);
-  EXPECT_LT(searches, asked / 2);
-  EXPECT_EQ(report.total.retrieved_tokens, tokens);
+  ExpectSharedSets(random, 30, [](const auto& ids) { EXPECT_GE(ids.size(), 30u); });
+}
+
+// Scores are compared after the softcap, and what is attended to is capped once.
+TEST_F(SharedStepTest, UnderASoftcapTheyDoToo) {
+  Random random(Seed("UnderASoftcapTheyDoToo"));
+  spec_.geometry.layers[1].softcap = 10;
+  ExpectSharedSets(random, 30, [](const auto& ids) { EXPECT_GE(ids.size(), 30u); });
+}
+
+// What lies in the pages of a set is read with it, by each step that shares it, and not handed on.
+TEST_F(SharedStepTest, WithWholePagesTheyDoToo) {
+  Random random(Seed("WithWholePagesTheyDoToo"));
+  spec_.geometry = SmallGeometry(2, 4, 2, 64);  // 32 values a page
+  options_.settle_min_tokens = 100;
+  page_granular_ = true;
+  // More than the 9 and 6 neighbours, less than the 880 of the mid region.
+  ExpectSharedSets(random, 9, [](const auto& ids) {
+    EXPECT_GT(ids.size(), 31u);
+    EXPECT_LT(ids.size(), 600u);
+  });
 }
 
 // With no two queries alike enough, or blocks of one, it is Top-K each step, to the bit.
