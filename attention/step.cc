@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -258,8 +259,9 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
 
 void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
                 const RowsView& rows, std::span<float> scores) {
-  if (rows.count == 0) return;
   const uint32_t dim = rows.shape.key_dim;
+  assert(queries.size() == size_t{group} * dim && scores.size() == group * rows.count);
+  if (rows.count == 0) return;
   const std::vector<double> q = PadQueries<double>(queries, group, dim);
   Kernels().score(q.data(), PadUp(dim), group, KeyBlockAhead(rows, 0, rows.count), layer.scale,
                   scores.data(), rows.count);

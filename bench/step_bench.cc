@@ -3,7 +3,8 @@
 // over the bandwidth measured in the same rounds) and our own pass over rows that lie in order.
 //
 // Layers of an 8B model (32 query heads, 8 KV heads, dh 128, bf16), all cores; layers rotate, and
-// every step asks what no step before it asked. Keys and queries are those of synthetic heads
+// before each step twice the last-level cache is read, as the layers between would be: what a step
+// wants is in memory. Keys and queries are those of synthetic heads
 // (bench/support/head_trace.h): K is 1% of the tokens, read by the exact selector, by codes, and by
 // codes with sets shared between steps.
 #include <CLI/CLI.hpp>
@@ -13,7 +14,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <random>
+#include <thread>
 
 #include "bench/attention/floors.h"
 #include "bench/attention/passes.h"
@@ -38,11 +39,14 @@ struct Options {
   std::string json_file;
 };
 
+// Steps by which the attention that is read is measured; those after them are timed.
+constexpr size_t kMassSteps = 8;
+
 struct Mode {
   const char* name;
   const char* key;  // in JSON
   StepPolicy policy;
-  std::vector<double> ms;  // of a layer's step, each round's median
+  std::vector<double> ms;  // of a layer's step, each round's mean
   Ledger spent;
   double mass = 0;  // of the attention, in what is read
 };
@@ -85,6 +89,7 @@ class Bench {
     PREFIXD_TRY(Store());
     const auto k = static_cast<uint32_t>(std::ceil(options_.fraction * options_.tokens));
     std::vector<Mode> modes = Modes(k, options_.only);
+    if (modes.empty()) return InvalidArgument("no mode is called '" + options_.only + "'");
     PREFIXD_TRY(Warm(modes));
     PREFIXD_TRY(Mass(modes));
     PREFIXD_TRY(Time(modes));
@@ -108,7 +113,7 @@ class Bench {
     head.n_tokens = options_.tokens;
     head.key_dim = kDim;
     head.group = kGroup;
-    head.steps = options_.rounds * options_.steps;
+    head.steps = kMassSteps + options_.rounds * options_.steps;
     head.seed = h + 1;
     return head;
   }
@@ -172,23 +177,23 @@ class Bench {
 
   // Of the first steps: what part of the attention each mode reads.
   Status Mass(std::vector<Mode>& modes) {
-    const size_t n = std::min<size_t>(8, heads_[0].n_steps());
     StepPolicy full;
     full.mode = StepMode::kFull;
     PREFIXD_ASSIGN(const auto exact, Attach(full));
     std::vector<std::vector<float>> whole;
-    for (size_t step = 0; step < n; ++step) {
+    for (size_t step = 0; step < kMassSteps; ++step) {
       PREFIXD_TRY(Step(*exact, 0, step, nullptr));
       whole.push_back(lse_);
     }
     for (Mode& mode : modes) {
-      StepPolicy policy = mode.policy;
+      StepPolicy policy = mode.policy;  // of what is read alone
       policy.estimator = EstimatorKind::kNone;
       PREFIXD_ASSIGN(const auto session, Attach(policy));
-      for (size_t step = 0; step < n; ++step) {
+      for (size_t step = 0; step < kMassSteps; ++step) {
         PREFIXD_TRY(Step(*session, 0, step, nullptr));
         for (size_t h = 0; h < lse_.size(); ++h) {
-          mode.mass += std::exp(double{lse_[h]} - whole[step][h]) / double(n * lse_.size());
+          mode.mass +=
+              std::exp(double{lse_[h]} - whole[step][h]) / double(kMassSteps * lse_.size());
         }
       }
     }
@@ -209,14 +214,16 @@ class Bench {
       roofline_.push_back(double(layers.bytes()) / bandwidth_.back());
       exact_.push_back(ExactPass(*team, layers, (layer + 1) % layers.count(), model));
       team.reset();
-      for (Mode& mode : modes) {
+      for (size_t m = 0; m < modes.size(); ++m) {
+        Mode& mode = modes[(m + round) % modes.size()];
         // The steps of one round follow one another, as sharing wants them.
         PREFIXD_ASSIGN(const auto session, Attach(mode.policy));
         std::vector<double> ms;
         for (uint32_t s = 0; s < options_.steps; ++s) {
           for (uint32_t l = 0; l < options_.layers; ++l) {
+            Sweep(memory);
             StepInfo info;
-            PREFIXD_TRY(Step(*session, l, size_t{round} * options_.steps + s, &info));
+            PREFIXD_TRY(Step(*session, l, kMassSteps + size_t{round} * options_.steps + s, &info));
             ms.push_back(seconds_ * 1e3);
             mode.spent += info.ledger;
           }
@@ -225,9 +232,21 @@ class Bench {
         double sum = 0;
         for (const double x : ms) sum += x;
         mode.ms.push_back(sum / double(ms.size()));
+        if (const uint64_t read = mode.spent.physical_bytes[static_cast<size_t>(Tier::kSsd)]) {
+          return Error{Code::kInternal, "steps were to find everything in memory and read " +
+                                            std::to_string(read) + " bytes from the disk"};
+        }
       }
     }
     return {};
+  }
+
+  // Empties the caches of what the last steps left there.
+  void Sweep(const RowMemory& memory) {
+    const size_t bytes = std::min(memory.bytes(), 2 * LastLevelCacheBytes());
+    Team team(threads_);
+    swept_ = swept_ + bytes + bytes > memory.bytes() ? 0 : swept_ + bytes;
+    ReadBandwidth(team, memory, swept_, bytes);
   }
 
   Status Report(uint32_t k, const std::vector<Mode>& modes) const {
@@ -292,6 +311,7 @@ class Bench {
   std::string prefix_;
   std::vector<float> y_, lse_;
   double seconds_ = 0;
+  size_t swept_ = 0;  // where the last sweep began
   std::vector<double> bandwidth_, roofline_, exact_;
 };
 

@@ -26,6 +26,8 @@ class Compute {
   // null: nothing is known.
   virtual Status Step(const GroupStepInput& in, const GroupStepOutput& out,
                       const std::shared_ptr<const void>& owner) = 0;
+  // Whether Step takes GroupStepInput::retrieved_scores; who does not computes them itself.
+  virtual bool takes_scores() const { return false; }
   // As ExactAttention (attention/step.h).
   virtual Status AttendExact(std::span<const float> queries, uint32_t n_queries,
                              const LayerGeometry& layer, const RowsView& rows, std::span<float> y,

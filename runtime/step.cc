@@ -103,9 +103,9 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
   const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
   const auto scores = Scratch::Take(scratch_->scores, geometry.group_size() * rows.count);
   {
-    // The step that follows wants the same, but for a softcap.
+    // The step that follows wants the same, but before a softcap.
     StageTimer timer(task_.ledger.compute_ns);
-    if (layer.softcap > 0) {
+    if (layer.softcap > 0 || !core_.compute->takes_scores()) {
       Scores(task_.q, geometry.group_size(), layer, rows, scores);
     } else {
       StepScores(task_.q, geometry.group_size(), layer, rows, scores);

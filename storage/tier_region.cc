@@ -10,8 +10,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint64_t kMaxShards = 16;
-// Each shard evicts by its own queues: with few extents in it, what came together would push out
-// all that happens to share its shard.
+// So that what comes together spreads over all.
 constexpr uint64_t kMinPagesPerShard = 16 * kExtentPages;
 
 }  // namespace
@@ -93,7 +92,7 @@ void TierRegion::Unpin(std::span<const uint32_t> frames) {
 
 bool TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) {
   if (shards_.empty()) return false;
-  const uint32_t f = AcquireFrame(key, access);
+  const uint32_t f = AcquireFrame(access);
   TierShard& shard = ShardOf(key.segment, key.page);
   if (f == kNoFrame) {
     if (access == Access::kAhead) NoteReadInVain(key, 1);
@@ -103,7 +102,7 @@ bool TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) 
   uint32_t holder = kNoFrame;
   {
     std::lock_guard lock(shard.mutex);
-    holder = shard.Add(key, f, access, false);
+    holder = shard.Add(key, f, access, false, came_.fetch_add(1, std::memory_order_relaxed));
   }
   if (holder != f) Free({&f, 1});
   return true;
@@ -165,14 +164,14 @@ PagePins TierRegion::PinsForAStep() {
 
 uint32_t TierRegion::TryInsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins) {
   if (shards_.empty()) return kNoFrame;
-  const uint32_t f = AcquireFrame(key, Access::kPoint);
+  const uint32_t f = AcquireFrame(Access::kPoint);
   if (f == kNoFrame) return kNoFrame;
   std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
   TierShard& shard = ShardOf(key.segment, key.page);
   uint32_t holder = kNoFrame;
   {
     std::lock_guard lock(shard.mutex);
-    holder = shard.Add(key, f, Access::kPoint, true);
+    holder = shard.Add(key, f, Access::kPoint, true, came_.fetch_add(1, std::memory_order_relaxed));
   }
   pins.frames_.push_back(holder);
   if (holder != f) Free({&f, 1});
@@ -215,17 +214,41 @@ TierRegion::Stats TierRegion::stats() const {
 
 // ---- frames -------------------------------------------------------------------------------------
 
-uint32_t TierRegion::AcquireFrame(const PageKey& key, Access access) {
+uint32_t TierRegion::AcquireFrame(Access access) {
   uint32_t f = TakeFree();
   while (f == kNoFrame && budget_->Grow(*this, access)) f = TakeFree();
   if (f != kNoFrame || access == Access::kScan) return f;
-  const size_t home = (HashOf({key.segment, key.page / kExtentPages}) >> 40) % shards_.size();
-  for (size_t i = 0; i < shards_.size() && f == kNoFrame; ++i) {
-    TierShard& shard = *shards_[(home + i) % shards_.size()];
+  const size_t n = shards_.size(), first = ShardThatGives();
+  for (size_t i = 0; i < n && f == kNoFrame; ++i) {
+    TierShard& shard = *shards_[(first + i) % n];
     std::lock_guard lock(shard.mutex);
     f = shard.Evict();
   }
   return f;
+}
+
+// The one with the oldest newcomer; if all have only pages that proved their worth, the fullest. By
+// itself a shard would keep the size that its first pages gave it, too small for what comes later.
+size_t TierRegion::ShardThatGives() const {
+  const uint32_t now = came_.load(std::memory_order_relaxed);
+  size_t oldest = 0, fullest = 0;
+  uint64_t most = 0;
+  std::optional<int32_t> age;  // may be below 0 while others insert
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    std::lock_guard lock(shards_[s]->mutex);
+    if (const auto came = shards_[s]->OldestNewcomer()) {
+      const auto its_age = static_cast<int32_t>(now - *came);
+      if (!age || its_age > *age) {
+        age = its_age;
+        oldest = s;
+      }
+    }
+    if (shards_[s]->pages() > most) {
+      most = shards_[s]->pages();
+      fullest = s;
+    }
+  }
+  return age ? oldest : fullest;
 }
 
 uint32_t TierRegion::TakeFree() {

@@ -140,7 +140,8 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   explicit TierRegion(const Options& options, TierBudget* budget);
   TierShard& ShardOf(uint64_t segment, uint64_t page) const;
   // A frame that is nobody else's until it is added to a shard or freed; kNoFrame: no room.
-  uint32_t AcquireFrame(const PageKey& key, Access access);
+  uint32_t AcquireFrame(Access access);
+  size_t ShardThatGives() const;
   uint32_t TakeFree();
   void Free(std::span<const uint32_t> frames);
   // These need pool_mutex_.
@@ -158,6 +159,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   std::vector<std::unique_ptr<TierShard>> shards_;
   std::atomic<uint64_t> n_blocks_{0};
   std::atomic<uint64_t> pinned_pages_{0};
+  std::atomic<uint32_t> came_{0};  // pages, counted up; differences count when it wraps
   std::atomic<bool> warned_of_lock_{false};
   uint32_t first_gap_ = 0;  // no block below it is missing; of the budget
 

@@ -50,7 +50,7 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
   return used_first;
 }
 
-uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin) {
+uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin, uint32_t now) {
   const auto [it, fresh] = extents_.try_emplace(ExtentOf(key));
   Extent& extent = it->second;
   if (fresh) extent.frames.fill(kNoFrame);
@@ -61,6 +61,7 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin)
     TierFrame& frame = frames_[f];
     frame.key = key;
     frame.uses = 0;
+    frame.came = now;
     frame.ahead = access == Access::kAhead;
     frame.shard.store(static_cast<uint8_t>(number_ + 1), std::memory_order_relaxed);
     const bool returning = access == Access::kPoint && ghosts_.erase(HashOf(key)) > 0;
@@ -84,10 +85,15 @@ void TierShard::UseFirst(uint32_t f) {
   Append(main_, f);
 }
 
+std::optional<uint32_t> TierShard::OldestNewcomer() const {
+  if (!EvictsNewcomers()) return std::nullopt;
+  return frames_[small_.head].came;
+}
+
 uint32_t TierShard::Evict() {
   // Every pass lowers a use count, finds a pin or frees a frame.
   for (uint64_t patience = pages() * (kMaxUses + 2); patience > 0; --patience) {
-    const bool from_small = small_.size > 0 && (small_.size * 10 >= pages() || main_.size == 0);
+    const bool from_small = EvictsNewcomers();
     const uint32_t f = (from_small ? small_ : main_).head;
     TierFrame& frame = frames_[f];
     if (frame.uses > 0 || frame.pins.load(std::memory_order_acquire) > 0) {
@@ -116,9 +122,11 @@ bool TierShard::Evict(uint32_t f) {
 
 void TierShard::EraseSegment(uint64_t segment, std::vector<uint32_t>& left) {
   for (auto it = extents_.begin(); it != extents_.end();) {
-    const Extent extent = it->second;
-    const bool ours = (it++)->first.segment == segment;  // the last Remove erases the entry
-    if (!ours) continue;
+    if (it->first.segment != segment) {
+      ++it;
+      continue;
+    }
+    const Extent extent = (it++)->second;  // a copy: the last Remove erases the entry
     for (const uint32_t f : extent.frames) {
       if (f == kNoFrame) continue;
       Remove(f);

@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -43,6 +44,7 @@ struct TierFrame {
   uint8_t uses = 0;               // since it entered its queue
   bool in_main = false;
   bool ahead = false;  // read ahead, and not used yet
+  uint32_t came = 0;   // when, of all pages of the region
 };
 
 // Pages that were read ahead: all, those that a point read used, and those that nobody ever will:
@@ -91,10 +93,13 @@ class TierShard {
   uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
                std::span<uint32_t> out);
   // Makes `frame`, whose bytes are in place, the page's. When the page is here already it stays
-  // where it is. Returns the frame that holds the page; pins it if asked.
-  uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin);
+  // where it is. Returns the frame that holds the page; pins it if asked. now: the region's count
+  // of pages that came.
+  uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin, uint32_t now);
   // The page worth least that nobody has pinned leaves; its frame, or kNoFrame.
   uint32_t Evict();
+  // When the newcomer came that Evict looks at first; nothing if it would look at an older page.
+  std::optional<uint32_t> OldestNewcomer() const;
   // One certain page leaves, if it is still here and nobody has pinned it.
   bool Evict(uint32_t frame);
   // All pages of a segment leave, the pinned ones too (their bytes stay until they are unpinned).
@@ -119,6 +124,9 @@ class TierShard {
     size_t operator()(const PageKey& key) const;
   };
 
+  bool EvictsNewcomers() const {
+    return small_.size > 0 && (small_.size * 10 >= pages() || main_.size == 0);
+  }
   // A point read uses what was read ahead: it ranks from now on as if that read had brought it.
   void UseFirst(uint32_t f);
   void Append(Queue& queue, uint32_t f);
