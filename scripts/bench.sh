@@ -13,7 +13,8 @@ for program in "$build"/bench/*_bench; do
   name=$(basename "$program")
   echo "== $name"
   args=()
-  if "$program" --help 2>&1 | grep -q -- '--dir'; then
+  help=$("$program" --help 2>&1 || true)
+  if [[ $help == *--dir* ]]; then
     mkdir "$work/$name"
     args+=(--dir "$work/$name")
   fi

@@ -43,7 +43,7 @@ Result<std::shared_ptr<TierRegion>> TierRegion::Create(const Options& options, T
   const uint64_t n = std::clamp<uint64_t>(pages / kMinPagesPerShard, 1, kMaxShards);
   for (uint64_t i = 0; i < n; ++i) {
     region->shards_.push_back(
-        std::make_unique<TierShard>(region->frames_, static_cast<uint8_t>(i)));
+        std::make_unique<TierShard>(region->frames_, static_cast<uint8_t>(i), region->clock_));
   }
   return region;
 }
@@ -102,7 +102,7 @@ bool TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) 
   uint32_t holder = kNoFrame;
   {
     std::lock_guard lock(shard.mutex);
-    holder = shard.Add(key, f, access, false, came_.fetch_add(1, std::memory_order_relaxed));
+    holder = shard.Add(key, f, access, false);
   }
   if (holder != f) Free({&f, 1});
   return true;
@@ -171,7 +171,7 @@ uint32_t TierRegion::TryInsertPinned(const PageKey& key, ConstPageBytes page, Pa
   uint32_t holder = kNoFrame;
   {
     std::lock_guard lock(shard.mutex);
-    holder = shard.Add(key, f, Access::kPoint, true, came_.fetch_add(1, std::memory_order_relaxed));
+    holder = shard.Add(key, f, Access::kPoint, true);
   }
   pins.frames_.push_back(holder);
   if (holder != f) Free({&f, 1});
@@ -219,36 +219,27 @@ uint32_t TierRegion::AcquireFrame(Access access) {
   while (f == kNoFrame && budget_->Grow(*this, access)) f = TakeFree();
   if (f != kNoFrame || access == Access::kScan) return f;
   const size_t n = shards_.size(), first = ShardThatGives();
+  // Of all shards half as many again as the region has pages: who returns must be known, also where
+  // a shard is smaller than what is used of it.
+  const uint64_t ghosts = n_blocks_ * frames_.block_pages() * 3 / 2 / n;
   for (size_t i = 0; i < n && f == kNoFrame; ++i) {
     TierShard& shard = *shards_[(first + i) % n];
     std::lock_guard lock(shard.mutex);
-    f = shard.Evict();
+    f = shard.EvictOne(ghosts);
   }
   return f;
 }
 
-// The one with the oldest newcomer; if all have only pages that proved their worth, the fullest. By
-// itself a shard would keep the size that its first pages gave it, too small for what comes later.
+// The one with the oldest newcomer; where all have but pages that proved their worth, the one whose
+// oldest has waited longest. By itself a shard would keep the size that its first pages gave it,
+// too small for what comes later.
 size_t TierRegion::ShardThatGives() const {
-  const uint32_t now = came_.load(std::memory_order_relaxed);
-  size_t oldest = 0, fullest = 0;
-  uint64_t most = 0;
-  std::optional<int32_t> age;  // may be below 0 while others insert
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    std::lock_guard lock(shards_[s]->mutex);
-    if (const auto came = shards_[s]->OldestNewcomer()) {
-      const auto its_age = static_cast<int32_t>(now - *came);
-      if (!age || its_age > *age) {
-        age = its_age;
-        oldest = s;
-      }
-    }
-    if (shards_[s]->pages() > most) {
-      most = shards_[s]->pages();
-      fullest = s;
-    }
+  size_t newcomer = 0, main = 0;
+  for (size_t s = 1; s < shards_.size(); ++s) {
+    if (shards_[s]->oldest_newcomer() < shards_[newcomer]->oldest_newcomer()) newcomer = s;
+    if (shards_[s]->oldest_main() < shards_[main]->oldest_main()) main = s;
   }
-  return age ? oldest : fullest;
+  return shards_[newcomer]->oldest_newcomer() != TierShard::kNever ? newcomer : main;
 }
 
 uint32_t TierRegion::TakeFree() {

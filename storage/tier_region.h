@@ -159,7 +159,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   std::vector<std::unique_ptr<TierShard>> shards_;
   std::atomic<uint64_t> n_blocks_{0};
   std::atomic<uint64_t> pinned_pages_{0};
-  std::atomic<uint32_t> came_{0};  // pages, counted up; differences count when it wraps
+  std::atomic<uint64_t> clock_{0};  // of the shards
   std::atomic<bool> warned_of_lock_{false};
   uint32_t first_gap_ = 0;  // no block below it is missing; of the budget
 

@@ -47,10 +47,11 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
     frame.pins.fetch_add(1, std::memory_order_relaxed);
   }
   ahead.used += used_first;
+  if (used_first > 0) Publish();
   return used_first;
 }
 
-uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin, uint32_t now) {
+uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin) {
   const auto [it, fresh] = extents_.try_emplace(ExtentOf(key));
   Extent& extent = it->second;
   if (fresh) extent.frames.fill(kNoFrame);
@@ -61,7 +62,6 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin,
     TierFrame& frame = frames_[f];
     frame.key = key;
     frame.uses = 0;
-    frame.came = now;
     frame.ahead = access == Access::kAhead;
     frame.shard.store(static_cast<uint8_t>(number_ + 1), std::memory_order_relaxed);
     const bool returning = access == Access::kPoint && ghosts_.erase(HashOf(key)) > 0;
@@ -74,6 +74,7 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin,
   }
   if (access == Access::kAhead) ++ahead.read;
   if (pin) frames_[slot].pins.fetch_add(1, std::memory_order_relaxed);
+  Publish();
   return slot;
 }
 
@@ -85,12 +86,7 @@ void TierShard::UseFirst(uint32_t f) {
   Append(main_, f);
 }
 
-std::optional<uint32_t> TierShard::OldestNewcomer() const {
-  if (!EvictsNewcomers()) return std::nullopt;
-  return frames_[small_.head].came;
-}
-
-uint32_t TierShard::Evict() {
+uint32_t TierShard::EvictOne(uint64_t ghosts) {
   // Every pass lowers a use count, finds a pin or frees a frame.
   for (uint64_t patience = pages() * (kMaxUses + 2); patience > 0; --patience) {
     const bool from_small = EvictsNewcomers();
@@ -103,11 +99,13 @@ uint32_t TierShard::Evict() {
       Append(main_, f);
       continue;
     }
-    if (from_small && !frame.ahead) Remember(frame.key);
+    if (from_small && !frame.ahead) Remember(frame.key, ghosts);
     Remove(f);
     ++evictions;
+    Publish();
     return f;
   }
+  Publish();
   return kNoFrame;
 }
 
@@ -117,6 +115,7 @@ bool TierShard::Evict(uint32_t f) {
   if (frame.pins.load(std::memory_order_acquire) > 0) return false;
   Remove(f);
   ++evictions;
+  Publish();
   return true;
 }
 
@@ -133,6 +132,15 @@ void TierShard::EraseSegment(uint64_t segment, std::vector<uint32_t>& left) {
       left.push_back(f);
     }
   }
+  Publish();
+}
+
+void TierShard::Publish() {
+  const bool newcomers = EvictsNewcomers();
+  oldest_newcomer_.store(newcomers ? frames_[small_.head].since : kNever,
+                         std::memory_order_relaxed);
+  oldest_main_.store(!newcomers && main_.size > 0 ? frames_[main_.head].since : kNever,
+                     std::memory_order_relaxed);
 }
 
 void TierShard::Append(Queue& queue, uint32_t f) {
@@ -144,6 +152,7 @@ void TierShard::Append(Queue& queue, uint32_t f) {
   (queue.tail == kNoFrame ? queue.head : frames_[queue.tail].next) = f;
   queue.tail = f;
   ++queue.size;
+  frame.since = clock_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void TierShard::Unlink(uint32_t f) {
@@ -165,11 +174,11 @@ void TierShard::Remove(uint32_t f) {
   frame.shard.store(0, std::memory_order_relaxed);
 }
 
-void TierShard::Remember(const PageKey& key) {
+void TierShard::Remember(const PageKey& key, uint64_t ghosts) {
   const uint64_t hash = HashOf(key);
   if (!ghosts_.insert(hash).second) return;
   ghost_order_.push_back(hash);
-  while (ghost_order_.size() > pages()) {
+  while (ghost_order_.size() > ghosts) {
     ghosts_.erase(ghost_order_.front());
     ghost_order_.pop_front();
   }

@@ -12,7 +12,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -35,16 +34,17 @@ enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kAhead, kBackgroun
 inline constexpr uint32_t kNoFrame = UINT32_MAX;
 inline constexpr uint64_t kExtentPages = 256;  // pages that are found by one look into the index
 
-// One page's place in a region.
+// One page's place in a region. What pinning writes to comes first, in eight bytes that one cache
+// line holds.
 struct TierFrame {
-  PageKey key;
-  uint32_t next = kNoFrame, prev = kNoFrame;  // in its queue
   std::atomic<uint32_t> pins{0};
   std::atomic<uint8_t> shard{0};  // 1 + the shard that holds a page here; 0: none
   uint8_t uses = 0;               // since it entered its queue
   bool in_main = false;
-  bool ahead = false;  // read ahead, and not used yet
-  uint32_t came = 0;   // when, of all pages of the region
+  bool ahead = false;                         // read ahead, and not used yet
+  uint32_t next = kNoFrame, prev = kNoFrame;  // in its queue
+  uint64_t since = 0;                         // when it came to the end of its queue
+  PageKey key;
 };
 
 // Pages that were read ahead: all, those that a point read used, and those that nobody ever will:
@@ -85,7 +85,9 @@ class TierFrames {
 
 class TierShard {
  public:
-  TierShard(TierFrames& frames, uint8_t number) : frames_(frames), number_(number) {}
+  // clock: counts what comes to the end of a queue, of all shards of a region.
+  TierShard(TierFrames& frames, uint8_t number, std::atomic<uint64_t>& clock)
+      : frames_(frames), number_(number), clock_(clock) {}
 
   // `pages` lie in one extent of `segment`. Those here are pinned and counted as used; the others
   // are kNoFrame in `out`. Returns how many of those here were read ahead and are used now for the
@@ -93,19 +95,23 @@ class TierShard {
   uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
                std::span<uint32_t> out);
   // Makes `frame`, whose bytes are in place, the page's. When the page is here already it stays
-  // where it is. Returns the frame that holds the page; pins it if asked. now: the region's count
-  // of pages that came.
-  uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin, uint32_t now);
-  // The page worth least that nobody has pinned leaves; its frame, or kNoFrame.
-  uint32_t Evict();
-  // When the newcomer came that Evict looks at first; nothing if it would look at an older page.
-  std::optional<uint32_t> OldestNewcomer() const;
+  // where it is. Returns the frame that holds the page; pins it if asked.
+  uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin);
+  // The page worth least that nobody has pinned leaves; its frame, or kNoFrame. ghosts: pages that
+  // left early and are remembered, at most.
+  uint32_t EvictOne(uint64_t ghosts);
   // One certain page leaves, if it is still here and nobody has pinned it.
   bool Evict(uint32_t frame);
   // All pages of a segment leave, the pinned ones too (their bytes stay until they are unpinned).
   void EraseSegment(uint64_t segment, std::vector<uint32_t>& left);
 
   uint64_t pages() const { return small_.size + main_.size; }
+
+  // Since when the page that EvictOne looks at first has been in its queue: in one of newcomers, or
+  // else in the main one. kNever: there is none. Needs no mutex, and may be a moment old.
+  static constexpr uint64_t kNever = UINT64_MAX;
+  uint64_t oldest_newcomer() const { return oldest_newcomer_.load(std::memory_order_relaxed); }
+  uint64_t oldest_main() const { return oldest_main_.load(std::memory_order_relaxed); }
 
   mutable std::mutex mutex;
   uint64_t hits = 0, misses = 0, evictions = 0;
@@ -132,10 +138,13 @@ class TierShard {
   void Append(Queue& queue, uint32_t f);
   void Unlink(uint32_t f);
   void Remove(uint32_t f);
-  void Remember(const PageKey& key);
+  void Remember(const PageKey& key, uint64_t ghosts);
+  void Publish();
 
   TierFrames& frames_;
   const uint8_t number_;
+  std::atomic<uint64_t>& clock_;
+  std::atomic<uint64_t> oldest_newcomer_{kNever}, oldest_main_{kNever};
   Queue small_, main_;
   std::unordered_map<PageKey, Extent, KeyHash> extents_;  // by (segment, page / kExtentPages)
   std::unordered_set<uint64_t> ghosts_;                   // hashes of pages that left early
