@@ -37,7 +37,9 @@ def test_the_lines_that_are_shown_are_enough(page: str, tmp_path: Path) -> None:
     )
     trial = next(b for b in setup if "models/prefixd-tiny" in b)
     lines = next(b for b in blocks if "splice.cache(input_ids)" in b)
-    program = trial + lines.replace("/srv/kv", str(tmp_path / "kv"))
+    here, stores = re.subn(r'prefixd\.open\("[^"]+"\)', f'prefixd.open("{tmp_path}/kv")', lines)
+    assert stores == 1
+    program = trial + here
     program += "\nprint(cache.attached[0], bytes(output[0, input_ids.shape[1]:].tolist()))\n"
     program = program.replace("max_new_tokens=100", "max_new_tokens=8, do_sample=False")
     answers = [run_python("-c", program).split(maxsplit=1) for _ in range(2)]
