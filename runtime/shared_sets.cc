@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "attention/code_scan.h"
+
 namespace prefixd {
 
 SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group)
@@ -63,11 +65,9 @@ std::vector<double> LogSumExps(std::span<const float> scores, size_t group) {
   const size_t n = scores.size() / group;
   std::vector<double> out;
   for (size_t g = 0; g < group; ++g) {
-    const auto row = scores.subspan(g * n, n);
-    const double top = *std::max_element(row.begin(), row.end());
-    double sum = 0;
-    for (const float score : row) sum += std::exp(score - top);
-    out.push_back(top + std::log(sum));
+    const float* row = scores.data() + g * n;
+    const float top = CodeScan().largest_float(row, n);
+    out.push_back(top + std::log(CodeScan().exp_total(row, n, -top)));
   }
   return out;
 }

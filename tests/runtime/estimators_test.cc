@@ -241,7 +241,10 @@ TEST_F(EstimatorsTest, MissingMassIsCertifiedUnderExactCuts) {
         if (missing.certified) {
           EXPECT_GE(missing.delta, truth - 1e-4);
         }
-        EXPECT_NEAR(out.info.rho_z[g], truth, k == 1000 ? 1e-4 : 0.3);
+        // Without any token read, moments cannot see the few far keys that may hold most mass.
+        if (k > 0 || Variant(name).kind == EstimatorKind::kScan) {
+          EXPECT_NEAR(out.info.rho_z[g], truth, k == 1000 ? 1e-4 : 0.3);
+        }
         EXPECT_TRUE(missing.delta >= 0 && missing.delta <= 1);
       }
       if (std::string(name) == "none") {
