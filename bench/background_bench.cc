@@ -138,17 +138,14 @@ class Bench {
     line("steps meanwhile", steps, "");
     line("slowdown", slowdown, "times");
     if (options_.json_file.empty()) return {};
-    const auto json = [](const Spread& s) {
-      return nlohmann::json{{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
-    };
     PREFIXD_TRY(
         WriteJson(options_.json_file,
                   nlohmann::json{{"bench", "background"},
                                  {"tokens", options_.tokens},
-                                 {"quiet_ms", json(quiet)},
-                                 {"busy_ms", json(busy)},
-                                 {"busy_p99_ms", json(p99)},
-                                 {"build_seconds", json(build)},
+                                 {"quiet_ms", quiet},
+                                 {"busy_ms", busy},
+                                 {"busy_p99_ms", p99},
+                                 {"build_seconds", build},
                                  {"ratios", {{"step_slowdown_while_building", slowdown.median}}}}));
     return {};
   }

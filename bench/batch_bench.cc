@@ -67,8 +67,7 @@ class Bench {
       print(batched), print(alone), print(speedup);
       std::printf(" %13.2f %13.2f\n", line.batched.scan_bytes / 1e6, line.alone.scan_bytes / 1e6);
       const auto json = [](const Cost& cost) {
-        const Spread s = Summarise(cost.ms);
-        return nlohmann::json{{"ms", {{"median", s.median}, {"p25", s.low}, {"p75", s.high}}},
+        return nlohmann::json{{"ms", Summarise(cost.ms)},
                               {"select_cpu_ms", cost.select_ms},
                               {"scan_bytes", cost.scan_bytes}};
       };

@@ -194,12 +194,7 @@ double BreakEvenGamma(const Tier& tier, const Point& completed, double xi, bool 
 }
 
 json PointJson(const Point& p) {
-  const auto spread = [](const Spread& s) {
-    return json{{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
-  };
-  return {{"select_ms", spread(p.select_ms)},
-          {"load_ms", spread(p.load_ms)},
-          {"compute_ms", spread(p.compute_ms)}};
+  return {{"select_ms", p.select_ms}, {"load_ms", p.load_ms}, {"compute_ms", p.compute_ms}};
 }
 
 json Report(const std::vector<Tier>& tiers, const Options& options) {

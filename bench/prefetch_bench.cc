@@ -79,7 +79,7 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
                     {"pause_ms", c.pause_ms},
                     {"forward", c.prefetch.forward},
                     {"back", c.prefetch.back},
-                    {"ms", {{"median", c.ms.median}, {"p25", c.ms.low}, {"p75", c.ms.high}}},
+                    {"ms", c.ms},
                     {"read_ms", c.read_ms.median},
                     {"ssd_pages", c.ssd_pages},
                     {"ahead_pages", c.ahead_pages},

@@ -73,9 +73,9 @@ std::vector<Mode> Modes(uint32_t k, const std::string& only) {
   return modes;
 }
 
-json Json(const std::vector<double>& samples, double factor = 1) {
+Spread Scaled(const std::vector<double>& samples, double factor) {
   const Spread s = Summarise(samples);
-  return {{"median", s.median * factor}, {"p25", s.low * factor}, {"p75", s.high * factor}};
+  return {s.median * factor, s.low * factor, s.high * factor};
 }
 
 class Bench {
@@ -272,9 +272,9 @@ class Bench {
           mode.spent.retrieval_ratio(), mode.mass);
       rows.push_back(
           {{"mode", mode.key},
-           {"ms", Json(mode.ms)},
-           {"speedup_over_roofline", Json(over_roofline)},
-           {"speedup_over_own_pass", Json(over_pass)},
+           {"ms", Summarise(mode.ms)},
+           {"speedup_over_roofline", Summarise(over_roofline)},
+           {"speedup_over_own_pass", Summarise(over_pass)},
            {"select_us_of_head", us(mode.spent.select_ns)},
            {"read_us_of_head", us(mode.spent.read_ns)},
            {"compute_us_of_head", us(mode.spent.compute_ns)},
@@ -296,9 +296,9 @@ class Bench {
                                               {"layers", options_.layers},
                                               {"k", k},
                                               {"threads", threads_},
-                                              {"bandwidth_gb_s", Json(bandwidth_, 1e-9)},
-                                              {"roofline_ms", Json(roofline_, 1e3)},
-                                              {"exact_ms", Json(exact_, 1e3)},
+                                              {"bandwidth_gb_s", Scaled(bandwidth_, 1e-9)},
+                                              {"roofline_ms", Scaled(roofline_, 1e3)},
+                                              {"exact_ms", Scaled(exact_, 1e3)},
                                               {"modes", rows},
                                               {"ratios", ratios}});
   }

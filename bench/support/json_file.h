@@ -1,4 +1,4 @@
-// The figures of a benchmark as a JSON file.
+// The figures of a benchmark as JSON, and in a file.
 #pragma once
 
 #include <fstream>
@@ -6,8 +6,13 @@
 #include <string>
 
 #include "attention/result.h"
+#include "bench/support/statistics.h"
 
 namespace prefixd::bench {
+
+inline void to_json(nlohmann::json& out, const Spread& s) {
+  out = {{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
+}
 
 inline Status WriteJson(const std::string& file, const nlohmann::json& figures) {
   std::ofstream out(file);
