@@ -4,6 +4,8 @@
 // call ParallelFor themselves.
 #pragma once
 
+#include <sched.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -40,12 +42,15 @@ class ThreadPool {
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                      WorkPriority priority = WorkPriority::kStep);
 
-  uint32_t threads() const { return static_cast<uint32_t>(workers_.size() / 2) + 1; }
+  uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 
  private:
   struct Job;
 
   void WorkerLoop(WorkPriority priority);
+  // The workers of steps may run wherever those of background work may, but on `core`, unless there
+  // are more of them than other cores. mutex_ is held.
+  void KeepOff(int core);
   // Runs one item of `job`; `lock` is held on entry and exit.
   void RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& lock);
 
@@ -53,7 +58,10 @@ class ThreadPool {
   std::condition_variable work_[2];             // by priority
   std::deque<std::shared_ptr<Job>> queues_[2];  // by priority; jobs with items not yet begun
   bool stopping_ = false;
-  std::vector<std::thread> workers_;
+  size_t running_ = 0;   // loops of steps
+  int left_out_ = -1;    // the core that workers keep off; -1: none
+  cpu_set_t allowed_{};  // what the process may use, when that was set
+  std::vector<std::thread> workers_, background_;
 };
 
 }  // namespace prefixd

@@ -1,9 +1,14 @@
 // The runtime's small parts: pool, packed blobs, query reservoir.
+#include <pthread.h>
+#include <sched.h>
+
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "runtime/blob_pack.h"
@@ -39,6 +44,80 @@ TEST(ThreadPool, RunsEveryItemOnceFromManyCallers) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(total, 4 * 103);
   EXPECT_EQ(errors, 0);
+}
+
+cpu_set_t MaskOf(pthread_t thread) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  EXPECT_EQ(pthread_getaffinity_np(thread, sizeof mask, &mask), 0);
+  return mask;
+}
+cpu_set_t Only(size_t core) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  CPU_SET(core, &mask);
+  return mask;
+}
+
+void AllThreadsTo(const cpu_set_t& mask) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    const pid_t thread = std::stoi(entry.path().filename().string());
+    static_cast<void>(sched_setaffinity(thread, sizeof mask, &mask));  // it may have ended
+  }
+}
+
+// Two items that wait for each other are on two threads; the worker's is not on the caller's core,
+// and whatever others allow it counts.
+TEST(ThreadPool, WorkersKeepOffTheirCallersCore) {
+  cpu_set_t all;
+  if (pthread_getaffinity_np(pthread_self(), sizeof all, &all) != 0 ||
+      sched_setaffinity(0, sizeof all, &all) != 0) {
+    GTEST_SKIP() << "cores may not be chosen here";
+  }
+  std::vector<size_t> cores;
+  for (size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &all)) cores.push_back(core);
+  }
+  if (cores.size() < 2) GTEST_SKIP() << "one core";
+  struct Restore {
+    const cpu_set_t& all;
+    ~Restore() { AllThreadsTo(all); }
+  } restore{all};
+  ThreadPool pool(2);
+  const auto caller = std::this_thread::get_id();
+  pthread_t worker{};
+  const auto meet = [&](int* worker_core) {
+    std::atomic<int> there{0};
+    ASSERT_OK(pool.ParallelFor(2, [&](size_t) -> Status {
+      ++there;
+      while (there < 2) std::this_thread::yield();
+      if (std::this_thread::get_id() != caller) {
+        worker = pthread_self();
+        *worker_core = sched_getcpu();
+      }
+      return {};
+    }));
+  };
+  for (const size_t core : {cores[0], cores[1], cores[0]}) {
+    const cpu_set_t here = Only(core);
+    ASSERT_EQ(sched_setaffinity(0, sizeof here, &here), 0);
+    for (int i = 0; i < 20; ++i) {
+      int worker_core = -1;
+      meet(&worker_core);
+      EXPECT_NE(worker_core, static_cast<int>(core));
+    }
+    const cpu_set_t mask = MaskOf(worker);
+    EXPECT_EQ(CPU_COUNT(&mask), static_cast<int>(cores.size()) - 1);
+  }
+  // Somebody leaves the whole process one core, as `taskset -a` does: there all of it stays.
+  for (const size_t core : {cores[0], cores[1]}) {
+    AllThreadsTo(Only(core));
+    for (int i = 0; i < 5; ++i) {
+      int worker_core = -1;
+      meet(&worker_core);
+      EXPECT_EQ(worker_core, static_cast<int>(core));
+    }
+  }
 }
 
 TEST(ThreadPool, ReturnsAnErrorAndSkipsTheRest) {
