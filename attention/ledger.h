@@ -64,7 +64,8 @@ struct Ledger {
   std::array<uint64_t, kEstimatorKinds> summary_bytes{};  // of these, summaries by EstimatorKind
   double feature_tokens = 0;   // stored features read beside rows, in token-equivalents
   uint64_t feature_bytes = 0;  // the same in bytes
-  std::array<uint64_t, kTierCount> physical_bytes{};  // what devices and tiers really moved
+  // What devices and tiers really moved: not keys, nor copies of rows, that are held in memory.
+  std::array<uint64_t, kTierCount> physical_bytes{};
   // Apart from those: read into host memory before a step wanted it, and what steps used of what
   // was read so for any session of the tenant.
   uint64_t ahead_bytes = 0, ahead_used_bytes = 0;

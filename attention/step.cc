@@ -259,12 +259,18 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
 
 void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
                 const RowsView& rows, std::span<float> scores) {
+  StepScores(queries, group, layer, rows, 0, rows.count, scores);
+}
+
+void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
+                const RowsView& rows, size_t begin, size_t n, std::span<float> scores) {
   const uint32_t dim = rows.shape.key_dim;
   assert(queries.size() == size_t{group} * dim && scores.size() == group * rows.count);
-  if (rows.count == 0) return;
+  assert(begin + n <= rows.count);
+  if (n == 0) return;
   const std::vector<double> q = PadQueries<double>(queries, group, dim);
-  Kernels().score(q.data(), PadUp(dim), group, KeyBlockAhead(rows, 0, rows.count), layer.scale,
-                  scores.data(), rows.count);
+  Kernels().score(q.data(), PadUp(dim), group, KeyBlockAhead(rows, begin, n), layer.scale,
+                  scores.data() + begin, rows.count);
 }
 
 Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::span<float> y) {

@@ -78,6 +78,10 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out);
 // its retrieved rows, with the same bits, their values asked for meanwhile. Queries finite.
 void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
                 const RowsView& rows, std::span<float> scores);
+// The same of rows [begin, begin + n) alone, into their places; those that follow are asked for
+// meanwhile.
+void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
+                const RowsView& rows, size_t begin, size_t n, std::span<float> scores);
 
 // What the step takes the remainder to be: log Z_R [G], after the bracket, and y_R
 // [G][value_dim]; -inf and 0 where there is none. For diagnostics and per-head choice; errors as

@@ -229,6 +229,8 @@ void Describe(V& v, Is<RuntimeStats> auto& s) {
   v("ahead_vain_bytes", s.ahead_vain_bytes);
   v("selector_memory_bytes", s.selector_memory_bytes);
   v("selector_memory_capacity", s.selector_memory_capacity);
+  v("shared_rows_bytes", s.shared_rows_bytes);
+  v("shared_rows_capacity", s.shared_rows_capacity);
   v("host_tier_pinned", s.host_tier_pinned), v("host_evictions", s.host_evictions);
   v("host_tier_huge_pages", s.host_tier_huge_pages), v("host_tier_gpu", s.host_tier_gpu);
   v("host_tenants", s.host_tenants);

@@ -348,6 +348,7 @@ RuntimeOptions Config::Runtime() const {
   o.host_tier_mlock = host_tier_mlock;
   o.pin_host_tier = pin_host_tier;
   o.selector_memory_bytes = selector_memory_mib << 20;
+  o.shared_rows_bytes = shared_rows_mib << 20;
   o.min_free_bytes = min_free_mib << 20;
   o.quota_bytes = quota_mib << 20;
   o.read_deadline_ms = static_cast<uint32_t>(read_deadline_ms);

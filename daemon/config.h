@@ -32,6 +32,7 @@ struct Config {
   bool host_tier_mlock = false;
   bool pin_host_tier = false;
   uint64_t selector_memory_mib = 1024;
+  uint64_t shared_rows_mib = 512;
   uint64_t min_free_mib = 256;
   uint64_t quota_mib = 0;
   uint64_t read_deadline_ms = 30'000;

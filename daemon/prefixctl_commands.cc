@@ -111,6 +111,7 @@ Status ShowStatus(RemoteClient& client, const Options& options) {
        {"host tier", Bytes(r.host_tier_bytes) + " of " + Bytes(r.host_tier_capacity)},
        {"selector memory",
         Bytes(r.selector_memory_bytes) + " of " + Bytes(r.selector_memory_capacity)},
+       {"shared rows", Bytes(r.shared_rows_bytes) + " of " + Bytes(r.shared_rows_capacity)},
        {"checksum failures", Count(r.checksum_failures)},
        {"verified since",
         r.verified_since_unix_ms == 0 ? "-" : Time(r.verified_since_unix_ms) + " UTC"},

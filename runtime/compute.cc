@@ -17,6 +17,7 @@ class CpuCompute : public Compute {
     return GroupStep(in, out);
   }
   bool takes_scores() const override { return true; }
+  bool wants_rows_together() const override { return true; }
   Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
                      const RowsView& rows, std::span<float> y, std::span<float> lse) override {
     return ExactAttention(queries, n_queries, layer, rows, y, lse);

@@ -28,6 +28,8 @@ class Compute {
                       const std::shared_ptr<const void>& owner) = 0;
   // Whether Step takes GroupStepInput::retrieved_scores; who does not computes them itself.
   virtual bool takes_scores() const { return false; }
+  // Whether rows that several steps read are worth a copy that has them side by side.
+  virtual bool wants_rows_together() const { return false; }
   // As ExactAttention (attention/step.h).
   virtual Status AttendExact(std::span<const float> queries, uint32_t n_queries,
                              const LayerGeometry& layer, const RowsView& rows, std::span<float> y,

@@ -17,6 +17,7 @@
 #include "runtime/scrubber.h"
 #include "runtime/segment_queue.h"
 #include "runtime/selector_memory.h"
+#include "runtime/set_rows.h"
 #include "runtime/step_batch.h"
 #include "runtime/step_queue.h"
 #include "runtime/store.h"
@@ -34,15 +35,23 @@ struct Core {
         pool(o.threads),
         models(storage.get()),
         selector_memory(o.selector_memory_bytes),
+        set_rows(o.shared_rows_bytes),
         index_loads(WorkPriority::kStep,
                     [](PreparedPrefix& prefix, index::IndexKind kind, size_t head,
                        const std::atomic<bool>&) { return prefix.LoadIndexAhead(head, kind); }),
         key_loads(WorkPriority::kBackground,
                   [](PreparedPrefix& prefix, index::IndexKind, size_t head,
                      const std::atomic<bool>& stop) { return prefix.LoadKeysAhead(head, stop); }),
-        rooms{&options,   storage.get(),    &pool,
-              &scratch,   &selector_memory, &index_loads,
-              &key_loads, &rows_ahead,      [this](const storage::SegmentId& id) { Rebuild(id); }},
+        rooms{&options,
+              storage.get(),
+              &pool,
+              &scratch,
+              &selector_memory,
+              &set_rows,
+              &index_loads,
+              &key_loads,
+              &rows_ahead,
+              [this](const storage::SegmentId& id) { Rebuild(id); }},
         prepared(selector_memory),
         step_queue(pool.threads(),
                    [this](std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
@@ -59,6 +68,7 @@ struct Core {
   ScratchPool scratch;
   ModelRegistry models;
   SelectorMemory selector_memory;
+  SetRowsPool set_rows;
   HeadLoads index_loads, key_loads;
   RowsAhead rows_ahead;
   const Rooms rooms;

@@ -109,11 +109,14 @@ RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const ui
   const uint32_t reach = plan.policy.sharing.dilation;
   std::vector<uint32_t> best;
   if (third > 0 && reach > 0) {
-    const GroupRanking ranking = RankByGroupMax(scores, static_cast<uint32_t>(cuts.size()),
-                                                static_cast<uint32_t>(read.size()), third);
-    for (uint32_t i = 0; i < third; ++i) best.push_back(read[ranking.best[i]]);
+    best = SelectByGroupMax(scores, static_cast<uint32_t>(cuts.size()),
+                            static_cast<uint32_t>(read.size()), third, 0,
+                            /*scores_complete=*/false)
+               .ids;
+    for (uint32_t& id : best) id = read[id];
   }
-  return {Dilated(chosen, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores)};
+  return {Dilated(chosen, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores),
+          std::make_shared<SetRowsSlot>()};
 }
 
 }  // namespace prefixd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "attention/code_scan.h"
@@ -11,22 +12,44 @@ namespace prefixd {
 SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group)
     : sharing_(sharing), group_(group), heads_(heads) {}
 
-bool SharedSets::Similar(std::span<const float> a, std::span<const float> b) const {
-  const size_t dim = a.size() / group_;
+namespace {
+
+double Dot(std::span<const float> a, std::span<const float> b) {
+  constexpr size_t kLanes = 8;
+  double sums[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= a.size(); i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) sums[l] += double{a[i + l]} * b[i + l];
+  }
+  for (; i < a.size(); ++i) sums[0] += double{a[i]} * b[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+}  // namespace
+
+SharedSets::Query SharedSets::QueryOf(std::span<const float> q) const {
+  Query query{{q.begin(), q.end()}, {}};
+  const size_t dim = q.size() / group_;
   for (uint32_t g = 0; g < group_; ++g) {
-    double ab = 0, aa = 0, bb = 0;
-    for (size_t i = g * dim; i < (g + 1) * dim; ++i) {
-      ab += double{a[i]} * b[i];
-      aa += double{a[i]} * a[i];
-      bb += double{b[i]} * b[i];
-    }
+    const auto head = q.subspan(g * dim, dim);
+    query.norms.push_back(std::sqrt(Dot(head, head)));
+  }
+  return query;
+}
+
+bool SharedSets::Similar(const Query& a, const Query& b) const {
+  const size_t dim = a.q.size() / group_;
+  for (uint32_t g = 0; g < group_; ++g) {
+    const double ab =
+        Dot(std::span(a.q).subspan(g * dim, dim), std::span(b.q).subspan(g * dim, dim));
     // A query of zeros is like no other.
-    if (!(ab > sharing_.similarity * std::sqrt(aa) * std::sqrt(bb))) return false;
+    if (!(ab > sharing_.similarity * a.norms[g] * b.norms[g])) return false;
   }
   return true;
 }
 
-SharedSet SharedSets::Find(size_t head, std::span<const float> q) {
+SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
+  Query query = QueryOf(q);
   Head& state = heads_[head];
   std::lock_guard lock(state.mutex);
   std::shared_ptr<const Retrieved> found;
@@ -34,24 +57,25 @@ SharedSet SharedSets::Find(size_t head, std::span<const float> q) {
     // Across the border only the set of the last step, by the query that retrieved it, so that a
     // set never drifts further than the threshold allows.
     if (sharing_.across && !state.earlier.empty()) {
-      const auto& last = state.earlier.back().set;
-      if (Similar(q, last->q)) found = last;
+      const auto& before = state.earlier.back().set;
+      if (Similar(query, before->query)) found = before;
     }
     state.earlier.clear();
   } else {
     for (auto step = state.earlier.rbegin(); step != state.earlier.rend() && !found; ++step) {
-      if (Similar(q, step->q)) found = step->set;
+      if (Similar(query, step->query)) found = step->set;
     }
   }
   state.at = (state.at + 1) % sharing_.block;
+  if (last) *last = state.at == 0 && !sharing_.across;
   if (!found) return nullptr;
-  state.earlier.push_back({{q.begin(), q.end()}, found});
+  state.earlier.push_back({std::move(query), found});
   return found->set;
 }
 
 void SharedSets::Keep(size_t head, std::span<const float> q, RetrievedSet set) {
   Head& state = heads_[head];
-  std::vector<float> query(q.begin(), q.end());
+  Query query = QueryOf(q);
   auto kept = std::make_shared<const Retrieved>(
       Retrieved{query, std::make_shared<const RetrievedSet>(std::move(set))});
   std::lock_guard lock(state.mutex);
@@ -98,14 +122,17 @@ std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const f
 
 std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
                               uint32_t reach, TokenRange within) {
-  std::vector<uint32_t> out(ids.begin(), ids.end());
-  for (const uint32_t id : best) {
-    const uint32_t begin = std::max(within.begin, id - std::min(id, reach));
+  std::vector<uint32_t> of(best.begin(), best.end());
+  std::sort(of.begin(), of.end());
+  std::vector<uint32_t> near;
+  uint32_t next = within.begin;  // nothing before it is still to be taken
+  for (const uint32_t id : of) {
     const uint32_t end = id >= within.end ? 0 : std::min(reach, within.end - 1 - id) + id + 1;
-    for (uint32_t t = begin; t < end; ++t) out.push_back(t);
+    for (next = std::max(next, id - std::min(id, reach)); next < end; ++next) near.push_back(next);
   }
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  std::vector<uint32_t> out;
+  out.reserve(ids.size() + near.size());
+  std::set_union(ids.begin(), ids.end(), near.begin(), near.end(), std::back_inserter(out));
   return out;
 }
 

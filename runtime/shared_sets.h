@@ -17,6 +17,7 @@
 
 #include "attention/partition.h"
 #include "attention/selection.h"
+#include "runtime/set_rows.h"
 #include "runtime/types.h"
 
 namespace prefixd {
@@ -26,6 +27,7 @@ struct RetrievedSet {
   // [G] the cuts of the query that retrieved it, less the log-sum-exp of the scores that it gave
   // the set (MakeCutOffsets).
   std::vector<Cut> offsets;
+  std::shared_ptr<SetRowsSlot> rows = {};  // of a set that steps read
 };
 using SharedSet = std::shared_ptr<const RetrievedSet>;
 
@@ -41,17 +43,21 @@ class SharedSets {
   SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group);
 
   // Once for every step of `head`: the set that it shares, or null: then it retrieves, and Keep
-  // says what.  q: [G][key_dim].
-  SharedSet Find(size_t head, std::span<const float> q);
+  // says what.  q: [G][key_dim]. last: if not null, whether no later step may share that set.
+  SharedSet Find(size_t head, std::span<const float> q, bool* last = nullptr);
   void Keep(size_t head, std::span<const float> q, RetrievedSet set);
 
  private:
+  struct Query {
+    std::vector<float> q;
+    std::vector<double> norms;  // [G]
+  };
   struct Retrieved {
-    std::vector<float> q;  // that retrieved it
+    Query query;  // that retrieved it
     SharedSet set;
   };
   struct Step {
-    std::vector<float> q;
+    Query query;
     std::shared_ptr<const Retrieved> set;
   };
   struct Head {
@@ -59,15 +65,16 @@ class SharedSets {
     uint32_t at = 0;            // of the block
     std::vector<Step> earlier;  // steps of the block that have a set
   };
-  bool Similar(std::span<const float> a, std::span<const float> b) const;
+  Query QueryOf(std::span<const float> q) const;
+  bool Similar(const Query& a, const Query& b) const;
 
   const StepPolicy::Sharing sharing_;
   const uint32_t group_;
   std::vector<Head> heads_;
 };
 
-// `ids` and the neighbours of `best`, up to `reach` to either side, as far as they lie in `within`.
-// Ascending, each once.
+// `ids` (ascending, each once) and the neighbours of `best`, up to `reach` to either side, as far
+// as they lie in `within`. Ascending, each once.
 std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
                               uint32_t reach, TokenRange within);
 

@@ -44,15 +44,14 @@ class RetrievingStep {
         plan_(*task.plan),
         prefix_(*plan_.prefix),
         head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : HeadPlan{}),
+        retrieves_(Retrieves(task)),
+        row_(prefix_.model()->spec.geometry.row()),
         scratch_(core.rooms.scratch->Acquire()) {}
 
   Scratch& scratch() { return *scratch_; }
   // Nothing when there is nothing to search for, or an earlier step's set is shared.
   std::optional<GroupSearch> Search() {
-    retrieves_ = (task_.k > 0 || scans()) && prefix_.partition().mid.size() > 0;
-    if (!retrieves_) return std::nullopt;
-    if (plan_.shared) shared_ = plan_.shared->Find(task_.head, task_.q);
-    if (shared_) return std::nullopt;
+    if (!retrieves_ || task_.shared) return std::nullopt;
     scratch_->found_keys.clear();
     return GroupSearch{&plan_,
                        task_.q,
@@ -67,66 +66,95 @@ class RetrievingStep {
  private:
   bool scans() const { return head_.estimator.kind == EstimatorKind::kScan; }
   Status Read(Result<Selection> found, RetrievedRows& retrieved, storage::ReadStats& reads);
+  void Share(std::span<const uint32_t> chosen);
+  void ScoreRead(std::span<float> scores, SetRows* copy);
 
   const Core& core_;
   GroupTask& task_;
   const SessionPlan& plan_;
   PreparedPrefix& prefix_;
   const HeadPlan head_;
+  const bool retrieves_;
+  const RowShape row_;
   const ScratchPool::Lease scratch_;
-  bool retrieves_ = false;
-  SharedSet shared_;
   Selection selection_;
+  RowsView rows_;                        // of selection_
+  std::shared_ptr<const SetRows> kept_;  // where they are an earlier step's copy
   std::vector<float> scores_;
   std::span<const float> retrieved_scores_;  // of what was read, where the cuts needed them
 };
 
 Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
                             storage::ReadStats& reads) {
-  const KvGeometry& geometry = prefix_.model()->spec.geometry;
   std::span<const std::byte> selected_keys;
-  if (shared_) {
-    selection_.ids = shared_->ids;
+  if (task_.shared) {
+    selection_.ids = task_.shared->ids;
     task_.ledger.selections += 1;
+    if (task_.shared->rows) kept_ = task_.shared->rows->Get();
   } else {
     PREFIXD_ASSIGN(selection_, std::move(found));
     selected_keys = scratch_->found_keys;
   }
   const std::vector<uint32_t> chosen = selection_.ids;
-  {
+  if (kept_) {
+    selection_.ids = kept_->ids;
+    rows_ = kept_->view(row_);
+  } else {
     StageTimer timer(task_.ledger.read_ns);
     PREFIXD_TRY(ReadSelected(plan_, task_.head, selected_keys, selection_, retrieved, reads));
+    rows_ = retrieved.rows(row_);
   }
   if (plan_.ahead) task_.retrieved = chosen;
-  if (!plan_.shared) return {};
-  const RowsView rows = retrieved.rows(geometry.row());
-  const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
-  const auto scores = Scratch::Take(scratch_->scores, geometry.group_size() * rows.count);
-  {
-    // The step that follows wants the same, but before a softcap.
-    StageTimer timer(task_.ledger.compute_ns);
-    if (layer.softcap > 0 || !core_.compute->takes_scores()) {
-      Scores(task_.q, geometry.group_size(), layer, rows, scores);
-    } else {
-      StepScores(task_.q, geometry.group_size(), layer, rows, scores);
-      retrieved_scores_ = scores;
-    }
-  }
-  StageTimer timer(task_.ledger.select_ns);
-  if (shared_) {
-    selection_.cuts = CutsFromOffsets(shared_->offsets, scores);
-  } else {
-    plan_.shared->Keep(
-        task_.head, task_.q,
-        SetToShare(plan_, task_.head, chosen, selection_.ids, selection_.cuts, scores));
-  }
+  if (plan_.shared) Share(chosen);
   return {};
+}
+
+// The cuts of a shared set, or what later steps may share of this one's.
+void RetrievingStep::Share(std::span<const uint32_t> chosen) {
+  const auto scores = Scratch::Take(scratch_->scores, task_.q.size() / row_.key_dim * rows_.count);
+  std::shared_ptr<SetRows> copy;
+  if (task_.shared && task_.shared->rows && !task_.shares_last && !kept_ &&
+      core_.compute->wants_rows_together()) {
+    copy = core_.rooms.set_rows->Take(selection_.ids, row_);
+  }
+  ScoreRead(scores, copy.get());
+  StageTimer timer(task_.ledger.select_ns);
+  if (task_.shared) {
+    selection_.cuts = CutsFromOffsets(task_.shared->offsets, scores);
+    if (copy) task_.shared->rows->Put(std::move(copy));
+    return;
+  }
+  plan_.shared->Keep(
+      task_.head, task_.q,
+      SetToShare(plan_, task_.head, chosen, selection_.ids, selection_.cuts, scores));
+}
+
+// Scores of what was read, of which `copy`, if there is one, gets the rows.
+void RetrievingStep::ScoreRead(std::span<float> scores, SetRows* copy) {
+  StageTimer timer(task_.ledger.compute_ns);
+  const KvGeometry& geometry = prefix_.model()->spec.geometry;
+  const uint32_t group = geometry.group_size();
+  const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
+  // The step that follows wants the same, but before a softcap.
+  if (layer.softcap > 0 || !core_.compute->takes_scores()) {
+    Scores(task_.q, group, layer, rows_, scores);
+    if (copy) copy->Put(rows_, 0, rows_.count);
+    return;
+  }
+  // Rows are copied while they are in the caches, and their pages' addresses.
+  constexpr size_t kTogether = 64;
+  const size_t run = copy ? kTogether : rows_.count;
+  for (size_t begin = 0; begin < rows_.count; begin += run) {
+    const size_t n = std::min(run, rows_.count - begin);
+    StepScores(task_.q, group, layer, rows_, begin, n, scores);
+    if (copy) copy->Put(rows_, begin, n);
+  }
+  retrieved_scores_ = scores;
 }
 
 Status RetrievingStep::Finish(Result<Selection> found) {
   Ledger& ledger = task_.ledger;
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
-  const RowShape row = geometry.row();
   const uint32_t group = geometry.group_size(), layer = prefix_.layer_of(task_.head);
   ReadCharge charge(ledger);
   storage::ReadStats& reads = charge.reads;
@@ -145,7 +173,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   in.layer = geometry.layers[layer];
   in.sinks = anchors.sinks;
   in.tail = anchors.tail;
-  if (!selection_.ids.empty()) in.retrieved = retrieved.rows(row);
+  if (!selection_.ids.empty()) in.retrieved = rows_;
   in.cuts = selection_.cuts;
   in.retrieved_scores = retrieved_scores_;
   in.mid_count = prefix_.partition().mid.size();
@@ -181,10 +209,10 @@ Status RetrievingStep::Finish(Result<Selection> found) {
     ledger.feature_bytes += bytes;
     ledger.logical_bytes += bytes;
     ledger.feature_tokens +=
-        static_cast<double>(bytes) / storage::MeanRowBytes(prefix_.stored().parts(), row);
+        static_cast<double>(bytes) / storage::MeanRowBytes(prefix_.stored().parts(), row_);
   }
   const auto stored_bytes = [&](const auto& tokens) {
-    return storage::RowsBytes(prefix_.stored().parts(), row, tokens);
+    return storage::RowsBytes(prefix_.stored().parts(), row_, tokens);
   };
   ledger.logical_bytes += stored_bytes(prefix_.partition().sink) +
                           stored_bytes(prefix_.partition().tail) + stored_bytes(selection_.ids);
@@ -195,6 +223,12 @@ Status RetrievingStep::Finish(Result<Selection> found) {
 }
 
 }  // namespace
+
+bool Retrieves(const GroupTask& task) {
+  if (task.plan->policy.mode != StepMode::kRetrieve) return false;
+  return (task.k > 0 || task.plan->heads[task.head].estimator.kind == EstimatorKind::kScan) &&
+         task.plan->prefix->partition().mid.size() > 0;
+}
 
 Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,

@@ -20,6 +20,8 @@ struct GroupTask {
   uint32_t k = 0;            // tokens to retrieve
   std::span<const float> q;  // [G][key_dim]
   std::span<float> y, lse;   // out: [G][value_dim], [G]
+  SharedSet shared;          // of an earlier step, which this one uses; null: it has its own
+  bool shares_last = false;  // no later step may use it
   // Out: what it did, also when it failed half-way.
   Ledger ledger;
   std::vector<float> rho_z;          // [G], as StepInfo
@@ -37,6 +39,9 @@ struct GroupTask {
   };
   Key key() const { return {plan->prefix.get(), head, plan->selector}; }
 };
+
+// Whether a task retrieves; it searches then, unless it shares a set.
+bool Retrieves(const GroupTask& task);
 
 // Steps of tasks with one key, one after the other but for their searches, which are one.
 // Thread-safety: any number of calls at once.

@@ -17,7 +17,13 @@ namespace {
 // task holds buffers of its own until all are done.
 constexpr size_t kMostTogether = 64;
 
-// Tasks to be done by one thread: those of one key together, unless cores would be idle then.
+// Those that search, or read everything, take several times as long as others.
+bool TakesLong(const GroupTask* task) {
+  return task->plan->policy.mode == StepMode::kFull || (Retrieves(*task) && !task->shared);
+}
+
+// Tasks to be done by one thread: those of one key together, unless cores would be idle then. What
+// takes long comes first: whoever began it last would be waited for.
 std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, size_t cores) {
   std::map<GroupTask::Key, std::vector<GroupTask*>> by_key;
   for (GroupTask* task : tasks) by_key[task->key()].push_back(task);
@@ -31,6 +37,9 @@ std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, s
                           alike.begin() + ptrdiff_t(alike.size() * (i + 1) / n));
     }
   }
+  std::ranges::stable_partition(chunks, [](const std::vector<GroupTask*>& chunk) {
+    return std::ranges::any_of(chunk, TakesLong);
+  });
   return chunks;
 }
 
@@ -94,6 +103,13 @@ void StepBatch(std::span<StepRequest> requests) {
       task.q = request.q.subspan(first * geometry.key_dim, group * geometry.key_dim);
       task.y = request.y.subspan(first * geometry.value_dim, group * geometry.value_dim);
       task.lse = request.lse.subspan(first, group);
+      if (task.plan->shared && Retrieves(task)) {
+        // One that cannot be looked for is searched for.
+        static_cast<void>(Caught([&]() -> Status {
+          task.shared = task.plan->shared->Find(task.head, task.q, &task.shares_last);
+          return {};
+        }));
+      }
       of_task.push_back(r);
     }
   }

@@ -38,6 +38,8 @@ struct RuntimeOptions {
   // For selection, of all prefixes that sessions hold: indexes are always in memory and counted
   // first; exact keys are held as far as there is room, prefix by prefix, else read where they lie.
   uint64_t selector_memory_bytes = 1ull << 30;
+  // For copies of the rows of sets that steps share, of all sessions (StepPolicy::Sharing).
+  uint64_t shared_rows_bytes = 512ull << 20;
   uint64_t min_free_bytes = 256ull << 20;
   uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none
   uint64_t quota_bytes = 0;           // 0: none

@@ -62,6 +62,8 @@ RuntimeStats StatsOf(const Core& core) {
   }
   stats.selector_memory_bytes = core.selector_memory.used();
   stats.selector_memory_capacity = core.selector_memory.capacity();
+  stats.shared_rows_bytes = core.set_rows.used();
+  stats.shared_rows_capacity = core.set_rows.capacity();
   stats.checksum_failures = stored.checksum_failures;
   stats.puts = stored.puts;
   stats.puts_aborted = stored.puts_aborted;

@@ -31,6 +31,7 @@
 namespace prefixd {
 
 class RowsAhead;
+class SetRowsPool;
 
 // What the parts of the runtime share; outlives all of them.
 struct Rooms {
@@ -39,6 +40,7 @@ struct Rooms {
   ThreadPool* pool = nullptr;
   ScratchPool* scratch = nullptr;
   SelectorMemory* selector_memory = nullptr;
+  SetRowsPool* set_rows = nullptr;
   HeadLoads* index_loads = nullptr;  // ahead of the steps that will need them
   HeadLoads* key_loads = nullptr;    // of keys that steps can do without for now
   RowsAhead* rows_ahead = nullptr;   // that next steps may want

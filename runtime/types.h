@@ -281,6 +281,7 @@ struct RuntimeStats {
   uint64_t host_tier_pinned = 0, host_evictions = 0;
   // Indexes and exact keys held for selection; indexes may exceed the capacity.
   uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;
+  uint64_t shared_rows_bytes = 0, shared_rows_capacity = 0;  // copies of shared sets' rows
   std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
   std::string host_tier_gpu;         // "off", "registered", or why it is not
   std::vector<HostTierTenant> host_tenants;

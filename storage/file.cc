@@ -88,10 +88,20 @@ Result<uint64_t> FileBytes(int fd, const std::filesystem::path& path) {
   return static_cast<uint64_t>(st.st_size);
 }
 
+namespace {
+
+size_t UnitOf(size_t bytes) { return bytes >= kHugePageBytes ? kHugePageBytes : 4096; }
+
+}  // namespace
+
+size_t AlignedBuffer::Footprint(size_t bytes) {
+  const size_t unit = UnitOf(bytes);
+  return std::max(unit, (bytes + unit - 1) / unit * unit);
+}
+
 AlignedBuffer::AlignedBuffer(size_t bytes) : size_(bytes) {
   // Huge pages where they fit: the kernel pins one instead of 512 for every direct read or write.
-  const size_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
-  const size_t rounded = std::max(unit, (bytes + unit - 1) / unit * unit);
+  const size_t unit = UnitOf(bytes), rounded = Footprint(bytes);
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(unit, rounded)));
   if (!data_) throw std::bad_alloc();
   if (unit == kHugePageBytes) ::madvise(data_.get(), rounded, MADV_HUGEPAGE);  // a wish

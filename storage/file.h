@@ -46,6 +46,8 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   explicit AlignedBuffer(size_t bytes);
+  // What one of so many bytes takes: whole pages, huge ones where they fit.
+  static size_t Footprint(size_t bytes);
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
   std::span<std::byte> span() const { return {data_.get(), size_}; }

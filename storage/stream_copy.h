@@ -13,8 +13,8 @@
 
 namespace prefixd::storage {
 
-// As memcpy; other threads that learn of the copy in any usual way see all of it.
-inline void StreamCopy(std::byte* to, const std::byte* from, size_t bytes) {
+// As memcpy; but other threads may be told of it only after a StreamFence.
+inline void StreamCopyUnfenced(std::byte* to, const std::byte* from, size_t bytes) {
 #if defined(__SSE2__)
   constexpr size_t kStep = 64;
   const size_t head = -reinterpret_cast<uintptr_t>(to) % kStep;
@@ -28,10 +28,19 @@ inline void StreamCopy(std::byte* to, const std::byte* from, size_t bytes) {
       }
       for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, part[i]);
     }
-    _mm_sfence();
   }
 #endif
   if (bytes > 0) std::memcpy(to, from, bytes);
+}
+// Other threads that learn of earlier copies in any usual way see all of them.
+inline void StreamFence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+inline void StreamCopy(std::byte* to, const std::byte* from, size_t bytes) {
+  StreamCopyUnfenced(to, from, bytes);
+  StreamFence();
 }
 
 }  // namespace prefixd::storage

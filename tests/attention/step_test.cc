@@ -116,6 +116,14 @@ TEST(GroupStep, ScoresComputedBeforehandChangeNoBit) {
       ASSERT_TRUE(GroupStep(in, plain.spans()).ok());
       std::vector<float> scores(c.group * in.retrieved.count);
       StepScores(in.queries, c.group, in.layer, in.retrieved, scores);
+      // Run by run it is the same.
+      std::vector<float> by_runs(scores.size());
+      const size_t run = 1 + random.Int(0, 99);
+      for (size_t begin = 0; begin < in.retrieved.count; begin += run) {
+        StepScores(in.queries, c.group, in.layer, in.retrieved, begin,
+                   std::min(run, in.retrieved.count - begin), by_runs);
+      }
+      EXPECT_EQ(by_runs, scores);
       in.retrieved_scores = scores;
       ASSERT_TRUE(GroupStep(in, known.spans()).ok());
       EXPECT_EQ(known.y, plain.y);
