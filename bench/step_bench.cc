@@ -33,6 +33,7 @@ using nlohmann::json;
 
 struct Options {
   uint32_t tokens = 131072, layers = 4, rounds = 5, steps = 16;
+  StepPolicy::Sharing sharing = {.block = 8, .across = true};
   double fraction = 0.01;
   std::string only;
   std::filesystem::path dir;
@@ -40,7 +41,7 @@ struct Options {
 };
 
 // Steps by which the attention that is read is measured; those after them are timed.
-constexpr size_t kMassSteps = 8;
+constexpr size_t kMassSteps = 32;
 
 struct Mode {
   const char* name;
@@ -51,8 +52,8 @@ struct Mode {
   double mass = 0;  // of the attention, in what is read
 };
 
-// Those whose key contains `only`.
-std::vector<Mode> Modes(uint32_t k, const std::string& only) {
+// Those whose key contains options.only.
+std::vector<Mode> Modes(uint32_t k, const Options& options) {
   StepPolicy policy;
   policy.k = k;
   policy.estimator = EstimatorKind::kNone;
@@ -64,11 +65,10 @@ std::vector<Mode> Modes(uint32_t k, const std::string& only) {
   StepPolicy estimated = policy;
   estimated.estimator = EstimatorKind::kAuto;
   modes.push_back({"codes, the rest estimated", "codes_auto", estimated, {}, {}});
-  policy.sharing.block = 8;
-  policy.sharing.across = true;
+  policy.sharing = options.sharing;
   modes.push_back({"codes, sets shared", "shared", policy, {}, {}});
   std::erase_if(modes, [&](const Mode& mode) {
-    return std::string_view(mode.key).find(only) == std::string_view::npos;
+    return std::string_view(mode.key).find(options.only) == std::string_view::npos;
   });
   return modes;
 }
@@ -88,7 +88,7 @@ class Bench {
     prompt_ = &prompt;
     PREFIXD_TRY(Store());
     const auto k = static_cast<uint32_t>(std::ceil(options_.fraction * options_.tokens));
-    std::vector<Mode> modes = Modes(k, options_.only);
+    std::vector<Mode> modes = Modes(k, options_);
     if (modes.empty()) return InvalidArgument("no mode is called '" + options_.only + "'");
     PREFIXD_TRY(Warm(modes));
     PREFIXD_TRY(Mass(modes));
@@ -296,6 +296,10 @@ class Bench {
                                               {"layers", options_.layers},
                                               {"k", k},
                                               {"threads", threads_},
+                                              {"sharing",
+                                               {{"block", options_.sharing.block},
+                                                {"similarity", options_.sharing.similarity},
+                                                {"dilation", options_.sharing.dilation}}},
                                               {"bandwidth_gb_s", Scaled(bandwidth_, 1e-9)},
                                               {"roofline_ms", Scaled(roofline_, 1e3)},
                                               {"exact_ms", Scaled(exact_, 1e3)},
@@ -335,6 +339,15 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--steps", options.steps, "Decode steps of a round")
       ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app.add_option("--block", options.sharing.block, "Sharing: steps of a block")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app.add_option("--similarity", options.sharing.similarity, "Sharing: cosine of queries alike")
+      ->check(CLI::Range(-1.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--dilation", options.sharing.dilation, "Sharing: neighbours to either side")
+      ->check(CLI::Range(0, 16))
       ->capture_default_str();
   app.add_option("--only", options.only, "Modes whose name in the JSON contains this");
   app.add_option("--dir", options.dir,

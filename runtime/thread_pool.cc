@@ -143,8 +143,9 @@ Status ThreadPool::ParallelFor(size_t n, const std::function<Status(size_t)>& bo
   // Where others wait for cores too, the one here is theirs.
   if (step && running_ == 1 && core >= 0 && left_out_ == core && job->finished < n) {
     lock.unlock();
-    WaitAwake([&] { return job->finished == n; });
-    lock.lock();
+    // Whoever finished last still holds the lock, and would let one who sleeps on it sleep on.
+    WaitAwake([&] { return job->finished == n && lock.try_lock(); });
+    if (!lock.owns_lock()) lock.lock();
   }
   job->done.wait(lock, [&] { return job->finished == job->n; });
   if (step) --running_;
