@@ -14,11 +14,13 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <thread>
 
 #include "bench/attention/floors.h"
 #include "bench/attention/passes.h"
 #include "bench/attention/timing.h"
+#include "bench/attention/what_is_read.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
@@ -50,6 +52,9 @@ struct Mode {
   std::vector<double> ms;  // of a layer's step, each round's mean
   Ledger spent;
   double mass = 0;  // of the attention, in what is read
+  // Of modes that search by codes in every step: ms in which a layer's step reads what it reads,
+  // and computes nothing.
+  std::vector<double> floor_ms;
 };
 
 // Those whose key contains options.only.
@@ -93,6 +98,7 @@ class Bench {
     PREFIXD_TRY(Warm(modes));
     PREFIXD_TRY(Mass(modes));
     PREFIXD_TRY(Time(modes));
+    Floors(modes);
     return Report(k, modes);
   }
 
@@ -200,11 +206,15 @@ class Bench {
     return {};
   }
 
+  size_t MemoryBytes() const {
+    const size_t of_layer = size_t{options_.tokens} * kKvHeads * kRow.bytes();
+    return std::max(4 * LastLevelCacheBytes(), of_layer * std::max(options_.layers, 3u));
+  }
+
   Status Time(std::vector<Mode>& modes) {
-    const size_t of_layers = size_t{options_.tokens} * kKvHeads * kRow.bytes() * options_.layers;
     // A team spins while it has nothing to do: it is there while it works.
     auto team = std::make_unique<Team>(threads_);
-    const RowMemory memory(*team, std::max(4 * LastLevelCacheBytes(), of_layers));
+    const RowMemory memory(*team, MemoryBytes());
     const Layers layers(memory, options_.tokens);
     const Model model = MakeModel(layers);
     for (uint32_t round = 0; round < options_.rounds; ++round) {
@@ -241,6 +251,27 @@ class Bench {
     return {};
   }
 
+  void Floors(std::vector<Mode>& modes) {
+    Team team(threads_);
+    const RowMemory memory(team, MemoryBytes());
+    const Layers layers(memory, options_.tokens);
+    std::mt19937_64 rng(1);
+    for (Mode& mode : modes) {
+      if (mode.policy.selector != "codes") continue;
+      for (uint32_t round = 0; round < std::max(options_.rounds, 5u); ++round) {
+        const auto ms = [&](const std::vector<std::vector<Pieces>>& read) {
+          Sweep(memory);
+          return PiecesSeconds(team, read) * 1e3;
+        };
+        const size_t layer = round % layers.count();
+        const double searches = mode.spent.retrieval_ratio();
+        double floor = searches * ms(ReadBySearch(mode.spent, *mode.policy.k, layers, layer, rng));
+        if (searches < 1) floor += (1 - searches) * ms(ReadBySharing(mode.spent, layers, layer));
+        mode.floor_ms.push_back(floor);
+      }
+    }
+  }
+
   // Empties the caches of what the last steps left there.
   void Sweep(const RowMemory& memory) {
     const size_t bytes = std::min(memory.bytes(), 2 * LastLevelCacheBytes());
@@ -270,22 +301,32 @@ class Bench {
           mode.name, ms.median, ms.low, ms.high, Median(over_roofline), Median(over_pass),
           us(mode.spent.select_ns), us(mode.spent.read_ns), us(mode.spent.compute_ns),
           mode.spent.retrieval_ratio(), mode.mass);
-      rows.push_back(
-          {{"mode", mode.key},
-           {"ms", Summarise(mode.ms)},
-           {"speedup_over_roofline", Summarise(over_roofline)},
-           {"speedup_over_own_pass", Summarise(over_pass)},
-           {"select_us_of_head", us(mode.spent.select_ns)},
-           {"read_us_of_head", us(mode.spent.read_ns)},
-           {"compute_us_of_head", us(mode.spent.compute_ns)},
-           {"retrieval_ratio", mode.spent.retrieval_ratio()},
-           {"scan_bytes_of_head", double(mode.spent.scan_bytes) / double(mode.spent.steps)},
-           {"mass", mode.mass}});
+      json row = {{"mode", mode.key},
+                  {"ms", Summarise(mode.ms)},
+                  {"speedup_over_roofline", Summarise(over_roofline)},
+                  {"speedup_over_own_pass", Summarise(over_pass)},
+                  {"select_us_of_head", us(mode.spent.select_ns)},
+                  {"read_us_of_head", us(mode.spent.read_ns)},
+                  {"compute_us_of_head", us(mode.spent.compute_ns)},
+                  {"retrieval_ratio", mode.spent.retrieval_ratio()},
+                  {"scan_bytes_of_head", double(mode.spent.scan_bytes) / double(mode.spent.steps)},
+                  {"mass", mode.mass}};
+      if (!mode.floor_ms.empty()) {
+        row["floor_ms"] = Summarise(mode.floor_ms);
+        row["floor_speedup_over_roofline"] = Median(roofline_) * 1e3 / Median(mode.floor_ms);
+      }
+      rows.push_back(std::move(row));
       const std::string name = std::string(mode.key) == "codes_auto"
                                    ? "step_speedup"
                                    : std::string("step_speedup_") + mode.key;
       ratios[name + at] = Median(over_roofline);
       ratios[name + at + "_own_pass"] = Median(over_pass);
+    }
+    for (const Mode& mode : modes) {
+      if (mode.floor_ms.empty()) continue;
+      const double floor = Median(mode.floor_ms);
+      std::printf("reading what '%s' reads, nothing computed: %.3f ms, %.1fx the roofline\n",
+                  mode.name, floor, Median(roofline_) * 1e3 / floor);
     }
     std::printf(
         "select, read, compute: of one KV head, on its thread; search: searches of those "

@@ -8,37 +8,44 @@
 namespace prefixd::bench {
 namespace {
 
-// What was the fastest of some twenty ways here: the page walk and the first line of a row far
-// ahead of its use, of the rest every other line nearer by, since the second-level cache brings
-// lines in pairs.
-constexpr size_t kFar = 64, kNear = 32;
+// How far ahead of their use pieces are asked for, in pieces: the first line, with which comes
+// their page's address (0: not by itself), and all of them, a line every so many bytes.
+struct Ahead {
+  size_t first = 0, all = 0, step = 64;
+};
+// What was the fastest of some twenty ways here. Of rows every other line, since the second-level
+// cache brings lines in pairs.
+constexpr Ahead kRowsAhead{64, 32, 128};
+constexpr Ahead PiecesAhead(size_t bytes) { return {0, (size_t{8} << 10) / bytes, 64}; }
 
-template <typename Vec>
-inline __attribute__((always_inline)) uint64_t SumOfRows(const RowsView& rows, const uint32_t* ids,
-                                                         size_t k) {
+template <typename Vec, typename AddressOf>
+inline __attribute__((always_inline)) uint64_t SumOfPieces(const AddressOf& piece, size_t k,
+                                                           size_t bytes, Ahead ahead) {
   uint64_t sum = 0;
   for (size_t i = 0; i < k; ++i) {
-    if (i + kFar < k) __builtin_prefetch(rows.key(ids[i + kFar]), 0, 2);
-    for (size_t line = 0; i + kNear < k && line < kRow.bytes(); line += 128) {
-      __builtin_prefetch(rows.key(ids[i + kNear]) + line);
+    if (ahead.first > 0 && i + ahead.first < k) __builtin_prefetch(piece(i + ahead.first), 0, 2);
+    for (size_t line = 0; i + ahead.all < k && line < bytes; line += ahead.step) {
+      __builtin_prefetch(piece(i + ahead.all) + line);
     }
-    sum += SumOfLines<Vec>(rows.key(ids[i]), kRow.bytes());
+    sum += SumOfLines<Vec>(piece(i), bytes);
   }
   return sum;
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx512f"))) uint64_t SumOfWideRows(const RowsView& rows, const uint32_t* ids,
-                                                          size_t k) {
-  return SumOfRows<Words8>(rows, ids, k);
+template <typename AddressOf>
+__attribute__((target("avx512f"))) uint64_t SumOfWidePieces(const AddressOf& piece, size_t k,
+                                                            size_t bytes, Ahead ahead) {
+  return SumOfPieces<Words8>(piece, k, bytes, ahead);
 }
 #endif
 
-uint64_t TouchRows(const RowsView& rows, const uint32_t* ids, size_t k) {
+template <typename AddressOf>
+uint64_t TouchPieces(const AddressOf& piece, size_t k, size_t bytes, Ahead ahead) {
 #if defined(__x86_64__)
-  if (HasWideLoads()) return SumOfWideRows(rows, ids, k);
+  if (HasWideLoads()) return SumOfWidePieces(piece, k, bytes, ahead);
 #endif
-  return SumOfRows<Words2>(rows, ids, k);
+  return SumOfPieces<Words2>(piece, k, bytes, ahead);
 }
 
 }  // namespace
@@ -59,7 +66,22 @@ double GatherSeconds(Team& team, const Layers& layers, size_t layer,
   std::atomic<uint64_t> sink{0};
   return Seconds([&] {
     team.ForEach(kKvHeads, [&](size_t h) {
-      sink += TouchRows(layers.Head(layer, h), ids.data() + h * k, k);
+      const RowsView rows = layers.Head(layer, h);
+      const uint32_t* of_head = ids.data() + h * k;
+      sink +=
+          TouchPieces([=](size_t i) { return rows.key(of_head[i]); }, k, kRow.bytes(), kRowsAhead);
+    });
+  });
+}
+
+double PiecesSeconds(Team& team, const std::vector<std::vector<Pieces>>& heads) {
+  std::atomic<uint64_t> sink{0};
+  return Seconds([&] {
+    team.ForEach(heads.size(), [&](size_t h) {
+      for (const Pieces& list : heads[h]) {
+        const auto piece = [&list](size_t i) { return list.array + list.at[i] * list.stride; };
+        sink += TouchPieces(piece, list.at.size(), list.bytes, PiecesAhead(list.bytes));
+      }
     });
   });
 }

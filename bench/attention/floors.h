@@ -13,4 +13,14 @@ double ReadBandwidth(Team& team, const RowMemory& memory, size_t begin, size_t b
 double GatherSeconds(Team& team, const Layers& layers, size_t layer,
                      const std::vector<uint32_t>& ids);
 
+// Pieces of memory at places `at` of an array: what a search or a step reads of it.
+struct Pieces {
+  const std::byte* array = nullptr;
+  size_t stride = 0, bytes = 0;  // of a piece: whole lines
+  std::vector<uint32_t> at;      // ascending
+};
+// Seconds in which all threads read, for each head, all its lists one after the other, asked for
+// ahead of their use, and do nothing else.
+double PiecesSeconds(Team& team, const std::vector<std::vector<Pieces>>& heads);
+
 }  // namespace prefixd::bench
