@@ -53,6 +53,10 @@ struct KernelTable {
   // much the terms cancel.
   void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                 float* out, size_t ld_out);
+  // score and centred_sums in one pass.
+  void (*score_and_sums)(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
+                         double scale, float* out, size_t ld_out, const float* centre, double* sum,
+                         double* sum_sq);
   // acc[g * ld_acc + l] += sum_i w[g * ldw + i] * x_i[l]. Runs of 64 vectors are summed in float32,
   // eight at a time, and added to acc in float64: within 1e-6 of sum_i |w_i x_i|, whatever n.
   void (*weighted_sum)(const float* w, size_t ldw, size_t heads, const VectorBlock& x, double* acc,

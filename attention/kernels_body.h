@@ -20,18 +20,29 @@ namespace {
 // The parts below use the vectors above.
 #include "attention/kernels_dot.h"
 #include "attention/kernels_math.h"
-#include "attention/kernels_score.h"
 #include "attention/kernels_sums.h"
 // Beside the sums' conversion to float64.
 #include "attention/kernels_centred.h"
+// Scores take centred sums along.
+#include "attention/kernels_score.h"
 
 }  // namespace
 
 extern const KernelTable PREFIXD_TABLE;
-const KernelTable PREFIXD_TABLE = {
-    PREFIXD_TABLE_NAME, DotAny,      ScoreAny,     WeightedSumAny, Combine, CentredSumsAny,
-    ExpShifted,         ExpLessLine, CentredTotal, FiniteMax,      Softcap, Gelu,
-    ToFloatAny};
+const KernelTable PREFIXD_TABLE = {PREFIXD_TABLE_NAME,
+                                   DotAny,
+                                   ScoreAny,
+                                   ScoreAndSumsAny,
+                                   WeightedSumAny,
+                                   Combine,
+                                   CentredSumsAny,
+                                   ExpShifted,
+                                   ExpLessLine,
+                                   CentredTotal,
+                                   FiniteMax,
+                                   Softcap,
+                                   Gelu,
+                                   ToFloatAny};
 
 }  // namespace prefixd
 

@@ -87,13 +87,42 @@ PREFIXD_INLINE void AskRest(const AheadRow* ahead, size_t j) {
   }
 }
 
+// Centred sums that are taken along with scores, of vectors that are widened for these anyway; all
+// columns as they come in pairs, the even ones apart from the odd ones.
+struct CentredRun {
+  alignas(64) float centre[kPairColumns], first[kPairColumns], second[kPairColumns];
+};
+
+// The first n of `wide` into the run.
+template <size_t kRows>
+PREFIXD_INLINE void AddCentred(const float (*wide)[kPairColumns], size_t columns, size_t n,
+                               CentredRun& run) {
+  for (size_t c = 0; c < columns; c += kLanes) {
+    const VecF mid = LoadFloats(run.centre + c);
+    VecF first = LoadFloats(run.first + c), second = LoadFloats(run.second + c);
+    const auto add = [&](size_t r) {
+      const VecF d = LoadFloats(wide[r] + c) - mid;
+      first += d;
+      second += d * d;
+    };
+    if (n == kRows) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) add(r);
+    } else {
+      for (size_t r = 0; r < n; ++r) add(r);
+    }
+    StoreFloats(run.first + c, first);
+    StoreFloats(run.second + c, second);
+  }
+}
+
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
 // `ahead`: rows to ask for meanwhile, or null. Where E comes in pairs, q has each 2 * kLanes
-// columns apart, the even ones first.
+// columns apart, the even ones first, and `run`, unless null, gets the vectors.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
                               double scale, size_t n, float* out, size_t ld_out,
-                              const AheadRow* ahead) {
+                              const AheadRow* ahead, CentredRun* run) {
   constexpr size_t kSums = kHeads * kRows;
   static_assert(kSums % 4 == 0);
   VecD acc[kSums];
@@ -120,6 +149,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
         StoreFloats(wide[r] + c + kLanes, pair.odd);
       }
     }
+    if (run) AddCentred<kRows>(wide, paired, n, *run);
     for (; j < paired; j += kLanesD) {
       AskAt<kRows, E::kBytes>(ahead, j);
       VecD row[kRows];
@@ -170,47 +200,70 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
   }
 }
 
-// kHeads queries against the vectors [begin, end).
+// kHeads queries, the first or others, against the vectors [begin, end).
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
-                               size_t end, double scale, float* out, size_t ld_out, bool prefetch) {
+                               size_t end, double scale, float* out, size_t ld_out, bool first,
+                               CentredRun* run) {
   for (size_t i = begin; i < end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = prefetch && x.refs == nullptr && RowsAhead<kRows>(x, i, ahead);
+    const bool ask = first && x.refs == nullptr && RowsAhead<kRows>(x, i, ahead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
     ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out,
-                                ask ? ahead : nullptr);
+                                ask ? ahead : nullptr, first ? run : nullptr);
+  }
+}
+
+// The run's sums to those in float64, and the next run.
+template <typename E>
+PREFIXD_INLINE void FlushCentred(size_t dim, CentredRun& run, double* sum, double* sum_sq) {
+  for (size_t c = 0; c < dim; c += 2 * kLanes) {
+    for (size_t power = 0; power < 2; ++power) {
+      float* from = (power == 0 ? run.first : run.second) + c;
+      const VecF pair[2] = {LoadFloats(from), LoadFloats(from + kLanes)};
+      AddVecs<E, 2, false>((power == 0 ? sum : sum_sq) + c, pair, 0);
+      StoreFloats(from, VecF{});
+      StoreFloats(from + kLanes, VecF{});
+    }
   }
 }
 
 template <typename E>
 void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
-                 float* out, size_t ld_out) {
-  constexpr size_t kSlice = 64;  // vectors that stay in the first-level cache over all heads
+                 float* out, size_t ld_out, CentredRun* run = nullptr, double* sum = nullptr,
+                 double* sum_sq = nullptr) {
+  constexpr size_t kSlice = kCentredRows;  // vectors that stay in the first-level cache
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
     Bring(x, begin, end);
     size_t g = 0;
     for (; g + 4 <= heads; g += 4) {
       ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
-                                   g == 0);
+                                   g == 0, run);
     }
     if (g + 2 <= heads) {
-      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0,
+                          run);
       g += 2;
     }
     if (g < heads) {
-      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0,
+                          run);
+    }
+    if constexpr (E::kPairs) {
+      if (run) FlushCentred<E>(x.dim, *run, sum, sum_sq);
     }
   }
 }
 
-// Queries with each 2 * kLanes columns apart, the even ones first.
+// Queries with each 2 * kLanes columns apart, the even ones first. With centred sums if `centre` is
+// not null: then columns come in pairs without rest.
 template <typename E>
 void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
-                float* out, size_t ld_out) {
+                float* out, size_t ld_out, const float* centre = nullptr, double* sum = nullptr,
+                double* sum_sq = nullptr) {
   alignas(64) double apart[kDirectHeads * kPairColumns];
   const size_t columns = PadUp(x.dim), paired = x.dim / (2 * kLanes) * (2 * kLanes);
   for (size_t g = 0; g < heads; ++g) {
@@ -218,14 +271,30 @@ void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
     double* to = apart + g * columns;
     size_t c = 0;
     for (; c < paired; c += 2 * kLanes) {
-      for (size_t l = 0; l < kLanes; ++l) {
-        to[c + l] = from[c + 2 * l];
-        to[c + kLanes + l] = from[c + 2 * l + 1];
+#pragma GCC unroll 2
+      for (size_t half = 0; half < 2; ++half) {
+        const DoublePair pair = Apart(from + c + half * kLanes);
+        StoreDoubles(to + c + half * kLanesD, pair.low);
+        StoreDoubles(to + c + kLanes + half * kLanesD, pair.high);
       }
     }
     for (; c < columns; ++c) to[c] = from[c];
   }
-  ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out);
+  if (!centre) {
+    ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out);
+    return;
+  }
+  CentredRun run;
+  for (size_t c = 0; c < x.dim; c += 2 * kLanes) {
+    const FloatPair pair = Apart(centre + c);
+    StoreFloats(run.centre + c, pair.even);
+    StoreFloats(run.centre + c + kLanes, pair.odd);
+    for (size_t half = 0; half < 2; ++half) {
+      StoreFloats(run.first + c + half * kLanes, VecF{});
+      StoreFloats(run.second + c + half * kLanes, VecF{});
+    }
+  }
+  ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out, &run, sum, sum_sq);
 }
 
 // With many heads vectors are converted once instead of once per tile of heads.
@@ -279,5 +348,32 @@ void ScoreAny(const double* q, size_t ldq, size_t heads, const VectorBlock& x, d
     case DType::kBf16:
       Score<Bf16>(q, ldq, heads, x, scale, out, ld_out);
       break;
+  }
+}
+
+// Vectors [begin, begin + n) of x.
+PREFIXD_INLINE VectorBlock SubBlock(VectorBlock x, size_t begin, size_t n) {
+  if (x.refs != nullptr) {
+    x.refs += begin;
+  } else {
+    x.data += begin * x.stride;
+  }
+  x.n = n;
+  x.ahead = x.ahead > begin ? x.ahead - begin : 0;
+  return x;
+}
+
+void ScoreAndSumsAny(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+                     float* out, size_t ld_out, const float* centre, double* sum, double* sum_sq) {
+  if (x.dtype == DType::kBf16 && heads > 0 && heads <= kDirectHeads && x.dim <= kPairColumns &&
+      x.dim % (2 * kLanes) == 0) {
+    ScorePairs<Bf16>(q, ldq, heads, x, scale, out, ld_out, centre, sum, sum_sq);
+    return;
+  }
+  for (size_t begin = 0; begin < x.n; begin += kCentredRows) {
+    const VectorBlock run =
+        SubBlock(x, begin, x.n - begin < kCentredRows ? x.n - begin : kCentredRows);
+    ScoreAny(q, ldq, heads, run, scale, out + begin, ld_out);
+    CentredSumsAny(run, centre, sum, sum_sq);
   }
 }

@@ -1,7 +1,9 @@
 // Vectors of floats, and how elements of each dtype become them.
 // Part of kernels_body.h: included inside its namespace, once per instruction set.
 constexpr size_t kLanes = PREFIXD_LANES;
-constexpr size_t kAhead = 16;         // vectors between a prefetch and its use
+// Vectors between a prefetch and its use. With rows of 512 bytes 10, 14 and 18 read a tenth faster
+// than 8, 12, 16 and 24.
+constexpr size_t kAhead = 14;
 constexpr size_t kConvertMax = 1024;  // widest vector that is converted ahead
 constexpr size_t kDirectHeads = 8;    // with more heads vectors are converted ahead, once for all
 
@@ -156,6 +158,19 @@ PREFIXD_INLINE FloatPair Apart(const float* p) {
           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)};
 #else
   return {__builtin_shufflevector(a, b, 0, 2, 4, 6), __builtin_shufflevector(a, b, 1, 3, 5, 7)};
+#endif
+}
+
+// 2 * kLanesD doubles: those of even number, and those of odd.
+PREFIXD_INLINE DoublePair Apart(const double* p) {
+  const VecD a = LoadDoubles(p), b = LoadDoubles(p + kLanesD);
+#if PREFIXD_LANES == 16
+  return {__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14),
+          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)};
+#elif PREFIXD_LANES == 8
+  return {__builtin_shufflevector(a, b, 0, 2, 4, 6), __builtin_shufflevector(a, b, 1, 3, 5, 7)};
+#else
+  return {__builtin_shufflevector(a, b, 0, 2), __builtin_shufflevector(a, b, 1, 3)};
 #endif
 }
 

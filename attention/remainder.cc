@@ -164,10 +164,9 @@ Remainder EmptyCoefficients(const RemainderContext& context) {
 ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g) {
   ScoreMean mean;
   const std::span<const float> q = context.query(g);
-  for (uint32_t j = 0; j < context.key_dim; ++j) {
-    mean.of_mid += double{q[j]} * context.in.moment->mean_key()[j];
-  }
-  mean.of_mid *= double{context.in.layer.scale};
+  const std::span<const double> mean_key = context.in.moment->mean_key();
+  mean.of_mid = double{context.in.layer.scale} *
+                SumOf(context.key_dim, [&](size_t j) { return double{q[j]} * mean_key[j]; });
   const std::span<const float> s = context.scores_of(g);
   const float centre = static_cast<float>(mean.of_mid);
   mean.retrieved_sum = Kernels().centred_total(s.data(), s.size(), centre) +

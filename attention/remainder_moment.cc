@@ -15,16 +15,17 @@ std::vector<double> RemainderKeyVariance(const RemainderContext& context) {
   const MomentSummary& moment = *context.in.moment;
   const KeySums& sums = context.key_sums;
   const double k = static_cast<double>(context.k()), r = context.remaining();
+  const double of_each = 1 / r;
   std::vector<double> variance(context.key_dim);
   for (uint32_t j = 0; j < context.key_dim; ++j) {
     // From the float32 centre to the mean itself.
     const double off = moment.mean_key()[j] - double{sums.centre[j]};
     const double d = sums.sum[j] - k * off;
     const double d2 = sums.sum_sq[j] - 2 * off * sums.sum[j] + k * off * off;
-    const double m2 = moment.key_m2()[j] - d2 - d * d / r;
+    const double m2 = moment.key_m2()[j] - d2 - d * d * of_each;
     // One token has no variance, whatever rounding says.
     const bool spread = r > 1 && m2 > kNegligibleSpread * moment.key_m2()[j];
-    variance[j] = spread ? m2 / r : 0.0;
+    variance[j] = spread ? m2 * of_each : 0.0;
   }
   return variance;
 }
@@ -32,12 +33,11 @@ std::vector<double> RemainderKeyVariance(const RemainderContext& context) {
 double DiagonalVariance(const RemainderContext& context, uint32_t g,
                         const std::vector<double>& key_variance) {
   const std::span<const float> q = context.query(g);
-  double variance = 0;
-  for (uint32_t j = 0; j < context.key_dim; ++j) {
-    const double weight = double{context.in.layer.scale} * q[j];
-    variance += weight * weight * key_variance[j];
-  }
-  return variance;
+  const double scale = context.in.layer.scale;
+  return SumOf(context.key_dim, [&](size_t j) {
+    const double weight = scale * q[j];
+    return weight * weight * key_variance[j];
+  });
 }
 
 // With the full covariance the score's variance is known over the mid region, and the retrieved
@@ -57,21 +57,27 @@ double FullVariance(const RemainderContext& context, uint32_t g, const ScoreMean
   return r > 1 && left > kNegligibleSpread * m2 ? left / r : 0.0;
 }
 
-// scale q^T C of the whole mid region: [value_dim]. False without C.
-bool QueryCross(const RemainderContext& context, uint32_t g, std::vector<double>& out) {
+// Room for one head after the other.
+struct CrossRoom {
+  std::vector<double> weights, along, cross;
+};
+
+// scale q^T C of the whole mid region into room.cross [value_dim]. False without C.
+bool QueryCross(const RemainderContext& context, uint32_t g, CrossRoom& room) {
   const MomentSummary& moment = *context.in.moment;
   const std::span<const float> q = context.query(g);
   const double scale = context.in.layer.scale;
   const uint32_t rank = moment.cross_rank();
+  auto& [weights, along, out] = room;
   out.assign(context.value_dim, 0.0);
-  std::vector<double> weights(q.begin(), q.end());
+  weights.assign(q.begin(), q.end());
   for (double& w : weights) w *= scale;
   if (moment.has_cross()) {
     Kernels().combine(weights.data(), weights.size(), moment.cross().data(), out.size(),
                       out.data());
     return true;
   }
-  std::vector<double> along(rank);
+  along.assign(rank, 0.0);
   Kernels().combine(weights.data(), weights.size(), moment.key_factor().data(), rank, along.data());
   Kernels().combine(along.data(), rank, moment.value_factor().data(), out.size(), out.data());
   return rank > 0;
@@ -89,7 +95,7 @@ Remainder EstimateMoment(const RemainderContext& context) {
   const std::vector<double> key_variance =
       full ? std::vector<double>() : RemainderKeyVariance(context);
   const double rank_depth = in.moment_form == MomentForm::kRank ? NormalQuantile(1 / kept) : 0.0;
-  std::vector<double> cross;
+  CrossRoom room;
 
   for (uint32_t g = 0; g < context.group(); ++g) {
     const ScoreMean mean = RemoveRetrieved(context, g);
@@ -104,7 +110,7 @@ Remainder EstimateMoment(const RemainderContext& context) {
     // against the mid region's mean and D = sum_K ds_i:
     //   vbar_R = vbar (1 + K/r) - (1/r) sum_K v_i
     //   S_R    = scale C^T q + vbar (1 + K/r) D - sum_K (ds_i + D/r) v_i
-    const bool has_cross = tilt.lever != 0 && QueryCross(context, g, cross);
+    const bool has_cross = tilt.lever != 0 && QueryCross(context, g, room);
     const double lever = has_cross ? tilt.lever / r : 0.0;
     const float centre = static_cast<float>(mean.of_mid);
     out.line[g] = {static_cast<float>(
@@ -112,9 +118,10 @@ Remainder EstimateMoment(const RemainderContext& context) {
                    static_cast<float>(lever), centre};
     const double along_mean = kept * (1 + lever * mean.retrieved_sum);
     double* constant = out.constant.data() + size_t{g} * context.value_dim;
-    for (uint32_t l = 0; l < context.value_dim; ++l) {
-      constant[l] = along_mean * moment.mean_value()[l];
-      if (has_cross) constant[l] += lever * cross[l];
+    const std::span<const double> mean_value = moment.mean_value();
+    for (uint32_t l = 0; l < context.value_dim; ++l) constant[l] = along_mean * mean_value[l];
+    for (uint32_t l = 0; has_cross && l < context.value_dim; ++l) {
+      constant[l] += lever * room.cross[l];
     }
   }
   return out;

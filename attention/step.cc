@@ -91,29 +91,22 @@ Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
   return true;
 }
 
-// The retrieved rows are scored, and their keys summed, run by run, so that they are in cache when
-// they are read the second time.
-constexpr size_t kRunRows = 64;
-
-// `known`: [G][rows.count], or empty.
+// `known`: [G][rows.count], or empty. sums: null, or those of the keys, to be added to.
 void ScoreRows(const std::vector<double>& q, const GroupStepInput& in, const RowsView& rows,
                std::span<const float> known, float* scores, size_t ld_scores, KeySums* sums) {
-  const uint32_t dim = rows.shape.key_dim;
+  const VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
+  const size_t ldq = PadUp(rows.shape.key_dim);
+  if (known.empty() && sums != nullptr) {
+    Kernels().score_and_sums(q.data(), ldq, in.group, keys, in.layer.scale, scores, ld_scores,
+                             sums->centre.data(), sums->sum.data(), sums->sum_sq.data());
+  } else if (known.empty()) {
+    Kernels().score(q.data(), ldq, in.group, keys, in.layer.scale, scores, ld_scores);
+  } else if (sums != nullptr) {
+    Kernels().centred_sums(keys, sums->centre.data(), sums->sum.data(), sums->sum_sq.data());
+  }
   for (uint32_t g = 0; g < in.group && !known.empty(); ++g) {
     std::copy_n(known.begin() + static_cast<ptrdiff_t>(g * rows.count), rows.count,
                 scores + g * ld_scores);
-  }
-  if (!known.empty() && sums == nullptr) return;
-  const size_t run = sums != nullptr ? kRunRows : rows.count;
-  for (size_t begin = 0; begin < rows.count; begin += run) {
-    const VectorBlock keys = KeyBlockAhead(rows, begin, std::min(run, rows.count - begin));
-    if (known.empty()) {
-      Kernels().score(q.data(), PadUp(dim), in.group, keys, in.layer.scale, scores + begin,
-                      ld_scores);
-    }
-    if (sums != nullptr) {
-      Kernels().centred_sums(keys, sums->centre.data(), sums->sum.data(), sums->sum_sq.data());
-    }
   }
 }
 
