@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <numeric>
 #include <string>
 
 #include "bench/attention/measure.h"
@@ -14,20 +16,24 @@ constexpr int kStepsPerRound = 9;
 
 using Times = std::vector<double>[std::size(kVariants)];  // [variant][round]
 
-// All variants in turn, step by step, so that a drift of the machine meets all of them alike.
+// All variants, step by step, so that a drift of the machine meets all of them alike; in another
+// order each time, so that none always follows one that leaves the caches full of its own.
 // in_cache: one set for all, after a step that does not count; otherwise each step its own rows.
 void MeasureVariants(Stepper& stepper, const Layers& layers, int rounds, bool in_cache,
                      Times& times) {
   std::mt19937_64 rng(stepper.k());
   std::vector<uint32_t> ids = RandomSets(rng, layers.n_tokens(), stepper.k());
   size_t layer = 0;
+  std::vector<size_t> order(std::size(kVariants));
+  std::iota(order.begin(), order.end(), 0);
   for (int round = 0; round < rounds; ++round) {
     std::vector<double> some[std::size(kVariants)];
     for (int i = 0; i < kStepsPerRound; ++i) {
-      for (size_t v = 0; v < std::size(kVariants); ++v) {
+      std::shuffle(order.begin(), order.end(), rng);
+      for (const size_t v : order) {
         if (kVariants[v] == Variant::kPhiRecompute && i % 4 != 0) continue;
         if (in_cache) {
-          if (v == 0) stepper.Run(Variant::kNone, layer, ids);
+          if (v == order.front()) stepper.Run(Variant::kNone, layer, ids);
         } else {
           layer = rng() % layers.count();
           ids = RandomSets(rng, layers.n_tokens(), stepper.k());
