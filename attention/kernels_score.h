@@ -93,26 +93,37 @@ struct CentredRun {
   alignas(64) float centre[kPairColumns], first[kPairColumns], second[kPairColumns];
 };
 
-// The first n of `wide` into the run.
+// The first n of `wide` into the run; kRows of them, or fewer.
 template <size_t kRows>
 PREFIXD_INLINE void AddCentred(const float (*wide)[kPairColumns], size_t columns, size_t n,
                                CentredRun& run) {
-  for (size_t c = 0; c < columns; c += kLanes) {
-    const VecF mid = LoadFloats(run.centre + c);
-    VecF first = LoadFloats(run.first + c), second = LoadFloats(run.second + c);
-    const auto add = [&](size_t r) {
-      const VecF d = LoadFloats(wide[r] + c) - mid;
-      first += d;
-      second += d * d;
-    };
-    if (n == kRows) {
-#pragma GCC unroll 4
-      for (size_t r = 0; r < kRows; ++r) add(r);
-    } else {
-      for (size_t r = 0; r < n; ++r) add(r);
+  if (n < kRows) {
+    for (size_t r = 0; r < n; ++r) AddCentred<1>(wide + r, columns, 1, run);
+    return;
+  }
+  // Two vectors of columns at a time: additions to one sum wait for each other.
+  for (size_t c = 0; c < columns; c += 2 * kLanes) {
+    VecF mid[2], first[2], second[2];
+#pragma GCC unroll 2
+    for (size_t v = 0; v < 2; ++v) {
+      mid[v] = LoadFloats(run.centre + c + v * kLanes);
+      first[v] = LoadFloats(run.first + c + v * kLanes);
+      second[v] = LoadFloats(run.second + c + v * kLanes);
     }
-    StoreFloats(run.first + c, first);
-    StoreFloats(run.second + c, second);
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (size_t v = 0; v < 2; ++v) {
+        const VecF d = LoadFloats(wide[r] + c + v * kLanes) - mid[v];
+        first[v] += d;
+        second[v] += d * d;
+      }
+    }
+#pragma GCC unroll 2
+    for (size_t v = 0; v < 2; ++v) {
+      StoreFloats(run.first + c + v * kLanes, first[v]);
+      StoreFloats(run.second + c + v * kLanes, second[v]);
+    }
   }
 }
 
