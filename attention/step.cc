@@ -142,22 +142,11 @@ struct Scored {
   Remainder remainder;
 };
 
-// What the estimate reads of a moment comes while rows are scored.
-void Prefetch(const MomentSummary& moment) {
-  constexpr size_t kMost = 4096;  // doubles: not of all of C
-  for (const std::span<const double> part : {moment.mean_key(), moment.key_m2(), moment.mean_value(),
-                                             moment.key_factor(), moment.value_factor()}) {
-    const size_t n = std::min(part.size(), kMost);
-    for (size_t i = 0; i < n; i += 8) __builtin_prefetch(part.data() + i, 0, 2);
-  }
-}
-
 Result<Scored> ScoreAndEstimate(const GroupStepInput& in, const Shape& shape) {
   Scored out;
   PREFIXD_ASSIGN(out.estimate, CheckEstimator(in, shape));
   PREFIXD_TRY(CheckQueries(in.queries, in.group, shape.key_dim));
   KeySums key_sums;
-  if (out.estimate && in.estimator == EstimatorKind::kMoment) Prefetch(*in.moment);
   const bool sums = out.estimate && NeedsKeySums(in);
   if (sums) {
     key_sums.centre.assign(in.moment->mean_key().begin(), in.moment->mean_key().end());
