@@ -97,9 +97,11 @@ struct CentredRun {
 template <size_t kRows>
 PREFIXD_INLINE void AddCentred(const float (*wide)[kPairColumns], size_t columns, size_t n,
                                CentredRun& run) {
-  if (n < kRows) {
-    for (size_t r = 0; r < n; ++r) AddCentred<1>(wide + r, columns, 1, run);
-    return;
+  if constexpr (kRows > 1) {
+    if (n < kRows) {
+      for (size_t r = 0; r < n; ++r) AddCentred<1>(wide + r, columns, 1, run);
+      return;
+    }
   }
   // Two vectors of columns at a time: additions to one sum wait for each other.
   for (size_t c = 0; c < columns; c += 2 * kLanes) {
@@ -129,7 +131,8 @@ PREFIXD_INLINE void AddCentred(const float (*wide)[kPairColumns], size_t columns
 
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
 // `ahead`: rows to ask for meanwhile, or null. Where E comes in pairs, q has each 2 * kLanes
-// columns apart, the even ones first, and `run`, unless null, gets the vectors.
+// columns apart, the even ones first, and `run`, unless null, gets the first n, whose columns then
+// come in pairs without rest.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
                               double scale, size_t n, float* out, size_t ld_out,

@@ -59,7 +59,7 @@ double FullVariance(const RemainderContext& context, uint32_t g, const ScoreMean
 
 // Room for one head after the other.
 struct CrossRoom {
-  std::vector<double> weights, along, cross;
+  std::vector<double> weights, along, cross;  // [key_dim], [rank], [value_dim]
 };
 
 // scale q^T C of the whole mid region into room.cross [value_dim]. False without C.

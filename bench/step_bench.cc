@@ -52,8 +52,9 @@ struct Mode {
   std::vector<double> ms;  // of a layer's step, each round's mean
   Ledger spent;
   double mass = 0;  // of the attention, in what is read
-  // Of modes that search by codes in every step: ms in which a layer's step reads what it reads,
-  // and computes nothing.
+  // With codes: ms in which what a layer's step reads is read, and nothing computed. Where sets are
+  // shared: of searches and of steps that read copies, weighted by how many there were; what the
+  // first step to share a set finds and copies is left out.
   std::vector<double> floor_ms;
 };
 
@@ -251,22 +252,31 @@ class Bench {
     return {};
   }
 
+  static bool HasFloor(const Mode& mode) { return mode.policy.selector == "codes"; }
+
   void Floors(std::vector<Mode>& modes) {
-    Team team(threads_);
-    const RowMemory memory(team, MemoryBytes());
-    const Layers layers(memory, options_.tokens);
+    if (std::ranges::none_of(modes, HasFloor)) return;
+    std::unique_ptr<RowMemory> memory, others;
+    {
+      Team team(threads_);
+      memory = std::make_unique<RowMemory>(team, MemoryBytes());
+      others = std::make_unique<RowMemory>(team, 2 * LastLevelCacheBytes());
+    }
+    const Layers layers(*memory, options_.tokens);
     std::mt19937_64 rng(1);
     for (Mode& mode : modes) {
-      if (mode.policy.selector != "codes") continue;
+      if (!HasFloor(mode)) continue;
+      const uint32_t k = *mode.policy.k;
       for (uint32_t round = 0; round < std::max(options_.rounds, 5u); ++round) {
         const auto ms = [&](const std::vector<std::vector<Pieces>>& read) {
-          Sweep(memory);
+          Sweep(*others);
+          Team team(threads_);
           return PiecesSeconds(team, read) * 1e3;
         };
         const size_t layer = round % layers.count();
         const double searches = mode.spent.retrieval_ratio();
-        double floor = searches * ms(ReadBySearch(mode.spent, *mode.policy.k, layers, layer, rng));
-        if (searches < 1) floor += (1 - searches) * ms(ReadBySharing(mode.spent, layers, layer));
+        double floor = searches * ms(ReadBySearch(mode.spent, k, layers, layer, rng));
+        if (searches < 1) floor += (1 - searches) * ms(ReadBySharing(mode.spent, k, layers, layer));
         mode.floor_ms.push_back(floor);
       }
     }

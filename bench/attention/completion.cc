@@ -30,11 +30,10 @@ void MeasureVariants(Stepper& stepper, const Layers& layers, int rounds, bool in
     std::vector<double> some[std::size(kVariants)];
     for (int i = 0; i < kStepsPerRound; ++i) {
       std::shuffle(order.begin(), order.end(), rng);
+      if (in_cache) stepper.Run(Variant::kNone, layer, ids);
       for (const size_t v : order) {
         if (kVariants[v] == Variant::kPhiRecompute && i % 4 != 0) continue;
-        if (in_cache) {
-          if (v == order.front()) stepper.Run(Variant::kNone, layer, ids);
-        } else {
+        if (!in_cache) {
           layer = rng() % layers.count();
           ids = RandomSets(rng, layers.n_tokens(), stepper.k());
         }

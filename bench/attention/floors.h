@@ -17,10 +17,10 @@ double GatherSeconds(Team& team, const Layers& layers, size_t layer,
 struct Pieces {
   const std::byte* array = nullptr;
   size_t stride = 0, bytes = 0;  // of a piece: whole lines
-  std::vector<uint32_t> at;      // ascending
+  std::vector<uint32_t> at;      // not descending
 };
-// Seconds in which all threads read, for each head, all its lists one after the other, asked for
-// ahead of their use, and do nothing else.
+// heads: [head][list]. Seconds in which all threads read, for each head, all its lists one after
+// the other, asked for ahead of their use, and do nothing else.
 double PiecesSeconds(Team& team, const std::vector<std::vector<Pieces>>& heads);
 
 }  // namespace prefixd::bench

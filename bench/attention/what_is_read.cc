@@ -45,9 +45,10 @@ std::vector<std::vector<Pieces>> ReadBySearch(const Ledger& spent, uint32_t k, c
   return heads;
 }
 
-std::vector<std::vector<Pieces>> ReadBySharing(const Ledger& spent, const Layers& layers,
-                                               size_t layer) {
-  std::vector<uint32_t> rows(spent.retrieved_tokens / std::max<uint64_t>(1, spent.steps));
+std::vector<std::vector<Pieces>> ReadBySharing(const Ledger& spent, uint32_t k,
+                                               const Layers& layers, size_t layer) {
+  const uint64_t shared = std::max<uint64_t>(1, spent.selections - spent.retrievals);
+  std::vector<uint32_t> rows((spent.retrieved_tokens - spent.retrievals * k) / shared);
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<std::vector<Pieces>> heads(kKvHeads);
   for (size_t h = 0; h < kKvHeads; ++h) {

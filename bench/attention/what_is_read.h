@@ -17,9 +17,9 @@ namespace prefixd::bench {
 std::vector<std::vector<Pieces>> ReadBySearch(const Ledger& spent, uint32_t k, const Layers& layers,
                                               size_t layer, std::mt19937_64& rng);
 
-// Of each head what a step reads that shares a set: as many rows as the mean step of `spent`, side
-// by side.
-std::vector<std::vector<Pieces>> ReadBySharing(const Ledger& spent, const Layers& layers,
-                                               size_t layer);
+// Of each head what a step reads that shares a set, side by side: as many rows as the mean of those
+// of `spent` that did not search; those that did read k. Some must have shared.
+std::vector<std::vector<Pieces>> ReadBySharing(const Ledger& spent, uint32_t k,
+                                               const Layers& layers, size_t layer);
 
 }  // namespace prefixd::bench
