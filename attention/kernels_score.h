@@ -248,7 +248,8 @@ template <typename E>
 void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                  float* out, size_t ld_out, CentredRun* run = nullptr, double* sum = nullptr,
                  double* sum_sq = nullptr) {
-  constexpr size_t kSlice = kCentredRows;  // vectors that stay in the first-level cache
+  // Vectors that stay in the first-level cache over all heads; and a run of centred sums.
+  constexpr size_t kSlice = kCentredRows;
   for (size_t begin = 0; begin < x.n; begin += kSlice) {
     const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
     Bring(x, begin, end);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/code_scan.h"
+#include "attention/sum_of.h"
 
 namespace prefixd {
 
@@ -15,14 +16,7 @@ SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_
 namespace {
 
 double Dot(std::span<const float> a, std::span<const float> b) {
-  constexpr size_t kLanes = 8;
-  double sums[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= a.size(); i += kLanes) {
-    for (size_t l = 0; l < kLanes; ++l) sums[l] += double{a[i + l]} * b[i + l];
-  }
-  for (; i < a.size(); ++i) sums[0] += double{a[i]} * b[i];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  return SumOf(a.size(), [&](size_t i) { return double{a[i]} * b[i]; });
 }
 
 }  // namespace
