@@ -53,8 +53,8 @@ struct KernelTable {
   // much the terms cancel.
   void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                 float* out, size_t ld_out);
-  // score and centred_sums: centre, sum and sum_sq are [x.dim], the sums are added to. One pass
-  // over bf16 of up to 256 elements that are a multiple of 32, and up to 8 heads; else run by run.
+  // score and centred_sums, each to the bit: centre, sum and sum_sq are [x.dim], the sums are added
+  // to. Those of scattered vectors are taken while the vectors come in from memory.
   void (*score_and_sums)(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
                          double scale, float* out, size_t ld_out, const float* centre, double* sum,
                          double* sum_sq);

@@ -87,56 +87,13 @@ PREFIXD_INLINE void AskRest(const AheadRow* ahead, size_t j) {
   }
 }
 
-// Centred sums that are taken along with scores, of vectors that are widened for these anyway; all
-// columns as they come in pairs, the even ones apart from the odd ones.
-struct CentredRun {
-  alignas(64) float centre[kPairColumns], first[kPairColumns], second[kPairColumns];
-};
-
-// The first n of `wide` into the run; kRows of them, or fewer.
-template <size_t kRows>
-PREFIXD_INLINE void AddCentred(const float (*wide)[kPairColumns], size_t columns, size_t n,
-                               CentredRun& run) {
-  if constexpr (kRows > 1) {
-    if (n < kRows) {
-      for (size_t r = 0; r < n; ++r) AddCentred<1>(wide + r, columns, 1, run);
-      return;
-    }
-  }
-  // Two vectors of columns at a time: additions to one sum wait for each other.
-  for (size_t c = 0; c < columns; c += 2 * kLanes) {
-    VecF mid[2], first[2], second[2];
-#pragma GCC unroll 2
-    for (size_t v = 0; v < 2; ++v) {
-      mid[v] = LoadFloats(run.centre + c + v * kLanes);
-      first[v] = LoadFloats(run.first + c + v * kLanes);
-      second[v] = LoadFloats(run.second + c + v * kLanes);
-    }
-#pragma GCC unroll 4
-    for (size_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-      for (size_t v = 0; v < 2; ++v) {
-        const VecF d = LoadFloats(wide[r] + c + v * kLanes) - mid[v];
-        first[v] += d;
-        second[v] += d * d;
-      }
-    }
-#pragma GCC unroll 2
-    for (size_t v = 0; v < 2; ++v) {
-      StoreFloats(run.first + c + v * kLanes, first[v]);
-      StoreFloats(run.second + c + v * kLanes, second[v]);
-    }
-  }
-}
-
 // kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
 // `ahead`: rows to ask for meanwhile, or null. Where E comes in pairs, q has each 2 * kLanes
-// columns apart, the even ones first, and `run`, unless null, gets the first n, whose columns then
-// come in pairs without rest.
+// columns apart, the even ones first.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
                               double scale, size_t n, float* out, size_t ld_out,
-                              const AheadRow* ahead, CentredRun* run) {
+                              const AheadRow* ahead) {
   constexpr size_t kSums = kHeads * kRows;
   static_assert(kSums % 4 == 0);
   VecD acc[kSums];
@@ -163,7 +120,6 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
         StoreFloats(wide[r] + c + kLanes, pair.odd);
       }
     }
-    if (run) AddCentred<kRows>(wide, paired, n, *run);
     for (; j < paired; j += kLanesD) {
       AskAt<kRows, E::kBytes>(ahead, j);
       VecD row[kRows];
@@ -217,8 +173,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
 // kHeads queries, the first or others, against the vectors [begin, end).
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
-                               size_t end, double scale, float* out, size_t ld_out, bool first,
-                               CentredRun* run) {
+                               size_t end, double scale, float* out, size_t ld_out, bool first) {
   for (size_t i = begin; i < end; i += kRows) {
     AheadRow ahead[kRows];
     const bool ask = first && x.refs == nullptr && RowsAhead<kRows>(x, i, ahead);
@@ -226,59 +181,58 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
     ScoreTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, n, out + i, ld_out,
-                                ask ? ahead : nullptr, first ? run : nullptr);
+                                ask ? ahead : nullptr);
   }
 }
 
-// The run's sums to those in float64, and the next run.
+// All heads against the vectors [begin, end), which stay in the first-level cache.
 template <typename E>
-PREFIXD_INLINE void FlushCentred(size_t dim, CentredRun& run, double* sum, double* sum_sq) {
-  for (size_t c = 0; c < dim; c += 2 * kLanes) {
-    for (size_t power = 0; power < 2; ++power) {
-      float* from = (power == 0 ? run.first : run.second) + c;
-      const VecF pair[2] = {LoadFloats(from), LoadFloats(from + kLanes)};
-      AddVecs<E, 2, false>((power == 0 ? sum : sum_sq) + c, pair, 0);
-      StoreFloats(from, VecF{});
-      StoreFloats(from + kLanes, VecF{});
-    }
+PREFIXD_INLINE void ScoreSlice(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
+                               size_t begin, size_t end, double scale, float* out, size_t ld_out) {
+  size_t g = 0;
+  for (; g + 4 <= heads; g += 4) {
+    ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
+                                 g == 0);
+  }
+  if (g + 2 <= heads) {
+    ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
+    g += 2;
+  }
+  if (g < heads) {
+    ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0);
   }
 }
 
+// `sums`: null, or where centred sums go. Scattered rows are summed while they come in and, where E
+// comes in pairs, widened for the scores too; rows in order, which are asked for between the
+// scores' multiplications, are summed when these have brought them.
 template <typename E>
 void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
-                 float* out, size_t ld_out, CentredRun* run = nullptr, double* sum = nullptr,
-                 double* sum_sq = nullptr) {
-  // Vectors that stay in the first-level cache over all heads; and a run of centred sums.
-  constexpr size_t kSlice = kCentredRows;
-  for (size_t begin = 0; begin < x.n; begin += kSlice) {
-    const size_t end = begin + kSlice < x.n ? begin + kSlice : x.n;
-    Bring(x, begin, end);
-    size_t g = 0;
-    for (; g + 4 <= heads; g += 4) {
-      ScoreHeads<E, 4, kScoreRows>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out,
-                                   g == 0, run);
+                 float* out, size_t ld_out, const CentredTo* sums) {
+  alignas(64) float wide[E::kPairs ? kCentredRows * kPairColumns : 1];
+  const bool scattered = x.refs != nullptr, widen = E::kPairs && x.dim % (2 * kLanes) == 0;
+  for (size_t begin = 0; begin < x.n; begin += kCentredRows) {
+    const size_t end = x.n - begin < kCentredRows ? x.n : begin + kCentredRows;
+    if (sums == nullptr) {
+      Bring(x, begin, end);
+    } else if (scattered) {
+      CentredSliceBrought<E>(x, begin, end, *sums, widen ? wide : nullptr);
+      if (widen) {
+        const VectorBlock rows = {reinterpret_cast<const std::byte*>(wide), x.dim * sizeof(float),
+                                  end - begin, x.dim};
+        ScoreSlice<F32>(q, ldq, heads, rows, 0, rows.n, scale, out + begin, ld_out);
+        continue;
+      }
     }
-    if (g + 2 <= heads) {
-      ScoreHeads<E, 2, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0,
-                          run);
-      g += 2;
-    }
-    if (g < heads) {
-      ScoreHeads<E, 1, 4>(q + g * ldq, ldq, x, begin, end, scale, out + g * ld_out, ld_out, g == 0,
-                          run);
-    }
-    if constexpr (E::kPairs) {
-      if (run) FlushCentred<E>(x.dim, *run, sum, sum_sq);
-    }
+    ScoreSlice<E>(q, ldq, heads, x, begin, end, scale, out, ld_out);
+    if (sums != nullptr && !scattered) CentredSlice<E>(x, begin, end, *sums);
   }
 }
 
-// Queries with each 2 * kLanes columns apart, the even ones first. With centred sums if `centre` is
-// not null: then columns come in pairs without rest.
+// Queries with each 2 * kLanes columns apart, the even ones first.
 template <typename E>
 void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
-                float* out, size_t ld_out, const float* centre = nullptr, double* sum = nullptr,
-                double* sum_sq = nullptr) {
+                float* out, size_t ld_out, const CentredTo* sums) {
   alignas(64) double apart[kDirectHeads * kPairColumns];
   const size_t columns = PadUp(x.dim), paired = x.dim / (2 * kLanes) * (2 * kLanes);
   for (size_t g = 0; g < heads; ++g) {
@@ -295,34 +249,21 @@ void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
     }
     for (; c < columns; ++c) to[c] = from[c];
   }
-  if (!centre) {
-    ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out);
-    return;
-  }
-  CentredRun run;
-  for (size_t c = 0; c < x.dim; c += 2 * kLanes) {
-    const FloatPair pair = Apart(centre + c);
-    StoreFloats(run.centre + c, pair.even);
-    StoreFloats(run.centre + c + kLanes, pair.odd);
-    for (size_t half = 0; half < 2; ++half) {
-      StoreFloats(run.first + c + half * kLanes, VecF{});
-      StoreFloats(run.second + c + half * kLanes, VecF{});
-    }
-  }
-  ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out, &run, sum, sum_sq);
+  ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out, sums);
 }
 
-// With many heads vectors are converted once instead of once per tile of heads.
+// With many heads vectors are converted once instead of once per tile of heads. `sums`: null, or
+// where centred sums go.
 template <typename E>
 void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
-           float* out, size_t ld_out) {
+           float* out, size_t ld_out, const CentredTo* sums) {
   if (heads <= kDirectHeads || x.dim > kConvertMax) {
     if constexpr (!E::kPairs) {
-      ScoreDirect<E>(q, ldq, heads, x, scale, out, ld_out);
+      ScoreDirect<E>(q, ldq, heads, x, scale, out, ld_out, sums);
     } else if (heads <= kDirectHeads && x.dim <= kPairColumns) {
-      ScorePairs<E>(q, ldq, heads, x, scale, out, ld_out);
+      ScorePairs<E>(q, ldq, heads, x, scale, out, ld_out, sums);
     } else {
-      ScoreDirect<Bf16InOrder>(q, ldq, heads, x, scale, out, ld_out);
+      ScoreDirect<Bf16InOrder>(q, ldq, heads, x, scale, out, ld_out, sums);
     }
     return;
   }
@@ -347,48 +288,37 @@ void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, doub
     }
     const VectorBlock slice = {reinterpret_cast<const std::byte*>(wide), x.dim * sizeof(double), n,
                                x.dim};
-    ScoreDirect<F64>(q, ldq, heads, slice, scale, out + begin, ld_out);
+    ScoreSlice<F64>(q, ldq, heads, slice, 0, n, scale, out + begin, ld_out);
+    // In runs of as many rows as elsewhere: the same sums, to the bit.
+    const size_t end = begin + n, run = begin / kCentredRows * kCentredRows;
+    if (sums != nullptr && (end == x.n || end - run == kCentredRows)) {
+      CentredSlice<E>(x, run, end, *sums);
+    }
+  }
+}
+
+void ScoreRows(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
+               float* out, size_t ld_out, const CentredTo* sums) {
+  switch (x.dtype) {
+    case DType::kF32:
+      Score<F32>(q, ldq, heads, x, scale, out, ld_out, sums);
+      break;
+    case DType::kF16:
+      Score<F16>(q, ldq, heads, x, scale, out, ld_out, sums);
+      break;
+    case DType::kBf16:
+      Score<Bf16>(q, ldq, heads, x, scale, out, ld_out, sums);
+      break;
   }
 }
 
 void ScoreAny(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
               float* out, size_t ld_out) {
-  switch (x.dtype) {
-    case DType::kF32:
-      Score<F32>(q, ldq, heads, x, scale, out, ld_out);
-      break;
-    case DType::kF16:
-      Score<F16>(q, ldq, heads, x, scale, out, ld_out);
-      break;
-    case DType::kBf16:
-      Score<Bf16>(q, ldq, heads, x, scale, out, ld_out);
-      break;
-  }
-}
-
-// Vectors [begin, begin + n) of x.
-PREFIXD_INLINE VectorBlock SubBlock(VectorBlock x, size_t begin, size_t n) {
-  if (x.refs != nullptr) {
-    x.refs += begin;
-  } else {
-    x.data += begin * x.stride;
-  }
-  x.n = n;
-  x.ahead = x.ahead > begin ? x.ahead - begin : 0;
-  return x;
+  ScoreRows(q, ldq, heads, x, scale, out, ld_out, nullptr);
 }
 
 void ScoreAndSumsAny(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                      float* out, size_t ld_out, const float* centre, double* sum, double* sum_sq) {
-  if (x.dtype == DType::kBf16 && heads > 0 && heads <= kDirectHeads && x.dim <= kPairColumns &&
-      x.dim % (2 * kLanes) == 0) {
-    ScorePairs<Bf16>(q, ldq, heads, x, scale, out, ld_out, centre, sum, sum_sq);
-    return;
-  }
-  for (size_t begin = 0; begin < x.n; begin += kCentredRows) {
-    const VectorBlock run =
-        SubBlock(x, begin, x.n - begin < kCentredRows ? x.n - begin : kCentredRows);
-    ScoreAny(q, ldq, heads, run, scale, out + begin, ld_out);
-    CentredSumsAny(run, centre, sum, sum_sq);
-  }
+  const CentredTo sums = {centre, sum, sum_sq};
+  ScoreRows(q, ldq, heads, x, scale, out, ld_out, &sums);
 }

@@ -272,27 +272,30 @@ PREFIXD_INLINE void Prefetch(const std::byte* p, size_t bytes) {
   if ((uintptr_t)p % 64 != 0 && bytes > 0) __builtin_prefetch(p + bytes - 1, 0, 2);
 }
 
-// Scattered vectors [begin, end) into the first-level cache: one line 64 rows ahead (what it is for
-// is the address), whole rows 32 ahead into the second-level cache, and a plain read of each line
-// that is wanted now.
-PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
+// Scattered vector i into the first-level cache: one line 64 rows ahead (what it is for is the
+// address), whole rows 32 ahead into the second-level cache, and a plain read of each line that is
+// wanted now.
+PREFIXD_INLINE void BringOne(const VectorBlock& x, size_t i) {
   constexpr size_t kFar = 64, kNear = 32;
-  if (x.ahead == 0 || x.refs == nullptr) return;
-  const size_t bytes = x.of_values ? x.ahead_value_bytes : x.ahead_key_bytes;
-  for (size_t i = begin; i < end; ++i) {
-    if (i + kFar < x.ahead && !x.of_values) __builtin_prefetch(x.refs[i + kFar].key, 0, 2);
-    if (i + kNear < x.ahead) {
-      if (!x.of_values) Prefetch(x.refs[i + kNear].key, x.ahead_key_bytes);
-      Prefetch(x.refs[i + kNear].value, x.ahead_value_bytes);
-    }
-    const std::byte* p = VectorAt(x, i);
-    for (size_t line = 0; line < bytes; line += 64) {
-      static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + line));
-    }
-    if ((uintptr_t)p % 64 != 0 && bytes > 0) {
-      static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + bytes - 1));
-    }
+  if (i + kFar < x.ahead && !x.of_values) __builtin_prefetch(x.refs[i + kFar].key, 0, 2);
+  if (i + kNear < x.ahead) {
+    if (!x.of_values) Prefetch(x.refs[i + kNear].key, x.ahead_key_bytes);
+    Prefetch(x.refs[i + kNear].value, x.ahead_value_bytes);
   }
+  const size_t bytes = x.of_values ? x.ahead_value_bytes : x.ahead_key_bytes;
+  const std::byte* p = VectorAt(x, i);
+  for (size_t line = 0; line < bytes; line += 64) {
+    static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + line));
+  }
+  if ((uintptr_t)p % 64 != 0 && bytes > 0) {
+    static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p + bytes - 1));
+  }
+}
+
+// Vectors [begin, end), if they are scattered.
+PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
+  if (x.ahead == 0 || x.refs == nullptr) return;
+  for (size_t i = begin; i < end; ++i) BringOne(x, i);
 }
 
 // Rows in order: the whole of row i.
