@@ -37,6 +37,7 @@ bool AddBlock(const double* q, size_t first, size_t n, const LayerGeometry& laye
   const size_t ldq = PadUp(shape.key_dim);
   VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
   keys.ahead = ahead;
+  keys.in_runs = true;
   Kernels().score(q + first * ldq, ldq, n, keys, layer.scale, scores, kBlockRows);
   for (size_t g = 0; g < n; ++g) {
     float* row = scores + g * kBlockRows;

@@ -32,7 +32,9 @@ struct VectorBlock {
   // What may be prefetched of vectors [0, ahead), which exist and will be wanted soon; ahead may
   // exceed n. Bytes of the key and of the value behind it; with a stride they are adjacent, and
   // data is where the first of them starts. With refs the bytes of the kind that is wanted are also
-  // read of vectors [0, n): no more than their elements have.
+  // read of vectors [0, n): no more than their elements have. in_runs: refs mostly follow one
+  // another in memory, a page of them at least, and are asked for like vectors in order.
+  bool in_runs = false;
   size_t ahead = 0;
   size_t ahead_key_bytes = 0;
   size_t ahead_value_bytes = 0;

@@ -176,7 +176,7 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
                                size_t end, double scale, float* out, size_t ld_out, bool first) {
   for (size_t i = begin; i < end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = first && x.refs == nullptr && RowsAhead<kRows>(x, i, ahead);
+    const bool ask = first && !Scattered(x) && RowsAhead<kRows>(x, i, ahead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
@@ -210,7 +210,7 @@ template <typename E>
 void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                  float* out, size_t ld_out, const CentredTo* sums) {
   alignas(64) float wide[E::kPairs ? kCentredRows * kPairColumns : 1];
-  const bool scattered = x.refs != nullptr, widen = E::kPairs && x.dim % (2 * kLanes) == 0;
+  const bool scattered = Scattered(x), widen = E::kPairs && x.dim % (2 * kLanes) == 0;
   for (size_t begin = 0; begin < x.n; begin += kCentredRows) {
     const size_t end = x.n - begin < kCentredRows ? x.n : begin + kCentredRows;
     if (sums == nullptr) {

@@ -257,6 +257,8 @@ PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
   return x.of_values ? x.refs[i].value : x.refs[i].key;
 }
 
+PREFIXD_INLINE bool Scattered(const VectorBlock& x) { return x.refs != nullptr && !x.in_runs; }
+
 // How rows come into the caches. Scattered ones are brought by a loop of their own before a block
 // of them is used: each lies in another page, and while the address of a page is looked up the
 // processor gets only as far as its window of instructions reaches; a prefetch, too, is only over
@@ -294,14 +296,19 @@ PREFIXD_INLINE void BringOne(const VectorBlock& x, size_t i) {
 
 // Vectors [begin, end), if they are scattered.
 PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
-  if (x.ahead == 0 || x.refs == nullptr) return;
+  if (x.ahead == 0 || !Scattered(x)) return;
   for (size_t i = begin; i < end; ++i) BringOne(x, i);
 }
 
 // Rows in order: the whole of row i.
 PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
-  if (x.refs != nullptr || i >= x.ahead) return;
-  Prefetch(x.data + i * x.stride, x.ahead_key_bytes + x.ahead_value_bytes);
+  if (Scattered(x) || i >= x.ahead) return;
+  if (x.refs == nullptr) {
+    Prefetch(x.data + i * x.stride, x.ahead_key_bytes + x.ahead_value_bytes);
+    return;
+  }
+  Prefetch(x.refs[i].key, x.ahead_key_bytes);
+  Prefetch(x.refs[i].value, x.ahead_value_bytes);
 }
 
 // The same line by line: what row i asks for while a pass over keys reads another row. In a pass
@@ -311,7 +318,7 @@ struct AheadRow {
   const std::byte* value;
   size_t key_bytes, value_bytes;
 };
-// The last row for those behind it. REQUIRES: x.refs == nullptr, x.ahead > 0.
+// The last row for those behind it. REQUIRES: x.ahead > 0.
 PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
   if (i >= x.ahead) i = x.ahead - 1;
   const std::byte* key = x.refs ? x.refs[i].key : x.data + i * x.stride;

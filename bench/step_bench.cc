@@ -65,6 +65,9 @@ std::vector<Mode> Modes(uint32_t k, const Options& options) {
   policy.k = k;
   policy.estimator = EstimatorKind::kNone;
   std::vector<Mode> modes;
+  StepPolicy full;
+  full.mode = StepMode::kFull;
+  modes.push_back({"exact attention, every row", "full", full, {}, {}});
   policy.selector = "exact";
   modes.push_back({"exact selector", "exact", policy, {}, {}});
   policy.selector = "codes";

@@ -29,6 +29,10 @@ class PreviewPrefix final : public storage::StoredPrefix {
                    storage::RowSink out, storage::RangeUse use, ReadStats* stats) const override {
     return inner_->ReadRange(layer, kv_head, range, part, out, use, stats);
   }
+  Status VisitRows(uint32_t layer, uint32_t kv_head, storage::RowViews& room,
+                   const storage::RowVisitor& visit, ReadStats* stats) const override {
+    return inner_->VisitRows(layer, kv_head, room, visit, stats);
+  }
   std::span<const storage::StoredPart> parts() const override { return inner_->parts(); }
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids,

@@ -240,30 +240,34 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   const auto scratch = core.rooms.scratch->Acquire();
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
-  ReadCharge charge(ledger);
-  for (uint32_t at = 0, end = 0; at < n; at = end) {
-    end = storage::RunEnd(prefix.stored().parts(), at, kRunTokens);
-    const TokenRange run{at, end};
-    const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
-    {
-      StageTimer timer(ledger.read_ns);
-      PREFIXD_TRY(
-          prefix.stored().ReadRange(layer, prefix.kv_head_of(head), run, bytes, &charge.reads));
-    }
-    StageTimer timer(ledger.compute_ns);
-    const RowsView rows{bytes.data(), run.size(), row.bytes(), row};
-    if (at == 0) {
-      PREFIXD_TRY(core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse));
-      continue;
+  bool first = true;
+  uint64_t compute_ns = 0, all_ns = 0;
+  const auto attend = [&](std::span<const RowRef> refs) -> Status {
+    StageTimer timer(compute_ns);
+    const RowsView rows = ScatteredRows(refs, row);
+    if (first) {
+      first = false;
+      return core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse);
     }
     PREFIXD_TRY(
         core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
     for (uint32_t i = 0; i < n_queries; ++i) {
-      const size_t first = size_t{i} * row.value_dim;
-      MergeStates(y.subspan(first, row.value_dim), &lse[i], run_y.subspan(first, row.value_dim),
+      const size_t at = size_t{i} * row.value_dim;
+      MergeStates(y.subspan(at, row.value_dim), &lse[i], run_y.subspan(at, row.value_dim),
                   run_lse[i]);
     }
+    return {};
+  };
+  Status status;
+  {
+    ReadCharge charge(ledger);
+    StageTimer timer(all_ns);
+    status = prefix.stored().VisitRows(layer, prefix.kv_head_of(head), scratch->retrieved, attend,
+                                       &charge.reads);
   }
+  ledger.compute_ns += compute_ns;
+  ledger.read_ns += all_ns - compute_ns;
+  PREFIXD_TRY(std::move(status));
   ledger.logical_bytes += storage::RowsBytes(prefix.stored().parts(), row, TokenRange{0, n});
   return {};
 }

@@ -102,7 +102,7 @@ class PieceReader {
       if (access_ == Access::kBackground) {
         std::fill_n(frames.begin(), n, kNoFrame);
       } else if (in_place_ != nullptr) {
-        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of,
+        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of, access_,
                                        std::span(frames).first(n), in_place_->pins),
                    *stats_);
       } else {
@@ -140,7 +140,9 @@ class PieceReader {
       const auto [begin, end] = wanted.missing[i];
       if (in_place_ != nullptr) {
         // A window's buffer is needed again; the tier has taken a copy anyway.
-        const uint32_t frame = services_.tier->TryInsertPinned(key, page, in_place_->pins);
+        const uint32_t frame = access_ == Access::kPoint
+                                   ? services_.tier->TryInsertPinned(key, page, in_place_->pins)
+                                   : kNoFrame;
         if (frame != kNoFrame) {
           Take(services_.tier->page(frame), begin, end, Tier::kSsd);
           continue;
@@ -148,8 +150,9 @@ class PieceReader {
         for (size_t j = begin; j < end; ++j) in_place_->where[j] = pieces_[j].out;
       }
       Copy(page, begin, end, Tier::kSsd);
-      const bool shared = access_ == Access::kPoint || access_ == Access::kScan;
-      if (shared && in_place_ == nullptr) services_.tier->Insert(key, page, access_);
+      const bool shared =
+          access_ == Access::kScan || (access_ == Access::kPoint && in_place_ == nullptr);
+      if (shared) services_.tier->Insert(key, page, access_);
     }
     FlushCopy();
     return {};
@@ -217,10 +220,9 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
 
 Status ViewPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, std::span<const std::byte*> where,
-                  PagePins& pins, ReadStats* stats) {
+                  Access access, PagePins& pins, ReadStats* stats) {
   InPlace in_place{where, pins};
-  return PieceReader(services, file, pieces, Access::kPoint, stats, Deliver::kAsStored, &in_place)
-      .Run();
+  return PieceReader(services, file, pieces, access, stats, Deliver::kAsStored, &in_place).Run();
 }
 
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
@@ -234,7 +236,7 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
   }
   PREFIXD_ASSIGN(PagePins pins, tier.Promise(pages.size()));
   std::vector<uint32_t> frames(pages.size());
-  CountAhead(tier.Pin(segment, pages, frames, pins), *stats);
+  CountAhead(tier.Pin(segment, pages, Access::kPoint, frames, pins), *stats);
   for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
     if (pieces[i].page != pages[p]) ++p;
     if (frames[p] != kNoFrame) stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].bytes;

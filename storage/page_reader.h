@@ -54,12 +54,12 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats,
                   Deliver deliver = Deliver::kAsStored);
 
-// As ReadPieces with Access::kPoint, of bytes as stored, but what the tier has or takes stays
-// there: where[i] is the piece's first byte, in a page of the tier while `pins`
-// (TierRegion::PinsForAStep) live, or, where the tier had no room, at the piece's `out`.
+// As ReadPieces, of bytes as stored, but what the tier has, or of a point read takes, stays there:
+// where[i] is the piece's first byte, in a page of the tier while `pins` (TierRegion::PinsForAStep)
+// live, or else at the piece's `out`. REQUIRES: Access::kPoint or kScan.
 Status ViewPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, std::span<const std::byte*> where,
-                  PagePins& pins, ReadStats* stats);
+                  Access access, PagePins& pins, ReadStats* stats);
 
 // Pins the pages of `pieces` (ascending by page) in the tier, reading first what is not there:
 // where[i] is the piece's first byte, in place while the pins live. All or an error; as ReadPieces,

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "storage/row_pieces.h"
+#include "storage/row_scan.h"
 #include "storage/store_core.h"
 
 namespace prefixd::storage {
@@ -116,6 +117,18 @@ class OpenPrefix final : public StoredPrefix {
       pieces.AddRun(run.begin - link.first(), run.end - link.first(),
                     target.From(run.begin - range.begin));
       PREFIXD_TRY(Read(link, pieces, AccessFor(use), stats));
+    }
+    return {};
+  }
+
+  Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
+                   ReadStats* stats) const override {
+    PREFIXD_TRY(CheckRun(layer, kv_head));
+    for (const Link& link : links_) {
+      PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+      const ScannedRows rows{*link.file,           order, layer, kv_head, link.tokens.size(),
+                             model_.geometry.row()};
+      PREFIXD_TRY(ScanRows(services_, rows, room, visit, stats));
     }
     return {};
   }
@@ -296,7 +309,8 @@ class OpenPrefix final : public StoredPrefix {
     std::vector<const std::byte*> where(sorted.size());
     PagePins& pins = hold.pins.emplace_back(tier_->PinsForAStep());
     ReadStats ignored;
-    PREFIXD_TRY(ViewPieces(services_, *link.file, sorted, where, pins, stats ? stats : &ignored));
+    PREFIXD_TRY(ViewPieces(services_, *link.file, sorted, where, Access::kPoint, pins,
+                           stats ? stats : &ignored));
     const size_t stride = PartBytes(model_.geometry.row(), part);
     const size_t key_bytes = model_.geometry.row().key_bytes();
     for (size_t i = 0; i < sorted.size(); ++i) {
@@ -336,16 +350,19 @@ class OpenPrefix final : public StoredPrefix {
     return {};
   }
 
-  Result<RowPieces> Pieces(const Link& link, uint32_t layer, uint32_t kv_head, RowPart part) const {
+  // Null in the arrival layout.
+  Result<const RunOrder*> OrderOf(const Link& link, uint32_t layer, uint32_t kv_head) const {
     auto order = link.file->Order(*core_->engine, layer, kv_head);
-    if (!order.ok()) {
-      if (order.error().code == Code::kCorrupt) {
-        core_->checksum_failures.fetch_add(1, std::memory_order_relaxed);
-        core_->Quarantine(link.file->record().id, order.error().message);
-      }
-      return std::move(order).error();
+    if (!order.ok() && order.error().code == Code::kCorrupt) {
+      core_->checksum_failures.fetch_add(1, std::memory_order_relaxed);
+      core_->Quarantine(link.file->record().id, order.error().message);
     }
-    return RowPieces(link.file->layout(), *order, layer, kv_head, part,
+    return order;
+  }
+
+  Result<RowPieces> Pieces(const Link& link, uint32_t layer, uint32_t kv_head, RowPart part) const {
+    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+    return RowPieces(link.file->layout(), order, layer, kv_head, part,
                      link.file->header().encoding);
   }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -74,6 +75,9 @@ struct RowViews {
   std::shared_ptr<const void> hold;
 };
 
+// Takes rows where they lie, valid until it returns; an error ends the visit.
+using RowVisitor = std::function<Status(std::span<const RowRef>)>;
+
 // A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
 class StoredPrefix {
  public:
@@ -108,6 +112,10 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
+  // Every row once, in runs, in whatever order they lie: for readers that do not mind it, such as
+  // exact attention. Copied, into room.own, only where they must be. Streams as ReadRange does.
+  virtual Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room,
+                           const RowVisitor& visit, ReadStats* stats) const = 0;
   // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who
   // may ask for them soon (ascending, < n_tokens), and waits for nothing. At most max_bytes; until
   // `stop` is set (kCancelled, whatever the disk does). Nothing where there is no tier, or where

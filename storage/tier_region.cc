@@ -140,9 +140,9 @@ Result<PagePins> TierRegion::Promise(uint64_t pages) {
   return pins;
 }
 
-uint64_t TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
-                         PagePins& pins) {
-  const uint64_t used_first = Pin(segment, pages, Access::kPoint, out);
+uint64_t TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+                         std::span<uint32_t> out, PagePins& pins) {
+  const uint64_t used_first = Pin(segment, pages, access, out);
   for (const uint32_t f : out) {
     if (f != kNoFrame) pins.frames_.push_back(f);
   }

@@ -102,8 +102,8 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   // kResourceExhausted beyond it; kFailedPrecondition when the region has no memory at all.
   Result<PagePins> Promise(uint64_t pages);
   // As Pin, of what a promise was made for.
-  uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, std::span<uint32_t> out,
-               PagePins& pins);
+  uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
+               std::span<uint32_t> out, PagePins& pins);
   // Copies a verified page in, pinned. kResourceExhausted when every page here is pinned.
   Result<uint32_t> InsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins);
 

@@ -52,7 +52,7 @@ inline Result<PagePins> Borrow(TierRegion& region, uint64_t segment,
                                uint64_t salt = 0) {
   PREFIXD_ASSIGN(PagePins pins, region.Promise(pages.size()));
   frames->assign(pages.size(), kNoFrame);
-  region.Pin(segment, pages, *frames, pins);
+  region.Pin(segment, pages, Access::kPoint, *frames, pins);
   for (size_t i = 0; i < pages.size(); ++i) {
     if ((*frames)[i] != kNoFrame) continue;
     const PageKey key{segment, pages[i]};

@@ -1,4 +1,5 @@
 // Rows where they lie: the same bytes that copies hold, wherever that is.
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -66,6 +67,45 @@ class RowViewsTest : public OpenStoreTest {
       }
     }
   }
+
+  // Every row of the first n_tokens (0: all) once, in any order.
+  void ExpectVisits(const SegmentId& id, uint32_t n_tokens, RowViews& room) {
+    SCOPED_TRACE(n_tokens);
+    const auto opened = store_->OpenPrefix(id, n_tokens);
+    ASSERT_OK(opened);
+    const StoredPrefix& prefix = **opened;
+    const RowShape row = model_.geometry.row();
+    for (uint32_t run = 0; run < model_.geometry.n_layers * model_.geometry.n_kv_heads; ++run) {
+      const uint32_t layer = run / model_.geometry.n_kv_heads;
+      const uint32_t head = run % model_.geometry.n_kv_heads;
+      std::vector<std::byte> want(prefix.n_tokens() * row.bytes()), got;
+      ASSERT_OK(prefix.ReadRange(layer, head, {0, prefix.n_tokens()}, want, nullptr));
+      ReadStats stats;
+      ASSERT_OK(prefix.VisitRows(
+          layer, head, room,
+          [&](std::span<const RowRef> rows) -> Status {
+            EXPECT_FALSE(rows.empty());
+            for (const RowRef& r : rows) {
+              got.insert(got.end(), r.key, r.key + row.key_bytes());
+              got.insert(got.end(), r.value, r.value + row.value_bytes());
+            }
+            return {};
+          },
+          &stats));
+      EXPECT_GT(stats.pages_host + stats.pages_ssd, 0u);
+      ASSERT_EQ(Sorted(got), Sorted(want)) << "run " << run;
+    }
+  }
+  std::vector<std::string> Sorted(const std::vector<std::byte>& rows) const {
+    const size_t bytes = model_.geometry.row().bytes();
+    std::vector<std::string> out;
+    for (size_t at = 0; at + bytes <= rows.size(); at += bytes) {
+      out.emplace_back(reinterpret_cast<const char*>(rows.data()) + at, bytes);
+    }
+    EXPECT_EQ(rows.size() % bytes, 0u);
+    std::sort(out.begin(), out.end());
+    return out;
+  }
 };
 
 // Settled, as it arrived, and encoded, in one chain; with a host tier that has room for all, for
@@ -93,7 +133,62 @@ TEST_F(RowViewsTest, AreTheRows) {
     const auto encoded = PutNumbers(Iota(1300, first), RowEncoding::kInt8);
     ASSERT_OK(encoded);
     ExpectViews(*encoded, rng);
+    RowViews room;
+    for (const uint32_t n : {0u, 1u, 1 + static_cast<uint32_t>(rng() % 1300), 600u, 601u}) {
+      ExpectVisits(*encoded, n, room);
+    }
   }
+}
+
+// Several batches of several chunks, of a prefix that is cut in the middle of one.
+TEST_F(RowViewsTest, VisitsOfManyRows) {
+  std::mt19937_64 rng(Seed("RowVisitsMany"));
+  model_ = TestModel("small", TestGeometry(1, 1, 2, DType::kF32));
+  options_.host_tier_bytes = 4u << 20;
+  Open();
+  const auto id = PutNumbers(Iota(50000), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  RowViews room;
+  ExpectVisits(*id, 0, room);
+  SettleOptions settle;
+  settle.chunk_tokens = 30000;
+  settle.order = [&rng](uint32_t, uint32_t, uint32_t,
+                        std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    std::vector<uint32_t> order(rows.size() / 16);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), rng);
+    return order;
+  };
+  ASSERT_OK(store_->Settle(*id, settle));
+  for (const uint32_t n : {0u, 3u, 20000u, 30000u, 30001u, 47000u}) ExpectVisits(*id, n, room);
+}
+
+// What a visit finds missing it brings where there is room, and holds nothing afterwards.
+TEST_F(RowViewsTest, VisitsEndWithTheVisitorsError) {
+  options_.host_tier_bytes = 4u << 20;
+  Open();
+  const auto id = PutNumbers(Iota(600), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  const auto opened = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(opened);
+  RowViews room;
+  ReadStats cold, warm;
+  const RowVisitor nothing = [](std::span<const RowRef>) { return Status(); };
+  ASSERT_OK((*opened)->VisitRows(0, 0, room, nothing, &cold));
+  ASSERT_OK((*opened)->VisitRows(0, 0, room, nothing, &warm));
+  EXPECT_GT(cold.pages_ssd, 0u);
+  EXPECT_EQ(warm.pages_ssd, 0u);
+  EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], 600 * model_.geometry.row().bytes());
+  const Status status = (*opened)->VisitRows(
+      0, 0, room,
+      [](std::span<const RowRef>) {
+        return Error{Code::kCancelled, "enough"};
+      },
+      nullptr);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::kCancelled);
+  EXPECT_EQ(room.hold, nullptr);
+  EXPECT_FALSE((*opened)->VisitRows(7, 0, room, nothing, nullptr).ok());
 }
 
 TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
@@ -103,6 +198,11 @@ TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
   const auto id = PutNumbers(Iota(200), RowEncoding::kAsGiven);
   ASSERT_OK(id);
   ExpectViews(*id, rng);
+  RowViews room;
+  ExpectVisits(*id, 0, room);
+  ASSERT_OK(store_->Settle(*id, Reversed(model_.geometry.row().bytes(), 64)));
+  ExpectVisits(*id, 0, room);
+  ExpectVisits(*id, 77, room);
 }
 
 // What a view holds stays as it is although others want its place, and counts against no bound.
@@ -158,6 +258,25 @@ TEST_F(RowViewsTest, DamageIsAnErrorNotARow) {
   std::iota(ids.begin(), ids.end(), 0);
   RowViews views;
   const Status status = (*opened)->ViewRows(0, 0, ids, RowPart::kRow, views, nullptr);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::kCorrupt);
+}
+
+TEST_F(RowViewsTest, DamageIsNotVisited) {
+  Open();
+  const auto id = PutNumbers(Iota(500), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  const auto opened = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(opened);
+  FlipByte(FileOf(*id), kPageBytes + 100);
+  RowViews room;
+  const Status status = (*opened)->VisitRows(
+      0, 0, room,
+      [](std::span<const RowRef>) -> Status {
+        ADD_FAILURE();
+        return {};
+      },
+      nullptr);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::kCorrupt);
 }
