@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -50,7 +51,13 @@ class SpeedBench {
         PREFIXD_ASSIGN(report.lines[part], MeasureRows());
       } else if (part == "host") {
         PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
-        PREFIXD_ASSIGN(report.lines[part], MeasureHost());
+        PREFIXD_ASSIGN(report.lines[part], MeasureHost("full restore, host tier"));
+      } else if (part == "settled") {
+        PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
+        PREFIXD_TRY(Settle());
+        PREFIXD_ASSIGN(report.lines[part], MeasureHost("the same, rows settled"));
+        prefix_.reset();
+        PREFIXD_TRY(RemoveStored());
       }
     }
     prefix_.reset();
@@ -223,6 +230,25 @@ class SpeedBench {
     return {};
   }
 
+  // The stored rows in an order that has nothing to do with that of the tokens.
+  Status Settle() {
+    storage::SettleOptions settle;
+    settle.chunk_tokens = 16384;  // as a daemon does
+    const size_t row_bytes = prompt_.geometry.row().bytes();
+    settle.order = [row_bytes](uint32_t layer, uint32_t head, uint32_t chunk,
+                               std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+      std::vector<uint32_t> order(rows.size() / row_bytes);
+      std::iota(order.begin(), order.end(), 0);
+      std::mt19937_64 rng((uint64_t{layer} << 40) + (uint64_t{head} << 20) + chunk);
+      std::shuffle(order.begin(), order.end(), rng);
+      return order;
+    };
+    prefix_.reset();
+    PREFIXD_TRY(store_->Settle(id_, settle));
+    PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
+    return {};
+  }
+
   // All rows, first layer first; the heads of a layer are shared out among the threads.
   Status Restore() {
     const KvGeometry& g = prompt_.geometry;
@@ -295,7 +321,7 @@ class SpeedBench {
 
   // The same restore from pages that the host tier holds, against memcpy of as much to the same
   // place on the same number of threads.
-  Result<Paired> MeasureHost() {
+  Result<Paired> MeasureHost(const char* name) {
     const auto bytes = double(prompt_.row_bytes());
     storage::AlignedBuffer source(prompt_.row_bytes());
     std::memset(source.data(), 1, source.size());
@@ -311,11 +337,10 @@ class SpeedBench {
       }
       return {};
     };
-    PREFIXD_ASSIGN(Paired host,
-                   MeasurePairs(
-                       {"full restore, host tier", "MB/s", "memcpy", 1e6}, options_.pairs,
-                       [&] { return Timed(bytes, bytes, [&] { return Restore(); }); },
-                       [&] { return Timed(bytes, bytes, copy); }));
+    PREFIXD_ASSIGN(Paired host, MeasurePairs(
+                                    {name, "MB/s", "memcpy", 1e6}, options_.pairs,
+                                    [&] { return Timed(bytes, bytes, [&] { return Restore(); }); },
+                                    [&] { return Timed(bytes, bytes, copy); }));
     const auto stats = store_->stats();
     if (stats.host_tier_bytes < prompt_.row_bytes()) {
       return Error{Code::kInternal, "the host tier holds " + std::to_string(stats.host_tier_bytes) +

@@ -77,6 +77,7 @@ class PieceReader {
       PREFIXD_TRY(Deliver(windows[delivered % kWindows], wanted[delivered % kWindows]));
       ++delivered;
     }
+    if (stream_) StreamFence();  // once: after every piece it waits for the memory every time
     return {};
   }
 
@@ -187,7 +188,7 @@ class PieceReader {
 
   void FlushCopy() {
     if (stream_) {
-      StreamCopy(copy_.to, copy_.from, copy_.bytes);
+      StreamCopyUnfenced(copy_.to, copy_.from, copy_.bytes);
     } else if (copy_.bytes > 0) {
       std::memcpy(copy_.to, copy_.from, copy_.bytes);
     }
