@@ -56,7 +56,8 @@ struct KernelTable {
   void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                 float* out, size_t ld_out);
   // score and centred_sums, each to the bit: centre, sum and sum_sq are [x.dim], the sums are added
-  // to. Those of scattered vectors are taken while the vectors come in from memory.
+  // to. Those of scattered vectors are taken while the vectors come in from memory (of up to 8
+  // heads: with more they cost little beside the scores).
   void (*score_and_sums)(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
                          double scale, float* out, size_t ld_out, const float* centre, double* sum,
                          double* sum_sq);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gpu/exact_gpu.h"
+#include "gpu/exact_layout.h"
 #include "gpu/host_image.h"
 #include "gpu/host_memory.h"
 #include "gpu/step_host.h"
@@ -13,6 +14,7 @@ namespace {
 
 using internal::Grow;
 using internal::HostImage;
+using internal::kQueryTile;
 
 Status CheckExact(std::span<const float> queries, uint32_t n, const RowsView& rows,
                   std::span<float> y, std::span<float> lse) {
@@ -71,7 +73,10 @@ Status HostStep::AttendExact(std::span<const float> queries, uint32_t n_queries,
   PREFIXD_ASSIGN(const ExactPlan plan, PlanExact(shape, device_));
   PREFIXD_TRY(UseDevice(device_.ordinal));
 
-  const bool in_place = rows.count > 0 && internal::ReadableByDevice(rows, rows.shape.dtype);
+  // Rows by their addresses would cross the bus once for every tile of queries, and each is looked
+  // up by itself: with more than one tile they are copied here and cross it once.
+  const bool in_place = rows.count > 0 && (rows.refs == nullptr || n_queries <= kQueryTile) &&
+                        internal::ReadableByDevice(rows, rows.shape.dtype);
   HostImage measure(nullptr, nullptr);
   (void)PackExact(queries, n_queries, rows, in_place, measure);
   const size_t output_bytes = (y.size() + lse.size() + 1) * sizeof(float);

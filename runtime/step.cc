@@ -241,9 +241,16 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
   bool first = true;
-  uint64_t compute_ns = 0, all_ns = 0;
+  struct Times {
+    Ledger& ledger;
+    uint64_t compute_ns = 0, all_ns = 0;
+    ~Times() {
+      ledger.compute_ns += compute_ns;
+      ledger.read_ns += all_ns - compute_ns;
+    }
+  } times{ledger};
   const auto attend = [&](std::span<const RowRef> refs) -> Status {
-    StageTimer timer(compute_ns);
+    StageTimer timer(times.compute_ns);
     const RowsView rows = ScatteredRows(refs, row);
     if (first) {
       first = false;
@@ -258,16 +265,12 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
     }
     return {};
   };
-  Status status;
   {
     ReadCharge charge(ledger);
-    StageTimer timer(all_ns);
-    status = prefix.stored().VisitRows(layer, prefix.kv_head_of(head), scratch->retrieved, attend,
-                                       &charge.reads);
+    StageTimer timer(times.all_ns);
+    PREFIXD_TRY(prefix.stored().VisitRows(layer, prefix.kv_head_of(head), scratch->retrieved,
+                                          attend, &charge.reads));
   }
-  ledger.compute_ns += compute_ns;
-  ledger.read_ns += all_ns - compute_ns;
-  PREFIXD_TRY(std::move(status));
   ledger.logical_bytes += storage::RowsBytes(prefix.stored().parts(), row, TokenRange{0, n});
   return {};
 }

@@ -51,11 +51,18 @@ class PieceReader {
         access_(access),
         stats_(stats),
         decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
-    if (access == Access::kPoint || access == Access::kBackground || decode_) return;
+    // What is copied for who views rows in place he reads at once.
+    if (access == Access::kPoint || access == Access::kBackground || decode_ || in_place) return;
     uint64_t bytes = 0;
     for (const PagePiece& piece : pieces) bytes += piece.bytes;
     stream_ = bytes >= kStreamBytes;
   }
+  // Once: after every piece it waits for the memory every time.
+  ~PieceReader() {
+    if (stream_) StreamFence();
+  }
+  PieceReader(const PieceReader&) = delete;
+  PieceReader& operator=(const PieceReader&) = delete;
 
   Status Run() {
     const bool background = access_ == Access::kBackground;
@@ -77,7 +84,6 @@ class PieceReader {
       PREFIXD_TRY(Deliver(windows[delivered % kWindows], wanted[delivered % kWindows]));
       ++delivered;
     }
-    if (stream_) StreamFence();  // once: after every piece it waits for the memory every time
     return {};
   }
 

@@ -11,9 +11,9 @@
 namespace prefixd::storage {
 namespace {
 
-// Rows of a batch: of keys and values of 256 bytes eight windows of the disk's, three of which are
-// on their way at a time.
-constexpr uint32_t kBatchRows = 16384;
+// Of rows, in a batch: two of the disk's windows, which are on their way together. What is in the
+// tier stays pinned while a batch is visited, so no more than that.
+constexpr uint32_t kBatchBytes = 4u << 20;
 
 class RowScan {
  public:
@@ -27,34 +27,41 @@ class RowScan {
         stats_(stats) {}
 
   Status Run() {
+    room_.rows.clear();  // it may come from another use
     const bool in_place = rows_.file.header().encoding == RowEncoding::kAsGiven &&
                           Keys().pages_per_item == 1 && Values().pages_per_item == 1;
+    const auto batch = static_cast<uint32_t>(std::max<size_t>(1, kBatchBytes / rows_.row.bytes()));
     for (uint32_t chunk = 0; chunk < layout_.chunks(); ++chunk) {
-      const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
+      const uint32_t first = layout_.chunk_begin(chunk);
       if (first >= rows_.n_tokens) break;
-      for (uint32_t begin = 0; begin < n; begin += kBatchRows) {
-        const uint32_t end = std::min(n, begin + kBatchRows);
-        room_.rows.clear();
+      // In the arrival layout the tokens that are wanted are the first ones.
+      const uint32_t n = layout_.settled() ? layout_.chunk_size(chunk)
+                                           : std::min(layout_.shape.n_tokens, rows_.n_tokens);
+      for (uint32_t begin = 0; begin < n; begin += batch) {
+        const LetGo let_go{room_};
+        const uint32_t end = std::min(n, begin + batch);
         PREFIXD_TRY(in_place ? ViewBatch(chunk, begin, end)
                              : ReadBatch(first + begin, first + end));
-        Status visited;
-        if (!room_.rows.empty()) visited = visit_(room_.rows);
-        room_.hold.reset();
-        PREFIXD_TRY(std::move(visited));
+        if (!room_.rows.empty()) PREFIXD_TRY(visit_(room_.rows));
       }
     }
     return {};
   }
 
  private:
-  // Wanted items of one page: those of slots [first, last] of the chunk that are wanted.
-  struct PageItems {
-    uint32_t first, last;
+  // Of what a batch holds, however its visit ends.
+  struct LetGo {
+    RowViews& room;
+    ~LetGo() {
+      room.rows.clear();
+      room.hold.reset();
+    }
   };
+  // Wanted items that follow one another in a page: a piece each.
   struct Pages {
     uint32_t item_bytes = 0;
-    std::vector<PageItems> items;  // of each page
-    size_t piece = 0;              // of the first
+    std::vector<uint32_t> items;  // of each piece
+    size_t piece = 0;             // the first
   };
 
   const ItemPages& Keys() const { return layout_.settled() ? layout_.key : layout_.row; }
@@ -67,45 +74,37 @@ class RowScan {
     return OwnOf(chunk_first, i) < rows_.n_tokens;
   }
 
-  // Slots [begin, end) of the chunk: one piece a page, and where its wanted items are.
+  // The wanted of slots [begin, end) of the chunk.
   Pages AddPages(const ItemPages& items, uint64_t base, uint32_t chunk_first, uint32_t begin,
                  uint32_t end) {
     Pages pages{items.bytes, {}, pieces_.size()};
     for (uint32_t i = begin; i < end;) {
-      const uint32_t page = i / items.per_page;
+      if (!Wanted(chunk_first, i)) {
+        ++i;
+        continue;
+      }
+      const uint32_t page = i / items.per_page, first = i;
       const uint32_t page_end = std::min(end, (page + 1) * items.per_page);
-      uint32_t first = i, last = page_end - 1;
-      while (first < page_end && !Wanted(chunk_first, first)) ++first;
-      while (last > first && !Wanted(chunk_first, last)) --last;
-      i = page_end;
-      if (first == page_end) continue;
-      pages.items.push_back({first, last});
+      while (i < page_end && Wanted(chunk_first, i)) ++i;
+      pages.items.push_back(i - first);
       pieces_.push_back({base + page, (first - page * items.per_page) * items.bytes,
-                         (last - first + 1) * items.bytes,
-                         room_.own.data() + pieces_.size() * kPageBytes});
+                         (i - first) * items.bytes, nullptr});
     }
     return pages;
   }
 
-  // Calls set(row, item) for each wanted item of `pages`, in their order.
+  // Calls set(item) for each of them, in their order.
   template <typename Set>
-  void ForEachItem(const Pages& pages, uint32_t chunk_first, const Set& set) const {
-    size_t row = 0;
+  void ForEachItem(const Pages& pages, const Set& set) const {
     for (size_t p = 0; p < pages.items.size(); ++p) {
-      const auto [first, last] = pages.items[p];
       const std::byte* at = where_[pages.piece + p];
-      for (uint32_t i = first; i <= last; ++i, at += pages.item_bytes) {
-        if (Wanted(chunk_first, i)) set(row++, at);
-      }
+      for (uint32_t i = 0; i < pages.items[p]; ++i, at += pages.item_bytes) set(at);
     }
   }
 
   Status ViewBatch(uint32_t chunk, uint32_t begin, uint32_t end) {
     const uint32_t first = layout_.chunk_begin(chunk);
     const uint64_t run = layout_.run_page(rows_.layer, rows_.kv_head);
-    const size_t most = Keys().pages(end) - begin / Keys().per_page +
-                        (Values().pages(end) - begin / Values().per_page);
-    if (room_.own.size() < most * kPageBytes) room_.own.resize(most * kPageBytes);
     pieces_.clear();
     Pages keys, values;
     if (layout_.settled()) {
@@ -115,38 +114,68 @@ class RowScan {
       keys = AddPages(layout_.row, run, first, begin, end);
     }
     if (pieces_.empty()) return {};
+    Place();
     where_.resize(pieces_.size());
     auto pins = std::make_shared<PagePins>(services_.tier->PinsForAStep());
     PREFIXD_TRY(ViewPieces(services_, rows_.file, pieces_, where_, Access::kScan, *pins, stats_));
     room_.hold = std::move(pins);
     room_.rows.reserve(end - begin);
     const size_t key_bytes = layout_.shape.key_bytes;
-    ForEachItem(keys, first, [&](size_t, const std::byte* at) {
-      room_.rows.push_back({at, at + key_bytes});
-    });
-    ForEachItem(values, first,
-                [&](size_t row, const std::byte* at) { room_.rows[row].value = at; });
+    ForEachItem(keys, [&](const std::byte* at) { room_.rows.push_back({at, at + key_bytes}); });
+    size_t row = 0;
+    ForEachItem(values, [&](const std::byte* at) { room_.rows[row++].value = at; });
     return {};
+  }
+
+  // Where pieces go that must be copied: one behind the other, each aligned for any element.
+  void Place() {
+    constexpr size_t kAlign = 64;
+    const auto padded = [](const PagePiece& piece) {
+      return (piece.bytes + kAlign - 1) / kAlign * kAlign;
+    };
+    size_t bytes = 0;
+    for (const PagePiece& piece : pieces_) bytes += padded(piece);
+    if (room_.own.size() < bytes) room_.own.resize(bytes);
+    std::byte* out = room_.own.data();
+    for (PagePiece& piece : pieces_) {
+      piece.out = out;
+      out += padded(piece);
+    }
   }
 
   // Slots [begin, end) of the run, decoded or from several pages each, one row after the other.
   Status ReadBatch(uint32_t begin, uint32_t end) {
     const size_t stride = rows_.row.bytes(), key_bytes = rows_.row.key_bytes();
     if (room_.own.size() < (end - begin) * stride) room_.own.resize((end - begin) * stride);
-    RowPieces pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, RowPart::kRow,
-                     rows_.file.header().encoding);
     const uint32_t chunk_first = begin / layout_.chunk_tokens() * layout_.chunk_tokens();
-    std::byte* out = room_.own.data();
     for (uint32_t slot = begin; slot < end; ++slot) {
-      const uint32_t own = OwnOf(chunk_first, slot - chunk_first);
-      if (own >= rows_.n_tokens) continue;
-      pieces.AddRow(own, {out, stride, out + key_bytes, stride});
-      room_.rows.push_back({out, out + key_bytes});
-      out += stride;
+      if (!Wanted(chunk_first, slot - chunk_first)) continue;
+      const std::byte* key = room_.own.data() + room_.rows.size() * stride;
+      room_.rows.push_back({key, key + key_bytes});
     }
     if (room_.rows.empty()) return {};
-    return ReadPieces(services_, rows_.file, pieces.Take(), Access::kScan, stats_,
-                      Deliver::kDecoded);
+    // Keys before values, as the settled layout's pages lie: nothing is to be sorted.
+    pieces_.clear();
+    const auto add = [&](RowPart part) {
+      RowPieces pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, part,
+                       rows_.file.header().encoding);
+      std::byte* out = room_.own.data();
+      for (uint32_t slot = begin; slot < end; ++slot) {
+        const uint32_t own = OwnOf(chunk_first, slot - chunk_first);
+        if (own >= rows_.n_tokens) continue;
+        pieces.AddRow(own, {out, stride, out + key_bytes, stride});
+        out += stride;
+      }
+      const std::vector<PagePiece> taken = pieces.Take();
+      pieces_.insert(pieces_.end(), taken.begin(), taken.end());
+    };
+    if (layout_.settled()) {
+      add(RowPart::kKey);
+      add(RowPart::kValue);
+    } else {
+      add(RowPart::kRow);
+    }
+    return ReadPieces(services_, rows_.file, pieces_, Access::kScan, stats_, Deliver::kDecoded);
   }
 
   const ReadServices& services_;

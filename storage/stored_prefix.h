@@ -67,8 +67,9 @@ struct BorrowedRows {
 };
 
 // Rows for as long as a step takes: where they lie in the host tier, or in memory of this view's
-// own (encoded rows, rows larger than a page, and pages the tier has no room for). Keep one and use
-// it again: its memory only grows. Let go of `hold` soon: until then the pages cannot make room.
+// own (encoded rows, rows larger than a page, pages the tier has no room for, and those that a
+// visit finds missing). Keep one and use it again: its memory only grows. Let go of `hold` soon:
+// until then the pages cannot make room.
 struct RowViews {
   std::vector<RowRef> rows;  // in the order of the ids; what was not asked for stays as it was
   std::vector<std::byte> own;
@@ -112,8 +113,9 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
-  // Every row once, in runs, in whatever order they lie: for readers that do not mind it, such as
-  // exact attention. Copied, into room.own, only where they must be. Streams as ReadRange does.
+  // Every row once, in runs of some megabytes, in whatever order they lie: for readers that do not
+  // mind it, such as exact attention. In place where the host tier has them, pinned while `visit`
+  // runs; else copied into room.own. Streams as ReadRange does. room.rows is empty afterwards.
   virtual Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room,
                            const RowVisitor& visit, ReadStats* stats) const = 0;
   // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who

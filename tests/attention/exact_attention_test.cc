@@ -47,7 +47,10 @@ TEST(ExactAttention, RandomShapesWithinTheBound) {
     SCOPED_TRACE("round " + std::to_string(round) + " dk " + std::to_string(shape.key_dim) +
                  " dv " + std::to_string(shape.value_dim) + " " +
                  std::string(DTypeName(shape.dtype)) + " n " + std::to_string(n));
-    const Status status = ExactAttention(q, queries, layer, rows.view(), y, lse);
+    std::vector<RowRef> refs;
+    for (size_t i = 0; i < n; ++i) refs.push_back({rows.view().key(i), rows.view().value(i)});
+    const RowsView view = random.Chance(0.5) ? rows.view() : ScatteredRows(refs, shape);
+    const Status status = ExactAttention(q, queries, layer, view, y, lse);
     ASSERT_TRUE(status.ok()) << status.error().message;
     ExpectExact(y, lse, reference::ExactAttention(q, queries, layer, rows.view()), shape.value_dim);
   }

@@ -184,6 +184,13 @@ void Sum(const KernelTable& table, const VectorBlock& keys, Random& random,
   table.score_and_sums(q.data(), ldq, heads, keys, 0.25, along.data(), ld, centre.data(),
                        first.data(), second.data());
   EXPECT_EQ(along, alone);
+  std::vector<double> by_themselves(keys.dim), squares(keys.dim);
+  table.centred_sums(keys, centre.data(), by_themselves.data(), squares.data());
+  std::vector<double> with_scores(keys.dim), squares_with_scores(keys.dim);
+  table.score_and_sums(q.data(), ldq, heads, keys, 0.25, along.data(), ld, centre.data(),
+                       with_scores.data(), squares_with_scores.data());
+  EXPECT_EQ(with_scores, by_themselves);
+  EXPECT_EQ(squares_with_scores, squares);
 }
 
 TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {

@@ -1,6 +1,7 @@
 // Rows where they lie: the same bytes that copies hold, wherever that is.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 #include "storage/segment_format.h"
@@ -134,33 +135,61 @@ TEST_F(RowViewsTest, AreTheRows) {
     ASSERT_OK(encoded);
     ExpectViews(*encoded, rng);
     RowViews room;
+    room.rows.resize(7);  // of a use before
     for (const uint32_t n : {0u, 1u, 1 + static_cast<uint32_t>(rng() % 1300), 600u, 601u}) {
       ExpectVisits(*encoded, n, room);
     }
   }
 }
 
-// Several batches of several chunks, of a prefix that is cut in the middle of one.
+// Several batches of several chunks, of a prefix that is cut in the middle of one; keys and values
+// of other sizes, which fill no page; as given and encoded; with a tier for a part of them.
 TEST_F(RowViewsTest, VisitsOfManyRows) {
   std::mt19937_64 rng(Seed("RowVisitsMany"));
-  model_ = TestModel("small", TestGeometry(1, 1, 2, DType::kF32));
-  options_.host_tier_bytes = 4u << 20;
+  KvGeometry geometry = TestGeometry(1, 1, 23, DType::kF32);
+  geometry.value_dim = 21;
+  model_ = TestModel("uneven", geometry);
+  const size_t row_bytes = geometry.row().bytes();
+  options_.host_tier_bytes = 8u << 20;
   Open();
-  const auto id = PutNumbers(Iota(50000), RowEncoding::kAsGiven);
-  ASSERT_OK(id);
-  RowViews room;
-  ExpectVisits(*id, 0, room);
   SettleOptions settle;
   settle.chunk_tokens = 30000;
-  settle.order = [&rng](uint32_t, uint32_t, uint32_t,
-                        std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-    std::vector<uint32_t> order(rows.size() / 16);
+  settle.order = [&rng, row_bytes](
+                     uint32_t, uint32_t, uint32_t,
+                     std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    std::vector<uint32_t> order(rows.size() / row_bytes);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), rng);
     return order;
   };
-  ASSERT_OK(store_->Settle(*id, settle));
-  for (const uint32_t n : {0u, 3u, 20000u, 30000u, 30001u, 47000u}) ExpectVisits(*id, n, room);
+  RowViews room;
+  uint32_t first = 1;
+  for (const RowEncoding encoding : {RowEncoding::kAsGiven, RowEncoding::kInt8}) {
+    const auto id = PutNumbers(Iota(50000, first++), encoding);
+    ASSERT_OK(id);
+    ExpectVisits(*id, 0, room);
+    ExpectVisits(*id, 26000, room);
+    ASSERT_OK(store_->Settle(*id, settle));
+    for (const uint32_t n : {0u, 3u, 20000u, 30001u, 47000u}) ExpectVisits(*id, n, room);
+  }
+}
+
+// A prefix that is cut is charged for its own rows.
+TEST_F(RowViewsTest, VisitsChargeWhatIsWanted) {
+  options_.host_tier_bytes = 4u << 20;
+  Open();
+  const auto id = PutNumbers(Iota(600), RowEncoding::kAsGiven);
+  ASSERT_OK(id);
+  const size_t row_bytes = model_.geometry.row().bytes();
+  ASSERT_OK(store_->Settle(*id, Reversed(row_bytes, 256)));
+  const auto opened = store_->OpenPrefix(*id, 300);
+  ASSERT_OK(opened);
+  RowViews room;
+  const RowVisitor nothing = [](std::span<const RowRef>) { return Status(); };
+  ASSERT_OK((*opened)->VisitRows(0, 0, room, nothing, nullptr));
+  ReadStats warm;
+  ASSERT_OK((*opened)->VisitRows(0, 0, room, nothing, &warm));
+  EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], 300 * row_bytes);
 }
 
 // What a visit finds missing it brings where there is room, and holds nothing afterwards.
@@ -187,6 +216,10 @@ TEST_F(RowViewsTest, VisitsEndWithTheVisitorsError) {
       nullptr);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::kCancelled);
+  EXPECT_EQ(room.hold, nullptr);
+  EXPECT_TRUE(room.rows.empty());
+  const RowVisitor throws = [](std::span<const RowRef>) -> Status { throw std::bad_alloc(); };
+  EXPECT_THROW((void)(*opened)->VisitRows(0, 0, room, throws, nullptr), std::bad_alloc);
   EXPECT_EQ(room.hold, nullptr);
   EXPECT_FALSE((*opened)->VisitRows(7, 0, room, nothing, nullptr).ok());
 }
