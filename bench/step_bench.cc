@@ -6,8 +6,9 @@
 // before each step twice the last-level cache is read, as the layers between would be: what a step
 // wants is in memory. Keys and queries are those of synthetic heads
 // (bench/support/head_trace.h): K is 1% of the tokens, read by the exact selector, by codes, and by
-// codes with sets shared between steps. Beside steps by codes stands their floor: as many places of
-// memory of each kind as they read, read at random, and nothing computed.
+// codes with sets shared between steps; and full steps, which read every row. Beside steps by codes
+// stands their floor: as many places of memory of each kind as they read, read at random, and
+// nothing computed.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>

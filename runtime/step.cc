@@ -241,7 +241,7 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
   bool first = true;
-  struct Times {
+  struct Times {  // charged also when something throws
     Ledger& ledger;
     uint64_t compute_ns = 0, all_ns = 0;
     ~Times() {

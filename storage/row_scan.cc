@@ -148,24 +148,22 @@ class RowScan {
     const size_t stride = rows_.row.bytes(), key_bytes = rows_.row.key_bytes();
     if (room_.own.size() < (end - begin) * stride) room_.own.resize((end - begin) * stride);
     const uint32_t chunk_first = begin / layout_.chunk_tokens() * layout_.chunk_tokens();
+    std::byte* const out = room_.own.data();
+    std::vector<uint32_t> own;
     for (uint32_t slot = begin; slot < end; ++slot) {
-      if (!Wanted(chunk_first, slot - chunk_first)) continue;
-      const std::byte* key = room_.own.data() + room_.rows.size() * stride;
+      const uint32_t token = OwnOf(chunk_first, slot - chunk_first);
+      if (token >= rows_.n_tokens) continue;
+      const std::byte* key = out + own.size() * stride;
       room_.rows.push_back({key, key + key_bytes});
+      own.push_back(token);
     }
-    if (room_.rows.empty()) return {};
+    if (own.empty()) return {};
     // Keys before values, as the settled layout's pages lie: nothing is to be sorted.
     pieces_.clear();
     const auto add = [&](RowPart part) {
       RowPieces pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, part,
                        rows_.file.header().encoding);
-      std::byte* out = room_.own.data();
-      for (uint32_t slot = begin; slot < end; ++slot) {
-        const uint32_t own = OwnOf(chunk_first, slot - chunk_first);
-        if (own >= rows_.n_tokens) continue;
-        pieces.AddRow(own, {out, stride, out + key_bytes, stride});
-        out += stride;
-      }
+      pieces.AddRows(own, 0, {out, stride, out + key_bytes, stride});
       const std::vector<PagePiece> taken = pieces.Take();
       pieces_.insert(pieces_.end(), taken.begin(), taken.end());
     };

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <string>
 
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
@@ -29,6 +30,12 @@ class RowViewsTest : public OpenStoreTest {
       PREFIXD_TRY(writer->WriteRows(layer, range.begin, range.size(), rows));
     }
     return writer->Commit();
+  }
+
+  // A prompt of n tokens, put as given and opened.
+  Result<std::shared_ptr<const StoredPrefix>> PutAndOpened(uint32_t n) {
+    PREFIXD_ASSIGN(id_, PutNumbers(Iota(n), RowEncoding::kAsGiven));
+    return store_->OpenPrefix(id_, 0);
   }
 
   // Views of random rows in random order of parts, one after the other in the same memory.
@@ -107,6 +114,8 @@ class RowViewsTest : public OpenStoreTest {
     std::sort(out.begin(), out.end());
     return out;
   }
+
+  SegmentId id_;  // of PutAndOpened
 };
 
 // Settled, as it arrived, and encoded, in one chain; with a host tier that has room for all, for
@@ -192,13 +201,12 @@ TEST_F(RowViewsTest, VisitsChargeWhatIsWanted) {
   EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], 300 * row_bytes);
 }
 
-// What a visit finds missing it brings where there is room, and holds nothing afterwards.
-TEST_F(RowViewsTest, VisitsEndWithTheVisitorsError) {
+// What a visit finds missing it brings where there is room; and it holds nothing afterwards, also
+// when it ends with the visitor's error or exception.
+TEST_F(RowViewsTest, VisitsBringWhatIsMissingAndHoldNothing) {
   options_.host_tier_bytes = 4u << 20;
   Open();
-  const auto id = PutNumbers(Iota(600), RowEncoding::kAsGiven);
-  ASSERT_OK(id);
-  const auto opened = store_->OpenPrefix(*id, 0);
+  const auto opened = PutAndOpened(600);
   ASSERT_OK(opened);
   RowViews room;
   ReadStats cold, warm;
@@ -242,9 +250,7 @@ TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
 TEST_F(RowViewsTest, HoldWhatTheyShow) {
   options_.host_tier_bytes = 64 << 10;  // 16 pages
   Open();
-  const auto id = PutNumbers(Iota(2000), RowEncoding::kAsGiven);
-  ASSERT_OK(id);
-  const auto opened = store_->OpenPrefix(*id, 0);
+  const auto opened = PutAndOpened(2000);
   ASSERT_OK(opened);
   const RowShape row = model_.geometry.row();
   std::vector<uint32_t> ids;
@@ -297,11 +303,9 @@ TEST_F(RowViewsTest, DamageIsAnErrorNotARow) {
 
 TEST_F(RowViewsTest, DamageIsNotVisited) {
   Open();
-  const auto id = PutNumbers(Iota(500), RowEncoding::kAsGiven);
-  ASSERT_OK(id);
-  const auto opened = store_->OpenPrefix(*id, 0);
+  const auto opened = PutAndOpened(500);
   ASSERT_OK(opened);
-  FlipByte(FileOf(*id), kPageBytes + 100);
+  FlipByte(FileOf(id_), kPageBytes + 100);
   RowViews room;
   const Status status = (*opened)->VisitRows(
       0, 0, room,
@@ -316,9 +320,7 @@ TEST_F(RowViewsTest, DamageIsNotVisited) {
 
 TEST_F(RowViewsTest, RefuseIdsThatDoNotAscendOrExist) {
   Open();
-  const auto id = PutNumbers(Iota(100), RowEncoding::kAsGiven);
-  ASSERT_OK(id);
-  const auto opened = store_->OpenPrefix(*id, 0);
+  const auto opened = PutAndOpened(100);
   ASSERT_OK(opened);
   RowViews views;
   for (const std::vector<uint32_t>& ids : {std::vector<uint32_t>{5, 4}, {99, 100}}) {
