@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "attention/key_codes.h"
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "attention/rows.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

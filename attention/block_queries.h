@@ -11,7 +11,7 @@
 #include "attention/block_codes.h"
 #include "attention/code_weights.h"
 #include "attention/key_codes.h"
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

@@ -13,9 +13,9 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
-#include "attention/selection.h"
+#include "attention/rows.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd {
 

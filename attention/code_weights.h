@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "attention/host_device.h"
+#include "prefixd/host_device.h"
 
 namespace prefixd {
 

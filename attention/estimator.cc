@@ -11,9 +11,9 @@ namespace {
 
 // Envelope, little-endian: magic u32, version u16, kind u8, zero u8, producer bytes u32, zero u32;
 // producer; payload (the summary's own format, nothing for kNone).
-constexpr uint32_t kMagic = 0x53455850;  // "PXES"
-constexpr uint16_t kVersion = 1;
-constexpr size_t kHeaderBytes = 16;
+constexpr uint32_t kSummaryMagic = 0x53455850;  // "PXES"
+constexpr uint16_t kSummaryVersion = 1;
+constexpr size_t kSummaryHeaderBytes = 16;
 
 ClusterContents ContentsOf(EstimatorKind kind) {
   return kind == EstimatorKind::kClusterMoment ? ClusterContents::kMoments
@@ -181,8 +181,8 @@ double EstimatorSummary::Tokens(const RowShape& row) const {
 
 std::vector<std::byte> EstimatorSummary::Serialize(std::string_view producer) const {
   ByteWriter out;
-  out.Put(kMagic);
-  out.Put(kVersion);
+  out.Put(kSummaryMagic);
+  out.Put(kSummaryVersion);
   out.Put(static_cast<uint8_t>(spec_.kind));
   out.Put(uint8_t{0});
   out.Put(static_cast<uint32_t>(producer.size()));
@@ -205,20 +205,21 @@ Result<EstimatorSummary> EstimatorSummary::Deserialize(const EstimatorSpec& spec
     return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
   PREFIXD_ASSIGN(EstimatorSummary summary, Create(spec));
-  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kHeaderBytes, kMagic, kVersion, kName));
+  PREFIXD_ASSIGN(ByteReader in,
+                 ReadHead(bytes, kSummaryHeaderBytes, kSummaryMagic, kSummaryVersion, kName));
   const uint8_t kind = in.Get<uint8_t>(), zero = in.Get<uint8_t>();
   const uint32_t producer_bytes = in.Get<uint32_t>();
   if (zero != 0 || in.Get<uint32_t>() != 0 || producer_bytes > in.remaining()) {
     return corrupt("malformed header");
   }
-  const auto name = bytes.subspan(kHeaderBytes, producer_bytes);
+  const auto name = bytes.subspan(kSummaryHeaderBytes, producer_bytes);
   const std::string_view made_by(reinterpret_cast<const char*>(name.data()), name.size());
   if (kind != static_cast<uint8_t>(spec.kind) || made_by != producer) {
     return Error{Code::kFailedPrecondition, "the stored summary was made by '" +
                                                 std::string(made_by) + "', not by '" +
                                                 std::string(producer) + "'; build it again"};
   }
-  const auto payload = bytes.subspan(kHeaderBytes + producer_bytes);
+  const auto payload = bytes.subspan(kSummaryHeaderBytes + producer_bytes);
   Status status;
   bool fits = true;
   WithSummary(summary.held_, [&](auto& held) {

@@ -14,12 +14,11 @@
 #include <vector>
 
 #include "attention/clusters.h"
-#include "attention/estimator_variant.h"
-#include "attention/ledger.h"
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
-#include "attention/result.h"
 #include "attention/step.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

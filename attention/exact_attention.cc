@@ -65,22 +65,6 @@ bool AddBlock(const double* q, size_t first, size_t n, const LayerGeometry& laye
 
 }  // namespace
 
-void MergeStates(std::span<float> y_a, float* lse_a, std::span<const float> y_b, float lse_b) {
-  if (lse_b == kMinusInf) return;
-  if (*lse_a == kMinusInf) {
-    std::copy_n(y_b.begin(), y_a.size(), y_a.begin());
-    *lse_a = lse_b;
-    return;
-  }
-  const double max = std::max(*lse_a, lse_b);
-  const double a = std::exp(*lse_a - max);
-  const double b = std::exp(lse_b - max);
-  for (size_t l = 0; l < y_a.size(); ++l) {
-    y_a[l] = static_cast<float>((a * y_a[l] + b * y_b[l]) / (a + b));
-  }
-  *lse_a = static_cast<float>(max + std::log(a + b));
-}
-
 Status ExactAttention(std::span<const float> queries, uint32_t n_queries,
                       const LayerGeometry& layer, const RowsView& rows, std::span<float> y,
                       std::span<float> lse) {

@@ -10,7 +10,7 @@
 namespace prefixd {
 namespace {
 
-constexpr uint32_t kMaxDim = 4096;
+constexpr uint32_t kMaxMapDim = 4096;
 constexpr size_t kBlock = 64;  // inputs carried through the layers together
 
 // A matrix whose rows are padded with zeros to PadUp(columns), as the kernels want them.
@@ -57,8 +57,8 @@ Status CheckTensor(const char* name, std::span<const float> tensor, size_t size)
 
 Status FeatureMap::Validate() const {
   for (uint32_t dim : {in_dim, d_emb, d_phi}) {
-    if (dim < 1 || dim > kMaxDim) {
-      return InvalidArgument("feature map: dimensions must be 1.." + std::to_string(kMaxDim));
+    if (dim < 1 || dim > kMaxMapDim) {
+      return InvalidArgument("feature map: dimensions must be 1.." + std::to_string(kMaxMapDim));
     }
   }
   const size_t in = in_dim, emb = d_emb, phi = d_phi;

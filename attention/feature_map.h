@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

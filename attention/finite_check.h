@@ -9,8 +9,8 @@
 #include <span>
 #include <string_view>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "attention/rows.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

@@ -9,22 +9,24 @@
 #include <vector>
 
 #include "attention/code_scan.h"
+#include "attention/group_ranking.h"
 #include "attention/kernels.h"
 #include "attention/top_ranks.h"
+#include "prefixd/selection.h"
 
 namespace prefixd {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfScore = std::numeric_limits<float>::infinity();
 constexpr double kLeastTerm = std::numeric_limits<float>::min();
 
 // Log-sum-exp of the finite scores.
 double LogSumExp(std::span<const float> scores) {
-  float max = -kInf;
+  float max = -kInfScore;
   for (const float s : scores) {
     if (std::isfinite(s)) max = std::max(max, s);
   }
-  if (max == -kInf) return 0;
+  if (max == -kInfScore) return 0;
   double sum = 0;
   for (const float s : scores) {
     if (std::isfinite(s)) sum += std::exp(double{s} - max);
@@ -38,7 +40,7 @@ std::vector<float> SumRanks(std::span<const float> scores, uint32_t group, uint3
   for (uint32_t g = 0; g < group; ++g) {
     const auto row = scores.subspan(size_t{g} * n, n);
     Kernels().exp_shifted(row.data(), n, static_cast<float>(lse[g]), term.data());
-    for (uint32_t i = 0; i < n; ++i) rank[i] += std::isnan(row[i]) ? kInf : term[i];
+    for (uint32_t i = 0; i < n; ++i) rank[i] += std::isnan(row[i]) ? kInfScore : term[i];
   }
   return rank;
 }
@@ -46,7 +48,7 @@ std::vector<float> SumRanks(std::span<const float> scores, uint32_t group, uint3
 // max_g of score - lse. NaN ranks first, so that the step can name the row.
 std::vector<float> MaxRanks(std::span<const float> scores, uint32_t group, uint32_t n,
                             std::span<const double> lse) {
-  std::vector<float> rank(n, -kInf);
+  std::vector<float> rank(n, -kInfScore);
   bool any_nan = false;
   for (uint32_t g = 0; g < group; ++g) {
     const float* row = scores.data() + size_t{g} * n;
@@ -60,7 +62,7 @@ std::vector<float> MaxRanks(std::span<const float> scores, uint32_t group, uint3
     any_nan |= odd != 0;
   }
   for (size_t i = 0; any_nan && i < size_t{group} * n; ++i) {
-    if (std::isnan(scores[i])) rank[i % n] = kInf;
+    if (std::isnan(scores[i])) rank[i % n] = kInfScore;
   }
   return rank;
 }
@@ -68,11 +70,11 @@ std::vector<float> MaxRanks(std::span<const float> scores, uint32_t group, uint3
 // Minus the best place of each token among a head's k best, from 0 on; -inf for the others.
 std::vector<float> UnionRanks(std::span<const float> scores, uint32_t group, uint32_t n,
                               uint32_t k) {
-  std::vector<float> rank(n, -kInf);
+  std::vector<float> rank(n, -kInfScore);
   std::vector<uint32_t> order(n);
   for (uint32_t g = 0; g < group; ++g) {
     const auto row = scores.subspan(size_t{g} * n, n);
-    const auto score = [&](uint32_t i) { return std::isnan(row[i]) ? kInf : row[i]; };
+    const auto score = [&](uint32_t i) { return std::isnan(row[i]) ? kInfScore : row[i]; };
     const auto better = [&](uint32_t a, uint32_t b) {
       return score(a) != score(b) ? score(a) > score(b) : a < b;
     };
@@ -92,11 +94,11 @@ float LargestBelow(std::span<const float> x, float end) {
   // Lane by lane, or each would wait for the one before.
   constexpr size_t kLanes = 16;
   float most[kLanes];
-  std::ranges::fill(most, -kInf);
+  std::ranges::fill(most, -kInfScore);
   size_t i = 0;
   for (; i + kLanes <= x.size(); i += kLanes) {
     for (size_t l = 0; l < kLanes; ++l) {
-      const float value = x[i + l] < end ? x[i + l] : -kInf;
+      const float value = x[i + l] < end ? x[i + l] : -kInfScore;
       most[l] = value > most[l] ? value : most[l];
     }
   }
@@ -110,30 +112,10 @@ float LargestBelow(std::span<const float> x, float end) {
 // float32, and exponentials of them.
 float Above(double shift, double rank) {
   const double up = shift + rank + 0x1p-20 * (1 + std::abs(shift) + std::abs(rank));
-  return std::nextafter(static_cast<float>(up), kInf);
+  return std::nextafter(static_cast<float>(up), kInfScore);
 }
 
 }  // namespace
-
-std::string_view GroupRuleName(GroupRule rule) {
-  switch (rule) {
-    case GroupRule::kMax:
-      return "max";
-    case GroupRule::kSum:
-      return "sum";
-    case GroupRule::kUnion:
-      return "union";
-  }
-  return "unknown";
-}
-
-Result<GroupRule> GroupRuleFromName(std::string_view name) {
-  for (const GroupRule rule : {GroupRule::kMax, GroupRule::kSum, GroupRule::kUnion}) {
-    if (GroupRuleName(rule) == name) return rule;
-  }
-  return InvalidArgument("no rule named '" + std::string(name) +
-                         "' for the heads of a group; use max, sum or union");
-}
 
 Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t group, uint32_t n,
                         uint32_t k, uint32_t first_id, bool scores_complete,
@@ -155,7 +137,7 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
   } else {
     rank = MaxRanks(scores, group, n, lse);
   }
-  float kth = kInf, theta = -kInf;
+  float kth = kInfScore, theta = -kInfScore;
   size_t room = 0;
   if (k > 0) {
     std::vector<float> scratch;
@@ -179,7 +161,7 @@ Selection SelectByGroup(GroupRule rule, std::span<const float> scores, uint32_t 
   } else {
     theta = LargestBelow(rank, kth);
   }
-  std::vector<float> highest_left(group, -kInf);
+  std::vector<float> highest_left(group, -kInfScore);
   if (rule == GroupRule::kUnion) {
     size_t next = 0;  // of out.ids
     for (uint32_t i = 0; i < n; ++i) {

@@ -9,19 +9,10 @@
 #include <span>
 #include <string_view>
 
-#include "attention/result.h"
-#include "attention/selection.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd {
-
-enum class GroupRule : uint8_t {
-  kMax = 0,    // by the largest of the heads' probabilities: max_g s_i^g - L_g
-  kSum = 1,    // by their sum: sum_g exp(s_i^g - L_g)
-  kUnion = 2,  // each head's own best tokens, as many of each head as fit: by min_g of the place of
-               // token i among head g's tokens
-};
-std::string_view GroupRuleName(GroupRule rule);  // "max", "sum", "union"
-Result<GroupRule> GroupRuleFromName(std::string_view name);
 
 // The k best of n candidates, as positions `first_id` + index, ascending; of equal rank those with
 // the lowest index. Cuts: with kMax and kSum from the largest rank left out, L_g + theta and

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/dtype.h"
-#include "attention/row_ref.h"
+#include "prefixd/dtype.h"
+#include "prefixd/row_ref.h"
 
 namespace prefixd {
 

@@ -7,8 +7,8 @@
 
 #include "attention/code_weights.h"
 #include "attention/kernels.h"
-#include "attention/kv_shape.h"
 #include "attention/padded_queries.h"
+#include "attention/rows.h"
 
 namespace prefixd {
 

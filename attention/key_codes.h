@@ -22,7 +22,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

@@ -6,16 +6,11 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
-#include "attention/selection.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd {
 
-// The share delta of full attention's mass that was not read.
-struct MissingMass {
-  double delta = 0;        // in [0, 1]
-  bool certified = false;  // a bound that holds; otherwise only an estimate
-};
 // Certified under an exact cut c: no unread token scores above it, so
 // delta <= |R| e^c / (Z_E + |R| e^c). Else the step's own estimate rho_z, called so.
 //   lse_exact: log Z_E over what was read; remaining: |R|.

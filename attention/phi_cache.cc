@@ -15,13 +15,13 @@ namespace {
 
 // Layout, little-endian: magic u32, version u16, flags u16, d_phi u32, value_dim u32,
 // count u64; then float32 m; u and T in float32 or, with kBf16Flag, bf16.
-constexpr uint32_t kMagic = 0x48505850;  // "PXPH"
-constexpr uint16_t kVersion = 1;
+constexpr uint32_t kPhiMagic = 0x48505850;  // "PXPH"
+constexpr uint16_t kPhiVersion = 1;
 constexpr uint16_t kBf16Flag = 1;
-constexpr size_t kHeaderBytes = 24;
+constexpr size_t kPhiHeaderBytes = 24;
 constexpr uint32_t kMaxFeatures = 4096;
-constexpr uint32_t kMaxDim = 1024;
-constexpr uint64_t kMaxCount = uint64_t{1} << 32;
+constexpr uint32_t kMaxPhiDim = 1024;
+constexpr uint64_t kMaxPhiCount = uint64_t{1} << 32;
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 constexpr size_t kFeatureRows = 512;  // rows whose features are held at once
 
@@ -121,8 +121,8 @@ PhiCache PhiCache::RoundedToBf16() const {
 
 std::vector<std::byte> PhiCache::Serialize() const {
   ByteWriter out;
-  out.Put(kMagic);
-  out.Put(kVersion);
+  out.Put(kPhiMagic);
+  out.Put(kPhiVersion);
   out.Put(dtype_ == DType::kBf16 ? kBf16Flag : uint16_t{0});
   out.Put(d_phi_);
   out.Put(value_dim_);
@@ -143,16 +143,17 @@ Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
   const auto corrupt = [](const std::string& what) {
     return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
-  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kHeaderBytes, kMagic, kVersion, kName));
+  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kPhiHeaderBytes, kPhiMagic, kPhiVersion, kName));
   const uint16_t flags = in.Get<uint16_t>();
   if ((flags & ~kBf16Flag) != 0) return corrupt("unknown flags");
   const uint32_t d_phi = in.Get<uint32_t>();
   const uint32_t value_dim = in.Get<uint32_t>();
   const uint64_t count = in.Get<uint64_t>();
-  if (d_phi > kMaxFeatures || value_dim > kMaxDim || (d_phi == 0) != (value_dim == 0)) {
+  if (d_phi > kMaxFeatures || value_dim > kMaxPhiDim || (d_phi == 0) != (value_dim == 0)) {
     return corrupt("dimensions out of range");
   }
-  if (count > kMaxCount || (d_phi == 0 && count != 0)) return corrupt("token count out of range");
+  if (count > kMaxPhiCount || (d_phi == 0 && count != 0))
+    return corrupt("token count out of range");
   PhiCache cache;
   cache.dtype_ = flags & kBf16Flag ? DType::kBf16 : DType::kF32;
   const size_t sums = size_t{d_phi} * (size_t{value_dim} + 1);

@@ -16,14 +16,13 @@
 #include <vector>
 
 #include "attention/feature_map.h"
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "attention/rows.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 
-// Where a remainder that cancels is clamped (spec §3): the signed-weight form on its whole mass, or
-// the paper's parity form [38-43] on each feature, u_R = max(u - u_K, kFeatureEpsilon).
-enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
+// What PhiForm::kPerFeature leaves of a feature at least (spec §3).
 inline constexpr double kFeatureEpsilon = 1e-12;
 
 class PhiCache {

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "attention/feature_map.h"
-#include "attention/kv_shape.h"
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
-#include "attention/selection.h"
+#include "attention/rows.h"
 #include "attention/step.h"
 
 namespace prefixd::reference {

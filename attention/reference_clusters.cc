@@ -12,7 +12,7 @@ namespace {
 
 using Vector = std::vector<double>;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfLog = std::numeric_limits<double>::infinity();
 
 Vector Wide(DType dtype, const std::byte* data, size_t n) {
   std::vector<float> x(n);
@@ -23,7 +23,7 @@ Vector Wide(DType dtype, const std::byte* data, size_t n) {
 // The nearest centre, ties to the lowest.
 uint32_t Nearest(const Clustering& clustering, const Vector& key) {
   uint32_t best = 0;
-  double least = kInf;
+  double least = kInfLog;
   for (uint32_t c = 0; c < clustering.size(); ++c) {
     double distance = 0;
     for (size_t j = 0; j < key.size(); ++j) {
@@ -117,7 +117,7 @@ Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& 
   for (size_t at = 0; at < clusters.size(); ++at) {
     const Cluster& cluster = clusters[at];
     const size_t n = cluster.keys.size();
-    double mass = -kInf;
+    double mass = -kInfLog;
     if (n > 0 && scan) {
       double sum = 0;
       for (double s : cluster.scores) sum += std::exp(std::min(s, double{cut.score}));

@@ -10,7 +10,7 @@
 namespace prefixd {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfMass = std::numeric_limits<double>::infinity();
 
 double Dot(std::span<const float> q, const double* x) {
   double dot = 0;
@@ -107,12 +107,13 @@ std::vector<double> MomentMasses(const RemainderContext& context, const Remainin
                                  const std::vector<double>& mean, uint32_t g) {
   const MomentForm form =
       context.in.moment_form == MomentForm::kParent ? MomentForm::kParent : MomentForm::kDirect;
-  std::vector<double> log_z(clusters.size(), -kInf);
+  std::vector<double> log_z(clusters.size(), -kInfMass);
   for (uint32_t c = 0; c < clusters.size(); ++c) {
     if (clusters.left(c) < 1) continue;
     const double variance = clusters.ScoreVariance(c, g);
     const double cut = TiltCut(context.cut(g), mean[c], std::sqrt(variance), clusters.left(c));
-    log_z[c] = std::log(clusters.left(c)) + TiltScores(form, mean[c], variance, cut, kInf).log_mean;
+    log_z[c] =
+        std::log(clusters.left(c)) + TiltScores(form, mean[c], variance, cut, kInfMass).log_mean;
   }
   return log_z;
 }
@@ -125,7 +126,7 @@ std::vector<double> ScanMassesLeft(const RemainderContext& context,
   const std::span<const float> masses =
       scan.log_mass.subspan(size_t{g} * clusters.size(), clusters.size());
   const double shift = *std::max_element(masses.begin(), masses.end());
-  std::vector<double> log_z(clusters.size(), -kInf), mass(clusters.size());
+  std::vector<double> log_z(clusters.size(), -kInfMass), mass(clusters.size());
   if (!std::isfinite(shift)) return log_z;
   for (uint32_t c = 0; c < clusters.size(); ++c) mass[c] = std::exp(masses[c] - shift);
   for (size_t i = 0; i < context.k(); ++i) {
@@ -143,7 +144,7 @@ std::vector<double> ScanMassesLeft(const RemainderContext& context,
 
 double LogSumExp(const std::vector<double>& x) {
   const double max = *std::max_element(x.begin(), x.end());
-  if (max == -kInf) return -kInf;
+  if (max == -kInfMass) return -kInfMass;
   double sum = 0;
   for (double v : x) sum += std::exp(v - max);
   return max + std::log(sum);
@@ -173,7 +174,7 @@ Remainder EstimateClusters(const RemainderContext& context) {
                                           : MomentMasses(context, clusters, mean, g);
     const double estimate = LogSumExp(log_z);
     out.log_z[g] = ClampToBracket(estimate, context.cut(g), mean_score, r);
-    if (out.log_z[g] == -kInf) continue;
+    if (out.log_z[g] == -kInfMass) continue;
 
     // y_R = sum_c w_c (n_c vbar_c - sum_{i in K of c} v_i) / r_c, with w_c the share of each
     // cluster; without any estimate of the masses every token weighs the same.
@@ -181,7 +182,7 @@ Remainder EstimateClusters(const RemainderContext& context) {
     std::vector<double> weight(clusters.size());  // w_c / r_c
     for (uint32_t c = 0; c < clusters.size(); ++c) {
       if (clusters.left(c) < 1) continue;
-      weight[c] = estimate == -kInf ? 1 / r : std::exp(log_z[c] - estimate) / clusters.left(c);
+      weight[c] = estimate == -kInfMass ? 1 / r : std::exp(log_z[c] - estimate) / clusters.left(c);
       const double n = weight[c] * static_cast<double>(summary.counts()[c]);
       const double* value = summary.mean_values().data() + size_t{c} * context.value_dim;
       for (uint32_t l = 0; l < context.value_dim; ++l) constant[l] += n * value[l];

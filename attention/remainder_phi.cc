@@ -9,14 +9,14 @@
 namespace prefixd {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-constexpr size_t kFeatureRows = 256;  // retrieved rows whose features are held at once
+constexpr double kInfLogMass = std::numeric_limits<double>::infinity();
+constexpr float kEmptyLogMass = -std::numeric_limits<float>::infinity();
+constexpr size_t kPhiRows = 256;  // retrieved rows whose features are held at once
 
 // One query head against the phi cache of M: p[f] = phi_q[f] e^{m[f]} / Z_M, so that
 // sum_f p[f] u[f] = 1.
 struct PhiHead {
-  double log_z_mid = -kInf;
+  double log_z_mid = -kInfLogMass;
   std::vector<double> p;  // [d_phi]
 };
 
@@ -26,13 +26,13 @@ PhiHead EvaluateCache(const FeatureMap& phi_q, const PhiCache& phi, std::span<co
   phi_q.LogPhi(query, 1, log_q);
   PhiHead head;
   head.p.resize(d_phi);
-  double max = -kInf;
+  double max = -kInfLogMass;
   for (uint32_t f = 0; f < d_phi; ++f) {
     if (phi.u()[f] > 0) {
       max = std::max(max, double{log_q[f]} + phi.m()[f] + std::log(double{phi.u()[f]}));
     }
   }
-  if (max == -kInf) return head;
+  if (max == -kInfLogMass) return head;
   double sum = 0;
   for (uint32_t f = 0; f < d_phi; ++f) {
     if (phi.u()[f] <= 0) continue;
@@ -53,7 +53,7 @@ class RetrievedWeights {
 
   // How many rows from `begin` on share one base.
   size_t Run(size_t begin) const {
-    const size_t most = std::min(kFeatureRows, in_.retrieved.count - begin);
+    const size_t most = std::min(kPhiRows, in_.retrieved.count - begin);
     if (in_.features.data == nullptr || in_.features.chunks.empty()) return most;
     size_t n = 1;
     while (n < most && Chunk(begin + n) == Chunk(begin)) ++n;
@@ -86,7 +86,7 @@ class RetrievedWeights {
     for (size_t i = 0; i < n; ++i) {
       for (uint32_t f = 0; f < d_phi_; ++f) {
         float& feature = weights[i * d_phi_ + f];
-        feature = m[f] == kEmpty ? -1e30f : feature - m[f];  // a feature no token has
+        feature = m[f] == kEmptyLogMass ? -1e30f : feature - m[f];  // a feature no token has
       }
     }
     Kernels().exp_shifted(weights.data(), weights.size(), 0.0f, weights.data());
@@ -112,14 +112,14 @@ void RetrievedShares(const RemainderContext& context, const std::vector<PhiHead>
   const size_t ldp = PadUp(d_phi);
   std::vector<float> p(heads.size() * ldp), weights;
   std::vector<double> to_m(d_phi), sum(d_phi);
-  const std::vector<float> ones(kFeatureRows, 1.0f);
+  const std::vector<float> ones(kPhiRows, 1.0f);
   RetrievedWeights source(context);
   for (size_t begin = 0; begin < k;) {
     const size_t n = source.Run(begin);
     const std::span<const float> base = source.Base(begin);
     for (uint32_t f = 0; f < d_phi; ++f) {
       // A chunk without the feature has no weight in it, whatever its base.
-      const bool none = base[f] == kEmpty || in.phi->m()[f] == kEmpty;
+      const bool none = base[f] == kEmptyLogMass || in.phi->m()[f] == kEmptyLogMass;
       to_m[f] = none ? 0.0 : std::exp(double{base[f]} - in.phi->m()[f]);
       for (size_t g = 0; g < heads.size(); ++g) {
         p[g * ldp + f] = static_cast<float>(heads[g].p[f] * to_m[f]);
@@ -179,7 +179,7 @@ Remainder EstimatePhi(const RemainderContext& context) {
     }
     out.log_z[g] = ClampToBracket(heads[g].log_z_mid + std::log(share), context.cut(g),
                                   MeanRemainingScore(context, g), context.remaining());
-    if (out.log_z[g] == -kInf) {  // an exact cut of -inf: nothing is left
+    if (out.log_z[g] == -kInfLogMass) {  // an exact cut of -inf: nothing is left
       std::fill_n(coefficient, context.k(), 0.0f);
       continue;
     }

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "attention/kernels.h"
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 
 namespace prefixd {
 

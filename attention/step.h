@@ -10,14 +10,14 @@
 
 #include "attention/clusters.h"
 #include "attention/feature_map.h"
-#include "attention/kv_shape.h"
-#include "attention/ledger.h"
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
-#include "attention/result.h"
-#include "attention/selection.h"
+#include "attention/rows.h"
 #include "attention/stored_features.h"
 #include "attention/tilt.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd {
 
@@ -87,10 +87,6 @@ void StepScores(std::span<const float> queries, uint32_t group, const LayerGeome
 // [G][value_dim]; -inf and 0 where there is none. For diagnostics and per-head choice; errors as
 // GroupStep.
 Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::span<float> y);
-
-// Merges the partial state (y_b, lse_b) into (y_a, lse_a), in place (spec §2).
-//   y: [value_dim]. Either side may be empty (lse = -inf).
-void MergeStates(std::span<float> y_a, float* lse_a, std::span<const float> y_b, float lse_b);
 
 // Exact attention of `n_queries` query rows over `rows` in one streaming pass: queries
 // [n][key_dim] -> y [n][value_dim], lse [n]. Used for full attention and for suffix queries.

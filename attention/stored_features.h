@@ -15,25 +15,9 @@
 #include <span>
 #include <vector>
 
+#include "prefixd/feature_format.h"
+
 namespace prefixd {
-
-enum class FeatureScale : uint8_t { kLinear = 0, kLog = 1 };
-
-struct FeatureFormat {
-  uint8_t bits = 8;  // 8 or 16
-  FeatureScale scale = FeatureScale::kLinear;
-
-  size_t RowBytes(uint32_t d_phi) const { return size_t{d_phi} * bits / 8; }
-  double steps() const { return bits == 8 ? 255 : 65535; }
-  // Nats below m that the log scale reaches.
-  double range() const { return bits == 8 ? 16 : 64; }
-  // Linear: largest error of exp(log phi - m). Log: largest error of log phi - m within the range;
-  // what lies below the range, exp(-range()) at most, becomes 0.
-  double error() const {
-    return scale == FeatureScale::kLinear ? 0.5 / steps() : 0.5 * range() / (steps() - 1);
-  }
-  bool operator==(const FeatureFormat&) const = default;
-};
 
 // log_phi: [n][d_phi]; m: [d_phi], the chunk's, -inf where no token has the feature; features
 // above m (by rounding) count as m. out: n * RowBytes(d_phi).

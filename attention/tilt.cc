@@ -57,18 +57,6 @@ Tilt FromParent(double mu, double c, double a) {
 
 }  // namespace
 
-std::string_view MomentFormName(MomentForm form) {
-  switch (form) {
-    case MomentForm::kDirect:
-      return "direct";
-    case MomentForm::kParent:
-      return "parent";
-    case MomentForm::kRank:
-      return "rank";
-  }
-  return "unknown";
-}
-
 Tilt TiltScores(MomentForm form, double mu, double variance, double c, double rank_depth) {
   if (!(c > mu)) return {mu, 0};
   if (form == MomentForm::kRank && std::isfinite(rank_depth) && std::isfinite(c)) {

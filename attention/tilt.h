@@ -8,13 +8,9 @@
 // above it and needs no variance.
 #pragma once
 
-#include <cstdint>
-#include <string_view>
+#include "prefixd/estimator_variant.h"
 
 namespace prefixd {
-
-enum class MomentForm : uint8_t { kDirect = 0, kParent = 1, kRank = 2 };
-std::string_view MomentFormName(MomentForm form);  // "direct", "parent", "rank"
 
 // Scores of smaller variance than this are one score.
 inline constexpr double kNegligibleVariance = 1e-12;

@@ -23,7 +23,7 @@ class AttachBench {
   Result<AttachReport> Run(uint32_t repeats) {
     AttachReport report;
     PREFIXD_TRY(Put(report));
-    PREFIXD_ASSIGN(const auto store, Store::Open(options_));
+    PREFIXD_ASSIGN(const auto store, LocalStore::Open(options_));
     PREFIXD_ASSIGN(const Times cold, Once(*store));
     report.cold_attach_ms = cold.attach;
     report.cold_step_ms = cold.first.ms;
@@ -48,7 +48,7 @@ class AttachBench {
 
  private:
   Status Put(AttachReport& report) {
-    PREFIXD_ASSIGN(const auto store, Store::Open(options_));
+    PREFIXD_ASSIGN(const auto store, LocalStore::Open(options_));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModelName, "", prompt_.tokens, "attach"}));
     report.found = put->missing().size() == 0;

@@ -43,7 +43,7 @@ class Bench {
     RuntimeOptions runtime;
     runtime.dir = options_.dir;
     runtime.settle = false;  // builds, not rewriting
-    PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
+    PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const std::string served, Put(*store));
     PREFIXD_TRY(store->WaitReady(served, nullptr));

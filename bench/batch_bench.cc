@@ -12,6 +12,7 @@
 #include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 #include "bench/support/statistics.h"
+#include "runtime/step_batch.h"
 
 namespace prefixd::bench {
 namespace {
@@ -100,7 +101,7 @@ class Bench {
     runtime.threads = options_.threads;
     runtime.host_tier_bytes = prompt.row_bytes() * 3 / 2;
     runtime.selector_memory_bytes = prompt.row_bytes() * 2;
-    PREFIXD_ASSIGN(store_, Store::Open(runtime));
+    PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     PREFIXD_TRY(store_->RegisterModel(BenchModel(geometry_)));
     PREFIXD_ASSIGN(const auto put, store_->BeginPut({kModelName, "", prompt.tokens, "batch"}));
     PREFIXD_TRY(WritePrompt(prompt, *put));
@@ -177,7 +178,7 @@ class Bench {
 
   const Options options_;
   KvGeometry geometry_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LocalStore> store_;
   std::vector<std::shared_ptr<Session>> sessions_;
   std::vector<float> queries_, y_, lse_;
   size_t next_ = 0;

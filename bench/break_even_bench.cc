@@ -15,12 +15,12 @@
 #include <random>
 #include <vector>
 
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
 #include "bench/support/synthetic_kv.h"
-#include "client_lib/client.h"
+#include "prefixd/client.h"
 #include "tensors/safetensors.h"
 
 namespace prefixd::bench {
@@ -80,7 +80,7 @@ Status WriteRandomMaps(const std::filesystem::path& path, uint32_t length) {
   return WriteSafetensors(path, tensors, metadata);
 }
 
-Result<std::string> PutSynthetic(Client& client, const Options& options) {
+Result<std::string> PutSynthetic(Store& client, const Options& options) {
   std::vector<uint32_t> tokens(options.tokens);
   for (uint32_t i = 0; i < options.tokens; ++i) tokens[i] = i;
   PREFIXD_ASSIGN(auto put, client.BeginPut({"bench", "", tokens, "break-even"}));
@@ -146,8 +146,7 @@ struct Tier {
 
 Result<Tier> MeasureTier(const std::string& name, const std::filesystem::path& dir,
                          uint64_t host_tier_bytes, const Options& options) {
-  PREFIXD_ASSIGN(auto client,
-                 Client::OpenEmbedded({.dir = dir, .host_tier_bytes = host_tier_bytes}));
+  PREFIXD_ASSIGN(auto client, Open({.dir = dir, .host_tier_bytes = host_tier_bytes}));
   PREFIXD_ASSIGN(const auto prefixes, client->Prefixes());
   PREFIXD_ASSIGN(auto session,
                  client->Attach({.model = "bench",
@@ -268,7 +267,7 @@ Status Run(const Options& options) {
   const auto maps = dir / "phi.safetensors";
   PREFIXD_TRY(WriteRandomMaps(maps, options.tokens));
   {
-    PREFIXD_ASSIGN(auto client, Client::OpenEmbedded({.dir = dir / "store", .build_codes = false}));
+    PREFIXD_ASSIGN(auto client, Open({.dir = dir / "store", .build_codes = false}));
     PREFIXD_TRY(client->RegisterModel({"bench", OneLayer(), {{"weights", "synthetic"}}, {maps}}));
     PREFIXD_ASSIGN(const std::string prefix, PutSynthetic(*client, options));
   }

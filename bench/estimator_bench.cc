@@ -22,7 +22,7 @@
 #include "decoder/put_attention.h"
 #include "decoder/tokenizer.h"
 #include "demo/document.h"
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 
 namespace prefixd::bench {
 namespace {
@@ -110,7 +110,7 @@ class Bench {
     runtime.clusters = options_.clusters;
     runtime.settle = false;
     PREFIXD_ASSIGN(runtime.estimators, ParseVariants(options_.estimators));
-    PREFIXD_ASSIGN(store_, Store::Open(runtime));
+    PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     ModelSpec spec;
     spec.name = "model";
     spec.geometry = geometry_;
@@ -273,7 +273,7 @@ class Bench {
   const decoder::Model& model_;
   const KvGeometry geometry_;
   std::vector<uint32_t> prompt_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LocalStore> store_;
   std::vector<Recorded> recorded_;
   std::vector<Row> rows_;
   json masses_ = json::array();

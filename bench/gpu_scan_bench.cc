@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "attention/block_codes.h"
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
 #include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
-#include "gpu/exact_gpu.h"
 #include "gpu/host_image.h"
 #include "gpu/launch_memory.h"
-#include "gpu/topk_gpu.h"
 #include "gpu/upload.h"
+#include "prefixd/gpu/exact.h"
+#include "prefixd/gpu/topk.h"
 
 namespace prefixd::bench {
 namespace {

@@ -12,8 +12,8 @@
 #include "bench/support/gpu_layer.h"
 #include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
-#include "gpu/exact_gpu.h"
 #include "gpu/launch_memory.h"
+#include "prefixd/gpu/exact.h"
 
 namespace prefixd::bench {
 namespace {

@@ -38,7 +38,7 @@ Status Measure(const Options& options) {
   runtime.dir = options.dir;
   runtime.build_ivf = options.build_ivf;
   runtime.settle = false;
-  PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
+  PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
   PrefixDetail detail;
   double seconds = 0, before = 0;
   {

@@ -11,11 +11,12 @@
 #include <limits>
 #include <string>
 
-#include "attention/selection.h"
+#include "attention/group_ranking.h"
 #include "index/candidates.h"
 #include "index/centred_keys.h"
 #include "index/one_omp_thread.h"
 #include "index/search_request.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::bench {
 namespace {

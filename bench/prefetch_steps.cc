@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bench/support/traced_store.h"
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 
 namespace prefixd::bench {
 namespace {
@@ -53,7 +53,7 @@ class Decode {
     PREFIXD_ASSIGN(const auto session, store_->Attach(spec));
     // Keys and indexes are in memory when the decode begins.
     PREFIXD_TRY(Token(*session, 0, nullptr));
-    while (store_->stats().load_queue > 0)
+    while (store_->Stats().value().load_queue > 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     spec.policy.prefetch = of.prefetch;
     PREFIXD_TRY(session->SetPolicy(spec.policy));
@@ -76,7 +76,7 @@ class Decode {
   Status Open(double tier) {
     store_.reset();
     options_.host_tier_bytes = static_cast<uint64_t>(tier * double(prompt_.row_bytes()));
-    PREFIXD_ASSIGN(store_, Store::Open(options_));
+    PREFIXD_ASSIGN(store_, LocalStore::Open(options_));
     return prompt_.Register(*store_);
   }
 
@@ -102,7 +102,7 @@ class Decode {
   const size_t n_steps_;
   const TracedPrompt prompt_;
   RuntimeOptions options_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LocalStore> store_;
   std::string prefix_;
 };
 

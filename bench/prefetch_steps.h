@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/head_trace.h"
 #include "bench/support/statistics.h"
-#include "runtime/types.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 
 namespace prefixd::bench {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench/support/page_reads.h"
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd::bench {

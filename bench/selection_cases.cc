@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "attention/code_scan.h"
+#include "attention/group_ranking.h"
 #include "attention/key_codes.h"
-#include "attention/selection.h"
 #include "attention/step.h"
 #include "bench/pq_index.h"
 #include "bench/support/read_bandwidth.h"
@@ -19,6 +19,7 @@
 #include "index/key_index.h"
 #include "index/recall.h"
 #include "index/tuning.h"
+#include "prefixd/selection.h"
 #include "runtime/shared_sets.h"
 
 namespace prefixd::bench {

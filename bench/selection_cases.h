@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/head_trace.h"
-#include "runtime/types.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 
 namespace prefixd::bench {
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/head_trace.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "attention/selection.h"
+#include "attention/group_ranking.h"
 #include "attention/step.h"
 #include "bench/support/head_trace.h"
 #include "runtime/shared_sets.h"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/retrieval_trace.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/group_ranking.h"
 #include "attention/group_rules.h"
 #include "attention/moments.h"
-#include "attention/selection.h"
 #include "attention/step.h"
 #include "bench/support/head_trace.h"
 #include "index/key_index.h"
+#include "prefixd/selection.h"
 #include "runtime/shared_sets.h"
 
 namespace prefixd::bench {

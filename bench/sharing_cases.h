@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/retrieval_trace.h"
-#include "runtime/types.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 
 namespace prefixd::bench {
 

@@ -27,7 +27,7 @@
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
 #include "bench/support/traced_store.h"
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 #include "runtime/thread_pool.h"
 
 namespace prefixd::bench {
@@ -139,7 +139,7 @@ class Bench {
     runtime.selector_memory_bytes = prompt_->row_bytes();
     runtime.scrub_bytes_per_second = 0;
     runtime.query_samples = 64;
-    PREFIXD_ASSIGN(store_, Store::Open(runtime));
+    PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     PREFIXD_TRY(prompt_->Register(*store_));
     PREFIXD_ASSIGN(const PrefixMatch match, store_->Match(prompt_->model(), "", prompt_->tokens()));
     if (match.n_tokens == options_.tokens) {
@@ -183,7 +183,7 @@ class Bench {
         PREFIXD_TRY(Step(*of_mode, layer, 0, nullptr));
       }
     }
-    while (store_->stats().load_queue > 0) {
+    while (store_->Stats().value().load_queue > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return {};

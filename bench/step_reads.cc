@@ -85,7 +85,7 @@ class StepBench {
     runtime.dir = dir();
     runtime.host_tier_bytes = 0;
     runtime.settle = false;
-    PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
+    PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModelName, "", prompt_.tokens, "steps"}));
     PREFIXD_TRY(WritePrompt(prompt_, *put));

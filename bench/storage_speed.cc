@@ -107,7 +107,7 @@ class SpeedBench {
     runtime.io = options_.io;
     runtime.host_tier_bytes = 0;
     runtime.settle = false;  // the put is what is measured
-    PREFIXD_ASSIGN(const auto store, Store::Open(runtime));
+    PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     std::string prefix;
     return MeasurePairs(

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <memory>
 
-#include "attention/kv_shape.h"
-#include "runtime/store.h"
+#include "attention/rows.h"
+#include "runtime/local_store.h"
 #include "storage/prefix_store.h"
 #include "storage/segment_layout.h"
 
@@ -41,7 +41,7 @@ class Replay {
   // Puts the prompt, if it is not there yet, and waits for what the background does with it.
   Status Store(bool settle) {
     runtime_.settle = settle;
-    PREFIXD_ASSIGN(const auto store, prefixd::Store::Open(runtime_));
+    PREFIXD_ASSIGN(const auto store, prefixd::LocalStore::Open(runtime_));
     const KvGeometry& g = trace_.geometry;
     PREFIXD_TRY(store->RegisterModel({kModel, g, {{"weights", "trace"}}, {}}));
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModel, "", trace_.tokens, "trace"}));

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/page_reads.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -14,11 +14,11 @@
 #include <span>
 #include <vector>
 
-#include "client_lib/client.h"
-#include "client_lib/codec.h"
-#include "client_lib/protocol.h"
-#include "client_lib/shared_region.h"
-#include "client_lib/socket.h"
+#include "prefixd/client.h"
+#include "protocol/codec.h"
+#include "protocol/frame.h"
+#include "protocol/shared_region.h"
+#include "protocol/socket.h"
 
 namespace prefixd {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "client_lib/remote_client.h"
+#include "client_lib/remote_store.h"
 
 namespace prefixd {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "client_lib/remote_client.h"
 #include "client_lib/remote_steps.h"
+#include "client_lib/remote_store.h"
 
 namespace prefixd {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "client_lib/codec.h"
+#include "protocol/codec.h"
 
 namespace prefixd {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "client_lib/client.h"
 #include "client_lib/connection.h"
+#include "prefixd/client.h"
 
 namespace prefixd {
 

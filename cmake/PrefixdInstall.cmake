@@ -1,44 +1,56 @@
-# `cmake --install`: the daemon and its tool, the C library, the C++ interface as static libraries,
-# headers, a CMake package and a pkg-config file. Everything is relocatable (DESTDIR and any prefix).
+# `cmake --install`: the daemon and its tool, the libraries for C and C++, all of include/prefixd, a
+# CMake package and a pkg-config file. Everything is relocatable (DESTDIR and any prefix).
 include(CMakePackageConfigHelpers)
 set(PREFIXD_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/prefixd)
 
-install(TARGETS prefixd prefixctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS prefixd_c EXPORT prefixdCTargets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  PUBLIC_HEADER DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-
-# The C++ interface (client_lib/client.h) and the rooms below it.
-set(PREFIXD_ROOMS attention tensors storage index runtime client)
+# What programs link: the rooms of each in one archive.
+add_library(prefixd_cpp STATIC
+  $<TARGET_OBJECTS:prefixd_base> $<TARGET_OBJECTS:prefixd_protocol> $<TARGET_OBJECTS:prefixd_client>)
+target_link_libraries(prefixd_cpp INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
+set(PREFIXD_ARCHIVES prefixd_cpp)
 if(PREFIXD_HAVE_CUDA)
-  list(APPEND PREFIXD_ROOMS gpu)
+  add_library(prefixd_gpu_archive STATIC
+    $<TARGET_OBJECTS:prefixd_base> $<TARGET_OBJECTS:prefixd_attention> $<TARGET_OBJECTS:prefixd_gpu>)
+  target_link_libraries(prefixd_gpu_archive INTERFACE CUDA::cudart_static)
+  set_target_properties(prefixd_gpu_archive PROPERTIES OUTPUT_NAME prefixd-gpu EXPORT_NAME gpu)
 endif()
-list(TRANSFORM PREFIXD_ROOMS PREPEND prefixd_ OUTPUT_VARIABLE PREFIXD_ROOM_TARGETS)
-set_target_properties(prefixd_client PROPERTIES EXPORT_NAME cpp)
-install(TARGETS prefixd_options ${PREFIXD_ROOM_TARGETS} EXPORT prefixdCppTargets
-  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/prefixd)
-install(FILES ${CMAKE_SOURCE_DIR}/client_lib/client.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/client_lib)
-install(FILES ${CMAKE_SOURCE_DIR}/runtime/restore.h ${CMAKE_SOURCE_DIR}/runtime/session.h
-              ${CMAKE_SOURCE_DIR}/runtime/store.h ${CMAKE_SOURCE_DIR}/runtime/types.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/runtime)
-install(FILES ${CMAKE_SOURCE_DIR}/storage/row_encoding.h ${CMAKE_SOURCE_DIR}/storage/stored_part.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/storage)
-install(FILES ${CMAKE_SOURCE_DIR}/storage/row_encoding.h ${CMAKE_SOURCE_DIR}/storage/stored_part.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd/storage)
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/attention
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/prefixd
-  FILES_MATCHING PATTERN "*.h" PATTERN "kernels*.h" EXCLUDE)
+set_target_properties(prefixd_cpp PROPERTIES OUTPUT_NAME prefixd-cpp EXPORT_NAME cpp)
+foreach(archive prefixd_cpp prefixd_gpu_archive)
+  if(TARGET ${archive})
+    set_target_properties(${archive} PROPERTIES LINKER_LANGUAGE CXX)
+    target_compile_features(${archive} INTERFACE cxx_std_20)
+    target_include_directories(${archive} INTERFACE
+      $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  endif()
+endforeach()
+install(TARGETS prefixd prefixctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
+install(TARGETS prefixd_embedded COMPONENT embedded
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+install(TARGETS prefixd_c EXPORT prefixdTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
+install(TARGETS prefixd_cpp EXPORT prefixdTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+if(PREFIXD_HAVE_CUDA)
+  install(TARGETS prefixd_gpu_archive EXPORT prefixdGpuTargets
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+  install(EXPORT prefixdGpuTargets NAMESPACE prefixd:: DESTINATION ${PREFIXD_PACKAGE_DIR}
+    COMPONENT development)
+  set(PREFIXD_LEFT_OUT)
+else()
+  set(PREFIXD_LEFT_OUT PATTERN gpu EXCLUDE)
+endif()
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/prefixd DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT development ${PREFIXD_LEFT_OUT})
 
-# Two sets: who links the C library needs none of the C++ one's dependencies.
-install(EXPORT prefixdCTargets NAMESPACE prefixd:: DESTINATION ${PREFIXD_PACKAGE_DIR})
-install(EXPORT prefixdCppTargets NAMESPACE prefixd:: DESTINATION ${PREFIXD_PACKAGE_DIR})
+install(EXPORT prefixdTargets NAMESPACE prefixd:: DESTINATION ${PREFIXD_PACKAGE_DIR}
+  COMPONENT development)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/prefixdConfig.cmake.in
   ${CMAKE_BINARY_DIR}/prefixdConfig.cmake INSTALL_DESTINATION ${PREFIXD_PACKAGE_DIR})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/prefixdConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/prefixdConfig.cmake ${CMAKE_BINARY_DIR}/prefixdConfigVersion.cmake
-  DESTINATION ${PREFIXD_PACKAGE_DIR})
+  DESTINATION ${PREFIXD_PACKAGE_DIR} COMPONENT development)
 
 configure_file(${CMAKE_CURRENT_LIST_DIR}/prefixd.pc.in ${CMAKE_BINARY_DIR}/prefixd.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/prefixd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${CMAKE_BINARY_DIR}/prefixd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT development)

@@ -2,6 +2,14 @@
 # attention/ and gpu/ tests include "tests/support/test.h", which is GoogleTest where it is
 # installed and a small subset of it on machines that have only a compiler.
 find_package(GTest QUIET)
+if(TARGET GTest::gtest)
+  # An executable: its code is position-independent as that of those that use the header.
+  add_executable(prefixd_test_headers EXCLUDE_FROM_ALL
+    ${CMAKE_SOURCE_DIR}/tests/support/precompiled.cc)
+  target_link_libraries(prefixd_test_headers PRIVATE prefixd_options GTest::gtest)
+  target_precompile_headers(prefixd_test_headers PRIVATE
+    ${CMAKE_SOURCE_DIR}/tests/support/precompiled.h)
+endif()
 function(prefixd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
@@ -16,6 +24,7 @@ function(prefixd_test name)
   if(TARGET GTest::gtest_main)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
     target_compile_definitions(${name} PRIVATE PREFIXD_HAVE_GTEST=1)
+    target_precompile_headers(${name} REUSE_FROM prefixd_test_headers)
   else()
     target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/mini_test_main.cc)
   endif()

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "prefixd/version.h"
+
 namespace prefixd::daemon {
 namespace {
 

@@ -1,11 +1,11 @@
 // Who may connect, and with what: the daemon's side of hello.
 #pragma once
 
-#include "attention/result.h"
-#include "client_lib/codec.h"
-#include "client_lib/shared_region.h"
 #include "daemon/request_handler.h"
 #include "daemon/server_context.h"
+#include "prefixd/result.h"
+#include "protocol/codec.h"
+#include "protocol/shared_region.h"
 
 namespace prefixd::daemon {
 

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <utility>
 
-#include "client_lib/address.h"
+#include "protocol/address.h"
 
 namespace prefixd::daemon {
 namespace {

@@ -12,8 +12,8 @@
 #include <variant>
 #include <vector>
 
-#include "attention/result.h"
-#include "runtime/store.h"
+#include "prefixd/options.h"
+#include "prefixd/result.h"
 
 namespace prefixd::daemon {
 

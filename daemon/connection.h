@@ -16,11 +16,11 @@
 #include <memory>
 #include <vector>
 
-#include "client_lib/protocol.h"
-#include "client_lib/shared_region.h"
 #include "daemon/frame_writer.h"
 #include "daemon/request_handler.h"
 #include "daemon/server_context.h"
+#include "protocol/frame.h"
+#include "protocol/shared_region.h"
 
 namespace prefixd::daemon {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "client_lib/codec.h"
+#include "protocol/codec.h"
 
 namespace prefixd::daemon {
 

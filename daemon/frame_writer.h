@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "client_lib/protocol.h"
+#include "protocol/frame.h"
 
 namespace prefixd::daemon {
 

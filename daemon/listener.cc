@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "client_lib/socket.h"
+#include "protocol/socket.h"
 
 namespace prefixd::daemon {
 namespace {

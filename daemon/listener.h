@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "attention/result.h"
-#include "client_lib/address.h"
+#include "prefixd/result.h"
+#include "protocol/address.h"
 
 namespace prefixd::daemon {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::daemon {
 

@@ -14,6 +14,8 @@
 #include "daemon/listener.h"
 #include "daemon/logging.h"
 #include "daemon/server.h"
+#include "prefixd/version.h"
+#include "runtime/local_store.h"
 
 namespace prefixd::daemon {
 namespace {
@@ -96,7 +98,7 @@ int Serve(const Options& options, const Config& config) {
   if (!token.ok()) return Fail(token.error());
   std::signal(SIGPIPE, SIG_IGN);
 
-  auto store = Store::Open(config.Runtime());
+  auto store = LocalStore::Open(config.Runtime());
   if (!store.ok()) return Fail(store.error());
   // Before the sockets: who sees one may stop the daemon, which is to hear it.
   Server server(config, *std::move(store), *std::move(token));

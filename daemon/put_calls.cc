@@ -25,7 +25,7 @@ Result<Json> RequestHandler::BeginPut(const Request& request) {
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
   PREFIXD_ASSIGN(auto stream, store_.BeginPut(spec));
-  const auto models = store_.Models();
+  PREFIXD_ASSIGN(const auto models, store_.Models());
   const auto model = std::ranges::find(models, spec.model, &ModelSpec::name);
   if (model == models.end()) return Error{Code::kInternal, "the put's model has vanished"};
   const uint64_t handle = next_handle_++;

@@ -76,8 +76,10 @@ void RequestHandler::ReleaseAll() {
 Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& progress,
                                       Response* response) {
   switch (request.type) {
-    case MessageType::kModels:
-      return Json{{"models", ToJson(store_.Models())}};
+    case MessageType::kModels: {
+      PREFIXD_ASSIGN(const auto models, store_.Models());
+      return Json{{"models", ToJson(models)}};
+    }
     case MessageType::kRegisterModel:
       return RegisterModel(request);
     case MessageType::kBeginPut:
@@ -243,7 +245,7 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
       return InvalidArgument(
           "feature maps are files of the daemon's machine: register them over its Unix socket");
     }
-    const auto models = store_.Models();
+    PREFIXD_ASSIGN(const auto models, store_.Models());
     const auto it = std::ranges::find(models, spec.name, &ModelSpec::name);
     if (it != models.end()) {
       if (it->geometry == spec.geometry && it->identity == spec.identity) return Json::object();
@@ -256,7 +258,7 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
 }
 
 Result<Json> RequestHandler::Stats() const {
-  RuntimeStats stats = store_.stats();
+  PREFIXD_ASSIGN(RuntimeStats stats, store_.Stats());
   if (!peer_.admin) {  // not even the names of the others
     std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
     std::erase_if(stats.host_tenants,
@@ -276,7 +278,7 @@ Result<Json> RequestHandler::Match(const Request& request) const {
 }
 
 Result<Json> RequestHandler::Prefixes() const {
-  std::vector<PrefixSummary> prefixes = store_.Prefixes();
+  PREFIXD_ASSIGN(std::vector<PrefixSummary> prefixes, store_.Prefixes());
   if (!peer_.admin) {
     std::erase_if(prefixes, [&](const PrefixSummary& p) { return p.tenant != peer_.tenant; });
   }
@@ -308,7 +310,8 @@ Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& pr
     return ToJson(summary);
   }
   VerifySummary sum;  // everything of this tenant
-  for (const PrefixSummary& p : store_.Prefixes()) {
+  PREFIXD_ASSIGN(const auto prefixes, store_.Prefixes());
+  for (const PrefixSummary& p : prefixes) {
     if (p.tenant != peer_.tenant) continue;
     PREFIXD_ASSIGN(VerifySummary one, store_.Verify(p.id, progress));
     sum.segments += one.segments;

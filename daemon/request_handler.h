@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
-#include "client_lib/codec.h"
-#include "client_lib/protocol.h"
-#include "runtime/store.h"
+#include "prefixd/result.h"
+#include "prefixd/store.h"
+#include "protocol/codec.h"
+#include "protocol/frame.h"
 
 namespace prefixd::daemon {
 

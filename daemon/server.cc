@@ -1,7 +1,3 @@
-#include <utility>  // before Asio 1.74's coroutines, which forget it
-
-#include "daemon/server.h"
-
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,9 +13,12 @@
 #include <csignal>
 #include <exception>
 #include <map>
+#include <utility>  // before Asio 1.74's coroutines, which forget it
 
-#include "client_lib/socket.h"
 #include "daemon/connection.h"
+#include "daemon/server.h"
+#include "prefixd/version.h"
+#include "protocol/socket.h"
 
 namespace prefixd::daemon {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "daemon/config.h"
 #include "daemon/listener.h"
-#include "runtime/store.h"
+#include "prefixd/result.h"
+#include "prefixd/store.h"
 
 namespace prefixd::daemon {
 

@@ -9,9 +9,9 @@
 #include <memory>
 #include <string>
 
-#include "client_lib/codec.h"
 #include "daemon/config.h"
-#include "runtime/store.h"
+#include "prefixd/store.h"
+#include "protocol/codec.h"
 
 namespace prefixd::daemon {
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/request_handler.h"
+#include "prefixd/store.h"
 
 namespace prefixd::daemon {
 
@@ -92,7 +93,7 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
     runnable.push_back({*session, layer, queries[i], y, lse, &infos[i], {}});
     index.push_back(i);
   }
-  StepBatch(runnable);
+  store_.StepBatch(runnable);
   for (size_t r = 0; r < runnable.size(); ++r) statuses[index[r]] = std::move(runnable[r].status);
 
   Json results = Json::array();

@@ -12,7 +12,7 @@
 #include <span>
 #include <utility>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/result.h"
 #include "decoder/config.h"
+#include "prefixd/result.h"
 #include "tensors/safetensors.h"
 
 namespace prefixd::decoder {
@@ -39,7 +39,7 @@ class Checkpoint {
 };
 
 // What makes stored keys and values of this model usable by another run of it: digest of the
-// weights, architecture, RoPE. For ModelSpec::identity (runtime/types.h).
+// weights, architecture, RoPE. For ModelSpec::identity (prefixd/types.h).
 Result<std::vector<std::pair<std::string, std::string>>> ModelIdentity(
     const std::filesystem::path& directory, const ModelConfig& config);
 

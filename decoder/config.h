@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
 #include "decoder/attention_backend.h"
 #include "decoder/model.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

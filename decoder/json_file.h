@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

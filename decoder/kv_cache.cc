@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "attention/rows.h"
+
 namespace prefixd::decoder {
 namespace {
 

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

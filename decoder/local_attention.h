@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/kv_shape.h"
 #include "decoder/attention_backend.h"
 #include "decoder/kv_cache.h"
+#include "prefixd/kv_shape.h"
 
 namespace prefixd::decoder {
 

@@ -13,12 +13,12 @@
 #include <functional>
 #include <span>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
 #include "decoder/attention_backend.h"
 #include "decoder/config.h"
 #include "decoder/rope.h"
 #include "decoder/weights.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

@@ -12,11 +12,11 @@ namespace prefixd::decoder {
 namespace {
 
 float Dot(const float* a, const float* b, size_t n) {
-  constexpr size_t kLanes = 16;  // independent sums, so that the compiler can use vectors
-  float lanes[kLanes] = {};
+  constexpr size_t kDotLanes = 16;  // independent sums, so that the compiler can use vectors
+  float lanes[kDotLanes] = {};
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (size_t l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * b[i + l];
+  for (; i + kDotLanes <= n; i += kDotLanes) {
+    for (size_t l = 0; l < kDotLanes; ++l) lanes[l] += a[i + l] * b[i + l];
   }
   float sum = 0;
   for (; i < n; ++i) sum += a[i] * b[i];

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "attention/rows.h"
+
 namespace prefixd::decoder {
 
 Status PutAttention::Attend(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q,

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "client_lib/client.h"
 #include "decoder/attention_backend.h"
 #include "decoder/kv_cache.h"
+#include "prefixd/client.h"
 
 namespace prefixd::decoder {
 

@@ -1,6 +1,7 @@
 #include "decoder/spliced_attention.h"
 
 #include "attention/step.h"
+#include "prefixd/merge.h"
 
 namespace prefixd::decoder {
 

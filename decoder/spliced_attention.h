@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "client_lib/client.h"
 #include "decoder/attention_backend.h"
 #include "decoder/local_attention.h"
+#include "prefixd/client.h"
 
 namespace prefixd::decoder {
 

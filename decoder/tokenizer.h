@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/result.h"
 #include "decoder/config.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "attention/result.h"
 #include "decoder/config.h"
+#include "prefixd/result.h"
 
 namespace prefixd::decoder {
 

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <vector>
 
-#include "client_lib/client.h"
 #include "decoder/generate.h"
 #include "decoder/model.h"
 #include "decoder/spliced_attention.h"
@@ -13,6 +12,7 @@
 #include "demo/progress.h"
 #include "demo/report.h"
 #include "demo/state.h"
+#include "prefixd/client.h"
 
 namespace prefixd::demo {
 namespace {
@@ -71,7 +71,7 @@ Status RunDecode(const DecodeOptions& options) {
   // Resume: connect, attach, run the question through, until the first answer token.
   Report report{.state = state};
   const auto resume_start = Clock::now();
-  PREFIXD_ASSIGN(const std::unique_ptr<Client> client, Client::Connect(options.address));
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
                  client->Attach({.model = state.model, .tokens = state.prompt}));
   report.attach_s = SecondsSince(resume_start);
@@ -116,7 +116,7 @@ Status RunCold(const DecodeOptions& options) {
   PREFIXD_ASSIGN(const DemoState state, LoadState(options.state_file));
   PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(state.model_dir, {}));
   PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model.config()));
-  PREFIXD_ASSIGN(const std::unique_ptr<Client> client, Client::Connect(options.address));
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
                  client->Attach({.model = state.model, .tokens = state.prompt}));
   Evaluator evaluator(model, tokenizer, state, session);

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::demo {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::demo {
 

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "decoder/model.h"
 #include "decoder/spliced_attention.h"
 #include "decoder/tokenizer.h"
 #include "demo/state.h"
-#include "runtime/types.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 
 namespace prefixd::demo {
 

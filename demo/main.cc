@@ -7,6 +7,7 @@
 
 #include "demo/decode.h"
 #include "demo/prefill.h"
+#include "prefixd/version.h"
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <vector>
 
-#include "client_lib/client.h"
 #include "decoder/checkpoint.h"
 #include "decoder/generate.h"
 #include "decoder/local_attention.h"
@@ -14,6 +13,7 @@
 #include "decoder/tokenizer.h"
 #include "demo/progress.h"
 #include "demo/state.h"
+#include "prefixd/client.h"
 #include "tensors/feature_map_file.h"
 
 namespace prefixd::demo {
@@ -96,7 +96,7 @@ Status RunPrefill(PrefillOptions options) {
   spec.geometry = model.Geometry(kKvDtype);
   PREFIXD_ASSIGN(spec.identity, decoder::ModelIdentity(options.model_dir, model.config()));
   spec.feature_maps = files.feature_maps;
-  PREFIXD_ASSIGN(const std::unique_ptr<Client> client, Client::Connect(options.address));
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
   PREFIXD_TRY(client->RegisterModel(spec));
 
   DemoState state;

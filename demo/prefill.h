@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <string>
 
-#include "attention/result.h"
 #include "demo/document.h"
+#include "prefixd/result.h"
 
 namespace prefixd::demo {
 

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "prefixd/version.h"
+
 namespace prefixd::demo {
 namespace {
 

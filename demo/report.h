@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "attention/ledger.h"
-#include "attention/result.h"
 #include "demo/evaluate.h"
 #include "demo/state.h"
-#include "runtime/types.h"
+#include "prefixd/ledger.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 
 namespace prefixd::demo {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "demo/document.h"
+#include "prefixd/result.h"
 
 namespace prefixd::demo {
 

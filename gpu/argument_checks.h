@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
 
 namespace prefixd::gpu::internal {
 

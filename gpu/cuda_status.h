@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::gpu::internal {
 

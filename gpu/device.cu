@@ -1,5 +1,5 @@
 #include "gpu/cuda_status.h"
-#include "gpu/device.h"
+#include "prefixd/gpu/device.h"
 
 namespace prefixd::gpu {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <memory>
 
-#include "attention/result.h"
-#include "gpu/device.h"
+#include "prefixd/gpu/device.h"
+#include "prefixd/result.h"
 
 namespace prefixd::gpu {
 

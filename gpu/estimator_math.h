@@ -7,9 +7,9 @@
 
 #include <math.h>
 
-#include "attention/host_device.h"
-#include "attention/selection.h"
 #include "attention/tilt.h"
+#include "prefixd/host_device.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::gpu {
 
@@ -142,7 +142,7 @@ PREFIXD_HD inline double TiltCutOf(Cut cut, double mean, double sigma, double re
 }
 
 // Below this share of the phi cache's mass, what is left after subtraction is rounding noise: of
-// float32 caches and of features recomputed on tensor cores (gpu/phi_pack.h).
+// float32 caches and of features recomputed on tensor cores (prefixd/gpu/phi_pack.h).
 inline constexpr double kNegligibleShare = 1e-4;
 // A key channel whose second moment falls below this share of the mid region's once the retrieved
 // rows are removed has none: what is left is the subtraction's rounding, and the tilt divides by

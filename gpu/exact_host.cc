@@ -3,11 +3,11 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu/exact_gpu.h"
 #include "gpu/exact_layout.h"
 #include "gpu/host_image.h"
 #include "gpu/host_memory.h"
 #include "gpu/step_host.h"
+#include "prefixd/gpu/exact.h"
 
 namespace prefixd::gpu {
 namespace {

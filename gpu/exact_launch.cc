@@ -6,8 +6,8 @@
 
 #include "gpu/argument_checks.h"
 #include "gpu/cuda_status.h"
-#include "gpu/exact_gpu.h"
 #include "gpu/exact_layout.h"
+#include "prefixd/gpu/exact.h"
 
 namespace prefixd::gpu {
 

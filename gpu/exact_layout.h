@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/exact_gpu.h"
 #include "gpu/step_layout.h"
+#include "prefixd/gpu/exact.h"
 
 namespace prefixd::gpu::internal {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 #include "gpu/device_buffer.h"
 #include "gpu/host_register.h"
 

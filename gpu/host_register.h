@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::gpu {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "gpu/device_buffer.h"
-#include "gpu/exact_gpu.h"
-#include "gpu/topk_gpu.h"
+#include "prefixd/gpu/exact.h"
+#include "prefixd/gpu/topk.h"
 
 namespace prefixd::gpu::internal {
 

@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "gpu/phi_pack.h"
+#include "prefixd/gpu/phi_pack.h"
 
 namespace prefixd::gpu::internal {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "attention/step.h"
 #include "gpu/host_image.h"
-#include "gpu/step_gpu.h"
+#include "prefixd/gpu/step.h"
 
 namespace prefixd::gpu::internal {
 

@@ -1,8 +1,8 @@
-#include "gpu/phi_pack.h"
+#include "prefixd/gpu/phi_pack.h"
 
 #include <cassert>
 
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 
 namespace prefixd::gpu {
 namespace {

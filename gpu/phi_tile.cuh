@@ -1,10 +1,10 @@
-// log phi_k of a tile of keys on tensor cores (attention/feature_map.h; gpu/phi_pack.h says how
-// exact). Internal to gpu/.
+// log phi_k of a tile of keys on tensor cores (attention/feature_map.h; prefixd/gpu/phi_pack.h says
+// how exact). Internal to gpu/.
 #pragma once
 
 #include "gpu/mma.cuh"
-#include "gpu/phi_pack.h"
 #include "gpu/phi_query.cuh"
+#include "prefixd/gpu/phi_pack.h"
 
 namespace prefixd::gpu::internal {
 

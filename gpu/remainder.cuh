@@ -2,6 +2,7 @@
 // Internal to gpu/; a part of the merge kernel. Every function is called by all threads of a block.
 #pragma once
 
+#include "attention/phi_cache.h"
 #include "gpu/estimator_math.h"
 #include "gpu/group_view.cuh"
 

@@ -8,7 +8,7 @@
 
 #include "gpu/host_batch.h"
 #include "gpu/host_memory.h"
-#include "gpu/step_gpu.h"
+#include "prefixd/gpu/step.h"
 
 namespace prefixd::gpu {
 

@@ -3,16 +3,16 @@
 // yet, runs one launch, copies back and waits. Summaries, maps and anchors stay there from step to
 // step (gpu/resident.h) where their owner is named; retrieved rows in memory that is registered
 // with the device (gpu/host_register.h) are gathered from where they lie. An engine's own hot path
-// calls LaunchStep (gpu/step_gpu.h).
+// calls LaunchStep (prefixd/gpu/step.h).
 #pragma once
 
 #include <memory>
 #include <span>
 
 #include "attention/step.h"
-#include "gpu/device.h"
 #include "gpu/device_buffer.h"
 #include "gpu/resident.h"
+#include "prefixd/gpu/device.h"
 
 namespace prefixd::gpu {
 

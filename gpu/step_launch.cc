@@ -4,8 +4,8 @@
 
 #include "gpu/argument_checks.h"
 #include "gpu/cuda_status.h"
-#include "gpu/step_gpu.h"
 #include "gpu/step_layout.h"
+#include "prefixd/gpu/step.h"
 
 namespace prefixd::gpu {
 namespace {

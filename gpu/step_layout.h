@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/host_device.h"
-#include "gpu/step_gpu.h"
+#include "prefixd/gpu/step.h"
+#include "prefixd/host_device.h"
 
 namespace prefixd::gpu::internal {
 
@@ -17,7 +17,7 @@ inline constexpr uint32_t kTile = 16;      // rows staged in shared memory at a 
 static_assert(kTile * kMaxGroup == kThreads, "the softmax stage has one thread per (head, row)");
 static_assert(kMaxDim <= kThreads, "one thread per column");
 
-// DTypeBytes of attention/kv_shape.h, which device code cannot call.
+// DTypeBytes of prefixd/kv_shape.h, which device code cannot call.
 PREFIXD_HD constexpr uint32_t ElementBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 PREFIXD_HD constexpr size_t Pad4(size_t n) { return (n + 3) / 4 * 4; }  // float4 alignment

@@ -5,9 +5,9 @@
 
 #include "gpu/argument_checks.h"
 #include "gpu/cuda_status.h"
-#include "gpu/step_gpu.h"
-#include "gpu/topk_gpu.h"
 #include "gpu/topk_layout.h"
+#include "prefixd/gpu/step.h"
+#include "prefixd/gpu/topk.h"
 
 namespace prefixd::gpu {
 

@@ -6,7 +6,7 @@
 
 #include "attention/block_codes.h"
 #include "gpu/step_layout.h"
-#include "gpu/topk_gpu.h"
+#include "prefixd/gpu/topk.h"
 
 namespace prefixd::gpu::internal {
 

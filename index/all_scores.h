@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/result.h"
 #include "index/code_ranks.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -10,7 +10,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfScore = std::numeric_limits<float>::infinity();
 constexpr float kLarge = std::numeric_limits<float>::max();
 
 // Keys of each block of the part's windows that are used: into counts [blocks]; and into `partial`
@@ -102,7 +102,7 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
   for (uint32_t g = 0; g < heads; ++g) whole.AddScores(g, {masses_of.data() + g * all, all});
   const std::vector<double> lse = whole.LogSumExp();
   std::vector<float>& rank = scratch.block_ranks;
-  rank.assign(all, -kInf);
+  rank.assign(all, -kInfScore);
   for (uint32_t g = 0; g < heads; ++g) {
     const float* high = high_of.data() + g * all;
     const auto shift = static_cast<float>(lse[g]);
@@ -114,14 +114,14 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
   size_t useful = all;
   for (size_t b = 0; b < all; ++b) {
     if (counts[b] != 0) continue;
-    rank[b] = -kInf;
+    rank[b] = -kInfScore;
     --useful;
   }
   auto wanted = static_cast<size_t>(std::ceil(fraction * double(useful)));
-  float least = -kInf;
+  float least = -kInfScore;
   for (;; wanted *= 2) {
     wanted = std::clamp<size_t>(wanted, 1, useful);
-    least = wanted < useful ? KthLargest(rank, wanted, scratch.ranks) : -kInf;
+    least = wanted < useful ? KthLargest(rank, wanted, scratch.ranks) : -kInfScore;
     size_t keys = 0;
     for (size_t b = 0; b < all; ++b) keys += rank[b] >= least ? counts[b] : 0;
     if (keys >= at_least || wanted == useful) break;
@@ -140,7 +140,7 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
   // Of what is chosen every key is added when it is scanned.
   for (uint32_t g = 0; g < heads; ++g) {
     float* mass = masses_of.data() + g * all;
-    for (size_t b = 0; b < all; ++b) mass[b] = rank[b] >= least ? -kInf : mass[b];
+    for (size_t b = 0; b < all; ++b) mass[b] = rank[b] >= least ? -kInfScore : mass[b];
     masses.AddScores(g, {mass, all});
   }
 }

@@ -9,9 +9,9 @@
 
 #include "attention/block_codes.h"
 #include "attention/block_queries.h"
-#include "attention/partition.h"
 #include "index/code_ranks.h"
 #include "index/key_index.h"
+#include "prefixd/partition.h"
 
 namespace prefixd::index {
 

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 
+#include "attention/group_rules.h"
 #include "index/search_request.h"
 
 namespace prefixd::index {

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
-#include "attention/selection.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::index {
 

@@ -12,7 +12,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfRank = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
@@ -27,7 +27,7 @@ std::vector<double> HeadMasses::LogSumExp() const {
   return lse;
 }
 
-HeadMasses::HeadMasses(size_t heads) : shift_(heads, -kInf), sum_(heads, 0.0) {}
+HeadMasses::HeadMasses(size_t heads) : shift_(heads, -kInfRank), sum_(heads, 0.0) {}
 
 void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n, size_t none) {
   if (none == n) return;
@@ -56,7 +56,7 @@ void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n, size_t none
 void HeadMasses::AddScores(size_t head, std::span<const float> scores) {
   if (scores.empty()) return;
   const double top = CodeScan().largest_float(scores.data(), scores.size());
-  if (top == -kInf) return;
+  if (top == -kInfRank) return;
   if (top > shift_[head]) {
     sum_[head] *= std::exp(shift_[head] - top);
     shift_[head] = top;
@@ -102,7 +102,7 @@ constexpr size_t kSampledKeys = 4096, kLeastStride = 16;
 // margins if there are any: into ranks [n].
 void Ranks(const CodeScores& part, std::span<const double> lse, std::span<const float> margin,
            const int16_t* values, size_t n, float* ranks) {
-  std::fill_n(ranks, n, -kInf);
+  std::fill_n(ranks, n, -kInfRank);
   for (size_t g = 0; g < lse.size(); ++g) {
     const int16_t* v = values + g * n;
     const double raise = (margin.empty() ? 0 : double{margin[g]}) - lse[g];
@@ -149,7 +149,7 @@ float LikelyFloor(std::span<const float> sample, size_t n, size_t count, double 
                   std::vector<float>& buffer) {
   const double expected = double(count) / double(n) * double(sample.size());
   const auto at = static_cast<size_t>(expected + deviations * std::sqrt(expected + 1)) + 1;
-  return at < sample.size() ? KthLargest(sample, at + 1, buffer) : -kInf;
+  return at < sample.size() ? KthLargest(sample, at + 1, buffer) : -kInfRank;
 }
 
 // The integer that head g's values of keys that reach `floor` lie above; one step of rounding low.
@@ -218,7 +218,7 @@ std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadM
     n_found = std::accumulate(counts.begin(), counts.end(), size_t{0});
     ranks = std::span<const float>(scratch.ranks).first(n_found);
     raised = std::span<const float>(scratch.raised).first(n_found);
-    if (floor == -kInf || CodeScan().count_from(ranks.data(), n_found, floor) > k) break;
+    if (floor == -kInfRank || CodeScan().count_from(ranks.data(), n_found, floor) > k) break;
   }
   float last = KthLargest(ranks, k + 1, scratch.scores);
   size_t surplus = 0;  // of those that reach it

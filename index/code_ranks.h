@@ -10,7 +10,6 @@
 
 #include "attention/block_codes.h"
 #include "attention/key_codes.h"
-#include "attention/selection.h"
 #include "index/key_index.h"
 
 namespace prefixd::index {

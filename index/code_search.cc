@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention/code_scan.h"
+#include "attention/group_rules.h"
 #include "index/all_scores.h"
 #include "index/code_ranks.h"
 #include "index/search_pass.h"

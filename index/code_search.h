@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
 #include "index/block_choice.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

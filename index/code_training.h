@@ -10,9 +10,9 @@
 #pragma once
 
 #include "attention/block_codes.h"
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "attention/rows.h"
 #include "index/code_blocks.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

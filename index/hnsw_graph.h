@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/group_rules.h"
 #include "attention/step.h"
 #include "index/candidates.h"
 #include "index/centred_keys.h"

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "attention/result.h"
 #include "index/envelope.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -24,7 +24,7 @@ using FaissIvf = faiss::IndexIVFScalarQuantizer;
 constexpr int kTrainRounds = 8;
 constexpr int kTrainPointsPerList = 64;
 
-Error Corrupt(const std::string& what) {
+Error CorruptLists(const std::string& what) {
   return {Code::kCorrupt, "stored index: " + what + "; rebuild it"};
 }
 
@@ -125,15 +125,15 @@ Result<IvfLists> IvfLists::Load(std::span<const std::byte> bytes, size_t n, uint
     FaissReader reader(bytes);
     std::unique_ptr<faiss::Index> index(faiss::read_index(&reader));
     auto* ivf = dynamic_cast<FaissIvf*>(index.get());
-    if (ivf == nullptr) return Corrupt("not an inverted file with 16-bit codes");
-    if (!reader.at_end()) return Corrupt("bytes left over");
+    if (ivf == nullptr) return CorruptLists("not an inverted file with 16-bit codes");
+    if (!reader.at_end()) return CorruptLists("bytes left over");
     if (const std::string wrong = Mismatch(*ivf, n, dim, n_lists); !wrong.empty()) {
-      return Corrupt(wrong);
+      return CorruptLists(wrong);
     }
     index.release();
     return IvfLists(std::make_unique<Impl>(Impl{std::unique_ptr<FaissIvf>(ivf)}));
   } catch (const std::exception& e) {
-    return Corrupt(e.what());
+    return CorruptLists(e.what());
   }
 }
 

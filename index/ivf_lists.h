@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "attention/rows.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/partition.h"
 #include "index/ivf_lists.h"
+#include "prefixd/partition.h"
 
 namespace prefixd::index {
 

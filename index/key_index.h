@@ -13,12 +13,11 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/group_rules.h"
-#include "attention/kv_shape.h"
-#include "attention/partition.h"
-#include "attention/result.h"
-#include "attention/selection.h"
+#include "attention/rows.h"
 #include "index/key_reader.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::index {
 

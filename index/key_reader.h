@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -18,7 +18,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr float kEffort = 8;
+constexpr float kPagesEffort = 8;
 constexpr uint32_t kMaxKeyDim = 1024;  // of KvGeometry
 
 // The bf16 next to x that is not below (not above) it; x finite.
@@ -68,7 +68,7 @@ class PagesIndex final : public KeyIndex {
   std::vector<uint16_t> bounds_;  // [pages][2][dim], bf16
   uint32_t dim_, page_tokens_;
   TokenRange covered_;
-  float effort_ = kEffort;
+  float effort_ = kPagesEffort;
 };
 
 // What no score of the page exceeds: [group][pages].

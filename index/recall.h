@@ -6,8 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
-#include "attention/selection.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

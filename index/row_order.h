@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 
 namespace prefixd::index {
 

@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/group_rules.h"
+
 namespace prefixd::index {
 namespace {
 

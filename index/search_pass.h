@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
-#include "attention/selection.h"
 #include "index/key_index.h"
 #include "index/search_request.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::index {
 

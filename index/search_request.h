@@ -4,9 +4,9 @@
 #include <functional>
 #include <vector>
 
-#include "attention/result.h"
-#include "attention/selection.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::index {
 

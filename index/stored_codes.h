@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "attention/block_codes.h"
-#include "attention/partition.h"
-#include "attention/result.h"
 #include "index/envelope.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "attention/rows.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
 
 namespace prefixd::index {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "attention/ledger.h"
+#include "prefixd/ledger.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {

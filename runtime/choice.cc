@@ -6,12 +6,16 @@
 #include <limits>
 #include <optional>
 
+#include "attention/budget.h"
 #include "attention/diagnostics.h"
-#include "attention/selection.h"
+#include "attention/group_ranking.h"
 #include "attention/step.h"
+#include "prefixd/merge.h"
+#include "prefixd/selection.h"
 #include "runtime/estimator_input.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/token_features.h"
+#include "storage/stored_part.h"
 
 namespace prefixd {
 namespace {
@@ -106,7 +110,7 @@ class HeadSamples {
     const RowShape row = geometry_.row();
     const auto scratch = in_.rooms.scratch->Acquire();
     for (uint32_t at = 0; at < n_;) {
-      const TokenRange run{at, std::min(n_, storage::RunEnd(in_.prefix.parts(), at, kRunTokens))};
+      const TokenRange run{at, std::min(n_, RunEnd(in_.prefix.parts(), at, kRunTokens))};
       const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
       PREFIXD_TRY(in_.prefix.ReadRange(layer_, kv_head_, run, bytes, nullptr));
       PREFIXD_TRY(visit(run, RowsView{bytes.data(), run.size(), row.bytes(), row}));

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/types.h"
 #include "runtime/query_samples.h"
 #include "runtime/summaries.h"
-#include "runtime/types.h"
 
 namespace prefixd {
 

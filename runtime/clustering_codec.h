@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/clusters.h"
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "attention/result.h"
 #include "attention/step.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

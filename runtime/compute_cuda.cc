@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/exact_gpu.h"
 #include "gpu/resident.h"
-#include "gpu/step_gpu.h"
 #include "gpu/step_host.h"
+#include "prefixd/gpu/exact.h"
+#include "prefixd/gpu/step.h"
 #include "storage/errors.h"
 
 namespace prefixd {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "runtime/compute.h"
 
 namespace prefixd {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 
+#include "prefixd/options.h"
 #include "runtime/compute.h"
 #include "runtime/head_loads.h"
 #include "runtime/host_pinning.h"
@@ -20,7 +21,6 @@
 #include "runtime/set_rows.h"
 #include "runtime/step_batch.h"
 #include "runtime/step_queue.h"
-#include "runtime/store.h"
 #include "runtime/summaries.h"
 #include "runtime/thread_pool.h"
 #include "storage/prefix_store.h"

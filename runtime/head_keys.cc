@@ -52,7 +52,7 @@ Status HeadKeys::Range(TokenRange tokens, std::span<std::byte> out) {
 }
 
 uint32_t HeadKeys::RunEnd(uint32_t begin, uint32_t max_tokens) const {
-  return storage::RunEnd(prefix_->stored().parts(), begin, max_tokens);
+  return prefixd::RunEnd(prefix_->stored().parts(), begin, max_tokens);
 }
 
 }  // namespace prefixd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 #include "runtime/prepared_prefix.h"
 
 namespace prefixd {

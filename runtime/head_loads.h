@@ -11,8 +11,8 @@
 #include <mutex>
 #include <thread>
 
-#include "attention/result.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
 #include "runtime/thread_pool.h"
 
 namespace prefixd {

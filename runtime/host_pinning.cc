@@ -2,12 +2,12 @@
 
 #include <utility>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/errors.h"
 
 #if defined(PREFIXD_HAVE_CUDA)
-#include "gpu/device.h"
 #include "gpu/host_register.h"
+#include "prefixd/gpu/device.h"
 #endif
 
 namespace prefixd {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "index/key_index.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 #include "runtime/summaries.h"
-#include "runtime/types.h"
 
 namespace prefixd {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "index/key_index.h"
+#include "prefixd/types.h"
 #include "runtime/summaries.h"
-#include "runtime/types.h"
 
 namespace prefixd {
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/estimator_variant.h"
+#include "prefixd/estimator_variant.h"
 #include "runtime/clusterings.h"
 #include "runtime/query_samples.h"
 #include "runtime/summaries.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 #include "storage/errors.h"
 
 namespace prefixd {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

@@ -33,7 +33,7 @@ class PreviewPrefix final : public storage::StoredPrefix {
                    const storage::RowVisitor& visit, ReadStats* stats) const override {
     return inner_->VisitRows(layer, kv_head, room, visit, stats);
   }
-  std::span<const storage::StoredPart> parts() const override { return inner_->parts(); }
+  std::span<const StoredPart> parts() const override { return inner_->parts(); }
   Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids,
                                              RowPart part) const override {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "attention/feature_map.h"
-#include "attention/result.h"
-#include "runtime/types.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <map>
 
+#include "attention/budget.h"
 #include "runtime/choice.h"
 #include "runtime/index_build.h"
+#include "storage/stored_part.h"
 
 namespace prefixd {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/types.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/rows_ahead.h"
 #include "runtime/shared_sets.h"
-#include "runtime/types.h"
 
 namespace prefixd {
 

@@ -218,7 +218,7 @@ Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::a
   const size_t stride = model_->spec.geometry.row().key_bytes();
   storage::AlignedBuffer keys(partition_.mid.size() * stride);
   for (uint32_t at = partition_.mid.begin, end = 0; at < partition_.mid.end; at = end) {
-    end = stop ? std::min(partition_.mid.end, storage::RunEnd(stored_->parts(), at, kTokensAtATime))
+    end = stop ? std::min(partition_.mid.end, RunEnd(stored_->parts(), at, kTokensAtATime))
                : partition_.mid.end;
     if (stop && *stop) return Error{Code::kCancelled, "keys are not wanted any more"};
     const auto out = keys.span().subspan((at - partition_.mid.begin) * stride, (end - at) * stride);

@@ -13,13 +13,13 @@
 #include <span>
 #include <vector>
 
-#include "attention/partition.h"
 #include "index/key_index.h"
+#include "prefixd/partition.h"
+#include "prefixd/types.h"
 #include "runtime/indexes.h"
 #include "runtime/kept_summaries.h"
 #include "runtime/prefix_memory.h"
 #include "runtime/token_features.h"
-#include "runtime/types.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "runtime/store.h"
+#include "prefixd/store.h"
 #include "runtime/thread_pool.h"
 #include "storage/prefix_store.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "attention/group_ranking.h"
 #include "runtime/charges.h"
 #include "runtime/head_keys.h"
 

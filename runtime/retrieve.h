@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/ledger.h"
-#include "attention/selection.h"
+#include "prefixd/ledger.h"
+#include "prefixd/selection.h"
 #include "runtime/plan.h"
 #include "runtime/scratch.h"
 

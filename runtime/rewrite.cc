@@ -7,6 +7,7 @@
 #include "index/row_order.h"
 #include "runtime/ingest.h"
 #include "runtime/merge_preview.h"
+#include "storage/row_encoding.h"
 
 namespace prefixd {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 #include "runtime/prepared_prefix.h"
 #include "runtime/shared_sets.h"
 #include "storage/segment_format.h"

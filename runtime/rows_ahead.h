@@ -22,8 +22,8 @@
 #include <thread>
 #include <vector>
 
-#include "attention/result.h"
-#include "runtime/types.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 
 namespace prefixd {
 

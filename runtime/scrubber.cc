@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 #include "storage/errors.h"
 
 namespace prefixd {

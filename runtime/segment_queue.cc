@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 #include "runtime/thread_pool.h"
 
 namespace prefixd {

@@ -14,9 +14,9 @@
 #include <string>
 #include <thread>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
+#include "prefixd/types.h"
 #include "runtime/summaries.h"
-#include "runtime/types.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {

@@ -3,10 +3,13 @@
 #include <string>
 #include <utility>
 
+#include "prefixd/store.h"
 #include "runtime/charges.h"
 #include "runtime/choice.h"
 #include "runtime/session_impl.h"
 #include "runtime/step.h"
+#include "runtime/step_batch.h"
+#include "storage/stored_part.h"
 
 namespace prefixd {
 

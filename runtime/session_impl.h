@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "prefixd/session.h"
 #include "runtime/adaptive_budget.h"
 #include "runtime/core.h"
 #include "runtime/plan.h"
-#include "runtime/session.h"
 
 namespace prefixd {
 

@@ -7,6 +7,7 @@
 #include "runtime/charges.h"
 #include "runtime/retrieve.h"
 #include "runtime/session_impl.h"
+#include "storage/stored_part.h"
 
 namespace prefixd {
 

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 #include "storage/file.h"
 #include "storage/stream_copy.h"
 

@@ -15,10 +15,10 @@
 #include <span>
 #include <vector>
 
-#include "attention/partition.h"
-#include "attention/selection.h"
+#include "prefixd/partition.h"
+#include "prefixd/selection.h"
+#include "prefixd/types.h"
 #include "runtime/set_rows.h"
-#include "runtime/types.h"
 
 namespace prefixd {
 

@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "attention/step.h"
+#include "prefixd/merge.h"
 #include "runtime/charges.h"
 #include "runtime/core.h"
 #include "runtime/estimator_input.h"
 #include "runtime/head_keys.h"
 #include "runtime/retrieve.h"
+#include "storage/stored_part.h"
 
 namespace prefixd {
 namespace {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/ledger.h"
 #include "attention/missing_mass.h"
+#include "prefixd/ledger.h"
 #include "runtime/plan.h"
 
 namespace prefixd {

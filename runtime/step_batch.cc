@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
+#include "prefixd/store.h"
 #include "runtime/session_impl.h"
 #include "runtime/step.h"
 #include "runtime/step_queue.h"

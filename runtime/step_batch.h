@@ -1,8 +1,9 @@
-// Runs the tasks of steps that began together, over the store's compute threads.
+// Steps that run together, over the store's compute threads.
 #pragma once
 
 #include <span>
 
+#include "prefixd/store.h"
 #include "runtime/step.h"
 #include "runtime/step_queue.h"
 
@@ -12,5 +13,9 @@ struct Core;
 
 // task_done: called once for each task when it is done, from any thread.
 void RunTasks(Core& core, std::span<GroupTask* const> tasks, const StepQueue::Note& task_done);
+
+// Store::StepBatch of a local store. All sessions must belong to one; calls of several threads that
+// wait for the same cores are joined.
+void StepBatch(std::span<StepRequest> requests);
 
 }  // namespace prefixd

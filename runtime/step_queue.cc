@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 
 namespace prefixd {
 

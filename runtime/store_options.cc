@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "prefixd/stored_part.h"
 #include "runtime/token_features.h"
-#include "storage/row_encoding.h"
 
 namespace prefixd {
 namespace {
@@ -72,7 +72,7 @@ Result<storage::StoreOptions> StorageOptions(const RuntimeOptions& options) {
   at.tenant_quota_bytes = options.tenant_quota_bytes;
   at.tenant_quotas = options.tenant_quotas;
   PREFIXD_ASSIGN(at.eviction, EvictionFromName(options.evict));
-  PREFIXD_TRY(storage::RowEncodingFromName(options.encoding));
+  PREFIXD_TRY(RowEncodingFromName(options.encoding));
   return at;
 }
 

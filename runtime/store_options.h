@@ -3,8 +3,8 @@
 // Thread-safety: a free function; concurrent calls are fine.
 #pragma once
 
-#include "attention/result.h"
-#include "runtime/store.h"
+#include "prefixd/options.h"
+#include "prefixd/result.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd {

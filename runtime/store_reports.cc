@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "prefixd/version.h"
+
 namespace prefixd {
 
 PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {

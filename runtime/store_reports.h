@@ -3,8 +3,8 @@
 // Thread-safety: may be called concurrently with everything else.
 #pragma once
 
+#include "prefixd/types.h"
 #include "runtime/core.h"
-#include "runtime/types.h"
 
 namespace prefixd {
 

@@ -75,8 +75,7 @@ Status AddRange(const Rooms& rooms, const SummaryKind& kind, const storage::Stor
   const auto scratch = rooms.scratch->Acquire();
   for (uint32_t at = run.range.begin; at < run.range.end;) {
     if (progress) PREFIXD_TRY(progress->Check());
-    const TokenRange piece{
-        at, std::min(run.range.end, storage::RunEnd(prefix.parts(), at, kRunTokens))};
+    const TokenRange piece{at, std::min(run.range.end, RunEnd(prefix.parts(), at, kRunTokens))};
     const auto bytes = Scratch::Take(scratch->rows, piece.size() * row.bytes());
     PREFIXD_TRY(prefix.ReadRange(layer, kv_head, piece, bytes, reads));
     const RowsView rows{bytes.data(), piece.size(), row.bytes(), row};

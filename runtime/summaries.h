@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "attention/estimator.h"
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/options.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
 #include "runtime/head_loads.h"
 #include "runtime/models.h"
 #include "runtime/scratch.h"
 #include "runtime/selector_memory.h"
-#include "runtime/store.h"
 #include "runtime/thread_pool.h"
 #include "storage/prefix_store.h"
 

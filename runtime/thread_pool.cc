@@ -13,7 +13,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "runtime/caught.h"
+#include "base/caught.h"
 
 namespace prefixd {
 

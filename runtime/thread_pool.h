@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 
@@ -37,7 +37,7 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done. The
-  // first error is returned, what a body throws among them (runtime/caught.h); items not yet begun
+  // first error is returned, what a body throws among them (base/caught.h); items not yet begun
   // by then are skipped.
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                      WorkPriority priority = WorkPriority::kStep);

@@ -36,8 +36,8 @@ Result<TokenFeatures> TokenFeatures::Encode(const Model& model, const FeatureMap
   std::vector<float> keys, log_phi;
   for (uint32_t begin = tokens.begin; begin < tokens.end;) {
     PREFIXD_TRY(progress.Check());
-    const TokenRange chunk{
-        begin, std::min(tokens.end, storage::RunEnd(prefix.parts(), begin, kChunkTokens))};
+    const TokenRange chunk{begin,
+                           std::min(tokens.end, RunEnd(prefix.parts(), begin, kChunkTokens))};
     bytes.resize(chunk.size() * key.bytes());
     PREFIXD_TRY(prefix.ReadRange(layer, kv_head, chunk, storage::RowPart::kKey,
                                  {bytes, key.bytes()}, nullptr));

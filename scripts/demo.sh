@@ -35,8 +35,8 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-daemon=$build/daemon/prefixd
-demo=$build/demo/prefixd-demo
+daemon=$build/bin/prefixd
+demo=$build/bin/prefixd-demo
 for program in "$daemon" "$demo"; do
   [ -x "$program" ] || { echo "demo: $program is missing; run 'make build' first" >&2; exit 1; }
 done

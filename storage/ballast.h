@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <mutex>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::storage {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/identity.h"
 #include "storage/records.h"
 #include "storage/segment_format.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::storage {
 

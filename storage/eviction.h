@@ -28,7 +28,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "attention/partition.h"
+#include "prefixd/partition.h"
 #include "storage/prefix_tree.h"
 
 namespace prefixd::storage {

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/tier_region.h"
 
 namespace prefixd::storage {

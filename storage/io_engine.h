@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/io_batch.h"
 #include "storage/prefix_store.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/file.h"
 #include "storage/io_engine.h"
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "prefixd/stored_part.h"
 #include "storage/page_window.h"
 #include "storage/row_encoding.h"
 #include "storage/stream_copy.h"

@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/buffer_pool.h"
 #include "storage/io_engine.h"
 #include "storage/prefix_store.h"

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/io_engine.h"
 #include "storage/page_reader.h"
 

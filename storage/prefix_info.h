@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
+#include "prefixd/stored_part.h"
 #include "storage/identity.h"
-#include "storage/row_encoding.h"
 
 namespace prefixd::storage {
 

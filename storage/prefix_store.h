@@ -22,11 +22,11 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/stored_part.h"
 #include "storage/prefix_info.h"
 #include "storage/remote_tier.h"
-#include "storage/row_encoding.h"
 #include "storage/stored_prefix.h"
 
 namespace prefixd::storage {

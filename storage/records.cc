@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "storage/row_encoding.h"
+
 namespace prefixd::storage {
 namespace {
 

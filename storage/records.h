@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
 #include "storage/prefix_store.h"
 #include "storage/segment_format.h"
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/prefix_store.h"
 
 namespace prefixd::storage {

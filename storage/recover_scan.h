@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/io_engine.h"
 #include "storage/prefix_store.h"
 #include "storage/records.h"

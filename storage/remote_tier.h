@@ -11,7 +11,7 @@
 #include <span>
 #include <string_view>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::storage {
 

@@ -9,6 +9,8 @@
 #include <limits>
 #include <string>
 
+#include "attention/rows.h"
+
 namespace prefixd::storage {
 namespace {
 
@@ -81,17 +83,6 @@ double RelativeSquare(std::span<const float> a, std::span<const float> b, float 
 }
 
 }  // namespace
-
-std::string_view RowEncodingName(RowEncoding encoding) {
-  return encoding == RowEncoding::kInt8 ? "int8" : "as_given";
-}
-
-Result<RowEncoding> RowEncodingFromName(std::string_view name) {
-  for (const RowEncoding encoding : {RowEncoding::kAsGiven, RowEncoding::kInt8}) {
-    if (RowEncodingName(encoding) == name) return encoding;
-  }
-  return InvalidArgument("rows are stored as_given or int8, not '" + std::string(name) + "'");
-}
 
 StoredBytes StoredRowBytes(const RowShape& row, RowEncoding encoding) {
   if (encoding == RowEncoding::kAsGiven) {

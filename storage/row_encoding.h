@@ -15,35 +15,20 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/stored_part.h"
 
 namespace prefixd::storage {
 
-enum class RowEncoding : uint8_t {
-  kAsGiven = 0,  // the geometry's dtype, bit for bit
-  kInt8 = 1,
-};
 inline bool KnownEncoding(uint32_t value) { return value <= 1; }
-std::string_view RowEncodingName(RowEncoding encoding);  // "as_given", "int8"
-Result<RowEncoding> RowEncodingFromName(std::string_view name);
-
 struct StoredBytes {
   uint32_t key = 0, value = 0;
 };
 // Of one token of one KV head.
 StoredBytes StoredRowBytes(const RowShape& row, RowEncoding encoding);
 
-// What encoding changed: the distance between a row as it is read and as it was given, relative to
-// the norm of the given one, apart for keys and values; the largest and the root of the mean square
-// over all rows of a segment. Zero where rows are kept as given.
-struct EncodingError {
-  float key_max = 0, key_rms = 0, value_max = 0, value_rms = 0;
-  bool operator==(const EncodingError&) const = default;
-};
 bool Plausible(const EncodingError& error);  // finite, none below zero
 // Of the rows of two segments together, `n_a` and `n_b` of them.
 EncodingError Combine(const EncodingError& a, uint64_t n_a, const EncodingError& b, uint64_t n_b);

@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
+#include "prefixd/stored_part.h"
 #include "storage/page_reader.h"
 #include "storage/prefix_store.h"
-#include "storage/row_encoding.h"
 #include "storage/segment_file.h"
 
 namespace prefixd::storage {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/row_encoding.h"
+#include "prefixd/stored_part.h"
 #include "storage/row_pieces.h"
 
 namespace prefixd::storage {

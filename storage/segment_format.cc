@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstring>
 
+#include "storage/row_encoding.h"
+
 namespace prefixd::storage {
 namespace {
 

@@ -11,12 +11,12 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/kv_shape.h"
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/stored_part.h"
 #include "storage/identity.h"
 #include "storage/prefix_store.h"
-#include "storage/row_encoding.h"
 #include "storage/segment_layout.h"
 
 namespace prefixd::storage {

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::storage {
 

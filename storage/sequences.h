@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::storage {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/ballast.h"
 #include "storage/blob_store.h"
 #include "storage/prefix_store.h"

@@ -3,6 +3,7 @@
 
 #include "storage/crash_point.h"
 #include "storage/errors.h"
+#include "storage/row_encoding.h"
 #include "storage/segment_file_writer.h"
 #include "storage/segment_inspect.h"
 #include "storage/store_core.h"

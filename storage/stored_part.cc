@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "storage/row_encoding.h"
+
 namespace prefixd::storage {
 namespace {
 
@@ -11,17 +13,6 @@ uint64_t RowBytes(const StoredPart& part, const RowShape& row) {
 }
 
 }  // namespace
-
-uint32_t RunEnd(std::span<const StoredPart> parts, uint32_t begin, uint32_t max_tokens) {
-  for (const StoredPart& part : parts) {
-    if (begin >= part.tokens.end) continue;
-    const uint64_t own = begin - part.tokens.begin;
-    const uint64_t end = part.chunk_tokens > 0 ? (own / part.chunk_tokens + 1) * part.chunk_tokens
-                                               : own + std::max<uint64_t>(max_tokens, 1);
-    return static_cast<uint32_t>(std::min<uint64_t>(part.tokens.begin + end, part.tokens.end));
-  }
-  return parts.empty() ? 0 : parts.back().tokens.end;
-}
 
 uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row, TokenRange tokens) {
   uint64_t bytes = 0;

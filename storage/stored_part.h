@@ -1,29 +1,16 @@
-// How the tokens of a stored prefix lie: what a reader needs to know to ask well.
+// What the rows of a prefix's parts take where they are stored.
 //
-// Thread-safety: plain values and pure functions.
+// Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
-#include "attention/kv_shape.h"
-#include "attention/partition.h"
-#include "storage/row_encoding.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
+#include "prefixd/stored_part.h"
 
 namespace prefixd::storage {
-
-// Consecutive tokens that lie in one segment; the parts of a prefix follow one another.
-struct StoredPart {
-  TokenRange tokens;
-  RowEncoding encoding = RowEncoding::kAsGiven;
-  uint32_t chunk_tokens = 0;  // of the settled layout, counted from tokens.begin; 0: arrival
-  bool operator==(const StoredPart&) const = default;
-};
-
-// Where a sequential read that begins at `begin` had best end: `max_tokens` further, but in the
-// settled layout at the end of a chunk, because part of a chunk costs the pages of all of it; and
-// never beyond `begin`'s part. The prefix's end when `begin` lies behind it.
-uint32_t RunEnd(std::span<const StoredPart> parts, uint32_t begin, uint32_t max_tokens);
 
 // Bytes that the rows of these tokens take where they are stored.
 uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row, TokenRange tokens);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "prefixd/row_ref.h"
 #include "storage/row_pieces.h"
 #include "storage/row_scan.h"
 #include "storage/store_core.h"

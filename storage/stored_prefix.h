@@ -14,12 +14,13 @@
 #include <span>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/ledger.h"
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/ledger.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/row_ref.h"
+#include "prefixd/stored_part.h"
 #include "storage/prefix_info.h"
-#include "storage/stored_part.h"
 
 namespace prefixd::storage {
 

@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/file.h"
 
 namespace prefixd::storage {

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "storage/segment_format.h"
 #include "storage/tier_memory.h"
 #include "storage/tier_shard.h"

@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "attention/feature_map.h"
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "tensors/safetensors.h"
 
 namespace prefixd {

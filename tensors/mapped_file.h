@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/rows.h"
+
 namespace prefixd {
 
 Result<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::path& path) {

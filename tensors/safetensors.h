@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
 #include "tensors/mapped_file.h"
 #include "tensors/safetensors_header.h"
 

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "tensors/tensor_type.h"
 
 namespace prefixd {

@@ -14,7 +14,7 @@
 namespace prefixd {
 namespace {
 
-Error OsError(const std::filesystem::path& path, const char* what, int error) {
+Error WriteError(const std::filesystem::path& path, const char* what, int error) {
   const bool full = error == ENOSPC || error == EDQUOT;
   return {full ? Code::kResourceExhausted : Code::kIo,
           path.string() + ": cannot " + what + ": " + std::strerror(error)};
@@ -26,7 +26,7 @@ class TemporaryFile {
   static Result<TemporaryFile> Create(const std::filesystem::path& target) {
     std::string name = target.string() + ".XXXXXX";
     const int fd = ::mkostemp(name.data(), O_CLOEXEC);
-    if (fd < 0) return OsError(target, "create a temporary file beside it", errno);
+    if (fd < 0) return WriteError(target, "create a temporary file beside it", errno);
     return TemporaryFile(fd, std::move(name));
   }
   TemporaryFile(TemporaryFile&& other) noexcept
@@ -41,7 +41,7 @@ class TemporaryFile {
     while (!bytes.empty()) {
       const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(at));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return OsError(name_, "write", errno);
+      if (n < 0) return WriteError(name_, "write", errno);
       bytes = bytes.subspan(static_cast<size_t>(n));
       at += static_cast<uint64_t>(n);
     }
@@ -49,10 +49,10 @@ class TemporaryFile {
   }
 
   Status CommitAs(const std::filesystem::path& target, mode_t mode) {
-    if (::fchmod(fd_, mode) != 0) return OsError(name_, "set the mode of", errno);
-    if (::fsync(fd_) != 0) return OsError(name_, "sync", errno);
-    if (::close(std::exchange(fd_, -1)) != 0) return OsError(name_, "close", errno);
-    if (::rename(name_.c_str(), target.c_str()) != 0) return OsError(target, "rename to", errno);
+    if (::fchmod(fd_, mode) != 0) return WriteError(name_, "set the mode of", errno);
+    if (::fsync(fd_) != 0) return WriteError(name_, "sync", errno);
+    if (::close(std::exchange(fd_, -1)) != 0) return WriteError(name_, "close", errno);
+    if (::rename(name_.c_str(), target.c_str()) != 0) return WriteError(target, "rename to", errno);
     name_.clear();
     return SyncDirectory(target);
   }
@@ -64,11 +64,11 @@ class TemporaryFile {
     const std::filesystem::path parent = target.parent_path();
     const std::filesystem::path directory = parent.empty() ? "." : parent;
     const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return OsError(directory, "open", errno);
+    if (fd < 0) return WriteError(directory, "open", errno);
     const int rc = ::fsync(fd);
     const int error = errno;
     ::close(fd);
-    if (rc != 0) return OsError(directory, "sync", error);
+    if (rc != 0) return WriteError(directory, "sync", error);
     return {};
   }
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "attention/kv_shape.h"
+#include "prefixd/kv_shape.h"
 
 namespace prefixd {
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "attention/feature_map.h"
-#include "attention/kv_shape.h"
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
+#include "attention/rows.h"
 #include "bench/support/team.h"
 
 namespace prefixd::bench {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "bench/attention/timing.h"
+#include "prefixd/merge.h"
 
 namespace prefixd::bench {
 namespace {

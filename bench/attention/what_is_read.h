@@ -5,9 +5,9 @@
 #include <random>
 #include <vector>
 
-#include "attention/ledger.h"
 #include "bench/attention/floors.h"
 #include "bench/attention/layers.h"
+#include "prefixd/ledger.h"
 
 namespace prefixd::bench {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
-#include "runtime/store.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
+#include "runtime/local_store.h"
 #include "storage/file.h"
 
 namespace prefixd::bench {

@@ -4,10 +4,10 @@
 #include <random>
 #include <utility>
 
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 #include "gpu/host_image.h"
-#include "gpu/phi_pack.h"
 #include "gpu/upload.h"
+#include "prefixd/gpu/phi_pack.h"
 
 namespace prefixd::bench {
 namespace {

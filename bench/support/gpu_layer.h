@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gpu/device_buffer.h"
-#include "gpu/step_gpu.h"
+#include "prefixd/gpu/step.h"
 
 namespace prefixd::bench {
 

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "attention/result.h"
 #include "bench/support/figures.h"
-#include "gpu/device.h"
+#include "prefixd/gpu/device.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/statistics.h"
 #include "gpu/device_buffer.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "attention/result.h"
 #include "bench/support/statistics.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

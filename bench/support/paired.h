@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/result.h"
 #include "bench/support/statistics.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/partition.h"
-#include "attention/result.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

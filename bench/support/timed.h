@@ -5,8 +5,8 @@
 
 #include <chrono>
 
-#include "attention/result.h"
 #include "bench/support/paired.h"
+#include "prefixd/result.h"
 
 namespace prefixd::bench {
 

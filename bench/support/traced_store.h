@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/result.h"
 #include "bench/support/head_trace.h"
-#include "runtime/store.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
+#include "runtime/local_store.h"
 
 namespace prefixd::bench {
 

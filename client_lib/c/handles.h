@@ -9,23 +9,23 @@
 #include <string>
 #include <string_view>
 
-#include "client_lib/c/prefixd.h"
-#include "client_lib/client.h"
-#include "runtime/restore.h"
+#include "prefixd/client.h"
+#include "prefixd/prefixd.h"
+#include "prefixd/restore.h"
 
-struct pfx_client {
-  std::shared_ptr<prefixd::Client> client;
+struct pfx_store {
+  std::shared_ptr<prefixd::Store> client;
 };
 struct pfx_put {
-  std::shared_ptr<prefixd::Client> client;
+  std::shared_ptr<prefixd::Store> client;
   std::unique_ptr<prefixd::PutStream> put;
 };
 struct pfx_session {
-  std::shared_ptr<prefixd::Client> client;
+  std::shared_ptr<prefixd::Store> client;
   std::shared_ptr<prefixd::Session> session;
 };
 struct pfx_restore {
-  std::shared_ptr<prefixd::Client> client;
+  std::shared_ptr<prefixd::Store> client;
   std::unique_ptr<prefixd::Restore> restore;
 };
 

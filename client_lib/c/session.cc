@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "client_lib/c/handles.h"
-#include "client_lib/json_text.h"
+#include "protocol/json_text.h"
 
 using namespace prefixd;        // NOLINT: the C API's functions stand in the global namespace
 using namespace prefixd::capi;  // NOLINT
@@ -42,7 +42,7 @@ Status CheckPointers(std::initializer_list<std::pair<const void*, size_t>> array
 
 }  // namespace
 
-pfx_code pfx_begin_put(pfx_client* client, const pfx_put_options* options, pfx_put** put) {
+pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_put** put) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
     if (put == nullptr) return Null("put");
@@ -113,7 +113,7 @@ pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
 
 void pfx_put_free(pfx_put* put) { delete put; }
 
-pfx_code pfx_attach(pfx_client* client, const pfx_attach_options* options, pfx_session** session) {
+pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options, pfx_session** session) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
     if (session == nullptr) return Null("session");
@@ -167,7 +167,7 @@ pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q
   });
 }
 
-pfx_code pfx_step_batch(pfx_client* client, pfx_step_request* requests, size_t n,
+pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
                         size_t request_size) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");

@@ -7,7 +7,7 @@
  *   ./splice unix:/path     a running daemon
  */
 #include <math.h>
-#include <prefixd.h>
+#include <prefixd/prefixd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +60,8 @@ static void attend(int layer, int head, const float* q, int begin, int end, floa
   *lse = top + (float)log(sum);
 }
 
-static pfx_client* open_client(const char* where) {
-  pfx_client* client = NULL;
+static pfx_store* open_client(const char* where) {
+  pfx_store* client = NULL;
   if (strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:", 4) == 0) {
     pfx_connect_options options = PFX_CONNECT_OPTIONS_INIT;
     options.address = where;
@@ -82,7 +82,7 @@ static const char kModel[] =
 
 /* During the prefill: each layer's rows go to the store as soon as they are there. */
 static void store_prompt(const char* where) {
-  pfx_client* client = open_client(where);
+  pfx_store* client = open_client(where);
   pfx_put_options options = PFX_PUT_OPTIONS_INIT;
   pfx_put_result result = PFX_PUT_RESULT_INIT;
   pfx_put* put;
@@ -105,7 +105,7 @@ static void store_prompt(const char* where) {
   pfx_put_free(put);
   must(pfx_wait_ready(client, result.prefix, NULL, NULL), "prepare");
   printf("stored %u of %u tokens as %s\n", result.stored_tokens, result.n_tokens, result.prefix);
-  pfx_client_close(client);
+  pfx_store_close(client);
 }
 
 /* One decode step of every layer; returns the largest error against attention over everything. */
@@ -132,7 +132,7 @@ static float decode(pfx_session* session) {
 }
 
 int main(int argc, char** argv) {
-  pfx_client* client;
+  pfx_store* client;
   pfx_session* session;
   pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;
   pfx_session_shape shape = PFX_SESSION_SHAPE_INIT;
@@ -172,7 +172,7 @@ int main(int argc, char** argv) {
   printf("report: %.60s...\n", report);
   pfx_free(report);
   pfx_session_free(session);
-  pfx_client_close(client);
+  pfx_store_close(client);
   if (shape.n_tokens != STORED || exact > 1e-4f || !(sparse < 1.0f)) {
     fprintf(stderr, "the spliced states are not those of attention over the whole cache\n");
     return 1;

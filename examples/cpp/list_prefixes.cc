@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <string>
 
-#include "client_lib/client.h"
+#include "prefixd/client.h"
 
 int main(int argc, char** argv) {
   if (argc != 2) {
@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   const bool remote = where.starts_with("unix:") || where.starts_with("tcp:");
   prefixd::RuntimeOptions options;
   options.dir = where;
-  auto client = remote ? prefixd::Client::Connect(where) : prefixd::Client::OpenEmbedded(options);
+  auto client = remote ? prefixd::Connect(where) : prefixd::Open(options);
   if (!client.ok()) {
     std::fprintf(stderr, "%s\n", client.error().ToString().c_str());
     return 1;

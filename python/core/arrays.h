@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "attention/kv_shape.h"
+#include "prefixd/kv_shape.h"
 
 namespace prefixd::python {
 

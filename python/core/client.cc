@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "client_lib/json_text.h"
+#include "protocol/json_text.h"
 #include "python/core/handles.h"
 
 namespace prefixd::python {
@@ -54,7 +54,7 @@ class Progress {
   std::exception_ptr raised_;
 };
 
-DType StoredDType(Client& client, const std::string& model) {
+DType StoredDType(Store& client, const std::string& model) {
   for (const ModelSpec& spec : Unwrap(client.Models())) {
     if (spec.name == model) return spec.geometry.dtype;
   }
@@ -157,7 +157,7 @@ void BindClient(nb::module_& m) {
       "open",
       [](const std::string& json) {
         const auto options = Unwrap(wire::FromText<RuntimeOptions>(json, "options"));
-        return ClientHandle(Unwrap(Client::OpenEmbedded(options)));
+        return ClientHandle(Unwrap(Open(options)));
       },
       nb::arg("json"), Unlocked());
   m.def(
@@ -171,7 +171,7 @@ void BindClient(nb::module_& m) {
         options.call_timeout_ms = call_timeout_ms;
         options.shared_memory = shared_memory;
         options.admin = admin;
-        return ClientHandle(Unwrap(Client::Connect(address, options)));
+        return ClientHandle(Unwrap(Connect(address, options)));
       },
       nb::arg("address"), nb::arg("tenant"), nb::arg("token"), nb::arg("connect_timeout_ms"),
       nb::arg("call_timeout_ms"), nb::arg("shared_memory"), nb::arg("admin"), Unlocked());

@@ -7,16 +7,16 @@
 #include <mutex>
 #include <utility>
 
-#include "client_lib/client.h"
+#include "prefixd/client.h"
+#include "prefixd/restore.h"
 #include "python/core/arrays.h"
-#include "runtime/restore.h"
 
 namespace prefixd::python {
 
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 struct PyPut {
-  std::shared_ptr<Client> client;
+  std::shared_ptr<Store> client;
   std::unique_ptr<PutStream> put;
   DType dtype;
 
@@ -28,7 +28,7 @@ struct PyPut {
 
 // Lets go of its store when it is detached, so that an embedded one can be opened again.
 struct PySession {
-  std::shared_ptr<Client> client;
+  std::shared_ptr<Store> client;
   std::shared_ptr<Session> session;
 
   // Call with the interpreter's lock: another thread may detach meanwhile.
@@ -40,13 +40,13 @@ struct PySession {
 
 // One run at a time: Next takes it, Copy hands it out.
 struct PyRestore {
-  std::shared_ptr<Client> client;
+  std::shared_ptr<Store> client;
   std::unique_ptr<Restore> restore;
   DType dtype;
   RestoredRun run{};
 };
 
-using PyClient = std::shared_ptr<Client>;
+using PyClient = std::shared_ptr<Store>;
 class ClientHandle {
  public:
   explicit ClientHandle(PyClient client) : client_(std::move(client)) {}

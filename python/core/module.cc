@@ -1,5 +1,5 @@
-// The extension module prefixd._core: client_lib/client.h for Python. Specs, policies and reports
-// cross as JSON text (client_lib/json_text.h), so that a new field of the C++ types needs no change
+// The extension module prefixd._core: prefixd/client.h for Python. Specs, policies and reports
+// cross as JSON text (protocol/json_text.h), so that a new field of the C++ types needs no change
 // here; tensors cross in place. Everything that may take time runs without the interpreter's lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -8,7 +8,8 @@
 #include <exception>
 #include <string>
 
-#include "attention/step.h"
+#include "prefixd/merge.h"
+#include "prefixd/version.h"
 #include "python/core/handles.h"
 
 namespace prefixd::python {

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "client_lib/json_text.h"
+#include "protocol/json_text.h"
 #include "python/core/handles.h"
 
 namespace prefixd::python {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "client_lib/json_text.h"
+#include "protocol/json_text.h"
 #include "python/core/handles.h"
 
 namespace prefixd::python {

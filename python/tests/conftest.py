@@ -59,7 +59,7 @@ def daemon(tmp_path: Path) -> Iterator[str]:
     socket = tmp_path / "s"
     read, write = os.pipe()
     command = [
-        str(build / "daemon/prefixd"),
+        str(build / "bin/prefixd"),
         "--dir",
         str(tmp_path / "daemon"),
         "--socket",

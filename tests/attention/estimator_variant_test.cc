@@ -1,9 +1,10 @@
 // The names of estimators, and what each variant keeps of what was gathered.
-#include "attention/estimator_variant.h"
+#include "prefixd/estimator_variant.h"
 
 #include <cmath>
 #include <string>
 
+#include "attention/budget.h"
 #include "attention/estimator.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"

@@ -4,6 +4,7 @@
 
 #include "attention/reference.h"
 #include "attention/step.h"
+#include "prefixd/merge.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

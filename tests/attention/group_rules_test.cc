@@ -5,6 +5,8 @@
 #include <cmath>
 #include <set>
 
+#include "attention/group_ranking.h"
+#include "prefixd/selection.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "attention/code_scan.h"
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

@@ -1,9 +1,8 @@
-#include "attention/kv_shape.h"
-
 #include <bit>
 #include <cmath>
 #include <limits>
 
+#include "attention/rows.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -1,7 +1,9 @@
-#include "attention/ledger.h"
+#include "prefixd/ledger.h"
 
 #include <cmath>
 
+#include "attention/budget.h"
+#include "prefixd/estimator_variant.h"
 #include "tests/support/test.h"
 
 namespace prefixd {

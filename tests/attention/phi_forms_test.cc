@@ -5,7 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/ledger.h"
+#include "attention/budget.h"
+#include "prefixd/estimator_variant.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -1,9 +1,10 @@
-#include "attention/selection.h"
+#include "prefixd/selection.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
+#include "attention/group_ranking.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -5,9 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "attention/partition.h"
+#include "attention/group_ranking.h"
 #include "attention/reference.h"
 #include "attention/step.h"
+#include "prefixd/partition.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::testing {

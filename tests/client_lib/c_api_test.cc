@@ -6,7 +6,8 @@
 #include <random>
 #include <thread>
 
-#include "client_lib/c/prefixd.h"
+#include "prefixd/merge.h"
+#include "prefixd/prefixd.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -56,7 +57,7 @@ class CApi : public ::testing::TestWithParam<bool> {
   }
   void TearDown() override {
     pfx_session_free(session_);
-    pfx_client_close(client_);
+    pfx_store_close(client_);
   }
 
   const float* Row(const std::vector<float>& rows, uint32_t layer, uint32_t token) const {
@@ -141,7 +142,7 @@ class CApi : public ::testing::TestWithParam<bool> {
 
   DaemonDir dir_;
   std::unique_ptr<DaemonProcess> daemon_;
-  pfx_client* client_ = nullptr;
+  pfx_store* client_ = nullptr;
   pfx_session* session_ = nullptr;
   std::vector<uint32_t> tokens_;
   std::vector<float> k_, v_, q_;
@@ -391,7 +392,7 @@ TEST(CApiValues, MergeStatesIsOneSoftmaxAndEmptySidesAreFine) {
   EXPECT_STREQ(pfx_code_name(PFX_NOT_FOUND), "not_found");
   EXPECT_STREQ(pfx_code_name(PFX_OK), "ok");
   EXPECT_STREQ(pfx_code_name(static_cast<pfx_code>(99)), "unknown");
-  pfx_client_close(nullptr);
+  pfx_store_close(nullptr);
   pfx_put_free(nullptr);
   pfx_session_free(nullptr);
   pfx_free(nullptr);

@@ -1,7 +1,7 @@
 // Rows through every kind of client: stored as the put asks, restored, read in place.
 #include <cstring>
 
-#include "runtime/restore.h"
+#include "prefixd/restore.h"
 #include "tests/client_lib/client_scenario.h"
 
 namespace prefixd::testing {
@@ -12,23 +12,23 @@ using ClientRows = ClientScenario;
 TEST_P(ClientRows, RowsAreStoredAsThePutAsks) {
   ASSERT_TRUE(client_->RegisterModel(prompt_.model).ok());
   PutSpec spec{prompt_.model.name, "", prompt_.tokens, ""};
-  spec.encoding = storage::RowEncoding::kInt8;
+  spec.encoding = RowEncoding::kInt8;
   auto put = client_->BeginPut(spec);
   ASSERT_TRUE(put.ok() && WriteRows(**put, prompt_).ok());
   EXPECT_EQ((*put)->progress().done, 2u * kTokens);
   EXPECT_EQ((*put)->progress().total, 2u * kTokens);
   const auto done = (*put)->Commit();
   ASSERT_TRUE(done.ok());
-  EXPECT_EQ(done->encoding, storage::RowEncoding::kInt8);
+  EXPECT_EQ(done->encoding, RowEncoding::kInt8);
   EXPECT_GT(done->encoding_error.key_rms, 0.0f);
   const auto detail = client_->Prefix(done->prefix);
   ASSERT_TRUE(detail.ok());
-  EXPECT_EQ(detail->summary.encoding, storage::RowEncoding::kInt8);
+  EXPECT_EQ(detail->summary.encoding, RowEncoding::kInt8);
   EXPECT_EQ(detail->summary.encoding_error, done->encoding_error);
   auto session = Attach(*client_);
   ASSERT_NE(session, nullptr);
   ASSERT_EQ(session->info().parts.size(), 1u);
-  EXPECT_EQ(session->info().parts[0].encoding, storage::RowEncoding::kInt8);
+  EXPECT_EQ(session->info().parts[0].encoding, RowEncoding::kInt8);
   EXPECT_EQ(session->info().parts[0].tokens, (TokenRange{0, kTokens}));
 }
 

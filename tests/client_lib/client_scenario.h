@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "client_lib/remote_client.h"
+#include "client_lib/remote_store.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/seed.h"
@@ -39,7 +39,7 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
   void SetUp() override {
     prompt_ = MakePrompt(kTokens, Seed("ClientScenario"));
     if (GetParam() == Kind::kEmbedded) {
-      auto client = Client::OpenEmbedded(SmallStore(dir_.path() / "own"));
+      auto client = Open(SmallStore(dir_.path() / "own"));
       ASSERT_TRUE(client.ok()) << client.error().message;
       client_ = *std::move(client);
     } else {
@@ -51,20 +51,20 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
       ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
       ConnectOptions options;
       options.shared_memory = GetParam() != Kind::kUnixInline;
-      auto client = RemoteClient::Connect(
+      auto client = RemoteStore::Connect(
           GetParam() == Kind::kTcp ? daemon_->tcp_address() : daemon_->address(), options);
       ASSERT_TRUE(client.ok()) << client.error().message;
       EXPECT_EQ((*client)->shared_memory(),
                 GetParam() == Kind::kUnixShared || GetParam() == Kind::kUnixSmallRegion);
       client_ = *std::move(client);
     }
-    auto reference = Client::OpenEmbedded(SmallStore(dir_.path() / "reference"));
+    auto reference = Open(SmallStore(dir_.path() / "reference"));
     ASSERT_TRUE(reference.ok()) << reference.error().message;
     reference_ = *std::move(reference);
     Put(*reference_);
   }
 
-  void Put(Client& client) {
+  void Put(Store& client) {
     auto result = PutPrompt(client, prompt_, "scenario");
     ASSERT_TRUE(result.ok()) << result.error().message;
     EXPECT_EQ(result->n_tokens, kTokens);
@@ -76,7 +76,7 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
   }
 
   // 2% of 400 tokens would not pay for the anchors: a fixed K by default.
-  std::shared_ptr<Session> Attach(Client& client,
+  std::shared_ptr<Session> Attach(Store& client,
                                   StepPolicy policy = {.estimator = EstimatorKind::kMoment,
                                                        .k = 24}) {
     AttachSpec spec;
@@ -107,7 +107,7 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
   DaemonDir dir_;
   Prompt prompt_;
   std::unique_ptr<DaemonProcess> daemon_;
-  std::unique_ptr<Client> client_, reference_;
+  std::unique_ptr<Store> client_, reference_;
   std::string prefix_;
 };
 

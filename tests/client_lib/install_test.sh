@@ -18,7 +18,18 @@ export PKG_CONFIG_PATH=$lib/pkgconfig LD_LIBRARY_PATH=$lib
 
 echo "== the C library exports pfx_ and nothing else"
 if nm -D --defined-only "$library" | awk '{print $3}' | grep -vE '^(pfx_|PREFIXD_0)'; then exit 1; fi
-readelf -d "$library" | grep -q 'SONAME.*libprefixd.so.0' || { echo "wrong soname"; exit 1; }
+readelf -d "$library" | grep -q 'SONAME.*libprefixd.so.0.2' || { echo "wrong soname"; exit 1; }
+
+echo "== every installed header compiles alone"
+(cd "$root/include" && find prefixd -name '*.h' | sort) | while read -r header; do
+  echo "#include <$header>" |
+    "$cxx" -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I"$root/include" -x c++ - ||
+    { echo "$header does not stand alone"; exit 1; }
+done
+
+echo "== it needs the C and C++ runtime and nothing else"
+if readelf -d "$library" | sed -n 's/.*NEEDED.*\[\(.*\)\].*/\1/p' |
+  grep -vE '^(libc|libm|libstdc\+\+|libgcc_s|ld-linux-x86-64)\.so'; then exit 1; fi
 
 echo "== C99 through pkg-config, embedded"
 # shellcheck disable=SC2046

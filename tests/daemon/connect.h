@@ -4,16 +4,16 @@
 #include <memory>
 #include <utility>
 
-#include "client_lib/remote_client.h"
+#include "client_lib/remote_store.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/support/test.h"
 
 namespace prefixd::testing {
 
 // Null, and a failure, when the daemon does not take it.
-inline std::unique_ptr<RemoteClient> ConnectTo(const DaemonProcess& daemon,
-                                               const ConnectOptions& options = {}) {
-  auto client = RemoteClient::Connect(daemon.address(), options);
+inline std::unique_ptr<RemoteStore> ConnectTo(const DaemonProcess& daemon,
+                                              const ConnectOptions& options = {}) {
+  auto client = RemoteStore::Connect(daemon.address(), options);
   EXPECT_TRUE(client.ok()) << (client.ok() ? "" : client.error().message);
   return client.ok() ? *std::move(client) : nullptr;
 }

@@ -13,8 +13,8 @@
 #include <random>
 #include <thread>
 
-#include "client_lib/remote_client.h"
-#include "client_lib/socket.h"
+#include "client_lib/remote_store.h"
+#include "protocol/socket.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
@@ -69,7 +69,7 @@ TEST(Connections, ADisconnectMidPutLeavesNothing) {
     // A process of its own, killed with its put open.
     const pid_t child = ::fork();
     if (child == 0) {
-      auto own = RemoteClient::Connect(daemon.address(), {});
+      auto own = RemoteStore::Connect(daemon.address(), {});
       auto put = (*own)->BeginPut({prompt.model.name, "", prompt.tokens, ""});
       const bool written = put.ok() && testing::WriteRows(**put, prompt).ok();
       ::_exit(written ? 0 : 1);  // without destructors: the connection just ends
@@ -150,13 +150,13 @@ TEST(Connections, ConnectionsAreBoundedAndReleased) {
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   auto a = ConnectTo(daemon), b = ConnectTo(daemon);
   ASSERT_TRUE(a && b);
-  auto third = RemoteClient::Connect(daemon.address(), {});
+  auto third = RemoteStore::Connect(daemon.address(), {});
   ASSERT_FALSE(third.ok());
   EXPECT_EQ(third.error().code, Code::kResourceExhausted) << third.error().message;
   b.reset();
-  Result<std::unique_ptr<RemoteClient>> next = third.error();
+  Result<std::unique_ptr<RemoteStore>> next = third.error();
   for (int i = 0; i < 500 && !next.ok(); ++i) {
-    next = RemoteClient::Connect(daemon.address(), {});
+    next = RemoteStore::Connect(daemon.address(), {});
     if (!next.ok()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_TRUE(next.ok());
@@ -169,14 +169,14 @@ TEST(Connections, TcpAsksForTheTokenAndGrantsNoAdmin) {
                        {"--listen", "127.0.0.1:0", "--tcp-token-file", dir.path() / "token"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   ConnectOptions options;
-  EXPECT_FALSE(RemoteClient::Connect(daemon.tcp_address(), options).ok());
+  EXPECT_FALSE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
   options.token = "0123456789abcdef-secreT";
-  EXPECT_FALSE(RemoteClient::Connect(daemon.tcp_address(), options).ok());
+  EXPECT_FALSE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
   options.token = "0123456789abcdef-secret";
-  EXPECT_TRUE(RemoteClient::Connect(daemon.tcp_address(), options).ok());
+  EXPECT_TRUE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
   options.admin = true;
-  EXPECT_FALSE(RemoteClient::Connect(daemon.tcp_address(), options).ok());
-  EXPECT_TRUE(RemoteClient::Connect(daemon.address(), options).ok());
+  EXPECT_FALSE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
+  EXPECT_TRUE(RemoteStore::Connect(daemon.address(), options).ok());
 }
 
 TEST(Connections, ManyThreadsManyConnections) {
@@ -190,9 +190,9 @@ TEST(Connections, ManyThreadsManyConnections) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 6; ++i) {
     threads.emplace_back([&, i] {
-      std::unique_ptr<RemoteClient> own;
+      std::unique_ptr<RemoteStore> own;
       if (i % 2) own = ConnectTo(daemon);  // others share one connection
-      Client& client = own ? *own : *shared;
+      Store& client = own ? *own : *shared;
       auto session = client.Attach({.model = prompt.model.name,
                                     .tokens = prompt.tokens,
                                     .policy = {.mode = StepMode::kFull}});

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "client_lib/remote_client.h"
+#include "client_lib/remote_store.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"

@@ -2,8 +2,8 @@
 #include <chrono>
 #include <thread>
 
-#include "client_lib/remote_client.h"
-#include "client_lib/socket.h"
+#include "client_lib/remote_store.h"
+#include "protocol/socket.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "client_lib/client.h"
+#include "attention/rows.h"
+#include "prefixd/client.h"
 
 namespace prefixd::testing {
 
@@ -49,7 +50,7 @@ inline Status WriteRows(PutStream& put, const Prompt& p) {
   return {};
 }
 
-inline Result<PutResult> PutPrompt(Client& client, const Prompt& p, const std::string& label = "") {
+inline Result<PutResult> PutPrompt(Store& client, const Prompt& p, const std::string& label = "") {
   PREFIXD_TRY(client.RegisterModel(p.model));
   PREFIXD_ASSIGN(auto put, client.BeginPut({p.model.name, "", p.tokens, label}));
   PREFIXD_TRY(WriteRows(*put, p));

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"
@@ -25,7 +25,7 @@ class RequestHandlerTest : public ::testing::Test {
     options.min_free_bytes = 0;
     options.host_tier_bytes = 16 << 20;
     options.threads = 1;
-    auto store = Store::Open(options);
+    auto store = LocalStore::Open(options);
     ASSERT_TRUE(store.ok()) << store.error().message;
     store_ = *std::move(store);
     prompt_ = prefixd::testing::MakePrompt(100, prefixd::testing::Seed("RequestHandler"));
@@ -65,7 +65,7 @@ class RequestHandlerTest : public ::testing::Test {
   }
 
   prefixd::testing::TempDir dir_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LocalStore> store_;
   prefixd::testing::Prompt prompt_;
   std::vector<std::byte> region_ = std::vector<std::byte>(4096);
 };
@@ -158,14 +158,14 @@ TEST_F(RequestHandlerTest, PutsAndSessionsEndWithTheConnection) {
   handler->ReleaseAll();
   EXPECT_EQ(CodeOf(Ask(*handler, MessageType::kPutCommit, {{"put", put.control["put"]}})),
             Code::kNotFound);
-  EXPECT_TRUE(store_->Prefixes().empty());
-  EXPECT_EQ(store_->stats().puts_aborted, 1u);
+  EXPECT_TRUE(store_->Prefixes().value().empty());
+  EXPECT_EQ(store_->Stats().value().puts_aborted, 1u);
 
   const std::string id = Put("");
   ASSERT_FALSE(Ask(*handler, MessageType::kAttach, AttachControl(""), Tokens()).error);
-  EXPECT_EQ(store_->stats().sessions, 1u);
+  EXPECT_EQ(store_->Stats().value().sessions, 1u);
   handler->ReleaseAll();
-  EXPECT_EQ(store_->stats().sessions, 0u);
+  EXPECT_EQ(store_->Stats().value().sessions, 0u);
 }
 
 TEST_F(RequestHandlerTest, OpenPutsAreBounded) {
@@ -199,7 +199,7 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   ASSERT_FALSE(first.error) << first.error->message;
   EXPECT_GE(first.fd, 0);
   ASSERT_EQ(first.payload.size(), 48u);
-  EXPECT_GT(store_->stats().host_tier_pinned, 0u);
+  EXPECT_GT(store_->Stats().value().host_tier_pinned, 0u);
   Json again = good;
   again["regions"] = {first.control["region"]};
   const Response second = Ask(*alice, MessageType::kBorrowRows, again, payload(ids));
@@ -239,15 +239,15 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   const Json all = Ask(*admin, MessageType::kStats, Json::object()).control["runtime"];
   EXPECT_EQ(all["host_tenants"].size(), 2u);
 
-  const uint64_t both = store_->stats().host_tier_pinned;
+  const uint64_t both = store_->Stats().value().host_tier_pinned;
   const Json release = {{"borrow", second.control["borrow"]}};
   EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kReleaseRows, release)), Code::kNotFound);
   EXPECT_FALSE(Ask(*alice, MessageType::kReleaseRows, release).error);
-  EXPECT_EQ(store_->stats().host_tier_pinned, both / 2);
+  EXPECT_EQ(store_->Stats().value().host_tier_pinned, both / 2);
   EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kReleaseRows, release)), Code::kNotFound);
   alice->ReleaseAll();
   // The answer that carries the descriptor keeps it open until it is sent.
-  EXPECT_EQ(store_->stats().host_tier_pinned, both / 2);
+  EXPECT_EQ(store_->Stats().value().host_tier_pinned, both / 2);
 }
 
 // Any message with any control part: an error or an answer, never a crash.

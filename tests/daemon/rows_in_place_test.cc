@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "client_lib/remote_client.h"
+#include "client_lib/remote_store.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
@@ -40,7 +40,7 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
   DaemonProcess daemon(dir.path(), {"--host-tier-mib", "4"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   const std::array<std::byte, 2> bytes = {std::byte{0x11}, std::byte{0x22}};
-  std::vector<std::unique_ptr<RemoteClient>> clients;
+  std::vector<std::unique_ptr<RemoteStore>> clients;
   std::vector<std::shared_ptr<Session>> sessions;
   constexpr uint32_t kTokens = 9000;  // of each: 2.2 MB
   for (size_t t = 0; t < 2; ++t) {
@@ -101,7 +101,7 @@ TEST(DaemonRowsInPlace, AKilledClientLetsGoOfThem) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {  // holds rows until it is killed
-    auto own = RemoteClient::Connect(daemon.address(), {});
+    auto own = RemoteStore::Connect(daemon.address(), {});
     if (!own.ok()) ::_exit(2);
     auto session = (*own)->Attach(
         {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});

@@ -43,7 +43,7 @@ class ModelChoiceTest : public ::testing::Test {
     options.compute = "cpu";
     options.settle = false;
     options.choice_budgets = {kBudget};
-    auto store = Store::Open(options);
+    auto store = LocalStore::Open(options);
     ASSERT_OK(store);
     store_ = std::move(store).value();
     ModelSpec spec{
@@ -118,7 +118,7 @@ class ModelChoiceTest : public ::testing::Test {
   prefixd::testing::TempDir dir_;
   KvGeometry geometry_;
   std::vector<uint32_t> prompt_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LocalStore> store_;
   std::vector<std::vector<std::vector<float>>> queries_, truth_;  // [layer][query]
 };
 

@@ -1,7 +1,5 @@
 // The splice: a prompt persisted through an embedded store, attended to by SplicedAttention, gives
 // what LocalAttention gives with everything in memory.
-#include "decoder/spliced_attention.h"
-
 #include <cmath>
 #include <memory>
 #include <random>
@@ -9,6 +7,7 @@
 #include "decoder/generate.h"
 #include "decoder/local_attention.h"
 #include "decoder/put_attention.h"
+#include "decoder/spliced_attention.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"
@@ -48,7 +47,7 @@ class SplicedTest : public ::testing::TestWithParam<const char*> {
     options.dir = dir_ / "store";
     options.threads = 2;
     options.compute = "cpu";
-    client_ = Take(Client::OpenEmbedded(options));
+    client_ = Take(Open(options));
     const Status registered = client_->RegisterModel({.name = "tiny",
                                                       .geometry = geometry_,
                                                       .identity = {{"weights", "t"}},
@@ -102,7 +101,7 @@ class SplicedTest : public ::testing::TestWithParam<const char*> {
   std::optional<Model> model_;
   KvGeometry geometry_;
   std::vector<uint32_t> prompt_, question_;
-  std::unique_ptr<Client> client_;
+  std::unique_ptr<Store> client_;
 };
 
 TEST_P(SplicedTest, FullAttentionIsTheSame) {

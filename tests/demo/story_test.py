@@ -101,7 +101,7 @@ def bad_input(source: Path, build: Path, out: Path) -> None:
 def full_store(source: Path, build: Path, out: Path) -> None:
     """A put that the store has no room for: refused in one line, the daemon lives on."""
     socket = out / "s"
-    daemon = subprocess.Popen([build / "daemon/prefixd", "--dir", out / "full", "--socket", socket,
+    daemon = subprocess.Popen([build / "bin/prefixd", "--dir", out / "full", "--socket", socket,
                                "--quota-mib", "1"], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
     try:
@@ -109,13 +109,13 @@ def full_store(source: Path, build: Path, out: Path) -> None:
             if socket.exists():
                 break
             time.sleep(0.05)
-        put = run([build / "demo/prefixd-demo", "prefill", "--socket", socket, "--state",
+        put = run([build / "bin/prefixd-demo", "prefill", "--socket", socket, "--state",
                    out / "state.json", "--tokens", TOKENS, "--facts", 3,
                    "--model", source / "models/prefixd-tiny"])
         check(put.returncode == 1, "a full store: refused")
         check(put.stderr.count("\n") == 1 and "resource_exhausted" in put.stderr,
               f"a full store: in one line: {put.stderr!r}")
-        status = run([build / "daemon/prefixctl", "status", "--socket", socket])
+        status = run([build / "bin/prefixctl", "status", "--socket", socket])
         check(status.returncode == 0, "the daemon still answers")
     finally:
         daemon.terminate()

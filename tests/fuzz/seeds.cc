@@ -9,8 +9,8 @@
 
 #include "attention/moments.h"
 #include "attention/phi_cache.h"
-#include "client_lib/codec.h"
 #include "index/envelope.h"
+#include "protocol/codec.h"
 #include "runtime/choice.h"
 #include "runtime/clustering_codec.h"
 #include "runtime/query_samples.h"
@@ -83,7 +83,7 @@ void AddStorage(Seeds& seeds) {
   header.Encode(page);
   seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
   header.key_dim = 128;
-  header.encoding = storage::RowEncoding::kInt8;
+  header.encoding = RowEncoding::kInt8;
   header.incompat = storage::kIncompatEncodedRows;
   header.Encode(page);
   seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
@@ -107,7 +107,7 @@ void AddStorage(Seeds& seeds) {
   record.parent.bytes[0] = 1;
   record.tokens = {40, 50};
   record.lead.clear();
-  record.encoding = storage::RowEncoding::kInt8;
+  record.encoding = RowEncoding::kInt8;
   record.encoding_error = {0.02f, 0.01f, 0.02f, 0.01f};
   seeds.Add("records", 0, storage::EncodeSegment(record));
   const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
@@ -194,14 +194,14 @@ void AddWire(Seeds& seeds) {
   add(HelloReply{});
   add(ServerStats{});
   add(ModelSpec{"m", Geometry(), {{"weights", "x"}}, {"maps.safetensors"}});
-  add(PutSpec{"m", "t", {}, "label", true, 60, storage::RowEncoding::kInt8});
-  add(PutResult{"id", 40, 20, 4096, 0.5, storage::RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
+  add(PutSpec{"m", "t", {}, "label", true, 60, RowEncoding::kInt8});
+  add(PutResult{"id", 40, 20, 4096, 0.5, RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
   attach.policy.k = 7;
   attach.policy.prefetch = {4, 1, 8};
   add(attach);
   SessionInfo info;
-  info.parts = {{{0, 40}, storage::RowEncoding::kInt8, 16}};
+  info.parts = {{{0, 40}, RowEncoding::kInt8, 16}};
   add(info);
   SessionReport report;
   report.per_head.resize(2);

@@ -71,7 +71,7 @@ SegmentHeader MakeHeader(FuzzedDataProvider& in) {
   h.manifest_bytes = in.ConsumeBool() ? Whole<uint64_t>(in) : Whole<uint16_t>(in);
   h.created_unix_ms = Whole<int64_t>(in);
   if (in.ConsumeBool()) {
-    h.encoding = storage::RowEncoding::kInt8;
+    h.encoding = RowEncoding::kInt8;
     h.incompat = storage::kIncompatEncodedRows;
   }
   return h;

@@ -2,9 +2,9 @@
 // types in it, and extents.
 #include <nlohmann/json.hpp>
 
-#include "client_lib/codec.h"
-#include "client_lib/msgpack_check.h"
-#include "client_lib/protocol.h"
+#include "protocol/codec.h"
+#include "protocol/frame.h"
+#include "protocol/msgpack_check.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "gpu/device.h"
+#include "prefixd/gpu/device.h"
 #include "tests/gpu/emulated_cuda.h"
 
 // What a stream has still to do. A stream belongs to one thread at a time.

@@ -1,5 +1,5 @@
 // Exact attention on an emulated device.
-#include "gpu/exact_gpu.h"
+#include "prefixd/gpu/exact.h"
 #include "tests/gpu/emulated_cuda.h"
 #include "tests/gpu/exact_run.h"
 #include "tests/gpu/fake_device.h"

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gpu/host_batch.h"
-#include "gpu/phi_pack.h"
 #include "gpu/step_layout.h"
+#include "prefixd/gpu/phi_pack.h"
 #include "tests/gpu/emulated_cuda.h"
 #include "tests/gpu/fake_device.h"
 #include "tests/gpu/step_cases.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attention/reference.h"
-#include "gpu/step_gpu.h"
+#include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
 #include "tests/support/test.h"
 
@@ -35,7 +35,7 @@ ExactCase MakeCase(Random& random, RowShape row,
   return c;
 }
 
-// The bound that gpu/exact_gpu.h promises.
+// The bound that prefixd/gpu/exact.h promises.
 void ExpectAttention(const ExactRunner& run, const ExactCase& c) {
   const Result<ExactResult> got = run(c);
   ASSERT_TRUE(got.ok()) << got.error().ToString();

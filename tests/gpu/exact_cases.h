@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "gpu/exact_gpu.h"
+#include "prefixd/gpu/exact.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::gpu::testing {

@@ -1,7 +1,7 @@
 // A device to plan launches for that emulated blocks carry out.
 #pragma once
 
-#include "gpu/device.h"
+#include "prefixd/gpu/device.h"
 #include "tests/gpu/emulated_cuda.h"
 
 namespace prefixd::gpu {

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu/device.h"
 #include "gpu/device_buffer.h"
+#include "prefixd/gpu/device.h"
 #include "tests/support/test.h"
 
 namespace prefixd::gpu {

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "attention/result.h"
 #include "gpu/device_buffer.h"
+#include "prefixd/result.h"
 
 namespace prefixd::gpu::testing {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "attention/reference.h"
-#include "attention/selection.h"
+#include "prefixd/selection.h"
 #include "tests/support/test.h"
 
 namespace prefixd::gpu::testing {

@@ -5,7 +5,8 @@
 #include <limits>
 #include <string>
 
-#include "attention/selection.h"
+#include "attention/group_ranking.h"
+#include "prefixd/selection.h"
 
 namespace prefixd::gpu::testing {
 namespace {

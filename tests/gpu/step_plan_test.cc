@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "gpu/host_image.h"
-#include "gpu/step_gpu.h"
 #include "gpu/step_host.h"
 #include "gpu/step_layout.h"
+#include "prefixd/gpu/step.h"
 #include "tests/support/test.h"
 
 namespace prefixd::gpu {

@@ -1,4 +1,5 @@
 #include "tests/gpu/topk_cases.h"
+#include "attention/group_ranking.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +9,7 @@
 #include "attention/block_queries.h"
 #include "attention/code_scan.h"
 #include "attention/step.h"
-#include "gpu/step_gpu.h"
+#include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
 #include "tests/support/test.h"
 

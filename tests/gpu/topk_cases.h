@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "attention/selection.h"
 #include "gpu/host_image.h"
-#include "gpu/topk_gpu.h"
+#include "prefixd/gpu/topk.h"
+#include "prefixd/selection.h"
 #include "tests/support/random_block_codes.h"
 
 namespace prefixd::gpu::testing {

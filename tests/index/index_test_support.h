@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/kv_shape.h"
-#include "attention/selection.h"
+#include "attention/rows.h"
 #include "index/key_index.h"
 #include "index/key_reader.h"
+#include "prefixd/selection.h"
 #include "tests/support/test.h"
 
 namespace prefixd::index {

@@ -33,7 +33,7 @@ TEST_F(ComputeCudaTest, StepsAgreeWithTheCpus) {
     Open();
     ASSERT_NE(PutReady(prompt), "");
     const bool cuda = compute == std::string("cuda");
-    EXPECT_EQ(store_->stats().compute, cuda ? "cuda: an emulated device" : "cpu");
+    EXPECT_EQ(store_->Stats().value().compute, cuda ? "cuda: an emulated device" : "cpu");
     const uint64_t before = KernelsRun();
     for (const EstimatorKind estimator :
          {EstimatorKind::kNone, EstimatorKind::kMoment, EstimatorKind::kPhi}) {

@@ -3,12 +3,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention/budget.h"
+#include "prefixd/stored_part.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
 namespace {
-
-using storage::RowEncoding;
 
 class EncodingTest : public RuntimeTest {
  protected:
@@ -46,7 +46,7 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
   const auto exact = PutAs(prompt, std::nullopt);
   ASSERT_OK(exact);
   EXPECT_EQ(exact->encoding, RowEncoding::kAsGiven);
-  EXPECT_EQ(exact->encoding_error, storage::EncodingError{});
+  EXPECT_EQ(exact->encoding_error, EncodingError{});
   ASSERT_OK(store_->WaitReady(exact->prefix, nullptr));
   StepPolicy full, few;
   full.mode = StepMode::kFull;
@@ -114,14 +114,14 @@ TEST_F(EncodingTest, TheStoresOwnChoiceHoldsForPutsThatNameNone) {
   const auto session = Attach(longer, {.k = 10});
   ASSERT_TRUE(session);
   ASSERT_EQ(session->info().parts.size(), 2u);
-  EXPECT_EQ(session->info().parts[1], (storage::StoredPart{{200, 300}, RowEncoding::kAsGiven, 0}));
+  EXPECT_EQ(session->info().parts[1], (StoredPart{{200, 300}, RowEncoding::kAsGiven, 0}));
   std::vector<std::byte> row(spec_.geometry.row().bytes());
   const std::vector<uint32_t> last = {299};
   ASSERT_OK(session->ReadRows(0, 1, last, row));
   EXPECT_EQ(session->report().total.logical_bytes % row.size(), 0u);
   options_.encoding = "int3";
   store_.reset();
-  EXPECT_CODE(Store::Open(options_), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(options_), Code::kInvalidArgument);
 }
 
 TEST_F(EncodingTest, NotFiniteRowsAreRefusedByName) {
@@ -161,7 +161,7 @@ TEST_F(EncodingTest, ARefusedRunIsNotWrittenInPart) {
     EXPECT_EQ((*put)->progress().done, 2u * n);
     ASSERT_OK((*put)->Commit());
   }
-  EXPECT_EQ(store_->stats().puts, 2u);
+  EXPECT_EQ(store_->Stats().value().puts, 2u);
 }
 
 TEST_F(EncodingTest, ARefusedPutCanStillBeAborted) {
@@ -175,10 +175,10 @@ TEST_F(EncodingTest, ARefusedPutCanStillBeAborted) {
   (*put)->Abort();
   EXPECT_CODE((*put)->Write(1, 0, 100, prompt.K(1, 0, 100), prompt.V(1, 0, 100)),
               Code::kFailedPrecondition);
-  EXPECT_EQ(store_->stats().puts_aborted, 1u);
+  EXPECT_EQ(store_->Stats().value().puts_aborted, 1u);
   const auto segments = options_.dir / "segments";
   EXPECT_TRUE(std::filesystem::is_empty(segments));
-  EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
+  EXPECT_EQ(store_->Stats().value().bytes_on_disk, 0u);
 }
 
 // A budget is a share of what is stored: the same summary is more of smaller rows.

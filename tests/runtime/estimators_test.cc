@@ -192,7 +192,7 @@ TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
   Use("none, moment, moment/r2, scan");
   Open();
   const auto session = [&] {
-    EXPECT_TRUE(store_->WaitReady(store_->Prefixes().at(0).id, nullptr).ok());
+    EXPECT_TRUE(store_->WaitReady(store_->Prefixes().value().at(0).id, nullptr).ok());
     return Attach(prompt, Policy(Variant("moment/r2"), 10));
   }();
   ASSERT_TRUE(session);
@@ -351,7 +351,7 @@ TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
     }
   }
   options_.phi_features = "u4";
-  EXPECT_CODE(Store::Open(options_), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(options_), Code::kInvalidArgument);
 }
 
 // What was read before a step failed was read all the same.

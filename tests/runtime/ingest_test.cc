@@ -95,7 +95,7 @@ TEST_F(IngestTest, ChainsAndBranchesEqualOneGo) {
   // ... and a branch that leaves it in the middle of the fourth segment.
   const auto branch = Branch(whole, 450, MakePrompt(spec_.geometry, 640, seed + 1));
   ASSERT_NE(PutReady(branch), "");
-  ASSERT_EQ(store_->Prefixes().size(), 6u);
+  ASSERT_EQ(store_->Prefixes().value().size(), 6u);
   Random random(seed);
   std::vector<uint32_t> cuts(std::begin(ends), std::end(ends));
   for (int i = 0; i < 12; ++i) cuts.push_back(random.Int(1, 712));
@@ -257,7 +257,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
         WaitLoaded();
         Step(*session, 1, q);  // charged with what was loaded
         const Output again = Step(*session, 1, q);
-        const auto stats = store_->stats();
+        const auto stats = store_->Stats().value();
         EXPECT_EQ(stats.selector_memory_capacity, bytes);
         const uint64_t ssd = again.info.ledger.physical_bytes[size_t(Tier::kSsd)];
         if (bytes > 0) {
@@ -275,7 +275,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
         EXPECT_EQ(again.y, first.y);
       }
     }
-    EXPECT_LE(store_->stats().selector_memory_bytes, bytes);  // what is idle stays within
+    EXPECT_LE(store_->Stats().value().selector_memory_bytes, bytes);  // what is idle stays within
   }
 }
 

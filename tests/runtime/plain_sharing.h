@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/types.h"
+#include "prefixd/types.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::testing {

@@ -1,5 +1,5 @@
 // What sessions have loaded of a prefix serves the next ones, as far as nobody needs the memory.
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -52,7 +52,7 @@ TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
   const Output first = Step(*session, 1, q);
   EXPECT_LE(Ssd(first), kRowPages);
   session.reset();
-  EXPECT_GT(store_->stats().selector_memory_bytes, KeyBytes());
+  EXPECT_GT(store_->Stats().value().selector_memory_bytes, KeyBytes());
   session = Attach(prompt, policy_);
   ASSERT_TRUE(session);
   const Output again = Step(*session, 1, q);
@@ -96,7 +96,7 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
     ASSERT_TRUE(session);
     EXPECT_EQ(Step(*session, 1, q).y, first.y);
     session.reset();
-    EXPECT_EQ(store_->stats().load_queue, 0u);
+    EXPECT_EQ(store_->Stats().value().load_queue, 0u);
   }
   ASSERT_OK(store_->Remove(prefix));
 }
@@ -114,7 +114,7 @@ TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
     ASSERT_TRUE(session);
     EXPECT_GT(SsdUntilLoaded(*session, 1, q), kRowPages);
     EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);  // its keys have found room
-    const auto stats = store_->stats();
+    const auto stats = store_->Stats().value();
     EXPECT_GE(stats.selector_memory_bytes, KeyBytes());
     EXPECT_LE(stats.selector_memory_bytes, stats.selector_memory_capacity);
   }
@@ -130,7 +130,7 @@ TEST_F(PreparedCacheTest, WhatIsIdleHoldsNothingOpen) {
   EXPECT_CODE(store_->Remove(prefix), Code::kFailedPrecondition);
   session.reset();
   ASSERT_OK(store_->Remove(prefix));
-  EXPECT_EQ(store_->stats().selector_memory_bytes, 0u);
+  EXPECT_EQ(store_->Stats().value().selector_memory_bytes, 0u);
 }
 
 }  // namespace

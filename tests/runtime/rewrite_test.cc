@@ -46,8 +46,8 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   Open();
   ASSERT_OK(store_->WaitSettled(nullptr));
   EXPECT_TRUE(store_->Prefix(id)->summary.settled);
-  EXPECT_EQ(store_->stats().settled, 1u);
-  EXPECT_GT(store_->stats().bytes_rewritten, 0u);
+  EXPECT_EQ(store_->Stats().value().settled, 1u);
+  EXPECT_GT(store_->Stats().value().bytes_rewritten, 0u);
   ExpectSame(before, Steps(prompt, retrieve, 3));
   // Exact attention runs over other pieces: equal but for rounding.
   const auto settled = Steps(prompt, full, 3);
@@ -59,7 +59,7 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   }
   Open();
   ASSERT_OK(store_->WaitSettled(nullptr));
-  EXPECT_EQ(store_->stats().settled, 0u);  // it is already
+  EXPECT_EQ(store_->Stats().value().settled, 0u);  // it is already
   ExpectSame(before, Steps(prompt, retrieve, 3));
 }
 
@@ -106,10 +106,10 @@ TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
   ASSERT_OK(store_->WaitSettled(nullptr));
   options_.merge_max_tokens = 8192;
   Open();
-  while (store_->stats().merged == 0) {
-    const auto stats = store_->stats();
+  while (store_->Stats().value().merged == 0) {
+    const auto stats = store_->Stats().value();
     if (stats.ingest_queue + stats.rewrite_queue > 0) continue;
-    ASSERT_GT(store_->stats().merged, 0u);
+    ASSERT_GT(store_->Stats().value().merged, 0u);
   }
   for (const EstimatorKind kind : {EstimatorKind::kPhi, EstimatorKind::kCentroid}) {
     StepPolicy policy;
@@ -137,7 +137,7 @@ TEST_F(RewriteTest, WaitingForAPrefixGoesOnThroughAMerge) {
     }
     return true;
   }));
-  EXPECT_EQ(store_->stats().merged, 1u);
+  EXPECT_EQ(store_->Stats().value().merged, 1u);
   EXPECT_EQ(store_->Prefix(id)->chain.size(), 1u);
   const auto removed = [&](uint64_t, uint64_t, std::string_view) {
     EXPECT_TRUE(store_->Remove(id).ok());
@@ -154,9 +154,9 @@ TEST_F(RewriteTest, TurnsOfAConversationAreMergedAndKeepTheirNames) {
     ids.push_back(PutReady(MakePrompt(spec_.geometry, turn * 60, 23)));
     ASSERT_OK(store_->WaitSettled(nullptr));
   }
-  EXPECT_GT(store_->stats().merged, 0u);
+  EXPECT_GT(store_->Stats().value().merged, 0u);
   EXPECT_LT(store_->Prefix(ids.back())->chain.size(), 8u);
-  EXPECT_EQ(store_->Prefixes().size(), 8u);
+  EXPECT_EQ(store_->Prefixes().value().size(), 8u);
   for (const bool reopened : {false, true}) {
     if (reopened) Open();
     for (uint32_t turn = 1; turn <= 8; ++turn) {
@@ -181,8 +181,8 @@ TEST_F(RewriteTest, TurnsOfAConversationAreMergedAndKeepTheirNames) {
     }
   }
   for (const std::string& id : ids) ASSERT_OK(store_->Remove(id));
-  EXPECT_TRUE(store_->Prefixes().empty());
-  EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
+  EXPECT_TRUE(store_->Prefixes().value().empty());
+  EXPECT_EQ(store_->Stats().value().bytes_on_disk, 0u);
 }
 
 }  // namespace

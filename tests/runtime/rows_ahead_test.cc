@@ -88,7 +88,7 @@ class RowsAheadTest : public RuntimeTest {
 
   void WaitAhead() const {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
-    while (store_->stats().ahead_queue > 0) {
+    while (store_->Stats().value().ahead_queue > 0) {
       ASSERT_LT(std::chrono::steady_clock::now(), end) << "reading ahead does not come to an end";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -146,7 +146,7 @@ TEST_F(RowsAheadTest, TheNextStepFindsThem) {
     EXPECT_EQ(a.logical_bytes, b.logical_bytes);
     EXPECT_EQ(a.retrieved_tokens, b.retrieved_tokens);
   }
-  const RuntimeStats stats = store_->stats();
+  const RuntimeStats stats = store_->Stats().value();
   EXPECT_EQ(stats.ahead_bytes, kSteps * 4 * kPage);
   EXPECT_EQ(stats.ahead_used_bytes, (kSteps - 1) * 4 * kPage);
   EXPECT_EQ(stats.ahead_vain_bytes, 0u);  // they may be used yet
@@ -180,8 +180,8 @@ TEST_F(RowsAheadTest, LayoutsEncodingsAndKeysOnDiskAllServe) {
     const auto report = session->Detach();
     ASSERT_OK(report);
     EXPECT_GT(report->total.ahead_used_bytes, 0u);
-    EXPECT_EQ(report->total.ahead_bytes, store_->stats().ahead_bytes);
-    EXPECT_EQ(report->total.ahead_used_bytes, store_->stats().ahead_used_bytes);
+    EXPECT_EQ(report->total.ahead_bytes, store_->Stats().value().ahead_bytes);
+    EXPECT_EQ(report->total.ahead_used_bytes, store_->Stats().value().ahead_used_bytes);
   }
 }
 
@@ -204,7 +204,7 @@ TEST_F(RowsAheadTest, LedgersAddUpHoweverLateTheyCome) {
     EXPECT_EQ(report->total.ahead_used_bytes, of_steps.ahead_used_bytes);
     total += report->total;
   }
-  const RuntimeStats stats = store_->stats();
+  const RuntimeStats stats = store_->Stats().value();
   EXPECT_GT(stats.ahead_used_bytes, 0u);
   EXPECT_GT(stats.ahead_vain_bytes, 0u);
   EXPECT_EQ(stats.ahead_bytes, total.ahead_bytes);
@@ -217,7 +217,7 @@ TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
   PutCold();
   uint64_t read = 0;  // when the last session ended
   for (int round = 0; round < 24; ++round) {
-    EXPECT_EQ(store_->stats().ahead_bytes, read);
+    EXPECT_EQ(store_->Stats().value().ahead_bytes, read);
     auto session = Attach(prompt_, Policy(32, {64, 64}));
     Walk(*session, 50 + 40 * round, 2, 2, false);
     switch (round % 4) {
@@ -238,7 +238,7 @@ TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
         ASSERT_NO_FATAL_FAILURE(Open());
         break;
     }
-    const RuntimeStats stats = store_->stats();
+    const RuntimeStats stats = store_->Stats().value();
     EXPECT_EQ(stats.ahead_queue, 0u);
     read = stats.ahead_bytes;
   }
@@ -269,12 +269,12 @@ TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
   FlipByte(options_.dir / "segments" / (id_ + ".seg"), (1 + 104 / kRowsPerPage) * kPage + 300);
   Step(*session, 0, Looking(0, 100));
   WaitAhead();
-  const uint64_t failures = store_->stats().checksum_failures;
+  const uint64_t failures = store_->Stats().value().checksum_failures;
   EXPECT_GT(failures, 0u);
   Step(*session, 0, Looking(0, 300));
   Step(*session, 0, Looking(0, 100));
   WaitAhead();
-  EXPECT_EQ(store_->stats().checksum_failures, failures);  // once is enough
+  EXPECT_EQ(store_->Stats().value().checksum_failures, failures);  // once is enough
   Step(*session, 1, Looking(1, 108));
   const KvGeometry& g = spec_.geometry;
   std::vector<float> y(g.n_q_heads * g.value_dim), lse(g.n_q_heads);
@@ -301,7 +301,7 @@ TEST_F(RowsAheadTest, ManySessionsAtOnce) {
         got[i].insert(got[i].end(), out.begin(), out.end());
         EXPECT_TRUE(sessions[i]->SetPolicy(Policy(8, {part * 5, 1})).ok());
         sessions[i]->report();
-        store_->stats();
+        store_->Stats().value();
       }
     });
   }
@@ -313,8 +313,8 @@ TEST_F(RowsAheadTest, ManySessionsAtOnce) {
     ASSERT_OK(report);
     ahead += report->total.ahead_bytes, used += report->total.ahead_used_bytes;
   }
-  EXPECT_EQ(store_->stats().ahead_bytes, ahead);
-  EXPECT_EQ(store_->stats().ahead_used_bytes, used);
+  EXPECT_EQ(store_->Stats().value().ahead_bytes, ahead);
+  EXPECT_EQ(store_->Stats().value().ahead_used_bytes, used);
 }
 
 TEST_F(RowsAheadTest, AStepReadsAheadNoMoreThanItMay) {
@@ -329,7 +329,7 @@ TEST_F(RowsAheadTest, AStepReadsAheadNoMoreThanItMay) {
     Step(*session, 0, Looking(0, 2000));
     WaitAhead();
     const uint64_t most = std::min<uint64_t>(tier / 10, 4 << 20);
-    EXPECT_EQ(store_->stats().ahead_bytes, most / kPage * kPage);
+    EXPECT_EQ(store_->Stats().value().ahead_bytes, most / kPage * kPage);
   }
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/reference.h"
-#include "runtime/store.h"
+#include "runtime/local_store.h"
 #include "tensors/safetensors.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/files.h"
@@ -100,7 +100,7 @@ class RuntimeTest : public ::testing::Test {
   // Closes the store, if one is open, and opens it (again), registering the model.
   void Open() {
     store_.reset();
-    auto store = Store::Open(options_);
+    auto store = LocalStore::Open(options_);
     ASSERT_OK(store);
     store_ = std::move(store).value();
     ASSERT_OK(store_->RegisterModel(spec_));
@@ -108,7 +108,7 @@ class RuntimeTest : public ::testing::Test {
 
   // Until what steps have asked for is in memory.
   void WaitLoaded() const {
-    while (store_->stats().load_queue > 0) {
+    while (store_->Stats().value().load_queue > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -189,7 +189,7 @@ class RuntimeTest : public ::testing::Test {
   TempDir dir_;
   RuntimeOptions options_;
   ModelSpec spec_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LocalStore> store_;
 
  private:
   void PutInto(const SyntheticPrompt& prompt, bool queries, uint32_t run, const std::string& tenant,

@@ -5,6 +5,7 @@
 #include <limits>
 #include <thread>
 
+#include "runtime/step_batch.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -89,7 +90,7 @@ TEST_F(SessionTest, LimitsAndDetach) {
   EXPECT_CODE(a->SetPolicy(policy), Code::kFailedPrecondition);
   auto c = store_->Attach({"tiny", "", prompt.tokens, "", 0, policy});  // its place is free
   ASSERT_OK(c);
-  EXPECT_EQ(store_->stats().sessions, 2u);
+  EXPECT_EQ(store_->Stats().value().sessions, 2u);
 }
 
 TEST_F(SessionTest, SessionsOutliveTheirStore) {

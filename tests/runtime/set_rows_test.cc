@@ -194,14 +194,14 @@ TEST_F(SetRowsStepTest, MemoryStaysForTheNextSession) {
   const auto prompt = MakePrompt(spec_.geometry, 1200, 3);
   ASSERT_NE(PutReady(prompt), "");
   ASSERT_EQ(Block(prompt, 1, 5, 2).size(), 5u);
-  EXPECT_EQ(store_->stats().shared_rows_bytes, 0u);
+  EXPECT_EQ(store_->Stats().value().shared_rows_bytes, 0u);
   ASSERT_EQ(Block(prompt, 1, 5).size(), 5u);
-  const uint64_t left = store_->stats().shared_rows_bytes;
+  const uint64_t left = store_->Stats().value().shared_rows_bytes;
   EXPECT_GT(left, 0u);
   ASSERT_EQ(Block(prompt, 1, 5).size(), 5u);
   // By which head comes first a set may find a place that is a page too small.
-  EXPECT_LE(store_->stats().shared_rows_bytes, left + 8192);
-  EXPECT_GE(store_->stats().shared_rows_capacity, left);
+  EXPECT_LE(store_->Stats().value().shared_rows_bytes, left + 8192);
+  EXPECT_GE(store_->Stats().value().shared_rows_capacity, left);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "runtime/step_batch.h"
 #include "runtime/step_queue.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -139,7 +140,7 @@ TEST_F(StepBatchTest, ThreadsThatStepAtOnceGetWhatTheyGetAlone) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(store_->stats().steps, sessions_.size() * 31);
+  EXPECT_EQ(store_->Stats().value().steps, sessions_.size() * 31);
 }
 
 // Calls of one task; those of one head are related.

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention/budget.h"
 #include "attention/reference.h"
 #include "attention/step.h"
 #include "tensors/feature_map_file.h"

@@ -48,9 +48,9 @@ TEST_F(StoreTest, ModelsAreCheckedAndKept) {
   EXPECT_CODE(store_->RegisterModel(other), Code::kNotFound);
 
   store_.reset();
-  auto reopened = Store::Open(options_);
+  auto reopened = LocalStore::Open(options_);
   ASSERT_OK(reopened);
-  const auto models = (*reopened)->Models();
+  const auto models = (*reopened)->Models().value();
   ASSERT_EQ(models.size(), 1u);
   EXPECT_EQ(models[0].identity, spec_.identity);
   EXPECT_EQ(models[0].geometry, spec_.geometry);
@@ -62,9 +62,9 @@ TEST_F(StoreTest, FeatureMapsAddedLaterSurviveARestart) {
   AddMaps(512, 7);
   ASSERT_OK(store_->RegisterModel(spec_));
   store_.reset();
-  auto reopened = Store::Open(options_);
+  auto reopened = LocalStore::Open(options_);
   ASSERT_OK(reopened);
-  EXPECT_EQ((*reopened)->Models()[0].feature_maps.size(), 1u);
+  EXPECT_EQ((*reopened)->Models().value()[0].feature_maps.size(), 1u);
 }
 
 TEST_F(StoreTest, WrongSizesAreRefused) {
@@ -181,7 +181,7 @@ TEST_F(StoreTest, RemoveWaitsForSessions) {
   ASSERT_OK(session->Detach());
   ASSERT_OK(store_->Remove(child_id));
   ASSERT_OK(store_->Remove(parent_id));
-  EXPECT_TRUE(store_->Prefixes().empty());
+  EXPECT_TRUE(store_->Prefixes().value().empty());
 }
 
 TEST_F(StoreTest, AHostTierThatNoDeviceCanBeGivenIsSaidAndDoneWithout) {
@@ -194,7 +194,7 @@ TEST_F(StoreTest, AHostTierThatNoDeviceCanBeGivenIsSaidAndDoneWithout) {
   const auto rows = session->BorrowRows(1, 1, ids);
   ASSERT_OK(rows);
   EXPECT_EQ(rows->rows.size(), 3u);
-  const RuntimeStats stats = store_->stats();
+  const RuntimeStats stats = store_->Stats().value();
   EXPECT_GT(stats.host_tier_pinned, 0u);
   EXPECT_FALSE(stats.host_tier_gpu.empty());
   EXPECT_NE(stats.host_tier_gpu, "off");  // "registered", or why not
@@ -213,7 +213,7 @@ TEST_F(StoreTest, VerifyAndStatsCountWhatIsThere) {
   policy.k = 5;
   const auto session = Attach(prompt, policy);
   Step(*session, 0, prompt.Q(0, 299, 1));
-  const RuntimeStats stats = store_->stats();
+  const RuntimeStats stats = store_->Stats().value();
   EXPECT_EQ(stats.models, 1u);
   EXPECT_EQ(stats.prefixes, 1u);
   EXPECT_EQ(stats.sessions, 1u);
@@ -246,28 +246,28 @@ TEST_F(StoreTest, RetentionIsKeptAndTheSweepRemovesWhatExpired) {
 
   ASSERT_OK(store_->SetRetention(short_lived, {std::nullopt, 1}));
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (store_->stats().expired == 0 && std::chrono::steady_clock::now() < until) {
+  while (store_->Stats().value().expired == 0 && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  EXPECT_EQ(store_->stats().expired, 1u);
-  EXPECT_EQ(store_->Prefixes().size(), 1u);
+  EXPECT_EQ(store_->Stats().value().expired, 1u);
+  EXPECT_EQ(store_->Prefixes().value().size(), 1u);
   EXPECT_CODE(store_->Attach({"tiny", "", second.tokens, "", 0, {}}), Code::kNotFound);
-  EXPECT_EQ(store_->stats().tenants.size(), 1u);
-  EXPECT_EQ(store_->stats().tenants[0].bytes, store_->stats().bytes_on_disk);
+  EXPECT_EQ(store_->Stats().value().tenants.size(), 1u);
+  EXPECT_EQ(store_->Stats().value().tenants[0].bytes, store_->Stats().value().bytes_on_disk);
 }
 
 TEST_F(StoreTest, AFullStoreEvictsWhatIsUsedTheLeast) {
   Open();
   const auto used = MakePrompt(spec_.geometry, 100, 31), idle = MakePrompt(spec_.geometry, 100, 32);
   PutReady(used);
-  options_.quota_bytes = 5 * store_->stats().bytes_on_disk / 2;  // two and a half of them
+  options_.quota_bytes = 5 * store_->Stats().value().bytes_on_disk / 2;  // two and a half of them
   Open();
   PutReady(idle);
   StepPolicy policy;
   policy.k = 5;
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(Attach(used, policy));
   PutReady(MakePrompt(spec_.geometry, 100, 33));
-  const RuntimeStats stats = store_->stats();
+  const RuntimeStats stats = store_->Stats().value();
   EXPECT_EQ(stats.evictions, 1u);
   EXPECT_LE(stats.bytes_on_disk, options_.quota_bytes);
   EXPECT_TRUE(Attach(used, policy));
@@ -293,7 +293,7 @@ TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
   const auto again = store_->Verify("", nullptr);
   ASSERT_OK(again);
   EXPECT_EQ(again->damaged, std::vector<std::string>{});
-  EXPECT_FALSE(store_->Prefixes().at(0).quarantined);
+  EXPECT_FALSE(store_->Prefixes().value().at(0).quarantined);
 }
 
 // A page that goes bad under an open session is an error of the steps that need it, and a miss for
@@ -335,28 +335,28 @@ TEST_F(StoreTest, TheScrubEndsWithTheStore) {
   Open();
   PutReady(MakePrompt(spec_.geometry, 600, 3));
   Open();
-  EXPECT_GT(store_->stats().verified_since_unix_ms, 0);
-  EXPECT_EQ(store_->stats().scrub_bytes, 0u);  // nothing is due
+  EXPECT_GT(store_->Stats().value().verified_since_unix_ms, 0);
+  EXPECT_EQ(store_->Stats().value().scrub_bytes, 0u);  // nothing is due
 }
 
 TEST_F(StoreTest, BadOptionsAreRefused) {
   RuntimeOptions bad = options_;
   bad.io = "floppy";
-  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(bad), Code::kInvalidArgument);
   bad = options_;
   bad.evict = "always";
-  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(bad), Code::kInvalidArgument);
   bad = options_;
   bad.compute = "abacus";
-  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(bad), Code::kInvalidArgument);
   bad = options_;
   bad.checkpoint_tokens = 0;
-  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(bad), Code::kInvalidArgument);
   bad = options_;
   bad.choice_budgets = {0.5, 2};
-  EXPECT_CODE(Store::Open(bad), Code::kInvalidArgument);
+  EXPECT_CODE(LocalStore::Open(bad), Code::kInvalidArgument);
   Open();
-  EXPECT_CODE(Store::Open(options_), Code::kFailedPrecondition);  // a second opener
+  EXPECT_CODE(LocalStore::Open(options_), Code::kFailedPrecondition);  // a second opener
 }
 
 }  // namespace

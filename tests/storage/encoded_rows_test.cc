@@ -2,6 +2,7 @@
 // prefixes stored as given, through everything that moves or checks rows.
 #include <cmath>
 
+#include "attention/rows.h"
 #include "storage/recover.h"
 #include "storage/remote_memory.h"
 #include "storage/segment_format.h"

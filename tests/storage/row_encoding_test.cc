@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/rows.h"
+#include "prefixd/stored_part.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

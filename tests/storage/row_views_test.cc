@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string>
 
+#include "attention/rows.h"
 #include "storage/segment_format.h"
 #include "storage/store_core.h"
 #include "tests/storage/open_store.h"

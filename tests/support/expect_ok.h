@@ -1,7 +1,7 @@
 // Of a Status or a Result: that it succeeded, or failed with a given code; the message otherwise.
 #pragma once
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 #include "tests/support/test.h"
 
 #define ASSERT_OK(expr)                                                             \

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/feature_map.h"
-#include "attention/kv_shape.h"
+#include "attention/rows.h"
 
 namespace prefixd::testing {
 

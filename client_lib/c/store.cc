@@ -1,0 +1,220 @@
+// The C API's clients, models and stored prefixes.
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "client_lib/c/handles.h"
+#include "prefixd/merge.h"
+#include "prefixd/version.h"
+#include "protocol/json_text.h"
+
+namespace prefixd::capi {
+namespace {
+
+std::string& LastError() {
+  thread_local std::string message;
+  return message;
+}
+
+constexpr pfx_code kCodes[] = {PFX_INVALID_ARGUMENT,
+                               PFX_NOT_FOUND,
+                               PFX_ALREADY_EXISTS,
+                               PFX_FAILED_PRECONDITION,
+                               PFX_INFEASIBLE,
+                               PFX_RESOURCE_EXHAUSTED,
+                               PFX_CORRUPT,
+                               PFX_UNAVAILABLE,
+                               PFX_IO,
+                               PFX_CANCELLED,
+                               PFX_INTERNAL};
+static_assert(kCodes[size_t(Code::kInternal)] == PFX_INTERNAL);
+static_assert(kCodes[size_t(Code::kCorrupt)] == PFX_CORRUPT);
+
+Result<RuntimeOptions> OpenOptions(const pfx_open_options& o) {
+  wire::Json given = wire::Json::object();
+  if (o.host_tier_bytes) given["host_tier_bytes"] = o.host_tier_bytes;
+  if (o.threads) given["threads"] = o.threads;
+  if (o.compute) given["compute"] = o.compute;
+  if (o.quota_bytes) given["quota_bytes"] = o.quota_bytes;
+  if (o.options_json) {
+    PREFIXD_ASSIGN(const wire::Json more, wire::ParseObject(o.options_json, "options_json"));
+    given.update(more);
+  }
+  if (o.dir) given["dir"] = o.dir;
+  if (!given.contains("dir")) return InvalidArgument("a store needs a directory (dir)");
+  return wire::FromText<RuntimeOptions>(given.dump(), "options");
+}
+
+}  // namespace
+
+pfx_code Fail(const Error& error) {
+  try {
+    LastError() = error.message;
+  } catch (const std::bad_alloc&) {  // the code says enough
+  }
+  return kCodes[static_cast<size_t>(error.code)];
+}
+
+Status ReturnText(const std::string& text, char** out) {
+  if (out == nullptr) return {};
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) return Error{Code::kResourceExhausted, "out of memory"};
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+  return {};
+}
+
+ProgressFn Progress(pfx_progress progress, void* user) {
+  if (progress == nullptr) return [](uint64_t, uint64_t, std::string_view) { return true; };
+  return [progress, user](uint64_t done, uint64_t total, std::string_view unit) {
+    return progress(user, done, total, std::string(unit).c_str()) == 0;
+  };
+}
+
+}  // namespace prefixd::capi
+
+using namespace prefixd;        // NOLINT: the C API's functions stand in the global namespace
+using namespace prefixd::capi;  // NOLINT
+
+const char* pfx_version(void) { return PREFIXD_VERSION; }
+
+const char* pfx_code_name(pfx_code code) {
+  if (code == PFX_OK) return "ok";
+  for (size_t i = 0; i < std::size(kCodes); ++i) {
+    if (kCodes[i] == code) return CodeName(static_cast<Code>(i)).data();
+  }
+  return "unknown";
+}
+
+const char* pfx_last_error(void) { return LastError().c_str(); }
+
+void pfx_free(void* memory) { std::free(memory); }
+
+pfx_code pfx_open(const pfx_open_options* options, pfx_store** client) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto given, ReadOptions(options, "options"));
+    PREFIXD_ASSIGN(const RuntimeOptions runtime, OpenOptions(given));
+    PREFIXD_ASSIGN(auto opened, Open(runtime));
+    *client = new pfx_store{std::move(opened)};
+    return {};
+  });
+}
+
+pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto given, ReadOptions(options, "options"));
+    ConnectOptions connect;
+    connect.tenant = Text(given.tenant);
+    connect.token = Text(given.token);
+    if (given.connect_timeout_ms) connect.connect_timeout_ms = given.connect_timeout_ms;
+    if (given.call_timeout_ms) {
+      const bool forever = given.call_timeout_ms == std::numeric_limits<uint32_t>::max();
+      connect.call_timeout_ms = forever ? 0 : given.call_timeout_ms;
+    }
+    connect.shared_memory = given.no_shared_memory == 0;
+    connect.admin = given.admin != 0;
+    PREFIXD_ASSIGN(auto connected, Connect(Text(given.address), connect));
+    *client = new pfx_store{std::move(connected)};
+    return {};
+  });
+}
+
+void pfx_store_close(pfx_store* client) { delete client; }
+
+pfx_code pfx_stats(pfx_store* client, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const RuntimeStats stats, client->client->Stats());
+    return ReturnText(wire::ToText(stats), json);
+  });
+}
+
+pfx_code pfx_register_model(pfx_store* client, const char* model_json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto spec, wire::FromText<ModelSpec>(Text(model_json), "model"));
+    return client->client->RegisterModel(spec);
+  });
+}
+
+pfx_code pfx_models(pfx_store* client, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto models, client->client->Models());
+    return ReturnText(wire::ToText(models), json);
+  });
+}
+
+pfx_code pfx_match(pfx_store* client, const char* model, const char* tenant, const uint32_t* tokens,
+                   size_t n_tokens, pfx_match_result* result) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    if (tokens == nullptr && n_tokens > 0) return Null("tokens");
+    PREFIXD_ASSIGN(const PrefixMatch match,
+                   client->client->Match(Text(model), Text(tenant), {tokens, n_tokens}));
+    pfx_match_result out{};
+    CopyText(match.prefix, out.prefix);
+    out.n_tokens = match.n_tokens;
+    out.stored_tokens = match.stored_tokens;
+    return WriteResult(out, result, "result");
+  });
+}
+
+pfx_code pfx_prefixes(pfx_store* client, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto prefixes, client->client->Prefixes());
+    return ReturnText(wire::ToText(prefixes), json);
+  });
+}
+
+pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto detail, client->client->Prefix(Text(prefix)));
+    return ReturnText(wire::ToText(detail), json);
+  });
+}
+
+pfx_code pfx_remove(pfx_store* client, const char* prefix) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    return client->client->Remove(Text(prefix));
+  });
+}
+
+pfx_code pfx_set_retention(pfx_store* client, const char* prefix, const char* retention_json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto retention,
+                   wire::FromText<Retention>(Text(retention_json), "retention"));
+    return client->client->SetRetention(Text(prefix), retention);
+  });
+}
+
+pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress, void* user) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    return client->client->WaitReady(Text(prefix), Progress(progress, user));
+  });
+}
+
+pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress, void* user,
+                    char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto summary,
+                   client->client->Verify(Text(prefix), Progress(progress, user)));
+    return ReturnText(wire::ToText(summary), json);
+  });
+}
+
+void pfx_merge_states(float* y_a, float* lse_a, const float* y_b, const float* lse_b, size_t n,
+                      size_t value_dim) {
+  for (size_t i = 0; i < n; ++i) {
+    MergeStates({y_a + i * value_dim, value_dim}, lse_a + i, {y_b + i * value_dim, value_dim},
+                lse_b[i]);
+  }
+}

@@ -1,0 +1,66 @@
+// The client of a running daemon. Engines use it through Store; tools such as prefixctl
+// use what it has beyond that interface. Internal to client_lib and daemon.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "client_lib/connection.h"
+#include "prefixd/client.h"
+#include "protocol/codec.h"
+
+namespace prefixd {
+
+// A connection that broke (a restarted daemon, say) is replaced by the next call that belongs to
+// no session and no put; sessions and puts of the old one fail with kUnavailable.
+class RemoteStore final : public Store {
+ public:
+  static Result<std::unique_ptr<RemoteStore>> Connect(std::string_view address,
+                                                      const ConnectOptions& options);
+
+  Status RegisterModel(const ModelSpec& spec) override;
+  Result<std::vector<ModelSpec>> Models() override;
+  Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override;
+  Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
+                            std::span<const uint32_t> tokens) override;
+  Status WaitReady(std::string_view prefix, const ProgressFn& progress) override;
+  Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override;
+  void StepBatch(std::span<StepRequest> requests) override;
+  Result<std::vector<PrefixSummary>> Prefixes() override;
+  Result<PrefixDetail> Prefix(std::string_view prefix) override;
+  Status Remove(std::string_view prefix) override;
+  Status SetRetention(std::string_view prefix, const Retention& retention) override;
+  Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override;
+  Result<RuntimeStats> Stats() override;
+
+  // The daemon's own counters.
+  Result<wire::ServerStats> Server();
+  // True when tensors of this client go through shared memory.
+  bool shared_memory() const;
+
+ private:
+  RemoteStore(Address address, ConnectOptions options)
+      : address_(std::move(address)), options_(std::move(options)) {}
+  Result<std::shared_ptr<Connection>> Live();
+  Result<Connection::Reply> Do(Connection::Call call);
+  // Long calls have a connection of their own, so that steps need not wait for them.
+  Result<Connection::Reply> DoAside(Connection::Call call);
+
+  const Address address_;
+  const ConnectOptions options_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Connection> connection_;
+};
+
+// Made by RemoteStore; they keep the connection alive.
+std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
+                                         TokenRange missing, const KvGeometry& geometry);
+std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connection, uint64_t session,
+                                           SessionInfo info, StepPolicy policy);
+// The steps of sessions of one daemon; requests of any other session fail on their own.
+void RemoteStepBatch(std::span<StepRequest> requests);
+
+}  // namespace prefixd

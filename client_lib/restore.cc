@@ -1,0 +1,179 @@
+#include "prefixd/restore.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/caught.h"
+
+namespace prefixd {
+namespace {
+
+// A read that keeps the disk busy, and few enough bytes that the first layer is soon there.
+constexpr uint64_t kRunBytes = 8ull << 20;
+
+struct Buffer {
+  std::unique_ptr<std::byte[]> k, v;
+};
+
+class RestoreImpl final : public Restore {
+ public:
+  RestoreImpl(std::shared_ptr<Session> session, const RestoreOptions& options)
+      : session_(std::move(session)), options_(options) {
+    const KvGeometry& g = session_->info().geometry;
+    k_token_ = size_t{g.n_kv_heads} * g.row().key_bytes();
+    v_token_ = size_t{g.n_kv_heads} * g.row().value_bytes();
+    const uint64_t token = k_token_ + v_token_;
+    const auto wanted = static_cast<uint32_t>(
+        std::max<uint64_t>(1, std::min(kRunBytes, options_.buffer_bytes / 2) / token));
+    for (uint32_t at = options_.tokens.begin; at < options_.tokens.end; at = runs_.back().end) {
+      const uint32_t end = RunEnd(session_->info().parts, at, wanted);
+      runs_.push_back({at, std::clamp(end, at + 1, options_.tokens.end)});
+      longest_ = std::max(longest_, runs_.back().size());
+    }
+    total_bytes_ =
+        uint64_t{options_.end_layer - options_.first_layer} * options_.tokens.size() * token;
+    const uint64_t fit = longest_ == 0 ? 2 : options_.buffer_bytes / (longest_ * token);
+    free_.resize(std::max<uint64_t>(2, fit));
+    reader_ = std::thread([this] {
+      const Status read = Caught([this]() -> Status {
+        Read();
+        return {};
+      });
+      if (read.ok()) return;
+      std::lock_guard lock(mutex_);
+      if (failed_.ok()) failed_ = read;
+      changed_.notify_all();
+    });
+  }
+
+  ~RestoreImpl() override {
+    Cancel();
+    reader_.join();
+  }
+  RestoreImpl(const RestoreImpl&) = delete;
+  RestoreImpl& operator=(const RestoreImpl&) = delete;
+
+  Result<std::optional<RestoredRun>> Next() override {
+    RestoredRun run;
+    {
+      std::unique_lock lock(mutex_);
+      if (lent_) {
+        free_.push_back(std::move(*lent_));
+        lent_.reset();
+        changed_.notify_all();
+      }
+      changed_.wait(lock, [&] { return !ready_.empty() || read_all_ || !failed_.ok(); });
+      if (!failed_.ok()) return failed_.error();
+      if (ready_.empty()) return std::optional<RestoredRun>();
+      run = ready_.front().run;
+      lent_ = std::move(ready_.front().buffer);
+      ready_.pop_front();
+    }
+    done_bytes_ += run.k.size() + run.v.size();
+    if (options_.progress && !options_.progress(done_bytes_, total_bytes_, "bytes")) {
+      Cancel();
+      return Cancelled();
+    }
+    return std::optional(run);
+  }
+
+  void Cancel() override {
+    std::lock_guard lock(mutex_);
+    if (failed_.ok()) failed_ = Cancelled();
+    ready_.clear();
+    changed_.notify_all();
+  }
+
+ private:
+  struct Ready {
+    RestoredRun run;
+    Buffer buffer;
+  };
+
+  static Error Cancelled() { return {Code::kCancelled, "the restore was cancelled"}; }
+
+  // The reading thread.
+  void Read() {
+    for (uint32_t layer = options_.first_layer; layer < options_.end_layer; ++layer) {
+      for (const TokenRange& tokens : runs_) {
+        std::optional<Buffer> buffer = TakeFree();
+        if (!buffer) return;
+        if (!buffer->k) {
+          buffer->k = std::make_unique_for_overwrite<std::byte[]>(longest_ * k_token_);
+          buffer->v = std::make_unique_for_overwrite<std::byte[]>(longest_ * v_token_);
+        }
+        const std::span k(buffer->k.get(), tokens.size() * k_token_);
+        const std::span v(buffer->v.get(), tokens.size() * v_token_);
+        LayerSlice slice;
+        slice.layer = layer;
+        slice.tokens = tokens;
+        slice.order = options_.order;
+        Status read = session_->ReadLayer(slice, k, v);
+        std::lock_guard lock(mutex_);
+        if (failed_.ok()) failed_ = std::move(read);
+        if (failed_.ok()) ready_.push_back({{layer, tokens, k, v}, *std::move(buffer)});
+        changed_.notify_all();
+        if (!failed_.ok()) return;
+      }
+    }
+    std::lock_guard lock(mutex_);
+    read_all_ = true;
+    changed_.notify_all();
+  }
+
+  // Nothing: it is over.
+  std::optional<Buffer> TakeFree() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !free_.empty() || !failed_.ok(); });
+    if (!failed_.ok()) return std::nullopt;
+    Buffer buffer = std::move(free_.back());
+    free_.pop_back();
+    return buffer;
+  }
+
+  const std::shared_ptr<Session> session_;
+  const RestoreOptions options_;
+  size_t k_token_ = 0, v_token_ = 0;  // bytes of one token of one layer
+  std::vector<TokenRange> runs_;      // of each layer
+  uint32_t longest_ = 0;              // of the runs, in tokens
+  uint64_t total_bytes_ = 0, done_bytes_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Buffer> free_;
+  std::deque<Ready> ready_;
+  std::optional<Buffer> lent_;  // what the caller looks at
+  bool read_all_ = false;
+  Status failed_;
+  std::thread reader_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Restore>> Restore::Begin(std::shared_ptr<Session> session,
+                                                const RestoreOptions& options) {
+  if (!session) return InvalidArgument("a restore needs a session");
+  const SessionInfo& info = session->info();
+  RestoreOptions all = options;
+  if (all.tokens.end == 0) all.tokens.end = info.n_tokens;
+  if (all.end_layer == 0) all.end_layer = info.geometry.n_layers;
+  if (all.tokens.begin > all.tokens.end || all.tokens.end > info.n_tokens) {
+    return InvalidArgument("tokens " + std::to_string(all.tokens.begin) + ".." +
+                           std::to_string(all.tokens.end) + " are not a run of the prefix's " +
+                           std::to_string(info.n_tokens));
+  }
+  if (all.first_layer > all.end_layer || all.end_layer > info.geometry.n_layers) {
+    return InvalidArgument("layers " + std::to_string(all.first_layer) + ".." +
+                           std::to_string(all.end_layer) + " are not layers of the model's " +
+                           std::to_string(info.geometry.n_layers));
+  }
+  return std::unique_ptr<Restore>(std::make_unique<RestoreImpl>(std::move(session), all));
+}
+
+}  // namespace prefixd

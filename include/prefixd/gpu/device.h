@@ -1,0 +1,29 @@
+// The CUDA device: is there one that can run this build's kernels, and what is it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "prefixd/result.h"
+
+struct CUstream_st;  // what a cudaStream_t points to: no CUDA header is needed to name a stream
+
+namespace prefixd::gpu {
+
+using Stream = CUstream_st*;  // nullptr: the legacy default stream
+
+struct DeviceInfo {
+  int ordinal = 0;
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  size_t memory_bytes = 0;
+  size_t shared_bytes_max = 0;  // dynamic shared memory that one block can opt in to
+};
+
+// Looks at one device and checks that the kernels of this build load on it. kUnavailable, with a
+// sentence that says why: no driver, no device, or a device this build was not compiled for.
+// Thread-safety: any thread; leaves the calling thread's current device as it was.
+Result<DeviceInfo> ProbeDevice(int ordinal = 0);
+
+}  // namespace prefixd::gpu

@@ -1,0 +1,97 @@
+// Exhaustive Top-K on CUDA: every key of each group is scored, by the keys themselves or by their
+// compact codes as they are stored (attention/block_codes.h), and the k best by the group's rule
+// are returned with a cut per query head (spec §2; SelectByGroupMax in prefixd/selection.h is the
+// CPU's).
+//
+// Like a step (prefixd/gpu/step.h): device memory laid out by the caller, nothing allocated,
+// nothing waited for or read back, so that a launch can be captured in a CUDA graph; k and the
+// number of keys are read on the device and may change between replays within the shape's limits.
+//
+//   scores -> logsumexp per head -> rank of each key -> radix selection -> ids ascending, cuts
+//
+// Of keys with the rank of the k-th the lowest ids are taken, so that the result is the same every
+// time. A key that is not finite ranks first: the step then reads its row and refuses it by name.
+//
+// Thread-safety: as prefixd/gpu/step.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "prefixd/gpu/device.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
+
+namespace prefixd::gpu {
+
+inline constexpr uint32_t kMaxTopK = 16384;
+inline constexpr uint32_t kMaxTopKKeys = 1u << 24;  // of one group
+
+// BlockCodeBook of attention/block_codes.h in device memory; checked by its Validate.
+struct DeviceCodeBook {
+  uint32_t components = 0;
+  const float* centre = nullptr;         // [key_dim]
+  const uint8_t* digits = nullptr;       // [components]
+  const uint8_t* mean_digits = nullptr;  // [components]
+  const float* mean_ratios = nullptr;    // [components]
+  const uint16_t* directions = nullptr;  // [components][key_dim], bf16
+};
+
+// BlockCodes of attention/block_codes.h in device memory, without what says which blocks can be
+// left out: all are scored. A key's score is the mean's, as a whole number in units of the keys',
+// and its digits': the same whole numbers, to the bit, as BlockQueries' and CodeScan's.
+struct DeviceBlockCodes {
+  const DeviceCodeBook* book = nullptr;
+  const void* blocks = nullptr;      // [CodeBlocks(stored)] blocks of codes, 4-byte aligned
+  const void* means = nullptr;       // a block for each window, 4-byte aligned
+  const uint16_t* tokens = nullptr;  // [CodeBlocks(stored)][32]
+  uint32_t stored = 0;               // keys, count or more
+};
+
+// The candidates of one group: keys skip .. count.
+struct TopKSource {
+  const void* keys = nullptr;  // at a stride, e.g. the rows themselves
+  size_t key_stride = 0;       // bytes, a multiple of the element size
+  DeviceBlockCodes codes;      // where they are used
+  uint32_t count = 0;
+  uint32_t skip = 0;      // up to count
+  uint32_t first_id = 0;  // the token of key 0
+  uint32_t k = 0;         // how many are wanted; as many as there are, or more: all
+};
+
+struct TopKShape {
+  uint32_t n_groups = 0;
+  uint32_t group = 0;  // G, up to kMaxGroup
+  uint32_t key_dim = 0;
+  DType dtype = DType::kBf16;  // of keys
+  LayerGeometry layer;
+  bool codes = false;     // all groups by codes, or all by keys
+  uint32_t max_keys = 0;  // any group's count
+  uint32_t max_k = 0;
+};
+
+struct TopKPlan {
+  TopKShape shape;
+  size_t workspace_bytes = 0;  // device memory, 16-byte aligned, no initial contents needed
+};
+// kInvalidArgument: a size is outside the limits; the message names it.
+Result<TopKPlan> PlanTopK(const TopKShape& shape);
+
+// Device pointers.
+struct TopKArgs {
+  const float* queries = nullptr;       // [n_groups][G][key_dim]
+  const TopKSource* sources = nullptr;  // [n_groups]
+  uint32_t* ids = nullptr;              // [n_groups][max_k] tokens, ascending
+  uint32_t* counts = nullptr;           // [n_groups] how many of them: min(k, count - skip)
+  // [n_groups][G]: by keys exact, above every key left out by more than the scores' rounding;
+  // approximate by codes. -inf where nothing was left out.
+  Cut* cuts = nullptr;
+  uint32_t* errors = nullptr;  // [n_groups]: kGroupOk or a word for GroupError (prefixd/gpu/step.h)
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+// Enqueues the selection: seven kernels, eight by codes. Errors as LaunchStep.
+Status LaunchTopK(const TopKPlan& plan, const TopKArgs& args, Stream stream);
+
+}  // namespace prefixd::gpu

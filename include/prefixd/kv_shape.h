@@ -1,0 +1,62 @@
+// The shapes of a model's KV cache.
+//
+// A *row* is one token of one KV head: its key (key_dim elements, after RoPE and QK-norm)
+// immediately followed by its value (value_dim elements), in the model's storage dtype.
+//
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "prefixd/dtype.h"
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+std::string_view DTypeName(DType dtype);  // "f32", "f16", "bf16"
+Result<DType> DTypeFromName(std::string_view name);
+
+// Bytes of one row; value follows key without padding.
+struct RowShape {
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  DType dtype = DType::kBf16;
+
+  size_t key_bytes() const { return key_dim * DTypeBytes(dtype); }
+  size_t value_bytes() const { return value_dim * DTypeBytes(dtype); }
+  size_t bytes() const { return key_bytes() + value_bytes(); }
+  bool operator==(const RowShape&) const = default;
+};
+
+// Per layer (spec §1). Scores are scale * q.k, softcapped where softcap > 0.
+struct LayerGeometry {
+  float scale = 0;              // usually 1/sqrt(key_dim)
+  float softcap = 0;            // 0: none. With one: exact attention or selection only
+  uint32_t sliding_window = 0;  // 0: none. With one: the layer is the engine's own
+  bool operator==(const LayerGeometry&) const = default;
+};
+
+// The KV cache of a whole model. All layers share head counts and dimensions.
+struct KvGeometry {
+  uint32_t n_layers = 0;
+  uint32_t n_q_heads = 0;
+  uint32_t n_kv_heads = 0;  // divides n_q_heads
+  uint32_t key_dim = 0;     // dh
+  uint32_t value_dim = 0;   // dv, usually dh
+  DType dtype = DType::kBf16;
+  std::vector<LayerGeometry> layers;  // n_layers of them
+
+  uint32_t group_size() const { return n_q_heads / n_kv_heads; }  // G
+  RowShape row() const { return {key_dim, value_dim, dtype}; }
+  // Bytes of one token over all layers and KV heads.
+  size_t token_bytes() const { return size_t{n_layers} * n_kv_heads * row().bytes(); }
+  // Says which field is wrong and what would be right. Limits: 1..1024 layers, heads 1..1024,
+  // dims 1..1024, G <= 64.
+  Status Validate() const;
+  bool operator==(const KvGeometry&) const = default;
+};
+
+}  // namespace prefixd

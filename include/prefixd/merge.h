@@ -1,0 +1,14 @@
+// One softmax out of two partial attention states: all that a decoder needs to join what prefixd
+// answers with the state of its own tokens (spec §2).
+// Thread-safety: a pure function.
+#pragma once
+
+#include <span>
+
+namespace prefixd {
+
+// Merges the partial state (y_b, lse_b) into (y_a, lse_a), in place (spec §2).
+//   y: [value_dim]. Either side may be empty (lse = -inf).
+void MergeStates(std::span<float> y_a, float* lse_a, std::span<const float> y_b, float lse_b);
+
+}  // namespace prefixd

@@ -1,0 +1,356 @@
+/* prefixd's C interface: what prefixd/client.h offers, for any language that can call C.
+ *
+ *   pfx_store *client;
+ *   pfx_connect_options connect = PFX_CONNECT_OPTIONS_INIT;
+ *   connect.address = "unix:/run/prefixd/prefixd.sock";
+ *   if (pfx_connect(&connect, &client) != PFX_OK) fputs(pfx_last_error(), stderr);
+ *
+ *   pfx_attach_options attach = PFX_ATTACH_OPTIONS_INIT;
+ *   attach.model = "llama", attach.tokens = prompt, attach.n_tokens = n;
+ *   pfx_attach(client, &attach, &session);
+ *   for each layer: pfx_step(session, layer, q, n_q, y, n_y, lse, n_lse);
+ *                   pfx_merge_states(y_own, lse_own, y, lse, n_q_heads, value_dim);
+ *
+ * Errors. Every call that can fail returns a pfx_code, PFX_OK (0) on success. pfx_last_error() is
+ * then a sentence that says what to do; it belongs to the calling thread and lasts until that
+ * thread's next failing call. Outputs are written on success only, unless said otherwise. Nothing
+ * throws.
+ *
+ * Ownership. Handles are opaque. Whoever got one ends it: pfx_store_close, pfx_put_free,
+ * pfx_session_free, pfx_restore_free; NULL is ignored. Sessions and puts keep what they need of
+ * their client alive, so the order does not matter. Strings returned through `char **` are freed
+ * with pfx_free. Everything passed in is borrowed for the call.
+ *
+ * Threads. A client may be used by any number of threads; so may a session (different layers or
+ * batches at once). One put or restore is used by one thread at a time (pfx_restore_cancel: any).
+ * Ending a handle while another thread still uses it is an error of the caller.
+ *
+ * Options. Structs begin with struct_size and are initialised with the macro of their name, which
+ * fills it in; what an older caller's struct does not have takes its default. Zero and NULL mean
+ * "the default" everywhere. JSON strings hold one object with the field names of the wire (unknown
+ * fields are refused); what is returned as JSON is the same as `prefixctl --json` shows.
+ *
+ * Mathematics. Partial attention states are (y, lse): y is normalised, lse is the natural-log
+ * sum of exponentials of the scaled scores (FlashInfer's is base 2: multiply it by ln 2 first).
+ * Docs: attach-your-engine.md.
+ */
+#ifndef PREFIXD_H_
+#define PREFIXD_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "prefixd/version.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define PFX_API __attribute__((visibility("default")))
+#else
+#define PFX_API
+#endif
+
+/* Codes keep their numbers; new ones may be added. */
+typedef enum pfx_code {
+  PFX_OK = 0,
+  PFX_INVALID_ARGUMENT = 1,    /* the request itself is wrong; the same call will fail again */
+  PFX_NOT_FOUND = 2,           /* no such model, prefix, session, file */
+  PFX_ALREADY_EXISTS = 3,      /* it is there already, with other contents */
+  PFX_FAILED_PRECONDITION = 4, /* the order or state is wrong (store locked, session detached) */
+  PFX_INFEASIBLE = 5,          /* the read budget cannot pay for anchors and estimator */
+  PFX_RESOURCE_EXHAUSTED = 6,  /* disk full, quota, too many sessions, no memory */
+  PFX_CORRUPT = 7,             /* stored bytes do not verify; they were not returned */
+  PFX_UNAVAILABLE = 8,         /* daemon or tier not reachable now; trying again may work */
+  PFX_IO = 9,                  /* the operating system refused a read or write */
+  PFX_CANCELLED = 10,          /* aborted by the caller or by shutdown */
+  PFX_INTERNAL = 11            /* a broken invariant: a bug in prefixd */
+} pfx_code;
+
+typedef struct pfx_store pfx_store;
+typedef struct pfx_put pfx_put;
+typedef struct pfx_session pfx_session;
+typedef struct pfx_restore pfx_restore;
+
+PFX_API const char* pfx_version(void);            /* "0.1.0", static */
+PFX_API const char* pfx_code_name(pfx_code code); /* "not_found", static */
+PFX_API const char* pfx_last_error(void);         /* "" before the first failure */
+PFX_API void pfx_free(void* memory);              /* what this library allocated; NULL is ignored */
+
+/* Long calls report how far they are: return 0 to go on, anything else to cancel (PFX_CANCELLED).
+ * Called on the calling thread. `unit` lasts for the call. */
+typedef int (*pfx_progress)(void* user, uint64_t done, uint64_t total, const char* unit);
+
+/* ---- clients ------------------------------------------------------------------------------- */
+
+/* A store of this process's own; locks the directory. */
+typedef struct pfx_open_options {
+  size_t struct_size;
+  const char* dir;          /* created when missing */
+  uint64_t host_tier_bytes; /* memory for rows read before; default 1 GiB */
+  uint32_t threads;         /* compute threads; default one per core */
+  const char* compute;      /* "auto" (default), "cpu", "cuda" */
+  uint64_t quota_bytes;     /* default none */
+  const char* options_json; /* any other of the store's options, e.g. {"evict": "never"}; wins */
+} pfx_open_options;
+#define PFX_OPEN_OPTIONS_INIT \
+  { sizeof(pfx_open_options), NULL, 0, 0, NULL, 0, NULL }
+
+/* A running daemon. */
+typedef struct pfx_connect_options {
+  size_t struct_size;
+  const char* address;         /* "unix:/path", a plain path, or "tcp:host:port" */
+  const char* tenant;          /* of calls that name none */
+  const char* token;           /* TCP, where the daemon asks for one */
+  uint32_t connect_timeout_ms; /* default 5 s */
+  uint32_t call_timeout_ms;    /* default 120 s; UINT32_MAX waits for ever */
+  int no_shared_memory;        /* tensors through the socket even where they need not be */
+  int admin;                   /* every tenant; only the daemon's own user over its Unix socket */
+} pfx_connect_options;
+#define PFX_CONNECT_OPTIONS_INIT \
+  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0 }
+
+PFX_API pfx_code pfx_open(const pfx_open_options* options, pfx_store** client);
+PFX_API pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client);
+PFX_API void pfx_store_close(pfx_store* client);
+PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
+
+/* ---- models -------------------------------------------------------------------------------- */
+
+/* {"name": "llama", "identity": [["weights", "blake2b:..."], ["rope", "default theta=10000"]],
+ *  "geometry": {"n_layers": 2, "n_q_heads": 4, "n_kv_heads": 2, "key_dim": 64, "value_dim": 64,
+ *               "dtype": "bf16",
+ *               "layers": [{"scale": 0.125, "softcap": 0, "sliding_window": 0}, ...]},
+ *  "feature_maps": ["/path/phi-8192.safetensors"]}
+ * Identity and geometry make the fingerprint: a prefix is only ever matched under the same one, so
+ * put everything into it that changes keys or values. Idempotent for an equal description;
+ * PFX_ALREADY_EXISTS when the name is taken by another model. */
+PFX_API pfx_code pfx_register_model(pfx_store* client, const char* model_json);
+PFX_API pfx_code pfx_models(pfx_store* client, char** json); /* a list of them */
+
+/* ---- storing a prompt ---------------------------------------------------------------------- */
+
+typedef struct pfx_put_options {
+  size_t struct_size;
+  const char* model;
+  const char* tenant;
+  const uint32_t* tokens; /* the whole prompt, from position 0 */
+  size_t n_tokens;
+  const char* label;    /* for people */
+  int pinned;           /* never evicted */
+  uint64_t ttl_seconds; /* from the commit on; 0: for ever */
+  const char* encoding; /* of the rows that are stored, e.g. "int8"; default: the store's */
+} pfx_put_options;
+#define PFX_PUT_OPTIONS_INIT \
+  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL }
+
+typedef struct pfx_put_result {
+  size_t struct_size;
+  char prefix[40];        /* id, zero-terminated: where the prompt is stored */
+  uint32_t n_tokens;      /* of the prompt that was put */
+  uint32_t stored_tokens; /* newly stored by this put */
+  uint64_t bytes;         /* written to disk for rows */
+  double seconds;         /* from pfx_begin_put until durable */
+} pfx_put_result;
+#define PFX_PUT_RESULT_INIT \
+  { sizeof(pfx_put_result), "", 0, 0, 0, 0 }
+
+PFX_API pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_put** put);
+/* Tokens [begin, end) that are not stored yet: only these need rows; others are skipped. */
+PFX_API pfx_code pfx_put_missing(const pfx_put* put, uint32_t* begin, uint32_t* end);
+/* Keys and values of tokens [first, first + n) of one layer, in any order and chunking, so that a
+ * put overlaps with the prefill. k: [n][n_kv_heads][key_dim] and v: [n][n_kv_heads][value_dim] in
+ * the model's dtype; keys after RoPE and QK-norm. NaN and Inf are refused. */
+PFX_API pfx_code pfx_put_write(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
+                               const void* k, size_t k_bytes, const void* v, size_t v_bytes);
+/* Optional: the prefill's own queries [n][n_q_heads][key_dim], q_count floats in all. A sample of
+ * them is kept to choose and measure estimators per head. */
+PFX_API pfx_code pfx_put_write_queries(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
+                                       const float* q, size_t q_count);
+/* Durable and visible when it returns; summaries and indexes follow in the background
+ * (pfx_wait_ready). `result` may be NULL. The put is used up either way. */
+PFX_API pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result);
+/* Not committed: aborted, nothing visible, nothing leaked. */
+PFX_API void pfx_put_free(pfx_put* put);
+
+/* ---- stored prefixes ------------------------------------------------------------------------ */
+
+typedef struct pfx_match_result {
+  size_t struct_size;
+  char prefix[40];        /* id, zero-terminated; "" when nothing matches */
+  uint32_t n_tokens;      /* that match */
+  uint32_t stored_tokens; /* of that prefix */
+} pfx_match_result;
+#define PFX_MATCH_RESULT_INIT \
+  { sizeof(pfx_match_result), "", 0, 0 }
+
+/* The longest stored prefix of `tokens`; nothing stored is no error. */
+PFX_API pfx_code pfx_match(pfx_store* client, const char* model, const char* tenant,
+                           const uint32_t* tokens, size_t n_tokens, pfx_match_result* result);
+PFX_API pfx_code pfx_prefixes(pfx_store* client, char** json); /* a list of summaries */
+PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
+PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);
+/* {"pinned": true, "ttl_seconds": 3600}: what is absent stays as it is. */
+PFX_API pfx_code pfx_set_retention(pfx_store* client, const char* prefix,
+                                   const char* retention_json);
+/* Waits until summaries, indexes and choices are ready, or says why not. `progress` may be NULL. */
+PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress,
+                                void* user);
+/* Reads everything of a prefix (NULL or "": of the store) and checks it; `json` may be NULL. */
+PFX_API pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress,
+                            void* user, char** json);
+
+/* ---- sessions ------------------------------------------------------------------------------- */
+
+typedef struct pfx_attach_options {
+  size_t struct_size;
+  const char* model;
+  const char* tenant;
+  const uint32_t* tokens; /* attaches to their longest stored prefix ... */
+  size_t n_tokens;
+  const char* prefix; /* ... or to this one, when there are no tokens */
+  uint32_t cut;       /* use only so many of its tokens; 0: as long as it matches */
+  /* How steps read, e.g. {"budget": 0.01, "estimator": "moment"}, {"k": 64}, {"mode": "full"}. */
+  const char* policy_json;
+} pfx_attach_options;
+#define PFX_ATTACH_OPTIONS_INIT \
+  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL }
+
+typedef struct pfx_session_shape {
+  size_t struct_size;
+  uint32_t n_tokens; /* of the prefix; the engine goes on at this position */
+  uint32_t n_layers, n_q_heads, n_kv_heads, key_dim, value_dim;
+  uint32_t row_bytes; /* of one token of one KV head: key, then value */
+  char dtype[8];      /* "f32", "f16", "bf16" */
+} pfx_session_shape;
+#define PFX_SESSION_SHAPE_INIT \
+  { sizeof(pfx_session_shape), 0, 0, 0, 0, 0, 0, 0, "" }
+
+/* PFX_NOT_FOUND when no stored prefix matches. */
+PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options,
+                            pfx_session** session);
+PFX_API pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* shape);
+/* Replaces how steps read; fields that are absent take their default. */
+PFX_API pfx_code pfx_session_set_policy(pfx_session* session, const char* policy_json);
+
+/* Attention of one decode step over the stored prefix, for all heads of one layer:
+ *   q: [n_q_heads][key_dim] after RoPE -> y: [n_q_heads][value_dim], lse: [n_q_heads].
+ * The counts are in floats. */
+PFX_API pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q_count,
+                          float* y, size_t y_count, float* lse, size_t lse_count);
+
+/* One layer step of each of several sessions of one client, run together. */
+typedef struct pfx_step_request {
+  pfx_session* session;
+  uint32_t layer;
+  pfx_code code; /* out: of this request alone */
+  const float* q;
+  size_t q_count;
+  float* y;
+  size_t y_count;
+  float* lse;
+  size_t lse_count;
+} pfx_step_request;
+/* request_size is sizeof(pfx_step_request). Returns the first failing request's code; the others
+ * were run all the same. */
+PFX_API pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
+                                size_t request_size);
+
+/* Exact attention of n queries (the new question) in one pass over the prefix:
+ *   q: [n][n_q_heads][key_dim] -> y: [n][n_q_heads][value_dim], lse: [n][n_q_heads]. */
+PFX_API pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t n, const float* q,
+                                  size_t q_count, float* y, size_t y_count, float* lse,
+                                  size_t lse_count);
+
+/* For engines that compute themselves: verified rows, key then value, in the model's dtype.
+ * ids ascend; out holds n_ids * row_bytes (or (end - begin) * row_bytes) bytes. */
+PFX_API pfx_code pfx_read_rows(pfx_session* session, uint32_t layer, uint32_t kv_head,
+                               const uint32_t* ids, size_t n_ids, void* out, size_t out_bytes);
+PFX_API pfx_code pfx_read_range(pfx_session* session, uint32_t layer, uint32_t kv_head,
+                                uint32_t begin, uint32_t end, void* out, size_t out_bytes);
+
+/* How far a cut may be trusted (0: none): an exact one says that no token of the mid region that
+ * was not selected scores above it. */
+typedef enum pfx_cut_kind {
+  PFX_CUT_NONE = 0,
+  PFX_CUT_APPROXIMATE = 1,
+  PFX_CUT_EXACT = 2
+} pfx_cut_kind;
+typedef struct pfx_cut {
+  float score; /* scaled score, natural */
+  pfx_cut_kind kind;
+} pfx_cut;
+/* Selection alone, of one KV head for its group's queries q [n_q_heads / n_kv_heads][key_dim].
+ * At most k ids, ascending, into ids[k]; their number into n_ids; one cut per query head of the
+ * group into cuts[n_cuts] (may be NULL with n_cuts 0). */
+PFX_API pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_head, const float* q,
+                            size_t q_count, uint32_t k, uint32_t* ids, size_t* n_ids, pfx_cut* cuts,
+                            size_t n_cuts);
+
+/* What the session read so far: info, total, per_head. */
+PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
+/* Ends the session and returns its report (`json` may be NULL); later calls with it fail with
+ * PFX_FAILED_PRECONDITION. The handle is still freed with pfx_session_free, which detaches by
+ * itself where this was not called. */
+PFX_API pfx_code pfx_session_detach(pfx_session* session, char** json);
+PFX_API void pfx_session_free(pfx_session* session);
+
+/* ---- restoring ------------------------------------------------------------------------------ */
+
+/* How rows of several tokens and KV heads lie. */
+typedef enum pfx_kv_order {
+  PFX_TOKEN_MAJOR = 0, /* [n][n_kv_heads][dim] */
+  PFX_HEAD_MAJOR = 1   /* [n_kv_heads][n][dim] */
+} pfx_kv_order;
+
+/* All rows back into the engine's own cache, the first layer first; the next runs are read while
+ * the engine works on this one. Absent: everything, token-major, 128 MiB of buffers. */
+typedef struct pfx_restore_options {
+  size_t struct_size;
+  uint32_t begin, end;             /* tokens; end 0: to the end of the prefix */
+  uint32_t first_layer, end_layer; /* [first, end); end 0: to the last */
+  pfx_kv_order order;
+  uint64_t buffer_bytes; /* read ahead and in the caller's hands; never less than two runs */
+  pfx_progress progress; /* bytes handed out, from pfx_restore_next; may be NULL */
+  void* user;
+} pfx_restore_options;
+#define PFX_RESTORE_OPTIONS_INIT \
+  { sizeof(pfx_restore_options), 0, 0, 0, 0, PFX_TOKEN_MAJOR, 0, NULL, NULL }
+
+/* Verified keys and values of tokens [begin, end) of one layer, of every KV head, in the model's
+ * dtype. Borrowed: until the next pfx_restore_next or pfx_restore_free. */
+typedef struct pfx_restored_run {
+  size_t struct_size;
+  uint32_t layer, begin, end;
+  const void* k;
+  size_t k_bytes;
+  const void* v;
+  size_t v_bytes;
+} pfx_restored_run;
+#define PFX_RESTORED_RUN_INIT \
+  { sizeof(pfx_restored_run), 0, 0, 0, NULL, 0, NULL, 0 }
+
+/* Begins to read in a thread of its own. `options` may be NULL. Keeps what it needs of the session.
+ */
+PFX_API pfx_code pfx_restore_begin(pfx_session* session, const pfx_restore_options* options,
+                                   pfx_restore** restore);
+/* Waits for the next run, in order of layers and in them of tokens. Once all were handed out, `run`
+ * has k NULL. After a failure every call fails so. */
+PFX_API pfx_code pfx_restore_next(pfx_restore* restore, pfx_restored_run* run);
+/* pfx_restore_next fails with PFX_CANCELLED from now on, also where it waits. From any thread. */
+PFX_API void pfx_restore_cancel(pfx_restore* restore);
+PFX_API void pfx_restore_free(pfx_restore* restore); /* cancels */
+
+/* ---- merging -------------------------------------------------------------------------------- */
+
+/* Merges n partial states (y_b, lse_b) into (y_a, lse_a), in place:
+ *   lse = log(e^lse_a + e^lse_b), y = (e^lse_a y_a + e^lse_b y_b) / e^lse.
+ *   y: [n][value_dim], lse: [n]. Either side may be empty (lse = -INFINITY). Cannot fail. */
+PFX_API void pfx_merge_states(float* y_a, float* lse_a, const float* y_b, const float* lse_b,
+                              size_t n, size_t value_dim);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PREFIXD_H_ */

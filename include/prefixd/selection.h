@@ -1,0 +1,48 @@
+// What a selector returns: which mid tokens to read, and a cut per query head (spec §2); and what a
+// step has left unread.
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+// How far a cut may be trusted: an exact cut c_g means that no unread token of query head g
+// scores above it; an approximate one comes from an index that may have missed some.
+enum class CutKind : uint8_t { kNone = 0, kApproximate = 1, kExact = 2 };
+
+struct Cut {
+  float score = std::numeric_limits<float>::infinity();  // natural, scaled: compare with s_i
+  CutKind kind = CutKind::kNone;
+};
+
+// One KV head's retrieved set, shared by its G query heads.
+struct Selection {
+  std::vector<uint32_t> ids;  // token positions in the prefix, ascending, all in the mid region
+  std::vector<Cut> cuts;      // [G]
+  uint64_t keys_scanned = 0;  // keys (or codes) that the search touched
+  uint64_t bytes_scanned = 0;
+};
+
+// How the query heads of one KV head choose the set they share (spec §2, §4).
+enum class GroupRule : uint8_t {
+  kMax = 0,    // by the largest of the heads' probabilities: max_g s_i^g - L_g
+  kSum = 1,    // by their sum: sum_g exp(s_i^g - L_g)
+  kUnion = 2,  // each head's own best tokens, as many of each head as fit: by min_g of the place of
+               // token i among head g's tokens
+};
+std::string_view GroupRuleName(GroupRule rule);  // "max", "sum", "union"
+Result<GroupRule> GroupRuleFromName(std::string_view name);
+
+// The share delta of full attention's mass that was not read.
+struct MissingMass {
+  double delta = 0;        // in [0, 1]
+  bool certified = false;  // a bound that holds; otherwise only an estimate
+};
+
+}  // namespace prefixd

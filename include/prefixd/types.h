@@ -1,0 +1,301 @@
+// Value types of the runtime's interface, shared by embedded users, the daemon and its clients.
+// Plain data: no behaviour beyond names, no third-party types.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "prefixd/estimator_variant.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/ledger.h"
+#include "prefixd/partition.h"
+#include "prefixd/selection.h"
+#include "prefixd/stored_part.h"
+
+namespace prefixd {
+
+// A model as its user describes it. The identity fields (weights digest, architecture, rope,
+// adapter, tokenizer, tenant salt ...) and the geometry make the fingerprint: a prefix is only
+// ever matched under the same one.
+struct ModelSpec {
+  std::string name;
+  KvGeometry geometry;
+  std::vector<std::pair<std::string, std::string>> identity;
+  // Feature maps for the phi estimator, one file per target prefix length; may be empty. Paths are
+  // on the machine that runs the store.
+  std::vector<std::filesystem::path> feature_maps;
+};
+
+struct PutSpec {
+  std::string model;
+  std::string tenant;  // private per tenant; "" is a tenant of its own
+  std::vector<uint32_t> tokens;
+  std::string label;  // for people: shown by `prefixctl prefixes list`
+  // How long it is kept at least; what is stored already is never kept for shorter.
+  bool pinned = false;       // never evicted
+  uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
+  // Of the rows that this put stores (storage/row_encoding.h); absent: RuntimeOptions::encoding.
+  std::optional<RowEncoding> encoding;
+};
+
+// How long a stored prefix is kept; what is absent stays as it is.
+struct Retention {
+  std::optional<bool> pinned;           // never evicted
+  std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
+};
+
+struct PrefixMatch {
+  std::string prefix;  // id (32 hex digits); empty when nothing matches
+  uint32_t n_tokens = 0;
+  uint32_t stored_tokens = 0;
+};
+
+// Where a prefix's derived data stand. Rows are durable once committed; these follow.
+enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed };
+std::string_view IngestStateName(IngestState state);
+
+// Of a put under way: tokens times layers whose rows were taken, and that it needs in all.
+struct PutProgress {
+  uint64_t done = 0, total = 0;
+};
+
+// `prefix` names where the prompt is stored; it may be a longer prefix than the prompt, when that
+// was stored before. Attach with (prefix, n_tokens), or with the prompt's tokens.
+struct PutResult {
+  std::string prefix;
+  uint32_t n_tokens = 0;       // of the prompt that was put
+  uint32_t stored_tokens = 0;  // newly stored by this put
+  uint64_t bytes = 0;          // written to disk for rows
+  double seconds = 0;          // from BeginPut to durable
+  // Of the segment that the prompt ends in, newly stored or found, and what encoding its rows
+  // changed: their relative error.
+  RowEncoding encoding = RowEncoding::kAsGiven;
+  EncodingError encoding_error;
+};
+
+enum class StepMode : uint8_t {
+  kFull = 0,      // exact attention over everything
+  kAnchors = 1,   // sinks and tail only
+  kRetrieve = 2,  // anchors, retrieved Top-K and an estimate of the remainder
+};
+std::string_view StepModeName(StepMode mode);  // "full", "anchors", "retrieve"
+Result<StepMode> StepModeFromName(std::string_view name);
+
+// How steps of a session read; given at attach, may be replaced between steps.
+struct StepPolicy {
+  StepMode mode = StepMode::kRetrieve;
+  // kAuto: per (layer, KV head), as chosen at ingest on held-out queries of the prefill; without
+  // such queries the moment estimator ("untuned"). A name of estimator_variant.h on the wire.
+  EstimatorVariant estimator = EstimatorKind::kAuto;
+  double budget = 0.02;           // fraction of the prefix per step (spec §4)
+  std::optional<uint32_t> k;      // fixed K instead of a budget
+  uint32_t l_gen = 1;             // generated tokens that share the summary's cost
+  std::string selector = "auto";  // "auto", "exact", "codes", "ivf", "hnsw", "pages"
+  // How the query heads of a KV head choose the set they share (docs/selection.md).
+  GroupRule group_rule = GroupRule::kMax;
+  // Sets shared between steps (spec §8; runtime/shared_sets.h): within a block, steps whose queries
+  // are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget` is
+  // planned with them, so that it holds.
+  struct Sharing {
+    uint32_t block = 1;       // steps, at most 256; 1: every step retrieves
+    double similarity = 0.8;  // cosine, above which a set is shared
+    uint32_t dilation = 1;    // neighbours to either side of the best third; at most 16
+    // The first step of a block shares the last one's set too, if its query is like the one that
+    // retrieved it. With blocks of 1: reuse of the last step's set.
+    bool across = false;
+    bool on() const { return block > 1 || across; }
+    bool operator==(const Sharing&) const = default;
+  };
+  Sharing sharing;
+  // In the upper quarter of the layers only tokens from a boundary on, which moves up with the
+  // layer, may be retrieved (spec §8, PSAW). The hidden ones stay in the remainder and are
+  // estimated.
+  struct Window {
+    double phi = 1;  // (0, 1]; paper 002 takes 0.7. 1: all tokens
+    double alpha = 1;
+    bool on() const { return phi < 1; }
+    bool operator==(const Window&) const = default;
+  };
+  Window window;
+  // Rows that the next step of a head may want, read into the host tier before it comes, behind all
+  // other reading (runtime/rows_ahead.h): of the tokens behind and before those that the last step
+  // retrieved, nearest first. Changes nothing but time and what is read.
+  struct Prefetch {
+    uint32_t forward = 0, back = 0;  // tokens, at most 64; both 0: off
+    // At most so much for a step of all layers, in equal parts for its heads, and at most a tenth
+    // of the host tier; 4 to 65536.
+    uint32_t max_mib = 64;
+    bool on() const { return forward > 0 || back > 0; }
+    bool operator==(const Prefetch&) const = default;
+  };
+  Prefetch prefetch;
+  // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
+  // I/O. They count as read in the ledger, beyond what the budget planned.
+  bool page_granular = false;
+  // The tokens that the budget gives a step are spread over layers and heads by the attention mass
+  // that each is estimated to miss, instead of evenly: never more in total.
+  bool adaptive = false;
+  // StepInfo::missing: what each query head has not read, certified where the cut is exact.
+  bool report_missing = false;
+  // Heads for which the choice is the user's.
+  struct Fixed {
+    uint32_t layer = 0, kv_head = 0;
+    EstimatorVariant estimator = EstimatorKind::kNone;
+    bool operator==(const Fixed&) const = default;
+  };
+  std::vector<Fixed> fixed;
+  bool operator==(const StepPolicy&) const = default;
+};
+
+struct AttachSpec {
+  std::string model;
+  std::string tenant;
+  std::vector<uint32_t> tokens;  // attaches to their longest stored prefix ...
+  std::string prefix;            // ... or to this one, when tokens are empty
+  uint32_t n_tokens = 0;         // cut the prefix here; 0: as long as it matches
+  StepPolicy policy;
+};
+
+struct SessionInfo {
+  uint64_t id = 0;
+  std::string model, tenant, prefix;
+  uint32_t n_tokens = 0;
+  KvGeometry geometry;
+  Anchors anchors;
+  std::string estimator;  // what was attached: "phi (length 8192)", "moment, untuned", ...
+  uint32_t d_phi = 0;     // 0: no phi cache
+  double attach_seconds = 0;
+  std::vector<StoredPart> parts;  // how its rows are stored, as long as it is attached
+};
+
+// What one layer step did, summed over KV heads.
+struct StepInfo {
+  uint32_t k = 0;                    // largest K used by a head
+  Ledger ledger;                     // of this call alone
+  std::vector<uint32_t> k_per_head;  // [n_kv_heads]; mode kRetrieve
+  // [n_q_heads] estimated share of what was not read in the whole, Z_R / (Z_E + Z_R) [56]; NaN
+  // where nothing estimates it (selection only, unless `adaptive` or `report_missing` ask for it).
+  std::vector<float> rho_z;
+  std::vector<MissingMass> missing;  // [n_q_heads] if the policy asks for it
+};
+
+struct SessionReport {
+  SessionInfo info;
+  Ledger total;
+  std::vector<Ledger> per_head;  // [n_layers * n_kv_heads]
+};
+
+struct EstimatorError {
+  EstimatorVariant estimator = EstimatorKind::kNone;
+  double error = 0;  // mean relative l1 output error on the held-out queries
+  bool operator==(const EstimatorError&) const = default;
+};
+
+struct HeadChoice {
+  uint32_t layer = 0, kv_head = 0;
+  EstimatorVariant chosen = EstimatorKind::kNone;
+  double budget = 0;
+  // Of all that the budget pays for, in order of preference: the chosen one first.
+  std::vector<EstimatorError> errors;
+  bool operator==(const HeadChoice&) const = default;
+};
+
+// What an index finds of the tokens that exact search would return for a head, on queries of the
+// prefill that it was not tuned by (the other half of the sample tuned it), at 1% of the keys.
+struct IndexRecall {
+  uint32_t layer = 0, kv_head = 0;
+  std::string index;     // "codes", "ivf", "hnsw", "pages"
+  uint32_t queries = 0;  // 0: untuned, the put gave no queries to measure with
+  uint32_t k = 0;
+  double recall = 0;  // recall@k
+  double mass = 0;    // attention mass over that of the exact set, worst query head
+  double effort = 0;  // ivf: fraction of lists probed; others: keys looked at per token returned
+  bool used = true;   // false: it misses RuntimeOptions::recall_target, exact search serves
+  bool operator==(const IndexRecall&) const = default;
+};
+
+struct PrefixSummary {
+  std::string id, model, tenant, label;
+  uint32_t n_tokens = 0, own_tokens = 0, children = 0;
+  uint64_t own_bytes = 0;
+  int64_t created_unix_ms = 0, last_used_unix_ms = 0;
+  bool quarantined = false;
+  bool settled = false;         // rows lie by similarity of keys
+  bool pinned = false;          // never evicted
+  int64_t expires_unix_ms = 0;  // 0: never
+  std::string quarantine;       // why
+  IngestState ingest = IngestState::kPending;
+  std::string ingest_error;
+  RowEncoding encoding = RowEncoding::kAsGiven;  // of its own tokens' rows ...
+  EncodingError encoding_error;                  // ... and what that changed
+};
+
+struct PrefixDetail {
+  PrefixSummary summary;
+  std::vector<std::string> chain;  // root first
+  std::vector<std::string> blobs;  // derived data stored beside the segment
+  std::vector<HeadChoice> choices;
+  std::vector<IndexRecall> indexes;  // of the segment that the prefix ends in
+};
+
+// A tenant's part of the host tier, since the start.
+struct HostTierTenant {
+  std::string tenant;
+  uint64_t bytes = 0;         // of pages held
+  uint64_t memory_bytes = 0;  // of memory taken for them
+  uint64_t share_bytes = 0;   // it may always have so much
+  uint64_t pinned_bytes = 0;  // in pages read in place now; one borrowed twice counts twice
+  uint64_t hits = 0, misses = 0, evictions = 0;  // of pages
+};
+
+struct TenantStats {
+  std::string tenant;
+  uint64_t bytes = 0, reserved_bytes = 0;     // stored; promised to puts under way
+  uint64_t quota_bytes = 0;                   // 0: none
+  uint64_t evictions = 0, evicted_bytes = 0;  // segments, since the start
+};
+
+struct RuntimeStats {
+  std::string version, compute;  // compute: "cpu" or "cuda: <device>"
+  std::string io_backend;
+  uint64_t uptime_ms = 0;
+  uint64_t models = 0, prefixes = 0, sessions = 0, sessions_total = 0, steps = 0;
+  uint64_t steps_joined = 0;  // calls that waited for cores and were run together with others
+  uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
+  uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
+  uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
+  // Background rewriting (settling, merging), which bytes_written counts too.
+  uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
+  uint64_t load_queue = 0;  // heads of attached prefixes that are being loaded ahead of steps
+  // Rows read ahead into the host tier (StepPolicy::prefetch): heads whose rows are to be read; all
+  // that was read; of that, used by a step; and for nothing: it left the tier unused, was there
+  // already, or found no room. The rest is there and may be used yet.
+  uint64_t ahead_queue = 0, ahead_bytes = 0, ahead_used_bytes = 0, ahead_vain_bytes = 0;
+  uint64_t host_tier_pinned = 0, host_evictions = 0;
+  // Indexes and exact keys held for selection; indexes may exceed the capacity.
+  uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;
+  uint64_t shared_rows_bytes = 0, shared_rows_capacity = 0;  // copies of shared sets' rows
+  std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
+  std::string host_tier_gpu;         // "off", "registered", or why it is not
+  std::vector<HostTierTenant> host_tenants;
+  uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
+  std::vector<TenantStats> tenants;  // the daemon shows others only to an admin
+  // Background verification: since the start, and since when all that is stored has verified.
+  uint64_t scrub_bytes = 0, scrub_damaged = 0;
+  int64_t verified_since_unix_ms = 0;
+};
+
+struct VerifySummary {
+  uint64_t segments = 0, pages = 0, blobs = 0, bytes = 0;
+  std::vector<std::string> damaged;
+};
+
+using ProgressFn = std::function<bool(uint64_t done, uint64_t total, std::string_view unit)>;
+
+}  // namespace prefixd

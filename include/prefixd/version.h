@@ -1,0 +1,13 @@
+/* The one place where prefixd's version stands: C, C++, CMake, the wheel and the packages read it.
+ */
+#ifndef PREFIXD_VERSION_H_
+#define PREFIXD_VERSION_H_
+
+#define PREFIXD_VERSION_MAJOR 0
+#define PREFIXD_VERSION_MINOR 2
+#define PREFIXD_VERSION_PATCH 0
+#define PREFIXD_VERSION "0.2.0"
+/* Of the shared libraries: before 1.0 a minor version may change the interface. */
+#define PREFIXD_SOVERSION "0.2"
+
+#endif /* PREFIXD_VERSION_H_ */

@@ -1,0 +1,399 @@
+#include "prefixctl/commands.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "prefixctl/output.h"
+#include "prefixctl/prefix_file.h"
+#include "protocol/codec.h"
+
+namespace prefixd::ctl {
+
+using wire::Json;
+using wire::ToJson;
+
+namespace {
+
+std::string Count(uint64_t n) { return std::to_string(n); }
+
+std::string ShapeText(const KvGeometry& g) {
+  return Count(g.n_layers) + " layers, " + Count(g.n_q_heads) + "/" + Count(g.n_kv_heads) +
+         " heads, dim " + Count(g.key_dim) +
+         (g.value_dim == g.key_dim ? "" : "/" + Count(g.value_dim)) + ", " +
+         std::string(DTypeName(g.dtype));
+}
+
+std::string ErrorText(double error) {
+  if (std::isnan(error)) return "-";
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4f", error);
+  return text;
+}
+
+// "int8, keys off by 0.0061 (at most 0.0098), values by ...": relative to the rows' norms.
+std::string RowsText(RowEncoding encoding, const EncodingError& e) {
+  const std::string name(RowEncodingName(encoding));
+  if (encoding == RowEncoding::kAsGiven) return name;
+  const auto part = [](const char* what, float rms, float max) {
+    return std::string(what) + " off by " + ErrorText(double{rms}) + " (at most " +
+           ErrorText(double{max}) + ")";
+  };
+  return name + ", " + part("keys", e.key_rms, e.key_max) + ", " +
+         part("values", e.value_rms, e.value_max);
+}
+
+// "until 2026-01-31 12:00:00, pinned", or "-".
+std::string KeptText(const PrefixSummary& p) {
+  std::string text = p.expires_unix_ms == 0 ? "" : "until " + Time(p.expires_unix_ms);
+  if (p.pinned) text += text.empty() ? "pinned" : ", pinned";
+  return text.empty() ? "-" : text;
+}
+
+// A model file may leave out "layers" (then all are equal, with "scale" or 1/sqrt(key_dim)) and
+// give "identity" as an object.
+Result<ModelSpec> ReadModelFile(const std::string& file, const std::string& name) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) return Error{Code::kNotFound, "cannot read the geometry file " + file};
+  Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object()) {
+    return InvalidArgument(file + " is no JSON object");
+  }
+  if (!name.empty()) json["name"] = name;
+  if (auto identity = json.find("identity"); identity != json.end() && identity->is_object()) {
+    Json pairs = Json::array();
+    for (const auto& [key, value] : identity->items()) pairs.push_back(Json::array({key, value}));
+    json["identity"] = std::move(pairs);
+  }
+  double scale = 0;
+  auto geometry = json.find("geometry");
+  const bool same_layers = geometry != json.end() && geometry->is_object() &&
+                           geometry->find("layers") == geometry->end();
+  if (same_layers && geometry->contains("scale")) {
+    PREFIXD_ASSIGN(scale, wire::Field<double>(*geometry, "scale"));
+  }
+  PREFIXD_ASSIGN(ModelSpec spec, wire::FromJson<ModelSpec>(json, file));
+  KvGeometry& g = spec.geometry;
+  if (same_layers && g.n_layers <= 1024 && g.key_dim > 0) {
+    LayerGeometry layer;
+    layer.scale = float(scale > 0 ? scale : 1 / std::sqrt(double(g.key_dim)));
+    g.layers.assign(g.n_layers, layer);
+  }
+  if (spec.name.empty()) return InvalidArgument(file + " has no name: add \"name\" or use --name");
+  if (Status s = g.Validate(); !s.ok()) return InvalidArgument(file + ": " + s.error().message);
+  return spec;
+}
+
+}  // namespace
+
+Status ShowStatus(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const wire::ServerStats server, client.Server());
+  PREFIXD_ASSIGN(const RuntimeStats r, client.Stats());
+  if (options.json) {
+    PrintJson({{"running", true}, {"server", ToJson(server)}, {"runtime", ToJson(r)}});
+    return {};
+  }
+  PrintFields(
+      {{"prefixd", server.version + ", pid " + Count(server.pid)},
+       {"address", server.address},
+       {"directory", server.dir},
+       {"running for", Duration(server.uptime_ms)},
+       {"compute", r.compute},
+       {"file I/O", r.io_backend},
+       {"models", Count(r.models)},
+       {"prefixes", Count(r.prefixes)},
+       {"sessions", Count(r.sessions)},
+       {"ingest queue", Count(r.ingest_queue)},
+       {"on disk", Bytes(r.bytes_on_disk) + ", " + Bytes(r.bytes_free) + " free"},
+       {"host tier", Bytes(r.host_tier_bytes) + " of " + Bytes(r.host_tier_capacity)},
+       {"selector memory",
+        Bytes(r.selector_memory_bytes) + " of " + Bytes(r.selector_memory_capacity)},
+       {"shared rows", Bytes(r.shared_rows_bytes) + " of " + Bytes(r.shared_rows_capacity)},
+       {"checksum failures", Count(r.checksum_failures)},
+       {"verified since",
+        r.verified_since_unix_ms == 0 ? "-" : Time(r.verified_since_unix_ms) + " UTC"},
+       {"scrub", Bytes(r.scrub_bytes) + " verified, " + Count(r.scrub_damaged) + " damaged"}});
+  return {};
+}
+
+Status ShowStats(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const wire::ServerStats server, client.Server());
+  PREFIXD_ASSIGN(const RuntimeStats runtime, client.Stats());
+  const Json json = {{"server", ToJson(server)}, {"runtime", ToJson(runtime)}};
+  if (options.json) {
+    PrintJson(json);
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {{"counter", "value"}};
+  for (const char* part : {"runtime", "server"}) {
+    for (const auto& [key, value] : json[part].items()) {
+      if (value.is_array()) continue;  // tenants, below
+      rows.push_back({std::string(part) + "." + key,
+                      value.is_string() ? value.get<std::string>() : value.dump()});
+    }
+  }
+  PrintTable(rows);
+  if (!runtime.tenants.empty()) {
+    rows = {{"TENANT", "ON DISK", "RESERVED", "QUOTA", "EVICTIONS", "EVICTED"}};
+    for (const TenantStats& t : runtime.tenants) {
+      rows.push_back({t.tenant.empty() ? "-" : t.tenant, Bytes(t.bytes), Bytes(t.reserved_bytes),
+                      t.quota_bytes == 0 ? "-" : Bytes(t.quota_bytes), Count(t.evictions),
+                      Bytes(t.evicted_bytes)});
+    }
+    std::puts("");
+    PrintTable(rows);
+  }
+  if (runtime.host_tenants.empty()) return {};
+  rows = {{"HOST TIER OF", "PAGES", "MEMORY", "SHARE", "IN PLACE", "HITS", "MISSES", "EVICTIONS"}};
+  for (const HostTierTenant& t : runtime.host_tenants) {
+    rows.push_back({"'" + t.tenant + "'", Bytes(t.bytes), Bytes(t.memory_bytes),
+                    Bytes(t.share_bytes), Bytes(t.pinned_bytes), Count(t.hits), Count(t.misses),
+                    Count(t.evictions)});
+  }
+  std::puts("");
+  PrintTable(rows);
+  return {};
+}
+
+Status ListModels(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, client.Models());
+  if (options.json) {
+    PrintJson(ToJson(models));
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {{"MODEL", "GEOMETRY", "FEATURE MAPS"}};
+  for (const ModelSpec& m : models) {
+    rows.push_back({m.name, ShapeText(m.geometry), Count(m.feature_maps.size())});
+  }
+  PrintTable(rows);
+  return {};
+}
+
+Status ShowModel(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, client.Models());
+  const auto it = std::ranges::find(models, options.name, &ModelSpec::name);
+  if (it == models.end()) {
+    return Error{Code::kNotFound,
+                 "no model named '" + options.name + "'; see `prefixctl models list`"};
+  }
+  if (options.json) {
+    PrintJson(ToJson(*it));
+    return {};
+  }
+  std::vector<std::pair<std::string, std::string>> fields = {
+      {"model", it->name},
+      {"geometry", ShapeText(it->geometry)},
+      {"bytes per token", Count(it->geometry.token_bytes())}};
+  for (const auto& [key, value] : it->identity) fields.emplace_back("identity." + key, value);
+  for (const auto& path : it->feature_maps) fields.emplace_back("feature map", path.string());
+  PrintFields(fields);
+  return {};
+}
+
+Status RegisterModel(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const ModelSpec spec, ReadModelFile(options.geometry_file, options.name));
+  PREFIXD_TRY(client.RegisterModel(spec));
+  if (options.json) {
+    PrintJson(ToJson(spec));
+  } else {
+    std::printf("registered %s: %s\n", Printable(spec.name).c_str(),
+                ShapeText(spec.geometry).c_str());
+  }
+  return {};
+}
+
+Status ListPrefixes(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const std::vector<PrefixSummary> prefixes, client.Prefixes());
+  if (options.json) {
+    PrintJson(ToJson(prefixes));
+    return {};
+  }
+  std::vector<std::vector<std::string>> rows = {{"PREFIX", "MODEL", "TENANT", "TOKENS", "ON DISK",
+                                                 "STATE", "LAST USED (UTC)", "KEPT (UTC)",
+                                                 "LABEL"}};
+  for (const PrefixSummary& p : prefixes) {
+    rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, Count(p.n_tokens),
+                    Bytes(p.own_bytes),
+                    p.quarantined ? "quarantined" : std::string(IngestStateName(p.ingest)),
+                    Time(p.last_used_unix_ms), KeptText(p), p.label});
+  }
+  PrintTable(rows);
+  for (const PrefixSummary& p : prefixes) {
+    if (p.quarantined) std::printf("%s is quarantined: %s\n", p.id.c_str(), p.quarantine.c_str());
+  }
+  return {};
+}
+
+namespace {
+
+std::string HowSearched(const IndexRecall& r) {
+  if (!r.used) return "exact: the index finds too little";
+  char effort[32];
+  std::snprintf(effort, sizeof effort, "%g", r.index == "ivf" ? 100 * r.effort : r.effort);
+  const std::string how = Printable(r.index) + ", " + effort +
+                          (r.index == "ivf" ? "% of lists" : " keys looked at per token");
+  return how + (r.queries == 0 ? ", untuned: the put gave no queries" : "");
+}
+
+// What each index finds on queries it was not tuned by.
+void PrintIndexes(const std::vector<IndexRecall>& indexes) {
+  if (indexes.empty()) return;
+  std::vector<std::vector<std::string>> rows = {
+      {"LAYER", "KV HEAD", "INDEX", "RECALL", "MASS", "K", "QUERIES", "SEARCHED BY"}};
+  for (const IndexRecall& r : indexes) {
+    const bool tuned = r.queries > 0;
+    rows.push_back({Count(r.layer), Count(r.kv_head), r.index, tuned ? ErrorText(r.recall) : "-",
+                    tuned ? ErrorText(r.mass) : "-", tuned ? Count(r.k) : "-", Count(r.queries),
+                    HowSearched(r)});
+  }
+  PrintTable(rows);
+}
+
+}  // namespace
+
+Status ShowPrefix(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
+  if (options.json) {
+    PrintJson(ToJson(detail));
+    return {};
+  }
+  const PrefixSummary& p = detail.summary;
+  std::string state(IngestStateName(p.ingest));
+  if (p.quarantined) state = "quarantined: " + p.quarantine;
+  if (!p.ingest_error.empty()) state += " (" + p.ingest_error + ")";
+  PrintFields({{"prefix", p.id},
+               {"label", p.label.empty() ? "-" : p.label},
+               {"model", p.model},
+               {"tenant", p.tenant.empty() ? "-" : p.tenant},
+               {"tokens", Count(p.n_tokens) + " (" + Count(p.own_tokens) + " stored here)"},
+               {"on disk", Bytes(p.own_bytes)},
+               {"rows", RowsText(p.encoding, p.encoding_error)},
+               {"state", state},
+               {"created (UTC)", Time(p.created_unix_ms)},
+               {"last used (UTC)", Time(p.last_used_unix_ms)},
+               {"kept (UTC)", KeptText(p)},
+               {"continued by", Count(p.children)}});
+  for (size_t i = 0; i < detail.chain.size(); ++i) {
+    std::printf("%s%s\n", i == 0 ? "chain             " : "               -> ",
+                Printable(detail.chain[i]).c_str());
+  }
+  for (const std::string& blob : detail.blobs)
+    std::printf("derived           %s\n", Printable(blob).c_str());
+  PrintIndexes(detail.indexes);
+  if (detail.choices.empty()) return {};
+  std::vector<std::vector<std::string>> rows = {
+      {"LAYER", "KV HEAD", "BUDGET", "CHOSEN", "ERROR", "OTHERS"}};
+  for (const HeadChoice& c : detail.choices) {
+    std::string error = "-", others;
+    for (const EstimatorError& e : c.errors) {
+      if (e.estimator == c.chosen) {
+        error = ErrorText(e.error);
+        continue;
+      }
+      others += (others.empty() ? "" : ", ") + e.estimator.Name() + " " + ErrorText(e.error);
+    }
+    rows.push_back({Count(c.layer), Count(c.kv_head), ErrorText(c.budget), c.chosen.Name(), error,
+                    others.empty() ? "-" : others});
+  }
+  PrintTable(rows);
+  return {};
+}
+
+Status ExportPrefixToFile(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const PrefixFile file, ExportPrefix(client, options.prefix, options.file,
+                                                     ShowProgress("export", options.quiet)));
+  if (options.json) {
+    PrintJson({{"prefix", file.prefix},
+               {"model", file.model},
+               {"label", file.label},
+               {"n_tokens", file.n_tokens},
+               {"bytes", file.bytes},
+               {"file", options.file}});
+  } else {
+    std::printf("%s: %s tokens of %s, %s\n", Printable(options.file).c_str(),
+                Count(file.n_tokens).c_str(), Printable(file.model).c_str(),
+                Bytes(file.bytes).c_str());
+  }
+  return {};
+}
+
+Status PutPrefixFromFile(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const PutResult result,
+                 PutPrefixFile(client, options.file, ShowProgress("put", options.quiet)));
+  if (options.json) {
+    PrintJson(ToJson(result));
+  } else {
+    std::printf("stored %s: %s tokens, %s of them new\n", result.prefix.c_str(),
+                Count(result.n_tokens).c_str(), Count(result.stored_tokens).c_str());
+  }
+  return {};
+}
+
+Status RemovePrefix(RemoteStore& client, const Options& options) {
+  PREFIXD_TRY(client.Remove(options.prefix));
+  if (options.json) {
+    PrintJson({{"removed", options.prefix}});
+  } else {
+    std::printf("removed %s\n", options.prefix.c_str());
+  }
+  return {};
+}
+
+namespace {
+
+Status ChangeRetention(RemoteStore& client, const Options& options, const Retention& retention) {
+  PREFIXD_TRY(client.SetRetention(options.prefix, retention));
+  PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
+  if (options.json) {
+    PrintJson(ToJson(detail));
+  } else {
+    std::printf("%s: %s\n", options.prefix.c_str(), KeptText(detail.summary).c_str());
+  }
+  return {};
+}
+
+}  // namespace
+
+Status PinPrefix(RemoteStore& client, const Options& options) {
+  return ChangeRetention(client, options, {true, std::nullopt});
+}
+
+Status UnpinPrefix(RemoteStore& client, const Options& options) {
+  return ChangeRetention(client, options, {false, std::nullopt});
+}
+
+Status LimitPrefix(RemoteStore& client, const Options& options) {
+  if (options.ttl == "never") return ChangeRetention(client, options, {std::nullopt, 0});
+  uint64_t seconds = 0;
+  const char* end = options.ttl.data() + options.ttl.size();
+  const auto [at, ec] = std::from_chars(options.ttl.data(), end, seconds);
+  if (ec != std::errc{} || at != end || seconds == 0) {
+    return InvalidArgument("the time to live is a whole number of seconds, at least 1, or never; " +
+                           ("not '" + options.ttl + "'"));
+  }
+  return ChangeRetention(client, options, {std::nullopt, seconds});
+}
+
+Status VerifyPrefixes(RemoteStore& client, const Options& options) {
+  PREFIXD_ASSIGN(const VerifySummary v,
+                 client.Verify(options.prefix, ShowProgress("verify", options.quiet)));
+  if (options.json) {
+    PrintJson(ToJson(v));
+  } else {
+    std::printf("verified %s segments, %s pages, %s derived files, %s: %s\n",
+                Count(v.segments).c_str(), Count(v.pages).c_str(), Count(v.blobs).c_str(),
+                Bytes(v.bytes).c_str(),
+                v.damaged.empty() ? "all good" : (Count(v.damaged.size()) + " damaged").c_str());
+    for (const std::string& d : v.damaged) std::printf("damaged: %s\n", Printable(d).c_str());
+  }
+  if (v.damaged.empty()) return {};
+  return Error{Code::kCorrupt, Count(v.damaged.size()) +
+                                   " damaged; segments are quarantined and will not be served: put "
+                                   "those prompts again, then remove the damaged prefixes. Damaged "
+                                   "derived files were deleted and are made again"};
+}
+
+}  // namespace prefixd::ctl

@@ -1,0 +1,41 @@
+// What prefixctl does, one function per command.
+#pragma once
+
+#include <string>
+
+#include "client_lib/remote_store.h"
+#include "prefixd/result.h"
+
+namespace prefixd::ctl {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitError = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitNotFound = 3;  // no such thing, or no daemon there
+
+struct Options {
+  std::string socket = "/run/prefixd/prefixd.sock";
+  std::string address;  // overrides socket
+  std::string tenant, token_file;
+  bool all_tenants = false, json = false, quiet = false;
+  std::string name, prefix, geometry_file, ttl, dir, file;  // of single commands
+  bool verify_data = false, prune = false;
+};
+
+// Prints to stdout; an error is returned (main says it and picks the exit code).
+Status ShowStatus(RemoteStore& client, const Options& options);
+Status ShowStats(RemoteStore& client, const Options& options);
+Status ListModels(RemoteStore& client, const Options& options);
+Status ShowModel(RemoteStore& client, const Options& options);
+Status RegisterModel(RemoteStore& client, const Options& options);
+Status ListPrefixes(RemoteStore& client, const Options& options);
+Status ShowPrefix(RemoteStore& client, const Options& options);
+Status ExportPrefixToFile(RemoteStore& client, const Options& options);
+Status PutPrefixFromFile(RemoteStore& client, const Options& options);
+Status RemovePrefix(RemoteStore& client, const Options& options);
+Status PinPrefix(RemoteStore& client, const Options& options);
+Status UnpinPrefix(RemoteStore& client, const Options& options);
+Status LimitPrefix(RemoteStore& client, const Options& options);  // its time to live
+Status VerifyPrefixes(RemoteStore& client, const Options& options);
+
+}  // namespace prefixd::ctl

@@ -1,0 +1,194 @@
+#include "prefixctl/prefix_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "protocol/codec.h"
+#include "protocol/json_text.h"
+#include "tensors/safetensors.h"
+
+namespace prefixd::ctl {
+namespace {
+
+constexpr const char* kFormat = "prefixd-prefix-v1";
+constexpr const char* kTokens = "tokens";
+constexpr uint32_t kTokensAtATime = 4096;
+constexpr size_t kMaxLabelBytes = 4096;  // of a store
+
+std::string LayerName(uint32_t layer, char part) {
+  return "layers." + std::to_string(layer) + "." + part;
+}
+
+// A label may be any bytes; a header is UTF-8. What replaces a byte is longer, and a label is not:
+// cut where a character begins.
+std::string AsUtf8(const std::string& label) {
+  const auto json = wire::Json::parse(
+      wire::Json(label).dump(-1, ' ', false, wire::Json::error_handler_t::replace));
+  std::string text = json.get<std::string>();
+  size_t end = std::min(text.size(), kMaxLabelBytes);
+  while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
+    --end;
+  text.resize(end);
+  return text;
+}
+
+// What a file of n tokens under this geometry holds.
+std::vector<TensorInfo> TensorsOf(const KvGeometry& g, uint64_t n) {
+  std::vector<TensorInfo> tensors;
+  const auto add = [&](std::string name, TensorType type, std::vector<uint64_t> shape) {
+    TensorInfo& info = tensors.emplace_back();
+    info.name = std::move(name), info.type = type, info.shape = std::move(shape);
+  };
+  add(kTokens, TensorType::kU32, {n});
+  for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+    add(LayerName(layer, 'k'), TensorTypeOf(g.dtype), {n, g.n_kv_heads, g.key_dim});
+    add(LayerName(layer, 'v'), TensorTypeOf(g.dtype), {n, g.n_kv_heads, g.value_dim});
+  }
+  return tensors;
+}
+
+Result<ModelSpec> FindModel(Store& client, const std::string& name) {
+  PREFIXD_ASSIGN(std::vector<ModelSpec> models, client.Models());
+  const auto it = std::ranges::find(models, name, &ModelSpec::name);
+  if (it == models.end()) {
+    return Error{Code::kNotFound, "no model named '" + name + "'; see `prefixctl models list`"};
+  }
+  return std::move(*it);
+}
+
+// The model of the file, checked against the tensors that are there.
+Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
+  const std::string path = file.path().string();
+  const auto& metadata = file.metadata();
+  const auto format = metadata.find("format"), model = metadata.find("model");
+  if (format == metadata.end() || format->second != kFormat || model == metadata.end()) {
+    return InvalidArgument(path + " is no exported prefix: its metadata does not say format '" +
+                           kFormat + "'; `prefixctl prefixes export` writes such files");
+  }
+  PREFIXD_ASSIGN(ModelSpec spec, wire::FromText<ModelSpec>(model->second, path + ": model"));
+  if (Status valid = spec.geometry.Validate(); !valid.ok()) {
+    return InvalidArgument(path + ": " + valid.error().message);
+  }
+  spec.feature_maps.clear();  // files of another machine
+  const TensorInfo* tokens = file.Find(kTokens);
+  if (!tokens || tokens->shape.size() != 1 || tokens->elements > UINT32_MAX) {
+    return InvalidArgument(path + ": has no tensor 'tokens' of one dimension");
+  }
+  const auto wanted = TensorsOf(spec.geometry, tokens->elements);
+  for (const TensorInfo& want : wanted) {
+    const TensorInfo* have = file.Find(want.name);
+    if (!have) return InvalidArgument(path + ": has no tensor " + QuoteName(want.name));
+    if (have->type != want.type || have->shape != want.shape) {
+      return InvalidArgument(path + ": tensor " + QuoteName(want.name) + " is " +
+                             std::string(TensorTypeName(have->type)) + " " +
+                             ShapeString(have->shape) + "; its model's are " +
+                             std::string(TensorTypeName(want.type)) + " " +
+                             ShapeString(want.shape));
+    }
+  }
+  if (file.tensors().size() != wanted.size()) {
+    return InvalidArgument(path + ": has more tensors than its model has layers");
+  }
+  return spec;
+}
+
+// The store's model of that name is the file's.
+Status MatchModel(Store& client, const ModelSpec& spec, const std::string& path) {
+  const auto known = FindModel(client, spec.name);
+  if (!known.ok() && known.error().code == Code::kNotFound) return client.RegisterModel(spec);
+  if (!known.ok()) return known.error();
+  if (known->geometry == spec.geometry && known->identity == spec.identity) return {};
+  return Error{Code::kAlreadyExists,
+               path + " is of a model '" + spec.name +
+                   "' with another geometry or identity than the one registered here; rows of one "
+                   "model are wrong under another"};
+}
+
+}  // namespace
+
+Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
+                                const std::filesystem::path& path, const ProgressFn& progress) {
+  PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(prefix));
+  PREFIXD_ASSIGN(ModelSpec spec, FindModel(client, detail.summary.model));
+  spec.feature_maps.clear();
+  AttachSpec attach;
+  attach.model = spec.name;
+  attach.tenant = detail.summary.tenant;
+  attach.prefix = prefix;
+  attach.policy.mode = StepMode::kAnchors;  // no step is wanted
+  PREFIXD_ASSIGN(const std::shared_ptr<Session> session, client.Attach(attach));
+  const KvGeometry& geometry = spec.geometry;
+  const uint32_t n = session->info().n_tokens;
+
+  PREFIXD_ASSIGN(auto writer, SafetensorsWriter::Create(path, TensorsOf(geometry, n),
+                                                        {{"format", kFormat},
+                                                         {"model", wire::ToText(spec)},
+                                                         {"label", AsUtf8(detail.summary.label)}},
+                                                        0600));
+  std::vector<uint32_t> tokens(n);
+  PREFIXD_TRY(session->ReadTokens({0, n}, tokens));
+  PREFIXD_TRY(writer.Write(kTokens, 0, std::as_bytes(std::span(tokens))));
+  PrefixFile out{prefix, spec.name, detail.summary.label, n, tokens.size() * sizeof(uint32_t)};
+
+  RestoreOptions options;
+  options.progress = progress;
+  PREFIXD_ASSIGN(const auto restore, Restore::Begin(session, options));
+  const uint64_t k_token = geometry.n_kv_heads * geometry.row().key_bytes();
+  const uint64_t v_token = geometry.n_kv_heads * geometry.row().value_bytes();
+  while (true) {
+    Result<std::optional<RestoredRun>> next = restore->Next();
+    if (!next.ok() && next.error().code == Code::kCancelled) {
+      return Error{Code::kCancelled,
+                   "the export was stopped; " + path.string() + " was not written"};
+    }
+    PREFIXD_ASSIGN(const std::optional<RestoredRun> run, std::move(next));
+    if (!run) break;
+    PREFIXD_TRY(writer.Write(LayerName(run->layer, 'k'), run->tokens.begin * k_token, run->k));
+    PREFIXD_TRY(writer.Write(LayerName(run->layer, 'v'), run->tokens.begin * v_token, run->v));
+    out.bytes += run->k.size() + run->v.size();
+  }
+  PREFIXD_TRY(writer.Commit());
+  return out;
+}
+
+Result<PutResult> PutPrefixFile(Store& client, const std::filesystem::path& path,
+                                const ProgressFn& progress) {
+  PREFIXD_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  PREFIXD_ASSIGN(const ModelSpec model, ModelOf(file));
+  PREFIXD_TRY(MatchModel(client, model, path.string()));
+  PutSpec spec;
+  spec.model = model.name;
+  if (const auto label = file.metadata().find("label"); label != file.metadata().end()) {
+    spec.label = label->second;
+  }
+  const auto ids = file.Bytes(*file.Find(kTokens));
+  spec.tokens.resize(ids.size() / sizeof(uint32_t));
+  if (!ids.empty()) std::memcpy(spec.tokens.data(), ids.data(), ids.size());
+  PREFIXD_ASSIGN(const auto put, client.BeginPut(spec));
+
+  const KvGeometry& geometry = model.geometry;
+  const uint64_t k_token = geometry.n_kv_heads * geometry.row().key_bytes();
+  const uint64_t v_token = geometry.n_kv_heads * geometry.row().value_bytes();
+  const TokenRange missing = put->missing();
+  const uint64_t total = uint64_t{missing.size()} * (k_token + v_token) * geometry.n_layers;
+  uint64_t done = 0;
+  for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+    const auto k = file.Bytes(*file.Find(LayerName(layer, 'k')));
+    const auto v = file.Bytes(*file.Find(LayerName(layer, 'v')));
+    for (uint32_t at = missing.begin, n = 0; at < missing.end; at += n) {
+      n = std::min(kTokensAtATime, missing.end - at);
+      PREFIXD_TRY(put->Write(layer, at, n, k.subspan(at * k_token, n * k_token),
+                             v.subspan(at * v_token, n * v_token)));
+      done += n * (k_token + v_token);
+      if (progress && !progress(done, total, "bytes")) {
+        return Error{Code::kCancelled, "the put was stopped by the caller"};
+      }
+    }
+  }
+  return put->Commit();
+}
+
+}  // namespace prefixd::ctl

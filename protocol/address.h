@@ -1,0 +1,30 @@
+// Where a daemon listens: "unix:/path", a plain path, or "tcp:host:port".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+// sockaddr_un holds 108 bytes with the terminating zero; the kernel takes no more.
+inline constexpr size_t kMaxSocketPathBytes = 107;
+
+struct Address {
+  enum class Kind : uint8_t { kUnix, kTcp };
+  Kind kind = Kind::kUnix;
+  std::string path;   // kUnix
+  std::string host;   // kTcp; an IPv6 address without its brackets
+  uint16_t port = 0;  // kTcp; 0 asks a listener for any free port
+
+  // kInvalidArgument: an empty or too long path, a missing or bad port.
+  static Result<Address> Parse(std::string_view text);
+  // "host:port" or "[v6]:port", as the daemon's tcp key takes it.
+  static Result<Address> ParseTcp(std::string_view host_port);
+  std::string ToString() const;  // "unix:/path" or "tcp:host:port"
+};
+
+}  // namespace prefixd

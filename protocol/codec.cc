@@ -1,0 +1,308 @@
+#include "protocol/codec.h"
+
+#include <array>
+#include <concepts>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <type_traits>
+
+#include "prefixd/options.h"
+#include "protocol/codec_fields.h"
+#include "protocol/msgpack_check.h"
+
+namespace prefixd::wire {
+namespace {
+
+// ---- encoding -------------------------------------------------------------------------------
+
+struct Encoder {
+  Json json = Json::object();
+  template <typename T>
+  void operator()(const char* key, const T& value) {
+    json[key] = Value(value);
+  }
+
+  static Json Value(bool x) { return x; }
+  static Json Value(std::integral auto x) { return x; }
+  static Json Value(double x) { return x; }
+  static Json Value(float x) { return x; }
+  static Json Value(const std::string& x) { return x; }
+  static Json Value(const std::filesystem::path& x) { return x.string(); }
+  static Json Value(DType x) { return std::string(DTypeName(x)); }
+  static Json Value(StepMode x) { return std::string(StepModeName(x)); }
+  static Json Value(GroupRule x) { return std::string(GroupRuleName(x)); }
+  static Json Value(const EstimatorVariant& x) { return x.Name(); }
+  static Json Value(IngestState x) { return std::string(IngestStateName(x)); }
+  static Json Value(RowEncoding x) { return std::string(RowEncodingName(x)); }
+  static Json Value(CutKind x) { return static_cast<uint32_t>(x); }
+  static Json Value(const TokenRange& x) { return Json::array({x.begin, x.end}); }
+  static Json Value(const Extent& x) { return Json::array({x.offset, x.length}); }
+  template <typename T>
+  static Json Value(const std::pair<std::string, T>& x) {
+    return Json::array({x.first, x.second});
+  }
+  static Json Value(const std::map<std::string, uint64_t>& x) { return x; }
+  template <typename T>
+  static Json Value(const std::optional<T>& x) {
+    return x ? Value(*x) : Json(nullptr);
+  }
+  template <typename T, size_t n>
+  static Json Value(const std::array<T, n>& x) {
+    return List(x);
+  }
+  template <typename T>
+  static Json Value(const std::vector<T>& x) {
+    return List(x);
+  }
+  template <typename T>
+  requires requires(Encoder& e, const T& x) { Describe(e, x); }
+  static Json Value(const T& x) {
+    Encoder nested;
+    Describe(nested, x);
+    return std::move(nested.json);
+  }
+
+ private:
+  static Json List(const auto& items) {
+    Json list = Json::array();
+    for (const auto& item : items) list.push_back(Value(item));
+    return list;
+  }
+};
+
+// ---- decoding -------------------------------------------------------------------------------
+
+// Keeps the first error; after it every further field is skipped.
+struct Decoder {
+  const Json& json;
+  std::string path;
+  std::optional<Error>& error;
+
+  template <typename T>
+  void operator()(const char* key, T& value) {
+    if (error) return;
+    const auto it = json.find(key);
+    if (it != json.end()) Read(*it, path + "." + key, value);
+  }
+
+  void Fail(const std::string& at, std::string_view expected) {
+    if (!error) error = InvalidArgument(at + ": expected " + std::string(expected));
+  }
+
+  void Read(const Json& j, const std::string& at, bool& x) {
+    j.is_boolean() ? void(x = j.get<bool>()) : Fail(at, "true or false");
+  }
+  template <std::unsigned_integral T>
+  void Read(const Json& j, const std::string& at, T& x) {
+    const bool whole = j.is_number_unsigned() || (j.is_number_integer() && j.get<int64_t>() >= 0);
+    if (!whole || j.get<uint64_t>() > std::numeric_limits<T>::max()) {
+      return Fail(at, "a whole number from 0 to " + std::to_string(std::numeric_limits<T>::max()));
+    }
+    x = static_cast<T>(j.get<uint64_t>());
+  }
+  void Read(const Json& j, const std::string& at, int64_t& x) {
+    const bool fits = j.is_number_integer() &&
+                      !(j.is_number_unsigned() && j.get<uint64_t>() > uint64_t(INT64_MAX));
+    fits ? void(x = j.get<int64_t>()) : Fail(at, "a whole number of 64 bits");
+  }
+  template <std::floating_point T>
+  void Read(const Json& j, const std::string& at, T& x) {
+    j.is_number() ? void(x = j.get<T>()) : Fail(at, "a number");
+  }
+  void Read(const Json& j, const std::string& at, std::string& x) {
+    j.is_string() ? void(x = j.get_ref<const std::string&>()) : Fail(at, "a string");
+  }
+  void Read(const Json& j, const std::string& at, std::filesystem::path& x) {
+    std::string text;
+    Read(j, at, text);
+    x = std::move(text);
+  }
+  template <typename T>
+  void ReadName(const Json& j, const std::string& at, Result<T> (*parse)(std::string_view), T& x) {
+    std::string name;
+    Read(j, at, name);
+    if (error) return;
+    Result<T> parsed = parse(name);
+    if (!parsed.ok()) return void(error = InvalidArgument(at + ": " + parsed.error().message));
+    x = *parsed;
+  }
+  void Read(const Json& j, const std::string& at, DType& x) { ReadName(j, at, DTypeFromName, x); }
+  void Read(const Json& j, const std::string& at, GroupRule& x) {
+    ReadName(j, at, GroupRuleFromName, x);
+  }
+  void Read(const Json& j, const std::string& at, StepMode& x) {
+    ReadName(j, at, StepModeFromName, x);
+  }
+  void Read(const Json& j, const std::string& at, EstimatorVariant& x) {
+    ReadName(j, at, EstimatorVariant::Parse, x);
+  }
+  void Read(const Json& j, const std::string& at, RowEncoding& x) {
+    ReadName(j, at, RowEncodingFromName, x);
+  }
+  void Read(const Json& j, const std::string& at, IngestState& x) {
+    std::string name;
+    Read(j, at, name);
+    for (auto state : {IngestState::kPending, IngestState::kRunning, IngestState::kReady,
+                       IngestState::kFailed}) {
+      if (IngestStateName(state) == name) return void(x = state);
+    }
+    Fail(at, "an ingest state");
+  }
+  void Read(const Json& j, const std::string& at, CutKind& x) {
+    uint32_t number = 0;
+    Read(j, at, number);
+    number <= 2 ? void(x = static_cast<CutKind>(number)) : Fail(at, "a kind of cut (0, 1, 2)");
+  }
+  template <typename A, typename B>
+  void ReadPair(const Json& j, const std::string& at, A& a, B& b) {
+    if (!j.is_array() || j.size() != 2) return Fail(at, "a list of two");
+    Read(j[0], at, a);
+    Read(j[1], at, b);
+  }
+  void Read(const Json& j, const std::string& at, TokenRange& x) {
+    ReadPair(j, at, x.begin, x.end);
+  }
+  void Read(const Json& j, const std::string& at, Extent& x) {
+    ReadPair(j, at, x.offset, x.length);
+  }
+  template <typename T>
+  void Read(const Json& j, const std::string& at, std::pair<std::string, T>& x) {
+    ReadPair(j, at, x.first, x.second);
+  }
+  void Read(const Json& j, const std::string& at, std::map<std::string, uint64_t>& x) {
+    if (!j.is_object()) return Fail(at, "an object");
+    for (const auto& [key, value] : j.items()) Read(value, at + "." + key, x[key]);
+  }
+  template <typename T>
+  void Read(const Json& j, const std::string& at, std::optional<T>& x) {
+    if (j.is_null()) return x.reset();
+    Read(j, at, x.emplace());
+  }
+  template <typename T, size_t n>
+  void Read(const Json& j, const std::string& at, std::array<T, n>& x) {
+    if (!j.is_array() || j.size() != n) return Fail(at, "a list of " + std::to_string(n));
+    for (size_t i = 0; i < n; ++i) Read(j[i], at, x[i]);
+  }
+  template <typename T>
+  void Read(const Json& j, const std::string& at, std::vector<T>& x) {
+    if (!j.is_array()) return Fail(at, "a list");
+    x.assign(j.size(), T{});
+    for (size_t i = 0; i < x.size() && !error; ++i) {
+      Read(j[i], at + "[" + std::to_string(i) + "]", x[i]);
+    }
+  }
+  template <typename T>
+  requires requires(Decoder& d, T& x) { Describe(d, x); }
+  void Read(const Json& j, const std::string& at, T& x) {
+    if (!j.is_object()) return Fail(at, "an object");
+    Decoder nested{j, at, error};
+    Describe(nested, x);
+  }
+};
+
+}  // namespace
+
+template <typename T>
+Json ToJson(const T& value) {
+  return Encoder::Value(value);
+}
+
+template <typename T>
+Result<T> FromJson(const Json& json, std::string_view what) {
+  std::optional<Error> error;
+  T value{};
+  Decoder decoder{json, std::string(what), error};
+  decoder.Read(json, std::string(what), value);
+  if (error) return *std::move(error);
+  return value;
+}
+
+Json ErrorToJson(const Error& error) {
+  return {{"code", std::string(CodeName(error.code))}, {"message", error.message}};
+}
+
+Error ErrorFromJson(const Json& json) {
+  const auto code = Field<std::string>(json, "code");
+  const auto message = Field<std::string>(json, "message");
+  if (!code.ok() || !message.ok()) return {Code::kInternal, "malformed error from the other side"};
+  return {CodeFromName(*code), *message};
+}
+
+template <typename T>
+Result<T> Field(const Json& json, const char* key) {
+  const auto it = json.find(key);
+  if (it == json.end()) return InvalidArgument(std::string("field '") + key + "' is missing");
+  return FromJson<T>(*it, key);
+}
+
+#define PREFIXD_CODEC(T)             \
+  template Json ToJson<T>(const T&); \
+  template Result<T> FromJson<T>(const Json&, std::string_view);
+PREFIXD_CODEC(Hello)
+PREFIXD_CODEC(HelloReply)
+PREFIXD_CODEC(ServerStats)
+PREFIXD_CODEC(Extent)
+PREFIXD_CODEC(KvGeometry)
+PREFIXD_CODEC(ModelSpec)
+PREFIXD_CODEC(PutSpec)
+PREFIXD_CODEC(Retention)
+PREFIXD_CODEC(RuntimeOptions)
+PREFIXD_CODEC(PrefixMatch)
+PREFIXD_CODEC(PutResult)
+PREFIXD_CODEC(StepPolicy)
+PREFIXD_CODEC(AttachSpec)
+PREFIXD_CODEC(SessionInfo)
+PREFIXD_CODEC(Ledger)
+PREFIXD_CODEC(StepInfo)
+PREFIXD_CODEC(SessionReport)
+PREFIXD_CODEC(PrefixSummary)
+PREFIXD_CODEC(PrefixDetail)
+PREFIXD_CODEC(RuntimeStats)
+PREFIXD_CODEC(VerifySummary)
+PREFIXD_CODEC(TokenRange)
+PREFIXD_CODEC(Selection)
+PREFIXD_CODEC(std::vector<ModelSpec>)
+PREFIXD_CODEC(std::vector<PrefixSummary>)
+#undef PREFIXD_CODEC
+
+template Result<bool> Field<bool>(const Json&, const char*);
+template Result<uint32_t> Field<uint32_t>(const Json&, const char*);
+template Result<uint64_t> Field<uint64_t>(const Json&, const char*);
+template Result<double> Field<double>(const Json&, const char*);
+template Result<std::vector<uint64_t>> Field<std::vector<uint64_t>>(const Json&, const char*);
+template Result<std::string> Field<std::string>(const Json&, const char*);
+template Result<TokenRange> Field<TokenRange>(const Json&, const char*);
+template Result<StepPolicy> Field<StepPolicy>(const Json&, const char*);
+template Result<EstimatorVariant> Field<EstimatorVariant>(const Json&, const char*);
+template Result<std::vector<Extent>> Field<std::vector<Extent>>(const Json&, const char*);
+
+std::vector<std::byte> PackControl(const Json& json) {
+  std::vector<uint8_t> packed = Json::to_msgpack(json);
+  const auto* data = reinterpret_cast<const std::byte*>(packed.data());
+  return {data, data + packed.size()};
+}
+
+Result<Json> UnpackControl(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return Json(Json::object());
+  PREFIXD_TRY(CheckMsgpack(bytes, kMaxControlDepth));
+  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+  try {
+    Json json = Json::from_msgpack(data, data + bytes.size(), true, /*allow_exceptions=*/false);
+    if (!json.is_object()) return InvalidArgument("malformed control part: not a map");
+    return json;
+  } catch (const std::exception&) {  // e.g. a container larger than the parser allows
+    return InvalidArgument("malformed control part");
+  }
+}
+
+std::span<const std::byte> BytesOf(std::span<const uint32_t> values) {
+  return std::as_bytes(values);
+}
+std::span<const std::byte> BytesOf(std::span<const float> values) { return std::as_bytes(values); }
+std::span<std::byte> WritableBytesOf(std::span<float> values) {
+  return std::as_writable_bytes(values);
+}
+
+}  // namespace prefixd::wire

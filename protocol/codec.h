@@ -1,0 +1,82 @@
+// Between the runtime's value types and JSON (MessagePack on the wire, text in `prefixctl --json`
+// and in model files). Internal to client_lib and daemon: it names the JSON library.
+//
+// One description per type serves both directions. Decoding is tolerant of absent and of unknown
+// fields (newer peers add some) and strict about types and ranges. Nothing here throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
+#include "prefixd/types.h"
+#include "protocol/frame.h"
+
+namespace prefixd::wire {
+
+using Json = nlohmann::json;
+
+// First message of a connection.
+struct Hello {
+  std::string client;  // name and version, for the daemon's log
+  std::string tenant;
+  std::string token;   // TCP, when the daemon asks for one
+  bool admin = false;  // see every tenant; only the daemon's own user over a Unix socket
+  bool shared_memory = false;
+};
+
+struct HelloReply {
+  std::string server;  // "prefixd 0.1.0"
+  uint32_t pid = 0;
+  uint64_t max_payload_bytes = 0;
+  uint32_t max_calls = 0;     // in flight on one connection
+  uint64_t region_bytes = 0;  // 0: no shared memory
+  bool admin = false;
+};
+
+// The daemon's own counters, beside RuntimeStats.
+struct ServerStats {
+  std::string version, address, dir;
+  uint32_t pid = 0;
+  uint64_t uptime_ms = 0;
+  uint64_t connections = 0, connections_total = 0, connections_refused = 0;
+  uint64_t calls = 0, calls_failed = 0, protocol_errors = 0;
+  uint64_t bytes_in = 0, bytes_out = 0, shared_memory_bytes = 0;
+};
+
+// Instantiated for every type below; see codec.cc.
+//   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
+//   Retention, RuntimeOptions (prefixd/store.h), PrefixMatch, PutResult, StepPolicy,
+//   AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport, PrefixSummary,
+//   PrefixDetail, RuntimeStats, VerifySummary, TokenRange, Selection (no ids)
+template <typename T>
+Json ToJson(const T& value);
+// kInvalidArgument names the field ("attach.policy.budget: expected a number").
+template <typename T>
+Result<T> FromJson(const Json& json, std::string_view what);
+
+// {code, message}. A malformed one becomes a kInternal error that says so.
+Json ErrorToJson(const Error& error);
+Error ErrorFromJson(const Json& json);
+
+// One field of an object; kInvalidArgument when absent or of the wrong type or range.
+//   T: bool, uint32_t, uint64_t, double, std::string, std::vector<uint64_t>, std::vector<Extent>
+template <typename T>
+Result<T> Field(const Json& json, const char* key);
+
+std::vector<std::byte> PackControl(const Json& json);
+// Checks nesting and lengths first (msgpack_check.h). An empty span is an empty object.
+Result<Json> UnpackControl(std::span<const std::byte> bytes);
+
+// Tokens and row ids travel as little-endian uint32 in the payload.
+std::span<const std::byte> BytesOf(std::span<const uint32_t> values);
+std::span<const std::byte> BytesOf(std::span<const float> values);
+std::span<std::byte> WritableBytesOf(std::span<float> values);
+
+}  // namespace prefixd::wire

@@ -1,0 +1,46 @@
+// A blocking stream socket with deadlines, as a client of the daemon needs it.
+// Thread-safety: one thread at a time.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+
+#include "prefixd/result.h"
+#include "protocol/address.h"
+
+namespace prefixd {
+
+// For both ends of a TCP connection: small messages are not held back, and a peer that vanished
+// without a word is noticed within two minutes.
+void SetTcpOptions(int fd);
+
+class Socket {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Deadline = std::optional<Clock::time_point>;  // nullopt: wait forever
+
+  Socket() = default;
+  ~Socket();
+  Socket(Socket&& other) noexcept;
+  Socket& operator=(Socket&& other) noexcept;
+
+  // kUnavailable when nobody answers there, kNotFound when the host or socket does not exist.
+  static Result<Socket> Connect(const Address& address, Deadline deadline);
+
+  // Everything or an error: kUnavailable when the other side is gone or the deadline passes.
+  Status Send(std::span<const std::span<const std::byte>> parts, Deadline deadline);
+  Status Receive(std::span<std::byte> out, Deadline deadline);
+  // As Receive; a descriptor that came along is stored in *fd (owned by the caller), else -1.
+  Status ReceiveWithFd(std::span<std::byte> out, Deadline deadline, int* fd);
+  void Close();
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  Status Wait(short events, Deadline deadline);
+
+  int fd_ = -1;
+};
+
+}  // namespace prefixd

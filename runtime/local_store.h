@@ -1,0 +1,23 @@
+// A store in this process: storage, index, attention and gpu joined. This is all of prefixd; the
+// daemon is this library plus a socket.
+//
+// Thread-safety: as prefixd/store.h says. Destroying the store waits for background work.
+#pragma once
+
+#include <memory>
+
+#include "prefixd/options.h"
+#include "prefixd/result.h"
+#include "prefixd/store.h"
+
+namespace prefixd {
+
+class LocalStore : public Store {
+ public:
+  static Result<std::unique_ptr<LocalStore>> Open(const RuntimeOptions& options);
+
+  // Waits until the background has nothing left to rewrite. For benchmarks and tests.
+  virtual Status WaitSettled(const ProgressFn& progress) = 0;
+};
+
+}  // namespace prefixd

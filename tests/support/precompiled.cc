@@ -1,0 +1,2 @@
+// Compiles precompiled.h once; nobody runs it.
+int main() { return 0; }
