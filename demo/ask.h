@@ -1,0 +1,29 @@
+// One question about the stored prompt: attach, ask, generate under a read budget, say what was
+// read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "attention/result.h"
+
+namespace prefixd::demo {
+
+struct AskOptions {
+  std::string address;  // of the daemon
+  std::filesystem::path state_file;
+  std::optional<std::string> question;  // none: that of the first planted fact
+  std::string budget = "0.02";          // "0.01", "1%", or "all": everything is read
+  uint32_t tokens = 7;                  // to generate; the answer to a planted fact is 7 bytes
+  bool json = false;                    // print an object instead of text
+};
+
+// The question's tokens attend exactly, in one pass over the prompt; so does the first token
+// generated, which follows from them. Every further token is a step under the budget.
+// kInvalidArgument: a budget that is none, an empty question. Refusals of the daemon are passed on:
+// kInfeasible, kNotFound (the prefix is gone), kCorrupt (damaged).
+Status RunAsk(const AskOptions& options);
+
+}  // namespace prefixd::demo
