@@ -140,6 +140,11 @@ class Sessions(unittest.TestCase):
                                         "1 new"), 3)
         self.assertFalse((self.source / "new").exists())
 
+    def test_temporary_files_are_removed(self):
+        made = self.folder / "made"
+        self.run_lines(f"$ mktemp -d >{made}", f"$ test -d $(cat {made})")
+        self.assertFalse(Path(made.read_text().strip()).exists())
+
     def test_both_outputs_in_order_and_no_newline_at_the_end(self):
         self.run_lines("$ echo a; echo b >&2; printf c", "a", "b", "c", "$ cat", "$ echo d", "d")
 

@@ -9,7 +9,8 @@ In a block, `$ ` begins a command, `> ` right after it continues it, and all els
 lines, or none. A command may fail only if the next one is `echo $?`, which shows the status.
 
 The session runs in a temporary directory that looks like the checkout: links to what is in
-SOURCE, and build/release, which is BUILD. Whatever the page leaves running is stopped.
+SOURCE, and build/release, which is BUILD; TMPDIR is beside it. Whatever the page leaves running or
+in these is gone afterwards.
 """
 
 from __future__ import annotations
@@ -144,10 +145,11 @@ class Shell:
     # What its processes are told at the end, and the seconds that they get for it.
     STOP = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
 
-    def __init__(self, directory: Path, deadline: float):
+    def __init__(self, directory: Path, temporary: Path, deadline: float):
         environment = {k: v for k, v in os.environ.items()
                        if k not in ("BASH_ENV", "ENV", "PREFIXD_SOCKET")}
-        environment.update(LC_ALL="C.UTF-8", TERM="dumb", PWD=str(directory))
+        environment.update(LC_ALL="C.UTF-8", TERM="dumb", PWD=str(directory),
+                           TMPDIR=str(temporary))
         self._deadline = deadline
         self._nonce = secrets.token_hex(8)
         self._status = 0
@@ -252,7 +254,8 @@ def check(example: Example, following: Example | None, shell: Shell) -> None:
 
 
 def lay_out(directory: Path, source: Path, build: Path) -> None:
-    """The directory looks like the checkout."""
+    """The directory becomes one that looks like the checkout."""
+    directory.mkdir()
     for entry in source.iterdir():
         if entry.name != "build" and not entry.name.startswith("."):
             (directory / entry.name).symlink_to(entry)
@@ -270,8 +273,10 @@ def run_page(page: Path, source: Path, build: Path, timeout: float) -> int:
         raise Failure(f"{page}: {error}") from None
     # Not below TMPDIR, which may be deep: the path of a socket has 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="console-", dir="/tmp") as folder:
-        lay_out(Path(folder), source, build)
-        shell = Shell(Path(folder), time.monotonic() + timeout)
+        checkout, temporary = Path(folder) / "checkout", Path(folder) / "tmp"
+        lay_out(checkout, source, build)
+        temporary.mkdir()
+        shell = Shell(checkout, temporary, time.monotonic() + timeout)
         try:
             for example, following in zip(examples, [*examples[1:], None]):
                 where = f"{page.name}:{example.line}: $ {example.command}"
