@@ -1,60 +1,76 @@
-# One word per task. `make demo` and `make test` work on a fresh Debian 12 with only git and make.
+# One word per task; `make` alone explains. `make demo` and `make test` work on a fresh Debian 12 with
+# only git and make.
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup setup-python build dev test test-cpp test-python asan tsan fuzz torture demo bench format python-module wheel \
-        check-format tidy install gpu-only model phi quality golden clean
+.PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture bench \
+        bench-build format check-format tidy install wheel test-wheel deb test-deb python-module \
+        gpu-only model phi quality golden clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+STAGE := scripts/stage.sh
+PROGRAMS := prefixd prefixctl prefixd-demo
+# Kernels are compiled where a test wants them, device or not.
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+WITH_CUDA := $(if $(NVCC),-DPREFIXD_CUDA=ON)
 
 help:  ## this list
+	@echo "prefixd keeps the KV cache of long prompts and lets decoders attend over it. Start with: make demo"
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup:  ## install missing Debian packages
 	@scripts/setup_debian.sh
 
-setup-python: setup  ## create .venv for training and the Python tests
-	@scripts/setup_python.sh
+$(BUILD)/build.ninja:
+	@$(STAGE) "configure" cmake --preset release
 
-$(BUILD)/build.ninja: | setup
-	@cmake --preset release
+build: setup $(BUILD)/build.ninja  ## daemon, tool, libraries, demo: optimised, in build/release
+	@$(STAGE) "build" cmake --build $(BUILD) -j $(JOBS)
 
-build: setup $(BUILD)/build.ninja  ## optimised build in build/release
-	@cmake --build $(BUILD) -j $(JOBS)
-
-dev: setup  ## build with assertions and debug symbols in build/dev
-	@cmake --preset dev && cmake --build --preset dev -j $(JOBS)
-
-demo: build  ## the main job on a real document: prefill, persist, restart, decode; writes demo-report/
+demo: setup $(BUILD)/build.ninja  ## the main job on a real document: prefill, persist, restart, decode; writes demo-report/
+	@$(STAGE) "build what the demo runs" cmake --build $(BUILD) -j $(JOBS) --target $(PROGRAMS)
 	@scripts/demo.sh $(DEMO_ARGS)
 
-test: test-cpp test-python  ## build, then all tests
+test: test-cpp test-python test-torch  ## build, then all tests: C++ first, what needs PyTorch last
 
-test-cpp: build  ## the C++ tests
-	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+test-cpp: setup  ## the C++ tests
+	@$(STAGE) "configure" cmake --preset release $(WITH_CUDA)
+	@$(STAGE) "build with tests" cmake --build $(BUILD) -j $(JOBS) --target all tests/all
+	@$(STAGE) "C++ tests" ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
-python-module: setup-python $(BUILD)/build.ninja  ## the extension module of the Python package, in place
-	@cmake --preset release -DPREFIXD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_python prefixd_python_stub
+python-module: setup  ## the extension module of the Python package, in place
+	@$(STAGE) "Python environment" scripts/setup_python.sh core
+	@$(STAGE) "configure with Python" cmake --preset release -DPREFIXD_PYTHON=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
+	@$(STAGE) "Python module" cmake --build $(BUILD) -j $(JOBS) \
+	  --target prefixd prefixctl prefixd_embedded prefixd_python prefixd_python_stub
 
-wheel: setup-python  ## the Python package as a wheel in build/wheels, linked with this system's libraries
-	@.venv/bin/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w build/wheels ./python
-	@ls build/wheels
+test-python: python-module  ## the tests of the Python package's core (NumPy alone)
+	@$(STAGE) "Python tests of the core" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/core"
 
-test-python: build python-module  ## the Python tests, and the types of the package
-	@cd python && ../.venv/bin/python -m pytest -q
-	@cd python && ../.venv/bin/python -m mypy
+test-torch: python-module  ## the Python tests that need PyTorch (3 GB are fetched once; TORCH_INDEX=URL: from an index with a smaller build)
+	@[ -f .venv/torch.sha256 ] || echo "== PyTorch is fetched for the last tests: some 3 GB; TORCH_INDEX=URL takes a smaller build"
+	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+	@$(STAGE) "Python tests with PyTorch" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/torch"
+	@$(STAGE) "types of the Python package" bash -c "cd python && ../.venv/bin/python -m mypy"
+
+dev: setup  ## build with assertions and debug symbols, file by file, in build/dev
+	@cmake --preset dev && cmake --build --preset dev -j $(JOBS)
 
 asan: setup  ## unit tests under address and undefined-behaviour sanitizers
-	@cmake --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS)
+	@$(STAGE) "configure with sanitizers" cmake --preset asan
+	@$(STAGE) "build with sanitizers" cmake --build build/asan -j $(JOBS) --target tests/all
+	@$(STAGE) "unit tests under sanitizers" ctest --preset asan -j $(JOBS)
 
 tsan: setup  ## unit tests under the thread sanitizer
-	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS) && ctest --preset tsan -j $(JOBS)
+	@cmake --preset tsan && cmake --build build/tsan -j $(JOBS) --target tests/all && ctest --preset tsan -j $(JOBS)
 
 fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, or FUZZ_RUNS=N executions (resumable)
-	@cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS) && scripts/fuzz.sh
+	@$(STAGE) "configure fuzz targets" cmake --preset fuzz
+	@$(STAGE) "build fuzz targets" cmake --build --preset fuzz -j $(JOBS)
+	@$(STAGE) --show "fuzz what is decoded" scripts/fuzz.sh
 
 torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, again goes on; TORTURE_ARGS="disk --cycles 1000"
 	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_torture
@@ -63,33 +79,53 @@ torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, aga
 install: build  ## daemon, C and C++ libraries, headers: PREFIX=/usr/local, DESTDIR for packagers
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
+wheel: setup  ## the Python package as a wheel that carries its libraries, in build/wheels
+	@scripts/wheel.sh
+
+test-wheel:  ## install the wheel in a bare Debian and use it (root, network)
+	@tests/packaging/wheel_test.sh build/wheels/prefixd-*.whl
+
+deb: setup  ## Debian packages, in build/deb
+	@scripts/deb.sh
+
+test-deb:  ## install, upgrade and remove the packages in a bare Debian (root, network)
+	@tests/packaging/deb_test.sh
+
 gpu-only:  ## attention/ and gpu/ alone: needs a compiler, CMake and CUDA
 	@cmake --preset gpu-only && cmake --build --preset gpu-only -j $(JOBS) && ctest --preset gpu-only
 
-bench: build  ## benchmarks, one after the other (tables; see bench/ for --json)
+bench-build: setup  ## the benchmarks' programs
+	@$(STAGE) "configure" cmake --preset release
+	@$(STAGE) "build benchmarks" cmake --build $(BUILD) -j $(JOBS) --target bench/all
+
+bench: bench-build  ## benchmarks, one after the other (tables; see bench/ for --json)
 	@scripts/bench.sh $(BUILD)
 
 format:  ## format the C++ sources in place
 	@scripts/sources.sh | xargs -r clang-format -i
 
 check-format: setup  ## fail if a C++ source is not formatted
-	@scripts/sources.sh | xargs clang-format --dry-run --Werror
+	@$(STAGE) "formatting" bash -c "scripts/sources.sh | xargs clang-format --dry-run --Werror"
 
 tidy: build  ## clang-tidy over the sources (slow)
 	@scripts/sources.sh | grep '\.cc$$' | xargs -r -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet
 
-model: setup-python  ## train the small model anew into build/model (an hour or two on a CPU)
+model: python-module  ## train the small model anew into build/model (an hour or two on a CPU)
+	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.train.model --out ../build/model --minutes 60 $(TRAIN_ARGS)
 
-phi: setup-python  ## train its feature maps anew into build/phi; TRAIN_ARGS="--minutes 10"
+phi: python-module  ## train its feature maps anew into build/phi; TRAIN_ARGS="--minutes 10"
+	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.train.prompts --out ../build/phi-prompts --length 8192 --length 2048
 	@cd python && for n in 8192 2048; do ../.venv/bin/python -m prefixd.train --model ../models/prefixd-tiny \
 	  --text ../build/phi-prompts/$$n --from-start --length $$n --out ../build/phi $(TRAIN_ARGS); done
 
 quality: python-module  ## quality of the small model by method, budget and length, into build/quality (an hour); resumable
+	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.evaluate --out ../build/quality $(QUALITY_ARGS)
 
-golden: setup-python  ## make the golden logits of tests/data again
+golden: python-module  ## make the golden logits of tests/data again
+	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.golden --data ../tests/data --model ../models/prefixd-tiny
 
 clean:  ## remove build folders and the demo's report

@@ -10,11 +10,12 @@
 #include <map>
 #include <string>
 
+#include "attention/kernels.h"
+#include "base/build_info.h"
 #include "daemon/config.h"
 #include "daemon/listener.h"
 #include "daemon/logging.h"
 #include "daemon/server.h"
-#include "prefixd/version.h"
 #include "runtime/local_store.h"
 
 namespace prefixd::daemon {
@@ -30,14 +31,23 @@ struct Options {
   int ready_fd = -1;
 };
 
+std::string Version() {
+#if defined(PREFIXD_HAVE_CUDA)
+  const std::string features = "cuda";
+#else
+  const std::string features = "no cuda";
+#endif
+  return VersionText("prefixd", "features: " + features + "\ncpu: " + std::string(CpuLevel()) +
+                                    ", kernels for " + Kernels().name);
+}
+
 int Fail(const Error& error, int code = kExitError) {
   std::fprintf(stderr, "prefixd: %s\n", error.message.c_str());
   return code;
 }
 
 void Declare(CLI::App* app, Options* options) {
-  app->set_version_flag("--version", std::string("prefixd ") + PREFIXD_VERSION,
-                        "Print the version and exit.");
+  app->set_version_flag("--version", Version, "Print version, commit, features and CPU level.");
   app->add_option("-c,--config", options->config_file,
                   "Configuration file (TOML). Flags override it.")
       ->type_name("FILE");

@@ -9,13 +9,13 @@
 #include <string_view>
 #include <vector>
 
-#include "client_lib/client.h"
 #include "decoder/generate.h"
 #include "decoder/model.h"
 #include "decoder/spliced_attention.h"
 #include "decoder/tokenizer.h"
 #include "demo/progress.h"
 #include "demo/state.h"
+#include "prefixd/client.h"
 
 namespace prefixd::demo {
 namespace {
@@ -109,12 +109,12 @@ Result<Asked> Generate(const AskOptions& options, const DemoState& state, const 
   // By its name: a damaged prefix is refused with the reason, where its tokens would only not be
   // found.
   const auto start = Clock::now();
-  PREFIXD_ASSIGN(const std::unique_ptr<Client> client, Client::Connect(options.address));
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> store, Connect(options.address));
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
-                 client->Attach({.model = state.model,
-                                 .prefix = state.prefix,
-                                 .n_tokens = asked.prompt_tokens,
-                                 .policy = policy}));
+                 store->Attach({.model = state.model,
+                                .prefix = state.prefix,
+                                .n_tokens = asked.prompt_tokens,
+                                .policy = policy}));
   const KvGeometry& geometry = session->info().geometry;
   asked.prompt_bytes = uint64_t{asked.prompt_tokens} * geometry.token_bytes();
   asked.attach_ms = 1e3 * SecondsSince(start);

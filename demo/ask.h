@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "attention/result.h"
+#include "prefixd/result.h"
 
 namespace prefixd::demo {
 

@@ -5,16 +5,16 @@
 #include <filesystem>
 #include <string>
 
+#include "base/build_info.h"
 #include "demo/ask.h"
 #include "demo/decode.h"
 #include "demo/prefill.h"
-#include "prefixd/version.h"
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   CLI::App app(
       "The main job of prefixd on a real document. Run scripts/demo.sh for the whole story.");
-  app.set_version_flag("--version", PREFIXD_VERSION);
+  app.set_version_flag("--version", prefixd::VersionText("prefixd-demo"));
   app.require_subcommand(1);
 
   std::string socket;

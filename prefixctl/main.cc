@@ -6,10 +6,10 @@
 #include <functional>
 #include <string>
 
+#include "base/build_info.h"
 #include "prefixctl/commands.h"
 #include "prefixctl/output.h"
 #include "prefixctl/recover.h"
-#include "prefixd/version.h"
 
 namespace prefixd::ctl {
 namespace {
@@ -62,8 +62,7 @@ void DeclareRecover(CLI::App* app, Options* o, LocalCommand* chosen) {
 }
 
 void Declare(CLI::App* app, Options* o, Command* chosen) {
-  app->set_version_flag("--version", std::string("prefixctl ") + PREFIXD_VERSION,
-                        "Print the version and exit.");
+  app->set_version_flag("--version", VersionText("prefixctl"), "Print version and commit.");
   AddCommonFlags(app, o, /*top=*/true);
   app->require_subcommand(1);
   app->footer(
@@ -145,6 +144,7 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
 }
 
 int Fail(const Error& error) {
+  std::fflush(stdout);  // what was found stands before what went wrong
   std::fprintf(stderr, "prefixctl: %s\n", Printable(error.message).c_str());
   const bool absent = error.code == Code::kNotFound || error.code == Code::kUnavailable;
   return absent ? kExitNotFound : kExitError;

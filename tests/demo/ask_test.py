@@ -25,7 +25,7 @@ def check(condition: bool, what: str) -> None:
 
 class Demo:
     def __init__(self, build: Path, out: Path):
-        self.program, self.control = build / "demo/prefixd-demo", build / "daemon/prefixctl"
+        self.program, self.control = build / "bin/prefixd-demo", build / "bin/prefixctl"
         self.socket, self.state = out / "s", out / "state.json"
 
     def run(self, command: str, *arguments: str | Path) -> subprocess.CompletedProcess:
@@ -96,7 +96,7 @@ def main() -> int:
         out = Path(folder)
         demo = Demo(build, out)
         without_prefix(demo)
-        daemon = subprocess.Popen([build / "daemon/prefixd", "--dir", out / "store", "--socket",
+        daemon = subprocess.Popen([build / "bin/prefixd", "--dir", out / "store", "--socket",
                                    demo.socket], stdout=subprocess.DEVNULL,
                                   stderr=subprocess.DEVNULL)
         try:

@@ -1,0 +1,29 @@
+#include "base/build_info.h"
+
+#include "commit.h"  // made by cmake/PrefixdCommit.cmake
+#include "prefixd/version.h"
+
+namespace prefixd {
+
+std::string_view BuildCommit() { return PREFIXD_COMMIT; }
+
+std::string VersionText(std::string_view program, std::string_view more) {
+  std::string text(program);
+  text += " " PREFIXD_VERSION "\ncommit: " PREFIXD_COMMIT "\nbuild: " PREFIXD_BUILD "\n";
+  text += more;
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+std::string_view CpuLevel() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
+  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
+  if (__builtin_cpu_supports("x86-64-v2")) return "x86-64-v2";
+  return "x86-64";
+#else
+  return "not x86-64";
+#endif
+}
+
+}  // namespace prefixd

@@ -1,0 +1,11 @@
+# Run at every build: writes OUTPUT (commit.h) with the commit of SOURCE, and leaves the file alone
+# when nothing changed. COMMIT, where given, is taken instead (packages are built without git).
+if(NOT COMMIT)
+  execute_process(COMMAND git -C ${SOURCE} describe --always --dirty=\ with\ changes --exclude=*
+    OUTPUT_VARIABLE COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(NOT COMMIT)
+  set(COMMIT unknown)
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT
+  "#define PREFIXD_COMMIT \"@COMMIT@\"\n#define PREFIXD_BUILD \"@BUILD@\"\n")
