@@ -20,7 +20,7 @@
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
 #include "bench/support/synthetic_kv.h"
-#include "prefixd/client.h"
+#include "runtime/local_store.h"
 #include "tensors/safetensors.h"
 
 namespace prefixd::bench {
@@ -146,7 +146,7 @@ struct Tier {
 
 Result<Tier> MeasureTier(const std::string& name, const std::filesystem::path& dir,
                          uint64_t host_tier_bytes, const Options& options) {
-  PREFIXD_ASSIGN(auto client, Open({.dir = dir, .host_tier_bytes = host_tier_bytes}));
+  PREFIXD_ASSIGN(auto client, LocalStore::Open({.dir = dir, .host_tier_bytes = host_tier_bytes}));
   PREFIXD_ASSIGN(const auto prefixes, client->Prefixes());
   PREFIXD_ASSIGN(auto session,
                  client->Attach({.model = "bench",
@@ -267,7 +267,7 @@ Status Run(const Options& options) {
   const auto maps = dir / "phi.safetensors";
   PREFIXD_TRY(WriteRandomMaps(maps, options.tokens));
   {
-    PREFIXD_ASSIGN(auto client, Open({.dir = dir / "store", .build_codes = false}));
+    PREFIXD_ASSIGN(auto client, LocalStore::Open({.dir = dir / "store", .build_codes = false}));
     PREFIXD_TRY(client->RegisterModel({"bench", OneLayer(), {{"weights", "synthetic"}}, {maps}}));
     PREFIXD_ASSIGN(const std::string prefix, PutSynthetic(*client, options));
   }

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "attention/rows.h"
 #include "bench/support/statistics.h"
 #include "storage/row_encoding.h"
 

@@ -371,7 +371,7 @@ class Bench {
   const unsigned threads_ = std::max(1u, std::thread::hardware_concurrency());
   std::vector<HeadTrace> heads_;
   const TracedPrompt* prompt_ = nullptr;
-  std::unique_ptr<prefixd::Store> store_;
+  std::unique_ptr<prefixd::LocalStore> store_;
   std::string prefix_;
   std::vector<float> y_, lse_;
   double seconds_ = 0;

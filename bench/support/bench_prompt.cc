@@ -6,6 +6,7 @@
 #include <cmath>
 #include <span>
 
+#include "attention/rows.h"
 #include "bench/support/synthetic_kv.h"
 #include "runtime/thread_pool.h"
 

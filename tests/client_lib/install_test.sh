@@ -50,3 +50,10 @@ echo "== C++ through find_package"
 cmake -S "$source/examples/cpp" -B "$work/cpp" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_PREFIX_PATH="$root" >"$work/cpp.log" &&
   cmake --build "$work/cpp" >>"$work/cpp.log" || { cat "$work/cpp.log"; exit 1; }
 "$work/cpp/list_prefixes" "unix:$work/socket" | grep '1000 tokens of c-example'
+
+if [ -e "$lib/libprefixd-gpu.a" ]; then
+  echo "== the step on CUDA through find_package"
+  cmake -S "$source/examples/gpu" -B "$work/gpu" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_PREFIX_PATH="$root" >"$work/gpu.log" &&
+    cmake --build "$work/gpu" >>"$work/gpu.log" || { cat "$work/gpu.log"; exit 1; }
+  "$work/gpu/plan_step" || [ $? = 3 ]  # 3: no device
+fi
