@@ -37,6 +37,18 @@ echo "== C99 through pkg-config, embedded"
   $(pkg-config --cflags --libs prefixd) -lm -o "$work/splice"
 "$work/splice" "$work/store"
 
+echo "== a directory without the embedded store beside, and with one of another version"
+mkdir "$work/alone" && cp -L "$library" "$work/alone/libprefixd.so.0.2"
+refused() {
+  if LD_LIBRARY_PATH=$work/alone "$work/splice" "$work/none" 2>"$work/refused"; then exit 1; fi
+  grep -q "$1" "$work/refused" || { cat "$work/refused"; exit 1; }
+}
+refused 'needs libprefixd-embedded.so.0.2'
+echo 'static const struct { const char* version; void* open; } entry = {"9.9.9", 0};
+      const void* prefixd_embedded_entry(void) { return &entry; }' |
+  "$cc" -shared -fPIC -x c - -o "$work/alone/libprefixd-embedded.so.0.2"
+refused 'of version 9.9.9'
+
 echo "== C99 through find_package, against a daemon"
 cmake -S "$source/examples/c" -B "$work/c" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$root" >"$work/c.log" &&
   cmake --build "$work/c" >>"$work/c.log" || { cat "$work/c.log"; exit 1; }
