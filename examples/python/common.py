@@ -55,7 +55,7 @@ def load(folder: str) -> tuple[PreTrainedModel, Bytes | Words]:
     return model, Bytes() if bytes_only else Words(folder)
 
 
-def open_store(where: str) -> prefixd.Client:
+def open_store(where: str) -> prefixd.Store:
     logging.basicConfig(level=logging.WARNING)
     if where.startswith(("unix:", "tcp:")):
         return prefixd.connect(where)

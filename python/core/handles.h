@@ -16,7 +16,7 @@ namespace prefixd::python {
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 struct PyPut {
-  std::shared_ptr<Store> client;
+  std::shared_ptr<Store> store;
   std::unique_ptr<PutStream> put;
   DType dtype;
 
@@ -28,7 +28,7 @@ struct PyPut {
 
 // Lets go of its store when it is detached, so that an embedded one can be opened again.
 struct PySession {
-  std::shared_ptr<Store> client;
+  std::shared_ptr<Store> store;
   std::shared_ptr<Session> session;
 
   // Call with the interpreter's lock: another thread may detach meanwhile.
@@ -40,33 +40,33 @@ struct PySession {
 
 // One run at a time: Next takes it, Copy hands it out.
 struct PyRestore {
-  std::shared_ptr<Store> client;
+  std::shared_ptr<Store> store;
   std::unique_ptr<Restore> restore;
   DType dtype;
   RestoredRun run{};
 };
 
-using PyClient = std::shared_ptr<Store>;
-class ClientHandle {
+using PyStore = std::shared_ptr<Store>;
+class StoreHandle {
  public:
-  explicit ClientHandle(PyClient client) : client_(std::move(client)) {}
+  explicit StoreHandle(PyStore store) : store_(std::move(store)) {}
 
-  PyClient get() const {
+  PyStore get() const {
     std::lock_guard lock(*mutex_);
-    if (client_) return client_;
-    throw Failure{{Code::kFailedPrecondition, "this client is closed"}};
+    if (store_) return store_;
+    throw Failure{{Code::kFailedPrecondition, "this store is closed"}};
   }
-  PyClient Take() {
+  PyStore Take() {
     std::lock_guard lock(*mutex_);
-    return std::exchange(client_, nullptr);
+    return std::exchange(store_, nullptr);
   }
 
  private:
   std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // movable
-  PyClient client_;
+  PyStore store_;
 };
 
-void BindClient(nb::module_& m);   // Client, open, connect
+void BindStore(nb::module_& m);    // Store, open, connect
 void BindPut(nb::module_& m);      // Put
 void BindRestore(nb::module_& m);  // Restore
 void BindSession(nb::module_& m);  // Session, step_batch

@@ -47,7 +47,7 @@ void Raise(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_core, m) {
   nb::register_exception_translator(Raise);
   m.attr("__version__") = PREFIXD_VERSION;
-  BindClient(m);
+  BindStore(m);
   BindPut(m);
   BindSession(m);
   BindRestore(m);

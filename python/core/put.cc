@@ -49,7 +49,7 @@ void BindPut(nb::module_& m) {
           "commit",
           [](PyPut& p) {
             p.open();
-            const auto client = std::move(p.client);  // outlives the put
+            const auto store = std::move(p.store);  // outlives the put
             const auto put = std::move(p.put);
             return wire::ToText(Unwrap(put->Commit()));
           },
@@ -59,7 +59,7 @@ void BindPut(nb::module_& m) {
           [](PyPut& p) {
             if (p.put) p.put->Abort();
             p.put.reset();
-            p.client.reset();
+            p.store.reset();
           },
           Unlocked());
 }

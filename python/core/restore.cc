@@ -27,7 +27,7 @@ void BindRestore(nb::module_& m) {
             options.buffer_bytes = buffer_bytes;
             const auto session = s.get();
             auto begun = Unwrap(Restore::Begin(session, options));
-            new (self) PyRestore{s.client, std::move(begun), session->info().geometry.dtype};
+            new (self) PyRestore{s.store, std::move(begun), session->info().geometry.dtype};
           },
           nb::arg("session"), nb::arg("begin"), nb::arg("end"), nb::arg("first_layer"),
           nb::arg("end_layer"), nb::arg("head_major"), nb::arg("buffer_bytes"))

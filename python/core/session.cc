@@ -95,15 +95,15 @@ void BindSession(nb::module_& m) {
            })
       .def("detach", [](PySession& s) {
         const auto session = s.get();
-        auto client = std::exchange(s.client, nullptr);
+        auto store = std::exchange(s.store, nullptr);
         s.session.reset();
         nb::gil_scoped_release unlocked;
         std::string report = wire::ToText(Unwrap(session->Detach()));
-        client.reset();
+        store.reset();
         return report;
       });
 
-  // One layer step of each of several sessions of one client:
+  // One layer step of each of several sessions of one store:
   //   q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads].
   m.def(
       "step_batch",
@@ -121,8 +121,8 @@ void BindSession(nb::module_& m) {
         std::vector<std::shared_ptr<Session>> held;
         for (size_t i = 0; i < n; ++i) {
           held.push_back(sessions[i]->get());
-          if (sessions[i]->client != sessions[0]->client) {
-            throw Failure{InvalidArgument("the sessions of a batch must be of one client")};
+          if (sessions[i]->store != sessions[0]->store) {
+            throw Failure{InvalidArgument("the sessions of a batch must be of one store")};
           }
           const auto part = [&](auto span) {
             return span.subspan(i * (span.size() / n), span.size() / n);
@@ -133,9 +133,9 @@ void BindSession(nb::module_& m) {
           requests[i].y = part(out);
           requests[i].lse = part(out_lse);
         }
-        const PyClient client = sessions[0]->client;
+        const PyStore store = sessions[0]->store;
         nb::gil_scoped_release unlocked;
-        client->StepBatch(requests);
+        store->StepBatch(requests);
         for (const StepRequest& request : requests) Check(request.status);
       },
       nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"));

@@ -16,10 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "client": ["Client", "PrefixMatch", "connect", "open"],
     "errors": [
         "AlreadyExists",
         "Cancelled",
@@ -38,15 +35,13 @@ _HOMES = {
     "put": ["Put", "PutResult"],
     "restore": ["Restore", "Run"],
     "session": ["Cut", "Rows", "Session", "merge_states", "step_batch"],
+    "store": ["PrefixMatch", "Store", "connect", "open"],
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_WHERE)
 
 if TYPE_CHECKING:  # `as`: what a type checker sees as exported
-    from prefixd.client import Client as Client
-    from prefixd.client import PrefixMatch as PrefixMatch
-    from prefixd.client import connect as connect
-    from prefixd.client import open as open
+    __version__: str
     from prefixd.errors import AlreadyExists as AlreadyExists
     from prefixd.errors import Cancelled as Cancelled
     from prefixd.errors import Corrupt as Corrupt
@@ -71,9 +66,15 @@ if TYPE_CHECKING:  # `as`: what a type checker sees as exported
     from prefixd.session import Session as Session
     from prefixd.session import merge_states as merge_states
     from prefixd.session import step_batch as step_batch
+    from prefixd.store import PrefixMatch as PrefixMatch
+    from prefixd.store import Store as Store
+    from prefixd.store import connect as connect
+    from prefixd.store import open as open
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("prefixd._core").__version__
     if name not in _WHERE:
         raise AttributeError(f"module 'prefixd' has no attribute '{name}'")
     return getattr(importlib.import_module(f"prefixd.{_WHERE[name]}"), name)

@@ -42,11 +42,11 @@ class PutResult:
 
 
 class Put:
-    """Made by Client.begin_put. Rows are written on a thread of their own, so that a put overlaps with
+    """Made by Store.begin_put. Rows are written on a thread of their own, so that a put overlaps with
     the prefill: `write` returns a future, and what is passed to it must stay unchanged until that is
     done. The first failure fails everything after it, `commit` at the latest.
 
-        with client.begin_put("llama", tokens) as put:
+        with store.begin_put("llama", tokens) as put:
             for layer, (k, v) in enumerate(cache):
                 put.write(layer, 0, k, v)
         put.result().prefix            # committed when the block was left without an exception
@@ -106,7 +106,7 @@ class Put:
 
     def commit(self) -> Future[PutResult]:
         """Durable and visible when the future is done; summaries and indexes follow in the background
-        (Client.wait_ready)."""
+        (Store.wait_ready)."""
         self._result = self._submit(lambda: PutResult.from_wire(json.loads(self.core.commit())))
         self._worker.shutdown(wait=False)
         return self._result

@@ -13,8 +13,8 @@ from prefixd import _core, arrays
 from prefixd.errors import Cancelled
 
 if TYPE_CHECKING:
-    from prefixd.client import Progress
     from prefixd.session import Session
+    from prefixd.store import Progress
 
 
 @dataclass(frozen=True)

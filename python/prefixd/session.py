@@ -17,7 +17,7 @@ from prefixd.restore import Restore
 
 if TYPE_CHECKING:
     from prefixd.arrays import Array
-    from prefixd.client import Progress
+    from prefixd.store import Progress
 
 PolicyLike = Policy | Mapping[str, Any]
 
@@ -60,7 +60,7 @@ class Rows:
 
 
 class Session:
-    """Made by Client.attach. Threads may step one session at once (different layers or batches). Ends
+    """Made by Store.attach. Threads may step one session at once (different layers or batches). Ends
     with `detach`, at the end of its `with` block, or when it is forgotten."""
 
     def __init__(self, core: _core.Session) -> None:
@@ -191,7 +191,7 @@ class Session:
 
 
 def step_batch(sessions: Sequence[Session], layer: int, q: Array) -> tuple[Array, Array]:
-    """One layer step of each of several sessions of one client and of one shape, run together:
+    """One layer step of each of several sessions of one store and of one shape, run together:
     q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]."""
     source = arrays.as_float32(q)
     if len(source) != len(sessions):

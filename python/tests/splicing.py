@@ -99,5 +99,5 @@ def spliced(model: PreTrainedModel, ids: torch.Tensor, cache: PrefixCache) -> to
     return model(ids[:, cache.get_seq_length() :], past_key_values=cache).logits
 
 
-def open_store(tmp_path: Path) -> prefixd.Client:
+def open_store(tmp_path: Path) -> prefixd.Store:
     return prefixd.open(tmp_path / "kv", host_tier_bytes=128 << 20, min_free_bytes=0, threads=2)

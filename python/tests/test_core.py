@@ -37,7 +37,7 @@ class Prompt:
         self.v = rng.standard_normal((LAYERS, tokens, KV_HEADS, DIM), dtype=np.float32)
         self.q = rng.standard_normal((3, Q_HEADS, DIM), dtype=np.float32)
 
-    def put(self, store: prefixd.Client, model: str = "m", **options: object) -> prefixd.PutResult:
+    def put(self, store: prefixd.Store, model: str = "m", **options: object) -> prefixd.PutResult:
         with store.begin_put(model, self.tokens, **options) as put:
             for layer in range(LAYERS):
                 put.write(layer, 0, self.k[layer], self.v[layer])
@@ -55,7 +55,7 @@ class Prompt:
 
 
 @pytest.fixture(params=["embedded", "daemon"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[prefixd.Client]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[prefixd.Store]:
     if request.param == "embedded":
         with prefixd.open(tmp_path / "store", **SMALL) as client:
             client.register_model(spec())
@@ -104,7 +104,7 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
             assert total["retrieved_tokens"] == k * KV_HEADS, tokens
 
 
-def test_rows_read_ahead_change_no_answer(store: prefixd.Client) -> None:
+def test_rows_read_ahead_change_no_answer(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     states = []
@@ -121,7 +121,7 @@ def test_rows_read_ahead_change_no_answer(store: prefixd.Client) -> None:
         store.attach("m", prompt.tokens, policy=prefixd.Policy(prefetch={"forward": 65}))
 
 
-def test_full_steps_are_attention_over_the_prompt(store: prefixd.Client) -> None:
+def test_full_steps_are_attention_over_the_prompt(store: prefixd.Store) -> None:
     prompt = Prompt()
     seen: list[tuple[int, int]] = []
     result = prompt.put(
@@ -147,7 +147,7 @@ def test_full_steps_are_attention_over_the_prompt(store: prefixd.Client) -> None
         session.step(0, prompt.q[0])
 
 
-def test_merging_with_own_tokens_is_one_softmax(store: prefixd.Client) -> None:
+def test_merging_with_own_tokens_is_one_softmax(store: prefixd.Store) -> None:
     whole, stored = Prompt(), Prompt()
     stored.tokens = whole.tokens[:200]
     stored.k, stored.v = whole.k[:, :200], whole.v[:, :200]
@@ -177,7 +177,7 @@ class Elsewhere:
         return self.data.__dlpack__(**options)
 
 
-def test_arrays_of_other_libraries_and_on_devices(store: prefixd.Client) -> None:
+def test_arrays_of_other_libraries_and_on_devices(store: prefixd.Store) -> None:
     import torch
 
     prompt = Prompt()
@@ -199,7 +199,7 @@ def test_arrays_of_other_libraries_and_on_devices(store: prefixd.Client) -> None
     assert len(store.prefixes()) == 1
 
 
-def test_rows_selection_and_listing(store: prefixd.Client) -> None:
+def test_rows_selection_and_listing(store: prefixd.Store) -> None:
     prompt = Prompt()
     prefix = prompt.put(store, label="text").prefix
     with store.attach("m", prefix=prefix, n_tokens=250, policy=FULL) as session:
@@ -231,7 +231,7 @@ def spec_as_stored() -> prefixd.ModelSpec:
     return prefixd.ModelSpec(**{**plain.__dict__, "layers": tuple(plain.layers), "value_dim": DIM})
 
 
-def test_errors_have_codes_and_say_what_to_do(store: prefixd.Client) -> None:
+def test_errors_have_codes_and_say_what_to_do(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     with pytest.raises(prefixd.InvalidArgument, match="estimater: no such field"):
@@ -259,7 +259,7 @@ def test_errors_have_codes_and_say_what_to_do(store: prefixd.Client) -> None:
             session.step(LAYERS, prompt.q[0])
 
 
-def test_a_put_that_fails_leaves_nothing(store: prefixd.Client) -> None:
+def test_a_put_that_fails_leaves_nothing(store: prefixd.Store) -> None:
     prompt = Prompt(1)
     with pytest.raises(prefixd.InvalidArgument, match="is not f32"):
         with store.begin_put("m", prompt.tokens) as put:
@@ -281,7 +281,7 @@ def test_a_put_that_fails_leaves_nothing(store: prefixd.Client) -> None:
     prompt.put(store)
 
 
-def test_progress_can_cancel_and_its_exceptions_are_seen(store: prefixd.Client) -> None:
+def test_progress_can_cancel_and_its_exceptions_are_seen(store: prefixd.Store) -> None:
     Prompt().put(store)
     with pytest.raises(prefixd.Cancelled):
         store.verify(progress=lambda done, total, unit: False)
@@ -294,7 +294,7 @@ def test_progress_can_cancel_and_its_exceptions_are_seen(store: prefixd.Client) 
     assert store.verify(progress=lambda *_: None)["segments"] == 1
 
 
-def test_two_threads_step_one_session(store: prefixd.Client) -> None:
+def test_two_threads_step_one_session(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     with store.attach("m", prompt.tokens, policy=FULL) as session:
@@ -339,7 +339,7 @@ def test_bf16_rows_are_bits_for_numpy_and_what_is_stored_outlives_the_process(
             np.testing.assert_array_equal(rows.keys, bits[0][0, :5, 1])
 
 
-def test_restore_brings_every_row_back(store: prefixd.Client) -> None:
+def test_restore_brings_every_row_back(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     seen: list[int] = []

@@ -16,14 +16,14 @@ from tests.splicing import CONFIGS, FULL, make, native, open_store, spliced, tok
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[prefixd.Client]:
+def store(tmp_path: Path) -> Iterator[prefixd.Store]:
     with open_store(tmp_path) as client:
         yield client
 
 
 @pytest.mark.parametrize("common", [1, 9, 15, 16, 17, 40])
 def test_prompts_that_begin_alike_are_stored_however_little_they_share(
-    common: int, store: prefixd.Client
+    common: int, store: prefixd.Store
 ) -> None:
     model = make("llama")
     splice = Splice(store, model, policy=FULL)
@@ -93,7 +93,7 @@ def test_the_comparison_above_can_fail() -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "mistral", "mistral-window", "gemma2", "gemma3", "prefixd-tiny"]
 )
-def test_generate_gives_the_same_tokens(family: str, store: prefixd.Client) -> None:
+def test_generate_gives_the_same_tokens(family: str, store: prefixd.Store) -> None:
     model = make(family)
     prompt, question = tokens(200), tokens(9, seed=1)
     ids = torch.cat([prompt, question], dim=1)
@@ -124,7 +124,7 @@ def test_generate_gives_the_same_tokens(family: str, store: prefixd.Client) -> N
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_batch_of_prompts_of_different_lengths(family: str, store: prefixd.Client) -> None:
+def test_a_batch_of_prompts_of_different_lengths(family: str, store: prefixd.Store) -> None:
     model = make(family)
     document = tokens(150)[0]
     others = tokens(90, seed=7)[0]
@@ -157,7 +157,7 @@ def test_a_batch_of_prompts_of_different_lengths(family: str, store: prefixd.Cli
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
-def test_a_conversation_goes_on_in_new_segments(family: str, store: prefixd.Client) -> None:
+def test_a_conversation_goes_on_in_new_segments(family: str, store: prefixd.Store) -> None:
     model = make(family)
     Splice(store, model)
     splice = Splice(store, model, policy=FULL)  # a second one changes nothing
@@ -176,7 +176,7 @@ def test_a_conversation_goes_on_in_new_segments(family: str, store: prefixd.Clie
     assert chain["summary"]["n_tokens"] == 219 and store.verify()["damaged"] == []
 
 
-def test_decoding_reads_a_part_and_the_question_everything(store: prefixd.Client) -> None:
+def test_decoding_reads_a_part_and_the_question_everything(store: prefixd.Store) -> None:
     model = make("prefixd-tiny")
     splice = Splice(store, model, policy=prefixd.Policy(k=40, estimator="moment"))
     text = (ROOT / "README.md").read_bytes()[:1500]
@@ -201,7 +201,7 @@ def test_decoding_reads_a_part_and_the_question_everything(store: prefixd.Client
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype, store: prefixd.Client) -> None:
+def test_half_precision(dtype: torch.dtype, store: prefixd.Store) -> None:
     model = make("llama", dtype=dtype)
     splice = Splice(store, model, policy=FULL)
     prompt, ids = tokens(200), torch.cat([tokens(200), tokens(6, seed=1)], dim=1)
@@ -215,7 +215,7 @@ def test_half_precision(dtype: torch.dtype, store: prefixd.Client) -> None:
     assert splice.spec.dtype == ("bf16" if dtype == torch.bfloat16 else "f16")
 
 
-def test_a_missing_budget_is_everything_on_short_prompts(store: prefixd.Client) -> None:
+def test_a_missing_budget_is_everything_on_short_prompts(store: prefixd.Store) -> None:
     model = make("llama")
     splice = Splice(store, model)
     with splice.cache(tokens(100)) as cache:

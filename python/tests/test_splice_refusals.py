@@ -17,7 +17,7 @@ from tests.splicing import CONFIGS, FULL, TINY, make, native, open_store, splice
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[prefixd.Client]:
+def store(tmp_path: Path) -> Iterator[prefixd.Store]:
     with open_store(tmp_path) as client:
         yield client
 
@@ -32,7 +32,7 @@ class Quantised(QuantizedLayer):
         return tensor.float() / 8
 
 
-def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Client) -> None:
+def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Store) -> None:
     model = make("llama")
     splice = Splice(store, model, policy=FULL)
     prompt = tokens(120)
@@ -60,7 +60,7 @@ def test_an_ordinary_prefill_can_be_stored_afterwards(store: prefixd.Client) -> 
         Splice(store, window).persist(prompt, dropped)
 
 
-def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Client) -> None:
+def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Store) -> None:
     prompt = tokens(100)
     splice = Splice(store, make("llama"))
     with splice.cache(prompt) as cache:
@@ -107,14 +107,14 @@ def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Clien
         },
     ],
 )
-def test_rope_that_depends_on_the_length_is_refused(rope: dict, store: prefixd.Client) -> None:
+def test_rope_that_depends_on_the_length_is_refused(rope: dict, store: prefixd.Store) -> None:
     config = copy.deepcopy(CONFIGS["llama"])
     config.rope_parameters = rope
     with pytest.raises(prefixd.InvalidArgument, match=f"'{rope['rope_type']}'.*current length"):
         Splice(store, AutoModelForCausalLM.from_config(config))
 
 
-def test_feature_maps_of_another_model_are_refused(store: prefixd.Client) -> None:
+def test_feature_maps_of_another_model_are_refused(store: prefixd.Store) -> None:
     maps = [TINY / "phi-2048.safetensors"]
     model = make("prefixd-tiny")
     with pytest.raises(prefixd.InvalidArgument, match="pass checkpoint="):
@@ -128,7 +128,7 @@ def test_feature_maps_of_another_model_are_refused(store: prefixd.Client) -> Non
         Splice(store, model, feature_maps=maps, checkpoint=TINY)
 
 
-def test_misuse_is_said(store: prefixd.Client) -> None:
+def test_misuse_is_said(store: prefixd.Store) -> None:
     model = make("llama")
     splice = Splice(store, model)
     ids = tokens(40)

@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from prefixd.client import Client, PrefixMatch
 from prefixd.errors import AlreadyExists, FailedPrecondition, Infeasible, InvalidArgument, NotFound
 from prefixd.model import ModelSpec, Policy
 from prefixd.put import Put, PutResult
 from prefixd.session import PolicyLike, Session
+from prefixd.store import PrefixMatch, Store
 from prefixd.transformers import attention, identity
 from prefixd.transformers.cache import PrefixCache, Rows
 from prefixd.transformers.recorder import Recorder
@@ -34,7 +34,7 @@ class Splice:
 
     def __init__(
         self,
-        store: Client,
+        store: Store,
         model: PreTrainedModel,
         *,
         name: str | None = None,

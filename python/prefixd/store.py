@@ -25,14 +25,14 @@ class PrefixMatch:
     stored_tokens: int
 
 
-class Client:
+class Store:
     """Made by `open` or `connect`. May be shared by threads. Sessions and puts keep what they need of
     it alive, also after `close`."""
 
-    def __init__(self, core: _core.Client) -> None:
+    def __init__(self, core: _core.Store) -> None:
         self.core = core
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Store:
         return self
 
     def __exit__(
@@ -147,11 +147,11 @@ class Client:
         return stats
 
 
-def open(directory: str | os.PathLike[str], **options: Any) -> Client:
+def open(directory: str | os.PathLike[str], **options: Any) -> Store:
     """A store of this process's own; locks the directory. Options are those of the store
     (host_tier_bytes, threads, compute, quota_bytes, ...; a wrong name is refused with the list)."""
     given: Mapping[str, Any] = {**options, "dir": os.fspath(directory)}
-    return Client(_core.open(json.dumps(given)))
+    return Store(_core.open(json.dumps(given)))
 
 
 def connect(
@@ -163,9 +163,9 @@ def connect(
     call_timeout: float | None = 120.0,
     shared_memory: bool = True,
     admin: bool = False,
-) -> Client:
+) -> Store:
     """A running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times in seconds; a
     call_timeout of None waits for ever. `tenant` is that of calls that name none."""
     call_ms = 0 if call_timeout is None else max(1, round(call_timeout * 1000))
     connect_ms = max(1, round(connect_timeout * 1000))
-    return Client(_core.connect(address, tenant, token, connect_ms, call_ms, shared_memory, admin))
+    return Store(_core.connect(address, tenant, token, connect_ms, call_ms, shared_memory, admin))

@@ -54,8 +54,8 @@ class Progress {
   std::exception_ptr raised_;
 };
 
-DType StoredDType(Store& client, const std::string& model) {
-  for (const ModelSpec& spec : Unwrap(client.Models())) {
+DType StoredDType(Store& store, const std::string& model) {
+  for (const ModelSpec& spec : Unwrap(store.Models())) {
     if (spec.name == model) return spec.geometry.dtype;
   }
   throw Failure{{Code::kNotFound, "no model named '" + model + "' is registered"}};
@@ -67,97 +67,96 @@ std::vector<uint32_t> Copy(const Tokens& tokens) {
 
 }  // namespace
 
-void BindClient(nb::module_& m) {
-  nb::class_<ClientHandle>(m, "Client")
+void BindStore(nb::module_& m) {
+  nb::class_<StoreHandle>(m, "Store")
       .def("close",
-           [](ClientHandle& c) {
+           [](StoreHandle& s) {
              nb::gil_scoped_release unlocked;
-             c.Take().reset();
+             s.Take().reset();
            })
       .def(
           "register_model",
-          [](const ClientHandle& c, const std::string& json) {
-            Check(c.get()->RegisterModel(Unwrap(wire::FromText<ModelSpec>(json, "model"))));
+          [](const StoreHandle& s, const std::string& json) {
+            Check(s.get()->RegisterModel(Unwrap(wire::FromText<ModelSpec>(json, "model"))));
           },
           nb::arg("json"), Unlocked())
       .def(
-          "models", [](const ClientHandle& c) { return wire::ToText(Unwrap(c.get()->Models())); },
+          "models", [](const StoreHandle& s) { return wire::ToText(Unwrap(s.get()->Models())); },
           Unlocked())
       .def(
           "begin_put",
-          [](const ClientHandle& c, const std::string& json, const Tokens& tokens) {
+          [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {
             auto spec = Unwrap(wire::FromText<PutSpec>(json, "put"));
             spec.tokens = Copy(tokens);
             nb::gil_scoped_release unlocked;
-            const DType dtype = StoredDType(*c.get(), spec.model);
-            return PyPut{c.get(), Unwrap(c.get()->BeginPut(spec)), dtype};
+            const DType dtype = StoredDType(*s.get(), spec.model);
+            return PyPut{s.get(), Unwrap(s.get()->BeginPut(spec)), dtype};
           },
           nb::arg("json"), nb::arg("tokens"))
       .def(
           "match",
-          [](const ClientHandle& c, const std::string& model, const std::string& tenant,
+          [](const StoreHandle& s, const std::string& model, const std::string& tenant,
              const Tokens& tokens) {
             nb::gil_scoped_release unlocked;
             const auto match =
-                Unwrap(c.get()->Match(model, tenant, {tokens.data(), tokens.size()}));
+                Unwrap(s.get()->Match(model, tenant, {tokens.data(), tokens.size()}));
             return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens);
           },
           nb::arg("model"), nb::arg("tenant"), nb::arg("tokens"))
       .def(
           "attach",
-          [](const ClientHandle& c, const std::string& json, const Tokens& tokens) {
+          [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {
             auto spec = Unwrap(wire::FromText<AttachSpec>(json, "attach"));
             spec.tokens = Copy(tokens);
             nb::gil_scoped_release unlocked;
-            return PySession{c.get(), Unwrap(c.get()->Attach(spec))};
+            return PySession{s.get(), Unwrap(s.get()->Attach(spec))};
           },
           nb::arg("json"), nb::arg("tokens"))
       .def(
           "wait_ready",
-          [](const ClientHandle& c, const std::string& prefix, nb::object progress) {
+          [](const StoreHandle& s, const std::string& prefix, nb::object progress) {
             Check(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
-              return c.get()->WaitReady(prefix, report);
+              return s.get()->WaitReady(prefix, report);
             }));
           },
           nb::arg("prefix"), nb::arg("progress") = nb::none())
       .def(
           "verify",
-          [](const ClientHandle& c, const std::string& prefix, nb::object progress) {
+          [](const StoreHandle& s, const std::string& prefix, nb::object progress) {
             return wire::ToText(
                 Unwrap(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
-                  return c.get()->Verify(prefix, report);
+                  return s.get()->Verify(prefix, report);
                 })));
           },
           nb::arg("prefix") = "", nb::arg("progress") = nb::none())
       .def(
           "prefixes",
-          [](const ClientHandle& c) { return wire::ToText(Unwrap(c.get()->Prefixes())); },
+          [](const StoreHandle& s) { return wire::ToText(Unwrap(s.get()->Prefixes())); },
           Unlocked())
       .def(
           "prefix",
-          [](const ClientHandle& c, const std::string& id) {
-            return wire::ToText(Unwrap(c.get()->Prefix(id)));
+          [](const StoreHandle& s, const std::string& id) {
+            return wire::ToText(Unwrap(s.get()->Prefix(id)));
           },
           nb::arg("prefix"), Unlocked())
       .def(
-          "remove",
-          [](const ClientHandle& c, const std::string& id) { Check(c.get()->Remove(id)); },
+          "remove", [](const StoreHandle& s, const std::string& id) { Check(s.get()->Remove(id)); },
           nb::arg("prefix"), Unlocked())
       .def(
           "set_retention",
-          [](const ClientHandle& c, const std::string& id, const std::string& json) {
-            Check(c.get()->SetRetention(id, Unwrap(wire::FromText<Retention>(json, "retention"))));
+          [](const StoreHandle& s, const std::string& id, const std::string& json) {
+            Check(s.get()->SetRetention(id, Unwrap(wire::FromText<Retention>(json, "retention"))));
           },
           nb::arg("prefix"), nb::arg("json"), Unlocked())
       .def(
-          "stats", [](const ClientHandle& c) { return wire::ToText(Unwrap(c.get()->Stats())); },
+          "stats", [](const StoreHandle& s) { return wire::ToText(Unwrap(s.get()->Stats())); },
           Unlocked());
 
   m.def(
       "open",
       [](const std::string& json) {
         const auto options = Unwrap(wire::FromText<RuntimeOptions>(json, "options"));
-        return ClientHandle(Unwrap(Open(options)));
+        return StoreHandle(Unwrap(Open(options)));
       },
       nb::arg("json"), Unlocked());
   m.def(
@@ -171,7 +170,7 @@ void BindClient(nb::module_& m) {
         options.call_timeout_ms = call_timeout_ms;
         options.shared_memory = shared_memory;
         options.admin = admin;
-        return ClientHandle(Unwrap(Connect(address, options)));
+        return StoreHandle(Unwrap(Connect(address, options)));
       },
       nb::arg("address"), nb::arg("tenant"), nb::arg("token"), nb::arg("connect_timeout_ms"),
       nb::arg("call_timeout_ms"), nb::arg("shared_memory"), nb::arg("admin"), Unlocked());
