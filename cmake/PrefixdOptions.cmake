@@ -7,6 +7,8 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # Where this build's shared libraries lie, side by side as they do when installed.
 set(PREFIXD_LIBRARY_DIR ${CMAKE_BINARY_DIR}/lib)
 set(PREFIXD_PROGRAM_DIR ${CMAKE_BINARY_DIR}/bin)
+# Programs of this build find the embedded store where it is built; installing takes the path out.
+set(CMAKE_BUILD_RPATH ${PREFIXD_LIBRARY_DIR})
 # Before 1.0 a minor version may change the interface.
 set(PREFIXD_SOVERSION ${PROJECT_VERSION_MAJOR})
 if(PREFIXD_SOVERSION EQUAL 0)

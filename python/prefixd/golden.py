@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from prefixd.extras import require
+
+require("prefixd.golden", "research", "torch", "transformers")
+
+import torch  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 LAST = 4
 SHARED: dict[str, Any] = {

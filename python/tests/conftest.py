@@ -1,24 +1,26 @@
-"""Shared by the tests: one thread, small shapes, a corpus made up on the spot."""
+"""Shared by all tests; needs NumPy and the built module alone."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from prefixd.train.corpus import Corpus
-from prefixd.train.net import NetConfig
+import prefixd
+from tests.prompts import SMALL, spec
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = NetConfig(
-    hidden=32, layers=2, q_heads=4, kv_heads=2, head_dim=8, ffn=48, max_positions=2048
-)
+
+
+def pytest_report_header() -> str | None:
+    if importlib.util.find_spec("torch"):
+        return None
+    return "PyTorch is not here (requirements-torch.txt): tests/torch is left out"
 
 
 def run_python(*arguments: str, stdin: str = "") -> str:
@@ -35,21 +37,6 @@ def run_python(*arguments: str, stdin: str = "") -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def corpus() -> Corpus:
-    """Repetitive prose, so that a few steps of training already help."""
-    rng = np.random.default_rng(0)
-    vocabulary = "a store keeps keys and values on disk for any decoder that asks".split()
-    lines = [" ".join(rng.choice(vocabulary, 9)) + ".\n" for _ in range(4000)]
-    text = np.frombuffer("".join(lines).encode(), np.uint8).copy()
-    return Corpus(text, np.zeros(1, np.int64), [text[:40000].tobytes()])
 
 
 @pytest.fixture
@@ -76,3 +63,17 @@ def daemon(tmp_path: Path) -> Iterator[str]:
     yield f"unix:{socket}"
     process.terminate()
     assert process.wait(30) == 0
+
+
+@pytest.fixture(params=["embedded", "daemon"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[prefixd.Store]:
+    """With the model of `tests.prompts`."""
+    if request.param == "embedded":
+        with prefixd.open(tmp_path / "store", **SMALL) as opened:
+            opened.register_model(spec())
+            yield opened
+        return
+    address: str = request.getfixturevalue("daemon")
+    with prefixd.connect(address) as connected:
+        connected.register_model(spec())
+        yield connected

@@ -9,7 +9,11 @@ The prompt's new tokens are stored while they are prefilled; the next prompt tha
 over them without a prefill. `generate` is the model's own; its weights and its code are untouched.
 """
 
-from prefixd.transformers.cache import PrefixCache
-from prefixd.transformers.splice import Splice
+from prefixd.extras import require
+
+require("prefixd.transformers", "transformers", "torch", "transformers", "safetensors")
+
+from prefixd.transformers.cache import PrefixCache  # noqa: E402
+from prefixd.transformers.splice import Splice  # noqa: E402
 
 __all__ = ["PrefixCache", "Splice"]

@@ -14,7 +14,7 @@ from prefixd.train.phi_net import (
     FIELDS, FORMAT, Pair, export_phi, load_phi, phi_loss, set_scale, write_golden,
 )
 
-from .conftest import ROOT
+from tests.conftest import ROOT
 
 
 def reference(s: np.ndarray, s_hat: np.ndarray) -> float:

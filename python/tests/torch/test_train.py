@@ -10,10 +10,11 @@ import torch
 
 from prefixd.train import check, model
 from prefixd.train.corpus import Corpus
-from prefixd.train.net import BOS, Net, export_hf, load_hf, to_hf
+from prefixd.train.net import BOS, Net, NetConfig, export_hf, load_hf, to_hf
 
-from .conftest import SMALL
-
+SMALL = NetConfig(
+    hidden=32, layers=2, q_heads=4, kv_heads=2, head_dim=8, ffn=48, max_positions=2048
+)
 QUIET = {"log": 1e9, "save": 1e9, "eval": 1e9}
 CFG = model.TrainConfig(net=SMALL, phases="0:64,0.5:128", warmup=5, tokens_per_step=1024,
                         position_limit=2048)

@@ -12,7 +12,7 @@ import torch
 from prefixd.transformers import Splice
 
 from tests.conftest import ROOT
-from tests.splicing import CONFIGS, FULL, make, native, open_store, spliced, tokens
+from tests.torch.splicing import CONFIGS, FULL, make, native, open_store, spliced, tokens
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .conftest import ROOT
+from tests.conftest import ROOT
 
 DATA = ROOT / "tests/data"
 MODEL = ROOT / "models/prefixd-tiny"

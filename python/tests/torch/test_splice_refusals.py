@@ -13,7 +13,7 @@ from prefixd.transformers import Splice
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
-from tests.splicing import CONFIGS, FULL, TINY, make, native, open_store, spliced, tokens
+from tests.torch.splicing import CONFIGS, FULL, TINY, make, native, open_store, spliced, tokens
 
 
 @pytest.fixture
