@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 import prefixd
-from tests.prompts import DIM, FULL, KV_HEADS, LAYERS, SMALL, TOKENS, Prompt, spec
-
+from tests.prompts import (
+    DIM,
+    FULL,
+    KV_HEADS,
+    LAYERS,
+    Q_HEADS,
+    SMALL,
+    TOKENS,
+    Prompt,
+    spec,
+)
 
 
 @pytest.mark.parametrize("queries", [True, False])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import prefixd
 import torch
-from prefixd.transformers import PrefixCache
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -18,6 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
+import prefixd
+from prefixd.transformers import PrefixCache
 from tests.conftest import ROOT
 
 TINY = ROOT / "models/prefixd-tiny"

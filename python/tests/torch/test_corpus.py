@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from prefixd.train.corpus import (
-    GPL3, Corpus, NgramFilter, gather, ngram_hashes, read_text, word_spans,
+    GPL3,
+    Corpus,
+    NgramFilter,
+    gather,
+    ngram_hashes,
+    read_text,
+    word_spans,
 )
 
 KEPT = (

@@ -7,19 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import prefixd
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+import prefixd
 from prefixd.train import __main__ as program
 from prefixd.train.distill import HeadTraining
 from prefixd.train.phi_net import load_phi
 from prefixd.transformers import Splice
 from prefixd.transformers.capture import captured
-from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedModel,
-    Qwen3Config,
-)
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,

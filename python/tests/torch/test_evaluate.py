@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from prefixd.evaluate import __main__ as program
 from prefixd.evaluate import baselines, methods, stats, summary, tasks
 from prefixd.evaluate.baselines import StoredLayer
 from prefixd.evaluate.rows import Rows
-
 from tests.conftest import ROOT
 
 NOISE = "\n".join(f"line {i} of some text that means nothing much" for i in range(400))

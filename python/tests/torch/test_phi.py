@@ -11,9 +11,15 @@ import pytest
 import torch
 
 from prefixd.train.phi_net import (
-    FIELDS, FORMAT, Pair, export_phi, load_phi, phi_loss, set_scale, write_golden,
+    FIELDS,
+    FORMAT,
+    Pair,
+    export_phi,
+    load_phi,
+    phi_loss,
+    set_scale,
+    write_golden,
 )
-
 from tests.conftest import ROOT
 
 

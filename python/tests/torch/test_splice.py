@@ -6,11 +6,11 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
-import prefixd
 import pytest
 import torch
-from prefixd.transformers import Splice
 
+import prefixd
+from prefixd.transformers import Splice
 from tests.conftest import ROOT
 from tests.torch.splicing import CONFIGS, FULL, make, native, open_store, spliced, tokens
 

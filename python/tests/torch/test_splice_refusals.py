@@ -6,13 +6,13 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
-import prefixd
 import pytest
 import torch
-from prefixd.transformers import Splice
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
+import prefixd
+from prefixd.transformers import Splice
 from tests.torch.splicing import CONFIGS, FULL, TINY, make, native, open_store, spliced, tokens
 
 
