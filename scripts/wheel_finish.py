@@ -1,4 +1,4 @@
-"""The last step of scripts/wheel.sh: checks a repaired wheel and adds the licences of what it carries.
+"""The last step of scripts/wheel.sh: checks a repaired wheel, adds the licences of what it carries.
 
     wheel_finish.py WHEEL DIRECTORY
 

@@ -1,5 +1,5 @@
-"""The console commands of the wheel: each becomes the program of its name, so that its signals and its
-exit code are the program's own and no interpreter stays."""
+"""The console commands of the wheel: each becomes the program of its name, so that signals and exit
+code are the program's own and no interpreter stays."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from tests.prompts import DIM, FULL, Q_HEADS, Prompt
 def test_tensors_are_taken_and_those_without_data_refused(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
-    with store.attach("m", torch.from_numpy(prompt.tokens.astype(np.int64)), policy=FULL) as session:
+    ids = torch.from_numpy(prompt.tokens.astype(np.int64))
+    with store.attach("m", ids, policy=FULL) as session:
         want = session.step(0, prompt.q[0])
         y, lse = session.step(0, torch.from_numpy(prompt.q[0]))
         assert isinstance(y, torch.Tensor) and isinstance(lse, torch.Tensor)
