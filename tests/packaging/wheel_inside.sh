@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # Run by wheel_test.sh in the bare system.
 set -euo pipefail
 wheel=$1
