@@ -22,6 +22,7 @@ struct Config {
   std::string dir = "/var/lib/prefixd";
 
   std::string socket = "/run/prefixd/prefixd.sock";
+  std::string socket_access = "user";
   std::string tcp;
   std::string tcp_token_file;
 

@@ -72,7 +72,7 @@ void Listener::RemoveFile() {
   owns_file_ = false;
 }
 
-Result<Listener> Listener::Unix(const std::string& path) {
+Result<Listener> Listener::Unix(const std::string& path, bool group) {
   Listener listener;
   PREFIXD_ASSIGN(listener.address_, Address::Parse("unix:" + path));
   PREFIXD_TRY(RemoveStale(listener.address_));
@@ -91,6 +91,10 @@ Result<Listener> Listener::Unix(const std::string& path) {
     listener.owns_file_ = true;
     listener.device_ = st.st_dev;
     listener.inode_ = st.st_ino;
+  }
+  // Afterwards, for bind applies the umask; who connects in between is refused as by 0600.
+  if (group && ::chmod(path.c_str(), 0660) != 0) {
+    return Errno(Code::kIo, "cannot let the group connect to " + path);
   }
   if (::listen(listener.fd_, kBacklog) != 0) return Errno(Code::kIo, "listen on " + path);
   return listener;

@@ -15,8 +15,8 @@ namespace prefixd::daemon {
 class Listener {
  public:
   // A socket file that no daemon answers on is replaced; kFailedPrecondition when one answers or
-  // when the path is something else. Mode 0600.
-  static Result<Listener> Unix(const std::string& path);
+  // when the path is something else. Mode 0600, or 0660 for `group`.
+  static Result<Listener> Unix(const std::string& path, bool group);
   // kFailedPrecondition when the port is in use.
   static Result<Listener> Tcp(const Address& address);
 

@@ -7,14 +7,15 @@
 #include <csignal>
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <string>
 
 #include "attention/kernels.h"
 #include "base/build_info.h"
+#include "daemon/command_line.h"
 #include "daemon/config.h"
 #include "daemon/listener.h"
 #include "daemon/logging.h"
+#include "daemon/notify.h"
 #include "daemon/server.h"
 #include "runtime/local_store.h"
 
@@ -23,13 +24,7 @@ namespace {
 
 constexpr int kExitError = 1;
 constexpr int kExitUsage = 2;
-
-struct Options {
-  std::string config_file;
-  std::map<std::string, std::string> flags;  // by ConfigItem::flag
-  bool print_config = false;
-  int ready_fd = -1;
-};
+constexpr uint64_t kCloseSeconds = 20;  // ample for ending calls by force and closing the store
 
 std::string Version() {
 #if defined(PREFIXD_HAVE_CUDA)
@@ -46,31 +41,9 @@ int Fail(const Error& error, int code = kExitError) {
   return code;
 }
 
-void Declare(CLI::App* app, Options* options) {
+void Declare(CLI::App* app, CommandLine* line) {
   app->set_version_flag("--version", Version, "Print version, commit, features and CPU level.");
-  app->add_option("-c,--config", options->config_file,
-                  "Configuration file (TOML). Flags override it.")
-      ->type_name("FILE");
-  app->add_flag("--print-config", options->print_config,
-                "Print the configuration that would be used, with every key explained, as a file "
-                "for --config; then exit.");
-  app->add_option("--ready-fd", options->ready_fd,
-                  "Write the ready line to this file descriptor too, and close it.")
-      ->type_name("FD");
-  for (const ConfigItem& item : ConfigItems()) {
-    std::string help = item.help;
-    for (size_t i = 0; i < item.choices.size(); ++i) {
-      help += (i ? "|" : " One of ") + std::string(item.choices[i]);
-    }
-    app->add_option_function<std::string>(
-           std::string("--") + item.flag,
-           [options, flag = std::string(item.flag)](const std::string& text) {
-             options->flags[flag] = text;
-           },
-           help)
-        ->type_name(*item.unit ? item.unit : "VALUE")
-        ->group(*item.section ? std::string("[") + item.section + "]" : "Store");
-  }
+  DeclareOptions(app, line);
   app->footer(
       "Example: prefixd --dir /srv/prefixd --socket /run/prefixd/prefixd.sock --host-tier-mib "
       "8192\n"
@@ -78,10 +51,10 @@ void Declare(CLI::App* app, Options* options) {
       "`prefixctl` looks after a running daemon.");
 }
 
-Status Configure(const Options& options, Config* config) {
-  if (!options.config_file.empty()) PREFIXD_TRY(LoadConfig(options.config_file, config));
+Status Configure(const CommandLine& line, Config* config) {
+  if (!line.config_file.empty()) PREFIXD_TRY(LoadConfig(line.config_file, config));
   for (const ConfigItem& item : ConfigItems()) {
-    if (const auto it = options.flags.find(item.flag); it != options.flags.end()) {
+    if (const auto it = line.flags.find(item.flag); it != line.flags.end()) {
       Status status = SetItem(item, it->second, config);
       if (!status.ok()) {
         return InvalidArgument(std::string("--") + item.flag + ": " + status.error().message);
@@ -102,19 +75,25 @@ Result<std::string> ReadToken(const std::string& file) {
   return token;
 }
 
-int Serve(const Options& options, const Config& config) {
+// It must not matter whether somebody listens: a daemon that cannot say that it is ready serves.
+void Tell(const std::string& assignments) {
+  if (Status s = Notify(assignments); !s.ok()) spdlog::warn("{}", s.error().message);
+}
+
+int Serve(const CommandLine& line, const Config& config) {
   if (Status s = SetUpLogging(config.log_level, config.log_file); !s.ok()) return Fail(s.error());
   auto token = ReadToken(config.tcp_token_file);
   if (!token.ok()) return Fail(token.error());
   std::signal(SIGPIPE, SIG_IGN);
 
+  Tell("STATUS=Opening the store " + config.dir);
   auto store = LocalStore::Open(config.Runtime());
   if (!store.ok()) return Fail(store.error());
   // Before the sockets: who sees one may stop the daemon, which is to hear it.
   Server server(config, *std::move(store), *std::move(token));
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
-    auto listener = Listener::Unix(config.socket);
+    auto listener = Listener::Unix(config.socket, config.socket_access == "group");
     if (!listener.ok()) return Fail(listener.error());
     listeners.push_back(*std::move(listener));
   }
@@ -127,36 +106,44 @@ int Serve(const Options& options, const Config& config) {
   std::string ready = "prefixd ready:";
   for (const Listener& l : listeners) ready += " " + l.address().ToString();
 
-  return server.Run(std::move(listeners), [&] {
+  const auto on_ready = [&] {
     spdlog::info("{} pid {} dir {}", ready, ::getpid(), config.dir);
     std::printf("%s\n", ready.c_str());
     std::fflush(stdout);
-    if (options.ready_fd >= 0) {
-      const std::string line = ready + "\n";
-      (void)!::write(options.ready_fd, line.data(), line.size());
-      ::close(options.ready_fd);
+    if (line.ready_fd >= 0) {
+      const std::string text = ready + "\n";
+      (void)!::write(line.ready_fd, text.data(), text.size());
+      ::close(line.ready_fd);
     }
-  });
+    Tell("READY=1\nSTATUS=" + ready);
+  };
+  // However long a grace is configured: the service manager is to wait for it, and then for the
+  // store.
+  const auto on_stopping = [&] {
+    const uint64_t us = (config.shutdown_grace_s + kCloseSeconds) * 1'000'000;
+    Tell("STOPPING=1\nSTATUS=Finishing calls\nEXTEND_TIMEOUT_USEC=" + std::to_string(us));
+  };
+  return server.Run(std::move(listeners), on_ready, on_stopping);
 }
 
 int Main(int argc, char** argv) {
   CLI::App app(
       "prefixd keeps the KV cache of long prompts on SSD and in host memory and answers "
       "attention over a stored prompt while reading about 1% of it per step.");
-  Options options;
-  Declare(&app, &options);
+  CommandLine line;
+  Declare(&app, &line);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
   }
   Config config;
-  if (Status s = Configure(options, &config); !s.ok()) return Fail(s.error(), kExitUsage);
-  if (options.print_config) {
+  if (Status s = Configure(line, &config); !s.ok()) return Fail(s.error(), kExitUsage);
+  if (line.print_config) {
     std::fputs(PrintConfig(config).c_str(), stdout);
     return 0;
   }
-  return Serve(options, config);
+  return Serve(line, config);
 }
 
 }  // namespace

@@ -49,8 +49,10 @@ class Server::Impl {
     context_.on_gone = [this](const Connection* c) { Forget(c); };
   }
 
-  int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready) {
+  int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,
+          const std::function<void()>& on_stopping) {
     listeners_ = std::move(listeners);
+    on_stopping_ = on_stopping;
     context_.stats = [this, where = Addresses(listeners_)] { return Stats(where); };
     WaitForSignal();
     for (Listener& listener : listeners_) {
@@ -171,6 +173,7 @@ class Server::Impl {
 
   void Stop() {
     stopping_ = true;
+    on_stopping_();
     sweep_timer_.cancel();
     boost::system::error_code ignored;
     for (auto& acceptor : acceptors_) acceptor->close(ignored);
@@ -226,6 +229,7 @@ class Server::Impl {
   asio::thread_pool workers_, long_calls_;
   std::unique_ptr<Store> store_;
   std::vector<Listener> listeners_;
+  std::function<void()> on_stopping_;
   ServerContext context_;
   asio::signal_set signals_;
   asio::steady_timer grace_timer_, sweep_timer_;
@@ -240,8 +244,9 @@ Server::Server(const Config& config, std::unique_ptr<Store> store, std::string t
     : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token))) {}
 Server::~Server() = default;
 
-int Server::Run(std::vector<Listener> listeners, const std::function<void()>& on_ready) {
-  return impl_->Run(std::move(listeners), on_ready);
+int Server::Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,
+                const std::function<void()>& on_stopping) {
+  return impl_->Run(std::move(listeners), on_ready, on_stopping);
 }
 
 }  // namespace prefixd::daemon

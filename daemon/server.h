@@ -23,8 +23,9 @@ class Server {
   // Serves until SIGTERM or SIGINT, then: stops accepting, finishes calls in flight (at most
   // limits.shutdown_grace_s), closes the store, removes the socket. Returns the exit code; a second
   // signal, or calls that outlast the grace by far, end the process at once with code 1.
-  // `on_ready` is called once, when connections are accepted.
-  int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready);
+  // `on_ready` is called once, when connections are accepted; `on_stopping` when the signal came.
+  int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,
+          const std::function<void()>& on_stopping);
 
  private:
   class Impl;

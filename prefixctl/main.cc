@@ -5,9 +5,12 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/build_info.h"
+#include "daemon/command_line.h"
 #include "prefixctl/commands.h"
+#include "prefixctl/completion.h"
 #include "prefixctl/output.h"
 #include "prefixctl/recover.h"
 
@@ -59,6 +62,35 @@ void DeclareRecover(CLI::App* app, Options* o, LocalCommand* chosen) {
   recover->add_flag("--json", o->json, "Print JSON instead of text.");
   recover->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   recover->callback([=] { *chosen = RecoverStore; });
+}
+
+void DeclareCompletion(CLI::App* app, Options* o, LocalCommand* chosen) {
+  CLI::App* completion = app->add_subcommand(
+      "completion", "Print a script that completes prefixctl and prefixd in a shell.");
+  completion->footer("Example: source <(prefixctl completion bash)");
+  completion->add_option("shell", o->name, "The shell.")
+      ->type_name("bash|zsh|fish")
+      ->required()
+      ->check([](const std::string& shell) {
+        const bool known = shell == "bash" || shell == "zsh" || shell == "fish";
+        return known ? "" : "there is completion for bash, zsh and fish";
+      });
+  completion->callback([=] {
+    *chosen = [=](const Options& options) -> Status {
+      CLI::App daemon;
+      daemon::CommandLine line;
+      daemon.add_flag("--version", "Print the version and exit.");
+      daemon::DeclareOptions(&daemon, &line);
+      std::vector<CompletionCommand> commands = CommandsOf(*app, "prefixctl");
+      const auto others = CommandsOf(daemon, "prefixd");
+      commands.insert(commands.end(), others.begin(), others.end());
+      std::string script = options.name == "bash"  ? BashCompletion(commands)
+                           : options.name == "zsh" ? ZshCompletion(commands)
+                                                   : FishCompletion(commands);
+      std::fputs(script.c_str(), stdout);
+      return {};
+    };
+  });
 }
 
 void Declare(CLI::App* app, Options* o, Command* chosen) {
@@ -179,6 +211,7 @@ int main(int argc, char** argv) {
   LocalCommand local;
   Declare(&app, &options, &command);
   DeclareRecover(&app, &options, &local);
+  DeclareCompletion(&app, &options, &local);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -1,0 +1,21 @@
+// The options of `prefixd`: one for every key of the configuration, and a few of its own. Apart
+// from main.cc so that prefixctl can complete them in a shell.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <map>
+#include <string>
+
+namespace prefixd::daemon {
+
+struct CommandLine {
+  std::string config_file;
+  std::map<std::string, std::string> flags;  // by ConfigItem::flag
+  bool print_config = false;
+  int ready_fd = -1;
+};
+
+// All but --help and --version. `line` must outlive `app`.
+void DeclareOptions(CLI::App* app, CommandLine* line);
+
+}  // namespace prefixd::daemon
