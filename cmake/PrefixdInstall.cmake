@@ -51,6 +51,8 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/prefixdConfigVersion.cmake
 install(FILES ${CMAKE_BINARY_DIR}/prefixdConfig.cmake ${CMAKE_BINARY_DIR}/prefixdConfigVersion.cmake
   DESTINATION ${PREFIXD_PACKAGE_DIR} COMPONENT development)
 
+# From the pkg-config file up to the prefix: one level more where LIBDIR has an architecture in it.
+file(RELATIVE_PATH PREFIXD_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/prefixd.pc.in ${CMAKE_BINARY_DIR}/prefixd.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/prefixd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT development)

@@ -77,12 +77,12 @@ void DeclareCompletion(CLI::App* app, Options* o, LocalCommand* chosen) {
       });
   completion->callback([=] {
     *chosen = [=](const Options& options) -> Status {
-      CLI::App daemon;
+      CLI::App prefixd;
       daemon::CommandLine line;
-      daemon.add_flag("--version", "Print the version and exit.");
-      daemon::DeclareOptions(&daemon, &line);
+      prefixd.set_version_flag("--version", "", "Print the version and exit.");
+      daemon::DeclareOptions(&prefixd, &line);
       std::vector<CompletionCommand> commands = CommandsOf(*app, "prefixctl");
-      const auto others = CommandsOf(daemon, "prefixd");
+      const auto others = CommandsOf(prefixd, "prefixd");
       commands.insert(commands.end(), others.begin(), others.end());
       std::string script = options.name == "bash"  ? BashCompletion(commands)
                            : options.name == "zsh" ? ZshCompletion(commands)

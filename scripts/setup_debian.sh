@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of scripts/packages.txt that are missing. Does nothing when all are
-# there. Needs root or sudo only if something has to be installed.
+# Installs the Debian packages of lists beside this file that are missing (setup_debian.sh LIST...;
+# packages.txt where none is named). Does nothing when all are there. Needs root or sudo only if
+# something has to be installed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
-mapfile -t wanted < <(grep -vE '^\s*(#|$)' "$here/packages.txt")
+lists=("$@")
+[ $# -gt 0 ] || lists=(packages.txt)
+mapfile -t wanted < <(cd "$here" && grep -hvE '^\s*(#|$)' "${lists[@]}")
 missing=()
 for package in "${wanted[@]}"; do
   state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
