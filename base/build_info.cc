@@ -17,9 +17,13 @@ std::string VersionText(std::string_view program, std::string_view more) {
 
 std::string_view CpuLevel() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
-  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
-  if (__builtin_cpu_supports("x86-64-v2")) return "x86-64-v2";
+  // By the features that tell the levels apart: clang 16 cannot ask for a level by its name.
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return "x86-64-v4";
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "x86-64-v3";
+  if (__builtin_cpu_supports("sse4.2")) return "x86-64-v2";
   return "x86-64";
 #else
   return "not x86-64";
