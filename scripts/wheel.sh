@@ -35,4 +35,5 @@ rm -rf "$raw/repaired"
 auditwheel repair --plat "manylinux_${glibc}_$(uname -m)" --only-plat \
   -w "$raw/repaired" "$raw"/prefixd-*.whl >"$raw/auditwheel.log" 2>&1 ||
   { cat "$raw/auditwheel.log" >&2; exit 1; }
+rm -f build/wheels/prefixd-*-"$tag"-*.whl  # of other versions: there is one to install
 python scripts/wheel_finish.py "$raw"/repaired/prefixd-*.whl build/wheels

@@ -26,7 +26,7 @@ for file in $files; do
 done
 pass "$(wc -w <<<"$files") ELF files load what the wheel carries, the C and C++ runtime, zlib"
 
-[ "$(prefixd --version)" = "prefixd $version" ] || fail "prefixd --version"
+[ "$(prefixd --version | sed -n 1p)" = "prefixd $version" ] || fail "prefixd --version"
 prefixctl --help | grep -q recover || fail "prefixctl --help"
 [ "$(python -c 'import prefixd; print(prefixd.__version__)')" = "$version" ] || fail "__version__"
 pass "prefixd, prefixctl and the package are of version $version"
