@@ -128,7 +128,9 @@ def finish(source: Path, target: Path) -> None:
 def main() -> None:
     source, folder = Path(sys.argv[1]), Path(sys.argv[2])
     target = folder / source.name
-    finish(source, target)
+    part = target.with_suffix(".part")
+    finish(source, part)
+    part.rename(target)
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
 
 

@@ -4,7 +4,8 @@
 #
 #   tests/packaging/wheel_test.sh WHEEL [SUITE]       SUITE: bookworm, trixie
 #
-# The bare system is kept in build/wheel-test; each run works on a copy.
+# DEBIAN_MIRROR names another mirror than debootstrap's. The bare system is kept in
+# build/wheel-test; each run works on a copy.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 wheel=$(realpath "$1")
@@ -15,7 +16,7 @@ bare=$work/$suite
 if [ ! -f "$bare/complete" ]; then
   rm -rf "$bare" && mkdir -p "$work"
   nice debootstrap --variant=minbase --include=python3,python3-venv "$suite" "$bare" \
-    "${DEBIAN_MIRROR:-}" >"$work/debootstrap.log" 2>&1 ||
+    ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$work/debootstrap.log" 2>&1 ||
     { tail -5 "$work/debootstrap.log" >&2; exit 1; }
   touch "$bare/complete"
 fi
