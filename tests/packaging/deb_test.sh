@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The Debian packages in a fresh Debian 12: installed, used, upgraded, removed, purged. Needs root and
 # the package mirror of this machine's apt, and takes minutes; `make test` does not run it.
-#   deb_test.sh        builds the packages twice (scripts/deb.sh); everything is below build/deb-test
-# DEB_TEST_BOOT=1 boots the fresh system with systemd, too (systemd-nspawn), and tests the unit there.
+#   deb_test.sh            builds the packages twice (scripts/deb.sh); everything is below build/deb-test
+#   DEB_TEST_REUSE=1       takes the packages of the run before
+#   DEB_TEST_BOOT=0        does not boot the fresh system (systemd-nspawn) to test the unit there
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ "$(id -u)" -eq 0 ] || { echo "deb_test: needs root for debootstrap and chroot" >&2; exit 1; }
@@ -14,7 +15,7 @@ mkdir -p "$work"
 
 step() { printf 'deb_test: %s\n' "$1"; }
 fail() { echo "deb_test: FAILED: $1" >&2; exit 1; }
-inside() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+inside() { chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
   DEBIAN_FRONTEND=noninteractive ${http_proxy:+http_proxy="$http_proxy"} \
   ${https_proxy:+https_proxy="$https_proxy"} "$@"; }
 # As an ordinary user, with its groups.
@@ -23,21 +24,32 @@ install_quietly() { inside apt-get -q -y --no-install-recommends install "$@" >>
   { tail -n 30 "$work/apt.log" >&2; fail "apt-get install $*"; }; }
 
 daemon=
-clean_up() {
-  [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null || true
+mount_system() {
+  mount -t proc proc "$root/proc"
+  mount --bind /dev "$root/dev"
+  mount -t tmpfs tmpfs "$root/dev/shm"
+}
+unmount_system() {
   for mounted in dev/shm dev proc; do
     if mountpoint -q "$root/$mounted"; then umount -l "$root/$mounted"; fi
   done
 }
+clean_up() {
+  [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null || true
+  unmount_system
+}
 trap clean_up EXIT
+unmount_system  # of a run that was killed
 
 # --- packages ------------------------------------------------------------------------------------
-step "build 0: the packages, and the same with a higher version"
-rm -rf "$work/old" "$work/new"
-scripts/deb.sh >"$work/build-old.log" || { cat "$work/build-old.log" >&2; exit 1; }
-cp -r build/deb "$work/old"
-scripts/deb.sh --suffix +1 >"$work/build-new.log" || { cat "$work/build-new.log" >&2; exit 1; }
-cp -r build/deb "$work/new"
+step "build the packages, and the same with a higher version"
+if [ "${DEB_TEST_REUSE:-}" != 1 ]; then
+  rm -rf "$work/old" "$work/new"
+  scripts/deb.sh --suffix +1 >"$work/build-new.log" || { cat "$work/build-new.log" >&2; exit 1; }
+  cp -r build/deb "$work/new"
+  scripts/deb.sh >"$work/build-old.log" || { cat "$work/build-old.log" >&2; exit 1; }
+  cp -r build/deb "$work/old"
+fi
 version=$(dpkg-deb -f "$work"/old/prefixd_*.deb Version)
 [ "$(dpkg-deb -f "$work"/new/prefixd_*.deb Version)" = "$version+1" ] || fail "no version $version+1"
 
@@ -58,9 +70,7 @@ else
   rm -rf "$root" && mkdir -p "$root" && tar -C "$root" -xf "$base"
 fi
 cp /etc/resolv.conf "$root/etc/resolv.conf"
-mount -t proc proc "$root/proc"
-mount --bind /dev "$root/dev"
-mount -t tmpfs tmpfs "$root/dev/shm"
+mount_system
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"  # no init here that could start services
 chmod +x "$root/usr/sbin/policy-rc.d"
 : >"$work/apt.log"
@@ -72,12 +82,12 @@ inside find / -xdev -path /proc -prune -o -path /dev -prune -o -path /root -prun
 step "install"
 mkdir "$root/root/old" "$root/root/new"
 cp "$work"/old/*.deb "$root/root/old/" && cp "$work"/new/*.deb "$root/root/new/"
-install_quietly systemd  # for systemd-analyze; prefixd would take systemd-standalone-sysusers
+install_quietly systemd systemd-sysv  # to test the unit; prefixd alone needs systemd-sysusers
 install_quietly $(cd "$root" && printf '/%s\n' root/old/*.deb)
 inside prefixd --version | head -n 1 | grep -F "prefixd ${version}" || fail "prefixd --version"
 inside id prefixd >/dev/null || fail "no user prefixd"
 [ "$(inside getent passwd prefixd | cut -d: -f7)" = /usr/sbin/nologin ] || fail "the user can log in"
-inside systemd-analyze verify /lib/systemd/system/prefixd.service || fail "the unit"
+inside systemd-analyze verify --man=no /lib/systemd/system/prefixd.service || fail "the unit"
 inside systemctl is-enabled prefixd.service >/dev/null || fail "the unit is not enabled"
 for page in man1/prefixctl.1 man3/libprefixd.3 man5/prefixd.toml.5 man8/prefixd.8; do
   [ -s "$root/usr/share/man/$page.gz" ] || grep -q '/usr/share/man' "$root"/etc/dpkg/dpkg.cfg.d/* ||
@@ -146,6 +156,34 @@ grep -q '^stored 0 of' "$work/splice.log" || fail "the prompt was stored anew"
 grep -q '^attached to' "$work/splice.log" || fail "the stored prompt is not used"
 stop
 
+# --- the unit itself -----------------------------------------------------------------------------
+if [ "${DEB_TEST_BOOT:-1}" = 1 ]; then
+  step "boot the fresh system and run the service under its unit"
+  cp tests/packaging/booted_test.sh "$root/root/"
+  rm -f "$root"/root/booted.log "$root/usr/sbin/policy-rc.d"
+  cat >"$root/etc/systemd/system/booted-test.service" <<'EOF'
+[Unit]
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c '/root/booted_test.sh >/root/booted.log 2>&1; echo "status $?" >>/root/booted.log'
+ExecStartPost=/usr/bin/systemctl --no-block poweroff
+[Install]
+WantedBy=multi-user.target
+EOF
+  inside systemctl enable -q booted-test.service
+  unmount_system
+  # Without the capability nspawn itself forbids mlock to everybody inside.
+  timeout 180 systemd-nspawn -q --register=no --keep-unit --capability=CAP_IPC_LOCK -D "$root" --boot \
+    >"$work/boot.log" 2>&1 </dev/null || true
+  mount_system
+  sed 's/^/  /' "$root/root/booted.log" || fail "it did not boot, see $work/boot.log"
+  [ "$(tail -n 1 "$root/root/booted.log")" = "status 0" ] || fail "the service, see above"
+  rm "$root/etc/systemd/system/booted-test.service" \
+    "$root/etc/systemd/system/multi-user.target.wants/booted-test.service"
+  printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d" && chmod +x "$root/usr/sbin/policy-rc.d"
+fi
+
 # --- removed, purged -----------------------------------------------------------------------------
 step "remove"
 inside apt-get -q -y remove prefixd libprefixd-dev libprefixd-embedded0.2 libprefixd0.2 >>"$work/apt.log" 2>&1
@@ -164,8 +202,4 @@ inside find / -xdev -path /proc -prune -o -path /dev -prune -o -path /root -prun
   comm -13 "$work/files-before" - | grep prefixd | tee "$work/left" | sed 's/^/  /'
 [ ! -s "$work/left" ] || fail "files are left"
 
-# --- booted --------------------------------------------------------------------------------------
-if [ "${DEB_TEST_BOOT:-}" = 1 ]; then
-  . tests/packaging/deb_boot.sh
-fi
 step "passed"
