@@ -19,7 +19,7 @@ prefixctl prefixes verify --all-tenants --quiet || fail "stored bytes do not ver
 runuser -u engine -- splice unix:/run/prefixd/prefixd.sock || fail "a member of the group"
 if runuser -u outsider -- prefixctl status 2>/dev/null; then fail "anybody can connect"; fi
 
-# Locked memory, and another tenant's prompt stored under the filter.
+# Locked memory (block by block, as it is taken), and another tenant's prompt stored under the filter.
 sed -i 's/^host_tier_mlock = .*/host_tier_mlock = true/; s/^host_tier_mib = .*/host_tier_mib = 64/' /etc/prefixd/prefixd.toml
 systemctl restart prefixd.service || fail "it does not start with locked memory"
 prefixctl prefixes list | grep -q c-example || fail "the prefix is gone after a restart"
@@ -29,7 +29,7 @@ runuser -u engine -- splice unix:/run/prefixd/prefixd.sock | grep '^stored 1000 
 prefixctl status | grep 'file I/O'  # io_uring, where the kernel has it: the filter lets it pass
 locked=$(awk '/^VmLck:/ { print $2 }' "/proc/$(show MainPID)/status")
 echo "locked: $locked KiB"
-[ "$locked" -ge 65536 ] || fail "the host tier is not locked"
+[ "$locked" -gt 0 ] || fail "the host tier is not locked"
 
 kill -KILL "$(show MainPID)"
 for _ in $(seq 100); do
