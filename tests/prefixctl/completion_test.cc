@@ -83,11 +83,33 @@ TEST_F(CompletionTest, BashAsksTheDaemon) {
   EXPECT_EQ(Bash("prefixctl prefixes show --socket /nonexistent ''"), "");
 }
 
-TEST_F(CompletionTest, ZshReadsIt) {
+TEST_F(CompletionTest, ZshOffersTheSame) {
   const std::string zsh = Installed("zsh");
   if (zsh.empty()) GTEST_SKIP() << "zsh is not installed";
-  const Finished f = RunProgram(zsh, {"-f", "-n", Script("zsh")});
-  EXPECT_EQ(f.code, 0) << f.err;
+  const Finished syntax = RunProgram(zsh, {"-f", "-n", Script("zsh")});
+  EXPECT_EQ(syntax.code, 0) << syntax.err;
+  // What is handed to zsh's completion system, which then picks what fits.
+  const auto offers = [&](const std::string& words) {
+    const Finished f =
+        RunProgram(zsh, {"-f", "-c",
+                         "compdef() { }; compset() { }; _files() { print files }; "
+                         "compadd() { shift; print -r -- $@ }; "
+                         "_describe() { local a=${@[-1]}; print -r -- ${(@)${(@P)a}%%:*} }; "
+                         "PATH='" +
+                             path_ + "'; source '" + Script("zsh") + "'; words=(" + words +
+                             "); CURRENT=$#words PREFIX=$words[-1]; _prefixctl"});
+    EXPECT_EQ(f.err, "") << words;
+    return f.out.empty() ? "" : f.out.substr(0, f.out.size() - 1);
+  };
+  EXPECT_EQ(offers("prefixctl pre"), "status stats models prefixes recover completion");
+  EXPECT_EQ(offers("prefixctl -s models models ''"), "list show register");
+  EXPECT_NE(offers("prefixctl prefixes verify --q").find(" --quiet"), std::string::npos);
+  EXPECT_EQ(offers("prefixctl recover --dir ''"), "files");
+  EXPECT_EQ(offers("prefixd --io ''"), "auto uring threads");
+  EXPECT_EQ(offers("prefixd --io=u"), "auto uring threads");
+  EXPECT_EQ(offers("prefixctl prefixes ttl abc ''"), "never");
+  EXPECT_EQ(offers("prefixctl prefixes show --socket " + daemon_->socket() + " --all-tenants ''"),
+            prefix_);
 }
 
 TEST_F(CompletionTest, FishOffersTheSame) {
