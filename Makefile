@@ -49,6 +49,7 @@ python-module: setup  ## the extension module of the Python package, in place
 
 test-python: python-module  ## the tests of the Python package's core (NumPy alone)
 	@$(STAGE) "Python tests of the core" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/core"
+	@$(STAGE) "types of the core" bash -c "cd python && ../.venv/bin/python -m mypy prefixd/[!g]*.py"
 
 test-torch: python-module  ## the Python tests that need PyTorch (3 GB are fetched once; TORCH_INDEX=URL: from an index with a smaller build)
 	@[ -f .venv/torch.sha256 ] || echo "== PyTorch is fetched for the last tests: some 3 GB; TORCH_INDEX=URL takes a smaller build"
@@ -80,10 +81,10 @@ install: build  ## daemon, C and C++ libraries, headers: PREFIX=/usr/local, DEST
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 wheel: setup  ## the Python package as a wheel that carries its libraries, in build/wheels
-	@scripts/wheel.sh
+	@JOBS=$(JOBS) scripts/wheel.sh
 
-test-wheel:  ## install the wheel in a bare Debian and use it (root, network)
-	@tests/packaging/wheel_test.sh build/wheels/prefixd-*.whl
+test-wheel:  ## install the wheel in a bare Debian and use it (root, network, debootstrap)
+	@tests/packaging/wheel_test.sh build/wheels/prefixd-*-cp311-*.whl
 
 deb: setup  ## Debian packages, in build/deb
 	@scripts/deb.sh
