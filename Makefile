@@ -62,11 +62,11 @@ dev: setup  ## build with assertions and debug symbols, file by file, in build/d
 
 asan: setup  ## unit tests under address and undefined-behaviour sanitizers
 	@$(STAGE) "configure with sanitizers" cmake --preset asan
-	@$(STAGE) "build with sanitizers" cmake --build build/asan -j $(JOBS) --target tests/all
+	@$(STAGE) "build with sanitizers" cmake --build build/asan -j $(JOBS) --target prefixd_unit_tests
 	@$(STAGE) "unit tests under sanitizers" ctest --preset asan -j $(JOBS)
 
 tsan: setup  ## unit tests under the thread sanitizer
-	@cmake --preset tsan && cmake --build build/tsan -j $(JOBS) --target tests/all && ctest --preset tsan -j $(JOBS)
+	@cmake --preset tsan && cmake --build build/tsan -j $(JOBS) --target prefixd_unit_tests && ctest --preset tsan -j $(JOBS)
 
 fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, or FUZZ_RUNS=N executions (resumable)
 	@$(STAGE) "configure fuzz targets" cmake --preset fuzz
