@@ -53,7 +53,9 @@ endif()
 if(PREFIXD_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${PREFIXD_SANITIZE}>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
-  add_link_options(-fsanitize=${PREFIXD_SANITIZE})
+  # dlopen is the sanitizer's there, which does not look where the caller's RUNPATH says; the older
+  # RPATH of a program holds for everything that it loads.
+  add_link_options(-fsanitize=${PREFIXD_SANITIZE} -Wl,--disable-new-dtags)
 endif()
 
 # prefixd_library(NAME SOURCES... [LINK public libs...] [PRIVATE private libs...])
