@@ -1,5 +1,5 @@
-// The client of a running daemon. Engines use it through Store; tools such as prefixctl
-// use what it has beyond that interface. Internal to client_lib and daemon.
+// The store of a running daemon. Engines use it through Store; tools such as prefixctl
+// use what it has beyond that interface. Internal to client_lib and prefixctl.
 #pragma once
 
 #include <memory>

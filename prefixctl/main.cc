@@ -1,5 +1,5 @@
 // prefixctl: looks after a running prefixd. Commands, flags and exit codes; what the commands do is
-// in prefixctl_commands.cc.
+// in commands.cc.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>

@@ -1,5 +1,5 @@
 // Between the runtime's value types and JSON (MessagePack on the wire, text in `prefixctl --json`
-// and in model files). Internal to client_lib and daemon: it names the JSON library.
+// and in model files). Internal to this project: it names the JSON library.
 //
 // One description per type serves both directions. Decoding is tolerant of absent and of unknown
 // fields (newer peers add some) and strict about types and ranges. Nothing here throws.
