@@ -4,7 +4,6 @@
 #include <charconv>
 #include <string>
 
-#include "attention/budget.h"
 
 namespace prefixd {
 

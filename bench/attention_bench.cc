@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-#include "attention/kernels.h"
+#include "attention/kernels/kernels.h"
 #include "bench/attention/measure.h"
 
 namespace prefixd::bench {

@@ -15,12 +15,12 @@
 #include <random>
 #include <vector>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
 #include "bench/support/synthetic_kv.h"
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 #include "tensors/safetensors.h"
 
 namespace prefixd::bench {

@@ -8,9 +8,9 @@
 #include <random>
 #include <set>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "bench/support/statistics.h"
-#include "storage/row_encoding.h"
+#include "storage/segment/row_encoding.h"
 
 namespace prefixd::bench {
 namespace {

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "attention/diagnostics.h"
+#include "attention/reference/diagnostics.h"
 #include "bench/scan_masses.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
@@ -22,7 +22,7 @@
 #include "decoder/put_attention.h"
 #include "decoder/tokenizer.h"
 #include "demo/document.h"
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 
 namespace prefixd::bench {
 namespace {

@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "attention/block_codes.h"
-#include "attention/rows.h"
+#include "index/codes/block_codes.h"
+#include "attention/rows/rows.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
 #include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
-#include "gpu/host_image.h"
-#include "gpu/launch_memory.h"
-#include "gpu/upload.h"
+#include "gpu/device/host_image.h"
+#include "gpu/device/launch_memory.h"
+#include "gpu/device/upload.h"
 #include "prefixd/gpu/exact.h"
 #include "prefixd/gpu/topk.h"
 

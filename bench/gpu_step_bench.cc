@@ -12,7 +12,7 @@
 #include "bench/support/gpu_layer.h"
 #include "bench/support/gpu_main.h"
 #include "bench/support/gpu_timing.h"
-#include "gpu/launch_memory.h"
+#include "gpu/device/launch_memory.h"
 #include "prefixd/gpu/exact.h"
 
 namespace prefixd::bench {

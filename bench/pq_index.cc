@@ -11,11 +11,11 @@
 #include <limits>
 #include <string>
 
-#include "attention/group_ranking.h"
-#include "index/candidates.h"
-#include "index/centred_keys.h"
-#include "index/one_omp_thread.h"
-#include "index/search_request.h"
+#include "index/ranking/group_ranking.h"
+#include "index/search/candidates.h"
+#include "index/ivf/centred_keys.h"
+#include "index/ivf/one_omp_thread.h"
+#include "index/search/search_request.h"
 #include "prefixd/selection.h"
 
 namespace prefixd::bench {

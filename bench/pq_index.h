@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "index/key_index.h"
+#include "index/search/key_index.h"
 
 namespace prefixd::bench {
 

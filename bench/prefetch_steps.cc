@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bench/support/traced_store.h"
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 
 namespace prefixd::bench {
 namespace {

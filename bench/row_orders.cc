@@ -2,8 +2,8 @@
 
 #include <ctime>
 
-#include "index/row_order.h"
-#include "storage/segment_layout.h"
+#include "index/code_search/row_order.h"
+#include "storage/segment/segment_layout.h"
 
 namespace prefixd::bench {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bench/support/page_reads.h"
-#include "runtime/local_store.h"
-#include "storage/prefix_store.h"
+#include "runtime/store/local_store.h"
+#include "storage/store/prefix_store.h"
 
 namespace prefixd::bench {
 
@@ -25,7 +25,7 @@ struct OrderResult {
   double seconds_per_16k_head = 0;  // of ordering, one core
 };
 
-// The settled layout of storage/segment_layout.h as it is by default.
+// The settled layout of storage/segment/segment_layout.h as it is by default.
 inline const OrderVariant kSettled = {storage::RowPart::kValue,
                                       RuntimeOptions{}.settle_chunk_tokens, false};
 

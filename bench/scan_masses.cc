@@ -5,11 +5,11 @@
 #include <cmath>
 #include <memory>
 
-#include "attention/clusters.h"
-#include "attention/step.h"
+#include "attention/estimators/clusters.h"
+#include "attention/step/step.h"
 #include "bench/support/statistics.h"
-#include "index/code_training.h"
-#include "index/key_index.h"
+#include "index/code_search/code_training.h"
+#include "index/search/key_index.h"
 
 namespace prefixd::bench {
 namespace {

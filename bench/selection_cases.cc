@@ -8,19 +8,19 @@
 #include <memory>
 #include <optional>
 
-#include "attention/code_scan.h"
-#include "attention/group_ranking.h"
-#include "attention/key_codes.h"
-#include "attention/step.h"
+#include "index/codes/code_scan.h"
+#include "index/ranking/group_ranking.h"
+#include "index/codes/key_codes.h"
+#include "attention/step/step.h"
 #include "bench/pq_index.h"
 #include "bench/support/read_bandwidth.h"
 #include "bench/support/statistics.h"
-#include "index/code_blocks.h"
-#include "index/key_index.h"
-#include "index/recall.h"
-#include "index/tuning.h"
+#include "index/code_search/code_blocks.h"
+#include "index/search/key_index.h"
+#include "index/search/recall.h"
+#include "index/search/tuning.h"
 #include "prefixd/selection.h"
-#include "runtime/shared_sets.h"
+#include "runtime/step/shared_sets.h"
 
 namespace prefixd::bench {
 namespace {
@@ -61,7 +61,7 @@ struct Candidate {
   std::optional<float> effort;  // none: as built
 };
 
-// The put's sample in two halves, as the runtime takes it (runtime/index_build.cc); all of them saw
+// The put's sample in two halves, as the runtime takes it (runtime/ingest/index_build.cc); all of them saw
 // at least the first three quarters.
 struct Halves {
   index::CausalQueries tune, held_out;

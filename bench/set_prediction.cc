@@ -4,8 +4,8 @@
 #include <cmath>
 #include <set>
 
-#include "attention/group_ranking.h"
-#include "attention/step.h"
+#include "index/ranking/group_ranking.h"
+#include "attention/step/step.h"
 
 namespace prefixd::bench {
 namespace {

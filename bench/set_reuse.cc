@@ -4,10 +4,10 @@
 #include <cmath>
 #include <set>
 
-#include "attention/group_ranking.h"
-#include "attention/step.h"
+#include "index/ranking/group_ranking.h"
+#include "attention/step/step.h"
 #include "bench/support/head_trace.h"
-#include "runtime/shared_sets.h"
+#include "runtime/step/shared_sets.h"
 
 namespace prefixd::bench {
 namespace {

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/group_ranking.h"
-#include "attention/group_rules.h"
-#include "attention/moments.h"
-#include "attention/step.h"
+#include "index/ranking/group_ranking.h"
+#include "index/ranking/group_rules.h"
+#include "attention/estimators/moments.h"
+#include "attention/step/step.h"
 #include "bench/support/head_trace.h"
-#include "index/key_index.h"
+#include "index/search/key_index.h"
 #include "prefixd/selection.h"
-#include "runtime/shared_sets.h"
+#include "runtime/step/shared_sets.h"
 
 namespace prefixd::bench {
 namespace {

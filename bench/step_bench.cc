@@ -27,8 +27,8 @@
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
 #include "bench/support/traced_store.h"
-#include "runtime/local_store.h"
-#include "runtime/thread_pool.h"
+#include "runtime/store/local_store.h"
+#include "runtime/background/thread_pool.h"
 
 namespace prefixd::bench {
 namespace {

@@ -3,10 +3,10 @@
 #include <chrono>
 #include <memory>
 
-#include "attention/rows.h"
-#include "runtime/local_store.h"
-#include "storage/prefix_store.h"
-#include "storage/segment_layout.h"
+#include "attention/rows/rows.h"
+#include "runtime/store/local_store.h"
+#include "storage/store/prefix_store.h"
+#include "storage/segment/segment_layout.h"
 
 namespace prefixd::bench {
 namespace {

@@ -30,7 +30,7 @@ find_package(Threads REQUIRED)
 
 add_library(prefixd_options INTERFACE)
 target_include_directories(prefixd_options INTERFACE
-  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
+  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_compile_features(prefixd_options INTERFACE cxx_std_20)
 # Warnings are this build's own: who links the installed libraries keeps theirs.
@@ -60,12 +60,3 @@ if(PREFIXD_SANITIZE)
   # RPATH of a program holds for everything that it loads.
   add_link_options(-fsanitize=${PREFIXD_SANITIZE} -Wl,--disable-new-dtags)
 endif()
-
-# prefixd_library(NAME SOURCES... [LINK public libs...] [PRIVATE private libs...])
-function(prefixd_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE" ${ARGN})
-  add_library(${name} STATIC ${ARG_SOURCES})
-  # Half of a small file's time goes into the headers that it shares with its neighbours.
-  set_target_properties(${name} PROPERTIES UNITY_BUILD ${PREFIXD_UNITY} UNITY_BUILD_BATCH_SIZE 12)
-  target_link_libraries(${name} PUBLIC prefixd_options ${ARG_LINK} PRIVATE ${ARG_PRIVATE})
-endfunction()

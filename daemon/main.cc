@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-#include "attention/kernels.h"
+#include "attention/kernels/kernels.h"
 #include "base/build_info.h"
 #include "daemon/command_line.h"
 #include "daemon/config.h"
@@ -17,7 +17,7 @@
 #include "daemon/logging.h"
 #include "daemon/notify.h"
 #include "daemon/server.h"
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 
 namespace prefixd::daemon {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 
 namespace prefixd::decoder {
 namespace {

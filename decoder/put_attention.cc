@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 
 namespace prefixd::decoder {
 

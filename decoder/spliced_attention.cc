@@ -1,6 +1,6 @@
 #include "decoder/spliced_attention.h"
 
-#include "attention/step.h"
+#include "attention/step/step.h"
 #include "prefixd/merge.h"
 
 namespace prefixd::decoder {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "attention/diagnostics.h"
-#include "attention/step.h"
+#include "attention/reference/diagnostics.h"
+#include "attention/step/step.h"
 #include "decoder/generate.h"
 #include "demo/progress.h"
 

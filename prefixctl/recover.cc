@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "prefixctl/output.h"
-#include "storage/recover.h"
+#include "storage/recover/recover.h"
 
 namespace prefixd::ctl {
 namespace {

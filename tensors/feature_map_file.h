@@ -1,4 +1,4 @@
-// The phi feature maps of a model, read from a safetensors file (attention/feature_map.h has the
+// The phi feature maps of a model, read from a safetensors file (attention/estimators/feature_map.h has the
 // architecture).
 //
 // Tensors, for each layer l, with H the query heads for phi_q and the KV heads for phi_k:
@@ -16,7 +16,7 @@
 #include <string>
 #include <string_view>
 
-#include "attention/feature_map.h"
+#include "attention/estimators/feature_map.h"
 #include "prefixd/result.h"
 #include "tensors/safetensors.h"
 

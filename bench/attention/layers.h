@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/feature_map.h"
-#include "attention/moments.h"
-#include "attention/phi_cache.h"
-#include "attention/rows.h"
+#include "attention/estimators/feature_map.h"
+#include "attention/estimators/moments.h"
+#include "attention/estimators/phi_cache.h"
+#include "attention/rows/rows.h"
 #include "bench/support/team.h"
 
 namespace prefixd::bench {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "attention/step.h"
+#include "attention/step/step.h"
 #include "bench/attention/layers.h"
 
 namespace prefixd::bench {

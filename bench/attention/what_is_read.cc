@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "attention/block_codes.h"
+#include "index/codes/block_codes.h"
 
 namespace prefixd::bench {
 namespace {

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <span>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "bench/support/synthetic_kv.h"
-#include "runtime/thread_pool.h"
+#include "runtime/background/thread_pool.h"
 
 namespace prefixd::bench {
 namespace {

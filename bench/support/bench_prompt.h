@@ -6,8 +6,8 @@
 
 #include "prefixd/kv_shape.h"
 #include "prefixd/result.h"
-#include "runtime/local_store.h"
-#include "storage/file.h"
+#include "runtime/store/local_store.h"
+#include "storage/io/file.h"
 
 namespace prefixd::bench {
 

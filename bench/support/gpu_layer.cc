@@ -4,9 +4,9 @@
 #include <random>
 #include <utility>
 
-#include "attention/rows.h"
-#include "gpu/host_image.h"
-#include "gpu/upload.h"
+#include "attention/rows/rows.h"
+#include "gpu/device/host_image.h"
+#include "gpu/device/upload.h"
 #include "prefixd/gpu/phi_pack.h"
 
 namespace prefixd::bench {

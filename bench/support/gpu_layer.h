@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu/device_buffer.h"
+#include "gpu/device/device_buffer.h"
 #include "prefixd/gpu/step.h"
 
 namespace prefixd::bench {

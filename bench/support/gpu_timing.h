@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/support/statistics.h"
-#include "gpu/device_buffer.h"
+#include "gpu/device/device_buffer.h"
 #include "prefixd/result.h"
 
 namespace prefixd::bench {

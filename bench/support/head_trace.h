@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "bench/support/retrieval_trace.h"
 
 namespace prefixd::bench {

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "storage/segment_layout.h"
+#include "storage/segment/segment_layout.h"
 
 namespace prefixd::bench {
 

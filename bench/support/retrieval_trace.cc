@@ -7,8 +7,8 @@
 #include "decoder/model.h"
 #include "decoder/tokenizer.h"
 #include "demo/document.h"
-#include "index/key_index.h"
-#include "runtime/query_samples.h"
+#include "index/search/key_index.h"
+#include "runtime/derived/query_samples.h"
 
 namespace prefixd::bench {
 namespace {

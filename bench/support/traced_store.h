@@ -9,7 +9,7 @@
 #include "bench/support/head_trace.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/result.h"
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 
 namespace prefixd::bench {
 

@@ -41,7 +41,7 @@ inline constexpr size_t kEstimatorKinds = 6;  // without kAuto
 // Where a remainder that cancels is clamped (spec §3): the signed-weight form on its whole mass, or
 // the paper's parity form [38-43] on each feature, u_R = max(u - u_K, kFeatureEpsilon).
 enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
-// How a moment estimate reads its cut (attention/tilt.h).
+// How a moment estimate reads its cut (attention/estimators/tilt.h).
 enum class MomentForm : uint8_t { kDirect = 0, kParent = 1, kRank = 2 };
 std::string_view MomentFormName(MomentForm form);  // "direct", "parent", "rank"
 

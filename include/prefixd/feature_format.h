@@ -1,4 +1,4 @@
-// How features of single tokens are stored beside rows (attention/stored_features.h).
+// How features of single tokens are stored beside rows (attention/estimators/stored_features.h).
 #pragma once
 
 #include <cstddef>

@@ -85,7 +85,7 @@ class Session {
   // Selection alone: ids and cuts of one KV head for its group's queries q [G][key_dim].
   virtual Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                    uint32_t k) = 0;
-  // What an estimator reads of the mid region of one head, serialized (attention/moments.h,
+  // What an estimator reads of the mid region of one head, serialized (attention/estimators/moments.h,
   // phi_cache.h, clusters.h). kNotFound for phi when the model has no feature maps;
   // kInvalidArgument for none and auto, which have no summary.
   virtual Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,

@@ -40,7 +40,7 @@ struct PutSpec {
   // How long it is kept at least; what is stored already is never kept for shorter.
   bool pinned = false;       // never evicted
   uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
-  // Of the rows that this put stores (storage/row_encoding.h); absent: RuntimeOptions::encoding.
+  // Of the rows that this put stores (storage/segment/row_encoding.h); absent: RuntimeOptions::encoding.
   std::optional<RowEncoding> encoding;
 };
 
@@ -99,7 +99,7 @@ struct StepPolicy {
   std::string selector = "auto";  // "auto", "exact", "codes", "ivf", "hnsw", "pages"
   // How the query heads of a KV head choose the set they share (docs/selection.md).
   GroupRule group_rule = GroupRule::kMax;
-  // Sets shared between steps (spec §8; runtime/shared_sets.h): within a block, steps whose queries
+  // Sets shared between steps (spec §8; runtime/step/shared_sets.h): within a block, steps whose queries
   // are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget` is
   // planned with them, so that it holds.
   struct Sharing {
@@ -124,7 +124,7 @@ struct StepPolicy {
   };
   Window window;
   // Rows that the next step of a head may want, read into the host tier before it comes, behind all
-  // other reading (runtime/rows_ahead.h): of the tokens behind and before those that the last step
+  // other reading (runtime/prefix/rows_ahead.h): of the tokens behind and before those that the last step
   // retrieved, nearest first. Changes nothing but time and what is read.
   struct Prefetch {
     uint32_t forward = 0, back = 0;  // tokens, at most 64; both 0: off

@@ -1,12 +1,12 @@
 // Codes in blocks: what a query's whole numbers say of a key is its score, within the stated bound.
-#include "attention/block_codes.h"
+#include "index/codes/block_codes.h"
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "attention/block_queries.h"
-#include "attention/code_scan.h"
+#include "index/codes/block_queries.h"
+#include "index/codes/code_scan.h"
 #include "tests/support/random_block_codes.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

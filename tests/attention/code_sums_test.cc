@@ -7,9 +7,9 @@
 #include <limits>
 #include <random>
 
-#include "attention/code_scan.h"
-#include "attention/rows.h"
-#include "attention/top_ranks.h"
+#include "index/codes/code_scan.h"
+#include "attention/rows/rows.h"
+#include "index/ranking/top_ranks.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

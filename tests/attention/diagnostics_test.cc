@@ -1,4 +1,4 @@
-#include "attention/diagnostics.h"
+#include "attention/reference/diagnostics.h"
 
 #include <limits>
 #include <vector>

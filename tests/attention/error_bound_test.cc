@@ -1,11 +1,11 @@
-// The bound that attention/step.h promises of the exact part: for rows of any dtype as stored,
+// The bound that attention/step/step.h promises of the exact part: for rows of any dtype as stored,
 //   |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|
 // over random cases, cancelling terms included, and over every hard case by name.
 #include <cmath>
 #include <limits>
 #include <string>
 
-#include "attention/kernels.h"
+#include "attention/kernels/kernels.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

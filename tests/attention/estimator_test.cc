@@ -1,5 +1,5 @@
 // All estimators behind their one interface: what every one of them must do, and what is exact.
-#include "attention/estimator.h"
+#include "attention/estimators/estimator.h"
 
 #include <cmath>
 #include <limits>

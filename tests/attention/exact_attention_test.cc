@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/reference.h"
-#include "attention/step.h"
+#include "attention/reference/reference.h"
+#include "attention/step/step.h"
 #include "prefixd/merge.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"

@@ -1,8 +1,8 @@
-#include "attention/feature_map.h"
+#include "attention/estimators/feature_map.h"
 
 #include <cmath>
 
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -1,4 +1,4 @@
-#include "attention/finite_check.h"
+#include "attention/rows/finite_check.h"
 
 #include <limits>
 

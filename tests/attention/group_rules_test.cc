@@ -1,11 +1,11 @@
 // The three rules against plain restatements of spec §2 and §4.
-#include "attention/group_rules.h"
+#include "index/ranking/group_rules.h"
 
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "attention/group_ranking.h"
+#include "index/ranking/group_ranking.h"
 #include "prefixd/selection.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"

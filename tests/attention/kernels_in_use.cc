@@ -5,7 +5,7 @@
 #include <cstring>
 #include <memory>
 
-#include "attention/kernels.h"
+#include "attention/kernels/kernels.h"
 
 namespace prefixd {
 namespace {

@@ -1,6 +1,6 @@
 // Every instruction set's kernels against plain float64 loops.
-#include "attention/kernels.h"
-#include "attention/row_blocks.h"
+#include "attention/kernels/kernels.h"
+#include "attention/rows/row_blocks.h"
 
 #include <cmath>
 #include <cstdlib>

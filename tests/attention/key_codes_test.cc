@@ -1,6 +1,6 @@
 // Codes and their scan: layout, linearity, and that every instruction set returns the same
 // integers.
-#include "attention/key_codes.h"
+#include "index/codes/key_codes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <limits>
 #include <random>
 
-#include "attention/code_scan.h"
-#include "attention/rows.h"
+#include "index/codes/code_scan.h"
+#include "attention/rows/rows.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

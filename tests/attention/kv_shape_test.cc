@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "attention/budget.h"
+#include "attention/step/budget.h"
 #include "prefixd/estimator_variant.h"
 #include "tests/support/test.h"
 

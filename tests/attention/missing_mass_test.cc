@@ -1,4 +1,4 @@
-#include "attention/missing_mass.h"
+#include "attention/step/missing_mass.h"
 
 #include <cmath>
 #include <limits>

@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "attention/moments.h"
-#include "attention/step.h"
+#include "attention/estimators/moments.h"
+#include "attention/step/step.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

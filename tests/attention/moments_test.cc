@@ -1,4 +1,4 @@
-#include "attention/moments.h"
+#include "attention/estimators/moments.h"
 
 #include <cmath>
 #include <cstring>

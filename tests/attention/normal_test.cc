@@ -1,4 +1,4 @@
-#include "attention/normal.h"
+#include "attention/estimators/normal.h"
 
 #include <cmath>
 #include <limits>

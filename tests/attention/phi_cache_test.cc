@@ -1,10 +1,10 @@
-#include "attention/phi_cache.h"
+#include "attention/estimators/phi_cache.h"
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 #include "tests/support/random_damage.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"

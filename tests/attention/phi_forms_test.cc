@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/budget.h"
+#include "attention/step/budget.h"
 #include "prefixd/estimator_variant.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"

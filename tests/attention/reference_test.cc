@@ -1,5 +1,5 @@
 // The reference itself, against worked numbers and against the truth that estimators approximate.
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "attention/remainder.h"
+#include "attention/estimators/remainder.h"
 
 #include <cmath>
 #include <limits>

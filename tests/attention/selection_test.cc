@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "attention/group_ranking.h"
+#include "index/ranking/group_ranking.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "attention/step.h"
+#include "attention/step/step.h"
 #include "step_checks.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"

@@ -1,10 +1,10 @@
 // GroupStep against the float64 reference on random shapes, and what its estimate is for.
-#include "attention/step.h"
+#include "attention/step/step.h"
 
 #include <cmath>
 #include <string>
 
-#include "attention/diagnostics.h"
+#include "attention/reference/diagnostics.h"
 #include "step_checks.h"
 #include "step_fixture.h"
 #include "tests/support/seed.h"

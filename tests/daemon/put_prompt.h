@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "prefixd/client.h"
 
 namespace prefixd::testing {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "decoder/causal_attention.h"
 #include "decoder/local_attention.h"
 #include "tests/support/seed.h"

@@ -4,13 +4,13 @@
 #include <fstream>
 #include <iterator>
 
-#include "attention/diagnostics.h"
+#include "attention/reference/diagnostics.h"
 #include "decoder/checkpoint.h"
 #include "decoder/local_attention.h"
 #include "decoder/model.h"
 #include "decoder/put_attention.h"
 #include "decoder/tokenizer.h"
-#include "runtime/choice.h"
+#include "runtime/derived/choice.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::decoder {

@@ -1,7 +1,7 @@
 // Blob files. Every byte has a meaning: whatever decodes is exactly what the encoder writes.
 #include <xxhash.h>
 
-#include "storage/blob_format.h"
+#include "storage/segment/blob_format.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -1,7 +1,7 @@
 // Stored indexes: the envelope around what FAISS wrote.
 #include <xxhash.h>
 
-#include "index/envelope.h"
+#include "index/search/envelope.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -2,7 +2,7 @@
 // with retrieved rows that it never held, and must give numbers.
 #include <cmath>
 
-#include "attention/estimator.h"
+#include "attention/estimators/estimator.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

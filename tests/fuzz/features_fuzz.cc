@@ -1,7 +1,7 @@
 // Stored features of single tokens.
 #include <cmath>
 
-#include "runtime/token_features.h"
+#include "runtime/derived/token_features.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

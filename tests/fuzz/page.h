@@ -3,7 +3,7 @@
 
 #include <xxhash.h>
 
-#include "storage/segment_format.h"
+#include "storage/segment/segment_format.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

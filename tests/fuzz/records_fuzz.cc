@@ -1,5 +1,5 @@
 // The catalog's values and the manifest.
-#include "storage/records.h"
+#include "storage/segment/records.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -7,16 +7,16 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "attention/moments.h"
-#include "attention/phi_cache.h"
-#include "index/envelope.h"
+#include "attention/estimators/moments.h"
+#include "attention/estimators/phi_cache.h"
+#include "index/search/envelope.h"
 #include "protocol/codec.h"
-#include "runtime/choice.h"
-#include "runtime/clustering_codec.h"
-#include "runtime/query_samples.h"
-#include "storage/blob_format.h"
-#include "storage/records.h"
-#include "storage/segment_format.h"
+#include "runtime/derived/choice.h"
+#include "runtime/derived/clustering_codec.h"
+#include "runtime/derived/query_samples.h"
+#include "storage/segment/blob_format.h"
+#include "storage/segment/records.h"
+#include "storage/segment/segment_format.h"
 
 namespace prefixd::fuzz {
 namespace {

@@ -1,13 +1,13 @@
 // Stored compact codes, behind an envelope whose checksum is right.
-#include "index/stored_codes.h"
+#include "index/code_search/stored_codes.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "attention/code_scan.h"
-#include "index/block_choice.h"
-#include "index/code_blocks.h"
-#include "index/key_index.h"
+#include "index/codes/code_scan.h"
+#include "index/code_search/block_choice.h"
+#include "index/code_search/code_blocks.h"
+#include "index/search/key_index.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -1,6 +1,6 @@
 // Moment summaries and phi caches. Whatever decodes is exactly what serialising it writes.
-#include "attention/moments.h"
-#include "attention/phi_cache.h"
+#include "attention/estimators/moments.h"
+#include "attention/estimators/phi_cache.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "gpu/cuda_status.h"
-#include "gpu/device_buffer.h"
+#include "gpu/device/cuda_status.h"
+#include "gpu/device/device_buffer.h"
 #include "tests/support/test.h"
 
 #define SKIP_WITHOUT_DEVICE()                                                     \

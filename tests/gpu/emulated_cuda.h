@@ -152,7 +152,7 @@ inline float __uint_as_float(uint32_t bits) {
   return value;
 }
 
-#include "gpu/step_layout.h"
+#include "gpu/step/step_layout.h"
 
 namespace prefixd::gpu::internal {
 
@@ -171,7 +171,7 @@ inline uint32_t PackBf16(float low, float high) {
   return round(low) | round(high) << 16;
 }
 
-// c += A B with the fragments of gpu/mma.cuh.
+// c += A B with the fragments of gpu/device/mma.cuh.
 inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Fragments {
     uint32_t a[4], b[2];
@@ -197,7 +197,7 @@ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 
 inline float* DynamicShared() { return emulated::DynamicShared(); }
 
-// As gpu/launch.cuh's.
+// As gpu/device/launch.cuh's.
 template <typename Kernel, typename Params>
 int Launch(Kernel* kernel, dim3 grid, size_t shared_bytes, size_t shared_limit,
            const Params& params, Stream stream) {

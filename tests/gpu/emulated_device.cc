@@ -113,7 +113,7 @@ size_t DeviceBytes() {
 
 }  // namespace emulated
 
-// In the place of gpu/device.cu's.
+// In the place of gpu/device/device.cu's.
 Result<DeviceInfo> ProbeDevice(int ordinal) {
   if (ordinal != 0) return Error{Code::kUnavailable, "there is one emulated device"};
   DeviceInfo info;

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "attention/step.h"
-#include "gpu/host_register.h"
-#include "gpu/step_host.h"
+#include "attention/step/step.h"
+#include "gpu/device/host_register.h"
+#include "gpu/step/step_host.h"
 #include "tests/gpu/emulated_cuda.h"
 #include "tests/gpu/emulated_device.h"
 #include "tests/gpu/exact_cases.h"

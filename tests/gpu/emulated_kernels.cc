@@ -2,14 +2,14 @@
 // program this is linked into.
 #include "tests/gpu/emulated_cuda.h"
 // clang-format off: the above comes first
-#include "gpu/cluster_kernel.cu"
-#include "gpu/exact_kernel.cu"
-#include "gpu/merge_kernel.cu"
-#include "gpu/query_kernel.cu"
-#include "gpu/split_kernel.cu"
-#include "gpu/topk_code_kernel.cu"
-#include "gpu/topk_score_kernel.cu"
-#include "gpu/topk_select_kernel.cu"
+#include "gpu/step/cluster_kernel.cu"
+#include "gpu/exact/exact_kernel.cu"
+#include "gpu/step/merge_kernel.cu"
+#include "gpu/step/query_kernel.cu"
+#include "gpu/step/split_kernel.cu"
+#include "gpu/topk/topk_code_kernel.cu"
+#include "gpu/topk/topk_score_kernel.cu"
+#include "gpu/topk/topk_select_kernel.cu"
 // clang-format on
 
 namespace prefixd::gpu {

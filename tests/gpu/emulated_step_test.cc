@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu/host_batch.h"
-#include "gpu/step_layout.h"
+#include "gpu/step/host_batch.h"
+#include "gpu/step/step_layout.h"
 #include "prefixd/gpu/phi_pack.h"
 #include "tests/gpu/emulated_cuda.h"
 #include "tests/gpu/fake_device.h"
@@ -34,7 +34,7 @@ class Memory {
   std::vector<std::max_align_t> words_;
 };
 
-// The kept part of a group, as gpu/resident.cc lays it out.
+// The kept part of a group, as gpu/step/resident.cc lays it out.
 internal::ResidentGroup Keep(const GroupStepInput& in, std::vector<Memory>& memory) {
   HostImage measure(nullptr, nullptr);
   internal::PackResident(in, measure);

@@ -1,12 +1,12 @@
 // The scalar mathematics the kernels use, against attention/'s on the CPU.
-#include "gpu/estimator_math.h"
+#include "gpu/step/estimator_math.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "attention/normal.h"
-#include "attention/remainder.h"
+#include "attention/estimators/normal.h"
+#include "attention/estimators/remainder.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

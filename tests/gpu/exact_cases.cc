@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 #include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
 #include "tests/support/test.h"

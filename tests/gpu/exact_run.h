@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "gpu/launch_memory.h"
-#include "gpu/upload.h"
+#include "gpu/device/launch_memory.h"
+#include "gpu/device/upload.h"
 #include "tests/gpu/exact_cases.h"
 #include "tests/gpu/launcher.h"
 

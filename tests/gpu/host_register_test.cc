@@ -1,5 +1,5 @@
 // Memory that is mapped elsewhere, read by a device. Skipped, saying why, where there is none.
-#include "gpu/host_register.h"
+#include "gpu/device/host_register.h"
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu/device_buffer.h"
+#include "gpu/device/device_buffer.h"
 #include "prefixd/gpu/device.h"
 #include "tests/support/test.h"
 

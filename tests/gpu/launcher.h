@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "gpu/device_buffer.h"
+#include "gpu/device/device_buffer.h"
 #include "prefixd/result.h"
 
 namespace prefixd::gpu::testing {

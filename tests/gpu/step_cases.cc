@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 #include "prefixd/selection.h"
 #include "tests/support/test.h"
 
@@ -79,7 +79,7 @@ void ExpectHead(const Group& group, uint32_t g, const reference::States& truth, 
     for (uint32_t d = 0; d < dv; ++d) EXPECT_EQ(got.y[size_t{g} * dv + d], 0.0f);
     return;
   }
-  // Without an estimate, the bound that attention/step.h promises.
+  // Without an estimate, the bound that attention/step/step.h promises.
   const double exact = Estimates(group.input) ? 1e-5 + 2e-6 * truth.max_abs_score[g]
                                               : 2e-6 + 4e-7 * truth.max_abs_score[g];
   const double estimate = EstimateTolerance(group.input, g, truth.max_abs_score[g]);

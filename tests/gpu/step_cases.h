@@ -5,7 +5,7 @@
 #include <functional>
 #include <span>
 
-#include "gpu/step_host.h"
+#include "gpu/step/step_host.h"
 #include "tests/gpu/step_groups.h"
 
 namespace prefixd::gpu::testing {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "attention/group_ranking.h"
+#include "index/ranking/group_ranking.h"
 #include "prefixd/selection.h"
 
 namespace prefixd::gpu::testing {

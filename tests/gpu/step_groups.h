@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/step.h"
+#include "attention/step/step.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::gpu::testing {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "gpu/host_image.h"
-#include "gpu/step_host.h"
-#include "gpu/step_layout.h"
+#include "gpu/device/host_image.h"
+#include "gpu/step/step_host.h"
+#include "gpu/step/step_layout.h"
 #include "prefixd/gpu/step.h"
 #include "tests/support/test.h"
 

@@ -1,14 +1,14 @@
 #include "tests/gpu/topk_cases.h"
-#include "attention/group_ranking.h"
+#include "index/ranking/group_ranking.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 
-#include "attention/block_queries.h"
-#include "attention/code_scan.h"
-#include "attention/step.h"
+#include "index/codes/block_queries.h"
+#include "index/codes/code_scan.h"
+#include "attention/step/step.h"
 #include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
 #include "tests/support/test.h"
@@ -86,7 +86,7 @@ std::vector<float> ScoresOf(const TopKCase& c, size_t index) {
 }
 
 // What a runner saw of codes: the CPU's whole numbers to the bit, which are scores of the keys that
-// the codes stand for within the bound of attention/block_queries.h.
+// the codes stand for within the bound of index/codes/block_queries.h.
 void ExpectCodes(const TopKCase& c, size_t index, std::span<const CodesSeen> seen) {
   const TopKCase::Group& group = c.groups[index];
   const uint32_t G = c.shape.group, dim = c.shape.key_dim, n = group.candidates();

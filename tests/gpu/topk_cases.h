@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "gpu/host_image.h"
+#include "gpu/device/host_image.h"
 #include "prefixd/gpu/topk.h"
 #include "prefixd/selection.h"
 #include "tests/support/random_block_codes.h"

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "gpu/launch_memory.h"
-#include "gpu/topk_layout.h"
-#include "gpu/upload.h"
+#include "gpu/device/launch_memory.h"
+#include "gpu/topk/topk_layout.h"
+#include "gpu/device/upload.h"
 #include "tests/gpu/launcher.h"
 #include "tests/gpu/topk_cases.h"
 

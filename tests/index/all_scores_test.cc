@@ -1,6 +1,6 @@
 // What a search by codes says of keys that it has not scored exactly: each may be wrong, but their
 // mass is right, whatever their codes miss.
-#include "index/all_scores.h"
+#include "index/code_search/all_scores.h"
 
 #include <functional>
 

@@ -1,10 +1,10 @@
-#include "index/code_training.h"
+#include "index/code_search/code_training.h"
 
 #include <utility>
 
-#include "attention/code_scan.h"
-#include "index/block_choice.h"
-#include "index/symmetric_eigen.h"
+#include "index/codes/code_scan.h"
+#include "index/code_search/block_choice.h"
+#include "index/code_search/symmetric_eigen.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 

@@ -1,5 +1,5 @@
-#include "index/envelope.h"
-#include "index/recall.h"
+#include "index/search/envelope.h"
+#include "index/search/recall.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/rows.h"
-#include "index/key_index.h"
-#include "index/key_reader.h"
+#include "attention/rows/rows.h"
+#include "index/search/key_index.h"
+#include "index/search/key_reader.h"
 #include "prefixd/selection.h"
 #include "tests/support/test.h"
 

@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "index/recall.h"
+#include "index/search/recall.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 

@@ -1,7 +1,7 @@
 // What every kind of index promises.
 #include <functional>
 
-#include "index/recall.h"
+#include "index/search/recall.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 

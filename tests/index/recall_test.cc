@@ -1,6 +1,6 @@
-#include "index/recall.h"
+#include "index/search/recall.h"
 
-#include "attention/group_ranking.h"
+#include "index/ranking/group_ranking.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 

@@ -1,4 +1,4 @@
-#include "index/row_order.h"
+#include "index/code_search/row_order.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "index/envelope.h"
+#include "index/search/envelope.h"
 
 #include <xxhash.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "prefixctl/prefix_file.h"
 #include "protocol/json_text.h"
 #include "tensors/safetensors.h"

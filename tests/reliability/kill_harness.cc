@@ -9,7 +9,7 @@
 #include <mutex>
 #include <set>
 
-#include "storage/crash_point.h"
+#include "storage/io/crash_point.h"
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"
 #include "tests/reliability/workload.h"

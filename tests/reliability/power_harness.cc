@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "storage/file.h"
+#include "storage/io/file.h"
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"
 #include "tests/reliability/workload.h"

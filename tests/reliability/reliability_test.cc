@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "storage/store_dir.h"
+#include "storage/catalog/store_dir.h"
 #include "tests/reliability/checker.h"
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"

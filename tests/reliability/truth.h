@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/prefix_store.h"
+#include "storage/store/prefix_store.h"
 #include "tests/reliability/journal.h"
 
 namespace prefixd::storage::reliability {

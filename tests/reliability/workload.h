@@ -12,7 +12,7 @@
 #include <random>
 #include <string>
 
-#include "storage/prefix_store.h"
+#include "storage/store/prefix_store.h"
 #include "tests/reliability/truth.h"
 
 namespace prefixd::storage::reliability {

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "storage/store_dir.h"
+#include "storage/catalog/store_dir.h"
 
 namespace prefixd::storage::reliability {
 

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <map>
 
-#include "attention/diagnostics.h"
-#include "runtime/choice.h"
+#include "attention/reference/diagnostics.h"
+#include "runtime/derived/choice.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

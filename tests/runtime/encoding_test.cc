@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/budget.h"
+#include "attention/step/budget.h"
 #include "prefixd/stored_part.h"
 #include "tests/runtime/runtime_fixture.h"
 

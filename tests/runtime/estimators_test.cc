@@ -5,8 +5,8 @@
 #include <map>
 #include <numeric>
 
-#include "attention/clusters.h"
-#include "runtime/adaptive_budget.h"
+#include "attention/estimators/clusters.h"
+#include "runtime/step/adaptive_budget.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <filesystem>
 
-#include "attention/reference.h"
-#include "runtime/indexes.h"
-#include "storage/prefix_store.h"
+#include "attention/reference/reference.h"
+#include "runtime/prefix/indexes.h"
+#include "storage/store/prefix_store.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <filesystem>
 
-#include "attention/moments.h"
-#include "attention/phi_cache.h"
-#include "attention/reference.h"
-#include "runtime/indexes.h"
-#include "storage/prefix_store.h"
+#include "attention/estimators/moments.h"
+#include "attention/estimators/phi_cache.h"
+#include "attention/reference/reference.h"
+#include "runtime/prefix/indexes.h"
+#include "storage/store/prefix_store.h"
 #include "tensors/feature_map_file.h"
 #include "tests/runtime/runtime_fixture.h"
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <thread>
 
-#include "runtime/blob_pack.h"
-#include "runtime/query_samples.h"
-#include "runtime/summaries.h"
-#include "runtime/thread_pool.h"
+#include "runtime/derived/blob_pack.h"
+#include "runtime/derived/query_samples.h"
+#include "runtime/derived/summaries.h"
+#include "runtime/background/thread_pool.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

@@ -1,5 +1,5 @@
 // What sessions have loaded of a prefix serves the next ones, as far as nobody needs the memory.
-#include "runtime/local_store.h"
+#include "runtime/store/local_store.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

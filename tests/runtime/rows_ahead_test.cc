@@ -1,6 +1,6 @@
 // Rows read ahead of the step that may want them: found there, verified, counted apart, and of no
 // consequence to any answer.
-#include "runtime/rows_ahead.h"
+#include "runtime/prefix/rows_ahead.h"
 
 #include <filesystem>
 #include <set>

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "attention/reference.h"
-#include "runtime/local_store.h"
+#include "attention/reference/reference.h"
+#include "runtime/store/local_store.h"
 #include "tensors/safetensors.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/files.h"

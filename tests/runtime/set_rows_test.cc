@@ -1,5 +1,5 @@
 // Copies of shared sets' rows: what they hold, the memory they take, and what steps do with them.
-#include "runtime/set_rows.h"
+#include "runtime/step/set_rows.h"
 
 #include <algorithm>
 #include <atomic>

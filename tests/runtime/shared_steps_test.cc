@@ -5,8 +5,8 @@
 #include <limits>
 #include <set>
 
-#include "attention/reference.h"
-#include "runtime/session_impl.h"
+#include "attention/reference/reference.h"
+#include "runtime/session/session_impl.h"
 #include "tests/runtime/plain_sharing.h"
 #include "tests/runtime/runtime_fixture.h"
 

@@ -2,8 +2,8 @@
 #include <atomic>
 #include <thread>
 
-#include "runtime/step_batch.h"
-#include "runtime/step_queue.h"
+#include "runtime/step/step_batch.h"
+#include "runtime/step/step_queue.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

@@ -1,10 +1,10 @@
-// Steps through the whole runtime against attention/reference.h on the rows that were put.
+// Steps through the whole runtime against attention/reference/reference.h on the rows that were put.
 #include <cmath>
 #include <cstring>
 
-#include "attention/budget.h"
-#include "attention/reference.h"
-#include "attention/step.h"
+#include "attention/step/budget.h"
+#include "attention/reference/reference.h"
+#include "attention/step/step.h"
 #include "tensors/feature_map_file.h"
 #include "tests/runtime/runtime_fixture.h"
 

@@ -2,11 +2,11 @@
 // prefixes stored as given, through everything that moves or checks rows.
 #include <cmath>
 
-#include "attention/rows.h"
-#include "storage/recover.h"
-#include "storage/remote_memory.h"
-#include "storage/segment_format.h"
-#include "storage/store_core.h"
+#include "attention/rows/rows.h"
+#include "storage/recover/recover.h"
+#include "storage/remote/remote_memory.h"
+#include "storage/segment/segment_format.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/finite_rows.h"
 #include "tests/storage/open_store.h"
 

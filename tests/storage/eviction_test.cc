@@ -1,11 +1,11 @@
 // What goes first when room is needed: the plan alone, on invented snapshots; and the counts of
 // uses that it goes by.
-#include "storage/eviction.h"
+#include "storage/catalog/eviction.h"
 
 #include <map>
 
-#include "storage/catalog.h"
-#include "storage/prefix_tree.h"
+#include "storage/catalog/catalog.h"
+#include "storage/catalog/prefix_tree.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

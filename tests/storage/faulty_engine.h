@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/io_engine.h"
+#include "storage/io/io_engine.h"
 
 namespace prefixd::storage {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "prefixd/stored_part.h"
-#include "storage/row_encoding.h"
+#include "storage/segment/row_encoding.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "storage/file.h"
+#include "storage/io/file.h"
 #include "tests/storage/prompts.h"
 #include "tests/storage/store_fixture.h"
 

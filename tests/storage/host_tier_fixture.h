@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/host_tier.h"
+#include "storage/host_tier/host_tier.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

@@ -1,4 +1,4 @@
-#include "storage/host_tier.h"
+#include "storage/host_tier/host_tier.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "storage/identity.h"
+#include "storage/segment/identity.h"
 
 #include <set>
 

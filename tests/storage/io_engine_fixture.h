@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "storage/file.h"
-#include "storage/io_engine.h"
+#include "storage/io/file.h"
+#include "storage/io/io_engine.h"
 #include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {

@@ -1,5 +1,5 @@
 // In which order operations leave the queue, and how much of the caps each class gets.
-#include "storage/io_queue.h"
+#include "storage/io/io_queue.h"
 
 #include <cerrno>
 #include <map>

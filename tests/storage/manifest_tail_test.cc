@@ -1,5 +1,5 @@
 // RocksDB's MANIFEST, torn at its end or damaged inside.
-#include "storage/manifest_tail.h"
+#include "storage/catalog/manifest_tail.h"
 
 #include "tests/storage/recover_fixture.h"
 

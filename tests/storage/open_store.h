@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "storage/store_dir.h"
+#include "storage/catalog/store_dir.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/store_core.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 

@@ -6,9 +6,9 @@
 #include <fstream>
 #include <map>
 
-#include "storage/catalog.h"
-#include "storage/recover.h"
-#include "storage/store_dir.h"
+#include "storage/catalog/catalog.h"
+#include "storage/recover/recover.h"
+#include "storage/catalog/store_dir.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

@@ -1,10 +1,10 @@
 // Segments that travel to a remote tier and back, and what a tier that lies or fails can do.
-#include "storage/remote_segment.h"
+#include "storage/store/remote_segment.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "storage/remote_memory.h"
+#include "storage/remote/remote_memory.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "storage/store_dir.h"
+#include "storage/catalog/store_dir.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

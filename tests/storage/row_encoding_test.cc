@@ -1,11 +1,11 @@
-#include "storage/row_encoding.h"
+#include "storage/segment/row_encoding.h"
 
 #include <bit>
 #include <cfloat>
 #include <cmath>
 #include <limits>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "prefixd/stored_part.h"
 #include "tests/storage/store_fixture.h"
 

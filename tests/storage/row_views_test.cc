@@ -5,9 +5,9 @@
 #include <numeric>
 #include <string>
 
-#include "attention/rows.h"
-#include "storage/segment_format.h"
-#include "storage/store_core.h"
+#include "attention/rows/rows.h"
+#include "storage/segment/segment_format.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

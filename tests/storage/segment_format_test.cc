@@ -1,10 +1,10 @@
-#include "storage/segment_format.h"
+#include "storage/segment/segment_format.h"
 
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "storage/blob_format.h"
-#include "storage/records.h"
+#include "storage/segment/blob_format.h"
+#include "storage/segment/records.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

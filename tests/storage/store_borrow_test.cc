@@ -1,6 +1,6 @@
 // Rows read in place: the same rows that a copy holds, whatever happens around them.
-#include "storage/segment_format.h"
-#include "storage/store_core.h"
+#include "storage/segment/segment_format.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

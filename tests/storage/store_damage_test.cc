@@ -4,8 +4,8 @@
 
 #include <fstream>
 
-#include "storage/segment_format.h"
-#include "storage/store_core.h"
+#include "storage/segment/segment_format.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {

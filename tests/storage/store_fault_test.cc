@@ -1,6 +1,6 @@
 // The N-th operation fails, for every N, once and for good. Then a put fails cleanly or a read
 // gives an error; nothing wrong is served, nothing acknowledged is lost, and the store works on.
-#include "storage/store_core.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/prefix_store.h"
+#include "storage/store/prefix_store.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "storage/store_dir.h"
+#include "storage/catalog/store_dir.h"
 #include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "storage/store_core.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 

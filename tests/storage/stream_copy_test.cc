@@ -1,4 +1,4 @@
-#include "storage/stream_copy.h"
+#include "storage/io/stream_copy.h"
 
 #include <cstring>
 #include <random>

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/block_codes.h"
+#include "index/codes/block_codes.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::testing {

@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "attention/feature_map.h"
-#include "attention/rows.h"
+#include "attention/estimators/feature_map.h"
+#include "attention/rows/rows.h"
 
 namespace prefixd::testing {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::testing {

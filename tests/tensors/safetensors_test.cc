@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-#include "attention/rows.h"
+#include "attention/rows/rows.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

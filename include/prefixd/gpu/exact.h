@@ -1,6 +1,6 @@
 // Exact attention of a block of queries over a whole stored prefix on CUDA, in one streaming pass:
 // the suffix of a prompt (a new question) against what is stored. The contract is ExactAttention's
-// of attention/step.h: the same partial state (y, lse) as a step's, so that it merges like one.
+// of attention/step/step.h: the same partial state (y, lse) as a step's, so that it merges like one.
 //
 // Queries of all tokens and heads that share a KV head are rows of one matrix, so that each row of
 // the prefix is read once for 64 of them. Products run on tensor cores: numbers are taken apart

@@ -1,7 +1,7 @@
 // The retrieval-completion step of one layer on CUDA, batched over groups (spec §2, §3).
 //
-// A *group* is one (session, KV head) with its G query heads. The contract is attention/step.h's
-// GroupStep, with every estimator of attention/estimator.h; what differs is where things lie:
+// A *group* is one (session, KV head) with its G query heads. The contract is attention/step/step.h's
+// GroupStep, with every estimator of attention/estimators/estimator.h; what differs is where things lie:
 // everything here is device memory, laid out by the caller, and only sizes are known to the host.
 // Nothing is allocated, nothing waits for the device, nothing is read back: a launch can be
 // captured in a CUDA graph and replayed with new contents.
@@ -37,7 +37,7 @@ inline constexpr uint32_t kMaxRows = 1u << 20;  // exact rows of one group
 inline constexpr uint32_t kMaxClusters = 1024;
 
 // One head's map of queries in device memory. Weights are float32 and *transposed* with respect to
-// attention/feature_map.h: [in][out], so that neighbouring threads read neighbouring outputs.
+// attention/estimators/feature_map.h: [in][out], so that neighbouring threads read neighbouring outputs.
 struct DeviceQueryMap {
   uint32_t in_dim = 0, d_emb = 0, d_phi = 0;
   float alpha = 0;
@@ -66,19 +66,19 @@ struct DeviceSummary {
   // False: y and lse are of what was read alone, and rho_z says what was dropped.
   bool merge_estimate = true;
 
-  // kPhi (attention/phi_cache.h). d_phi of all maps and caches of a launch is StepShape::d_phi.
+  // kPhi (attention/estimators/phi_cache.h). d_phi of all maps and caches of a launch is StepShape::d_phi.
   const float *phi_m = nullptr, *phi_u = nullptr;  // [d_phi] each
   const float* phi_t = nullptr;                    // [d_phi][value_dim]
   const DeviceQueryMap* phi_q = nullptr;           // [G], or one where it is shared
   bool phi_q_shared = false;                       // symmetric: one map for all heads
   // Features of retrieved rows: recomputed by phi_k, or, where it is null, read from
-  // BatchStepArgs::features (attention/stored_features.h).
+  // BatchStepArgs::features (attention/estimators/stored_features.h).
   const DeviceKeyMap* phi_k = nullptr;
   FeatureFormat feature_format;
   const float* feature_m = nullptr;  // [feature_chunks][d_phi]
   uint32_t feature_chunks = 0;
 
-  // kMoment (attention/moments.h). With the other kinds mean_key alone may be given: it is the
+  // kMoment (attention/estimators/moments.h). With the other kinds mean_key alone may be given: it is the
   // lower side of the bracket on Z_R.
   const float *mean_key = nullptr, *key_m2 = nullptr;  // [key_dim] each; m2: sum, centred
   const float* mean_value = nullptr;                   // [value_dim]
@@ -89,7 +89,7 @@ struct DeviceSummary {
   const float* value_factor = nullptr;  // [cross_rank][value_dim]
   uint32_t cross_rank = 0;
 
-  // kCentroid, kClusterMoment, kScan (attention/clusters.h); for kScan counts and mean values
+  // kCentroid, kClusterMoment, kScan (attention/estimators/clusters.h); for kScan counts and mean values
   // alone.
   uint32_t n_clusters = 0;
   uint32_t spread_dim = 0;                       // 1 or key_dim

@@ -1,5 +1,5 @@
 // Exhaustive Top-K on CUDA: every key of each group is scored, by the keys themselves or by their
-// compact codes as they are stored (attention/block_codes.h), and the k best by the group's rule
+// compact codes as they are stored (index/codes/block_codes.h), and the k best by the group's rule
 // are returned with a cut per query head (spec §2; SelectByGroupMax in prefixd/selection.h is the
 // CPU's).
 //
@@ -28,7 +28,7 @@ namespace prefixd::gpu {
 inline constexpr uint32_t kMaxTopK = 16384;
 inline constexpr uint32_t kMaxTopKKeys = 1u << 24;  // of one group
 
-// BlockCodeBook of attention/block_codes.h in device memory; checked by its Validate.
+// BlockCodeBook of index/codes/block_codes.h in device memory; checked by its Validate.
 struct DeviceCodeBook {
   uint32_t components = 0;
   const float* centre = nullptr;         // [key_dim]
@@ -38,7 +38,7 @@ struct DeviceCodeBook {
   const uint16_t* directions = nullptr;  // [components][key_dim], bf16
 };
 
-// BlockCodes of attention/block_codes.h in device memory, without what says which blocks can be
+// BlockCodes of index/codes/block_codes.h in device memory, without what says which blocks can be
 // left out: all are scored. A key's score is the mean's, as a whole number in units of the keys',
 // and its digits': the same whole numbers, to the bit, as BlockQueries' and CodeScan's.
 struct DeviceBlockCodes {

@@ -1,0 +1,109 @@
+// The low-rank factor of a moment summary's cross moment.
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include "attention/estimators/moments.h"
+
+namespace prefixd {
+namespace {
+
+constexpr int kIterations = 30;
+constexpr uint32_t kOversampling = 8;
+
+// Makes the rows of `basis` [n][dim] orthonormal (modified Gram-Schmidt, twice); rows that vanish
+// become zero.
+void Orthonormalise(std::vector<double>& basis, uint32_t n, uint32_t dim) {
+  for (uint32_t a = 0; a < n; ++a) {
+    double* row = basis.data() + size_t{a} * dim;
+    double before = 0;
+    for (uint32_t l = 0; l < dim; ++l) before += row[l] * row[l];
+    for (int pass = 0; pass < 2; ++pass) {
+      for (uint32_t b = 0; b < a; ++b) {
+        const double* other = basis.data() + size_t{b} * dim;
+        double dot = 0;
+        for (uint32_t l = 0; l < dim; ++l) dot += row[l] * other[l];
+        for (uint32_t l = 0; l < dim; ++l) row[l] -= dot * other[l];
+      }
+    }
+    double after = 0;
+    for (uint32_t l = 0; l < dim; ++l) after += row[l] * row[l];
+    const double inverse = after > 1e-24 * before && after > 0 ? 1 / std::sqrt(after) : 0.0;
+    for (uint32_t l = 0; l < dim; ++l) row[l] *= inverse;
+  }
+}
+
+// out[a] = basis[a] W^T of the matrix w [rows][dim]: [n][rows].
+std::vector<double> Project(const std::vector<double>& basis, uint32_t n,
+                            const std::vector<double>& w, uint32_t rows, uint32_t dim) {
+  std::vector<double> out(size_t{n} * rows);
+  for (uint32_t a = 0; a < n; ++a) {
+    for (uint32_t j = 0; j < rows; ++j) {
+      double dot = 0;
+      for (uint32_t l = 0; l < dim; ++l) {
+        dot += basis[size_t{a} * dim + l] * w[size_t{j} * dim + l];
+      }
+      out[size_t{a} * rows + j] = dot;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+// With W = diag(rms), the best approximation of W C of rank r keeps its r leading right singular
+// vectors V; so C ~ (C V) V^T. V is found by iterating a block of vectors with (W C)^T (W C).
+MomentSummary MomentSummary::Factored(uint32_t rank, std::span<const float> query_rms) const {
+  assert(has_cross() && rank >= 1 && rank < std::min(key_dim_, value_dim_));
+  assert(query_rms.empty() || query_rms.size() == key_dim_);
+  std::vector<double> weighted = cross_;
+  for (uint32_t j = 0; j < key_dim_ && !query_rms.empty(); ++j) {
+    for (uint32_t l = 0; l < value_dim_; ++l) weighted[size_t{j} * value_dim_ + l] *= query_rms[j];
+  }
+  const uint32_t block = std::min(rank + kOversampling, value_dim_);
+  // Any start that is not orthogonal to what is sought; a fixed one, so that results repeat.
+  std::vector<double> basis(size_t{block} * value_dim_);
+  uint64_t state = 0x9e3779b97f4a7c15u;
+  for (double& x : basis) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    x = static_cast<double>(state >> 11) * 0x1p-53 - 0.5;
+  }
+  Orthonormalise(basis, block, value_dim_);
+  for (int step = 0; step < kIterations; ++step) {
+    const std::vector<double> left = Project(basis, block, weighted, key_dim_, value_dim_);
+    std::vector<double> next(basis.size());
+    for (uint32_t a = 0; a < block; ++a) {
+      for (uint32_t j = 0; j < key_dim_; ++j) {
+        const double x = left[size_t{a} * key_dim_ + j];
+        for (uint32_t l = 0; l < value_dim_; ++l) {
+          next[size_t{a} * value_dim_ + l] += x * weighted[size_t{j} * value_dim_ + l];
+        }
+      }
+    }
+    // The first rows of the block, orthonormalised in order, converge to the leading vectors.
+    basis.swap(next);
+    Orthonormalise(basis, block, value_dim_);
+  }
+  basis.resize(size_t{rank} * value_dim_);
+
+  return FactoredAlong(basis);
+}
+
+MomentSummary MomentSummary::FactoredAlong(std::span<const double> directions) const {
+  const auto rank = static_cast<uint32_t>(directions.size() / value_dim_);
+  assert(has_cross() && rank >= 1 && rank < std::min(key_dim_, value_dim_));
+  assert(directions.size() == size_t{rank} * value_dim_);
+  MomentSummary out = Reduced(/*keep_cross=*/false, /*keep_covariance=*/true);
+  out.cross_rank_ = rank;
+  out.value_factor_.assign(directions.begin(), directions.end());
+  const std::vector<double> left = Project(out.value_factor_, rank, cross_, key_dim_, value_dim_);
+  out.key_factor_.resize(size_t{key_dim_} * rank);
+  for (uint32_t r = 0; r < rank; ++r) {
+    for (uint32_t j = 0; j < key_dim_; ++j) {
+      out.key_factor_[size_t{j} * rank + r] = left[size_t{r} * key_dim_ + j];
+    }
+  }
+  return out;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,62 @@
+// The max-shifted phi cache of one (layer, KV head) over a token set (spec §3, eqs. [34-43]).
+//
+//   m[f] = max_i log phi_k(k_i)[f]
+//   u[f] = sum_i exp(log phi_k(k_i)[f] - m[f])
+//   T[f] = sum_i exp(log phi_k(k_i)[f] - m[f]) v_i
+//
+// The maps may be asymmetric (one for queries, one for keys) or one and the same: the cache is of
+// keys and does not know. Caches of disjoint sets merge; the empty set has m = -inf, u = 0, T = 0.
+// float32 in memory; stored in float32 or, at half the charge, with u and T in bf16. Thread-safety:
+// plain value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/estimators/feature_map.h"
+#include "attention/rows/rows.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+// What PhiForm::kPerFeature leaves of a feature at least (spec §3).
+inline constexpr double kFeatureEpsilon = 1e-12;
+
+class PhiCache {
+ public:
+  PhiCache() = default;
+  PhiCache(uint32_t d_phi, uint32_t value_dim);
+
+  // Adds rows whose features are computed with `phi_k` (its in_dim = key_dim).
+  void Add(const RowsView& rows, const FeatureMap& phi_k);
+  // log_phi: [rows.count][d_phi], as FeatureMap::LogPhi returns it.
+  void AddFeatures(const RowsView& rows, std::span<const float> log_phi);
+  void Merge(const PhiCache& other);
+
+  uint64_t count() const { return count_; }
+  uint32_t d_phi() const { return d_phi_; }
+  uint32_t value_dim() const { return value_dim_; }
+  std::span<const float> m() const { return m_; }  // [d_phi]
+  std::span<const float> u() const { return u_; }  // [d_phi]
+  std::span<const float> t() const { return t_; }  // [d_phi][value_dim]
+
+  size_t bytes() const;  // of the serialised payload: what a budget is charged for
+  DType dtype() const { return dtype_; }
+  // The cache with u and T rounded to bf16, stored so from now on. m stays float32: its error would
+  // be one of the exponent. Rounding comes last: merging gives a float32 cache again.
+  PhiCache RoundedToBf16() const;
+
+  std::vector<std::byte> Serialize() const;
+  static Result<PhiCache> Deserialize(std::span<const std::byte> bytes);
+
+ private:
+  uint32_t d_phi_ = 0, value_dim_ = 0;
+  uint64_t count_ = 0;
+  DType dtype_ = DType::kF32;  // of u and T as stored
+  std::vector<float> m_, u_, t_;
+};
+
+}  // namespace prefixd

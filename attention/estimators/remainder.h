@@ -1,0 +1,96 @@
+// The estimated remainder R = M \ K of one group (spec §3), in the form a step merges it.
+// Internal to attention/, but for CheckEstimatorInputs, which gpu/ asks as well.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "attention/kernels/kernels.h"
+#include "attention/estimators/step_input.h"
+#include "attention/rows/sum_of.h"
+
+namespace prefixd {
+
+// For each query head g:
+//   Z_R = exp(log_z[g]),   y_R = constant[g] - sum_{i in K} coefficient_i v_i
+// so that a retrieved row enters the step's one value pass with the signed weight
+// exp(s_i) - Z_R coefficient_i. The coefficients are a line of the row's score, or given one by
+// one. log_z is -inf where there is no mass; then the rest is 0.
+struct Remainder {
+  std::vector<double> log_z;       // [G], clamped to the bracket
+  std::vector<Line> line;          // [G], or empty:
+  std::vector<float> coefficient;  // [G][K]
+  std::vector<double> constant;    // [G][value_dim]
+};
+
+// Sums over the retrieved keys about a centre near the mid region's mean key: per channel, of
+// k - centre and of its square. Taken along with the scores, while the rows are in cache.
+struct KeySums {
+  std::vector<float> centre;
+  std::vector<double> sum, sum_sq;
+};
+
+// What the estimators need beyond the step's input.
+struct RemainderContext {
+  const GroupStepInput& in;
+  uint32_t key_dim;
+  uint32_t value_dim;
+  const float* scores;  // [G][ld_scores]; the first K of each row are the retrieved rows'
+  size_t ld_scores;
+  const KeySums& key_sums;  // empty unless NeedsKeySums
+
+  uint32_t group() const { return in.group; }
+  size_t k() const { return in.retrieved.count; }
+  double remaining() const { return static_cast<double>(in.mid_count - in.retrieved.count); }
+  Cut cut(uint32_t g) const { return in.cuts.empty() ? Cut{} : in.cuts[g]; }
+  std::span<const float> query(uint32_t g) const {
+    return in.queries.subspan(size_t{g} * key_dim, key_dim);
+  }
+  std::span<const float> scores_of(uint32_t g) const { return {scores + g * ld_scores, k()}; }
+};
+
+// Below this share of the cache's surrogate mass, what is left after subtraction is rounding noise
+// and counts as none (float32 caches, features recomputed to some 1e-6).
+inline constexpr double kNegligibleShare = 1e-5;
+// A key channel whose second moment falls below this share of the mid region's once the retrieved
+// rows are removed has none: what is left is the subtraction's rounding, and the tilt divides by
+// it.
+inline constexpr double kNegligibleSpread = 1e-5;
+
+// Whether the input's estimator can be evaluated: everything that it needs is there and fits.
+Status CheckEstimatorInputs(const GroupStepInput& in, uint32_t key_dim, uint32_t value_dim);
+// The moment estimator with a diagonal covariance subtracts sums over the retrieved keys.
+bool NeedsKeySums(const GroupStepInput& in);
+
+// The remainder by in.estimator.
+// REQUIRES: in.mid_count > in.retrieved.count, no softcap, CheckEstimatorInputs succeeded.
+Remainder Estimate(const RemainderContext& context);
+Remainder EstimateMoment(const RemainderContext& context);
+Remainder EstimatePhi(const RemainderContext& context);
+Remainder EstimateClusters(const RemainderContext& context);
+
+// ---- shared by the estimators ------------------------------------------------------------------
+
+// No mass, everything zero: with a line per head, or with coefficients.
+Remainder EmptyLines(const RemainderContext& context);
+Remainder EmptyCoefficients(const RemainderContext& context);
+// Scores of the mid region under one query head, before and after the retrieved rows are removed.
+struct ScoreMean {
+  double of_mid = 0;         // scale q.mean_key
+  double retrieved_sum = 0;  // sum over K of (s_i - of_mid)
+  double of_remainder = 0;
+};
+// From in.moment, which is there.
+ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g);
+// The remainder's mean score for the bracket: -inf without a moment summary.
+double MeanRemainingScore(const RemainderContext& context, uint32_t g);
+// The cut that a tilted estimate uses, given the remainder's score mean and deviation (spec §2):
+// with CutKind::kNone the Gaussian's own expected maximum, or the given score if that is lower.
+double TiltCut(const Cut& cut, double mean, double sigma, double remaining);
+// |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) where there is a cut; the lower side wins. Under an
+// approximate cut the upper side is no proof, but to be above it the unread tokens would have to
+// outweigh the K-th best that a search found *on average*, and an estimate that says so is far
+// likelier wrong than the search. Pass mean = -inf when it is not known. In logs.
+double ClampToBracket(double log_z, const Cut& cut, double mean, double remaining);
+
+}  // namespace prefixd

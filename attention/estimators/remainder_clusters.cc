@@ -1,0 +1,198 @@
+// The remainder by clusters of keys: centroids, moments per cluster, and the selector's own scan
+// (spec §3). Retrieved rows leave their clusters exactly.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention/kernels/kernels.h"
+#include "attention/estimators/remainder.h"
+
+namespace prefixd {
+namespace {
+
+constexpr double kInfMass = std::numeric_limits<double>::infinity();
+
+double Dot(std::span<const float> q, const double* x) {
+  double dot = 0;
+  for (size_t j = 0; j < q.size(); ++j) dot += q[j] * x[j];
+  return dot;
+}
+
+// The clusters with the retrieved rows taken away, for all heads of a group.
+class RemainingClusters {
+ public:
+  explicit RemainingClusters(const RemainderContext& context)
+      : context_(context), summary_(*context.in.clusters) {
+    const GroupStepInput& in = context.in;
+    clusters_.assign(in.retrieved_clusters.begin(), in.retrieved_clusters.end());
+    if (clusters_.empty() && context.k() > 0) clusters_ = in.clustering->Assign(in.retrieved);
+    left_.assign(summary_.counts().begin(), summary_.counts().end());
+    for (uint16_t c : clusters_) left_[c] -= 1;
+    if (in.estimator != EstimatorKind::kScan) RemoveSpread();
+  }
+
+  uint32_t size() const { return summary_.size(); }
+  uint16_t cluster_of(size_t i) const { return clusters_[i]; }
+  // Tokens left of a cluster. Below 1 there is nothing (negative only if the given clusters are
+  // not those of the summary).
+  double left(uint32_t c) const { return left_[c]; }
+
+  // Mean score of what is left of each cluster, under head g. REQUIRES keys.
+  std::vector<double> MeanScores(uint32_t g) const {
+    const double scale = context_.in.layer.scale;
+    std::vector<double> mean(size()), removed(size());
+    for (uint32_t c = 0; c < size(); ++c) {
+      mean[c] = scale *
+                Dot(context_.query(g), summary_.mean_keys().data() + size_t{c} * context_.key_dim);
+    }
+    const std::span<const float> s = context_.scores_of(g);
+    for (size_t i = 0; i < s.size(); ++i) removed[clusters_[i]] += s[i] - mean[clusters_[i]];
+    for (uint32_t c = 0; c < size(); ++c) {
+      if (left_[c] >= 1) mean[c] -= removed[c] / left_[c];
+    }
+    return mean;
+  }
+
+  // Variance of the scores of what is left of cluster c, under head g.
+  double ScoreVariance(uint32_t c, uint32_t g) const {
+    const uint32_t dim = summary_.spread_dim();
+    const double scale = context_.in.layer.scale;
+    const std::span<const float> q = context_.query(g);
+    const double* spread = spread_.data() + size_t{c} * dim;
+    double sum = 0;
+    for (uint32_t j = 0; j < context_.key_dim; ++j) {
+      // As one number, the spread is taken to be the same in all directions.
+      const double of_channel = dim == 1 ? spread[0] / context_.key_dim : spread[j];
+      sum += scale * scale * q[j] * q[j] * of_channel;
+    }
+    return left_[c] > 1 ? sum / left_[c] : 0.0;
+  }
+
+ private:
+  void RemoveSpread() {
+    const RowsView& rows = context_.in.retrieved;
+    const uint32_t dk = context_.key_dim, dim = summary_.spread_dim();
+    spread_.assign(summary_.spreads().begin(), summary_.spreads().end());
+    std::vector<double> shift(size_t{size()} * dk);
+    std::vector<float> key(dk);
+    for (size_t i = 0; i < rows.count; ++i) {
+      Kernels().to_float(rows.shape.dtype, rows.key(i), dk, key.data());
+      const size_t c = clusters_[i];
+      for (uint32_t j = 0; j < dk; ++j) {
+        const double d = key[j] - summary_.mean_keys()[c * dk + j];
+        shift[c * dk + j] += d;
+        spread_[c * dim + (dim == 1 ? 0 : j)] -= d * d;
+      }
+    }
+    for (uint32_t c = 0; c < size(); ++c) {
+      for (uint32_t j = 0; j < dk && left_[c] >= 1; ++j) {
+        const double d = shift[size_t{c} * dk + j];
+        spread_[size_t{c} * dim + (dim == 1 ? 0 : j)] -= d * d / left_[c];
+      }
+    }
+    for (size_t at = 0; at < spread_.size(); ++at) {
+      if (spread_[at] < kNegligibleSpread * summary_.spreads()[at]) spread_[at] = 0;
+    }
+  }
+
+  const RemainderContext& context_;
+  const ClusterSummary& summary_;
+  std::vector<uint16_t> clusters_;  // [K]
+  std::vector<double> left_;        // [n]
+  std::vector<double> spread_;      // [n][spread_dim]
+};
+
+// log Z of each cluster's remainder by its own tilted moments.
+std::vector<double> MomentMasses(const RemainderContext& context, const RemainingClusters& clusters,
+                                 const std::vector<double>& mean, uint32_t g) {
+  const MomentForm form =
+      context.in.moment_form == MomentForm::kParent ? MomentForm::kParent : MomentForm::kDirect;
+  std::vector<double> log_z(clusters.size(), -kInfMass);
+  for (uint32_t c = 0; c < clusters.size(); ++c) {
+    if (clusters.left(c) < 1) continue;
+    const double variance = clusters.ScoreVariance(c, g);
+    const double cut = TiltCut(context.cut(g), mean[c], std::sqrt(variance), clusters.left(c));
+    log_z[c] =
+        std::log(clusters.left(c)) + TiltScores(form, mean[c], variance, cut, kInfMass).log_mean;
+  }
+  return log_z;
+}
+
+// log Z of each cluster's remainder by the scan's scores, the retrieved rows' own subtracted.
+std::vector<double> ScanMassesLeft(const RemainderContext& context,
+                                   const RemainingClusters& clusters, uint32_t g) {
+  const ScanMasses& scan = context.in.scan;
+  const Cut cut = context.cut(g);
+  const std::span<const float> masses =
+      scan.log_mass.subspan(size_t{g} * clusters.size(), clusters.size());
+  const double shift = *std::max_element(masses.begin(), masses.end());
+  std::vector<double> log_z(clusters.size(), -kInfMass), mass(clusters.size());
+  if (!std::isfinite(shift)) return log_z;
+  for (uint32_t c = 0; c < clusters.size(); ++c) mass[c] = std::exp(masses[c] - shift);
+  for (size_t i = 0; i < context.k(); ++i) {
+    const float s = scan.retrieved_scores[g * context.k() + i];
+    mass[clusters.cluster_of(i)] -= std::exp(std::min(s, cut.score) - shift);
+  }
+  for (uint32_t c = 0; c < clusters.size(); ++c) {
+    // What is left of a cluster that was all but taken is rounding.
+    if (clusters.left(c) >= 1 && mass[c] > 1e-6 * std::exp(masses[c] - shift)) {
+      log_z[c] = shift + std::log(mass[c]);
+    }
+  }
+  return log_z;
+}
+
+double LogSumExp(const std::vector<double>& x) {
+  const double max = *std::max_element(x.begin(), x.end());
+  if (max == -kInfMass) return -kInfMass;
+  double sum = 0;
+  for (double v : x) sum += std::exp(v - max);
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+Remainder EstimateClusters(const RemainderContext& context) {
+  const GroupStepInput& in = context.in;
+  const ClusterSummary& summary = *in.clusters;
+  const RemainingClusters clusters(context);
+  const size_t k = context.k();
+  const double r = context.remaining();
+  Remainder out = EmptyCoefficients(context);
+  for (uint32_t g = 0; g < context.group(); ++g) {
+    double mean_score = MeanRemainingScore(context, g);
+    std::vector<double> mean;
+    if (summary.has_keys()) {
+      mean = clusters.MeanScores(g);
+      mean_score = 0;
+      for (uint32_t c = 0; c < clusters.size(); ++c) {
+        if (clusters.left(c) >= 1) mean_score += clusters.left(c) * mean[c] / r;
+      }
+    }
+    const std::vector<double> log_z = in.estimator == EstimatorKind::kScan
+                                          ? ScanMassesLeft(context, clusters, g)
+                                          : MomentMasses(context, clusters, mean, g);
+    const double estimate = LogSumExp(log_z);
+    out.log_z[g] = ClampToBracket(estimate, context.cut(g), mean_score, r);
+    if (out.log_z[g] == -kInfMass) continue;
+
+    // y_R = sum_c w_c (n_c vbar_c - sum_{i in K of c} v_i) / r_c, with w_c the share of each
+    // cluster; without any estimate of the masses every token weighs the same.
+    double* constant = out.constant.data() + size_t{g} * context.value_dim;
+    std::vector<double> weight(clusters.size());  // w_c / r_c
+    for (uint32_t c = 0; c < clusters.size(); ++c) {
+      if (clusters.left(c) < 1) continue;
+      weight[c] = estimate == -kInfMass ? 1 / r : std::exp(log_z[c] - estimate) / clusters.left(c);
+      const double n = weight[c] * static_cast<double>(summary.counts()[c]);
+      const double* value = summary.mean_values().data() + size_t{c} * context.value_dim;
+      for (uint32_t l = 0; l < context.value_dim; ++l) constant[l] += n * value[l];
+    }
+    float* coefficient = out.coefficient.data() + g * k;
+    for (size_t i = 0; i < k; ++i) {
+      coefficient[i] = static_cast<float>(weight[clusters.cluster_of(i)]);
+    }
+  }
+  return out;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,64 @@
+// What one step of one KV head and its group of query heads is given, and what it gives back (spec
+// §2). Estimators attach their summaries to it; attention/step/step.h computes it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/estimators/clusters.h"
+#include "attention/estimators/feature_map.h"
+#include "attention/estimators/moments.h"
+#include "attention/estimators/phi_cache.h"
+#include "attention/estimators/stored_features.h"
+#include "attention/estimators/tilt.h"
+#include "attention/rows/rows.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/selection.h"
+
+namespace prefixd {
+
+// Everything is borrowed for the duration of the call.
+struct GroupStepInput {
+  std::span<const float> queries;  // [G][key_dim], after RoPE, never rounded to the row dtype
+  uint32_t group = 0;              // G
+  LayerGeometry layer;             // scale and softcap
+  // Exact set E = anchors + retrieved. Disjoint; any may be empty. All of one RowShape.
+  RowsView sinks, tail, retrieved;
+  std::span<const Cut> cuts;  // [G]; empty means CutKind::kNone for all
+  // [G][retrieved.count] from StepScores, where the caller needed them before; else empty.
+  std::span<const float> retrieved_scores;
+
+  // The mid region M (retrieved tokens included): how many tokens, and the summary of it that
+  // `estimator` reads (attention/estimators/estimator.h makes, merges and stores all kinds alike).
+  uint64_t mid_count = 0;
+  EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
+  // False: y and lse are of what was read alone, and rho_z says what share the estimator makes of
+  // the remainder that was dropped.
+  bool merge_estimate = true;
+
+  // kMoment; with the others, if there, for the lower side of the bracket on Z_R.
+  const MomentSummary* moment = nullptr;
+  MomentForm moment_form = MomentForm::kDirect;
+
+  // kPhi. Features of retrieved rows are read where they are stored, else recomputed by phi_k.
+  const PhiCache* phi = nullptr;
+  PhiForm phi_form = PhiForm::kSigned;
+  std::span<const FeatureMap> phi_q;  // [G]; empty: symmetric, phi_k is the map of queries too
+  const FeatureMap* phi_k = nullptr;  // may be null with stored features and phi_q
+  StoredFeatures features;
+
+  // kCentroid, kClusterMoment, kScan: contents of at least kCentroids, kMoments, kValues.
+  const ClusterSummary* clusters = nullptr;
+  const Clustering* clustering = nullptr;        // finds the retrieved rows' clusters, unless
+  std::span<const uint16_t> retrieved_clusters;  // [K] they are given
+  ScanMasses scan;                               // kScan
+};
+
+struct GroupStepOutput {
+  std::span<float> y;      // [G][value_dim]
+  std::span<float> lse;    // [G], natural logarithm; -inf (and y = 0) for an empty prefix
+  std::span<float> rho_z;  // [G] estimated share of the remainder, Z_R / (Z_E + Z_R) [56]
+};
+
+}  // namespace prefixd

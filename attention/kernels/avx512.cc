@@ -1,0 +1,4 @@
+#define PREFIXD_LANES 16
+#define PREFIXD_TABLE kAvx512Kernels
+#define PREFIXD_TABLE_NAME "avx512"
+#include "attention/kernels/body.h"

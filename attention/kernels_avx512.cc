@@ -1,4 +1,0 @@
-#define PREFIXD_LANES 16
-#define PREFIXD_TABLE kAvx512Kernels
-#define PREFIXD_TABLE_NAME "avx512"
-#include "attention/kernels_body.h"

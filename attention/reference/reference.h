@@ -1,0 +1,55 @@
+// The truth that every kernel is compared with: spec §1-3 in float64, slow and obvious, formula by
+// formula, sharing no arithmetic with the fast paths. For tests and for measuring errors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/estimators/feature_map.h"
+#include "attention/estimators/moments.h"
+#include "attention/estimators/phi_cache.h"
+#include "attention/rows/rows.h"
+#include "attention/step/step.h"
+
+namespace prefixd::reference {
+
+// Attention states of n query heads, and what the error bounds of step.h are stated in.
+struct States {
+  std::vector<double> y;              // [n][value_dim]
+  std::vector<double> lse;            // [n], -inf when there is nothing
+  std::vector<double> rho_z;          // [n] (0 for exact attention)
+  std::vector<double> abs_y;          // [n][value_dim] sum p |v|, the remainder's share included
+  std::vector<double> max_abs_score;  // [n] max |s|
+};
+
+// scores[i] = softcap(scale * q.k_i).
+std::vector<double> Scores(std::span<const float> query, const LayerGeometry& layer,
+                           const RowsView& rows);
+States ExactAttention(std::span<const float> queries, uint32_t n_queries,
+                      const LayerGeometry& layer, const RowsView& rows);
+// log phi(x), [d_phi].
+std::vector<double> LogPhi(const FeatureMap& map, std::span<const float> x);
+
+using prefixd::PhiForm;
+
+// One query head's remainder, log Z_R (after the bracket) and y_R [value_dim].
+struct Estimate {
+  double log_z;
+  std::vector<double> y;
+  double share;  // left of the summary after subtraction: rounding is amplified by 1 / share
+};
+// The step's inputs are as in GroupStepInput; `g` is the query head. Mid region not empty after
+// retrieval.
+Estimate EstimateMoment(const GroupStepInput& in, uint32_t g);
+Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
+
+// kCentroid, kClusterMoment, kScan, from the rows of the remainder themselves: nothing is taken
+// away from a summary. `rest`: the mid region's rows that were not retrieved.
+Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& rest);
+
+// The step with the estimator that `in` names: none, moment in all its forms, phi with features
+// recomputed. Inputs are trusted: nothing is validated.
+States GroupStep(const GroupStepInput& in, uint32_t value_dim);
+
+}  // namespace prefixd::reference

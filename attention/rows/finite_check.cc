@@ -1,0 +1,60 @@
+#include "attention/rows/finite_check.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace prefixd {
+namespace {
+
+// Index of the first non-finite element, or n.
+size_t FirstBad(std::span<const float> x) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (!std::isfinite(x[i])) return i;
+  }
+  return x.size();
+}
+
+Error BadElement(std::string_view tensor, std::string_view unit, size_t row, size_t element,
+                 float value) {
+  return InvalidArgument(
+      std::string(tensor) + ": " + std::string(unit) + " " + std::to_string(row) + " holds " +
+      (std::isnan(value) ? "NaN" : "infinity") + " at element " + std::to_string(element));
+}
+
+}  // namespace
+
+Status CheckQueries(std::span<const float> queries, size_t n, uint32_t key_dim) {
+  for (size_t g = 0; g < n; ++g) {
+    const std::span<const float> query = queries.subspan(g * key_dim, key_dim);
+    // A sum is non-finite whenever an element is, and costs one addition each.
+    float sum = 0;
+    for (float x : query) sum += x - x;
+    if (sum == 0) continue;
+    const size_t bad = FirstBad(query);
+    return BadElement("queries", "query head", g, bad, query[bad]);
+  }
+  return {};
+}
+
+Error ExplainNonFinite(std::span<const NamedRows> tensors) {
+  for (const NamedRows& tensor : tensors) {
+    const RowShape& shape = tensor.rows.shape;
+    std::vector<float> key(shape.key_dim), value(shape.value_dim);
+    for (size_t i = 0; i < tensor.rows.count; ++i) {
+      ToFloat(shape.dtype, tensor.rows.key(i), key);
+      if (const size_t bad = FirstBad(key); bad < key.size()) {
+        return BadElement(std::string(tensor.name) + " key", "row", i, bad, key[bad]);
+      }
+      ToFloat(shape.dtype, tensor.rows.value(i), value);
+      if (const size_t bad = FirstBad(value); bad < value.size()) {
+        return BadElement(std::string(tensor.name) + " value", "row", i, bad, value[bad]);
+      }
+    }
+  }
+  return InvalidArgument(
+      "scores or outputs overflow float32 although every query, key and value is finite; "
+      "check the scale and the stored rows");
+}
+
+}  // namespace prefixd

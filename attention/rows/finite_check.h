@@ -1,0 +1,28 @@
+// Finding the culprit once a score or a sum has turned out not to be finite. Internal to
+// attention/.
+//
+// Kernels do not look at their inputs: a NaN or infinity in a query or key makes a score, one in a
+// value makes an output, non-finite. Only then are the inputs searched.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "attention/rows/rows.h"
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+struct NamedRows {
+  std::string_view name;  // as it appears in the message: "retrieved"
+  RowsView rows;
+};
+
+// queries: [n][key_dim]. Names the first query head with a NaN or infinity.
+Status CheckQueries(std::span<const float> queries, size_t n, uint32_t key_dim);
+// The error for a non-finite score or output: names the first bad row, or says that finite inputs
+// overflowed.
+Error ExplainNonFinite(std::span<const NamedRows> tensors);
+
+}  // namespace prefixd

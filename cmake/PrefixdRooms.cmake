@@ -1,0 +1,37 @@
+# What a target may include follows from what it links: each library shows its headers through a
+# folder of its own that holds links to them, and nothing has the source tree on its include path.
+# tests/layering reads the same from the #include lines.
+
+# prefixd_headers(TARGET PATH...): shows folders or files (relative to the source tree) as they are
+# named in #include lines, to the target and to those that link it.
+function(prefixd_headers target)
+  set(root ${CMAKE_BINARY_DIR}/rooms/${target})
+  foreach(path ${ARGN})
+    if(NOT EXISTS ${root}/${path})
+      cmake_path(GET path PARENT_PATH parent)
+      file(MAKE_DIRECTORY ${root}/${parent})
+      file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${path} ${root}/${path} SYMBOLIC)
+    endif()
+  endforeach()
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE" OR type STREQUAL "MODULE_LIBRARY")
+    target_include_directories(${target} PRIVATE ${root})
+  else()
+    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${root}>)
+  endif()
+endfunction()
+
+# prefixd_library(NAME SOURCES... [LINK public libs...] [PRIVATE private libs...]
+#                 [HEADERS paths that it shows; else all of its room])
+function(prefixd_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE;HEADERS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  # Half of a small file's time goes into the headers that it shares with its neighbours.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${PREFIXD_UNITY} UNITY_BUILD_BATCH_SIZE 12)
+  target_link_libraries(${name} PUBLIC prefixd_options ${ARG_LINK} PRIVATE ${ARG_PRIVATE})
+  if(NOT ARG_HEADERS)
+    cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${CMAKE_SOURCE_DIR}
+      OUTPUT_VARIABLE ARG_HEADERS)
+  endif()
+  prefixd_headers(${name} ${ARG_HEADERS})
+endfunction()

@@ -1,0 +1,139 @@
+// Kernel 1 of a step: what each head's estimator says before any row is read (StepLayout's
+// HeadState): for phi, log phi_q, its weights p[f] and the constant sum_f p[f] T[f,:]; for the
+// moments, the mean score of M, its variance where the covariance is kept, and scale * q^T C; the
+// mean score of each cluster.
+#include "gpu/step/group_view.cuh"
+#include "gpu/step/phi_query.cuh"
+
+namespace prefixd::gpu::internal {
+namespace {
+
+// out[d] = scale * sum_i weight[i] matrix[i][d]: weight [n] in shared memory, matrix [n][columns].
+__device__ void WeightedRows(const float* weight, uint32_t n, const float* matrix, uint32_t columns,
+                             float scale, float* out) {
+  for (uint32_t d = threadIdx.x; d < columns; d += kThreads) {
+    float sum = 0;
+    for (uint32_t i = 0; i < n; ++i) sum = fmaf(weight[i], matrix[size_t{i} * columns + d], sum);
+    out[d] = scale * sum;
+  }
+}
+
+// Everything is relative to shift = max_f (log phi_q[f] + m[f] + log u[f]), so p[f] u[f] <= 1.
+__device__ void PhiState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
+                         uint32_t head, const float* q, float* shared, float* state) {
+  const QueryShared at(p.shape);
+  const uint32_t d_phi = p.shape.d_phi, f = threadIdx.x;  // d_phi <= kThreads: one thread each
+  float* feature = shared + at.feature;
+  LogPhiOfQuery(QueryMap(s, head), q, shared + at.embed, shared + at.hidden, feature);
+
+  const float u = f < d_phi ? s.phi_u[f] : 0.0f;
+  const bool holds = u > 0;  // false for all f where M is empty (m = -inf, u = 0)
+  const float log_qm = holds ? feature[f] + s.phi_m[f] : 0.0f;
+  const float log_mass = holds ? log_qm + logf(u) : -INFINITY;
+  const float max = BlockMax(log_mass);
+  const float shift = max == -INFINITY ? 0.0f : max;
+  const float weight = holds ? expf(log_qm - shift) : 0.0f;
+  const float p0 = BlockSum(weight * u);
+  if (f < d_phi) {
+    feature[f] = weight;
+    state[layout.p_at() + f] = weight;
+  }
+  if (threadIdx.x == 0) {
+    state[0] = shift;
+    state[1] = p0;
+  }
+  __syncthreads();
+  WeightedRows(feature, d_phi, s.phi_t, p.shape.row.value_dim, 1.0f, state + layout.constant_at());
+}
+
+// scale q^T C of all of M, from C or from its factor.
+__device__ void CrossState(const StepParams& p, const DeviceSummary& s, const float* q,
+                           float* along, float* out) {
+  const uint32_t dh = p.shape.row.key_dim, dv = p.shape.row.value_dim;
+  const float scale = p.shape.layer.scale;
+  if (s.cross) {
+    WeightedRows(q, dh, s.cross, dv, scale, out);
+  } else if (s.cross_rank > 0) {
+    WeightedRows(q, dh, s.key_factor, s.cross_rank, scale, along);
+    __syncthreads();
+    WeightedRows(along, s.cross_rank, s.value_factor, dv, 1.0f, out);
+  }
+}
+
+// scale^2 q^T Cov q, known to every thread. In float64: where keys have a large common direction
+// that the query does not see, its terms cancel.
+__device__ double ScoreSpread(const StepParams& p, const DeviceSummary& s, const float* q) {
+  const uint32_t dh = p.shape.row.key_dim;
+  double sum = 0;
+  for (uint32_t i = threadIdx.x; i < dh * dh; i += kThreads) {
+    sum += double{q[i / dh]} * s.covariance[i] * q[i % dh];
+  }
+  return double{p.shape.layer.scale} * p.shape.layer.scale * BlockSum(sum);
+}
+
+// along: shared scratch for cross_rank floats.
+__device__ void MomentState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
+                            const float* q, float* along, float* state) {
+  const uint32_t c = threadIdx.x;
+  const double term = c < layout.key_dim ? double{q[c]} * s.mean_key[c] : 0.0;
+  const double mean_score = double{p.shape.layer.scale} * BlockSum(term);
+  const double spread = s.covariance ? ScoreSpread(p, s, q) : 0.0;
+  if (c == 0) {
+    state[0] = static_cast<float>(mean_score);
+    state[1] = static_cast<float>(spread);
+  }
+  CrossState(p, s, q, along, state + layout.constant_at());
+}
+
+// One warp per cluster.
+__device__ void ClusterState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
+                             const float* q, float* state) {
+  if (s.estimator == EstimatorKind::kScan) return;  // knows the scores themselves
+  const uint32_t lane = threadIdx.x % kWarp, dh = layout.key_dim;
+  for (uint32_t c = threadIdx.x / kWarp; c < s.n_clusters; c += kWarps) {
+    const float* key = s.cluster_keys + size_t{c} * dh;
+    double sum = 0;
+    for (uint32_t j = lane; j < dh; j += kWarp) sum += double{q[j]} * key[j];
+    sum = p.shape.layer.scale * WarpSum(sum);
+    if (lane == 0) state[layout.mean_at() + c] = static_cast<float>(sum);
+  }
+}
+
+// Grid: one block per (group, head).
+__global__ void __launch_bounds__(kThreads) QueryKernel(const __grid_constant__ StepParams p) {
+  float* shared = DynamicShared();
+  const uint32_t group = blockIdx.x / p.shape.group, head = blockIdx.x % p.shape.group;
+  const uint32_t dh = p.shape.row.key_dim;
+  const StepLayout layout(p.shape, p.n_splits);
+  float* q = shared + QueryShared(p.shape).q;
+
+  for (uint32_t j = threadIdx.x; j < dh; j += kThreads) {
+    q[j] = p.args.queries[size_t{blockIdx.x} * dh + j];
+    if (!Finite(q[j])) Fault(p.args.errors, group, GroupFault::kQuery, head);
+  }
+  __syncthreads();
+
+  const DeviceSummary& summary = p.args.summaries[group];
+  if (!SummaryFits(p, summary, head)) {  // the same for all threads
+    if (threadIdx.x == 0) Fault(p.args.errors, group, GroupFault::kSummary, head);
+    return;
+  }
+  float* state = static_cast<float*>(p.args.workspace) + layout.head_at(group, head);
+  if (summary.estimator == EstimatorKind::kPhi) {
+    PhiState(p, layout, summary, head, q, shared, state);
+  } else if (summary.estimator == EstimatorKind::kMoment) {
+    MomentState(p, layout, summary, q, shared + QueryShared(p.shape).along, state);
+  } else if (UsesClusters(summary.estimator)) {
+    ClusterState(p, layout, summary, q, state);
+  }
+}
+
+}  // namespace
+
+int LaunchQueryKernel(const StepParams& params, Stream stream) {
+  const uint32_t blocks = params.shape.n_groups * params.shape.group;
+  const size_t shared_bytes = QueryShared(params.shape).total * sizeof(float);
+  return Launch(QueryKernel, dim3(blocks), shared_bytes, 0, params, stream);
+}
+
+}  // namespace prefixd::gpu::internal

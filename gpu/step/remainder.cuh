@@ -1,0 +1,260 @@
+// The remainder of one query head, from its summary less the sums over retrieved rows (spec §3).
+// Internal to gpu/; a part of the merge kernel. Every function is called by all threads of a block.
+#pragma once
+
+#include "attention/estimators/phi_cache.h"
+#include "gpu/step/estimator_math.h"
+#include "gpu/step/group_view.cuh"
+
+namespace prefixd::gpu::internal {
+
+// What one block sums over the splits of its head; column sums are of column threadIdx.x.
+struct Sums {
+  float m = -INFINITY;              // largest score of E
+  float z = 0, b0 = 0, b2 = 0;      // sum exp(s - m), sum b, sum b^2
+  float n = 0, b1 = 0, value1 = 0;  // of value column
+  double key1 = 0, key2 = 0;        // of key column
+  float feature = 0;                // of feature
+};
+
+// What is known of the head and its remainder beside the sums.
+struct HeadView {
+  const StepParams& p;
+  const StepLayout& layout;
+  const DeviceSummary& summary;
+  const float* state;  // HeadState
+  uint32_t group, head;
+  double scaled_q;  // scale * q[threadIdx.x], 0 beyond the key
+  double count;     // |R| > 0
+  Cut cut;
+};
+
+// Its mass (the same for all threads) and its mean value in column threadIdx.x.
+struct Remainder {
+  RemainderMass mass;
+  float value = 0;
+};
+
+// Computes on one thread what all need: long float64 chains, worth doing once.
+template <typename Compute>
+__device__ RemainderMass Once(Compute compute) {
+  __shared__ double log_mass, lever;
+  __syncthreads();  // the previous use has been read
+  if (threadIdx.x == 0) {
+    const RemainderMass mass = compute();
+    log_mass = mass.log_mass;
+    lever = mass.lever;
+  }
+  __syncthreads();
+  return {log_mass, lever};
+}
+
+// Mean score of the remainder, from that of M: mu_R = mu_M - scale sum_j q_j key1_j / |R|.
+// REQUIRES a mean key.
+struct MeanScore {
+  double shift;  // scale sum_j q_j key1_j
+  double of_remainder;
+};
+__device__ inline MeanScore RemoveRetrieved(const HeadView& h, const Sums& sums) {
+  const uint32_t c = threadIdx.x;
+  const double mean_key = c < h.layout.key_dim ? h.summary.mean_key[c] : 0.0;
+  MeanScore mean;
+  mean.shift = BlockSum(h.scaled_q * sums.key1);
+  mean.of_remainder = BlockSum(h.scaled_q * mean_key) - mean.shift / h.count;
+  return mean;
+}
+
+// Variance of the remaining scores.
+__device__ inline double RemainingVariance(const HeadView& h, const Sums& sums,
+                                           const MeanScore& mean) {
+  const DeviceSummary& s = h.summary;
+  const uint32_t c = threadIdx.x;
+  if (s.covariance) {
+    // Known over all of M; the retrieved rows leave it by their scores alone.
+    const double whole = h.state[1];
+    const double left = whole - mean.shift * mean.shift / h.count - sums.b2;
+    return h.count > 1 && left > kNegligibleSpread * whole ? left / h.count : 0.0;
+  }
+  // Chan's formula backwards, per key channel.
+  double m2 = 0;
+  if (c < h.layout.key_dim) {
+    m2 = s.key_m2[c] - sums.key2 - sums.key1 * sums.key1 / h.count;
+    if (!(h.count > 1 && m2 > kNegligibleSpread * s.key_m2[c])) m2 = 0;
+  }
+  return BlockSum(h.scaled_q * h.scaled_q * m2) / h.count;
+}
+
+__device__ inline Remainder MomentRemainder(const HeadView& h, const Sums& sums) {
+  const DeviceSummary& s = h.summary;
+  const uint32_t c = threadIdx.x;
+  const MeanScore mean = RemoveRetrieved(h, sums);
+  const double variance = RemainingVariance(h, sums, mean);
+  Remainder out;
+  out.mass = Once([&] {
+    return TiltedMoment(s.moment_form, h.count, s.mid_count, mean.of_remainder, variance, h.cut);
+  });
+  if (c < h.layout.value_dim) {
+    double value = s.mean_value[c] - sums.value1 / h.count;
+    if ((s.cross || s.cross_rank > 0) && out.mass.lever != 0) {
+      // sum_R (s - mu_R)(v - vbar_R): of M, less the retrieved, less the two means' movement.
+      const double cross = double{h.state[h.layout.constant_at() + c]} - sums.b1 -
+                           mean.shift * sums.value1 / h.count;
+      value += out.mass.lever * cross / h.count;
+    }
+    out.value = static_cast<float>(value);
+  }
+  return out;
+}
+
+// Z_R / Z_M: clamped on the whole, or on each feature [40].
+__device__ inline double RemainingShare(const HeadView& h, const Sums& sums) {
+  const double p0 = h.state[1];
+  if (h.summary.phi_form == PhiForm::kSigned) return (p0 - sums.b0) / p0;
+  const uint32_t f = threadIdx.x;
+  double rest = 0;
+  if (f < h.layout.d_phi && h.summary.phi_u[f] > 0) {
+    const double u = double{h.summary.phi_u[f]} - sums.feature;
+    rest = h.state[h.layout.p_at() + f] * fmax(u, kFeatureEpsilon);
+  }
+  return BlockSum(rest) / p0;
+}
+
+__device__ inline Remainder PhiEstimate(const HeadView& h, const Sums& sums) {
+  const uint32_t c = threadIdx.x;
+  double mean = -Infinity();
+  if (h.summary.mean_key) mean = RemoveRetrieved(h, sums).of_remainder;  // the same for all
+  const double p0 = h.state[1], share = RemainingShare(h, sums);
+  Remainder out;
+  out.mass = Once([&] { return PhiRemainder(h.count, h.state[0] + log(p0), share, mean, h.cut); });
+  // Where the bracket moved the mass, its values move along: their mean stays.
+  if (c < h.layout.value_dim && out.mass.log_mass > -Infinity()) {
+    out.value = static_cast<float>((h.state[h.layout.constant_at() + c] - sums.b1) / (share * p0));
+  }
+  return out;
+}
+
+// Clusters of one head as they remain, in shared memory.
+struct ClusterRest {
+  float left[kMaxClusters];
+  double mean[kMaxClusters];      // score; scan: unused
+  double variance[kMaxClusters];  // of the scores, a sum over what is left
+  double log_mass[kMaxClusters];
+};
+
+// left, mean and variance of each cluster; one warp per cluster.
+__device__ inline void SumClusters(const HeadView& h, ClusterRest& rest) {
+  const DeviceSummary& s = h.summary;
+  const uint32_t lane = threadIdx.x % kWarp, dh = h.layout.key_dim;
+  const float* workspace = static_cast<const float*>(h.p.args.workspace);
+  const float* q = h.p.args.queries + (size_t{h.group} * h.layout.group + h.head) * dh;
+  const double scale = h.p.shape.layer.scale;
+  const bool keys = s.estimator != EstimatorKind::kScan;
+  for (uint32_t c = threadIdx.x / kWarp; c < s.n_clusters; c += kWarps) {
+    const float* cluster = workspace + h.layout.cluster_at(h.group, c);
+    double shift = 0, variance = 0;
+    for (uint32_t j = lane; j < dh && keys; j += kWarp) {
+      // As one number, the spread is taken to be the same in all directions.
+      const double spread = s.spread_dim == 1 ? double{cluster[h.layout.spread_at()]} / dh
+                                              : cluster[h.layout.spread_at() + j];
+      const double scaled = scale * q[j];
+      shift += scaled * cluster[h.layout.shift_at() + j];
+      variance += scaled * scaled * spread;
+    }
+    shift = WarpSum(shift);
+    variance = WarpSum(variance);
+    if (lane != 0) continue;
+    const float left = cluster[0];
+    rest.left[c] = left;
+    rest.mean[c] = keys && left >= 1 ? h.state[h.layout.mean_at() + c] - shift / left : 0.0;
+    rest.variance[c] = left > 1 ? variance / left : 0.0;
+  }
+  __syncthreads();
+}
+
+// log_mass of each cluster: by its own tilted moments, or by the scan less the retrieved rows.
+__device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
+  const DeviceSummary& s = h.summary;
+  const float* workspace = static_cast<const float*>(h.p.args.workspace);
+  const float* scanned = nullptr;
+  double scan_shift = 0;
+  if (s.estimator == EstimatorKind::kScan) {
+    scanned = s.scan_log_mass + size_t{h.head} * s.n_clusters;
+    float max = -INFINITY;
+    for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) max = fmaxf(max, scanned[c]);
+    scan_shift = BlockMax(max);
+  }
+  const MomentForm form =
+      s.moment_form == MomentForm::kParent ? MomentForm::kParent : MomentForm::kDirect;
+  for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) {
+    double log_mass = -Infinity();
+    const double left = rest.left[c];
+    if (left >= 1 && !scanned) {
+      const double cut = TiltCutOf(h.cut, rest.mean[c], sqrt(rest.variance[c]), left);
+      log_mass = log(left) + TiltOf(form, rest.mean[c], rest.variance[c], cut, Infinity()).log_mean;
+    } else if (left >= 1 && scan_shift > -Infinity()) {
+      const double whole = exp(scanned[c] - scan_shift);
+      const double mass =
+          whole - workspace[h.layout.cluster_at(h.group, c) + h.layout.mass_at() + h.head];
+      // What is left of a cluster that was all but taken is rounding.
+      if (mass > 1e-6 * whole) log_mass = scan_shift + log(mass);
+    }
+    rest.log_mass[c] = log_mass;
+  }
+  __syncthreads();
+}
+
+// log sum exp of all clusters' masses, known to every thread.
+__device__ inline double TotalMass(const ClusterRest& rest, uint32_t n) {
+  double max = -Infinity();
+  for (uint32_t c = 0; c < n; ++c) max = fmax(max, rest.log_mass[c]);
+  if (max == -Infinity()) return max;
+  double sum = 0;
+  for (uint32_t c = threadIdx.x; c < n; c += kThreads) sum += exp(rest.log_mass[c] - max);
+  return max + log(BlockSum(sum));
+}
+
+__device__ inline Remainder ClusterRemainder(const HeadView& h, const Sums& sums) {
+  __shared__ ClusterRest rest;
+  const DeviceSummary& s = h.summary;
+  const float* workspace = static_cast<const float*>(h.p.args.workspace);
+  SumClusters(h, rest);
+  double mean = -Infinity();
+  if (s.estimator != EstimatorKind::kScan) {
+    double sum = 0;
+    for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) {
+      if (rest.left[c] >= 1) sum += rest.left[c] * rest.mean[c];
+    }
+    mean = BlockSum(sum) / h.count;
+  } else if (s.mean_key) {
+    mean = RemoveRetrieved(h, sums).of_remainder;
+  }
+  ClusterMasses(h, rest);
+  const double total = TotalMass(rest, s.n_clusters);
+
+  Remainder out;
+  out.mass.log_mass = ClampToBracket(total, log(h.count), mean, h.cut);
+  if (out.mass.log_mass == -Infinity()) return out;
+  // Each cluster's mean value by its share of the mass; without any estimate of the masses every
+  // token weighs the same. From here on variance[c] is the weight of a token.
+  __syncthreads();
+  for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) {
+    const bool unknown = total == -Infinity();
+    const double share = unknown ? 1 / h.count : exp(rest.log_mass[c] - total) / rest.left[c];
+    rest.variance[c] = rest.left[c] >= 1 ? share : 0.0;
+  }
+  __syncthreads();
+  if (threadIdx.x >= h.layout.value_dim) return out;
+  double value = 0;
+  for (uint32_t c = 0; c < s.n_clusters; ++c) {
+    if (rest.variance[c] == 0) continue;
+    const float* cluster = workspace + h.layout.cluster_at(h.group, c);
+    value +=
+        rest.variance[c] * (double(s.cluster_counts[c]) *
+                                s.cluster_values[size_t{c} * h.layout.value_dim + threadIdx.x] -
+                            cluster[h.layout.cluster_value_at() + threadIdx.x]);
+  }
+  out.value = static_cast<float>(value);
+  return out;
+}
+
+}  // namespace prefixd::gpu::internal

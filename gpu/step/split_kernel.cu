@@ -1,0 +1,329 @@
+// Kernel 2 of a step: one flash-decoding pass over the exact rows, split over blocks. A block
+// stages kTile rows at a time in shared memory, once for all G heads and while it computes upon the
+// tile before, and keeps for its split the running softmax of E and the sums over retrieved rows
+// that the remainder is corrected by (StepLayout's Partial).
+#include "gpu/step/phi_tile.cuh"
+#include "gpu/step/row_tile.cuh"
+
+namespace prefixd::gpu::internal {
+namespace {
+
+// How the value stage shares out accumulators: a thread owns one value column for kHeads heads.
+__host__ __device__ constexpr uint32_t ColumnLanes(uint32_t value_dim) {
+  return value_dim <= 64 ? 64 : value_dim <= 128 ? 128 : 256;
+}
+__host__ __device__ constexpr uint32_t HeadsPerThread(uint32_t group, uint32_t value_dim) {
+  const uint32_t slices = kThreads / ColumnLanes(value_dim);
+  return (group + slices - 1) / slices;
+}
+
+// The running softmax of one head, held alike by the kTile threads that serve it.
+struct Running {
+  float m = -INFINITY;   // largest score so far
+  float z = 0;           // sum exp(s - m)
+  float b0 = 0, b2 = 0;  // sum b, sum b^2
+};
+
+__device__ float HalfWarpSum(float x) {
+  for (int offset = kTile / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(kFullMask, x, offset, kTile);
+  }
+  return x;
+}
+__device__ float HalfWarpMax(float x) {
+  for (int offset = kTile / 2; offset > 0; offset /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, offset, kTile));
+  }
+  return x;
+}
+
+struct Block {
+  const StepParams& p;
+  const DeviceSummary& summary;
+  const SplitShared at;
+  float* shared;
+  uint32_t group;
+  GroupRows rows;
+
+  __device__ float* k() const { return shared + at.k; }
+  __device__ float* v() const { return shared + at.v; }
+  __device__ double* q() const { return reinterpret_cast<double*>(shared + at.q); }
+  __device__ float* weight() const { return shared + at.weight; }
+  __device__ float* second() const { return shared + at.second; }
+  __device__ RowTiles tiles() const {
+    return {p,
+            rows,
+            group,
+            reinterpret_cast<DeviceRow*>(shared + at.address),
+            reinterpret_cast<std::byte*>(shared + at.raw),
+            k(),
+            v()};
+  }
+};
+
+// Queries and what the estimator needs of the summary. Ends without a barrier.
+__device__ void StageGroup(const Block& b, const StepLayout& layout) {
+  const StepParams& p = b.p;
+  const uint32_t dh = p.shape.row.key_dim, dv = p.shape.row.value_dim, G = p.shape.group;
+  const bool phi = b.summary.estimator == EstimatorKind::kPhi;
+  const bool moment = b.summary.estimator == EstimatorKind::kMoment;
+  for (uint32_t i = threadIdx.x; i < G * dh; i += kThreads) {
+    b.q()[i / dh * Pad4(dh) + i % dh] = p.args.queries[size_t{b.group} * G * dh + i];
+  }
+  for (uint32_t j = threadIdx.x; j < dh; j += kThreads) {
+    b.shared[b.at.mean_key + j] = HasMeanKey(b.summary) ? b.summary.mean_key[j] : 0.0f;
+  }
+  for (uint32_t d = threadIdx.x; d < dv; d += kThreads) {
+    b.shared[b.at.value_centre + d] = moment ? b.summary.mean_value[d] : 0.0f;
+  }
+  if (!phi) return;
+  const uint32_t n = p.shape.d_phi;
+  const float* workspace = static_cast<const float*>(p.args.workspace);
+  for (uint32_t i = threadIdx.x; i < G * n; i += kThreads) {
+    b.shared[b.at.p + i / n * Pad4(n) + i % n] =
+        workspace[layout.head_at(b.group, i / n) + layout.p_at() + i % n];
+  }
+  for (uint32_t f = threadIdx.x; f < n; f += kThreads) {
+    b.shared[b.at.m + f] = b.summary.phi_m[f];
+  }
+}
+
+// A row whose cluster the summary does not have would be left in the remainder. Rows [begin,
+// begin + n).
+__device__ void CheckClusters(const Block& b, uint32_t begin, uint32_t n) {
+  const uint32_t row = begin + threadIdx.x;
+  if (threadIdx.x >= n || row < b.rows.anchors) return;
+  if (b.p.args.row_clusters[b.rows.first + row] >= b.summary.n_clusters) {
+    Fault(b.p.args.errors, b.group, GroupFault::kCluster, row);
+  }
+}
+
+// A stored feature as exp(log phi - m of its chunk) (attention/estimators/stored_features.h).
+__device__ float DecodeFeature(const FeatureFormat& format, const void* codes, uint32_t f) {
+  const bool wide = format.bits == 16;
+  const uint32_t code =
+      wide ? static_cast<const uint16_t*>(codes)[f] : static_cast<const uint8_t*>(codes)[f];
+  const float steps = wide ? 65535.0f : 255.0f;
+  if (format.scale == FeatureScale::kLinear) return static_cast<float>(code) * (1.0f / steps);
+  const float nats = (wide ? 64.0f : 16.0f) / (steps - 1.0f);
+  return code == 0 ? 0.0f : expf((static_cast<float>(code) - steps) * nats);
+}
+
+// feature[r][f] = exp(log phi_k(k_r)[f] - m[f]) of the tile's retrieved rows as they are stored; 0
+// for others.
+__device__ void ReadFeatures(const Block& b, uint32_t begin, uint32_t n) {
+  const BatchStepArgs& args = b.p.args;
+  const uint32_t d_phi = b.p.shape.d_phi;
+  for (uint32_t i = threadIdx.x; i < n * d_phi; i += kThreads) {
+    const uint32_t r = i / d_phi, f = i % d_phi;
+    const size_t row = b.rows.first + begin + r;
+    float feature = 0;
+    if (begin + r >= b.rows.anchors) {
+      const void* codes = args.features[row];
+      const uint32_t chunk = args.feature_chunk ? args.feature_chunk[row] : 0;
+      const bool readable =
+          codes && reinterpret_cast<uintptr_t>(codes) % (b.summary.feature_format.bits / 8) == 0 &&
+          chunk < b.summary.feature_chunks;
+      if (readable) {
+        const float m = b.shared[b.at.m + f];
+        const float base = b.summary.feature_m[size_t{chunk} * d_phi + f];
+        // A chunk without the feature has no weight in it, whatever its base.
+        if (m != -INFINITY && base != -INFINITY) {
+          feature = DecodeFeature(b.summary.feature_format, codes, f) * expf(base - m);
+        }
+      } else if (f == 0) {
+        Fault(args.errors, b.group, GroupFault::kAddress, begin + r);
+      }
+    }
+    b.shared[b.at.feature + r * Pad4(d_phi) + f] = feature;
+  }
+}
+
+// The same, recomputed from the keys.
+__device__ void RecomputeFeatures(const Block& b, uint32_t n) {
+  const uint32_t d_phi = b.p.shape.d_phi;
+  const size_t ld = Pad4(d_phi);
+  float* feature = b.shared + b.at.feature;
+  const PhiScratch scratch{b.shared + b.at.first, b.shared + b.at.next, b.shared + b.at.embed};
+  LogPhiTile(*b.summary.phi_k, b.k(), Pad4(b.p.shape.row.key_dim), scratch, feature, ld);
+  for (uint32_t i = threadIdx.x; i < n * d_phi; i += kThreads) {
+    const uint32_t r = i / d_phi, f = i % d_phi;
+    const float m = b.shared[b.at.m + f];
+    feature[r * ld + f] = m == -INFINITY ? 0.0f : expf(feature[r * ld + f] - m);
+  }
+}
+
+// second[g][r] = z~_r = sum_f p_g[f] exp(log phi_k(k_r)[f] - m[f]), for all rows of the tile.
+// Returns the sum over its retrieved rows of feature threadIdx.x, where the form asks for it.
+__device__ float PhiWeights(const Block& b, uint32_t begin, uint32_t n) {
+  if (b.summary.phi_k) {
+    RecomputeFeatures(b, n);
+  } else {
+    ReadFeatures(b, begin, n);
+  }
+  __syncthreads();
+  const uint32_t d_phi = b.p.shape.d_phi;
+  const size_t ld = Pad4(d_phi);
+  const float* feature = b.shared + b.at.feature;
+  DotTile(b.shared + b.at.p, ld, b.p.shape.group, feature, ld, n, d_phi, 1.0f, b.second());
+  float sum = 0;
+  if (b.summary.phi_form == PhiForm::kPerFeature && threadIdx.x < d_phi) {
+    const uint32_t first = begin >= b.rows.anchors ? 0 : b.rows.anchors - begin;
+    for (uint32_t r = first; r < n; ++r) sum += feature[r * ld + threadIdx.x];
+  }
+  return sum;
+}
+
+// Scores (in weight) become exp(s - m) with the running maximum m; second becomes b. One thread
+// per (head, row).
+__device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float mean_score,
+                            Running& run) {
+  const uint32_t g = threadIdx.x / kTile, r = threadIdx.x % kTile;
+  const bool valid = g < b.p.shape.group && r < n;
+  const LayerGeometry& layer = b.p.shape.layer;
+  float s = -INFINITY;
+  if (valid) {
+    s = b.weight()[threadIdx.x];
+    if (layer.softcap > 0) s = layer.softcap * tanhf(s / layer.softcap);
+  }
+  float second = 0;
+  if (valid && begin + r >= b.rows.anchors) {
+    if (b.summary.estimator == EstimatorKind::kPhi) second = b.second()[threadIdx.x];
+    if (b.summary.estimator == EstimatorKind::kMoment) second = s - mean_score;
+  }
+  const float m = fmaxf(run.m, HalfWarpMax(s));
+  const float weight = valid ? expf(s - m) : 0.0f;
+  const float rescale = run.m == -INFINITY ? 0.0f : expf(run.m - m);
+  run.z = fmaf(run.z, rescale, HalfWarpSum(weight));
+  run.b0 += HalfWarpSum(second);
+  run.b2 += HalfWarpSum(second * second);
+  run.m = m;
+  if (valid && !Finite(s)) Fault(b.p.args.errors, b.group, GroupFault::kOverflow, g);
+  b.weight()[threadIdx.x] = weight;
+  b.second()[threadIdx.x] = second;
+  if (r == 0) b.shared[b.at.rescale + g] = rescale;
+}
+
+// Grid: x = group, y = split.
+template <uint32_t kHeads>
+__global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant__ StepParams p) {
+  const uint32_t group = blockIdx.x;
+  const DeviceSummary& summary = p.args.summaries[group];
+  const Block b{p, summary, SplitShared(p.shape), DynamicShared(), group, RowsOf(p, group)};
+  const uint32_t G = p.shape.group, dh = p.shape.row.key_dim, dv = p.shape.row.value_dim;
+  // Both returns are the same for all threads of the block. A summary that does not fit was
+  // reported by the query kernel, for whichever head; here it must only not be followed.
+  if (!b.rows.fits) {
+    if (threadIdx.x == 0) Fault(p.args.errors, group, GroupFault::kShape, 0);
+    return;
+  }
+  if (p.args.errors[group] >> kFaultShift == static_cast<uint32_t>(GroupFault::kSummary)) return;
+  const RowSplit range = SplitRows(b.rows.count, p.n_splits, blockIdx.y, kTile);
+  if (range.begin == range.end) return;  // the merge kernel skips this split too
+
+  const bool phi = summary.estimator == EstimatorKind::kPhi;
+  const bool moment = summary.estimator == EstimatorKind::kMoment;
+  const bool centred = HasMeanKey(summary), keeps = UsesClusters(summary.estimator);
+  const StepLayout layout(p.shape, p.n_splits);
+  float* workspace = static_cast<float*>(p.args.workspace);
+  const uint32_t column = threadIdx.x % ColumnLanes(dv);
+  const uint32_t head0 = threadIdx.x / ColumnLanes(dv) * kHeads;
+  const float mean_score =
+      moment && threadIdx.x / kTile < G ? workspace[layout.head_at(group, threadIdx.x / kTile)] : 0;
+  float sum_n[kHeads] = {}, sum_b1[kHeads] = {};  // of this thread's column and heads
+  float key1 = 0, key2 = 0, value1 = 0;           // of column threadIdx.x
+  float feature = 0;                              // of feature threadIdx.x
+  Running run;                                    // of head threadIdx.x / kTile
+
+  const RowTiles tiles = b.tiles();
+  const auto rows_at = [&](uint32_t at) { return at < range.end ? min(kTile, range.end - at) : 0; };
+  StageGroup(b, layout);
+  tiles.LookUp(range.begin, rows_at(range.begin));
+  __syncthreads();
+  tiles.Fetch(rows_at(range.begin));
+  for (uint32_t begin = range.begin; begin < range.end; begin += kTile) {
+    const uint32_t n = rows_at(begin), next = rows_at(begin + kTile);
+    WaitForCopies();
+    // The tile's bytes are there, its addresses no longer needed, the former tile was read.
+    __syncthreads();
+    tiles.LookUp(begin + kTile, next);
+    if (keeps) CheckClusters(b, begin, n);
+    tiles.Decode(begin, n, keeps ? workspace + layout.kept_at(group, begin) : nullptr);
+    __syncthreads();
+    tiles.Fetch(next);  // goes on until this tile is done with
+    DotTile(b.q(), Pad4(dh), G, b.k(), Pad4(dh), n, dh, double{p.shape.layer.scale}, b.weight());
+    if (phi && begin + n > b.rows.anchors) feature += PhiWeights(b, begin, n);
+    __syncthreads();
+    SoftmaxTile(b, begin, n, mean_score, run);
+    __syncthreads();
+
+    if (column < dv) {
+      const float centre = b.shared[b.at.value_centre + column];
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) sum_n[h] *= b.shared[b.at.rescale + head0 + h];
+      for (uint32_t r = 0; r < kTile; ++r) {
+        const float v = b.v()[r * Pad4(dv) + column];
+        const float deviation = v - centre;
+#pragma unroll
+        for (uint32_t h = 0; h < kHeads; ++h) {
+          sum_n[h] = fmaf(b.weight()[(head0 + h) * kTile + r], v, sum_n[h]);
+          sum_b1[h] = fmaf(b.second()[(head0 + h) * kTile + r], deviation, sum_b1[h]);
+        }
+      }
+    }
+    if (centred) {
+      const uint32_t first = begin >= b.rows.anchors ? 0 : min(n, b.rows.anchors - begin);
+      for (uint32_t r = first; r < n; ++r) {
+        if (threadIdx.x < dh) {
+          const float d = b.k()[r * Pad4(dh) + threadIdx.x] - b.shared[b.at.mean_key + threadIdx.x];
+          key1 += d;
+          key2 = fmaf(d, d, key2);
+        }
+        if (threadIdx.x < dv) {
+          value1 += b.v()[r * Pad4(dv) + threadIdx.x] - b.shared[b.at.value_centre + threadIdx.x];
+        }
+      }
+    }
+  }
+
+  float* out = workspace + layout.partial_at(group, blockIdx.y);
+  const uint32_t g = threadIdx.x / kTile;
+  if (threadIdx.x % kTile == 0 && g < G) {
+    out[layout.m_at() + g] = run.m;
+    out[layout.z_at() + g] = run.z;
+    out[layout.b0_at() + g] = run.b0;
+    out[layout.b2_at() + g] = run.b2;
+  }
+#pragma unroll
+  for (uint32_t h = 0; h < kHeads; ++h) {
+    if (column < dv && head0 + h < G) {
+      out[layout.n_at() + size_t{head0 + h} * dv + column] = sum_n[h];
+      out[layout.b1_at() + size_t{head0 + h} * dv + column] = sum_b1[h];
+    }
+  }
+  if (centred) {
+    if (threadIdx.x < dh) {
+      out[layout.key1_at() + threadIdx.x] = key1;
+      out[layout.key2_at() + threadIdx.x] = key2;
+    }
+    if (threadIdx.x < dv) out[layout.value1_at() + threadIdx.x] = value1;
+  }
+  if (phi && threadIdx.x < p.shape.d_phi) out[layout.feature_at() + threadIdx.x] = feature;
+}
+
+}  // namespace
+
+int LaunchSplitKernel(const StepParams& params, const StepPlan& plan, Stream stream) {
+  const uint32_t heads = HeadsPerThread(params.shape.group, params.shape.row.value_dim);
+  const dim3 grid(params.shape.n_groups, params.n_splits);
+  const auto launch = [&](auto* kernel) {
+    return Launch(kernel, grid, plan.shared_bytes, plan.shared_limit, params, stream);
+  };
+  if (heads <= 1) return launch(SplitKernel<1>);
+  if (heads <= 2) return launch(SplitKernel<2>);
+  if (heads <= 4) return launch(SplitKernel<4>);
+  if (heads <= 8) return launch(SplitKernel<8>);
+  return launch(SplitKernel<16>);
+}
+
+}  // namespace prefixd::gpu::internal

@@ -1,0 +1,50 @@
+// The CUDA step, and exact attention, for callers whose tensors are in host memory: the same input
+// and output as attention/step/step.h's GroupStep and ExactAttention. Copies what is not on the device
+// yet, runs one launch, copies back and waits. Summaries, maps and anchors stay there from step to
+// step (gpu/step/resident.h) where their owner is named; retrieved rows in memory that is registered
+// with the device (gpu/device/host_register.h) are gathered from where they lie. An engine's own hot path
+// calls LaunchStep (prefixd/gpu/step.h).
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "attention/step/step.h"
+#include "gpu/device/device_buffer.h"
+#include "gpu/step/resident.h"
+#include "prefixd/gpu/device.h"
+
+namespace prefixd::gpu {
+
+// Owns a stream and buffers that grow with use. Move-only; one thread at a time.
+class HostStep {
+ public:
+  // kUnavailable when there is no device (ProbeDevice).
+  static Result<HostStep> Create(int ordinal = 0);
+
+  const DeviceInfo& device() const { return device_; }
+
+  // GroupStep for each input. All groups of a batch agree in group size, dimensions, row dtype and
+  // layer; phi groups in d_phi. The first group's error is returned, with its index when there are
+  // several; then no output means anything. Errors as GroupStep, and what CUDA reports.
+  Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
+    return Run(in, out, nullptr, nullptr);
+  }
+  // resident: where the kept parts of all groups are looked for, whose owner is `owner`; null: they
+  // are copied too.
+  Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out,
+             ResidentSummaries* resident, const std::shared_ptr<const void>& owner);
+
+  // ExactAttention: queries [n_queries][key_dim] over `rows`, which stay where they are if the
+  // device can read them there. Errors as its, and what CUDA reports.
+  Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
+                     const RowsView& rows, std::span<float> y, std::span<float> lse);
+
+ private:
+  DeviceInfo device_;
+  OwnedStream stream_;
+  PinnedBuffer staging_;
+  DeviceBuffer input_, workspace_, output_;
+};
+
+}  // namespace prefixd::gpu

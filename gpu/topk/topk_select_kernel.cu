@@ -1,0 +1,297 @@
+// From scores to a selection: ranks, radix selection of the k-th, and the ids in order.
+#include "gpu/topk/topk_group.cuh"
+
+namespace prefixd::gpu::internal {
+namespace {
+
+// A score as it was stored: float32, or a whole number of the codes.
+struct ScoreReader {
+  const uint32_t* score;
+  CodeNumbers of = {};
+  float softcap;
+  bool codes;
+
+  __device__ ScoreReader(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                         uint32_t head)
+      : score(Workspace(p) + layout.score_at(group, head)),
+        softcap(p.shape.layer.softcap),
+        codes(p.shape.codes) {
+    if (!codes) return;
+    of = *reinterpret_cast<const CodeNumbers*>(Workspace(p) + layout.code_at(group, head));
+  }
+  __device__ float operator()(uint32_t i) const {
+    if (!codes) return __uint_as_float(score[i]);
+    return CodeScore(of, softcap, reinterpret_cast<const int16_t*>(score)[i]);
+  }
+};
+
+// L of one head over the group's chunks, known to all threads; 0 where no score is finite.
+__device__ float LogSumOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                          uint32_t head, const TopKGroup& of) {
+  LogSum part;
+  for (uint32_t c = of.first / kChunk + threadIdx.x; c * kChunk < of.end; c += kThreads) {
+    const uint32_t* at = Workspace(p) + layout.part_at(group, c, head);
+    part.Merge(__uint_as_float(at[0]), __uint_as_float(at[1]));
+  }
+  const float max = BlockMax(part.max);
+  if (max == -INFINITY) return 0;
+  const double sum =
+      BlockSum(part.max == -INFINITY ? 0.0 : double{part.sum} * exp(double{part.max} - max));
+  return static_cast<float>(max + log(sum));
+}
+
+// Adds the digits of this thread's calls to a histogram in shared memory.
+struct DigitCounter {
+  uint32_t* bins;
+  uint32_t digit;
+
+  __device__ void Clear() const {
+    for (uint32_t b = threadIdx.x; b < DigitBins(digit); b += kThreads) bins[b] = 0;
+    __syncthreads();
+  }
+  __device__ void Add(uint32_t rank) const {
+    atomicAdd(&bins[rank >> DigitShift(digit) & (DigitBins(digit) - 1)], 1u);
+  }
+  __device__ void AddTo(uint32_t* histogram) const {
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < DigitBins(digit); b += kThreads) {
+      if (bins[b] > 0) atomicAdd(&histogram[b], bins[b]);
+    }
+  }
+};
+
+// rank = max_g (s_g - L_g) of each key, as ordered bits, and the histogram of its first digit. A
+// key whose score is not a number, or too large, ranks first. Grid: x = chunk, y = group.
+__global__ void __launch_bounds__(kThreads) RankKernel(const __grid_constant__ TopKParams p) {
+  __shared__ uint32_t bins[kBins];
+  __shared__ float log_sum[kMaxGroup];
+  const uint32_t group = blockIdx.y, G = p.shape.group;
+  const TopKLayout layout(p.shape);
+  const TopKGroup of = GroupOf(p, group);
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end) return;  // the same for all threads of the block, here and below
+  for (uint32_t g = 0; g < G; ++g) {
+    const float l = LogSumOf(p, layout, group, g, of);
+    if (threadIdx.x == 0) log_sum[g] = l;
+  }
+  const DigitCounter counter{bins, 0};
+  counter.Clear();
+  uint32_t* rank = Workspace(p) + layout.rank_at(group);
+  for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    float best = -INFINITY;
+    for (uint32_t g = 0; g < G; ++g) {
+      const float normalised = ScoreReader(p, layout, group, g)(i) - log_sum[g];
+      best = normalised > best ? normalised : best;
+      if (normalised != normalised) best = INFINITY;
+    }
+    rank[i] = OrderedBits(best);
+    counter.Add(rank[i]);
+  }
+  counter.AddTo(Workspace(p) + layout.histogram_at(group, 0));
+}
+
+// The k-th largest rank as far as its digits are known: its first bits, and how many of the ranks
+// that begin so are wanted.
+struct Kth {
+  uint32_t bits = 0, wanted = 0;
+};
+
+// The next digit of `kth`, by all threads: the bin that holds the wanted-th largest.
+__device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
+  __shared__ uint32_t found_bits, found_wanted;
+  const uint32_t bins = DigitBins(digit), each = bins / kThreads;
+  // Thread t has the t-th run of bins from the top.
+  const uint32_t top = bins - threadIdx.x * each;
+  uint32_t own = 0;
+  for (uint32_t b = top - each; b < top; ++b) own += histogram[b];
+  uint32_t above = SumBefore(own);
+  if (above < kth.wanted && kth.wanted <= above + own) {  // one thread
+    uint32_t b = top - 1;
+    while (above + histogram[b] < kth.wanted) above += histogram[b--];
+    found_bits = kth.bits | b << DigitShift(digit);
+    found_wanted = kth.wanted - above;
+  }
+  __syncthreads();
+  return {found_bits, found_wanted};
+}
+
+// The first `digits` digits of the k-th largest rank. REQUIRES 0 < k < size.
+__device__ Kth KthOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                     const TopKGroup& of, uint32_t digits) {
+  Kth kth{0, of.k};
+  for (uint32_t d = 0; d < digits; ++d) {
+    kth = NextDigit(Workspace(p) + layout.histogram_at(group, d), d, kth);
+  }
+  return kth;
+}
+
+// The histogram of digit kDigit among the ranks that begin like the k-th. Grid: x = chunk, y =
+// group.
+template <uint32_t kDigit>
+__global__ void __launch_bounds__(kThreads) RefineKernel(const __grid_constant__ TopKParams p) {
+  __shared__ uint32_t bins[kBins];
+  const uint32_t group = blockIdx.y;
+  const TopKLayout layout(p.shape);
+  const TopKGroup of = GroupOf(p, group);
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end || of.k == 0 || of.k == of.size()) return;
+  const Kth kth = KthOf(p, layout, group, of, kDigit);
+  const DigitCounter counter{bins, kDigit};
+  counter.Clear();
+  const uint32_t* rank = Workspace(p) + layout.rank_at(group);
+  for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    if ((rank[i] ^ kth.bits) >> DigitShift(kDigit - 1) == 0) counter.Add(rank[i]);
+  }
+  counter.AddTo(Workspace(p) + layout.histogram_at(group, kDigit));
+}
+
+// What is taken: every rank above `bits`, and the first `ties` keys whose rank is `bits`.
+struct Threshold {
+  uint32_t bits, ties;
+};
+__device__ Threshold ThresholdOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                                 const TopKGroup& of) {
+  if (of.k == of.size()) return {0, 0};
+  if (of.k == 0) return {0xffffffffu, 0};
+  const Kth kth = KthOf(p, layout, group, of, kDigits);
+  return {kth.bits, kth.wanted};
+}
+
+// How many keys of each chunk lie above the threshold and on it; the largest rank below it. Grid: x
+// = chunk, y = group.
+__global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ TopKParams p) {
+  const uint32_t group = blockIdx.y;
+  const TopKLayout layout(p.shape);
+  const TopKGroup of = GroupOf(p, group);
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end) return;
+  const Threshold threshold = ThresholdOf(p, layout, group, of);
+  const uint32_t* rank = Workspace(p) + layout.rank_at(group);
+  uint32_t above = 0, on = 0, below = 0;
+  for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    above += rank[i] > threshold.bits;
+    on += rank[i] == threshold.bits;
+    if (rank[i] < threshold.bits) below = max(below, rank[i]);
+  }
+  // Counts of up to kChunk are exact in float32.
+  const float above_sum = BlockSum(static_cast<float>(above));
+  const float on_sum = BlockSum(static_cast<float>(on));
+  if (below > 0) atomicMax(Workspace(p) + layout.left_out_at(group), below);
+  if (threadIdx.x == 0) {
+    uint32_t* taken = Workspace(p) + layout.taken_at(group, blockIdx.x);
+    taken[0] = static_cast<uint32_t>(above_sum);
+    taken[1] = static_cast<uint32_t>(on_sum);
+  }
+}
+
+// Keys above the threshold, and on it, in the chunks before this one.
+struct Before {
+  uint32_t above, on;
+};
+__device__ Before CountBefore(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                              const TopKGroup& of) {
+  double above = 0, on = 0;
+  for (uint32_t c = of.first / kChunk + threadIdx.x; c < blockIdx.x; c += kThreads) {
+    const uint32_t* taken = Workspace(p) + layout.taken_at(group, c);
+    above += taken[0];
+    on += taken[1];
+  }
+  above = BlockSum(above);
+  on = BlockSum(on);
+  return {static_cast<uint32_t>(above), static_cast<uint32_t>(on)};
+}
+
+// How many threads before this one, and in all, say yes.
+struct Votes {
+  uint32_t before, all;
+};
+__device__ Votes CountVotes(bool vote) {
+  __shared__ uint32_t of_warp[kWarps];
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const unsigned votes = __ballot_sync(kFullMask, vote);
+  __syncthreads();  // the previous use has been read
+  if (lane == 0) of_warp[warp] = static_cast<uint32_t>(__popc(votes));
+  __syncthreads();
+  Votes out{static_cast<uint32_t>(__popc(votes & ((1u << lane) - 1))), 0};
+  for (uint32_t w = 0; w < kWarps; ++w) {
+    if (w < warp) out.before += of_warp[w];
+    out.all += of_warp[w];
+  }
+  return out;
+}
+
+// L + theta, rounded up by more than the scores' own rounding, so that no key left out scores above
+// its cut.
+__device__ float CutAbove(float log_sum, float theta) {
+  if (!Finite(theta)) return theta;
+  const double slack = 1e-6 * (1 + fabs(double{log_sum}) + fabs(double{theta}));
+  return static_cast<float>(double{log_sum} + theta + slack);
+}
+
+// Count and cuts of a group. By all threads of one block.
+__device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                          const TopKGroup& of, const Threshold& threshold) {
+  const uint32_t G = p.shape.group;
+  if (threadIdx.x == 0) p.args.counts[group] = of.k;
+  float theta = -INFINITY;
+  if (of.k < of.size()) {
+    const uint32_t below = Workspace(p)[layout.left_out_at(group)];
+    uint32_t left_out = below;
+    if (of.k > 0 &&
+        Workspace(p)[layout.histogram_at(group, kDigits - 1) +
+                     (threshold.bits & (DigitBins(kDigits - 1) - 1))] > threshold.ties) {
+      left_out = threshold.bits;  // more keys are on the threshold than there was room for
+    }
+    theta = FromOrderedBits(left_out);
+  }
+  const bool everything = of.k == of.size();
+  for (uint32_t g = 0; g < G; ++g) {
+    const float log_sum = everything ? 0.0f : LogSumOf(p, layout, group, g, of);
+    if (threadIdx.x != 0) continue;
+    const CutKind kind = p.shape.codes && !everything ? CutKind::kApproximate : CutKind::kExact;
+    p.args.cuts[size_t{group} * G + g] = {everything ? -INFINITY : CutAbove(log_sum, theta), kind};
+  }
+}
+
+// The ids. Grid: x = chunk, y = group; the first chunk also writes the count and the cuts.
+__global__ void __launch_bounds__(kThreads) WriteKernel(const __grid_constant__ TopKParams p) {
+  const uint32_t group = blockIdx.y;
+  const TopKLayout layout(p.shape);
+  const TopKGroup of = GroupOf(p, group);
+  const auto [begin, end] = ChunkOf(of);
+  if (begin >= end && blockIdx.x > 0) return;
+  const Threshold threshold = ThresholdOf(p, layout, group, of);
+  if (blockIdx.x == 0) WriteCuts(p, layout, group, of, threshold);
+  if (begin >= end) return;
+  const Before before = CountBefore(p, layout, group, of);
+  const uint32_t* rank = Workspace(p) + layout.rank_at(group);
+  uint32_t* ids = p.args.ids + size_t{group} * p.shape.max_k;
+  const uint32_t first_id = p.args.sources[group].first_id;
+  uint32_t ties = before.on;  // so far
+  uint32_t at = before.above + min(before.on, threshold.ties);
+  for (uint32_t first = begin; first < end; first += kThreads) {
+    const uint32_t i = first + threadIdx.x;
+    const bool on = i < end && rank[i] == threshold.bits;
+    const Votes tied = CountVotes(on);
+    const bool taken =
+        i < end && (rank[i] > threshold.bits || (on && ties + tied.before < threshold.ties));
+    const Votes votes = CountVotes(taken);
+    if (taken && at + votes.before < p.shape.max_k) ids[at + votes.before] = first_id + i;
+    ties += tied.all;
+    at += votes.all;
+  }
+}
+
+}  // namespace
+
+int LaunchSelectKernels(const TopKParams& params, Stream stream) {
+  const dim3 grid(TopKLayout(params.shape).chunks, params.shape.n_groups);
+  const auto launch = [&](auto* kernel) { return Launch(kernel, grid, 0, 0, params, stream); };
+  if (const int error = launch(RankKernel)) return error;
+  if (const int error = launch(RefineKernel<1>)) return error;
+  if (const int error = launch(RefineKernel<2>)) return error;
+  if (const int error = launch(CountKernel)) return error;
+  return launch(WriteKernel);
+}
+
+}  // namespace prefixd::gpu::internal

@@ -1,0 +1,14 @@
+// Loading of a flat scan over compact codes, for LoadIndex. Internal to index/.
+#pragma once
+
+#include <memory>
+
+#include "index/search/envelope.h"
+#include "index/search/key_index.h"
+#include "prefixd/result.h"
+
+namespace prefixd::index {
+
+Result<std::unique_ptr<KeyIndex>> LoadCodesIndex(const OpenedEnvelope& opened);
+
+}  // namespace prefixd::index

@@ -1,0 +1,179 @@
+// Which tokens to read: indexes over the keys of one (layer, KV head), and how one asks them.
+//
+// Thread-safety: an index is immutable once made and tuned; const members may be called
+// concurrently. Search starts no threads. Building starts none of its own either, but the BLAS
+// behind FAISS may (OPENBLAS_NUM_THREADS); callers parallelise over heads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/rows/rows.h"
+#include "index/search/key_reader.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/selection.h"
+
+namespace prefixd::index {
+
+enum class IndexKind : uint8_t { kExact = 0, kIvf = 1, kCodes = 2, kHnsw = 3, kPages = 4 };
+inline constexpr size_t kIndexKinds = 5;
+std::string_view IndexName(IndexKind kind);  // "exact", "ivf", "codes", "hnsw", "pages"
+Result<IndexKind> IndexFromName(std::string_view name);
+
+// Buffers that a caller keeps from search to search, so that searching allocates only while it
+// warms up. One search at a time.
+struct SearchScratch {
+  std::vector<int16_t> code_scores, picked;
+  std::vector<int16_t> block_means;
+  std::vector<uint16_t> block_counts;
+  std::vector<float> block_masses, block_ranks;
+  std::vector<float> ranks, raised, sampled, scores;
+  std::vector<uint32_t> ids, found, listed;
+  std::vector<uint64_t> marks;
+  std::vector<RowRef> refs;
+  std::vector<std::byte> keys;
+};
+
+struct SearchRequest {
+  std::span<const float> queries;  // [G][key_dim]
+  uint32_t group = 0;              // G
+  LayerGeometry layer;
+  TokenRange candidates;             // token positions that may be returned (inside the mid region)
+  uint32_t k = 0;                    // tokens wanted; fewer are returned only when there are fewer
+  GroupRule rule = GroupRule::kMax;  // how the heads share them
+  // The keys themselves, row i being token `first_token` + i; must cover `candidates`. Borrowed.
+  // An index that stores its own copy or codes may use them for re-ranking only. Where they are
+  // not in memory, `reader` reads them instead, and of `keys` the shape alone counts.
+  RowsView keys;
+  uint32_t first_token = 0;
+  KeyReader* reader = nullptr;
+  SearchScratch* scratch = nullptr;  // null: of its own
+  // If not null: the keys of the returned tokens, densely, of a search that read them from `reader`
+  // and still has them; else emptied. Needs `scratch`.
+  std::vector<std::byte>* selected_keys = nullptr;
+  // If not null: the scores [G][candidates] of a search that scored every candidate, as it saw
+  // them; emptied by one that did not, or had nothing to choose. For the estimate by scan.
+  std::vector<float>* scores = nullptr;
+};
+
+class KeyIndex {
+ public:
+  virtual ~KeyIndex() = default;
+  virtual IndexKind kind() const = 0;
+  // Tokens covered, as positions; candidates outside are searched exactly (appended tokens).
+  virtual TokenRange covered() const = 0;
+  virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
+  // How much a search looks at, in the index's own measure: IVF the fraction of lists that it
+  // probes, codes that of blocks; HNSW its beam, pages their tokens, in multiples of k. Exact
+  // search has but one.
+  virtual float effort() const { return 1; }
+  // What tuning (tuning.h) tries, least first.
+  virtual std::vector<float> efforts() const { return {1}; }
+  // Not while others use the index. kInvalidArgument: not an effort of this kind.
+  virtual Status SetEffort(float effort);
+  // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head by request.rule.
+  // Indexes that are not exact look for the best by kMax first and choose among those.
+  // k of at least candidates.size() (an empty range too) returns them all without reading a key:
+  // cuts are exact at -inf. Which of several tokens of equal rank is returned is unspecified.
+  //   keys_scanned: distinct tokens whose key, or code, was scored
+  //   bytes_scanned: codes with their ids or directions, centroids, and keys read, re-ranked ones
+  //     again
+  // kInvalidArgument: shapes disagree, `keys` do not cover the candidates, NaN or Inf in a query
+  // (the message names the head) or in a key that was read (it names the token).
+  virtual Result<Selection> Search(const SearchRequest& request) const = 0;
+  // What Search returns for each of `requests`, to the bit and in their order: those of sessions on
+  // one prefix, say. Codes, or the keys of an exact search, are then read once for as many requests
+  // over the same keys and candidates as their scores have room for (search_pass.h), and
+  // bytes_scanned is each one's share of that. Requests may have one scratch in common.
+  virtual std::vector<Result<Selection>> SearchMany(std::span<const SearchRequest> requests) const;
+  // Versioned and checksummed bytes, for storing beside the segment. Exact needs none (empty).
+  virtual Result<std::vector<std::byte>> Serialize() const = 0;
+};
+
+// Scores every candidate: exact cuts.
+std::unique_ptr<KeyIndex> MakeExactIndex(TokenRange covered);
+
+// Fewer keys than this cannot be clustered usefully.
+inline constexpr uint32_t kMinIvfKeys = 256;
+
+struct IvfOptions {
+  uint32_t n_lists = 0;         // 0: about 4 sqrt(n); at most n / 2
+  float probe_fraction = 0.3f;  // (0, 1] of the lists, per query head; attention queries need many
+                                // (practice: 25-30%)
+  uint32_t seed = 1;            // of the clustering; the same seed and keys give the same index
+};
+// FAISS IVF over centred keys by inner product, holding its own 16-bit copy of them
+// (2 key_dim + 8 bytes a key); the scan's short list is re-ranked from SearchRequest::keys, so
+// probing every list returns what an exact search returns. Approximate cuts, except where the
+// search had no use for the lists: candidates that are fewer than the tokens it would scan, or
+// lie outside covered(), are searched exactly.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: NaN or Inf keys (the message names the token); keys too large for 16-bit
+// codes; fewer than kMinIvfKeys (use MakeExactIndex); options out of range.
+Result<std::unique_ptr<KeyIndex>> BuildIvfIndex(const RowsView& keys, TokenRange covered,
+                                                const IvfOptions& options);
+
+// Fewer keys than this are scanned exactly as fast.
+inline constexpr uint32_t kMinHnswKeys = 1024;
+
+struct HnswOptions {
+  uint32_t links = 32;  // of each key, 4 to 64; twice as many in the graph's lowest layer
+};
+// FAISS HNSW over centred keys by inner product, with its own 32-bit copy of them (about 4 key_dim
+// + 8 links + 20 bytes a key) and minutes of build per 100k keys: for prefixes that are kept long.
+// The union of what the query heads find is re-ranked with exact keys. Approximate cuts, except
+// where few candidates lie inside covered() or k is large for the graph: these are searched
+// exactly.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: as BuildIvfIndex; fewer than kMinHnswKeys.
+Result<std::unique_ptr<KeyIndex>> BuildHnswIndex(const RowsView& keys, TokenRange covered,
+                                                 const HnswOptions& options);
+
+struct PagesOptions {
+  uint32_t page_tokens = 32;  // 2 to 4096
+};
+// The least and the largest of each dimension over pages of consecutive tokens (Quest, Tang et al.
+// 2024), 4 key_dim / page_tokens bytes a key: the cheapest index to build and to keep, and the
+// baseline of others. The pages whose bounds are highest, with effort() k tokens, are read and
+// re-ranked with exact keys. Approximate cuts, except where that would be most of the keys.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: NaN or Inf keys (the message names the token); options out of range.
+Result<std::unique_ptr<KeyIndex>> BuildPagesIndex(const RowsView& keys, TokenRange covered,
+                                                  const PagesOptions& options);
+
+// Fewer keys than this are scanned exactly as fast.
+inline constexpr uint32_t kMinCodeKeys = 1024;
+
+// Compact codes (index/codes/block_codes.h), a quarter of a byte a key dimension: keys that are alike
+// share a block; of the blocks, effort() says what part is scanned, the best by their means and
+// spreads; all keys that could be among the k best, as far as their codes are known to miss, are
+// re-ranked with their exact keys, at least kShortListFactor k where there are so many. An effort
+// above 1 scans all blocks and takes codes to miss so many times more. Approximate cuts, except
+// where so few candidates lie inside covered() that they are searched exactly; candidates outside
+// always are.
+//   keys: row i is token covered.begin + i; read during the call only.
+// kInvalidArgument: NaN or Inf keys; fewer than kMinCodeKeys keys (use MakeExactIndex).
+Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered);
+inline constexpr uint32_t kShortListFactor = 3;
+
+// An index of codes and which of its tokens belong to the prefix that is searched.
+struct IndexPart {
+  std::unique_ptr<KeyIndex> index;
+  TokenRange used;
+};
+// One search over the codes of several segments, with one short list and one Top-K. What no part
+// uses is searched exactly. Not serialised: its parts are. kInvalidArgument: no parts, not codes,
+// not ascending, or used beyond what is covered.
+Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts);
+
+// What Serialize returned. Bytes that are truncated, damaged, foreign or of another version are
+// kCorrupt, found by the envelope's checksum before FAISS parses anything: rebuild the index.
+Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes);
+
+}  // namespace prefixd::index

@@ -1,0 +1,397 @@
+#include "runtime/derived/choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "attention/step/budget.h"
+#include "attention/reference/diagnostics.h"
+#include "index/ranking/group_ranking.h"
+#include "attention/step/step.h"
+#include "prefixd/merge.h"
+#include "prefixd/selection.h"
+#include "runtime/step/estimator_input.h"
+#include "runtime/prefix/kept_summaries.h"
+#include "runtime/derived/token_features.h"
+#include "storage/segment/stored_part.h"
+
+namespace prefixd {
+namespace {
+
+// Measuring costs samples x tokens: longer prefixes are judged by fewer samples.
+constexpr uint64_t kSampleTokens = 16 * 16384;
+constexpr size_t kMinSamples = 4;
+
+// One candidate at one budget.
+struct Trial {
+  size_t budget = 0;
+  EstimatorVariant estimator = EstimatorKind::kNone;
+  uint32_t k = 0;
+};
+
+struct Inputs {
+  const Rooms& rooms;
+  const Model& model;
+  const storage::StoredPrefix& prefix;
+  const QuerySamples& samples;
+  const FeatureMapSet* maps = nullptr;
+  std::vector<SegmentPart> parts;  // of the chain, up to P
+  Partition partition;
+  std::vector<double> budgets;
+  std::vector<Trial> trials;  // of every head
+  uint32_t most = 0;          // largest k of a trial
+  KeptByVariant kept;
+};
+
+// Everything of one head that its trials look at, gathered by streaming its rows.
+class HeadSamples {
+ public:
+  HeadSamples(const Inputs& in, uint32_t layer, uint32_t kv_head)
+      : in_(in),
+        geometry_(in.model.spec.geometry),
+        layer_(layer),
+        kv_head_(kv_head),
+        n_(in.partition.tail.end),
+        mid_(in.partition.mid) {}
+
+  Status Read() {
+    PickQueries();
+    if (count_ == 0) return {};
+    PREFIXD_TRY(ReadScores());
+    rankings_.clear();
+    for (size_t s = 0; s < count_; ++s) {
+      rankings_.push_back(RankByGroupMax(scores(s), group(), mid_.size(), in_.most));
+    }
+    return ReadRetrieved();
+  }
+
+  size_t count() const { return count_; }
+  uint32_t group() const { return geometry_.group_size(); }
+  std::span<const float> queries(size_t s) const { return Part(queries_, s, geometry_.key_dim); }
+  std::span<const float> exact(size_t s) const { return Part(exact_, s, geometry_.value_dim); }
+  std::span<const float> scores(size_t s) const { return Part(scores_, s, mid_.size()); }
+  const GroupRanking& ranking(size_t s) const { return rankings_[s]; }
+  // The k best rows of sample s, best first.
+  RowsView retrieved(size_t s, uint32_t k) const {
+    const RowShape row = geometry_.row();
+    return {retrieved_.data() + s * in_.most * row.bytes(), k, row.bytes(), row};
+  }
+  RowsView sinks() const { return Anchors(0, in_.partition.sink.size()); }
+  RowsView tail() const { return Anchors(in_.partition.sink.size(), in_.partition.tail.size()); }
+  std::span<const uint16_t> clusters() const { return clusters_; }  // [mid], if a trial needs them
+
+ private:
+  std::span<const float> Part(const std::vector<float>& all, size_t s, size_t dim) const {
+    return std::span(all).subspan(s * group() * dim, group() * dim);
+  }
+  RowsView Anchors(size_t first, size_t n) const {
+    const RowShape row = geometry_.row();
+    return {anchors_.data() + first * row.bytes(), n, row.bytes(), row};
+  }
+
+  // Spread over the kept positions, which ascend.
+  void PickQueries() {
+    const QuerySamples::Layer& samples = in_.samples.layers[layer_];
+    const size_t wanted = std::max<size_t>(kMinSamples, kSampleTokens / n_);
+    count_ = std::min(samples.positions.size(), wanted);
+    for (size_t s = 0; s < count_; ++s) {
+      const size_t at = s * samples.positions.size() / count_;
+      const float* q = samples.q.data() +
+                       (at * geometry_.n_q_heads + size_t{kv_head_} * group()) * geometry_.key_dim;
+      queries_.insert(queries_.end(), q, q + size_t{group()} * geometry_.key_dim);
+    }
+  }
+
+  // visit(run, rows): every row once, in order.
+  template <typename Visit>
+  Status Stream(Visit visit) {
+    const RowShape row = geometry_.row();
+    const auto scratch = in_.rooms.scratch->Acquire();
+    for (uint32_t at = 0; at < n_;) {
+      const TokenRange run{at, std::min(n_, RunEnd(in_.prefix.parts(), at, kRunTokens))};
+      const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
+      PREFIXD_TRY(in_.prefix.ReadRange(layer_, kv_head_, run, bytes, nullptr));
+      PREFIXD_TRY(visit(run, RowsView{bytes.data(), run.size(), row.bytes(), row}));
+      at = run.end;
+    }
+    return {};
+  }
+
+  Status ReadScores() {
+    const RowShape row = geometry_.row();
+    const auto heads = static_cast<uint32_t>(count_ * group());
+    const size_t head = size_t{layer_} * geometry_.n_kv_heads + kv_head_;
+    const PrefixClusters* clusters = nullptr;
+    for (const auto& [variant, kept] : in_.kept) {
+      if (kept->clusters) clusters = kept->clusters.get();
+    }
+    exact_.assign(size_t{heads} * row.value_dim, 0);
+    scores_.resize(size_t{heads} * mid_.size());
+    anchors_.resize(in_.partition.anchor_count() * row.bytes());
+    std::vector<float> lse(heads, -std::numeric_limits<float>::infinity());
+    std::vector<float> run_y(exact_.size()), run_lse(heads), block;
+    return Stream([&](TokenRange run, const RowsView& rows) -> Status {
+      const LayerGeometry& layer = geometry_.layers[layer_];
+      PREFIXD_TRY(ExactAttention(queries_, heads, layer, rows, run_y, run_lse));
+      for (uint32_t h = 0; h < heads; ++h) {
+        const size_t at = size_t{h} * row.value_dim;
+        MergeStates(std::span(exact_).subspan(at, row.value_dim), &lse[h],
+                    std::span(run_y).subspan(at, row.value_dim), run_lse[h]);
+      }
+      block.resize(size_t{heads} * rows.count);
+      Scores(queries_, heads, layer, rows, block);
+      for (uint32_t t = run.begin; t < run.end; ++t) {
+        const size_t i = t - run.begin;
+        if (mid_.contains(t)) continue;
+        const size_t at = t < mid_.begin ? t : in_.partition.sink.size() + t - mid_.end;
+        std::memcpy(anchors_.data() + at * row.bytes(), rows.key(i), row.bytes());
+      }
+      const uint32_t begin = std::max(run.begin, mid_.begin), end = std::min(run.end, mid_.end);
+      for (uint32_t h = 0; h < heads && begin < end; ++h) {
+        std::copy_n(block.data() + size_t{h} * rows.count + (begin - run.begin), end - begin,
+                    scores_.data() + size_t{h} * mid_.size() + (begin - mid_.begin));
+      }
+      if (clusters && begin < end && in_.model.Summarised(layer_)) {
+        const auto of_run =
+            clusters->Of(head, {begin, end}, rows.Sub(begin - run.begin, end - begin));
+        clusters_.insert(clusters_.end(), of_run.begin(), of_run.end());
+      }
+      return {};
+    });
+  }
+
+  // The rows that any trial retrieves: in order of position they pass by once.
+  Status ReadRetrieved() {
+    const RowShape row = geometry_.row();
+    struct Wanted {
+      uint32_t token;
+      size_t slot;
+      bool operator<(const Wanted& o) const { return token < o.token; }
+    };
+    std::vector<Wanted> wanted;
+    for (size_t s = 0; s < count_; ++s) {
+      const std::vector<uint32_t>& best = rankings_[s].best;
+      const size_t k = std::min<size_t>(best.size(), in_.most);
+      for (size_t i = 0; i < k; ++i) wanted.push_back({mid_.begin + best[i], s * in_.most + i});
+    }
+    if (wanted.empty()) return {};
+    std::sort(wanted.begin(), wanted.end());
+    retrieved_.resize(count_ * in_.most * row.bytes());
+    auto next = wanted.begin();
+    return Stream([&](TokenRange run, const RowsView& rows) -> Status {
+      for (; next != wanted.end() && next->token < run.end; ++next) {
+        std::memcpy(retrieved_.data() + next->slot * row.bytes(), rows.key(next->token - run.begin),
+                    row.bytes());
+      }
+      return {};
+    });
+  }
+
+  const Inputs& in_;
+  const KvGeometry& geometry_;
+  const uint32_t layer_, kv_head_, n_;
+  const TokenRange mid_;
+  size_t count_ = 0;
+  std::vector<float> queries_, exact_, scores_;  // [count][G][...]
+  std::vector<GroupRanking> rankings_;           // [count]
+  std::vector<uint16_t> clusters_;               // [mid]
+  std::vector<std::byte> anchors_;
+  std::vector<std::byte> retrieved_;  // [count][most] rows, best first
+};
+
+Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
+                   std::vector<HeadChoice>& out) {
+  const KvGeometry& geometry = in.model.spec.geometry;
+  const RowShape row = geometry.row();
+  const size_t head = size_t{layer} * geometry.n_kv_heads + kv_head;
+  const uint32_t group = geometry.group_size(), mid_count = in.partition.mid.size();
+  HeadSamples samples(in, layer, kv_head);
+  PREFIXD_TRY(samples.Read());
+  out.clear();
+  for (double budget : in.budgets) {
+    out.push_back({layer, kv_head, EstimatorKind::kNone, budget, {}});
+  }
+  if (samples.count() == 0) return {};
+
+  std::vector<float> y(size_t{group} * row.value_dim), lse(group), rho(group);
+  std::optional<TokenFeatures> features;
+  const bool phi = std::ranges::any_of(
+      in.trials, [](const Trial& t) { return t.estimator.kind == EstimatorKind::kPhi; });
+  if (phi && in.model.Summarised(layer)) {
+    const SummaryKind kind = SummaryKind::Phi(in.model, *in.maps, *in.rooms.options);
+    if (kind.stored_features()) {
+      PREFIXD_ASSIGN(features,
+                     TokenFeatures::OfMid(in.rooms, in.model, *in.maps, kind.feature_format(),
+                                          in.parts, in.partition.mid, head, nullptr));
+    }
+  }
+  std::vector<uint32_t> ids;
+  for (const Trial& trial : in.trials) {
+    if (trial.estimator.kind != EstimatorKind::kNone && !in.model.Summarised(layer)) continue;
+    const auto kept = in.kept.find(trial.estimator.Kept());
+    const KeptSummaries* summaries = kept == in.kept.end() ? nullptr : kept->second.get();
+    double sum = 0;
+    for (size_t s = 0; s < samples.count(); ++s) {
+      const GroupRanking& ranking = samples.ranking(s);
+      const uint32_t k = std::min(trial.k, mid_count);
+      GroupStepInput step;
+      step.queries = samples.queries(s);
+      step.group = group;
+      step.layer = geometry.layers[layer];
+      step.sinks = samples.sinks();
+      step.tail = samples.tail();
+      step.retrieved = samples.retrieved(s, k);
+      const std::vector<Cut> cuts = ranking.Cuts(k);
+      step.cuts = cuts;
+      step.mid_count = mid_count;
+      EstimatorInput input;
+      if (summaries && k < mid_count) {
+        input.Attach(trial.estimator, *summaries, in.maps, geometry, head, step);
+        const auto best = std::span(ranking.best).first(k);
+        if (trial.estimator.kind == EstimatorKind::kPhi && features) {
+          ids.clear();
+          for (uint32_t i : best) ids.push_back(in.partition.mid.begin + i);
+          input.AttachFeatures(*features, ids, step);
+        }
+        if (trial.estimator.clustered()) input.AttachClusters(samples.clusters(), best, step);
+        if (trial.estimator.kind == EstimatorKind::kScan) {
+          input.AttachScan(samples.clusters(), samples.scores(s), best, step);
+        }
+      }
+      PREFIXD_TRY(GroupStep(step, {y, lse, rho}));
+      for (uint32_t g = 0; g < group; ++g) {
+        const size_t at = size_t{g} * row.value_dim;
+        sum += RelativeL1(std::span<const float>(y).subspan(at, row.value_dim),
+                          samples.exact(s).subspan(at, row.value_dim));
+      }
+    }
+    const double error = sum / double(samples.count() * group);
+    if (std::isfinite(error)) out[trial.budget].errors.push_back({trial.estimator, error});
+  }
+  for (HeadChoice& choice : out) {
+    OrderByPreference(choice.errors);
+    if (!choice.errors.empty()) choice.chosen = choice.errors.front().estimator;
+  }
+  return {};
+}
+
+// The configured estimators that this model can have, cheapest first.
+std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Model& model,
+                                         const FeatureMapSet* maps) {
+  std::vector<EstimatorVariant> out = options.estimators;
+  std::erase_if(out, [&](const EstimatorVariant& v) {
+    return v.kind == EstimatorKind::kPhi && maps == nullptr;
+  });
+  std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
+    const auto cost = [&](const EstimatorVariant& v) {
+      return EstimatorTokens(options, model, v, maps, 1);
+    };
+    return cost(a) < cost(b);
+  });
+  return out;
+}
+
+}  // namespace
+
+void OrderByPreference(std::span<EstimatorError> errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    const auto rest = errors.subspan(rank);
+    const double least = std::ranges::min(rest, {}, &EstimatorError::error).error;
+    const auto next = std::ranges::find_if(
+        rest, [&](const EstimatorError& e) { return !(e.error > least + kErrorResolution); });
+    std::rotate(rest.begin(), next, next + 1);
+  }
+}
+
+double EstimatorTokens(const RuntimeOptions& options, const Model& model,
+                       const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                       double row_bytes) {
+  const RowShape row = model.spec.geometry.row();
+  return VariantTokens(estimator, row, maps ? maps->d_phi : 0, options.clusters) *
+         (double(row.bytes()) / row_bytes);
+}
+
+double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                          double row_bytes) {
+  const RowShape row = model.spec.geometry.row();
+  const auto format = FeatureFormatFromName(options.phi_features);
+  if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
+  return 1 + FeatureTokens(row, maps->d_phi, (*format)->bits) * (double(row.bytes()) / row_bytes);
+}
+
+Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
+                                               const storage::StoredPrefix& prefix,
+                                               const QuerySamples& samples,
+                                               WorkProgress& progress) {
+  const RuntimeOptions& options = *rooms.options;
+  const KvGeometry& geometry = model.spec.geometry;
+  const uint32_t cut = std::min(prefix.n_tokens(), LastQuarterBegin(samples.prompt_tokens));
+  Inputs in{rooms,
+            model,
+            prefix,
+            samples,
+            model.MapsFor(prefix.n_tokens()),
+            {},
+            Partition::Of(cut, options.anchors),
+            {},
+            {},
+            0,
+            {}};
+  const auto candidates = Candidates(options, model, in.maps);
+  const double row_bytes = storage::MeanRowBytes(prefix.parts(), geometry.row());
+  for (double budget : options.choice_budgets) {
+    const size_t first = in.trials.size();
+    for (const EstimatorVariant& estimator : candidates) {
+      const double cost = EstimatorTokens(options, model, estimator, in.maps, row_bytes);
+      const double token = RetrievedTokenCost(options, model, estimator, in.maps, row_bytes);
+      if (auto plan = PlanBudget(cut, options.anchors, budget, cost, 1, token); plan.ok()) {
+        in.trials.push_back({in.budgets.size(), estimator, plan->k});
+        in.most = std::max(in.most, plan->k);
+      }
+    }
+    if (in.trials.size() > first) in.budgets.push_back(budget);
+  }
+  const size_t heads = HeadCount(model);
+  if (samples.empty() || in.partition.mid.size() == 0 || in.trials.empty()) {
+    progress.done += heads;
+    return std::vector<HeadChoice>{};
+  }
+  PREFIXD_ASSIGN(in.parts, ChainParts(*rooms.storage, prefix.info(), cut));
+  std::vector<EstimatorVariant> wanted;
+  for (const Trial& trial : in.trials) wanted.push_back(trial.estimator.Kept());
+  PREFIXD_ASSIGN(
+      in.kept, LoadKept({rooms, model, prefix, in.parts, in.partition.mid, in.maps,
+                         std::numeric_limits<uint64_t>::max(), WorkPriority::kBackground, nullptr},
+                        wanted));
+  std::vector<std::vector<HeadChoice>> by_head(heads);
+  const auto measure = [&](size_t head) -> Status {
+    PREFIXD_TRY(progress.Check());
+    const uint32_t layer = static_cast<uint32_t>(head) / geometry.n_kv_heads;
+    const uint32_t kv_head = static_cast<uint32_t>(head) % geometry.n_kv_heads;
+    if (geometry.layers[layer].sliding_window == 0) {
+      PREFIXD_TRY(MeasureHead(in, layer, kv_head, by_head[head]));
+    }
+    ++progress.done;
+    return {};
+  };
+  PREFIXD_TRY(rooms.pool->ParallelFor(heads, measure, WorkPriority::kBackground));
+  std::vector<HeadChoice> choices;
+  for (const auto& of_head : by_head) choices.insert(choices.end(), of_head.begin(), of_head.end());
+  return choices;
+}
+
+std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
+  std::string producer = "choice/4 sinks=" + std::to_string(options.anchors.n_sink) +
+                         " tail=" + std::to_string(options.anchors.n_tail) +
+                         " of=" + VariantNames(options.estimators) +
+                         " clusters=" + std::to_string(options.clusters) +
+                         " features=" + options.phi_features + " budgets=";
+  for (double budget : options.choice_budgets) producer += std::to_string(budget) + ",";
+  for (const FeatureMapSet& maps : model.maps) producer += " " + maps.digest;
+  return producer;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,24 @@
+// The stored form of clusterings: one blob (runtime/derived/blob_pack.h) with an entry for each (layer, KV
+// head): its centres, float32 [n][key_dim]; empty where the layer keeps no summaries.
+//
+// Thread-safety: free functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/estimators/clusters.h"
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+std::vector<std::byte> SerializeClusterings(std::span<const Clustering> clusterings);
+// kept: of every head, whether it has one. kCorrupt when the blob is malformed, of another
+// geometry, or a centre is not finite.
+Result<std::vector<Clustering>> DeserializeClusterings(std::span<const std::byte> blob,
+                                                       uint32_t key_dim,
+                                                       const std::vector<bool>& kept);
+
+}  // namespace prefixd

@@ -1,0 +1,314 @@
+#include "runtime/derived/summaries.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "runtime/derived/blob_pack.h"
+#include "runtime/derived/token_features.h"
+#include "storage/io/errors.h"
+
+namespace prefixd {
+namespace {
+
+std::string AnchorsText(Anchors anchors) {
+  return " sinks=" + std::to_string(anchors.n_sink) + " tail=" + std::to_string(anchors.n_tail);
+}
+
+// Positions of the checkpoints of this kind beside a segment, descending.
+std::vector<uint32_t> StoredPositions(const Rooms& rooms, const SummaryKind& kind,
+                                      const storage::SegmentId& id) {
+  std::vector<uint32_t> positions;
+  const std::string& prefix = kind.prefix();
+  for (const std::string& name : rooms.storage->ListBlobs(id)) {
+    uint32_t position = 0;
+    const char* end = name.data() + name.size();
+    if (!name.starts_with(prefix)) continue;
+    const auto parsed = std::from_chars(name.data() + prefix.size(), end, position);
+    if (parsed.ec == std::errc() && parsed.ptr == end) positions.push_back(position);
+  }
+  std::sort(positions.rbegin(), positions.rend());
+  return positions;
+}
+
+// A checkpoint that another producer made, or that is damaged, counts as not there: rows are the
+// truth, summaries are derived from them. Damage is said.
+std::optional<SummarySet> LoadCheckpoint(const Rooms& rooms, const SummaryKind& kind,
+                                         const storage::SegmentId& id, uint32_t position,
+                                         std::vector<storage::ReadStats>* reads) {
+  const std::string name = kind.BlobName(position);
+  auto blob = rooms.storage->GetBlob(id, name, kind.producer());
+  Result<SummarySet> read = blob.ok()
+                                ? UnpackSummaries(
+                                      kind.model(), kind.producer(),
+                                      [&](size_t head) { return kind.spec(head); }, *blob, reads)
+                                : Result<SummarySet>(blob.error());
+  if (read.ok()) return std::move(read).value();
+  if (read.error().code != Code::kNotFound) {
+    storage::LogWarning("segment " + id.ToString() + ": checkpoint " + name +
+                        " is built again: " + read.error().message);
+  }
+  return std::nullopt;
+}
+
+// A run of tokens of one segment.
+struct SegmentRange {
+  storage::SegmentId id;
+  TokenRange range;
+};
+
+// The rows of `run` of one head, added to `to` piece by piece.
+Status AddRange(const Rooms& rooms, const SummaryKind& kind, const storage::StoredPrefix& prefix,
+                size_t head, const SegmentRange& run, EstimatorSummary& to,
+                storage::ReadStats* reads, const WorkProgress* progress) {
+  const KvGeometry& geometry = kind.model().spec.geometry;
+  const RowShape row = geometry.row();
+  const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
+  const auto kv_head = static_cast<uint32_t>(head % geometry.n_kv_heads);
+  std::optional<TokenFeatures> features;
+  if (const FeatureMapSet* maps = kind.stored_features()) {
+    uint64_t loaded = 0;
+    PREFIXD_ASSIGN(features, LoadFeatures(rooms, kind.model(), *maps, kind.feature_format(), run.id,
+                                          head, &loaded));
+    if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
+  }
+  const auto scratch = rooms.scratch->Acquire();
+  for (uint32_t at = run.range.begin; at < run.range.end;) {
+    if (progress) PREFIXD_TRY(progress->Check());
+    const TokenRange piece{at, std::min(run.range.end, RunEnd(prefix.parts(), at, kRunTokens))};
+    const auto bytes = Scratch::Take(scratch->rows, piece.size() * row.bytes());
+    PREFIXD_TRY(prefix.ReadRange(layer, kv_head, piece, bytes, reads));
+    const RowsView rows{bytes.data(), piece.size(), row.bytes(), row};
+    if (features) {
+      to.AddFeatures(rows, features->LogPhi(piece));
+    } else {
+      to.Add(rows);
+    }
+    at = piece.end;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status WorkProgress::Check() const {
+  if (cancelled.load(std::memory_order_relaxed)) {
+    return Error{Code::kCancelled, "background work was stopped"};
+  }
+  return {};
+}
+
+Result<std::vector<SegmentPart>> ChainParts(const storage::PrefixStore& storage,
+                                            const storage::PrefixInfo& prefix, uint32_t n_tokens) {
+  std::vector<SegmentPart> parts;
+  for (const storage::SegmentId& id : prefix.chain) {
+    PREFIXD_ASSIGN(const auto info, storage.GetPrefix(id));
+    const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
+    // A segment may begin before its parent's end: from there on the parent is not used.
+    while (!parts.empty() && parts.back().used.end > stored.begin) {
+      parts.back().used.end = std::max(parts.back().used.begin, stored.begin);
+      if (parts.back().used.size() > 0) break;
+      parts.pop_back();
+    }
+    if (stored.begin >= n_tokens) break;
+    parts.push_back({id, stored, {stored.begin, std::min(stored.end, n_tokens)}});
+  }
+  return parts;
+}
+
+std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
+                                          uint32_t checkpoint_tokens) {
+  std::vector<uint32_t> positions;
+  const uint32_t first = std::max(segment.begin, anchors.n_sink);
+  const auto add = [&](uint64_t position) {
+    if (position > first && position <= segment.end) positions.push_back(uint32_t(position));
+  };
+  for (uint64_t p = uint64_t{segment.begin} + checkpoint_tokens; p < segment.end;
+       p += checkpoint_tokens) {
+    add(p);
+  }
+  if (segment.end > anchors.n_tail) add(segment.end - anchors.n_tail);
+  add(segment.end);
+  std::sort(positions.begin(), positions.end());
+  positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
+  return positions;
+}
+
+SummaryKind SummaryKind::Moments(const Model& model, const RuntimeOptions& options) {
+  bool cross = false, covariance = false;
+  for (const EstimatorVariant& v : options.estimators) {
+    cross |= v.kind == EstimatorKind::kMoment && v.rank > 0;
+    covariance |= v.kind == EstimatorKind::kMoment && v.covariance;
+  }
+  SummaryKind kind(model, "moments.",
+                   "moments/2" + AnchorsText(options.anchors) + " cross=" + (cross ? "1" : "0") +
+                       " cov=" + (covariance ? "1" : "0"));
+  const KvGeometry& g = model.spec.geometry;
+  EstimatorSpec spec{EstimatorKind::kMoment, g.key_dim, g.value_dim, cross, covariance};
+  kind.specs_.assign(HeadCount(model), spec);
+  return kind;
+}
+
+SummaryKind SummaryKind::Phi(const Model& model, const FeatureMapSet& maps,
+                             const RuntimeOptions& options) {
+  SummaryKind kind(model, "phi." + std::to_string(maps.length) + ".",
+                   "phi/2" + AnchorsText(options.anchors) + " from=" + options.phi_features +
+                       " maps=" + maps.digest);
+  if (auto format = FeatureFormatFromName(options.phi_features); format.ok()) {
+    kind.features_ = *format;
+  }
+  kind.maps_ = &maps;
+  const KvGeometry& g = model.spec.geometry;
+  EstimatorSpec spec{EstimatorKind::kPhi, g.key_dim, g.value_dim};
+  for (size_t head = 0; head < HeadCount(model); ++head) {
+    spec.phi_k = &maps.phi_k[head];
+    kind.specs_.push_back(spec);
+  }
+  return kind;
+}
+
+SummaryKind SummaryKind::Clusters(const Model& model, const std::vector<Clustering>& clusterings,
+                                  const RuntimeOptions& options) {
+  // The most that any of the three keeps.
+  EstimatorKind most = EstimatorKind::kScan;
+  for (const EstimatorVariant& v : options.estimators) {
+    if (v.kind == EstimatorKind::kClusterMoment) most = v.kind;
+    if (v.kind == EstimatorKind::kCentroid && most == EstimatorKind::kScan) most = v.kind;
+  }
+  SummaryKind kind(model, "clusters.",
+                   "clusters/1" + AnchorsText(options.anchors) +
+                       " n=" + std::to_string(options.clusters) +
+                       " as=" + std::string(EstimatorName(most)));
+  const KvGeometry& g = model.spec.geometry;
+  EstimatorSpec spec{most, g.key_dim, g.value_dim};
+  for (size_t head = 0; head < HeadCount(model); ++head) {
+    spec.clustering = &clusterings[head];
+    kind.specs_.push_back(spec);
+  }
+  return kind;
+}
+
+Result<SummarySet> SummaryKind::Empty() const {
+  SummarySet set;
+  set.reserve(specs_.size());
+  for (size_t head = 0; head < specs_.size(); ++head) {
+    const bool kept =
+        model_.Summarised(static_cast<uint32_t>(head / model_.spec.geometry.n_kv_heads));
+    PREFIXD_ASSIGN(auto summary,
+                   EstimatorSummary::Create(kept ? specs_[head]
+                                                 : EstimatorSpec{EstimatorKind::kNone,
+                                                                 model_.spec.geometry.key_dim,
+                                                                 model_.spec.geometry.value_dim}));
+    set.push_back(std::move(summary));
+  }
+  return set;
+}
+
+std::vector<std::byte> PackSummaries(const Model& model, const std::string& producer,
+                                     const SummarySet& summaries) {
+  std::vector<std::vector<std::byte>> entries(summaries.size());
+  for (size_t head = 0; head < summaries.size(); ++head) {
+    if (model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads))) {
+      entries[head] = summaries[head].Serialize(producer);
+    }
+  }
+  return PackBlob(entries);
+}
+
+Result<SummarySet> UnpackSummaries(const Model& model, const std::string& producer,
+                                   const SpecOfHead& spec, std::span<const std::byte> blob,
+                                   std::vector<storage::ReadStats>* reads) {
+  const KvGeometry& geometry = model.spec.geometry;
+  PREFIXD_ASSIGN(const auto entries, UnpackBlob(blob, HeadCount(model)));
+  SummarySet summaries;
+  summaries.reserve(entries.size());
+  for (size_t head = 0; head < entries.size(); ++head) {
+    const bool kept = model.Summarised(static_cast<uint32_t>(head / geometry.n_kv_heads));
+    PREFIXD_ASSIGN(auto summary,
+                   kept ? EstimatorSummary::Deserialize(spec(head), producer, entries[head])
+                        : EstimatorSummary::Create(
+                              {EstimatorKind::kNone, geometry.key_dim, geometry.value_dim}));
+    summaries.push_back(std::move(summary));
+    if (reads) (*reads)[head].bytes[static_cast<size_t>(Tier::kSsd)] += entries[head].size();
+  }
+  return summaries;
+}
+
+Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
+                        const storage::StoredPrefix& prefix, const SegmentPart& segment,
+                        WorkProgress& progress) {
+  const RuntimeOptions& options = *rooms.options;
+  const size_t heads = HeadCount(kind.model());
+  const uint32_t n_kv_heads = kind.model().spec.geometry.n_kv_heads;
+  PREFIXD_ASSIGN(SummarySet sums, kind.Empty());
+  uint32_t at = std::max(segment.stored.begin, options.anchors.n_sink);
+  for (uint32_t position :
+       CheckpointPositions(segment.stored, options.anchors, options.checkpoint_tokens)) {
+    PREFIXD_TRY(progress.Check());
+    if (auto stored = LoadCheckpoint(rooms, kind, segment.id, position, nullptr)) {
+      sums = std::move(*stored);
+      at = position;
+      progress.done += heads;
+      continue;
+    }
+    const auto extend = [&](size_t head) -> Status {
+      if (kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) {
+        PREFIXD_TRY(AddRange(rooms, kind, prefix, head, {segment.id, {at, position}}, sums[head],
+                             nullptr, &progress));
+      }
+      ++progress.done;
+      return {};
+    };
+    PREFIXD_TRY(rooms.pool->ParallelFor(heads, extend, WorkPriority::kBackground));
+    PREFIXD_TRY(rooms.storage->PutBlob(segment.id, kind.BlobName(position), kind.producer(),
+                                       PackSummaries(kind.model(), kind.producer(), sums)));
+    at = position;
+  }
+  return {};
+}
+
+Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind,
+                                     const storage::StoredPrefix& prefix,
+                                     const std::vector<SegmentPart>& parts, TokenRange mid,
+                                     uint64_t max_added, WorkPriority priority,
+                                     std::vector<storage::ReadStats>* reads) {
+  const uint32_t n_kv_heads = kind.model().spec.geometry.n_kv_heads;
+  PREFIXD_ASSIGN(SummarySet sums, kind.Empty());
+  std::vector<SegmentRange> to_add;  // behind each segment's checkpoint
+  for (const SegmentPart& part : parts) {
+    const uint32_t begin = std::max(part.used.begin, mid.begin);
+    const uint32_t end = std::min(part.used.end, mid.end);
+    if (begin >= end) continue;
+    uint32_t at = begin;
+    for (uint32_t position : StoredPositions(rooms, kind, part.id)) {
+      if (position > end || position <= begin) continue;
+      const auto stored = LoadCheckpoint(rooms, kind, part.id, position, reads);
+      if (!stored) continue;
+      for (size_t head = 0; head < sums.size(); ++head) {
+        PREFIXD_TRY(sums[head].Merge((*stored)[head]));
+      }
+      at = position;
+      break;
+    }
+    if (end - at > max_added) {
+      return Error{Code::kFailedPrecondition,
+                   "the summaries of tokens " + std::to_string(at) + ".." + std::to_string(end) +
+                       " are not built yet; wait until the prefix is ready (WaitReady) or attach "
+                       "with estimator \"none\""};
+    }
+    if (end > at) to_add.push_back({part.id, {at, end}});
+  }
+  if (to_add.empty()) return sums;
+  const auto add = [&](size_t head) -> Status {
+    if (!kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) return {};
+    for (const SegmentRange& range : to_add) {
+      PREFIXD_TRY(AddRange(rooms, kind, prefix, head, range, sums[head],
+                           reads ? &(*reads)[head] : nullptr, nullptr));
+    }
+    return {};
+  };
+  PREFIXD_TRY(rooms.pool->ParallelFor(sums.size(), add, priority));
+  return sums;
+}
+
+}  // namespace prefixd

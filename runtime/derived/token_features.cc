@@ -1,0 +1,146 @@
+#include "runtime/derived/token_features.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace prefixd {
+namespace {
+
+constexpr uint32_t kChunkTokens = 4096;
+
+}  // namespace
+
+Result<std::optional<FeatureFormat>> FeatureFormatFromName(std::string_view name) {
+  if (name == "none") return std::optional<FeatureFormat>();
+  if (name == "u8") return std::optional(FeatureFormat{8, FeatureScale::kLinear});
+  if (name == "u16") return std::optional(FeatureFormat{16, FeatureScale::kLinear});
+  if (name == "log8") return std::optional(FeatureFormat{8, FeatureScale::kLog});
+  if (name == "log16") return std::optional(FeatureFormat{16, FeatureScale::kLog});
+  return InvalidArgument("no feature format named '" + std::string(name) +
+                         "'; use auto, none, u8, u16, log8 or log16");
+}
+
+Result<TokenFeatures> TokenFeatures::Encode(const Model& model, const FeatureMapSet& maps,
+                                            const FeatureFormat& format,
+                                            const storage::StoredPrefix& prefix, TokenRange tokens,
+                                            size_t head, const WorkProgress& progress) {
+  const KvGeometry& geometry = model.spec.geometry;
+  const RowShape row = geometry.row();
+  const RowShape key{row.key_dim, 0, row.dtype};
+  const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
+  const auto kv_head = static_cast<uint32_t>(head % geometry.n_kv_heads);
+  TokenFeatures out(format, maps.d_phi, tokens);
+  out.codes_.resize(tokens.size() * format.RowBytes(maps.d_phi));
+  std::vector<std::byte> bytes;
+  std::vector<float> keys, log_phi;
+  for (uint32_t begin = tokens.begin; begin < tokens.end;) {
+    PREFIXD_TRY(progress.Check());
+    const TokenRange chunk{begin,
+                           std::min(tokens.end, RunEnd(prefix.parts(), begin, kChunkTokens))};
+    bytes.resize(chunk.size() * key.bytes());
+    PREFIXD_TRY(prefix.ReadRange(layer, kv_head, chunk, storage::RowPart::kKey,
+                                 {bytes, key.bytes()}, nullptr));
+    keys.resize(size_t{chunk.size()} * key.key_dim);
+    log_phi.resize(size_t{chunk.size()} * maps.d_phi);
+    for (size_t i = 0; i < chunk.size(); ++i) {
+      ToFloat(key.dtype, bytes.data() + i * key.bytes(),
+              std::span(keys).subspan(i * key.key_dim, key.key_dim));
+    }
+    maps.phi_k[head].LogPhi(keys, chunk.size(), log_phi);
+    std::vector<float> m(maps.d_phi, -std::numeric_limits<float>::infinity());
+    for (size_t i = 0; i < log_phi.size(); ++i) {
+      m[i % maps.d_phi] = std::max(m[i % maps.d_phi], log_phi[i]);
+    }
+    const size_t at = size_t{begin - tokens.begin} * format.RowBytes(maps.d_phi);
+    EncodeFeatures(format, log_phi, m,
+                   std::span(out.codes_).subspan(at, chunk.size() * format.RowBytes(maps.d_phi)));
+    out.m_.insert(out.m_.end(), m.begin(), m.end());
+    out.chunk_ends_.push_back(chunk.end);
+    begin = chunk.end;
+  }
+  return out;
+}
+
+Result<TokenFeatures> TokenFeatures::OfMid(const Rooms& rooms, const Model& model,
+                                           const FeatureMapSet& maps, const FeatureFormat& format,
+                                           const std::vector<SegmentPart>& parts, TokenRange mid,
+                                           size_t head, uint64_t* loaded) {
+  TokenFeatures out(format, maps.d_phi, mid);
+  out.codes_.reserve(mid.size() * format.RowBytes(maps.d_phi));
+  for (const SegmentPart& part : parts) {
+    const uint32_t begin = std::max(part.used.begin, mid.begin);
+    const uint32_t end = std::min(part.used.end, mid.end);
+    if (begin >= end) continue;
+    PREFIXD_ASSIGN(const TokenFeatures own,
+                   LoadFeatures(rooms, model, maps, format, part.id, head, loaded));
+    if (begin < own.tokens_.begin || end > own.tokens_.end) {
+      return Error{Code::kCorrupt, "stored features are malformed: they are of other tokens"};
+    }
+    out.codes_.insert(out.codes_.end(), own.code(begin),
+                      own.code(begin) + (end - begin) * format.RowBytes(maps.d_phi));
+    uint32_t first = own.tokens_.begin;
+    for (size_t c = 0; c < own.chunk_ends_.size(); ++c) {
+      const uint32_t last = own.chunk_ends_[c];
+      if (first < end && last > begin) {
+        out.chunk_ends_.push_back(std::min(last, end));
+        const float* m = own.m_.data() + c * maps.d_phi;
+        out.m_.insert(out.m_.end(), m, m + maps.d_phi);
+      }
+      first = last;
+    }
+  }
+  return out;
+}
+
+std::string FeaturesBlobName(const Model& model, const FeatureMapSet& maps, size_t head) {
+  const uint32_t n = model.spec.geometry.n_kv_heads;
+  return "features." + std::to_string(maps.length) + "." + std::to_string(head / n) + "." +
+         std::to_string(head % n);
+}
+
+std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet& maps) {
+  return "features/1 sinks=" + std::to_string(options.anchors.n_sink) +
+         " as=" + options.phi_features + " maps=" + maps.digest;
+}
+
+Status BuildFeatures(const Rooms& rooms, const Model& model, const FeatureMapSet& maps,
+                     const FeatureFormat& format, const storage::StoredPrefix& prefix,
+                     const SegmentPart& segment, WorkProgress& progress) {
+  const std::string producer = FeaturesProducer(*rooms.options, maps);
+  const TokenRange tokens{std::max(segment.stored.begin, rooms.options->anchors.n_sink),
+                          segment.stored.end};
+  const auto build = [&](size_t head) -> Status {
+    PREFIXD_TRY(progress.Check());
+    const bool wanted =
+        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
+        tokens.begin < tokens.end &&
+        !LoadFeatures(rooms, model, maps, format, segment.id, head, nullptr).ok();
+    if (wanted) {
+      PREFIXD_ASSIGN(const TokenFeatures features,
+                     TokenFeatures::Encode(model, maps, format, prefix, tokens, head, progress));
+      PREFIXD_TRY(rooms.storage->PutBlob(segment.id, FeaturesBlobName(model, maps, head), producer,
+                                         features.Serialize()));
+    }
+    ++progress.done;
+    return {};
+  };
+  return rooms.pool->ParallelFor(HeadCount(model), build, WorkPriority::kBackground);
+}
+
+Result<TokenFeatures> LoadFeatures(const Rooms& rooms, const Model& model,
+                                   const FeatureMapSet& maps, const FeatureFormat& format,
+                                   const storage::SegmentId& id, size_t head, uint64_t* loaded) {
+  const auto blob = rooms.storage->GetBlob(id, FeaturesBlobName(model, maps, head),
+                                           FeaturesProducer(*rooms.options, maps));
+  if (!blob.ok() && blob.error().code == Code::kNotFound) {
+    return Error{Code::kFailedPrecondition,
+                 "the stored features of this prefix are not built yet; wait until it is ready "
+                 "(WaitReady) or use estimator moment"};
+  }
+  if (!blob.ok()) return blob.error();
+  if (loaded) *loaded += blob->size();
+  return TokenFeatures::Deserialize(format, maps.d_phi, *blob);
+}
+
+}  // namespace prefixd

@@ -1,0 +1,76 @@
+// phi features of single tokens, kept beside the segment so that a step need not recompute phi_k of
+// what it retrieves (attention/estimators/stored_features.h). One blob per (maps, layer, KV head):
+// "features.<length>.<layer>.<kv head>", codes relative to m of chunks of 4096 tokens.
+//
+// Where they are kept, the phi caches are built from them, as they will be subtracted: whatever the
+// rounding, a retrieved token leaves exactly what it brought.
+//
+// Thread-safety: free functions and const methods may be called concurrently.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/estimators/stored_features.h"
+#include "runtime/derived/summaries.h"
+
+namespace prefixd {
+
+// "none", "u8", "u16" (linear), "log8", "log16".
+Result<std::optional<FeatureFormat>> FeatureFormatFromName(std::string_view name);
+
+// The codes of one head's tokens.
+class TokenFeatures {
+ public:
+  // Those of a segment's own tokens, made from its rows; the segment is the end of `prefix`.
+  static Result<TokenFeatures> Encode(const Model& model, const FeatureMapSet& maps,
+                                      const FeatureFormat& format,
+                                      const storage::StoredPrefix& prefix, TokenRange tokens,
+                                      size_t head, const WorkProgress& progress);
+  std::vector<std::byte> Serialize() const;
+  // kCorrupt: malformed, or not of this format and d_phi.
+  static Result<TokenFeatures> Deserialize(const FeatureFormat& format, uint32_t d_phi,
+                                           std::span<const std::byte> bytes);
+  // Of the mid region of a chain. kFailedPrecondition when some are not built yet.
+  //   loaded: bytes read, if not null
+  static Result<TokenFeatures> OfMid(const Rooms& rooms, const Model& model,
+                                     const FeatureMapSet& maps, const FeatureFormat& format,
+                                     const std::vector<SegmentPart>& parts, TokenRange mid,
+                                     size_t head, uint64_t* loaded);
+
+  TokenRange tokens() const { return tokens_; }
+  // log phi of a run of them: [run.size()][d_phi], -inf where the code says none.
+  std::vector<float> LogPhi(TokenRange run) const;
+  // The codes of tokens `ids`, gathered: borrows from this and from `codes` and `chunks`.
+  StoredFeatures Gather(std::span<const uint32_t> ids, std::vector<std::byte>& codes,
+                        std::vector<uint32_t>& chunks) const;
+
+ private:
+  TokenFeatures(const FeatureFormat& format, uint32_t d_phi, TokenRange tokens)
+      : format_(format), d_phi_(d_phi), tokens_(tokens) {}
+  const std::byte* code(uint32_t token) const {
+    return codes_.data() + (token - tokens_.begin) * format_.RowBytes(d_phi_);
+  }
+
+  FeatureFormat format_;
+  uint32_t d_phi_;
+  TokenRange tokens_;
+  std::vector<uint32_t> chunk_ends_;  // ascending
+  std::vector<float> m_;              // [chunks][d_phi]
+  std::vector<std::byte> codes_;      // [tokens][RowBytes]
+};
+
+std::string FeaturesBlobName(const Model& model, const FeatureMapSet& maps, size_t head);
+std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet& maps);
+// Makes those of all heads that are not there yet. Counts heads.
+Status BuildFeatures(const Rooms& rooms, const Model& model, const FeatureMapSet& maps,
+                     const FeatureFormat& format, const storage::StoredPrefix& prefix,
+                     const SegmentPart& segment, WorkProgress& progress);
+// Of one segment's own tokens. kFailedPrecondition when they are not built yet.
+Result<TokenFeatures> LoadFeatures(const Rooms& rooms, const Model& model,
+                                   const FeatureMapSet& maps, const FeatureFormat& format,
+                                   const storage::SegmentId& id, size_t head, uint64_t* loaded);
+
+}  // namespace prefixd

@@ -1,0 +1,225 @@
+#include "runtime/ingest/index_build.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "index/search/tuning.h"
+#include "runtime/derived/index_recall.h"
+#include "runtime/prefix/indexes.h"
+#include "runtime/ingest/ingest.h"
+#include "runtime/derived/query_samples.h"
+#include "storage/io/errors.h"
+
+namespace prefixd {
+namespace {
+
+using index::IndexKind;
+
+// Every other sampled token tunes, the rest measures.
+struct Halves {
+  index::CausalQueries tune, held_out;
+};
+
+// Empty: the put gave none.
+Halves HalvesOf(const QuerySamples& samples, const KvGeometry& geometry, uint32_t layer,
+                uint32_t kv_head) {
+  Halves out;
+  if (samples.layers.empty()) return out;
+  const QuerySamples::Layer& all = samples.layers[layer];
+  const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
+  const size_t group = size_t{geometry.group_size()} * geometry.key_dim;
+  for (size_t i = 0; i < all.positions.size(); ++i) {
+    index::CausalQueries& half = i % 2 == 0 ? out.tune : out.held_out;
+    const float* q = all.q.data() + i * token + kv_head * group;
+    half.q.insert(half.q.end(), q, q + group);
+    half.positions.push_back(all.positions[i]);
+  }
+  return out;
+}
+
+// Without samples indexes are untuned; samples that do not verify are no reason to fail.
+QuerySamples SamplesOf(const Rooms& rooms, const Model& model, const storage::SegmentId& id) {
+  const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+  if (!blob.ok()) return {};
+  auto samples = QuerySamples::Deserialize(*blob, model.spec.geometry);
+  return samples.ok() ? std::move(samples).value() : QuerySamples{};
+}
+
+// What is stored of the head already; null unless it is sound.
+std::unique_ptr<index::KeyIndex> Stored(const Rooms& rooms, const storage::SegmentId& id,
+                                        const std::string& name, IndexKind kind,
+                                        TokenRange covered) {
+  const auto blob = rooms.storage->GetBlob(id, name, IndexProducer(kind, rooms.options->anchors));
+  if (!blob.ok()) return nullptr;
+  auto loaded = index::LoadIndex(*blob);
+  if (!loaded.ok() || (*loaded)->kind() != kind || (*loaded)->covered() != covered) return nullptr;
+  return std::move(loaded).value();
+}
+
+void SayWhichSearchExactly(const storage::SegmentId& id, IndexKind kind, double target,
+                           std::span<const IndexRecall> recalls) {
+  const auto missed = std::ranges::count(recalls, false, &IndexRecall::used);
+  if (missed == 0) return;
+  const auto worst = std::ranges::min_element(
+      recalls, {}, [](const IndexRecall& r) { return r.queries > 0 ? r.recall : 1.0; });
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "%td of %zu heads will be searched exactly: their index '%s' finds less than %.3f "
+                "of what it should (least: %.3f)",
+                missed, recalls.size(), index::IndexName(kind).data(), target, worst->recall);
+  storage::LogInfo("segment " + id.ToString() + ": " + text);
+}
+
+class IndexBuilder {
+ public:
+  IndexBuilder(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
+               IndexKind kind)
+      : rooms_(rooms),
+        geometry_(model.spec.geometry),
+        prefix_(prefix),
+        kind_(kind),
+        id_(prefix.info().id),
+        covered_(IndexedTokens(
+            {prefix.info().n_tokens - prefix.info().own_tokens, prefix.info().n_tokens},
+            rooms.options->anchors)),
+        samples_(SamplesOf(rooms, model, id_)),
+        measured_(LoadRecalls(rooms, id_, kind)) {}
+
+  // nullopt: the head has no index.
+  Result<std::optional<IndexRecall>> Head(uint32_t layer, uint32_t kv_head) const {
+    const std::string name = IndexBlobName(kind_, layer, kv_head);
+    auto built = Stored(rooms_, id_, name, kind_, covered_);
+    const auto before = std::ranges::find_if(
+        measured_, [&](const IndexRecall& r) { return r.layer == layer && r.kv_head == kv_head; });
+    if (built && before != measured_.end()) return std::optional(*before);
+    const RowShape row = geometry_.row(), key{row.key_dim, 0, row.dtype};
+    std::vector<std::byte> bytes(covered_.size() * key.bytes());
+    PREFIXD_TRY(prefix_.ReadRange(layer, kv_head, covered_, storage::RowPart::kKey,
+                                  {bytes, key.bytes()}, nullptr));
+    const RowsView keys{bytes.data(), covered_.size(), key.bytes(), key};
+    const Halves queries = HalvesOf(samples_, geometry_, layer, kv_head);
+    if (!built) {
+      auto fresh = Build(keys);
+      // Keys that it does not take: the head is searched exactly.
+      if (!fresh.ok() && fresh.error().code == Code::kInvalidArgument) {
+        return std::optional<IndexRecall>();
+      }
+      if (!fresh.ok()) return fresh.error();
+      built = std::move(fresh).value();
+      PREFIXD_ASSIGN(const auto serialized, built->Serialize());
+      PREFIXD_TRY(rooms_.storage->PutBlob(id_, name, IndexProducer(kind_, rooms_.options->anchors),
+                                          serialized));
+    }
+    PREFIXD_ASSIGN(const index::MeasuredRecall found,
+                   index::Tune(*built, {queries.tune, queries.held_out, geometry_.group_size(),
+                                        geometry_.layers[layer], keys, kOperatingFraction,
+                                        rooms_.options->recall_target}));
+    return std::optional(IndexRecall{
+        layer, kv_head, std::string(index::IndexName(kind_)), found.queries, found.k, found.recall,
+        found.mass, built->effort(), MeetsTarget(found.queries, found.recall, *rooms_.options)});
+  }
+
+  Status Keep(std::vector<std::optional<IndexRecall>> by_head) const {
+    std::vector<IndexRecall> recalls;
+    for (auto& of_head : by_head) {
+      if (of_head) recalls.push_back(*std::move(of_head));
+    }
+    if (recalls == measured_) return {};
+    SayWhichSearchExactly(id_, kind_, rooms_.options->recall_target, recalls);
+    return rooms_.storage->PutBlob(id_, RecallBlobName(kind_),
+                                   RecallProducer(kind_, *rooms_.options),
+                                   SerializeRecalls(recalls));
+  }
+
+ private:
+  Result<std::unique_ptr<index::KeyIndex>> Build(const RowsView& keys) const {
+    switch (kind_) {
+      case IndexKind::kCodes:
+        return index::BuildCodesIndex(keys, covered_);
+      case IndexKind::kIvf:
+        return index::BuildIvfIndex(keys, covered_, {});
+      case IndexKind::kHnsw:
+        return index::BuildHnswIndex(keys, covered_, {});
+      case IndexKind::kPages:
+        return index::BuildPagesIndex(keys, covered_, {});
+      case IndexKind::kExact:
+        break;
+    }
+    return InvalidArgument("an exact index is not built");
+  }
+
+  // Of the keys that a query saw: what steps are asked to retrieve at a budget of 1% (spec §4).
+  static constexpr double kOperatingFraction = 0.01;
+
+  const Rooms& rooms_;
+  const KvGeometry& geometry_;
+  const storage::StoredPrefix& prefix_;
+  const IndexKind kind_;
+  const storage::SegmentId id_;
+  const TokenRange covered_;
+  const QuerySamples samples_;
+  const std::vector<IndexRecall> measured_;  // before
+};
+
+}  // namespace
+
+uint32_t IndexMinTokens(const RuntimeOptions& options, IndexKind kind) {
+  switch (kind) {
+    case IndexKind::kCodes:
+      return options.codes_min_tokens;
+    case IndexKind::kIvf:
+      return options.ivf_min_tokens;
+    case IndexKind::kHnsw:
+      return options.hnsw_min_tokens;
+    case IndexKind::kPages:
+      return options.pages_min_tokens;
+    case IndexKind::kExact:
+      break;
+  }
+  return 1;
+}
+
+std::vector<IndexKind> WantedIndexes(const RuntimeOptions& options,
+                                     const storage::PrefixInfo& segment) {
+  std::vector<IndexKind> kinds;
+  if (segment.n_tokens <= options.anchors.n_sink) return kinds;
+  for (const IndexKind kind : BuiltIndexes(options)) {
+    if (segment.own_tokens >= std::max(IndexMinTokens(options, kind), 1u)) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+std::vector<IndexKind> BuiltIndexes(const RuntimeOptions& options) {
+  std::vector<IndexKind> kinds;
+  if (options.build_codes) kinds.push_back(IndexKind::kCodes);
+  if (options.build_pages) kinds.push_back(IndexKind::kPages);
+  if (options.build_ivf) kinds.push_back(IndexKind::kIvf);
+  if (options.build_hnsw) kinds.push_back(IndexKind::kHnsw);
+  return kinds;
+}
+
+Status BuildIndexes(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
+                    IndexKind kind, WorkProgress& progress) {
+  const KvGeometry& geometry = model.spec.geometry;
+  const IndexBuilder builder(rooms, model, prefix, kind);
+  std::vector<std::optional<IndexRecall>> recalls(HeadCount(model));
+  const Status built = rooms.pool->ParallelFor(
+      recalls.size(),
+      [&](size_t head) -> Status {
+        PREFIXD_TRY(progress.Check());
+        const uint32_t layer = static_cast<uint32_t>(head) / geometry.n_kv_heads;
+        const uint32_t kv_head = static_cast<uint32_t>(head) % geometry.n_kv_heads;
+        if (geometry.layers[layer].sliding_window == 0) {
+          PREFIXD_ASSIGN(recalls[head], builder.Head(layer, kv_head));
+        }
+        ++progress.done;
+        return {};
+      },
+      WorkPriority::kBackground);
+  PREFIXD_TRY(built);
+  return builder.Keep(std::move(recalls));
+}
+
+}  // namespace prefixd

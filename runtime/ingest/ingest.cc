@@ -1,0 +1,182 @@
+#include "runtime/ingest/ingest.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <set>
+
+#include "runtime/derived/choice.h"
+#include "runtime/ingest/index_build.h"
+#include "runtime/derived/index_recall.h"
+#include "runtime/prefix/kept_summaries.h"
+#include "runtime/derived/token_features.h"
+#include "storage/io/errors.h"
+
+namespace prefixd {
+namespace {
+
+// Written last: a segment that has it, from the same producers, is complete.
+constexpr const char* kDoneBlob = "ingest";
+
+std::string DoneProducer(const Rooms& rooms, const Model& model) {
+  const RuntimeOptions& options = *rooms.options;
+  std::string all = "ingest/2 every=" + std::to_string(options.checkpoint_tokens) + "; " +
+                    SummaryKind::Moments(model, options).producer() +
+                    "; of=" + VariantNames(options.estimators) +
+                    " clusters=" + std::to_string(options.clusters);
+  for (const FeatureMapSet& maps : model.maps) {
+    all += "; " + SummaryKind::Phi(model, maps, options).producer();
+  }
+  all += "; " + ChoiceProducer(options, model);
+  for (const index::IndexKind kind : BuiltIndexes(options)) {
+    all += "; " + RecallProducer(kind, options) +
+           " from=" + std::to_string(IndexMinTokens(options, kind));
+  }
+  return all;
+}
+
+Status Choose(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
+              const QuerySamples* samples, WorkProgress& progress) {
+  const storage::SegmentId id = prefix.info().id;
+  const std::string producer = ChoiceProducer(*rooms.options, model);
+  if (!samples || rooms.storage->GetBlob(id, kChoiceBlob, producer).ok()) {
+    progress.done += HeadCount(model);
+    return {};
+  }
+  PREFIXD_ASSIGN(const auto choices, MeasureChoices(rooms, model, prefix, *samples, progress));
+  return rooms.storage->PutBlob(id, kChoiceBlob, producer, SerializeChoices(choices));
+}
+
+// The prefill's queries, if it gave some.
+Result<std::optional<QuerySamples>> LoadSamples(const Rooms& rooms, const Model& model,
+                                                const storage::SegmentId& id) {
+  const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+  if (!blob.ok() && blob.error().code == Code::kNotFound) return std::optional<QuerySamples>();
+  if (!blob.ok()) return blob.error();
+  PREFIXD_ASSIGN(auto samples, QuerySamples::Deserialize(*blob, model.spec.geometry));
+  return std::optional(std::move(samples));
+}
+
+// How long each stage took, for the log.
+class Stages {
+ public:
+  void Done(const char* stage) {
+    const auto now = std::chrono::steady_clock::now();
+    char text[64];
+    std::snprintf(text, sizeof text, "%s%s %.1f s", text_.empty() ? "" : ", ", stage,
+                  std::chrono::duration<double>(now - last_).count());
+    text_ += text;
+    last_ = now;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+bool Clusters(const RuntimeOptions& options) {
+  return std::ranges::any_of(options.estimators,
+                             [](const EstimatorVariant& v) { return v.clustered(); });
+}
+
+}  // namespace
+
+Status IngestSegment(const Rooms& rooms, const Model& model, const storage::SegmentId& id,
+                     WorkProgress& progress) {
+  const RuntimeOptions& options = *rooms.options;
+  PREFIXD_ASSIGN(const auto prefix, rooms.storage->OpenPrefix(id, 0));
+  const storage::PrefixInfo& info = prefix->info();
+  const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
+  const SegmentPart segment{id, stored, stored};
+  const std::vector<index::IndexKind> indexes = WantedIndexes(options, info);
+  // Behind the sinks; a segment of sinks alone has nothing to cluster.
+  const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
+  const size_t checkpoints =
+      CheckpointPositions(stored, options.anchors, options.checkpoint_tokens).size();
+  const size_t features = options.phi_features == "none" ? 0 : model.maps.size();
+  progress.total = HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
+                                       (clusters ? 1 : 0) + features + KeptMoments(options).size() +
+                                       1 + indexes.size());
+
+  Stages stages;
+  PREFIXD_TRY(
+      BuildCheckpoints(rooms, SummaryKind::Moments(model, options), *prefix, segment, progress));
+  stages.Done("moments");
+  for (const FeatureMapSet& maps : model.maps) {
+    const SummaryKind kind = SummaryKind::Phi(model, maps, options);
+    if (kind.stored_features()) {
+      PREFIXD_TRY(
+          BuildFeatures(rooms, model, maps, kind.feature_format(), *prefix, segment, progress));
+    }
+    PREFIXD_TRY(BuildCheckpoints(rooms, kind, *prefix, segment, progress));
+    stages.Done("phi");
+  }
+  if (clusters) {
+    PREFIXD_ASSIGN(const auto clusterings,
+                   BuildClusterings(rooms, model, *prefix, segment, progress));
+    PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Clusters(model, clusterings, options), *prefix,
+                                 segment, progress));
+    stages.Done("clusters");
+  }
+  PREFIXD_ASSIGN(const auto samples, LoadSamples(rooms, model, id));
+  const QuerySamples* queries = samples ? &*samples : nullptr;
+  PREFIXD_TRY(BuildKept(rooms, model, *prefix, segment, queries, progress));
+  stages.Done("kept");
+  PREFIXD_TRY(Choose(rooms, model, *prefix, queries, progress));
+  stages.Done("choice");
+  for (const index::IndexKind kind : indexes) {
+    PREFIXD_TRY(BuildIndexes(rooms, model, *prefix, kind, progress));
+    stages.Done(index::IndexName(kind).data());
+  }
+  storage::LogInfo("segment " + id.ToString() + ": derived data of " +
+                   std::to_string(stored.size()) + " tokens ready (" + stages.text() + ")");
+  PREFIXD_TRY(progress.Check());
+  const std::string text = DoneProducer(rooms, model);
+  return rooms.storage->PutBlob(id, kDoneBlob, text, std::as_bytes(std::span(text)));
+}
+
+bool IngestComplete(const Rooms& rooms, const Model& model, const storage::PrefixInfo& info) {
+  const RuntimeOptions& options = *rooms.options;
+  if (!rooms.storage->GetBlob(info.id, kDoneBlob, DoneProducer(rooms, model)).ok()) return false;
+  const auto names = rooms.storage->ListBlobs(info.id);
+  const std::set<std::string> have(names.begin(), names.end());
+  const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
+  for (const EstimatorVariant& variant : KeptMoments(options)) {
+    if (!have.contains(KeptBlobName(variant))) return false;
+  }
+  const SummaryKind moments = SummaryKind::Moments(model, options);
+  const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
+  if (clusters && !HasClusterings(rooms, info.id)) return false;
+  for (uint32_t p : CheckpointPositions(stored, options.anchors, options.checkpoint_tokens)) {
+    if (!have.contains(moments.BlobName(p))) return false;
+    if (clusters && !have.contains("clusters." + std::to_string(p))) return false;
+    for (const FeatureMapSet& maps : model.maps) {
+      if (!have.contains(SummaryKind::Phi(model, maps, options).BlobName(p))) return false;
+    }
+  }
+  for (size_t head = 0; head < HeadCount(model) && options.phi_features != "none"; ++head) {
+    const bool kept =
+        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
+        stored.end > options.anchors.n_sink;
+    for (const FeatureMapSet& maps : model.maps) {
+      if (kept && !have.contains(FeaturesBlobName(model, maps, head))) return false;
+    }
+  }
+  return true;
+}
+
+void ReportLostQueries(const Rooms& rooms, const storage::SegmentId& id) {
+  storage::LogWarning("the sampled queries of prefix " + id.ToString() +
+                      " were damaged and cannot be made again: estimators that were chosen by them "
+                      "stay, but are not chosen anew until the prompt is removed and put again");
+  Status noted = rooms.storage->PutBlob(id, kQueriesLostBlob, kQueriesProducer, {});
+  if (!noted.ok()) storage::LogWarning(noted.error().message);
+}
+
+Status MarkIncomplete(const Rooms& rooms, const storage::SegmentId& id) {
+  return rooms.storage->PutBlob(id, kDoneBlob, "incomplete", {});
+}
+
+}  // namespace prefixd

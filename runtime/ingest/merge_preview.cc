@@ -1,0 +1,114 @@
+#include "runtime/ingest/merge_preview.h"
+
+namespace prefixd {
+namespace {
+
+using storage::ReadStats;
+using storage::RowPart;
+using storage::SegmentId;
+
+// The rows of the leaf's chain, under another name.
+class PreviewPrefix final : public storage::StoredPrefix {
+ public:
+  PreviewPrefix(std::shared_ptr<const StoredPrefix> inner, storage::PrefixInfo info)
+      : inner_(std::move(inner)), info_(std::move(info)) {}
+
+  const storage::PrefixInfo& info() const override { return info_; }
+  const storage::ModelRecord& model() const override { return inner_->model(); }
+  uint32_t n_tokens() const override { return inner_->n_tokens(); }
+  std::span<const uint32_t> tokens() const override { return inner_->tokens(); }
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  storage::RowSink out, ReadStats* stats) const override {
+    return inner_->ReadRows(layer, kv_head, ids, part, out, stats);
+  }
+  Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  storage::RowViews& out, ReadStats* stats) const override {
+    return inner_->ViewRows(layer, kv_head, ids, part, out, stats);
+  }
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
+                   storage::RowSink out, storage::RangeUse use, ReadStats* stats) const override {
+    return inner_->ReadRange(layer, kv_head, range, part, out, use, stats);
+  }
+  Status VisitRows(uint32_t layer, uint32_t kv_head, storage::RowViews& room,
+                   const storage::RowVisitor& visit, ReadStats* stats) const override {
+    return inner_->VisitRows(layer, kv_head, room, visit, stats);
+  }
+  std::span<const StoredPart> parts() const override { return inner_->parts(); }
+  Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
+                                             std::span<const uint32_t> ids,
+                                             RowPart part) const override {
+    return inner_->SharingPages(layer, kv_head, ids, part);
+  }
+  Result<storage::BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                           std::span<const uint32_t> ids,
+                                           ReadStats* stats) const override {
+    return inner_->BorrowRows(layer, kv_head, ids, stats);
+  }
+  Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                   uint64_t max_bytes, const std::atomic<bool>& stop,
+                   ReadStats* stats) const override {
+    return inner_->ReadAhead(layer, kv_head, ids, part, max_bytes, stop, stats);
+  }
+
+ private:
+  const std::shared_ptr<const StoredPrefix> inner_;
+  const storage::PrefixInfo info_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MergePreview>> MergePreview::Of(storage::PrefixStore& inner,
+                                                       const SegmentId& leaf, uint32_t max_tokens) {
+  PREFIXD_ASSIGN(auto merged, inner.CheckMerge(leaf, max_tokens));
+  return std::unique_ptr<MergePreview>(new MergePreview(inner, leaf, std::move(merged)));
+}
+
+std::vector<storage::NewBlob> MergePreview::TakeBlobs() {
+  std::lock_guard lock(mutex_);
+  std::vector<storage::NewBlob> out;
+  for (auto& [name, blob] : blobs_) {
+    out.push_back({name, std::move(blob.producer), std::move(blob.bytes)});
+  }
+  blobs_.clear();
+  return out;
+}
+
+Result<std::shared_ptr<const storage::StoredPrefix>> MergePreview::OpenPrefix(const SegmentId& id,
+                                                                              uint32_t n_tokens) {
+  if (id != merged_.id) return inner_.OpenPrefix(id, n_tokens);
+  PREFIXD_ASSIGN(auto opened, inner_.OpenPrefix(leaf_, n_tokens));
+  return std::shared_ptr<const storage::StoredPrefix>(
+      std::make_shared<PreviewPrefix>(std::move(opened), merged_));
+}
+
+Status MergePreview::PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
+                             std::span<const std::byte> bytes) {
+  if (id != merged_.id) return inner_.PutBlob(id, name, producer, bytes);
+  std::lock_guard lock(mutex_);
+  blobs_[std::string(name)] = {std::string(producer), {bytes.begin(), bytes.end()}};
+  return {};
+}
+
+Result<std::vector<std::byte>> MergePreview::GetBlob(const SegmentId& id, std::string_view name,
+                                                     std::string_view producer) const {
+  if (id != merged_.id) return inner_.GetBlob(id, name, producer);
+  std::lock_guard lock(mutex_);
+  const auto it = blobs_.find(name);
+  if (it != blobs_.end() && it->second.producer == producer) return it->second.bytes;
+  return Error{Code::kNotFound, "no blob '" + std::string(name) + "' was made by this producer"};
+}
+
+std::vector<std::string> MergePreview::ListBlobs(const SegmentId& id) const {
+  if (id != merged_.id) return inner_.ListBlobs(id);
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, blob] : blobs_) names.push_back(name);
+  return names;
+}
+
+Result<storage::PrefixInfo> MergePreview::GetPrefix(const SegmentId& id) const {
+  if (id != merged_.id) return inner_.GetPrefix(id);
+  return merged_;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,278 @@
+#include "runtime/ingest/put_stream.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/ingest/ingest.h"
+#include "runtime/derived/query_samples.h"
+#include "storage/io/errors.h"
+
+namespace prefixd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What one thread checks and interleaves at a time: it stays in the core's own cache meanwhile.
+constexpr size_t kTileBytes = 256u << 10;
+// Rows that are interleaved before the first of them is written.
+constexpr size_t kBatchBytes = 8u << 20;
+
+// NaN and Inf have all exponent bits set: the largest exponent field tells. This is the first to
+// touch what the caller wrote, mostly from far memory, so it asks for the next block while it looks
+// at one: the hardware's prefetching ends with every page.
+template <typename Bits>
+bool ExponentsBelow(Bits exponent, const std::byte* bytes, size_t n) {
+  constexpr size_t kBlockBytes = 2048, kLineBytes = 64, kBlock = kBlockBytes / sizeof(Bits);
+  Bits largest = 0;
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const std::byte* block = bytes + begin * sizeof(Bits);
+    const size_t size = std::min(kBlock, n - begin);
+    for (size_t at = 0; at < size * sizeof(Bits); at += kLineBytes) {
+      __builtin_prefetch(block + kBlockBytes + at);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      Bits bits;
+      std::memcpy(&bits, block + i * sizeof(Bits), sizeof(Bits));
+      largest = std::max(largest, static_cast<Bits>(bits & exponent));
+    }
+  }
+  return largest < exponent;
+}
+
+bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
+  if (dtype == DType::kF32) return ExponentsBelow<int32_t>(0x7f800000, bytes, n);
+  return ExponentsBelow<int16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, bytes, n);
+}
+
+// As memcpy; the usual sizes of keys and values need no call.
+void CopyItem(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes == 128) {
+    std::memcpy(to, from, 128);
+  } else if (bytes == 256) {
+    std::memcpy(to, from, 256);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+class PutStreamImpl : public PutStream {
+ public:
+  PutStreamImpl(PutContext context, std::unique_ptr<storage::SegmentWriter> writer)
+      : context_(std::move(context)),
+        writer_(std::move(writer)),
+        missing_(writer_->range()),
+        reservoir_(context_.geometry, context_.prompt_tokens, context_.query_samples) {}
+
+  TokenRange missing() const override { return missing_; }
+
+  Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
+               std::span<const std::byte> v) override {
+    const KvGeometry& geometry = context_.geometry;
+    const RowShape row = geometry.row();
+    const size_t k_token = geometry.n_kv_heads * row.key_bytes();
+    const size_t v_token = geometry.n_kv_heads * row.value_bytes();
+    PREFIXD_TRY(CheckRun(layer, first, n));
+    PREFIXD_TRY(CheckSize("k", k.size(), n * k_token));
+    PREFIXD_TRY(CheckSize("v", v.size(), n * v_token));
+    const uint32_t begin = std::max(first, missing_.begin);
+    const uint32_t end = std::min(first + n, missing_.end);
+    if (begin >= end) return {};
+    k = k.subspan((begin - first) * k_token, (end - begin) * k_token);
+    v = v.subspan((begin - first) * v_token, (end - begin) * v_token);
+    const KvRun run{layer, begin, end - begin, k, v};
+    PREFIXD_TRY(writer_->CheckRun(layer, begin, run.n));  // all of it, or nothing
+
+    // A larger call is looked at as a whole before anything of it is written.
+    const size_t token = k_token + v_token;
+    const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / token));
+    const size_t batch = std::max<size_t>(1, kBatchBytes / (tile * token)) * tile;
+    if (run.n > batch) PREFIXD_TRY(ForTiles(run, 0, run.n, tile, {.check = true}));
+    for (size_t at = 0; at < run.n; at += batch) {
+      const size_t n_batch = std::min(batch, run.n - at);
+      PREFIXD_TRY(ForTiles(run, at, n_batch, tile, {.check = run.n <= batch, .interleave = true}));
+      for (size_t t = 0; t < n_batch; t += tile) {
+        const size_t n_tile = std::min(tile, n_batch - t);
+        PREFIXD_TRY(writer_->WriteRows(
+            layer, begin + static_cast<uint32_t>(at + t), static_cast<uint32_t>(n_tile),
+            std::span<const std::byte>(rows_).subspan(t * token, n_tile * token)));
+        written_ += n_tile;
+      }
+    }
+    return {};
+  }
+
+  PutProgress progress() const override {
+    return {written_, uint64_t{missing_.size()} * context_.geometry.n_layers};
+  }
+
+  Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
+                      std::span<const float> q) override {
+    const KvGeometry& geometry = context_.geometry;
+    const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
+    PREFIXD_TRY(CheckRun(layer, first, n));
+    PREFIXD_TRY(CheckSize("q", q.size_bytes(), n * token * sizeof(float)));
+    for (size_t i = 0; i < q.size(); ++i) {
+      if (!std::isfinite(q[i])) {
+        return InvalidArgument("query of layer " + std::to_string(layer) + ", token " +
+                               std::to_string(first + i / token) + ", head " +
+                               std::to_string(i % token / geometry.key_dim) + " is NaN or Inf");
+      }
+    }
+    reservoir_.Add(layer, first, n, q);
+    return {};
+  }
+
+  Result<PutResult> Commit() override {
+    PREFIXD_TRY(CheckOpen());
+    auto id = writer_->Commit();
+    if (!id.ok()) return std::move(id).error();
+    writer_.reset();
+    PutResult result;
+    result.prefix = id->ToString();
+    result.n_tokens = context_.prompt_tokens;
+    result.stored_tokens = missing_.size();
+    result.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+    const auto stored = context_.storage->GetPrefix(*id);
+    if (stored.ok()) {
+      result.encoding = stored->encoding;
+      result.encoding_error = stored->encoding_error;
+    }
+    if (missing_.size() > 0) {
+      PREFIXD_ASSIGN(const auto& info, stored);
+      result.bytes = info.own_bytes;
+      // The rows are durable whatever happens here: without samples the prefix is untuned.
+      const QuerySamples samples = reservoir_.Take();
+      if (!samples.empty() && info.n_tokens == context_.prompt_tokens) {
+        Status kept =
+            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize());
+        if (!kept.ok()) {
+          storage::LogWarning("the sampled queries of prefix " + id->ToString() +
+                              " could not be stored, so it is untuned: " + kept.error().message);
+        }
+      }
+      context_.committed(*id);
+    }
+    return result;
+  }
+
+  void Abort() override {
+    if (writer_) writer_->Abort();
+    writer_.reset();
+  }
+
+ private:
+  Status CheckOpen() const {
+    if (writer_) return {};
+    return Error{Code::kFailedPrecondition, "this put was committed or aborted already"};
+  }
+
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+    PREFIXD_TRY(CheckOpen());
+    if (layer >= context_.geometry.n_layers) {
+      return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                             std::to_string(context_.geometry.n_layers));
+    }
+    if (first > context_.prompt_tokens || n > context_.prompt_tokens - first) {
+      return InvalidArgument(
+          "tokens " + std::to_string(first) + ".." + std::to_string(uint64_t{first} + n) +
+          " are not all in the prompt of " + std::to_string(context_.prompt_tokens));
+    }
+    return {};
+  }
+
+  static Status CheckSize(const char* what, size_t got, size_t want) {
+    if (got == want) return {};
+    return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
+                           " bytes; this many tokens of the model's geometry take " +
+                           std::to_string(want));
+  }
+
+  // What one call writes: tokens [first, first + n) of a layer.
+  struct KvRun {
+    uint32_t layer, first;
+    size_t n;
+    std::span<const std::byte> k, v;
+  };
+  struct TileWork {
+    bool check = false, interleave = false;
+  };
+
+  // Checks that tokens [at, at + n) of the run are finite, or puts their rows into rows_, tile by
+  // tile. The first to touch them reads what nobody has read yet, and where memory is slow that is
+  // the slow part of a put: the pool's threads share it, and each tile is read from memory once.
+  Status ForTiles(const KvRun& run, size_t at, size_t n, size_t tile, TileWork work) {
+    const KvGeometry& g = context_.geometry;
+    const size_t k_token = run.k.size() / run.n, v_token = run.v.size() / run.n;
+    const size_t token = k_token + v_token, element = DTypeBytes(g.dtype);
+    if (work.interleave && rows_.size() < n * token) rows_.resize(n * token);
+    std::atomic<bool> finite{true};
+    PREFIXD_TRY(context_.pool->ParallelFor(
+        (n + tile - 1) / tile,
+        [&](size_t i) -> Status {
+          const size_t t = i * tile, n_tile = std::min(tile, n - t);
+          const std::byte* k = run.k.data() + (at + t) * k_token;
+          const std::byte* v = run.v.data() + (at + t) * v_token;
+          if (work.check && !(AllFinite(g.dtype, k, n_tile * k_token / element) &&
+                              AllFinite(g.dtype, v, n_tile * v_token / element))) {
+            finite = false;
+          }
+          if (work.interleave) Interleave(n_tile, k, v, rows_.data() + t * token);
+          return {};
+        },
+        WorkPriority::kBackground));
+    return finite ? Status() : NotFinite(run);
+  }
+
+  Error NotFinite(const KvRun& run) const {
+    const DType dtype = context_.geometry.dtype;
+    const auto first_in = [&](std::span<const std::byte> bytes) {
+      const size_t token = bytes.size() / run.n;
+      size_t at = 0;
+      while (at < run.n && AllFinite(dtype, bytes.data() + at * token, token / DTypeBytes(dtype))) {
+        ++at;
+      }
+      return at;
+    };
+    const size_t key = first_in(run.k), at = key < run.n ? key : first_in(run.v);
+    return InvalidArgument(std::string(key < run.n ? "key" : "value") + " of layer " +
+                           std::to_string(run.layer) + ", token " + std::to_string(run.first + at) +
+                           " is NaN or Inf; nothing was stored of it");
+  }
+
+  // out [n_kv_heads][n][row] of n tokens' k [n][n_kv_heads][key] and v likewise.
+  void Interleave(size_t n, const std::byte* k, const std::byte* v, std::byte* out) const {
+    const size_t heads = context_.geometry.n_kv_heads;
+    const RowShape row = context_.geometry.row();
+    const size_t key = row.key_bytes(), value = row.value_bytes();
+    for (size_t h = 0; h < heads; ++h) {
+      for (size_t t = 0; t < n; ++t, out += key + value) {
+        CopyItem(out, k + (t * heads + h) * key, key);
+        CopyItem(out + key, v + (t * heads + h) * value, value);
+      }
+    }
+  }
+
+  PutContext context_;
+  std::unique_ptr<storage::SegmentWriter> writer_;
+  TokenRange missing_;
+  QueryReservoir reservoir_;
+  std::vector<std::byte> rows_;  // of a batch
+  uint64_t written_ = 0;         // tokens times layers
+  const Clock::time_point begun_ = Clock::now();
+};
+
+}  // namespace
+
+std::unique_ptr<PutStream> MakePutStream(PutContext context,
+                                         std::unique_ptr<storage::SegmentWriter> writer) {
+  return std::make_unique<PutStreamImpl>(std::move(context), std::move(writer));
+}
+
+}  // namespace prefixd

@@ -1,0 +1,103 @@
+#include "runtime/ingest/rewrite.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "index/code_search/row_order.h"
+#include "runtime/ingest/ingest.h"
+#include "runtime/ingest/merge_preview.h"
+#include "storage/segment/row_encoding.h"
+
+namespace prefixd {
+namespace {
+
+using storage::SegmentId;
+
+Status Settle(const Rooms& rooms, const Model& model, const SegmentId& id, WorkProgress& progress) {
+  const RowShape row = model.spec.geometry.row();
+  PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
+  const Anchors anchors = rooms.options->anchors;
+  storage::SettleOptions settle;
+  settle.chunk_tokens = rooms.options->settle_chunk_tokens;
+  constexpr uint32_t kPageBytes = 4096;
+  const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
+  settle.order = [&](uint32_t, uint32_t, uint32_t first,
+                     std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    index::RowOrderOptions order;
+    order.rows_per_page = std::max(1u, kPageBytes / value_bytes);
+    // Anchors are always read together: sinks and tail lie side by side at the end of the chunk,
+    // the pages of the others begin with it.
+    const auto n = static_cast<uint32_t>(rows.size() / row.bytes());
+    const uint32_t sinks = first == 0 ? std::min(n, anchors.n_sink) : 0;
+    const uint32_t tail = first + n == info.n_tokens ? std::min(n - sinks, anchors.n_tail) : 0;
+    const uint32_t mid = n - sinks - tail;
+    const std::byte* mid_rows = rows.data() + sinks * row.bytes();
+    std::vector<uint32_t> out = index::ClusterOrder({mid_rows, mid, row.bytes(), row}, order);
+    for (uint32_t& i : out) i += sinks;
+    out.resize(n);
+    std::iota(out.begin() + mid, out.begin() + mid + sinks, 0);
+    std::iota(out.begin() + mid + sinks, out.end(), sinks + mid);
+    return out;
+  };
+  settle.progress = [&](uint64_t done, uint64_t total, std::string_view) {
+    progress.done = done;
+    progress.total = total;
+    return !progress.cancelled;
+  };
+  return rooms.storage->Settle(id, settle);
+}
+
+// Worth it when the two are of like size: then each token is copied a logarithmic number of times
+// however many turns a conversation has.
+bool WorthMerging(const Rooms& rooms, const storage::PrefixInfo& leaf) {
+  if (leaf.children > 0 || leaf.chain.size() < 2) return false;
+  const auto parent = rooms.storage->GetPrefix(leaf.chain[leaf.chain.size() - 2]);
+  return parent.ok() && parent->children == 1 && parent->own_tokens <= 2 * leaf.own_tokens &&
+         parent->own_tokens + leaf.own_tokens <= rooms.options->merge_max_tokens;
+}
+
+// What the two have must not be missing from the merged one for a moment: it is made beforehand.
+Result<SegmentId> Merge(const Rooms& rooms, const Model& model, const SegmentId& leaf,
+                        WorkProgress& progress) {
+  const uint32_t max_tokens = rooms.options->merge_max_tokens;
+  PREFIXD_ASSIGN(const auto preview, MergePreview::Of(*rooms.storage, leaf, max_tokens));
+  const auto samples = rooms.storage->GetBlob(leaf, kQueriesBlob, kQueriesProducer);
+  if (samples.ok()) {  // without them the prefix is untuned, no more
+    PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
+  }
+  Rooms with = rooms;
+  with.storage = preview.get();
+  PREFIXD_TRY(IngestSegment(with, model, preview->id(), progress));
+  return rooms.storage->Merge(leaf, max_tokens, preview->TakeBlobs());
+}
+
+}  // namespace
+
+Result<Rewritten> RewriteSegment(const Rooms& rooms, const Model& model, const SegmentId& id,
+                                 WorkProgress& progress) {
+  Rewritten out;
+  PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
+  if (WorthMerging(rooms, info)) {
+    const auto merged = Merge(rooms, model, id, progress);
+    if (merged.ok()) {
+      out.merged = *merged;
+      out.gone = {info.chain[info.chain.size() - 2], id};
+      return out;
+    }
+    if (merged.error().code != Code::kFailedPrecondition &&
+        merged.error().code != Code::kResourceExhausted) {
+      return merged.error();
+    }
+  }
+  if (info.settled || info.own_tokens < rooms.options->settle_min_tokens) return out;
+  Status settled = Settle(rooms, model, id, progress);
+  out.settled = settled.ok();
+  if (settled.ok() || settled.error().code == Code::kResourceExhausted ||
+      settled.error().code == Code::kUnavailable) {
+    return out;
+  }
+  return std::move(settled).error();
+}
+
+}  // namespace prefixd

@@ -1,0 +1,45 @@
+// The exact keys of one head's mid region, for selection: in memory where selection has room for
+// them (selector_memory.h), and where they are stored otherwise.
+//
+// Thread-safety: used by one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "index/search/key_index.h"
+#include "index/search/key_reader.h"
+#include "runtime/prefix/prepared_prefix.h"
+
+namespace prefixd {
+
+class HeadKeys final : public index::KeyReader {
+ public:
+  // Brings them into memory if there is room, now, or later unless a range of them is asked for
+  // that makes it worth while at once. `reads` is charged for what is read, now and later.
+  static Result<HeadKeys> Of(PreparedPrefix& prefix, size_t head, Bring bring,
+                             storage::ReadStats* reads);
+
+  // [mid], densely; nullopt: they are read where they are stored.
+  const std::optional<RowsView>& resident() const { return resident_; }
+  // Sets where `request`, of this head, finds its keys. It borrows from this.
+  void Into(index::SearchRequest& request);
+
+  Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override;
+  Status Range(TokenRange tokens, std::span<std::byte> out) override;
+  uint32_t RunEnd(uint32_t begin, uint32_t max_tokens) const override;
+
+ private:
+  HeadKeys(PreparedPrefix& prefix, size_t head, storage::ReadStats* reads)
+      : prefix_(&prefix), head_(head), reads_(reads) {}
+
+  PreparedPrefix* prefix_;
+  size_t head_;
+  storage::ReadStats* reads_;
+  std::optional<RowsView> resident_;
+  uint64_t ranged_ = 0;  // tokens that Range read where they are stored
+};
+
+}  // namespace prefixd

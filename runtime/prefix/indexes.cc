@@ -1,0 +1,99 @@
+#include "runtime/prefix/indexes.h"
+
+#include <algorithm>
+
+#include "storage/io/errors.h"
+
+namespace prefixd {
+namespace {
+
+using index::IndexKind;
+
+// As it was tuned; null where it cannot be used.
+std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
+  const Rooms& rooms = source.rooms;
+  const SegmentPart& part = source.parts[p];
+  const std::string name = IndexBlobName(kind, source.layer, source.kv_head);
+  const auto unsound = [&](const std::string& why) {
+    storage::LogWarning(
+        "segment " + part.id.ToString() + ": index " + name +
+        " is not used and will be made again, its tokens are searched exactly: " + why);
+    if (rooms.rebuild) rooms.rebuild(part.id);
+    return nullptr;
+  };
+  const auto& recalls = source.recalls[p];
+  const auto measured = std::ranges::find_if(recalls, [&](const IndexRecall& r) {
+    return r.layer == source.layer && r.kv_head == source.kv_head;
+  });
+  if (measured != recalls.end() && !measured->used) return nullptr;
+  const auto blob =
+      rooms.storage->GetBlob(part.id, name, IndexProducer(kind, rooms.options->anchors));
+  if (!blob.ok()) {
+    return blob.error().code == Code::kNotFound ? nullptr : unsound(blob.error().message);
+  }
+  if (source.reads) source.reads->bytes[static_cast<size_t>(Tier::kSsd)] += blob->size();
+  auto loaded = index::LoadIndex(*blob);
+  if (!loaded.ok()) return unsound(loaded.error().message);
+  if ((*loaded)->kind() != kind ||
+      (*loaded)->covered() != IndexedTokens(part.stored, rooms.options->anchors)) {
+    return unsound("it is of other tokens");
+  }
+  if (measured != recalls.end()) {
+    const Status set = (*loaded)->SetEffort(static_cast<float>(measured->effort));
+    if (!set.ok()) return unsound(set.error().message);
+  }
+  return std::move(loaded).value();
+}
+
+}  // namespace
+
+std::string IndexBlobName(IndexKind kind, uint32_t layer, uint32_t kv_head) {
+  return std::string(index::IndexName(kind)) + "." + std::to_string(layer) + "." +
+         std::to_string(kv_head);
+}
+
+std::string IndexProducer(IndexKind kind, Anchors anchors) {
+  return std::string(index::IndexName(kind)) + "/2 sinks=" + std::to_string(anchors.n_sink);
+}
+
+TokenRange IndexedTokens(TokenRange stored, Anchors anchors) {
+  return {std::max(stored.begin, anchors.n_sink), std::max(stored.end, anchors.n_sink)};
+}
+
+bool HasCodes(const Rooms& rooms, std::span<const SegmentPart> parts, TokenRange mid) {
+  uint64_t covered = 0;
+  for (const SegmentPart& part : parts) {
+    const auto names = rooms.storage->ListBlobs(part.id);
+    const bool has = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+      return name.starts_with("codes.");
+    });
+    if (has) covered += part.used.size();
+  }
+  return covered > 0 && covered >= mid.size() / 2;
+}
+
+std::unique_ptr<index::KeyIndex> LoadCodes(const IndexSource& source) {
+  std::vector<index::IndexPart> indexes;
+  for (size_t p = 0; p < source.parts.size(); ++p) {
+    auto loaded = LoadPart(source, p, IndexKind::kCodes);
+    if (!loaded) continue;
+    const TokenRange covered = loaded->covered();
+    const TokenRange used{std::max(covered.begin, source.mid.begin),
+                          std::min({covered.end, source.parts[p].used.end, source.mid.end})};
+    if (used.begin < used.end) indexes.push_back({std::move(loaded), used});
+  }
+  if (indexes.empty()) return nullptr;
+  auto joined = index::JoinCodesIndexes(std::move(indexes));
+  if (!joined.ok()) {
+    storage::LogWarning("codes of layer " + std::to_string(source.layer) + ", KV head " +
+                        std::to_string(source.kv_head) + ": " + joined.error().message);
+    return nullptr;
+  }
+  return std::move(joined).value();
+}
+
+std::unique_ptr<index::KeyIndex> LoadOne(const IndexSource& source, size_t part, IndexKind kind) {
+  return LoadPart(source, part, kind);
+}
+
+}  // namespace prefixd

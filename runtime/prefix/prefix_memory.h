@@ -1,0 +1,64 @@
+// What steps over one prefix have loaded or made: anchors, keys, indexes, merged summaries. All of
+// it follows from stored rows, which never change, and it keeps nothing open: it may outlive the
+// sessions it was loaded for and serve the next ones (prepared_cache.h).
+//
+// Thread-safety: loads of one head exclude each other by its mutex; what a flag says is there does
+// not change any more while the prefix is prepared.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "index/search/key_index.h"
+#include "runtime/prefix/kept_summaries.h"
+#include "runtime/prefix/selector_memory.h"
+#include "runtime/derived/token_features.h"
+#include "storage/io/file.h"
+#include "storage/store/prefix_store.h"
+
+namespace prefixd {
+
+struct PrefixMemory {
+  struct LoadedIndex {
+    std::atomic<bool> loaded{false};
+    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
+    SelectorMemory::Lease memory;
+  };
+  struct Head {
+    std::mutex mutex;       // of loading
+    std::mutex keys_mutex;  // of loading keys: may last, since nobody may be waiting
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
+    std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
+    storage::AlignedBuffer keys;     // [mid][key bytes]
+    std::array<LoadedIndex, index::kIndexKinds> indexes;
+    std::optional<TokenFeatures> features;
+    // Read before a step asked for it: the next one that does is charged.
+    std::atomic<bool> has_ahead{false};
+    std::mutex ahead_mutex;
+    storage::ReadStats ahead;
+  };
+
+  explicit PrefixMemory(size_t n_heads) : heads(n_heads) {}
+  // Leaves anchors and what a lease counts. Nobody may be using it.
+  void DropUncounted() {
+    for (Head& head : heads) {
+      head.features.reset();
+      head.has_features = false;
+    }
+    summaries.clear();
+  }
+
+  std::vector<Head> heads;
+  std::mutex keys_mutex;
+  SelectorMemory::Lease keys_memory;  // of all heads
+  std::mutex summaries_mutex;
+  KeptByVariant summaries;         // that some session has used
+  std::atomic<bool> stale{false};  // more could be loaded by now: not for another session
+};
+
+}  // namespace prefixd

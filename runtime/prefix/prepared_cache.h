@@ -1,0 +1,64 @@
+// Prepared prefixes that some session holds, shared by (segment, length); and the memory of those
+// that no session holds any more, as long as nobody else needs it: to ask the same prompt again
+// reads nothing twice. What is idle holds nothing open, so prefixes are removed, evicted and
+// rewritten as if it were not there.
+//
+// Thread-safety: all methods may be called concurrently. Must outlive the prefixes it gave.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "runtime/prefix/prepared_prefix.h"
+
+namespace prefixd {
+
+class PreparedCache {
+ public:
+  // Lends `memory` what idle prefixes hold of it: the one longest unused goes first.
+  explicit PreparedCache(SelectorMemory& memory);
+  PreparedCache(const PreparedCache&) = delete;
+  PreparedCache& operator=(const PreparedCache&) = delete;
+
+  Result<std::shared_ptr<PreparedPrefix>> Get(const Rooms& rooms,
+                                              const std::shared_ptr<const Model>& model,
+                                              const storage::SegmentId& id, uint32_t n_tokens);
+  // Something was made for the segment, or it is gone: what was loaded of prefixes with it serves
+  // the sessions that have it, and no others.
+  void Forget(const storage::SegmentId& segment);
+  // Drops what is idle of segments that are gone.
+  void Prune(const std::function<bool(const storage::SegmentId&)>& exists);
+
+ private:
+  using Key = std::pair<storage::SegmentId, uint32_t>;
+  struct Open {
+    std::weak_ptr<PreparedPrefix> prefix;
+    std::weak_ptr<PrefixMemory> memory;
+    std::vector<storage::SegmentId> chain;
+  };
+  struct Idle {
+    Key key;
+    std::shared_ptr<const Model> model;
+    std::shared_ptr<PrefixMemory> memory;
+    std::vector<storage::SegmentId> chain;
+  };
+
+  void Retire(Idle idle);
+  void AddIdle(Idle idle);
+  std::shared_ptr<PrefixMemory> TakeIdle(const Key& key, const Model* model);
+  bool DropOldest();
+
+  SelectorMemory& memory_;
+  std::mutex mutex_;
+  std::map<Key, Open> open_;
+  std::mutex idle_mutex_;  // may be taken while mutex_ is held
+  std::list<Idle> idle_;   // last used first
+};
+
+}  // namespace prefixd

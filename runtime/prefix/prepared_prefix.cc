@@ -1,0 +1,326 @@
+#include "runtime/prefix/prepared_prefix.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "runtime/derived/choice.h"
+#include "runtime/derived/index_recall.h"
+#include "runtime/ingest/ingest.h"
+
+namespace prefixd {
+
+PreparedPrefix::PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
+                               std::shared_ptr<const storage::StoredPrefix> stored,
+                               std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory)
+    : rooms_(rooms),
+      model_(std::move(model)),
+      stored_(std::move(stored)),
+      parts_(std::move(parts)),
+      partition_(Partition::Of(stored_->n_tokens(), rooms.options->anchors)),
+      exact_(index::MakeExactIndex(partition_.mid)),
+      memory_(memory ? std::move(memory) : std::make_shared<PrefixMemory>(HeadCount(*model_))) {}
+
+Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Rooms& rooms,
+                                                             std::shared_ptr<const Model> model,
+                                                             const storage::SegmentId& id,
+                                                             uint32_t n_tokens,
+                                                             std::shared_ptr<PrefixMemory> memory) {
+  PREFIXD_ASSIGN(auto stored, rooms.storage->OpenPrefix(id, n_tokens));
+  PREFIXD_ASSIGN(auto parts, ChainParts(*rooms.storage, stored->info(), stored->n_tokens()));
+  return std::unique_ptr<PreparedPrefix>(new PreparedPrefix(
+      rooms, std::move(model), std::move(stored), std::move(parts), std::move(memory)));
+}
+
+PreparedPrefix::~PreparedPrefix() {
+  for (HeadLoads* loads : {rooms_.index_loads, rooms_.key_loads}) {
+    if (loads) loads->Forget(*this);
+  }
+}
+
+uint32_t PreparedPrefix::layer_of(size_t head) const {
+  return static_cast<uint32_t>(head / model_->spec.geometry.n_kv_heads);
+}
+
+uint32_t PreparedPrefix::kv_head_of(size_t head) const {
+  return static_cast<uint32_t>(head % model_->spec.geometry.n_kv_heads);
+}
+
+bool PreparedPrefix::has_phi_caches() const {
+  const FeatureMapSet* set = maps();
+  if (!set) return false;
+  const std::string prefix = SummaryKind::Phi(*model_, *set, *rooms_.options).prefix();
+  return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
+    const auto names = rooms_.storage->ListBlobs(part.id);
+    return part.stored.end <= rooms_.options->anchors.n_sink ||
+           std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name.starts_with(prefix); });
+  });
+}
+
+bool PreparedPrefix::has_clusters() const {
+  return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
+    return part.stored.end <= rooms_.options->anchors.n_sink || HasClusterings(rooms_, part.id);
+  });
+}
+
+const SegmentPart* PreparedPrefix::LargestPart() const {
+  // An index covers all of its segment. Where a branch leaves the segment before its end, the
+  // tokens behind are the branch's own, which the index does not know: only whole segments, or the
+  // last.
+  const SegmentPart* largest = nullptr;
+  for (const SegmentPart& part : parts_) {
+    if (part.used.end != part.stored.end && &part != &parts_.back()) continue;
+    if (!largest || part.used.size() > largest->used.size()) largest = &part;
+  }
+  return largest;
+}
+
+bool PreparedPrefix::has_index(index::IndexKind kind) const {
+  if (kind == index::IndexKind::kCodes) return HasCodes(rooms_, parts_, partition_.mid);
+  const SegmentPart* part = LargestPart();
+  if (!part || part->used.size() < partition_.mid.size() / 2) return false;
+  const std::string prefix = std::string(index::IndexName(kind)) + ".";
+  return std::ranges::any_of(rooms_.storage->ListBlobs(part->id),
+                             [&](const std::string& name) { return name.starts_with(prefix); });
+}
+
+std::vector<HeadChoice> PreparedPrefix::Choices() const {
+  const std::string producer = ChoiceProducer(*rooms_.options, *model_);
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    // Choices hold for the prompt whose queries made them, not for a far shorter or longer one.
+    if (part->used.end < partition_.tail.end - partition_.tail.end / 4) break;
+    if (part->used.end < part->stored.end - part->stored.end / 4) continue;
+    const auto blob = rooms_.storage->GetBlob(part->id, kChoiceBlob, producer);
+    if (!blob.ok()) continue;
+    if (auto choices = DeserializeChoices(*blob); choices.ok() && !choices->empty()) {
+      return std::move(choices).value();
+    }
+  }
+  return {};
+}
+
+Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
+  PREFIXD_TRY(CheckGathered(*rooms_.options, variant));
+  const FeatureMapSet* set = maps();
+  if (variant.kind == EstimatorKind::kPhi && !set) {
+    const std::string why = model_->maps_error.empty()
+                                ? "it was registered without feature maps; train them and register "
+                                  "the model again, or use estimator moment"
+                                : "its feature maps cannot be loaded: " + model_->maps_error;
+    return Error{Code::kFailedPrecondition,
+                 "no phi caches for model '" + model_->spec.name + "': " + why};
+  }
+  const bool missing = (variant.kind == EstimatorKind::kPhi && !has_phi_caches()) ||
+                       (variant.clustered() && !has_clusters());
+  if (!missing) return {};
+  return Error{Code::kFailedPrecondition,
+               "what estimator '" + variant.Name() +
+                   "' reads of this prefix is not built yet; wait until it is ready (WaitReady) or "
+                   "use estimator moment"};
+}
+
+Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant> variants,
+                                                std::vector<storage::ReadStats>* reads) {
+  for (const EstimatorVariant& variant : variants) PREFIXD_TRY(CheckStored(variant));
+  KeptByVariant out;
+  std::lock_guard lock(memory_->summaries_mutex);
+  for (const bool moments : {true, false}) {
+    std::vector<EstimatorVariant> missing;
+    for (const EstimatorVariant& variant : variants) {
+      const bool moment = variant.kind == EstimatorKind::kMoment;
+      const bool nothing = variant.clustered() && partition_.mid.size() == 0;
+      if (moment == moments && !nothing && !memory_->summaries.contains(variant.Kept())) {
+        missing.push_back(variant.Kept());
+      }
+    }
+    // Behind the last checkpoint at most one interval and a tail are left to add.
+    const uint64_t max_added =
+        moments ? kMomentsOnTheSpot
+                : uint64_t{rooms_.options->checkpoint_tokens} + rooms_.options->anchors.n_tail;
+    PREFIXD_ASSIGN(auto loaded, LoadKept({rooms_, *model_, *stored_, parts_, partition_.mid, maps(),
+                                          max_added, WorkPriority::kStep, reads},
+                                         missing));
+    memory_->summaries.merge(loaded);
+  }
+  for (const EstimatorVariant& variant : variants) {
+    const auto it = memory_->summaries.find(variant.Kept());
+    if (it != memory_->summaries.end()) out.insert(*it);
+  }
+  return out;
+}
+
+Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
+  const RowShape row = model_->spec.geometry.row();
+  PrefixMemory::Head& state = memory_->heads[head];
+  ChargeAhead(state, reads);
+  const size_t sink_bytes = partition_.sink.size() * row.bytes();
+  const size_t tail_bytes = partition_.tail.size() * row.bytes();
+  if (!state.has_anchors.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_anchors.load(std::memory_order_relaxed)) {
+      std::vector<std::byte> bytes(sink_bytes + tail_bytes);
+      const auto out = std::span(bytes);
+      const uint32_t layer = layer_of(head), kv_head = kv_head_of(head);
+      if (sink_bytes > 0) {
+        PREFIXD_TRY(
+            stored_->ReadRange(layer, kv_head, partition_.sink, out.first(sink_bytes), reads));
+      }
+      if (tail_bytes > 0) {
+        PREFIXD_TRY(
+            stored_->ReadRange(layer, kv_head, partition_.tail, out.subspan(sink_bytes), reads));
+      }
+      state.anchors = std::move(bytes);
+      state.has_anchors.store(true, std::memory_order_release);
+    }
+  }
+  return AnchorRows{{state.anchors.data(), partition_.sink.size(), row.bytes(), row},
+                    {state.anchors.data() + sink_bytes, partition_.tail.size(), row.bytes(), row}};
+}
+
+bool PreparedPrefix::MayHoldKeys() {
+  const KvGeometry& geometry = model_->spec.geometry;
+  std::lock_guard lock(memory_->keys_mutex);
+  if (!memory_->keys_memory) {
+    const auto layers = std::ranges::count_if(
+        geometry.layers, [](const LayerGeometry& layer) { return layer.sliding_window == 0; });
+    memory_->keys_memory =
+        rooms_.selector_memory->TryTake(static_cast<uint64_t>(layers) * geometry.n_kv_heads *
+                                        partition_.mid.size() * geometry.row().key_bytes());
+  }
+  return static_cast<bool>(memory_->keys_memory);
+}
+
+Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring,
+                                                        storage::ReadStats* reads) {
+  const RowShape row = model_->spec.geometry.row();
+  PrefixMemory::Head& state = memory_->heads[head];
+  if (!state.has_keys.load(std::memory_order_acquire)) {
+    if (!MayHoldKeys()) return std::optional<RowsView>();
+    if (bring == Bring::kLater && rooms_.key_loads) {
+      rooms_.key_loads->Want(*this, index::IndexKind::kExact);
+      return std::optional<RowsView>();
+    }
+    PREFIXD_TRY(LoadKeys(head, storage::RangeUse::kOwn, nullptr, reads));
+  }
+  return std::optional(RowsView{
+      state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
+}
+
+Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
+                                storage::ReadStats* reads) {
+  // Of a load that may be stopped: where it looks.
+  constexpr uint32_t kTokensAtATime = 16384;
+  PrefixMemory::Head& state = memory_->heads[head];
+  std::lock_guard lock(state.keys_mutex);
+  if (state.has_keys.load(std::memory_order_relaxed)) return {};
+  const size_t stride = model_->spec.geometry.row().key_bytes();
+  storage::AlignedBuffer keys(partition_.mid.size() * stride);
+  for (uint32_t at = partition_.mid.begin, end = 0; at < partition_.mid.end; at = end) {
+    end = stop ? std::min(partition_.mid.end, RunEnd(stored_->parts(), at, kTokensAtATime))
+               : partition_.mid.end;
+    if (stop && *stop) return Error{Code::kCancelled, "keys are not wanted any more"};
+    const auto out = keys.span().subspan((at - partition_.mid.begin) * stride, (end - at) * stride);
+    PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), {at, end},
+                                   storage::RowPart::kKey, {out, stride}, use, reads));
+  }
+  state.keys = std::move(keys);
+  state.has_keys.store(true, std::memory_order_release);
+  return {};
+}
+
+Status PreparedPrefix::LoadKeysAhead(size_t head, const std::atomic<bool>& stop) {
+  if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
+  storage::ReadStats reads;
+  const Status loaded = LoadKeys(head, storage::RangeUse::kOwnLater, &stop, &reads);
+  NoteAhead(memory_->heads[head], reads);
+  return loaded;
+}
+
+Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
+  if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
+  // Beyond the bound only what steps cannot do without.
+  if (rooms_.selector_memory->used() >= rooms_.selector_memory->capacity()) return {};
+  storage::ReadStats reads;
+  // Not by Index, which would have it loaded ahead.
+  if (kind != index::IndexKind::kExact) LoadIndex(head, kind, &reads);
+  const auto anchors = Anchors(head, &reads);
+  const Status loaded = anchors.ok() ? Status() : Status(anchors.error());
+  NoteAhead(memory_->heads[head], reads);
+  return loaded;
+}
+
+void PreparedPrefix::NoteAhead(PrefixMemory::Head& state, const storage::ReadStats& reads) {
+  std::lock_guard lock(state.ahead_mutex);
+  state.ahead += reads;
+  state.has_ahead.store(true, std::memory_order_release);
+}
+
+void PreparedPrefix::ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads) {
+  if (!reads || !state.has_ahead.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(state.ahead_mutex);
+  *reads += std::exchange(state.ahead, {});
+  state.has_ahead.store(false, std::memory_order_relaxed);
+}
+
+IndexSource PreparedPrefix::Source(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+  std::lock_guard lock(recalls_mutex_);
+  const auto [it, fresh] = recalls_.try_emplace(kind);
+  if (fresh) {
+    for (const SegmentPart& part : parts_) {
+      it->second.push_back(LoadRecalls(rooms_, part.id, kind));
+    }
+  }
+  return {rooms_, parts_, it->second, partition_.mid, layer_of(head), kv_head_of(head), reads};
+}
+
+Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKind kind,
+                                                     storage::ReadStats* reads) {
+  if (kind == index::IndexKind::kExact) return exact_.get();
+  PrefixMemory::Head& state = memory_->heads[head];
+  const PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
+  if (!slot.loaded.load(std::memory_order_acquire)) {
+    if (rooms_.index_loads) rooms_.index_loads->Want(*this, kind);
+    LoadIndex(head, kind, reads);
+  }
+  ChargeAhead(state, reads);
+  return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
+}
+
+void PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+  PrefixMemory::Head& state = memory_->heads[head];
+  PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
+  std::lock_guard lock(state.mutex);
+  if (slot.loaded.load(std::memory_order_relaxed)) return;
+  const IndexSource source = Source(head, kind, reads);
+  const SegmentPart* largest = LargestPart();
+  if (kind == index::IndexKind::kCodes) {
+    slot.index = LoadCodes(source);
+  } else if (largest) {
+    slot.index = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
+  }
+  if (slot.index) slot.memory = rooms_.selector_memory->Charge(slot.index->memory_bytes());
+  slot.loaded.store(true, std::memory_order_release);
+}
+
+Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {
+  PrefixMemory::Head& state = memory_->heads[head];
+  if (!state.has_features.load(std::memory_order_acquire)) {
+    std::lock_guard lock(state.mutex);
+    if (!state.has_features.load(std::memory_order_relaxed)) {
+      const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), *rooms_.options);
+      if (kind.stored_features()) {
+        uint64_t loaded = 0;
+        PREFIXD_ASSIGN(state.features,
+                       TokenFeatures::OfMid(rooms_, *model_, *maps(), kind.feature_format(), parts_,
+                                            partition_.mid, head, &loaded));
+        if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
+      }
+      state.has_features.store(true, std::memory_order_release);
+    }
+  }
+  return state.features ? &*state.features : nullptr;
+}
+
+}  // namespace prefixd

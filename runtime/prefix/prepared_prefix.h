@@ -1,0 +1,132 @@
+// A stored prefix made ready for steps, shared by all sessions on the same tokens: anchors, keys
+// for selection, indexes and merged summaries. Loaded when first needed; what that reads is
+// reported to the caller who caused it.
+//
+// Thread-safety: all methods may be called concurrently; loads of one head exclude each other.
+// Returned views and pointers live as long as the PreparedPrefix.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "index/search/key_index.h"
+#include "prefixd/partition.h"
+#include "prefixd/types.h"
+#include "runtime/prefix/indexes.h"
+#include "runtime/prefix/kept_summaries.h"
+#include "runtime/prefix/prefix_memory.h"
+#include "runtime/derived/token_features.h"
+#include "storage/store/prefix_store.h"
+
+namespace prefixd {
+
+struct AnchorRows {
+  RowsView sinks, tail;
+};
+
+// When keys are wanted in memory: at once, or some time, others bringing them meanwhile.
+enum class Bring : uint8_t { kNow, kLater };
+
+class PreparedPrefix {
+ public:
+  // Waits until nothing is loaded ahead for it any more.
+  ~PreparedPrefix();
+  PreparedPrefix(const PreparedPrefix&) = delete;
+  PreparedPrefix& operator=(const PreparedPrefix&) = delete;
+
+  // `id` is the segment in which n_tokens ends. memory: what another has loaded of the same prefix
+  // and model and is used by nobody; null: nothing.
+  static Result<std::unique_ptr<PreparedPrefix>> Open(const Rooms& rooms,
+                                                      std::shared_ptr<const Model> model,
+                                                      const storage::SegmentId& id,
+                                                      uint32_t n_tokens,
+                                                      std::shared_ptr<PrefixMemory> memory);
+
+  const std::shared_ptr<const Model>& model() const { return model_; }
+  const storage::StoredPrefix& stored() const { return *stored_; }
+  const Partition& partition() const { return partition_; }
+  uint32_t n_tokens() const { return partition_.tail.end; }
+  size_t heads() const { return memory_->heads.size(); }
+  const std::shared_ptr<PrefixMemory>& memory() const { return memory_; }
+  std::span<const SegmentPart> parts() const { return parts_; }
+  // The maps whose caches complete this prefix; null without maps.
+  const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
+  bool has_phi_caches() const;                  // beside every segment of the chain
+  bool has_clusters() const;                    // likewise
+  bool has_index(index::IndexKind kind) const;  // of at least half of the mid region
+  // Of the last segment of the chain that has some; empty: untuned.
+  std::vector<HeadChoice> Choices() const;
+
+  // What `variants` read of the mid region, for all heads, by their Kept() names; nothing for
+  // kNone, kAuto, and clusters where there is no mid region. `reads` [heads]: physical reads are
+  // added. Moments that are not stored yet are computed from the rows on the spot, up to
+  // kMomentsOnTheSpot tokens per head; others are not: kFailedPrecondition.
+  Result<KeptByVariant> Summaries(std::span<const EstimatorVariant> variants,
+                                  std::vector<storage::ReadStats>* reads);
+
+  Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
+  // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region. nullopt when
+  // the keys of all heads do not fit into the memory left for selection, or are on their way
+  // (kLater): HeadKeys reads them then.
+  Result<std::optional<RowsView>> MidKeys(size_t head, Bring bring, storage::ReadStats* reads);
+  // Whether the keys of a head's mid region are in memory now.
+  bool holds_keys(size_t head) const {
+    return memory_->heads[head].has_keys.load(std::memory_order_acquire);
+  }
+  // Whether they are on their way into memory.
+  bool loads_keys(size_t head) const {
+    return !holds_keys(head) && rooms_.key_loads && rooms_.key_loads->Loads(*this, head);
+  }
+  // Codes of all segments that have some, of other kinds the index that covers most of the mid
+  // region; an exact index where none can be used.
+  Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,
+                                       storage::ReadStats* reads);
+  // What the step of a head will ask for first, and its keys; charged to the next step that does.
+  Status LoadIndexAhead(size_t head, index::IndexKind kind);
+  Status LoadKeysAhead(size_t head, const std::atomic<bool>& stop);
+  // Stored features of the mid region, for phi; null where the store keeps none.
+  Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
+  const index::KeyIndex& exact() const { return *exact_; }
+
+  uint32_t layer_of(size_t head) const;
+  uint32_t kv_head_of(size_t head) const;
+
+ private:
+  PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
+                 std::shared_ptr<const storage::StoredPrefix> stored,
+                 std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory);
+  // The segment whose own tokens cover most of the mid region.
+  const SegmentPart* LargestPart() const;
+  // How a head's index of that kind is loaded.
+  IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
+  // Whether the keys of all heads may be held.
+  bool MayHoldKeys();
+  // Unless it is there.
+  void LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
+  // Unless they are there. stop: null, or kCancelled once it is set.
+  Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
+                  storage::ReadStats* reads);
+  static void ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads);
+  static void NoteAhead(PrefixMemory::Head& state, const storage::ReadStats& reads);
+  // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
+  Status CheckStored(const EstimatorVariant& variant) const;
+
+  const Rooms rooms_;
+  const std::shared_ptr<const Model> model_;
+  const std::shared_ptr<const storage::StoredPrefix> stored_;
+  const std::vector<SegmentPart> parts_;
+  const Partition partition_;
+  const std::unique_ptr<index::KeyIndex> exact_;
+  const std::shared_ptr<PrefixMemory> memory_;
+  std::mutex recalls_mutex_;
+  std::map<index::IndexKind, std::vector<std::vector<IndexRecall>>> recalls_;  // [parts]
+};
+
+// Beyond this many tokens per head, moments wait for the ingest.
+inline constexpr uint64_t kMomentsOnTheSpot = 65536;
+
+}  // namespace prefixd

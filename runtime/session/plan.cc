@@ -1,0 +1,375 @@
+#include "runtime/session/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "attention/step/budget.h"
+#include "runtime/derived/choice.h"
+#include "runtime/ingest/index_build.h"
+#include "storage/segment/stored_part.h"
+
+namespace prefixd {
+namespace {
+
+constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
+constexpr uint32_t kMostReach = 64, kLeastAheadMib = 4, kMostAheadMib = 65536;
+
+Status CheckSharing(const StepPolicy& policy) {
+  const StepPolicy::Sharing& sharing = policy.sharing;
+  if (sharing.block == 0 || sharing.block > kMostBlock) {
+    return InvalidArgument("sharing.block is a number of steps from 1 (every step retrieves) to " +
+                           std::to_string(kMostBlock) + ", not " + std::to_string(sharing.block));
+  }
+  if (!(sharing.similarity >= -1 && sharing.similarity <= 1)) {
+    return InvalidArgument("sharing.similarity is a cosine from -1 to 1, not " +
+                           std::to_string(sharing.similarity));
+  }
+  if (sharing.dilation > kMostDilation) {
+    return InvalidArgument("sharing.dilation is at most " + std::to_string(kMostDilation) +
+                           " tokens, not " + std::to_string(sharing.dilation));
+  }
+  if (!sharing.on()) return {};
+  if (policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that steps could share; use mode retrieve, or "
+                           "sharing.block 1");
+  }
+  if (policy.adaptive) {
+    return InvalidArgument(
+        "adaptive spreads tokens anew in every step, and a set that is shared keeps its size; use "
+        "one of the two");
+  }
+  return {};
+}
+
+Status CheckWindow(const StepPolicy& policy) {
+  const StepPolicy::Window& window = policy.window;
+  if (!(window.phi > 0 && window.phi <= 1)) {
+    return InvalidArgument("window.phi is above 0 and at most 1 (no window), not " +
+                           std::to_string(window.phi));
+  }
+  if (!(window.alpha >= 0) || !std::isfinite(window.alpha)) {
+    return InvalidArgument("window.alpha is a finite number of 0 or more, not " +
+                           std::to_string(window.alpha));
+  }
+  if (window.on() && policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that a window could narrow; use mode retrieve, or "
+                           "window.phi 1");
+  }
+  return {};
+}
+
+Status CheckPrefetch(const Rooms& rooms, const StepPolicy& policy) {
+  const StepPolicy::Prefetch& prefetch = policy.prefetch;
+  for (const auto& [name, reach] :
+       {std::pair("prefetch.forward", prefetch.forward), {"prefetch.back", prefetch.back}}) {
+    if (reach <= kMostReach) continue;
+    return InvalidArgument(std::string(name) + " is at most " + std::to_string(kMostReach) +
+                           " tokens, not " + std::to_string(reach));
+  }
+  if (!prefetch.on()) return {};
+  if (prefetch.max_mib < kLeastAheadMib || prefetch.max_mib > kMostAheadMib) {
+    return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastAheadMib) + " to " +
+                           std::to_string(kMostAheadMib) + ", not " +
+                           std::to_string(prefetch.max_mib) +
+                           "; without prefetch.forward and prefetch.back nothing is read ahead");
+  }
+  if (policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that could be read ahead; use mode retrieve, or no "
+                           "prefetch");
+  }
+  if (rooms.options->host_tier_bytes == 0 || !rooms.rows_ahead) {
+    return Error{Code::kFailedPrecondition,
+                 "rows are read ahead into the host tier, and this store has none "
+                 "(store.host_tier_mib is 0); give it one, or use no prefetch"};
+  }
+  return {};
+}
+
+// The estimate by scan needs the scores of all keys under each query.
+Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
+  if (estimator.kind != EstimatorKind::kScan || (!policy.sharing.on() && !policy.window.on())) {
+    return {};
+  }
+  return InvalidArgument(
+      "estimator scan is made of the scores that a search gives every key, and steps that share a "
+      "set or see a window have none; use another estimator, or neither sharing nor window");
+}
+
+Status CheckPolicy(const StepPolicy& policy) {
+  PREFIXD_TRY(CheckScan(policy.estimator, policy));
+  for (const StepPolicy::Fixed& fixed : policy.fixed) {
+    PREFIXD_TRY(CheckScan(fixed.estimator, policy));
+  }
+  if (!policy.k && !(policy.budget > 0 && policy.budget <= 1)) {
+    return InvalidArgument("a step's budget is a fraction of the prefix in (0, 1], not " +
+                           std::to_string(policy.budget));
+  }
+  if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
+  if (policy.selector != "auto" && !index::IndexFromName(policy.selector).ok()) {
+    return InvalidArgument("no selector named '" + policy.selector +
+                           "'; use auto, exact, codes, ivf, hnsw or pages");
+  }
+  PREFIXD_TRY(CheckSharing(policy));
+  return CheckWindow(policy);
+}
+
+// How many may be retrieved so that they and the neighbours that each of their best third brings
+// are at most `tokens`.
+uint32_t WithNeighbours(uint32_t tokens, uint32_t dilation) {
+  auto k = static_cast<uint32_t>(tokens / (1 + 2.0 * dilation / 3));
+  while (k < tokens && uint64_t{k} + 1 + 2 * uint64_t{dilation} * ((k + 1) / 3) <= tokens) ++k;
+  return k;
+}
+
+// Whether a search tells the score of every candidate, as the estimate by scan needs.
+bool ScoresAll(index::IndexKind selector) {
+  return selector == index::IndexKind::kExact || selector == index::IndexKind::kCodes;
+}
+
+class Planner {
+ public:
+  Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy,
+          index::IndexKind selector)
+      : rooms_(rooms),
+        prefix_(prefix),
+        model_(*prefix.model()),
+        policy_(policy),
+        selector_(selector),
+        row_bytes_(storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row())),
+        choices_(NearestChoices()) {}
+
+  bool tuned() const { return !choices_.empty(); }
+
+  Result<HeadPlan> Plan(size_t head) const {
+    const uint32_t layer = prefix_.layer_of(head);
+    for (const StepPolicy::Fixed& fixed : policy_.fixed) {
+      if (fixed.layer == layer && fixed.kv_head == prefix_.kv_head_of(head) &&
+          fixed.estimator.kind != EstimatorKind::kAuto) {
+        return Fixed(fixed.estimator, layer);
+      }
+    }
+    if (policy_.estimator.kind != EstimatorKind::kAuto) return Fixed(policy_.estimator, layer);
+    const auto choice = choices_.find(head);
+    return Auto(choice == choices_.end() ? nullptr : &choice->second, layer);
+  }
+
+ private:
+  Result<HeadPlan> Fixed(EstimatorVariant estimator, uint32_t layer) const {
+    if (!model_.Summarised(layer) || prefix_.partition().mid.size() == 0) {
+      estimator = EstimatorKind::kNone;
+    }
+    // Of pruned lists nothing is known: their moments stand in.
+    if (estimator.kind == EstimatorKind::kScan && !ScoresAll(selector_)) {
+      estimator = EstimatorKind::kMoment;
+    }
+    HeadPlan head{estimator, 0, 0, nullptr, false};
+    head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
+                   (policy_.adaptive || policy_.report_missing);
+    const double cost =
+        EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps(), row_bytes_);
+    const double token =
+        RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps(), row_bytes_);
+    if (policy_.k) {
+      head.k = std::min(*policy_.k, prefix_.partition().mid.size());
+      head.summary_tokens = cost / policy_.l_gen;
+      return head;
+    }
+    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
+                                               policy_.budget, cost, policy_.l_gen, token));
+    head.k = policy_.sharing.on() ? WithNeighbours(plan.k, policy_.sharing.dilation) : plan.k;
+    head.summary_tokens = plan.estimator_tokens;
+    return head;
+  }
+
+  // Of what is stored of this prefix. Moments always are, or are made on the spot.
+  bool Available(const EstimatorVariant& estimator) const {
+    if (estimator.kind == EstimatorKind::kPhi) return prefix_.has_phi_caches();
+    if (estimator.kind == EstimatorKind::kScan) {
+      // An exact search has every score anyway. By codes they and their sums make it 2 to 3.5 times
+      // as long as a search that scans all blocks, which no budget counts: that is for those who
+      // ask for it by name.
+      const bool every_key = !policy_.sharing.on() && !policy_.window.on();
+      return selector_ == index::IndexKind::kExact && every_key && prefix_.has_clusters();
+    }
+    return !estimator.clustered() || prefix_.has_clusters();
+  }
+
+  // The preferred of what was measured at the nearest budget, of those that this budget can pay for
+  // and still retrieve: what was measured retrieved, and an estimate does not stand in for the
+  // needle that the last tokens find.
+  Result<HeadPlan> Auto(const HeadChoice* choice, uint32_t layer) const {
+    std::vector<EstimatorVariant> order;
+    if (!choice) {
+      order = {EstimatorKind::kMoment};
+    } else {
+      for (const EstimatorError& e : choice->errors) {
+        if (Available(e.estimator)) order.push_back(e.estimator);
+      }
+    }
+    auto plain = Fixed(EstimatorKind::kNone, layer);  // where not even this: says why
+    for (const EstimatorVariant& estimator : order) {
+      auto plan = Fixed(estimator, layer);
+      if (plan.ok() && (plan->k > 0 || !plain.ok() || plain->k == 0)) return plan;
+    }
+    return plain;
+  }
+
+  // The choice of each head measured nearest to this budget, by ratio.
+  std::map<size_t, HeadChoice> NearestChoices() const {
+    if (policy_.estimator.kind != EstimatorKind::kAuto) return {};
+    const double n = prefix_.n_tokens();
+    const double budget =
+        policy_.k ? (*policy_.k + prefix_.partition().anchor_count()) / n : policy_.budget;
+    const auto distance = [&](const HeadChoice& c) {
+      return std::abs(std::log(c.budget / budget));
+    };
+    std::map<size_t, HeadChoice> nearest;
+    for (const HeadChoice& choice : prefix_.Choices()) {
+      const size_t head = size_t{choice.layer} * model_.spec.geometry.n_kv_heads + choice.kv_head;
+      const auto [it, fresh] = nearest.emplace(head, choice);
+      if (!fresh && distance(choice) < distance(it->second)) it->second = choice;
+    }
+    return nearest;
+  }
+
+  const Rooms& rooms_;
+  const PreparedPrefix& prefix_;
+  const Model& model_;
+  const StepPolicy& policy_;
+  const index::IndexKind selector_;
+  const double row_bytes_;
+  const std::map<size_t, HeadChoice> choices_;
+};
+
+// Where the selector tells too few scores for a scan that was asked for: says so; else empty.
+std::string WithoutScan(const SessionPlan& plan) {
+  const auto scans = [](const EstimatorVariant& e) { return e.kind == EstimatorKind::kScan; };
+  const bool asked = scans(plan.policy.estimator) ||
+                     std::ranges::any_of(plan.policy.fixed, scans, &StepPolicy::Fixed::estimator);
+  if (!asked || ScoresAll(plan.selector)) return "";
+  return "moment in place of scan, for which selector " +
+         std::string(index::IndexName(plan.selector)) + " scores too few keys (use codes or exact)";
+}
+
+// "none 3, moment/r8 12, phi (length 8192) 1", in order of name.
+std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool tuned) {
+  const auto name = [&](const EstimatorVariant& estimator) {
+    const bool phi = estimator.kind == EstimatorKind::kPhi && prefix.maps();
+    return estimator.Name() +
+           (phi ? " (length " + std::to_string(prefix.maps()->length) + ")" : "");
+  };
+  const bool automatic = plan.policy.estimator.kind == EstimatorKind::kAuto;
+  const std::string without_scan = WithoutScan(plan);
+  if (!automatic && plan.policy.fixed.empty()) {
+    return without_scan.empty() ? name(plan.policy.estimator) : without_scan;
+  }
+  std::map<EstimatorVariant, size_t> heads;
+  for (size_t head = 0; head < plan.heads.size(); ++head) {
+    if (prefix.model()->spec.geometry.layers[prefix.layer_of(head)].sliding_window > 0) continue;
+    ++heads[plan.heads[head].estimator];
+  }
+  if (automatic && !tuned && plan.policy.fixed.empty()) {
+    return heads.contains(EstimatorKind::kMoment) ? "moment, untuned" : "none, untuned";
+  }
+  std::string text;
+  for (const auto& [estimator, count] : heads) {
+    text +=
+        (text.empty() ? "chosen per head: " : ", ") + name(estimator) + " " + std::to_string(count);
+  }
+  return without_scan.empty() ? text : text + "; " + without_scan;
+}
+
+// Codes are the default where there are some, then IVF; what is asked for by name must be there.
+Result<index::IndexKind> ChooseSelector(const Rooms& rooms, const PreparedPrefix& prefix,
+                                        const StepPolicy& policy) {
+  using index::IndexKind;
+  if (policy.selector == "auto") {
+    for (const IndexKind kind : {IndexKind::kCodes, IndexKind::kIvf}) {
+      const bool large = kind == IndexKind::kCodes ||
+                         prefix.partition().mid.size() >= rooms.options->ivf_min_tokens;
+      if (large && prefix.has_index(kind)) return kind;
+    }
+    return IndexKind::kExact;
+  }
+  PREFIXD_ASSIGN(const IndexKind kind, index::IndexFromName(policy.selector));
+  if (kind == IndexKind::kExact || prefix.has_index(kind)) return kind;
+  return Error{Code::kFailedPrecondition,
+               "this prefix has no index '" + policy.selector + "' (with ingest.build_" +
+                   policy.selector + " one is built in the background for segments of at least " +
+                   std::to_string(IndexMinTokens(*rooms.options, kind)) +
+                   " tokens); wait until it is ready or use selector exact"};
+}
+
+Status CheckFixed(const StepPolicy& policy, const KvGeometry& geometry) {
+  for (const StepPolicy::Fixed& fixed : policy.fixed) {
+    if (fixed.layer >= geometry.n_layers || fixed.kv_head >= geometry.n_kv_heads) {
+      return InvalidArgument("an estimator is fixed for layer " + std::to_string(fixed.layer) +
+                             ", KV head " + std::to_string(fixed.kv_head) +
+                             ", which the model has not");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+TokenRange SessionPlan::Candidates(size_t head) const {
+  return VisibleMid(policy.window, prefix->layer_of(head), prefix->model()->spec.geometry.n_layers,
+                    prefix->partition());
+}
+
+Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
+                                                    std::shared_ptr<PreparedPrefix> prefix,
+                                                    const StepPolicy& policy,
+                                                    std::vector<storage::ReadStats>* reads) {
+  PREFIXD_TRY(CheckPolicy(policy));
+  PREFIXD_TRY(CheckPrefetch(rooms, policy));
+  auto plan = std::make_shared<SessionPlan>();
+  plan->policy = policy;
+  plan->prefix = prefix;
+  if (policy.mode == StepMode::kFull) plan->estimator = "exact";
+  if (policy.mode == StepMode::kAnchors) plan->estimator = "anchors only";
+  if (policy.mode != StepMode::kRetrieve) return std::shared_ptr<const SessionPlan>(plan);
+
+  const KvGeometry& geometry = prefix->model()->spec.geometry;
+  PREFIXD_TRY(CheckFixed(policy, geometry));
+  uint64_t ahead_bytes = 0;
+  if (policy.prefetch.on()) {
+    const auto layers = std::ranges::count(geometry.layers, 0u, &LayerGeometry::sliding_window);
+    PREFIXD_ASSIGN(ahead_bytes, AheadBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
+                                           policy.prefetch, rooms.options->host_tier_bytes));
+  }
+  // What is asked for by name must be there: said before any budget.
+  PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
+  PREFIXD_ASSIGN(plan->selector, ChooseSelector(rooms, *prefix, policy));
+  const Planner planner(rooms, *prefix, policy, plan->selector);
+  std::vector<EstimatorVariant> wanted;
+  plan->heads.resize(prefix->heads());
+  for (size_t head = 0; head < plan->heads.size(); ++head) {
+    if (geometry.layers[prefix->layer_of(head)].sliding_window > 0) continue;
+    PREFIXD_ASSIGN(plan->heads[head], planner.Plan(head));
+    wanted.push_back(plan->heads[head].reads());
+  }
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  PREFIXD_ASSIGN(plan->summaries, prefix->Summaries(wanted, reads));
+  for (HeadPlan& head : plan->heads) {
+    const auto it = plan->summaries.find(head.reads().Kept());
+    if (it != plan->summaries.end()) head.summaries = it->second.get();
+  }
+  if (policy.sharing.on()) {
+    plan->shared =
+        std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
+  }
+  if (ahead_bytes > 0) {
+    plan->ahead = std::make_unique<SessionAhead>(*rooms.rows_ahead, *prefix, policy, ahead_bytes);
+  }
+  plan->estimator = Describe(*prefix, *plan, planner.tuned());
+  return std::shared_ptr<const SessionPlan>(plan);
+}
+
+}  // namespace prefixd

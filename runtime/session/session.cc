@@ -1,0 +1,277 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "prefixd/store.h"
+#include "runtime/step/charges.h"
+#include "runtime/derived/choice.h"
+#include "runtime/session/session_impl.h"
+#include "runtime/step/step.h"
+#include "runtime/step/step_batch.h"
+#include "storage/segment/stored_part.h"
+
+namespace prefixd {
+
+SessionImpl::SessionImpl(std::shared_ptr<Core> core, SessionInfo info)
+    : core_(std::move(core)), info_(std::move(info)) {}
+
+SessionImpl::~SessionImpl() { Leave(); }
+
+void SessionImpl::Leave() {
+  if (counted_.exchange(false)) core_->sessions -= 1;
+}
+
+Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<Core> core,
+                                                     std::shared_ptr<PreparedPrefix> prefix,
+                                                     const StepPolicy& policy,
+                                                     std::chrono::steady_clock::time_point begun) {
+  const Model& model = *prefix->model();
+  const storage::PrefixInfo& stored = prefix->stored().info();
+  SessionInfo info;
+  info.id = core->sessions_total + 1;
+  info.model = model.spec.name;
+  info.tenant = stored.tenant;
+  info.prefix = stored.id.ToString();
+  info.n_tokens = prefix->n_tokens();
+  info.geometry = model.spec.geometry;
+  info.anchors = core->options.anchors;
+  info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
+  const uint64_t already = core->sessions.fetch_add(1);
+  auto session = std::shared_ptr<SessionImpl>(new SessionImpl(std::move(core), std::move(info)));
+  Core& c = *session->core_;
+  if (already >= c.options.max_sessions) {
+    return Error{Code::kResourceExhausted,
+                 "there are " + std::to_string(already) +
+                     " sessions already (max_sessions); detach some and try again"};
+  }
+  session->ledgers_.resize(prefix->heads());
+  session->charged_.resize(prefix->heads());
+  std::vector<storage::ReadStats> reads(prefix->heads());
+  PREFIXD_ASSIGN(auto plan, MakePlan(c.rooms, prefix, policy, &reads));
+  session->info_.id = c.sessions_total.fetch_add(1) + 1;
+  session->info_.estimator = plan->estimator;
+  session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
+  PREFIXD_TRY(session->Adopt(std::move(plan), reads));
+  session->info_.attach_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  return std::shared_ptr<Session>(std::move(session));
+}
+
+Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
+  std::lock_guard lock(mutex_);
+  if (detached_) return Detached();
+  return plan_;
+}
+
+Error SessionImpl::WrongSize(const char* what, size_t got, size_t want) {
+  return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
+                         " elements; this geometry takes " + std::to_string(want));
+}
+
+Error SessionImpl::Detached() const {
+  return {Code::kFailedPrecondition,
+          "session " + std::to_string(info_.id) + " was detached; attach again"};
+}
+
+StepPolicy SessionImpl::policy() const {
+  std::lock_guard lock(mutex_);
+  return plan_ ? plan_->policy : StepPolicy{};
+}
+
+Status SessionImpl::SetPolicy(const StepPolicy& policy) {
+  PREFIXD_ASSIGN(const auto old, plan());
+  std::vector<storage::ReadStats> reads(old->prefix->heads());
+  auto replacement = MakePlan(core_->rooms, old->prefix, policy, &reads);
+  if (replacement.ok()) return Adopt(*std::move(replacement), reads);
+  std::lock_guard lock(mutex_);
+  AddReads(reads);
+  return std::move(replacement).error();
+}
+
+Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
+                          const std::vector<storage::ReadStats>& reads) {
+  std::shared_ptr<const SessionPlan> last;  // ends outside the lock
+  const Status adopted = Replace(std::move(plan), reads, last);
+  if (last) EndAhead(*last);
+  return adopted;
+}
+
+Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
+                            const std::vector<storage::ReadStats>& reads,
+                            std::shared_ptr<const SessionPlan>& last) {
+  std::lock_guard lock(mutex_);
+  if (detached_) return Detached();
+  last = std::exchange(plan_, std::move(plan));
+  adaptive_.reset();
+  if (plan_->policy.adaptive && !plan_->heads.empty()) {
+    std::vector<uint32_t> k;
+    for (const HeadPlan& head : plan_->heads) k.push_back(head.k);
+    adaptive_ = std::make_shared<AdaptiveBudget>(std::move(k), info_.geometry.n_kv_heads,
+                                                 plan_->prefix->partition().mid.size());
+  }
+  AddReads(reads);
+  for (size_t head = 0; head < plan_->heads.size(); ++head) {
+    ChargeSummary(head, plan_->heads[head].reads());
+  }
+  return {};
+}
+
+// What was read ahead and no step was charged with is the session's.
+void SessionImpl::EndAhead(const SessionPlan& plan) {
+  if (!plan.ahead) return;
+  plan.ahead->End();
+  std::lock_guard lock(mutex_);
+  for (size_t head = 0; head < ledgers_.size(); ++head) {
+    ledgers_[head].ahead_bytes += plan.ahead->TakeUncharged(head);
+  }
+}
+
+std::vector<uint32_t> SessionImpl::TakeTokens(const SessionPlan& plan, uint32_t layer) {
+  const uint32_t n = info_.geometry.n_kv_heads;
+  std::vector<uint32_t> k(n);
+  if (plan.heads.empty()) return k;
+  std::shared_ptr<AdaptiveBudget> adaptive;
+  {
+    std::lock_guard lock(mutex_);
+    if (plan_.get() == &plan) adaptive = adaptive_;
+  }
+  if (adaptive) return adaptive->Take(layer);
+  for (uint32_t h = 0; h < n; ++h) k[h] = plan.heads[size_t{layer} * n + h].k;
+  return k;
+}
+
+void SessionImpl::NoteMissing(const SessionPlan& plan, size_t head, uint32_t k,
+                              std::span<const float> rho_z) {
+  std::shared_ptr<AdaptiveBudget> adaptive;
+  {
+    std::lock_guard lock(mutex_);
+    if (plan_.get() == &plan) adaptive = adaptive_;
+  }
+  if (!adaptive) return;
+  double mean = 0;
+  for (float rho : rho_z) mean += rho / double(rho_z.size());
+  adaptive->Note(head, mean, k);
+}
+
+void SessionImpl::AddReads(const std::vector<storage::ReadStats>& reads) {
+  for (size_t head = 0; head < reads.size(); ++head) ChargeReads(reads[head], ledgers_[head]);
+}
+
+void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) {
+  if (estimator.kind == EstimatorKind::kNone || plan_->prefix->partition().mid.size() == 0 ||
+      !charged_[head].insert(estimator.Kept()).second) {
+    return;
+  }
+  const Model& model = *plan_->prefix->model();
+  const double row_bytes =
+      storage::MeanRowBytes(plan_->prefix->stored().parts(), model.spec.geometry.row());
+  const double tokens =
+      EstimatorTokens(core_->options, model, estimator, plan_->prefix->maps(), row_bytes);
+  const auto bytes = static_cast<uint64_t>(std::llround(tokens * row_bytes));
+  Ledger& ledger = ledgers_[head];
+  ledger.summary_tokens += tokens;
+  ledger.logical_bytes += bytes;
+  ledger.summary_bytes[static_cast<size_t>(estimator.kind)] += bytes;
+}
+
+void SessionImpl::Charge(size_t head, const Ledger& ledger) {
+  std::lock_guard lock(mutex_);
+  ledgers_[head] += ledger;
+}
+
+Status SessionImpl::CheckQueries(uint32_t layer, uint32_t n, std::span<const float> q,
+                                 std::span<float> y, std::span<float> lse) const {
+  const KvGeometry& geometry = info_.geometry;
+  if (layer >= geometry.n_layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                           std::to_string(geometry.n_layers));
+  }
+  if (geometry.layers[layer].sliding_window > 0) {
+    return Error{Code::kFailedPrecondition,
+                 "layer " + std::to_string(layer) + " has a sliding window of " +
+                     std::to_string(geometry.layers[layer].sliding_window) +
+                     " tokens: its attention is the engine's own"};
+  }
+  const size_t heads = size_t{n} * geometry.n_q_heads;
+  if (q.size() != heads * geometry.key_dim) {
+    return WrongSize("q", q.size(), heads * geometry.key_dim);
+  }
+  if (y.size() != heads * geometry.value_dim) {
+    return WrongSize("y", y.size(), heads * geometry.value_dim);
+  }
+  if (lse.size() != heads) return WrongSize("lse", lse.size(), heads);
+  for (size_t i = 0; i < q.size(); ++i) {
+    if (!std::isfinite(q[i])) {
+      const size_t row = i / geometry.key_dim;
+      return InvalidArgument("q of layer " + std::to_string(layer) + ", query " +
+                             std::to_string(row / geometry.n_q_heads) + ", head " +
+                             std::to_string(row % geometry.n_q_heads) + " is NaN or Inf");
+    }
+  }
+  return {};
+}
+
+Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<float> y,
+                         std::span<float> lse, StepInfo* info) {
+  StepRequest request{this, layer, q, y, lse, info, {}};
+  StepBatch({&request, 1});
+  return std::move(request.status);
+}
+
+Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
+                                std::span<float> y, std::span<float> lse) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(CheckQueries(layer, n, q, y, lse));
+  if (n == 0) return {};
+  const KvGeometry& geometry = info_.geometry;
+  const size_t group = geometry.group_size();
+  return core_->pool.ParallelFor(geometry.n_kv_heads, [&](size_t h) -> Status {
+    const size_t head = size_t{layer} * geometry.n_kv_heads + h;
+    const auto of_token = [&](size_t t) { return t * geometry.n_q_heads + h * group; };
+    // This KV head's queries of all tokens, and their outputs, side by side.
+    std::vector<float> head_q(n * group * geometry.key_dim);
+    std::vector<float> head_y(n * group * geometry.value_dim), head_lse(n * group);
+    for (size_t t = 0; t < n; ++t) {
+      std::copy_n(q.data() + of_token(t) * geometry.key_dim, group * geometry.key_dim,
+                  head_q.data() + t * group * geometry.key_dim);
+    }
+    Ledger ledger;
+    const Status status = ExactGroup(*core_, *plan, head, static_cast<uint32_t>(n * group), head_q,
+                                     head_y, head_lse, ledger);
+    Charge(head, ledger);
+    PREFIXD_TRY(status);
+    for (size_t t = 0; t < n; ++t) {
+      std::copy_n(head_y.data() + t * group * geometry.value_dim, group * geometry.value_dim,
+                  y.data() + of_token(t) * geometry.value_dim);
+      std::copy_n(head_lse.data() + t * group, group, lse.data() + of_token(t));
+    }
+    return {};
+  });
+}
+
+SessionReport SessionImpl::report() const {
+  std::lock_guard lock(mutex_);
+  SessionReport report{info_, {}, ledgers_};
+  for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
+    report.per_head[head].ahead_bytes += plan_->ahead->Uncharged(head);
+  }
+  for (const Ledger& ledger : report.per_head) report.total += ledger;
+  return report;
+}
+
+Result<SessionReport> SessionImpl::Detach() {
+  std::shared_ptr<const SessionPlan> last;  // let go outside the lock
+  {
+    std::lock_guard lock(mutex_);
+    if (detached_) return Detached();
+    detached_ = true;
+    last.swap(plan_);
+  }
+  EndAhead(*last);
+  last.reset();  // steps in flight keep their own hold
+  Leave();
+  return report();
+}
+
+}  // namespace prefixd

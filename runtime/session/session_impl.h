@@ -1,0 +1,97 @@
+// A session of this process. Steps work on a snapshot of its plan, so that SetPolicy and Detach
+// may come at any time.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "prefixd/session.h"
+#include "runtime/step/adaptive_budget.h"
+#include "runtime/store/core.h"
+#include "runtime/session/plan.h"
+
+namespace prefixd {
+
+class SessionImpl : public Session {
+ public:
+  // Counts against max_sessions: kResourceExhausted.
+  static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<Core> core,
+                                                 std::shared_ptr<PreparedPrefix> prefix,
+                                                 const StepPolicy& policy,
+                                                 std::chrono::steady_clock::time_point begun);
+  ~SessionImpl() override;
+
+  const SessionInfo& info() const override { return info_; }
+  StepPolicy policy() const override;
+  Status SetPolicy(const StepPolicy& policy) override;
+  Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
+              StepInfo* info) override;
+  Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
+                     std::span<float> lse) override;
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                  std::span<std::byte> out) override;
+  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                  std::span<const uint32_t> ids) override;
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
+                   std::span<std::byte> out) override;
+  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                   std::span<std::byte> v) override;
+  Status ReadTokens(TokenRange range, std::span<uint32_t> out) override;
+  Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
+                           uint32_t k) override;
+  Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                              const EstimatorVariant& variant) override;
+  SessionReport report() const override;
+  Result<SessionReport> Detach() override;
+
+  const std::shared_ptr<Core>& core() const { return core_; }
+  // kFailedPrecondition after Detach.
+  Result<std::shared_ptr<const SessionPlan>> plan() const;
+  // A layer that prefixd attends over, and finite queries of the right size [n][n_q_heads][...].
+  Status CheckQueries(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
+                      std::span<float> lse) const;
+  // Adds to the ledger of head layer * n_kv_heads + kv_head.
+  void Charge(size_t head, const Ledger& ledger);
+  // Tokens that each KV head of `layer` retrieves in a step of `plan`: as planned, or spread by
+  // missing mass. NoteMissing: what a head's step found (rho_z [G]).
+  std::vector<uint32_t> TakeTokens(const SessionPlan& plan, uint32_t layer);
+  void NoteMissing(const SessionPlan& plan, size_t head, uint32_t k, std::span<const float> rho_z);
+  // What was read was read, also when it failed.
+  void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);
+
+ private:
+  SessionImpl(std::shared_ptr<Core> core, SessionInfo info);
+  Result<size_t> CheckHead(uint32_t layer, uint32_t kv_head) const;
+  Status CheckIds(std::span<const uint32_t> ids) const;
+  Status CheckRange(TokenRange range) const;
+  Error Detached() const;
+  static Error WrongSize(const char* what, size_t got, size_t want);
+  Status Adopt(std::shared_ptr<const SessionPlan> plan,
+               const std::vector<storage::ReadStats>& reads);
+  Status Replace(std::shared_ptr<const SessionPlan> plan,
+                 const std::vector<storage::ReadStats>& reads,
+                 std::shared_ptr<const SessionPlan>& last);
+  void EndAhead(const SessionPlan& plan);
+  // Once per head and estimator; mutex_ is held.
+  void ChargeSummary(size_t head, const EstimatorVariant& estimator);
+  void Leave();  // gives its place up, once
+  void AddReads(const std::vector<storage::ReadStats>& reads);
+
+  const std::shared_ptr<Core> core_;
+  SessionInfo info_;  // constant once attached
+
+  std::atomic<bool> counted_{true};  // in Core::sessions
+
+  mutable std::mutex mutex_;
+  bool detached_ = false;
+  std::shared_ptr<const SessionPlan> plan_;          // null after Detach
+  std::shared_ptr<AdaptiveBudget> adaptive_;         // of plan_, if its policy asks for it
+  std::vector<Ledger> ledgers_;                      // [n_layers * n_kv_heads]
+  std::vector<std::set<EstimatorVariant>> charged_;  // per head, by Kept()
+};
+
+}  // namespace prefixd

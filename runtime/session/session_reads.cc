@@ -1,0 +1,184 @@
+// What engines that compute themselves ask of a session: rows, selections, summaries.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "runtime/step/charges.h"
+#include "runtime/step/retrieve.h"
+#include "runtime/session/session_impl.h"
+#include "storage/segment/stored_part.h"
+
+namespace prefixd {
+
+Result<size_t> SessionImpl::CheckHead(uint32_t layer, uint32_t kv_head) const {
+  if (layer >= info_.geometry.n_layers || kv_head >= info_.geometry.n_kv_heads) {
+    return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
+                           std::to_string(kv_head) + " is not one of the model's " +
+                           std::to_string(info_.geometry.n_layers) + " x " +
+                           std::to_string(info_.geometry.n_kv_heads));
+  }
+  return size_t{layer} * info_.geometry.n_kv_heads + kv_head;
+}
+
+Status SessionImpl::CheckIds(std::span<const uint32_t> ids) const {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= info_.n_tokens || (i > 0 && ids[i] <= ids[i - 1])) {
+      return InvalidArgument("ids must ascend and lie below " + std::to_string(info_.n_tokens) +
+                             "; id " + std::to_string(i) + " is " + std::to_string(ids[i]));
+    }
+  }
+  return {};
+}
+
+Status SessionImpl::CheckRange(TokenRange range) const {
+  if (range.begin <= range.end && range.end <= info_.n_tokens) return {};
+  return InvalidArgument("tokens " + std::to_string(range.begin) + ".." +
+                         std::to_string(range.end) + " are not a run of the prefix's " +
+                         std::to_string(info_.n_tokens));
+}
+
+void SessionImpl::ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens,
+                             uint64_t bytes) {
+  Ledger ledger;
+  ledger.retrieved_tokens = tokens;
+  ledger.logical_bytes = bytes;
+  ChargeReads(reads, ledger);
+  Charge(head, ledger);
+}
+
+Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                             std::span<std::byte> out) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  const size_t want = ids.size() * info_.geometry.row().bytes();
+  if (out.size() != want) return WrongSize("out", out.size(), want);
+  PREFIXD_TRY(CheckIds(ids));
+  storage::ReadStats reads;
+  Status status = plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads);
+  ChargeRows(head, reads, status.ok() ? ids.size() : 0,
+             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
+  return status;
+}
+
+Result<BorrowedRows> SessionImpl::BorrowRows(uint32_t layer, uint32_t kv_head,
+                                             std::span<const uint32_t> ids) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  PREFIXD_TRY(CheckIds(ids));
+  storage::ReadStats reads;
+  auto rows = plan->prefix->stored().BorrowRows(layer, kv_head, ids, &reads);
+  ChargeRows(head, reads, rows.ok() ? ids.size() : 0,
+             rows.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
+  if (!rows.ok()) return std::move(rows).error();
+  return BorrowedRows{std::move(rows->rows),
+                      {rows->region_id, rows->region, rows->region_fd},
+                      std::move(rows->hold)};
+}
+
+Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
+                              std::span<std::byte> out) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  PREFIXD_TRY(CheckRange(range));
+  const size_t want = range.size() * info_.geometry.row().bytes();
+  if (out.size() != want) return WrongSize("out", out.size(), want);
+  storage::ReadStats reads;
+  Status status = plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads);
+  ChargeRows(head, reads, 0,
+             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), range) : 0);
+  return status;
+}
+
+Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                              std::span<std::byte> v) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  const KvGeometry& g = info_.geometry;
+  const RowShape row = g.row();
+  PREFIXD_ASSIGN(const size_t first, CheckHead(slice.layer, slice.first_head));
+  const uint32_t heads = slice.n_heads > 0 ? slice.n_heads : g.n_kv_heads - slice.first_head;
+  if (heads > g.n_kv_heads - slice.first_head) {
+    return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
+                           std::to_string(uint64_t{slice.first_head} + heads) +
+                           " are not all among the model's " + std::to_string(g.n_kv_heads));
+  }
+  PREFIXD_TRY(CheckRange(slice.tokens));
+  const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
+  if (k.size() != n * heads * key) return WrongSize("k", k.size(), n * heads * key);
+  if (v.size() != n * heads * value) return WrongSize("v", v.size(), n * heads * value);
+  if (n == 0) return {};
+  const bool by_token = slice.order == KvOrder::kTokenMajor;
+  return core_->pool.ParallelFor(heads, [&](size_t h) -> Status {
+    const size_t step = by_token ? heads : 1;          // from token to token
+    const size_t k_at = h * key * (by_token ? 1 : n);  // of the first
+    const size_t v_at = h * value * (by_token ? 1 : n);
+    storage::ReadStats reads;
+    Status read = plan->prefix->stored().ReadRange(
+        slice.layer, slice.first_head + static_cast<uint32_t>(h), slice.tokens,
+        storage::RowPart::kRow, {k.subspan(k_at), step * key, v.subspan(v_at), step * value},
+        &reads);
+    ChargeRows(first + h, reads, 0,
+               read.ok() ? storage::RowsBytes(info_.parts, row, slice.tokens) : 0);
+    return read;
+  });
+}
+
+Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(CheckRange(range));
+  if (out.size() != range.size()) return WrongSize("out", out.size(), range.size());
+  std::ranges::copy(plan->prefix->stored().tokens().subspan(range.begin, range.size()),
+                    out.begin());
+  return {};
+}
+
+Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
+                                      uint32_t k) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  const size_t want = size_t{info_.geometry.group_size()} * info_.geometry.key_dim;
+  if (q.size() != want) return WrongSize("q", q.size(), want);
+  if (!std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); })) {
+    return InvalidArgument("q of layer " + std::to_string(layer) + ", KV head " +
+                           std::to_string(kv_head) + " holds NaN or Inf");
+  }
+  Ledger ledger;
+  const auto scratch = core_->rooms.scratch->Acquire();
+  GroupSearch search{plan.get(), q, k, &ledger};
+  SearchGroups(head, {&search, 1}, scratch->search);
+  Charge(head, ledger);
+  return std::move(search.found);
+}
+
+Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                                         const EstimatorVariant& variant) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  if (variant.kind == EstimatorKind::kNone || variant.kind == EstimatorKind::kAuto) {
+    return InvalidArgument("estimator '" + variant.Name() + "' has no summary");
+  }
+  if (variant.kind == EstimatorKind::kPhi && !plan->prefix->maps() &&
+      plan->prefix->model()->maps_error.empty()) {
+    return Error{Code::kNotFound, "model '" + info_.model + "' has no feature maps"};
+  }
+  if (!plan->prefix->model()->Summarised(layer)) {
+    return Error{Code::kFailedPrecondition,
+                 "layer " + std::to_string(layer) + " has a softcap or window: it has no summary"};
+  }
+  if (variant.clustered() && plan->prefix->partition().mid.size() == 0) {
+    return Error{Code::kFailedPrecondition,
+                 "the anchors are all of this prefix: there is nothing to cluster"};
+  }
+  std::vector<storage::ReadStats> reads(plan->prefix->heads());
+  auto summaries = plan->prefix->Summaries({&variant, 1}, &reads);
+  std::lock_guard lock(mutex_);
+  AddReads(reads);
+  if (!summaries.ok()) return std::move(summaries).error();
+  if (plan_) ChargeSummary(head, variant);
+  const EstimatorSummary& summary = summaries->begin()->second->heads[head];
+  if (const auto* phi = summary.phi()) return phi->Serialize();
+  if (const auto* clusters = summary.clusters()) return clusters->Serialize();
+  return summary.moment()->Serialize();
+}
+
+}  // namespace prefixd

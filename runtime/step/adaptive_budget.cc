@@ -1,0 +1,67 @@
+#include "runtime/step/adaptive_budget.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+namespace prefixd {
+namespace {
+
+// A head keeps at least this part of its fixed k and gets at most so many times it.
+constexpr double kLeast = 0.25, kMost = 4;
+// Of the last step in the running mean.
+constexpr double kNew = 0.25;
+
+}  // namespace
+
+AdaptiveBudget::AdaptiveBudget(std::vector<uint32_t> k, uint32_t n_kv_heads, uint32_t most)
+    : n_kv_heads_(n_kv_heads),
+      most_(most),
+      fixed_(std::move(k)),
+      total_(std::accumulate(fixed_.begin(), fixed_.end(), uint64_t{0})),
+      k_(fixed_),
+      pull_(fixed_.size(), std::numeric_limits<double>::quiet_NaN()),
+      taken_(fixed_.size() / n_kv_heads) {}
+
+std::vector<uint32_t> AdaptiveBudget::Take(uint32_t layer) {
+  std::lock_guard lock(mutex_);
+  if (taken_[layer]) {
+    std::fill(taken_.begin(), taken_.end(), false);
+    Allocate();
+  }
+  taken_[layer] = true;
+  const auto first = k_.begin() + ptrdiff_t{layer} * n_kv_heads_;
+  return {first, first + n_kv_heads_};
+}
+
+void AdaptiveBudget::Note(size_t head, double rho_z, uint32_t k) {
+  if (!std::isfinite(rho_z)) return;
+  std::lock_guard lock(mutex_);
+  const double pull = rho_z * std::max(1u, k);
+  pull_[head] = std::isnan(pull_[head]) ? pull : (1 - kNew) * pull_[head] + kNew * pull;
+}
+
+void AdaptiveBudget::Allocate() {
+  // Heads of which nothing is known keep what the fixed plan gives them.
+  std::vector<HeadDemand> demands;
+  std::vector<size_t> heads;
+  uint64_t total = total_;
+  for (size_t head = 0; head < fixed_.size(); ++head) {
+    if (fixed_[head] == 0 || std::isnan(pull_[head])) {
+      total -= fixed_[head];
+      k_[head] = fixed_[head];
+      continue;
+    }
+    const double k = fixed_[head];
+    demands.push_back({pull_[head], 1, static_cast<uint32_t>(std::ceil(kLeast * k)),
+                       std::min(most_, static_cast<uint32_t>(std::ceil(kMost * k)))});
+    heads.push_back(head);
+  }
+  const auto shared = AllocateTokens(demands, total);
+  if (!shared.ok()) return;  // cannot be: the minimums are below the fixed plan
+  for (size_t i = 0; i < heads.size(); ++i) k_[heads[i]] = (*shared)[i];
+}
+
+}  // namespace prefixd

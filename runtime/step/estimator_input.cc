@@ -1,0 +1,39 @@
+#include "runtime/step/estimator_input.h"
+
+namespace prefixd {
+
+void EstimatorInput::Attach(const EstimatorVariant& estimator, const KeptSummaries& summaries,
+                            const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
+                            GroupStepInput& step) {
+  summaries.heads[head].AttachTo(step);
+  step.moment_form = estimator.form;
+  step.phi_form = estimator.phi_form;
+  if (estimator.kind == EstimatorKind::kPhi && !maps->phi_q.empty()) {
+    const size_t group = geometry.group_size();
+    step.phi_q = std::span(maps->phi_q).subspan(head * group, group);
+  }
+}
+
+void EstimatorInput::AttachClusters(std::span<const uint16_t> of_mid,
+                                    std::span<const uint32_t> retrieved, GroupStepInput& step) {
+  clusters_.resize(retrieved.size());
+  for (size_t i = 0; i < retrieved.size(); ++i) clusters_[i] = of_mid[retrieved[i]];
+  step.retrieved_clusters = clusters_;
+}
+
+void EstimatorInput::AttachScan(std::span<const uint16_t> of_mid, std::span<const float> scores,
+                                std::span<const uint32_t> retrieved, GroupStepInput& step) {
+  const uint32_t n_clusters = step.clusters->size();
+  log_mass_.resize(size_t{step.group} * n_clusters);
+  SumScan(scores, step.group, of_mid, step.cuts, n_clusters, log_mass_);
+  const size_t k = retrieved.size();
+  retrieved_scores_.resize(step.group * k);
+  for (uint32_t g = 0; g < step.group; ++g) {
+    for (size_t i = 0; i < k; ++i) {
+      retrieved_scores_[g * k + i] = scores[g * of_mid.size() + retrieved[i]];
+    }
+  }
+  step.scan = {log_mass_, retrieved_scores_, true};
+}
+
+}  // namespace prefixd

@@ -1,0 +1,123 @@
+#include "runtime/step/retrieve.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "index/ranking/group_ranking.h"
+#include "runtime/step/charges.h"
+#include "runtime/prefix/head_keys.h"
+
+namespace prefixd {
+namespace {
+
+// The tokens of the mid region whose values lie in the pages that reading `ids` takes anyway.
+Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32_t>& ids) {
+  PREFIXD_ASSIGN(ids, prefix.stored().SharingPages(prefix.layer_of(head), prefix.kv_head_of(head),
+                                                   ids, storage::RowPart::kValue));
+  const TokenRange mid = prefix.partition().mid;
+  std::erase_if(ids, [&](uint32_t id) { return id < mid.begin || id >= mid.end; });
+  return {};
+}
+
+}  // namespace
+
+Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
+                           std::span<const std::byte> selected_keys, storage::ReadStats& reads) {
+  const size_t key_bytes = prefix.model()->spec.geometry.row().key_bytes();
+  PREFIXD_ASSIGN(const HeadKeys keys, HeadKeys::Of(prefix, head, Bring::kLater, &reads));
+  const bool selected = selected_keys.size() == ids.size() * key_bytes;
+  const bool known = keys.resident() || selected;
+  PREFIXD_TRY(prefix.stored().ViewRows(prefix.layer_of(head), prefix.kv_head_of(head), ids,
+                                       known ? storage::RowPart::kValue : storage::RowPart::kRow,
+                                       views_, &reads));
+  for (size_t i = 0; known && i < ids.size(); ++i) {
+    views_.rows[i].key = keys.resident()
+                             ? keys.resident()->key(ids[i] - prefix.partition().mid.begin)
+                             : selected_keys.data() + i * key_bytes;
+  }
+  return {};
+}
+
+void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScratch& scratch) {
+  if (searches.empty()) return;
+  const SessionPlan& first = *searches.front().plan;
+  PreparedPrefix& prefix = *first.prefix;
+  const KvGeometry& geometry = prefix.model()->spec.geometry;
+  Ledger spent;  // by all of them
+  storage::ReadStats reads;
+  std::vector<index::SearchRequest> requests;
+  const Status status = [&]() -> Status {
+    const index::KeyIndex* index = nullptr;
+    std::optional<HeadKeys> keys;
+    {
+      StageTimer timer(spent.read_ns);
+      // The index first: it is in memory in any case, keys only where there is room beside it.
+      PREFIXD_ASSIGN(index, prefix.Index(head, first.selector, &reads));
+      // Codes need few exact keys: a prompt's first step does not wait for all of them.
+      const bool few = index->kind() == index::IndexKind::kCodes;
+      PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, few ? Bring::kLater : Bring::kNow, &reads));
+    }
+    StageTimer timer(spent.select_ns);
+    for (const GroupSearch& search : searches) {
+      index::SearchRequest& request = requests.emplace_back();
+      keys->Into(request);
+      request.scratch = &scratch;
+      request.queries = search.q;
+      request.group = geometry.group_size();
+      request.layer = geometry.layers[prefix.layer_of(head)];
+      request.candidates = search.plan->Candidates(head);
+      request.k = search.k;
+      request.rule = search.plan->policy.group_rule;
+      request.scores = search.scores;
+      request.selected_keys = search.selected_keys;
+    }
+    std::vector<Result<Selection>> found = index->SearchMany(requests);
+    for (size_t i = 0; i < searches.size(); ++i) searches[i].found = std::move(found[i]);
+    return {};
+  }();
+  for (size_t i = 0; i < searches.size(); ++i) {
+    GroupSearch& search = searches[i];
+    Ledger& ledger = *search.ledger;
+    // What was read was read, also when it failed.
+    ChargeReads(ShareOf(reads, searches.size(), i), ledger);
+    ledger.read_ns += ShareOf(spent.read_ns, searches.size(), i);
+    ledger.select_ns += ShareOf(spent.select_ns, searches.size(), i);
+    if (!status.ok()) search.found = status.error();
+    if (!search.found.ok()) continue;
+    // Of what a window hides nothing is known.
+    if (requests[i].candidates != prefix.partition().mid) {
+      search.found->cuts.assign(requests[i].group, Cut{});
+    }
+    ledger.selections += 1;
+    ledger.retrievals += 1;
+    ledger.keys_scanned += search.found->keys_scanned;
+    ledger.scan_bytes += search.found->bytes_scanned;
+  }
+}
+
+Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::byte> selected_keys,
+                    Selection& selection, RetrievedRows& rows, storage::ReadStats& reads) {
+  if (plan.policy.page_granular) {
+    PREFIXD_TRY(AddPageNeighbours(*plan.prefix, head, selection.ids));
+  }
+  return rows.Read(*plan.prefix, head, selection.ids, selected_keys, reads);
+}
+
+RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> chosen,
+                        std::span<const uint32_t> read, std::span<const Cut> cuts,
+                        std::span<const float> scores) {
+  const auto third = static_cast<uint32_t>(chosen.size() / 3);
+  const uint32_t reach = plan.policy.sharing.dilation;
+  std::vector<uint32_t> best;
+  if (third > 0 && reach > 0) {
+    best = SelectByGroupMax(scores, static_cast<uint32_t>(cuts.size()),
+                            static_cast<uint32_t>(read.size()), third, 0,
+                            /*scores_complete=*/false)
+               .ids;
+    for (uint32_t& id : best) id = read[id];
+  }
+  return {Dilated(chosen, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores),
+          std::make_shared<SetRowsSlot>()};
+}
+
+}  // namespace prefixd

@@ -1,0 +1,95 @@
+#include "runtime/step/set_rows.h"
+
+#include <algorithm>
+#include <new>
+
+namespace prefixd {
+
+void SetRows::Put(const RowsView& rows, size_t begin, size_t n) {
+  const RowShape& row = rows.shape;
+  std::byte* out = bytes.data() + begin * row.bytes();
+  // Past the caches: this step has the rows themselves.
+  for (size_t i = begin; i < begin + n; ++i) {
+    storage::StreamCopyUnfenced(out, rows.key(i), row.key_bytes());
+    storage::StreamCopyUnfenced(out + row.key_bytes(), rows.value(i), row.value_bytes());
+    out += row.bytes();
+  }
+}
+
+// mutex_ is held.
+std::unique_ptr<SetRows> SetRowsPool::TakeSpare(size_t bytes) {
+  auto best = spare_.end();
+  for (auto it = spare_.begin(); it != spare_.end(); ++it) {
+    const size_t size = (*it)->bytes.size();
+    // Much larger ones are others'.
+    if (size < bytes || size / 2 > bytes) continue;
+    if (best == spare_.end() || size < (*best)->bytes.size()) best = it;
+  }
+  if (best == spare_.end()) return nullptr;
+  std::unique_ptr<SetRows> rows = std::move(*best);
+  spare_.erase(best);
+  spare_bytes_ -= rows->bytes.size();
+  return rows;
+}
+
+std::shared_ptr<SetRows> SetRowsPool::Take(std::span<const uint32_t> ids, RowShape row) {
+  const size_t bytes = ids.size() * row.bytes();
+  if (bytes == 0) return nullptr;
+  // Sets of one session differ by little.
+  const size_t some_more = storage::AlignedBuffer::Footprint(bytes + bytes / 8);
+  try {
+    std::unique_ptr<SetRows> rows;
+    std::vector<std::unique_ptr<SetRows>> gone;  // freed without the lock
+    {
+      std::lock_guard lock(mutex_);
+      rows = TakeSpare(bytes);
+      if (!rows && used_ - spare_bytes_ + some_more > capacity_) return nullptr;
+      while (!rows && used_ + some_more > capacity_) {
+        const size_t freed = spare_.front()->bytes.size();
+        gone.push_back(std::move(spare_.front()));
+        spare_.pop_front();
+        spare_bytes_ -= freed;
+        used_ -= freed;
+      }
+      if (!rows) used_ += some_more;
+    }
+    gone.clear();
+    if (!rows) rows = Fresh(some_more);
+    std::shared_ptr<SetRows> copy(
+        rows.release(), [this](SetRows* done) { GiveBack(std::unique_ptr<SetRows>(done)); });
+    copy->ids.assign(ids.begin(), ids.end());
+    return copy;
+  } catch (const std::bad_alloc&) {
+    return nullptr;  // steps can do without
+  }
+}
+
+std::unique_ptr<SetRows> SetRowsPool::Fresh(size_t bytes) {
+  try {
+    auto rows = std::make_unique<SetRows>();
+    rows->bytes = storage::AlignedBuffer(bytes);
+    return rows;
+  } catch (const std::bad_alloc&) {
+    std::lock_guard lock(mutex_);
+    used_ -= bytes;
+    throw;
+  }
+}
+
+void SetRowsPool::GiveBack(std::unique_ptr<SetRows> rows) {
+  const size_t bytes = rows->bytes.size();
+  std::lock_guard lock(mutex_);
+  try {
+    spare_.push_back(std::move(rows));
+    spare_bytes_ += bytes;
+  } catch (const std::bad_alloc&) {
+    used_ -= bytes;
+  }
+}
+
+uint64_t SetRowsPool::used() const {
+  std::lock_guard lock(mutex_);
+  return used_;
+}
+
+}  // namespace prefixd

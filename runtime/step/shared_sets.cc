@@ -1,0 +1,145 @@
+#include "runtime/step/shared_sets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "index/codes/code_scan.h"
+#include "attention/rows/sum_of.h"
+
+namespace prefixd {
+
+SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group)
+    : sharing_(sharing), group_(group), heads_(heads) {}
+
+namespace {
+
+double Dot(std::span<const float> a, std::span<const float> b) {
+  return SumOf(a.size(), [&](size_t i) { return double{a[i]} * b[i]; });
+}
+
+}  // namespace
+
+SharedSets::Query SharedSets::QueryOf(std::span<const float> q) const {
+  Query query{{q.begin(), q.end()}, {}};
+  const size_t dim = q.size() / group_;
+  for (uint32_t g = 0; g < group_; ++g) {
+    const auto head = q.subspan(g * dim, dim);
+    query.norms.push_back(std::sqrt(Dot(head, head)));
+  }
+  return query;
+}
+
+bool SharedSets::Similar(const Query& a, const Query& b) const {
+  const size_t dim = a.q.size() / group_;
+  for (uint32_t g = 0; g < group_; ++g) {
+    const double ab =
+        Dot(std::span(a.q).subspan(g * dim, dim), std::span(b.q).subspan(g * dim, dim));
+    // A query of zeros is like no other.
+    if (!(ab > sharing_.similarity * a.norms[g] * b.norms[g])) return false;
+  }
+  return true;
+}
+
+SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
+  Query query = QueryOf(q);
+  Head& state = heads_[head];
+  std::lock_guard lock(state.mutex);
+  std::shared_ptr<const Retrieved> found;
+  if (state.at == 0) {
+    // Across the border only the set of the last step, by the query that retrieved it, so that a
+    // set never drifts further than the threshold allows.
+    if (sharing_.across && !state.earlier.empty()) {
+      const auto& before = state.earlier.back().set;
+      if (Similar(query, before->query)) found = before;
+    }
+    state.earlier.clear();
+  } else {
+    for (auto step = state.earlier.rbegin(); step != state.earlier.rend() && !found; ++step) {
+      if (Similar(query, step->query)) found = step->set;
+    }
+  }
+  state.at = (state.at + 1) % sharing_.block;
+  if (last) *last = state.at == 0 && !sharing_.across;
+  if (!found) return nullptr;
+  state.earlier.push_back({std::move(query), found});
+  return found->set;
+}
+
+void SharedSets::Keep(size_t head, std::span<const float> q, RetrievedSet set) {
+  Head& state = heads_[head];
+  Query query = QueryOf(q);
+  auto kept = std::make_shared<const Retrieved>(
+      Retrieved{query, std::make_shared<const RetrievedSet>(std::move(set))});
+  std::lock_guard lock(state.mutex);
+  state.earlier.push_back({std::move(query), std::move(kept)});
+}
+
+namespace {
+
+// [G] of scores [G][n], n >= 1.
+std::vector<double> LogSumExps(std::span<const float> scores, size_t group) {
+  const size_t n = scores.size() / group;
+  std::vector<double> out;
+  for (size_t g = 0; g < group; ++g) {
+    const float* row = scores.data() + g * n;
+    const float top = CodeScan().largest_float(row, n);
+    out.push_back(top + std::log(CodeScan().exp_total(row, n, -top)));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Cut> MakeCutOffsets(std::span<const Cut> cuts, std::span<const float> scores) {
+  if (cuts.empty() || scores.empty()) return std::vector<Cut>(cuts.size());
+  const std::vector<double> lse = LogSumExps(scores, cuts.size());
+  std::vector<Cut> offsets(cuts.size());
+  for (size_t g = 0; g < cuts.size(); ++g) {
+    if (cuts[g].kind == CutKind::kNone) continue;
+    offsets[g] = {static_cast<float>(cuts[g].score - lse[g]), CutKind::kApproximate};
+  }
+  return offsets;
+}
+
+std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const float> scores) {
+  if (offsets.empty() || scores.empty()) return std::vector<Cut>(offsets.size());
+  const std::vector<double> lse = LogSumExps(scores, offsets.size());
+  std::vector<Cut> cuts(offsets.size());
+  for (size_t g = 0; g < cuts.size(); ++g) {
+    if (offsets[g].kind == CutKind::kNone) continue;
+    cuts[g] = {static_cast<float>(offsets[g].score + lse[g]), CutKind::kApproximate};
+  }
+  return cuts;
+}
+
+std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
+                              uint32_t reach, TokenRange within) {
+  std::vector<uint32_t> of(best.begin(), best.end());
+  std::sort(of.begin(), of.end());
+  std::vector<uint32_t> near;
+  uint32_t next = within.begin;  // nothing before it is still to be taken
+  for (const uint32_t id : of) {
+    const uint32_t end = id >= within.end ? 0 : std::min(reach, within.end - 1 - id) + id + 1;
+    for (next = std::max(next, id - std::min(id, reach)); next < end; ++next) near.push_back(next);
+  }
+  std::vector<uint32_t> out;
+  out.reserve(ids.size() + near.size());
+  std::set_union(ids.begin(), ids.end(), near.begin(), near.end(), std::back_inserter(out));
+  return out;
+}
+
+TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
+                      const Partition& partition) {
+  TokenRange mid = partition.mid;
+  const uint32_t first_layer = static_cast<uint32_t>(uint64_t{3} * n_layers / 4);
+  if (layer < first_layer) return mid;
+  const double depth = double(layer - first_layer) / double(n_layers - first_layer);
+  const double hidden = 1 - std::pow(window.phi, window.alpha * depth);
+  const auto first = static_cast<uint32_t>(std::floor(hidden * partition.tail.end));
+  mid.begin = std::clamp(first, mid.begin, mid.end);
+  return mid;
+}
+
+}  // namespace prefixd

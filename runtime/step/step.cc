@@ -1,0 +1,321 @@
+#include "runtime/step/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "attention/step/step.h"
+#include "prefixd/merge.h"
+#include "runtime/step/charges.h"
+#include "runtime/store/core.h"
+#include "runtime/step/estimator_input.h"
+#include "runtime/prefix/head_keys.h"
+#include "runtime/step/retrieve.h"
+#include "storage/segment/stored_part.h"
+
+namespace prefixd {
+namespace {
+
+// What the step knows of what it has not read.
+void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const float> lse,
+          std::span<const float> rho_z, GroupTask& report) {
+  const uint64_t remaining = in.mid_count - in.retrieved.count;
+  const bool known = remaining == 0 || in.estimator != EstimatorKind::kNone;
+  for (uint32_t g = 0; g < in.group; ++g) {
+    const float rho = known ? rho_z[g] : std::numeric_limits<float>::quiet_NaN();
+    report.rho_z.push_back(rho);
+    if (!plan.policy.report_missing) continue;
+    // What was read: the merged state less the estimate.
+    const bool merged = in.merge_estimate && in.estimator != EstimatorKind::kNone;
+    const double lse_exact = merged ? lse[g] + std::log1p(-double{rho_z[g]}) : lse[g];
+    report.missing.push_back(
+        MissingMassOf(in.cuts.empty() ? Cut{} : in.cuts[g], remaining, lse_exact, rho));
+  }
+}
+
+// One task in mode kAnchors or kRetrieve: anchors and, in the latter, the retrieved rows and the
+// estimated remainder.
+class RetrievingStep {
+ public:
+  RetrievingStep(const Core& core, GroupTask& task)
+      : core_(core),
+        task_(task),
+        plan_(*task.plan),
+        prefix_(*plan_.prefix),
+        head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : HeadPlan{}),
+        retrieves_(Retrieves(task)),
+        row_(prefix_.model()->spec.geometry.row()),
+        scratch_(core.rooms.scratch->Acquire()) {}
+
+  Scratch& scratch() { return *scratch_; }
+  // Nothing when there is nothing to search for, or an earlier step's set is shared.
+  std::optional<GroupSearch> Search() {
+    if (!retrieves_ || task_.shared) return std::nullopt;
+    scratch_->found_keys.clear();
+    return GroupSearch{&plan_,
+                       task_.q,
+                       task_.k,
+                       &task_.ledger,
+                       scans() ? &scores_ : nullptr,
+                       &scratch_->found_keys};
+  }
+  // With what was found, if it searched.
+  Status Finish(Result<Selection> found);
+
+ private:
+  bool scans() const { return head_.estimator.kind == EstimatorKind::kScan; }
+  Status Read(Result<Selection> found, RetrievedRows& retrieved, storage::ReadStats& reads);
+  void Share(std::span<const uint32_t> chosen);
+  void ScoreRead(std::span<float> scores, SetRows* copy);
+
+  const Core& core_;
+  GroupTask& task_;
+  const SessionPlan& plan_;
+  PreparedPrefix& prefix_;
+  const HeadPlan head_;
+  const bool retrieves_;
+  const RowShape row_;
+  const ScratchPool::Lease scratch_;
+  Selection selection_;
+  RowsView rows_;                        // of selection_
+  std::shared_ptr<const SetRows> kept_;  // where they are an earlier step's copy
+  std::vector<float> scores_;
+  std::span<const float> retrieved_scores_;  // of what was read, where the cuts needed them
+};
+
+Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
+                            storage::ReadStats& reads) {
+  std::span<const std::byte> selected_keys;
+  if (task_.shared) {
+    selection_.ids = task_.shared->ids;
+    task_.ledger.selections += 1;
+    if (task_.shared->rows) kept_ = task_.shared->rows->Get();
+  } else {
+    PREFIXD_ASSIGN(selection_, std::move(found));
+    selected_keys = scratch_->found_keys;
+  }
+  const std::vector<uint32_t> chosen = selection_.ids;
+  if (kept_) {
+    selection_.ids = kept_->ids;
+    rows_ = kept_->view(row_);
+  } else {
+    StageTimer timer(task_.ledger.read_ns);
+    PREFIXD_TRY(ReadSelected(plan_, task_.head, selected_keys, selection_, retrieved, reads));
+    rows_ = retrieved.rows(row_);
+  }
+  if (plan_.ahead) task_.retrieved = chosen;
+  if (plan_.shared) Share(chosen);
+  return {};
+}
+
+// The cuts of a shared set, or what later steps may share of this one's.
+void RetrievingStep::Share(std::span<const uint32_t> chosen) {
+  const auto scores = Scratch::Take(scratch_->scores, task_.q.size() / row_.key_dim * rows_.count);
+  std::shared_ptr<SetRows> copy;
+  if (task_.shared && task_.shared->rows && !task_.shares_last && !kept_ &&
+      core_.compute->wants_rows_together()) {
+    copy = core_.rooms.set_rows->Take(selection_.ids, row_);
+  }
+  ScoreRead(scores, copy.get());
+  StageTimer timer(task_.ledger.select_ns);
+  if (task_.shared) {
+    selection_.cuts = CutsFromOffsets(task_.shared->offsets, scores);
+    if (copy) task_.shared->rows->Put(std::move(copy));
+    return;
+  }
+  plan_.shared->Keep(
+      task_.head, task_.q,
+      SetToShare(plan_, task_.head, chosen, selection_.ids, selection_.cuts, scores));
+}
+
+// Scores of what was read, of which `copy`, if there is one, gets the rows.
+void RetrievingStep::ScoreRead(std::span<float> scores, SetRows* copy) {
+  StageTimer timer(task_.ledger.compute_ns);
+  const KvGeometry& geometry = prefix_.model()->spec.geometry;
+  const uint32_t group = geometry.group_size();
+  const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
+  // The step that follows wants the same, but before a softcap.
+  if (layer.softcap > 0 || !core_.compute->takes_scores()) {
+    Scores(task_.q, group, layer, rows_, scores);
+    if (copy) copy->Put(rows_, 0, rows_.count);
+    return;
+  }
+  // Rows are copied while they are in the caches, and their pages' addresses.
+  constexpr size_t kTogether = 64;
+  const size_t run = copy ? kTogether : rows_.count;
+  for (size_t begin = 0; begin < rows_.count; begin += run) {
+    const size_t n = std::min(run, rows_.count - begin);
+    StepScores(task_.q, group, layer, rows_, begin, n, scores);
+    if (copy) copy->Put(rows_, begin, n);
+  }
+  retrieved_scores_ = scores;
+}
+
+Status RetrievingStep::Finish(Result<Selection> found) {
+  Ledger& ledger = task_.ledger;
+  const KvGeometry& geometry = prefix_.model()->spec.geometry;
+  const uint32_t group = geometry.group_size(), layer = prefix_.layer_of(task_.head);
+  ReadCharge charge(ledger);
+  storage::ReadStats& reads = charge.reads;
+
+  AnchorRows anchors;
+  {
+    StageTimer timer(ledger.read_ns);
+    PREFIXD_ASSIGN(anchors, prefix_.Anchors(task_.head, &reads));
+  }
+  RetrievedRows retrieved(scratch_->retrieved);
+  if (retrieves_) PREFIXD_TRY(Read(std::move(found), retrieved, reads));
+
+  GroupStepInput in;
+  in.queries = task_.q;
+  in.group = group;
+  in.layer = geometry.layers[layer];
+  in.sinks = anchors.sinks;
+  in.tail = anchors.tail;
+  if (!selection_.ids.empty()) in.retrieved = rows_;
+  in.cuts = selection_.cuts;
+  in.retrieved_scores = retrieved_scores_;
+  in.mid_count = prefix_.partition().mid.size();
+  EstimatorInput estimator;
+  std::vector<uint32_t> of_mid;  // the retrieved tokens, counted from the mid region's first
+  if (in.mid_count > selection_.ids.size() && head_.summaries) {
+    const KeptSummaries& summaries = *head_.summaries;
+    estimator.Attach(head_.reads(), summaries, prefix_.maps(), geometry, task_.head, in);
+    if (head_.estimator.kind == EstimatorKind::kPhi && !selection_.ids.empty()) {
+      PREFIXD_ASSIGN(const TokenFeatures* features, prefix_.Features(task_.head, &reads));
+      if (features) estimator.AttachFeatures(*features, selection_.ids, in);
+    }
+    if (summaries.clusters) {
+      PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix_, task_.head, Bring::kLater, &reads));
+      PREFIXD_ASSIGN(const auto clusters, summaries.clusters->OfMid(task_.head, keys));
+      for (uint32_t id : selection_.ids) of_mid.push_back(id - prefix_.partition().mid.begin);
+      estimator.AttachClusters(clusters, of_mid, in);
+      if (scans()) estimator.AttachScan(clusters, scores_, of_mid, in);
+    }
+  }
+  in.merge_estimate = !head_.watched;
+  const auto rho_z = Scratch::Take(scratch_->rho_z, group);
+  {
+    StageTimer timer(ledger.compute_ns);
+    PREFIXD_TRY(
+        core_.compute->Step(in, {task_.y, task_.lse, rho_z}, plan_.weak_from_this().lock()));
+  }
+  ledger.anchor_tokens += prefix_.partition().anchor_count();
+  ledger.retrieved_tokens += selection_.ids.size();
+  ledger.charged_summary_tokens += head_.summary_tokens;
+  if (in.features.data) {
+    const uint64_t bytes = selection_.ids.size() * in.features.stride;
+    ledger.feature_bytes += bytes;
+    ledger.logical_bytes += bytes;
+    ledger.feature_tokens +=
+        static_cast<double>(bytes) / storage::MeanRowBytes(prefix_.stored().parts(), row_);
+  }
+  const auto stored_bytes = [&](const auto& tokens) {
+    return storage::RowsBytes(prefix_.stored().parts(), row_, tokens);
+  };
+  ledger.logical_bytes += stored_bytes(prefix_.partition().sink) +
+                          stored_bytes(prefix_.partition().tail) + stored_bytes(selection_.ids);
+  for (float share : rho_z) ledger.rho_z_sum += in.merge_estimate ? share : 0;
+  ledger.rho_z_count += group;
+  Tell(plan_, in, task_.lse, rho_z, task_);
+  return {};
+}
+
+}  // namespace
+
+bool Retrieves(const GroupTask& task) {
+  if (task.plan->policy.mode != StepMode::kRetrieve) return false;
+  return (task.k > 0 || task.plan->heads[task.head].estimator.kind == EstimatorKind::kScan) &&
+         task.plan->prefix->partition().mid.size() > 0;
+}
+
+Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
+                  std::span<const float> q, std::span<float> y, std::span<float> lse,
+                  Ledger& ledger) {
+  const PreparedPrefix& prefix = *plan.prefix;
+  const KvGeometry& geometry = prefix.model()->spec.geometry;
+  const RowShape row = geometry.row();
+  const uint32_t layer = prefix.layer_of(head), n = prefix.n_tokens();
+  const auto scratch = core.rooms.scratch->Acquire();
+  const auto run_y = Scratch::Take(scratch->y, y.size());
+  const auto run_lse = Scratch::Take(scratch->lse, lse.size());
+  bool first = true;
+  struct Times {  // charged also when something throws
+    Ledger& ledger;
+    uint64_t compute_ns = 0, all_ns = 0;
+    ~Times() {
+      ledger.compute_ns += compute_ns;
+      ledger.read_ns += all_ns - compute_ns;
+    }
+  } times{ledger};
+  const auto attend = [&](std::span<const RowRef> refs) -> Status {
+    StageTimer timer(times.compute_ns);
+    const RowsView rows = ScatteredRows(refs, row);
+    if (first) {
+      first = false;
+      return core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse);
+    }
+    PREFIXD_TRY(
+        core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
+    for (uint32_t i = 0; i < n_queries; ++i) {
+      const size_t at = size_t{i} * row.value_dim;
+      MergeStates(y.subspan(at, row.value_dim), &lse[i], run_y.subspan(at, row.value_dim),
+                  run_lse[i]);
+    }
+    return {};
+  };
+  {
+    ReadCharge charge(ledger);
+    StageTimer timer(times.all_ns);
+    PREFIXD_TRY(prefix.stored().VisitRows(layer, prefix.kv_head_of(head), scratch->retrieved,
+                                          attend, &charge.reads));
+  }
+  ledger.logical_bytes += storage::RowsBytes(prefix.stored().parts(), row, TokenRange{0, n});
+  return {};
+}
+
+namespace {
+
+Status FullStep(const Core& core, GroupTask& task) {
+  const Partition& partition = task.plan->prefix->partition();
+  task.ledger.anchor_tokens += partition.anchor_count();
+  task.ledger.retrieved_tokens += partition.mid.size();
+  const uint32_t group = task.plan->prefix->model()->spec.geometry.group_size();
+  task.rho_z.assign(group, 0);
+  if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
+  return ExactGroup(core, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger);
+}
+
+}  // namespace
+
+void StepGroups(const Core& core, std::span<GroupTask* const> tasks) {
+  std::deque<RetrievingStep> steps;
+  std::vector<GroupTask*> of_step;
+  std::vector<GroupSearch> searches;
+  std::vector<size_t> of_search;  // its step
+  for (GroupTask* task : tasks) {
+    task->ledger.steps += 1;
+    if (task->plan->policy.mode == StepMode::kFull) {
+      task->status = FullStep(core, *task);
+      continue;
+    }
+    of_step.push_back(task);
+    auto search = steps.emplace_back(core, *task).Search();
+    if (!search) continue;
+    of_search.push_back(steps.size() - 1);
+    searches.push_back(*std::move(search));
+  }
+  if (!searches.empty()) {
+    SearchGroups(tasks.front()->head, searches, steps[of_search.front()].scratch().search);
+  }
+  for (size_t s = 0, next = 0; s < steps.size(); ++s) {
+    Result<Selection> found = Selection{};
+    if (next < of_search.size() && of_search[next] == s) found = std::move(searches[next++].found);
+    of_step[s]->status = steps[s].Finish(std::move(found));
+  }
+}
+
+}  // namespace prefixd

@@ -1,0 +1,56 @@
+// Groups (session, KV head) of steps: select, read, attend (spec §2).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/step/missing_mass.h"
+#include "prefixd/ledger.h"
+#include "runtime/session/plan.h"
+
+namespace prefixd {
+
+struct Core;
+
+// One group's step.
+struct GroupTask {
+  std::shared_ptr<const SessionPlan> plan;
+  size_t head = 0;
+  uint32_t k = 0;            // tokens to retrieve
+  std::span<const float> q;  // [G][key_dim]
+  std::span<float> y, lse;   // out: [G][value_dim], [G]
+  SharedSet shared;          // of an earlier step, which this one uses; null: it has its own
+  bool shares_last = false;  // no later step may use it
+  // Out: what it did, also when it failed half-way.
+  Ledger ledger;
+  std::vector<float> rho_z;          // [G], as StepInfo
+  std::vector<MissingMass> missing;  // [G] if the policy asks for it
+  std::vector<uint32_t> retrieved;   // ascending, if the policy reads ahead
+  Status status;
+  bool done = false;
+
+  // Tasks with the same can be searched together: one head of one prefix, one kind of index.
+  struct Key {
+    const PreparedPrefix* prefix = nullptr;
+    size_t head = 0;
+    index::IndexKind selector = index::IndexKind::kExact;
+    auto operator<=>(const Key&) const = default;
+  };
+  Key key() const { return {plan->prefix.get(), head, plan->selector}; }
+};
+
+// Whether a task retrieves; it searches then, unless it shares a set.
+bool Retrieves(const GroupTask& task);
+
+// Steps of tasks with one key, one after the other but for their searches, which are one.
+// Thread-safety: any number of calls at once.
+void StepGroups(const Core& core, std::span<GroupTask* const> tasks);
+
+// Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
+// streamed once. Charges bytes and time, not steps.
+Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
+                  std::span<const float> q, std::span<float> y, std::span<float> lse,
+                  Ledger& ledger);
+
+}  // namespace prefixd

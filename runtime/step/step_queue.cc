@@ -1,0 +1,86 @@
+#include "runtime/step/step_queue.h"
+
+#include <algorithm>
+
+#include "base/caught.h"
+
+namespace prefixd {
+
+bool StepQueue::Related(const Call& a, const Call& b) {
+  auto of_a = a.keys.begin(), of_b = b.keys.begin();
+  while (of_a != a.keys.end() && of_b != b.keys.end()) {
+    if (*of_a == *of_b) return true;
+    ++(*of_a < *of_b ? of_a : of_b);
+  }
+  return false;
+}
+
+void StepQueue::Dispatch() noexcept {
+  while (!waiting_.empty() && busy_ < cores_) {
+    Call& leader = *waiting_.front();
+    leader.leads.push_back(&leader);  // Run made room
+    waiting_.pop_front();
+    std::erase_if(waiting_, [&](Call* call) {
+      if (!Related(leader, *call)) return false;
+      // Where there is no memory to lead it, it waits for its own turn.
+      return Caught([&]() -> Status {
+               leader.leads.push_back(call);
+               return {};
+             })
+          .ok();
+    });
+    for (const Call* call : leader.leads) busy_ += call->tasks.size();
+    if (leader.leads.size() > 1) joined_ += leader.leads.size();
+    leader.changed.notify_one();
+  }
+}
+
+void StepQueue::Run(Call& call) {
+  if (call.tasks.empty()) return;
+  for (const GroupTask& task : call.tasks) call.keys.push_back(task.key());
+  std::ranges::sort(call.keys);
+  call.keys.erase(std::ranges::unique(call.keys).begin(), call.keys.end());
+  call.leads.reserve(1);
+  std::unique_lock lock(mutex_);
+  waiting_.push_back(&call);
+  Dispatch();
+  call.changed.wait(lock, [&] { return call.done || !call.leads.empty(); });
+  if (call.done) return;  // by the thread that led it
+  lock.unlock();
+  const auto free_core = [this] {
+    std::lock_guard free(mutex_);
+    --busy_;
+    Dispatch();
+  };
+  const Status ran = Caught([&]() -> Status {
+    std::vector<GroupTask*> tasks;
+    for (Call* led : call.leads) {
+      for (GroupTask& task : led->tasks) tasks.push_back(&task);
+    }
+    run_(tasks, free_core);
+    return {};
+  });
+  for (size_t i = 0; !ran.ok() && i < call.leads.size(); ++i) {
+    for (GroupTask& task : call.leads[i]->tasks) {
+      task.status = ran;
+      free_core();
+    }
+  }
+  lock.lock();
+  for (Call* led : call.leads) {
+    led->done = true;
+    if (led != &call) led->changed.notify_one();
+  }
+}
+
+uint64_t StepQueue::joined() const {
+  std::lock_guard lock(mutex_);
+  return joined_;
+}
+
+size_t StepQueue::waiting() const {
+  std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
+}  // namespace prefixd

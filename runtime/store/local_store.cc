@@ -1,0 +1,325 @@
+#include "runtime/store/local_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "runtime/derived/choice.h"
+#include "runtime/store/core.h"
+#include "runtime/ingest/index_build.h"
+#include "runtime/derived/index_recall.h"
+#include "runtime/ingest/ingest.h"
+#include "runtime/ingest/put_stream.h"
+#include "runtime/ingest/rewrite.h"
+#include "runtime/session/session_impl.h"
+#include "runtime/step/step_batch.h"
+#include "runtime/store/store_options.h"
+#include "runtime/store/store_reports.h"
+#include "runtime/derived/token_features.h"
+
+namespace prefixd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using storage::SegmentId;
+
+constexpr uint64_t kMaxTtlSeconds = 1000ull * 365 * 24 * 3600;
+
+Status CheckTtl(uint64_t ttl_seconds) {
+  if (ttl_seconds <= kMaxTtlSeconds) return {};
+  return InvalidArgument("ttl_seconds is at most 1000 years; 0 keeps the prefix for ever");
+}
+
+Error NoSuchPrefix(std::string_view id) {
+  return {Code::kNotFound, "no prefix '" + std::string(id) + "' is stored"};
+}
+
+class LocalStoreImpl final : public LocalStore {
+ public:
+  explicit LocalStoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  ~LocalStoreImpl() override {
+    core_->scrubber->Stop();
+    core_->rows_ahead.Stop();
+    core_->key_loads.Stop();
+    core_->index_loads.Stop();
+    core_->maintenance->Stop();
+    core_->rewrites->Stop();
+    core_->ingest->Stop();
+  }
+
+  // Segments that lack derived data go (back) to the ingest, parents first.
+  void Resume(const std::string* only_model) {
+    std::set<SegmentId> segments;
+    for (const storage::PrefixInfo& info : core_->storage->ListPrefixes()) {
+      segments.insert(info.chain.begin(), info.chain.end());
+    }
+    std::vector<storage::PrefixInfo> infos;
+    for (const SegmentId& id : segments) {
+      if (auto info = core_->storage->GetPrefix(id); info.ok()) infos.push_back(std::move(*info));
+    }
+    std::sort(infos.begin(), infos.end(),
+              [](const auto& a, const auto& b) { return a.chain.size() < b.chain.size(); });
+    for (const storage::PrefixInfo& info : infos) {
+      if (info.quarantined || (only_model && info.model != *only_model)) continue;
+      const auto model = core_->models.Find(info.model);
+      if (model.ok() && IngestComplete(core_->rooms, **model, info)) {
+        core_->ingest->MarkReady(info.id);
+        if (core_->options.settle) core_->rewrites->Enqueue(info.id);
+      } else {
+        core_->ingest->Enqueue(info.id);
+      }
+    }
+  }
+
+  Status RegisterModel(const ModelSpec& spec) override {
+    PREFIXD_ASSIGN(const bool changed, core_->models.Register(spec));
+    if (changed) Resume(&spec.name);
+    return {};
+  }
+
+  Result<std::vector<ModelSpec>> Models() override { return core_->models.Specs(); }
+
+  Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
+    PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
+    PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
+    PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
+    PREFIXD_ASSIGN(auto writer,
+                   core_->storage->BeginPut(
+                       spec.model, spec.tenant, spec.tokens, spec.label,
+                       {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual)}));
+    PutContext context;
+    context.keep_alive = core_;
+    context.storage = core_->storage.get();
+    context.pool = core_->rooms.pool;
+    context.geometry = model->spec.geometry;
+    context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
+    context.query_samples = core_->options.query_samples;
+    context.committed = [core = core_.get()](const SegmentId& id) { core->ingest->Enqueue(id); };
+    return MakePutStream(std::move(context), std::move(writer));
+  }
+
+  Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
+                            std::span<const uint32_t> tokens) override {
+    PREFIXD_TRY(Known(model));
+    PREFIXD_ASSIGN(const auto match, core_->storage->LongestMatch(model, tenant, tokens));
+    if (match.n_tokens == 0) return PrefixMatch{};
+    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens};
+  }
+
+  Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
+    std::vector<SegmentId> chain;
+    while (true) {
+      PREFIXD_ASSIGN(const auto info, Find(prefix));
+      const bool same = std::exchange(chain, info.chain) == info.chain;
+      for (const SegmentId& id : chain) core_->ingest->EnqueueUnknown(id);
+      Status ready = core_->ingest->Wait(chain, progress);
+      // A segment that is gone may have been merged meanwhile: then the prefix has another chain.
+      if (ready.ok() || ready.error().code != Code::kNotFound || same) return ready;
+    }
+  }
+
+  Status WaitSettled(const ProgressFn& progress) override {
+    // A merged segment goes back to the ingest, and from there to the rewriting.
+    while (core_->ingest->queued() + core_->rewrites->queued() > 0) {
+      PREFIXD_TRY(core_->ingest->WaitIdle(progress));
+      PREFIXD_TRY(core_->rewrites->WaitIdle(progress));
+    }
+    return {};
+  }
+
+  Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
+    const auto begun = Clock::now();
+    storage::PrefixInfo info;
+    uint32_t n_tokens = 0;
+    if (!spec.tokens.empty()) {
+      PREFIXD_TRY(Known(spec.model));
+      PREFIXD_ASSIGN(const auto match,
+                     core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens));
+      if (match.n_tokens == 0) {
+        return Error{Code::kNotFound, "no stored prefix of model '" + spec.model +
+                                          "' and this tenant begins these tokens; put it first"};
+      }
+      PREFIXD_ASSIGN(info, core_->storage->GetPrefix(match.id));
+      n_tokens = match.n_tokens;
+    } else if (!spec.prefix.empty()) {
+      PREFIXD_ASSIGN(info, Find(spec.prefix));
+      if (info.tenant != spec.tenant) return NoSuchPrefix(spec.prefix);
+      if (!spec.model.empty() && info.model != spec.model) {
+        return InvalidArgument("prefix " + spec.prefix + " is of model '" + info.model +
+                               "', not '" + spec.model + "'");
+      }
+      n_tokens = info.n_tokens;
+    } else {
+      return InvalidArgument("attach needs tokens or a prefix id");
+    }
+    if (spec.n_tokens > n_tokens) {
+      return InvalidArgument("the prefix has " + std::to_string(n_tokens) +
+                             " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
+    }
+    if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
+    // Also where an open session still holds what it has read: nobody new begins on damaged ground.
+    if (info.quarantined) {
+      return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
+                                       info.quarantine + "; put the prompt again"};
+    }
+    PREFIXD_ASSIGN(const auto model, core_->models.Find(info.model));
+    // Sessions on the same tokens share what they load: name them by the segment they end in.
+    PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
+    const SegmentId id = parts.empty() ? info.id : parts.back().id;
+    PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(core_->rooms, model, id, n_tokens));
+    return SessionImpl::Attach(core_, std::move(prepared), spec.policy, begun);
+  }
+
+  Result<std::vector<PrefixSummary>> Prefixes() override {
+    std::vector<PrefixSummary> summaries;
+    for (const auto& info : core_->storage->ListPrefixes())
+      summaries.push_back(SummaryOf(*core_, info));
+    return summaries;
+  }
+
+  Result<PrefixDetail> Prefix(std::string_view prefix) override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    PrefixDetail detail;
+    detail.summary = SummaryOf(*core_, info);
+    for (const SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
+    detail.blobs = core_->storage->ListBlobs(info.chain.back());
+    if (const auto model = core_->models.Find(info.model); model.ok()) {
+      const auto blob = core_->storage->GetBlob(info.chain.back(), kChoiceBlob,
+                                                ChoiceProducer(core_->options, **model));
+      if (blob.ok()) {  // malformed ones serve nobody (PreparedPrefix::Choices), and hide no prefix
+        if (auto choices = DeserializeChoices(*blob); choices.ok()) {
+          detail.choices = *std::move(choices);
+        }
+      }
+      for (const index::IndexKind kind : BuiltIndexes(core_->options)) {
+        const auto recalls = LoadRecalls(core_->rooms, info.chain.back(), kind);
+        detail.indexes.insert(detail.indexes.end(), recalls.begin(), recalls.end());
+      }
+    }
+    return detail;
+  }
+
+  Status Remove(std::string_view prefix) override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    const SegmentId segment = info.chain.back();
+    core_->rewrites->Forget(segment);
+    core_->ingest->Forget(segment);
+    Status status = core_->storage->Remove(info.id);
+    core_->prepared.Forget(segment);
+    // Still there: refused, or others need it. The ingest finds what is stored already.
+    if (core_->storage->GetPrefix(segment).ok()) core_->ingest->Enqueue(segment);
+    return status;
+  }
+
+  Status SetRetention(std::string_view prefix, const Retention& retention) override {
+    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    storage::RetentionChange change;
+    change.pinned = retention.pinned;
+    if (retention.ttl_seconds) {
+      PREFIXD_TRY(CheckTtl(*retention.ttl_seconds));
+      const auto ttl = std::chrono::seconds(*retention.ttl_seconds);
+      const auto expires = std::chrono::system_clock::now().time_since_epoch() + ttl;
+      change.expires_unix_ms =
+          ttl.count() == 0 ? 0
+                           : std::chrono::duration_cast<std::chrono::milliseconds>(expires).count();
+    }
+    return core_->storage->SetRetention(info.id, change);
+  }
+
+  Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
+    std::optional<SegmentId> only;
+    if (!prefix.empty()) {
+      PREFIXD_ASSIGN(const auto info, Find(prefix));
+      only = info.id;
+    }
+    PREFIXD_ASSIGN(auto report, core_->storage->Verify(only ? &*only : nullptr, progress));
+    return VerifySummary{report.segments, report.pages, report.blobs, report.bytes,
+                         std::move(report.damaged)};
+  }
+
+  Result<RuntimeStats> Stats() override { return StatsOf(*core_); }
+
+  void StepBatch(std::span<StepRequest> requests) override { prefixd::StepBatch(requests); }
+
+ private:
+  Status Known(std::string_view model) const {
+    PREFIXD_ASSIGN(const auto found, core_->models.Find(model));
+    return {};
+  }
+
+  Result<storage::PrefixInfo> Find(std::string_view prefix) const {
+    const auto id = SegmentId::Parse(prefix);
+    if (!id.ok()) return NoSuchPrefix(prefix);
+    return core_->storage->GetPrefix(*id);
+  }
+
+  const std::shared_ptr<Core> core_;
+};
+
+}  // namespace
+
+void Core::Rebuild(const storage::SegmentId& id) {
+  (void)MarkIncomplete(rooms, id);  // if it fails, the queue below still does the work
+  if (ingest) ingest->Enqueue(id);
+}
+
+Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& options) {
+  PREFIXD_ASSIGN(storage::StoreOptions at, StorageOptions(options));
+  std::shared_ptr<HostPinning> pinning;
+  if (options.pin_host_tier) {
+    pinning = HostPinning::Open();
+    at.on_host_block = HostPinning::Hook(pinning);
+  }
+  PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
+  PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
+  RuntimeOptions resolved = options;
+  if (resolved.phi_features == "auto") {
+    resolved.phi_features = compute->name() == "cpu" ? "log8" : "none";
+  }
+  auto core = std::make_shared<Core>(resolved, std::move(storage), std::move(compute));
+  core->pinning = std::move(pinning);
+  PREFIXD_TRY(core->models.LoadAll());
+  core->ingest = std::make_unique<SegmentQueue>(
+      "summaries", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+        PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
+        PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
+        PREFIXD_TRY(IngestSegment(c->rooms, *model, info.chain.back(), progress));
+        c->prepared.Forget(info.chain.back());
+        if (c->options.settle) c->rewrites->Enqueue(info.chain.back());
+        return {};
+      });
+  core->rewrites = std::make_unique<SegmentQueue>(
+      "rewritten rows", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+        PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
+        PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
+        PREFIXD_ASSIGN(const Rewritten done, RewriteSegment(c->rooms, *model, id, progress));
+        if (!done.merged) return {};
+        for (const SegmentId& gone : done.gone) c->ingest->Forget(gone);
+        c->ingest->Enqueue(*done.merged);
+        return {};
+      });
+  core->maintenance = std::make_unique<Maintenance>(std::vector<MaintenanceTask>{
+      {"limits", std::chrono::milliseconds(options.maintenance_ms),
+       [c = core.get()](const std::stop_token&) {
+         Status done = c->storage->Maintain();
+         const auto exists = [c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); };
+         c->ingest->Prune(exists);
+         c->rewrites->Prune(exists);
+         c->prepared.Prune(exists);
+         return done;
+       }}});
+  // What was derived can be derived again.
+  core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
+    if (name == kQueriesBlob) ReportLostQueries(c->rooms, id);
+    c->Rebuild(id);
+  });
+  core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,
+                                              options.scrub_interval_hours);
+  auto store = std::make_unique<LocalStoreImpl>(core);
+  store->Resume(nullptr);
+  return std::unique_ptr<LocalStore>(std::move(store));
+}
+
+}  // namespace prefixd

@@ -1,0 +1,96 @@
+#include "runtime/store/store_reports.h"
+
+#include <chrono>
+
+#include "prefixd/version.h"
+
+namespace prefixd {
+
+PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {
+  PrefixSummary s;
+  s.id = info.id.ToString();
+  s.model = info.model;
+  s.tenant = info.tenant;
+  s.label = info.label;
+  s.n_tokens = info.n_tokens;
+  s.own_tokens = info.own_tokens;
+  s.children = info.children;
+  s.own_bytes = info.own_bytes;
+  s.created_unix_ms = info.created_unix_ms;
+  s.last_used_unix_ms = info.last_used_unix_ms;
+  s.quarantined = info.quarantined;
+  s.settled = info.settled;
+  s.pinned = info.pinned;
+  s.expires_unix_ms = info.expires_unix_ms;
+  s.quarantine = info.quarantine;
+  s.encoding = info.encoding;
+  s.encoding_error = info.encoding_error;
+  const auto standing = core.ingest->Get(info.chain.back());
+  s.ingest = standing.state;
+  if (standing.error) s.ingest_error = standing.error->message;
+  return s;
+}
+
+RuntimeStats StatsOf(const Core& core) {
+  const auto stored = core.storage->stats();
+  RuntimeStats stats;
+  stats.version = PREFIXD_VERSION;
+  stats.compute = core.compute->name();
+  stats.io_backend = stored.io_backend;
+  stats.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                              std::chrono::steady_clock::now() - core.started)
+                                              .count());
+  stats.models = core.models.Specs().size();
+  stats.prefixes = stored.segments;
+  stats.sessions = core.sessions;
+  stats.sessions_total = core.sessions_total;
+  stats.steps = core.steps;
+  stats.steps_joined = core.step_queue.joined();
+  stats.bytes_on_disk = stored.bytes_on_disk;
+  stats.bytes_free = stored.bytes_free;
+  stats.bytes_written = stored.bytes_written;
+  stats.bytes_read = stored.bytes_read;
+  stats.host_tier_bytes = stored.host_tier_bytes;
+  stats.host_tier_capacity = stored.host_tier_capacity;
+  stats.host_hits = stored.host_hits;
+  stats.host_misses = stored.host_misses;
+  stats.host_tier_pinned = stored.host_tier_pinned;
+  stats.host_evictions = stored.host_evictions;
+  stats.host_tier_huge_pages = stored.host_tier_huge_pages;
+  stats.host_tier_gpu = core.pinning ? core.pinning->state() : "off";
+  for (const auto& t : stored.host_tenants) {
+    stats.host_tenants.push_back({t.tenant, t.bytes, t.memory_bytes, t.share_bytes, t.pinned_bytes,
+                                  t.hits, t.misses, t.evictions});
+  }
+  stats.selector_memory_bytes = core.selector_memory.used();
+  stats.selector_memory_capacity = core.selector_memory.capacity();
+  stats.shared_rows_bytes = core.set_rows.used();
+  stats.shared_rows_capacity = core.set_rows.capacity();
+  stats.checksum_failures = stored.checksum_failures;
+  stats.puts = stored.puts;
+  stats.puts_aborted = stored.puts_aborted;
+  stats.bytes_rewritten = stored.bytes_rewritten;
+  stats.settled = stored.settled;
+  stats.merged = stored.merged;
+  stats.ingest_queue = core.ingest->queued();
+  stats.rewrite_queue = core.rewrites->queued();
+  stats.load_queue = core.index_loads.queued() + core.key_loads.queued();
+  stats.ahead_queue = core.rows_ahead.queued();
+  stats.ahead_bytes = stored.ahead_bytes;
+  stats.ahead_used_bytes = stored.ahead_used_bytes;
+  stats.ahead_vain_bytes = stored.ahead_vain_bytes;
+  stats.quota_bytes = stored.quota_bytes;
+  stats.evictions = stored.evictions;
+  stats.evicted_bytes = stored.evicted_bytes;
+  stats.expired = stored.expired;
+  for (const storage::TenantUsage& t : stored.tenants) {
+    stats.tenants.push_back(
+        {t.tenant, t.bytes, t.reserved_bytes, t.quota_bytes, t.evictions, t.evicted_bytes});
+  }
+  stats.scrub_bytes = stored.scrub_bytes;
+  stats.scrub_damaged = stored.scrub_damaged;
+  stats.verified_since_unix_ms = stored.verified_since_unix_ms;
+  return stats;
+}
+
+}  // namespace prefixd

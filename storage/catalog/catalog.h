@@ -1,0 +1,91 @@
+// What is small and must be transactional: models, segment records, block hashes. Each mutation is
+// one atomic write; those marked synced are durable when they return. Segment bytes never go here.
+//
+// The number of a segment's children is not stored: it follows from the records' parents.
+// Thread-safety: all methods may be called concurrently. Errors: kIo from the database, kCorrupt
+// for values that do not decode.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "prefixd/result.h"
+#include "storage/segment/identity.h"
+#include "storage/segment/records.h"
+#include "storage/segment/segment_format.h"
+#include "storage/catalog/sequences.h"
+
+namespace prefixd::storage {
+
+struct CatalogMeta {
+  uint32_t format_version = 0;
+  uint32_t block_tokens = 0;  // fixed when the store is made: stored hashes depend on it
+  Uuid store{};
+};
+// Version 1 stores are upgraded when they are opened.
+inline constexpr uint32_t kStoreFormatVersion = 2;
+
+// One row as loaded at open.
+struct CatalogSegment {
+  SegmentRecord record;
+  std::string quarantine;  // why; empty: sound
+  int64_t last_used_unix_ms = 0;
+  float heat = 1;                // uses, those before the last one decayed (eviction.h)
+  int64_t verified_unix_ms = 0;  // when all of it last verified; at first, when it was stored
+};
+
+// What changes together.
+struct CatalogChange {
+  struct Put {
+    SegmentRecord record;
+    // Of the blocks that end in the segment; absent: those it has already.
+    std::optional<std::vector<BlockHash>> hashes;
+  };
+  std::vector<SegmentId> remove;  // with their hashes; applied before `put`
+  std::vector<Put> put;
+  std::vector<SegmentId> remove_aliases;
+  std::vector<AliasRecord> put_aliases;
+};
+
+// Where the scrub stands inside the segment it is at; all zero: nowhere.
+struct ScrubPosition {
+  Uuid file{};
+  uint64_t next_page = 0;
+};
+
+class Catalog {
+ public:
+  // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write
+  // and refuses it where the disk is so full that the database would fail in the middle.
+  static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
+                                               const CatalogMeta& fresh,
+                                               std::function<Status()> make_room = {});
+  virtual ~Catalog() = default;
+
+  virtual const CatalogMeta& meta() const = 0;
+  virtual Status PutModel(const ModelRecord& model) = 0;  // synced
+  virtual Result<std::vector<ModelRecord>> LoadModels() const = 0;
+
+  // Numbers for segment files; every Apply writes down which of them are decided.
+  virtual Sequences& sequences() = 0;
+  // Synced and atomic: the commit point of puts, removals, rewrites and merges. One at a time.
+  virtual Status Apply(const CatalogChange& change) = 0;
+  virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
+  virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) = 0;  // not synced
+  virtual Status SetVerified(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
+  virtual Status SetScrubPosition(const ScrubPosition& position) = 0;                // not synced
+  virtual Result<ScrubPosition> LoadScrubPosition() const = 0;
+  // A row that does not decode comes with its id alone and no tokens.
+  virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
+  virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;
+
+  // Segments in which a block with this chained hash ends; usually none or one.
+  virtual Result<std::vector<SegmentId>> FindBlock(const BlockHash& hash) const = 0;
+};
+
+}  // namespace prefixd::storage

@@ -1,0 +1,384 @@
+#include "storage/catalog/prefix_tree.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace prefixd::storage {
+
+Error PrefixTree::NoPrefix(const SegmentId& id) {
+  return {Code::kNotFound, "no stored prefix " + id.ToString()};
+}
+
+ChainPin& ChainPin::operator=(ChainPin&& other) noexcept {
+  if (this != &other) {
+    Release();
+    tree_ = std::exchange(other.tree_, nullptr);
+    chain_ = std::move(other.chain_);
+    other.chain_.clear();
+  }
+  return *this;
+}
+
+void ChainPin::Release() {
+  if (tree_ != nullptr) tree_->Unpin(chain_);
+  tree_ = nullptr;
+  chain_.clear();
+}
+
+PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
+  const SegmentRecord& r = node.record;
+  return {r.is_root() ? node.scope : r.parent.bytes, r.tokens.begin, r.first_token};
+}
+
+void PrefixTree::Insert(const Entry& entry) {
+  std::lock_guard lock(mutex_);
+  const CatalogSegment& segment = entry.segment;
+  InsertNode({segment.record,
+              entry.scope,
+              segment.quarantine,
+              segment.last_used_unix_ms,
+              segment.last_used_unix_ms,
+              segment.heat,
+              0,
+              0,
+              entry.linked,
+              {},
+              segment.verified_unix_ms});
+}
+
+void PrefixTree::InsertNode(Node node) {
+  const SegmentId id = node.record.id;
+  usage_.Add(node.record.tenant, node.record.file_bytes);
+  if (node.linked) {
+    children_[KeyOf(node)].insert(id);
+    if (const auto parent = nodes_.find(node.record.parent); parent != nodes_.end()) {
+      ++parent->second.children;
+    }
+  }
+  const bool fresh = nodes_.emplace(id, std::move(node)).second;
+  assert(fresh);
+  (void)fresh;
+}
+
+void PrefixTree::EraseNode(const SegmentId& id) {
+  const auto it = nodes_.find(id);
+  const Node& node = it->second;
+  usage_.Subtract(node.record.tenant, node.record.file_bytes);
+  for (const SegmentId& alias : node.aliases) aliases_.erase(alias);
+  if (node.linked) {
+    const auto siblings = children_.find(KeyOf(node));
+    siblings->second.erase(id);
+    if (siblings->second.empty()) children_.erase(siblings);
+    const auto parent = nodes_.find(node.record.parent);
+    if (parent != nodes_.end()) --parent->second.children;
+  }
+  nodes_.erase(it);
+}
+
+Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  if (it->second.children > 0) {
+    return Error{Code::kFailedPrecondition, "prefix " + id.ToString() + " is continued by " +
+                                                std::to_string(it->second.children) +
+                                                " others; remove those first"};
+  }
+  if (it->second.pins > 0) {
+    return Error{Code::kFailedPrecondition,
+                 "prefix " + id.ToString() + " is open; detach its readers and writers first"};
+  }
+  PREFIXD_TRY(commit());
+  SegmentRecord record = it->second.record;
+  EraseNode(id);
+  return record;
+}
+
+Result<SegmentRecord> PrefixTree::Record(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  return it->second.record;
+}
+
+Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(record.id);
+  if (it == nodes_.end()) return NoPrefix(record.id);
+  SegmentRecord& known = it->second.record;
+  if (known.file != file) {
+    return Error{Code::kUnavailable,
+                 "segment " + record.id.ToString() + " was rewritten meanwhile"};
+  }
+  assert(known.parent == record.parent && known.tokens == record.tokens);
+  PREFIXD_TRY(commit());
+  usage_.Subtract(known.tenant, known.file_bytes);
+  usage_.Add(record.tenant, record.file_bytes);
+  known = record;
+  return {};
+}
+
+Result<PrefixTree::Node*> PrefixTree::MergeParentNode(const SegmentId& leaf) const {
+  const auto it = nodes_.find(leaf);
+  if (it == nodes_.end()) return NoPrefix(leaf);
+  const auto refuse = [&](const char* why) {
+    return Error{Code::kFailedPrecondition,
+                 "segment " + leaf.ToString() + " cannot be merged with its parent: " + why};
+  };
+  const Node& node = it->second;
+  const auto parent_it = nodes_.find(node.record.parent);
+  if (parent_it == nodes_.end()) return refuse("it has none");
+  const Node& parent = parent_it->second;
+  if (node.children > 0) return refuse("others continue it");
+  if (parent.children > 1) return refuse("others continue the parent");
+  if (node.record.tokens.begin != parent.record.tokens.end) {
+    return refuse("it begins inside the parent");
+  }
+  if (node.pins > 0 || parent.pins > 0) return refuse("one of them is open");
+  if (!node.quarantine.empty() || !parent.quarantine.empty()) {
+    return refuse("one of them is quarantined");
+  }
+  return const_cast<Node*>(&parent);
+}
+
+Result<SegmentRecord> PrefixTree::MergeParent(const SegmentId& leaf) const {
+  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const Node* parent, MergeParentNode(leaf));
+  return parent->record;
+}
+
+Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
+                         std::span<const AliasRecord> aliases, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const Node* parent, MergeParentNode(leaf));
+  const Node& node = nodes_.at(leaf);
+  Node joined{merged,
+              node.scope,
+              "",
+              std::max(node.last_used_unix_ms, parent->last_used_unix_ms),
+              node.last_recorded_unix_ms,
+              std::max(node.heat, parent->heat),
+              0,
+              0,
+              true,
+              {},
+              std::min(node.verified_unix_ms, parent->verified_unix_ms)};
+  const SegmentId parent_id = parent->record.id;
+  PREFIXD_TRY(commit());
+  EraseNode(leaf);
+  EraseNode(parent_id);
+  InsertNode(std::move(joined));
+  for (const AliasRecord& alias : aliases) PutAlias(alias);
+  return {};
+}
+
+std::vector<SegmentId> PrefixTree::Unneeded() const {
+  std::lock_guard lock(mutex_);
+  std::vector<SegmentId> out;
+  for (const auto& [id, node] : nodes_) {
+    if (!node.record.listed && node.children == 0 && node.pins == 0 && node.aliases.empty()) {
+      out.push_back(id);
+    }
+  }
+  return out;
+}
+
+std::vector<const PrefixTree::Node*> PrefixTree::ChainOf(const SegmentId& id) const {
+  std::vector<const Node*> chain;
+  for (auto it = nodes_.find(id); it != nodes_.end(); it = nodes_.find(it->second.record.parent)) {
+    chain.push_back(&it->second);
+    if (it->second.record.is_root() || !it->second.linked) break;
+  }
+  std::reverse(chain.begin(), chain.end());
+  return chain;
+}
+
+bool PrefixTree::Complete(const std::vector<const Node*>& chain) {
+  return !chain.empty() && chain.front()->linked && chain.front()->record.is_root();
+}
+
+Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  if (!nodes_.contains(id)) return NoPrefix(id);
+  const std::vector<const Node*> chain = ChainOf(id);
+  for (const Node* node : chain) {
+    if (!node->quarantine.empty()) {
+      return Error{Code::kCorrupt, "prefix " + id.ToString() + " needs segment " +
+                                       node->record.id.ToString() +
+                                       ", which is quarantined: " + node->quarantine};
+    }
+  }
+  if (!Complete(chain)) {
+    return Error{Code::kCorrupt, "prefix " + id.ToString() + " lacks the segment it continues"};
+  }
+  ChainPin pin;
+  pin.tree_ = this;
+  for (const Node* node : chain) {
+    ++nodes_.at(node->record.id).pins;
+    pin.chain_.push_back(node->record);
+  }
+  return pin;
+}
+
+Result<ChainPin> PrefixTree::PinSegment(const SegmentId& id) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  ++it->second.pins;
+  ChainPin pin;
+  pin.tree_ = this;
+  pin.chain_.push_back(it->second.record);
+  return pin;
+}
+
+void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
+  std::lock_guard lock(mutex_);
+  for (const SegmentRecord& record : chain) {
+    Node& node = nodes_.at(record.id);
+    assert(node.pins > 0);
+    --node.pins;
+  }
+}
+
+bool PrefixTree::Usable(const SegmentId& id, int64_t now) const {
+  std::lock_guard lock(mutex_);
+  const std::vector<const Node*> chain = ChainOf(id);
+  return Complete(chain) && AliveNode(*chain.back(), now) &&
+         std::all_of(chain.begin(), chain.end(),
+                     [](const Node* node) { return node->quarantine.empty(); });
+}
+
+std::vector<SegmentId> PrefixTree::ChildrenOf(const SegmentId& parent, uint32_t begin,
+                                              uint32_t token) const {
+  std::lock_guard lock(mutex_);
+  const auto it = children_.find({parent.bytes, begin, token});
+  if (it == children_.end()) return {};
+  return {it->second.begin(), it->second.end()};
+}
+
+uint32_t PrefixTree::MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const {
+  const auto all = static_cast<uint32_t>(tokens.size());
+  const std::span<const uint32_t> lead(root.lead);
+  const size_t n = std::min(lead.size(), tokens.size());
+  const auto common = static_cast<uint32_t>(
+      std::mismatch(lead.begin(), lead.begin() + static_cast<ptrdiff_t>(n), tokens.begin()).first -
+      lead.begin());
+  const bool ends_here = common < lead.size() || lead.size() == root.tokens.size();
+  if (!ends_here) return all;
+  // What branches off inside the common part may go on with the prompt.
+  const auto child = children_.lower_bound({root.id.bytes, 0, 0});
+  const bool branches = child != children_.end() && std::get<0>(child->first) == root.id.bytes &&
+                        std::get<1>(child->first) <= common;
+  return branches ? all : common;
+}
+
+std::vector<PrefixTree::Root> PrefixTree::Roots(const BlockHash& scope,
+                                                std::span<const uint32_t> tokens) const {
+  std::lock_guard lock(mutex_);
+  const auto it = children_.find({scope, 0, tokens.front()});
+  if (it == children_.end()) return {};
+  std::vector<Root> roots;
+  for (const SegmentId& id : it->second) {
+    roots.push_back({id, MatchBound(nodes_.at(id).record, tokens)});
+  }
+  std::stable_sort(roots.begin(), roots.end(),
+                   [](const Root& a, const Root& b) { return a.at_most > b.at_most; });
+  return roots;
+}
+
+bool PrefixTree::SetQuarantine(const SegmentId& id, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end() || it->second.quarantine == reason) return false;
+  it->second.quarantine = reason;
+  return true;
+}
+
+TenantBytes PrefixTree::Usage() const {
+  std::lock_guard lock(mutex_);
+  return usage_;
+}
+
+std::optional<std::pair<SegmentRecord, int64_t>> PrefixTree::LeastRecentlyVerified() const {
+  std::lock_guard lock(mutex_);
+  const Node* oldest = nullptr;
+  for (const auto& [id, node] : nodes_) {
+    if (oldest == nullptr || node.verified_unix_ms < oldest->verified_unix_ms) oldest = &node;
+  }
+  if (oldest == nullptr) return std::nullopt;
+  return std::pair(oldest->record, oldest->verified_unix_ms);
+}
+
+bool PrefixTree::SetVerified(const SegmentId& id, int64_t unix_ms) {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return false;
+  it->second.verified_unix_ms = unix_ms;
+  return true;
+}
+
+Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto alias = aliases_.find(id);
+  const auto it = nodes_.find(alias == aliases_.end() ? id : alias->second.segment);
+  if (it == nodes_.end()) return NoPrefix(id);
+  const Node& node = it->second;
+  PrefixInfo info;
+  info.id = id;
+  info.model = node.record.model;
+  info.tenant = node.record.tenant;
+  info.label = node.record.label;
+  info.n_tokens = node.record.tokens.end;
+  info.file = node.record.file;
+  info.own_tokens = node.record.tokens.size();
+  info.own_bytes = node.record.file_bytes;
+  info.children = node.children;
+  info.created_unix_ms = node.record.created_unix_ms;
+  info.last_used_unix_ms = node.last_used_unix_ms;
+  info.listed = node.record.listed;
+  info.settled = node.record.settled;
+  info.encoding = node.record.encoding;
+  info.encoding_error = node.record.encoding_error;
+  info.pinned = node.record.pinned;
+  info.expires_unix_ms = node.record.expires_unix_ms;
+  if (alias != aliases_.end()) {
+    info.listed = true;
+    info.label = alias->second.label;
+    info.n_tokens = alias->second.n_tokens;
+    info.created_unix_ms = alias->second.created_unix_ms;
+    info.pinned = alias->second.pinned;
+    info.expires_unix_ms = alias->second.expires_unix_ms;
+  }
+  const std::vector<const Node*> chain = ChainOf(node.record.id);
+  if (!Complete(chain)) {
+    info.quarantine =
+        "segment " + chain.front()->record.id.ToString() + " lacks the segment it continues";
+  }
+  for (const Node* link : chain) {
+    info.chain.push_back(link->record.id);
+    if (!link->quarantine.empty() && info.quarantine.empty()) info.quarantine = link->quarantine;
+  }
+  info.quarantined = !info.quarantine.empty();
+  return info;
+}
+
+std::vector<SegmentRecord> PrefixTree::Records() const {
+  std::lock_guard lock(mutex_);
+  std::vector<SegmentRecord> records;
+  for (const auto& [id, node] : nodes_) records.push_back(node.record);
+  std::sort(records.begin(), records.end(),
+            [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
+  return records;
+}
+
+uint64_t PrefixTree::file_bytes() const {
+  std::lock_guard lock(mutex_);
+  return usage_.total();
+}
+
+size_t PrefixTree::size() const {
+  std::lock_guard lock(mutex_);
+  return nodes_.size();
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,89 @@
+// What the tree knows of how long its segments live: names that expire, uses, what may be evicted.
+#include <algorithm>
+
+#include "storage/catalog/eviction.h"
+#include "storage/catalog/prefix_tree.h"
+
+namespace prefixd::storage {
+
+bool PrefixTree::Named(const Node& node, int64_t now) const {
+  if (node.record.listed && !Expired(node.record.expires_unix_ms, now)) return true;
+  return std::any_of(node.aliases.begin(), node.aliases.end(), [&](const SegmentId& id) {
+    return !Expired(aliases_.at(id).expires_unix_ms, now);
+  });
+}
+
+bool PrefixTree::AliveNode(const Node& node, int64_t now) const {
+  std::vector<const Node*> open{&node};
+  while (!open.empty()) {
+    const Node& next = *open.back();
+    open.pop_back();
+    if (Named(next, now)) return true;
+    if (next.children == 0) continue;
+    const std::array<uint8_t, 16>& parent = next.record.id.bytes;
+    for (auto it = children_.lower_bound({parent, 0, 0});
+         it != children_.end() && std::get<0>(it->first) == parent; ++it) {
+      for (const SegmentId& child : it->second) open.push_back(&nodes_.at(child));
+    }
+  }
+  return false;
+}
+
+bool PrefixTree::Alive(const SegmentId& id, int64_t now) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  return it != nodes_.end() && AliveNode(it->second, now);
+}
+
+std::vector<SegmentId> PrefixTree::ExpiredNames(int64_t now) const {
+  std::lock_guard lock(mutex_);
+  std::vector<SegmentId> out;
+  for (const auto& [id, node] : nodes_) {
+    if (node.record.listed && Expired(node.record.expires_unix_ms, now)) out.push_back(id);
+  }
+  for (const auto& [id, alias] : aliases_) {
+    if (Expired(alias.expires_unix_ms, now)) out.push_back(id);
+  }
+  return out;
+}
+
+std::vector<PrefixTree::Use> PrefixTree::Touch(const SegmentId& id, int64_t unix_ms,
+                                               int64_t step_ms) {
+  std::lock_guard lock(mutex_);
+  std::vector<Use> worth_recording;
+  for (auto it = nodes_.find(id); it != nodes_.end(); it = nodes_.find(it->second.record.parent)) {
+    Node& node = it->second;
+    node.heat = DecayedHeat(node.heat, unix_ms - node.last_used_unix_ms) + 1;
+    node.last_used_unix_ms = std::max(node.last_used_unix_ms, unix_ms);
+    if (unix_ms - node.last_recorded_unix_ms >= step_ms) {
+      node.last_recorded_unix_ms = unix_ms;
+      worth_recording.push_back({it->first, node.heat});
+    }
+    if (node.record.is_root()) break;
+  }
+  return worth_recording;
+}
+
+std::vector<EvictionNode> PrefixTree::EvictionNodes(int64_t now) const {
+  std::lock_guard lock(mutex_);
+  std::vector<EvictionNode> out;
+  out.reserve(nodes_.size());
+  for (const auto& [id, node] : nodes_) {
+    const SegmentRecord& r = node.record;
+    EvictionNode& e = out.emplace_back();
+    e.id = id;
+    e.parent = r.parent;
+    e.tenant = r.tenant;
+    e.bytes = r.file_bytes;
+    e.tokens = r.tokens;
+    e.heat = DecayedHeat(node.heat, now - node.last_used_unix_ms);
+    e.named = r.listed || !node.aliases.empty();
+    e.useless = !node.quarantine.empty() || !Named(node, now);
+    e.held = node.pins > 0 || (r.listed && r.pinned) ||
+             std::any_of(node.aliases.begin(), node.aliases.end(),
+                         [&](const SegmentId& alias) { return aliases_.at(alias).pinned; });
+  }
+  return out;
+}
+
+}  // namespace prefixd::storage

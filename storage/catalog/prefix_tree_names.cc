@@ -1,0 +1,67 @@
+// Names that are no segments of their own any more: they stand for a part of another one.
+#include <cassert>
+#include <utility>
+
+#include "storage/catalog/prefix_tree.h"
+
+namespace prefixd::storage {
+
+void PrefixTree::PutAlias(const AliasRecord& alias) {
+  aliases_[alias.id] = alias;
+  if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
+    it->second.aliases.insert(alias.id);
+  }
+}
+
+void PrefixTree::InsertAlias(const AliasRecord& alias) {
+  std::lock_guard lock(mutex_);
+  PutAlias(alias);
+}
+
+Status PrefixTree::UpdateAlias(const AliasRecord& alias, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(alias.id);
+  if (it == aliases_.end()) return NoPrefix(alias.id);
+  assert(it->second.segment == alias.segment);
+  PREFIXD_TRY(commit());
+  it->second = alias;
+  return {};
+}
+
+Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(id);
+  if (it == aliases_.end()) return NoPrefix(id);
+  PREFIXD_TRY(commit());
+  AliasRecord alias = std::move(it->second);
+  aliases_.erase(it);
+  if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
+    node->second.aliases.erase(id);
+  }
+  return alias;
+}
+
+std::vector<AliasRecord> PrefixTree::Aliases() const {
+  std::lock_guard lock(mutex_);
+  std::vector<AliasRecord> out;
+  for (const auto& [id, alias] : aliases_) out.push_back(alias);
+  return out;
+}
+
+std::vector<AliasRecord> PrefixTree::AliasesInto(const SegmentId& segment) const {
+  std::lock_guard lock(mutex_);
+  std::vector<AliasRecord> out;
+  if (const auto it = nodes_.find(segment); it != nodes_.end()) {
+    for (const SegmentId& id : it->second.aliases) out.push_back(aliases_.at(id));
+  }
+  return out;
+}
+
+std::pair<SegmentId, uint32_t> PrefixTree::Resolve(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = aliases_.find(id);
+  if (it == aliases_.end()) return {id, 0};
+  return {it->second.segment, it->second.n_tokens};
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,211 @@
+#include "storage/catalog/store_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "storage/io/crash_point.h"
+#include "storage/io/errors.h"
+#include "storage/segment/hex.h"
+
+namespace prefixd::storage {
+namespace fs = std::filesystem;
+namespace {
+
+std::string ReadSmallFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+constexpr std::string_view kIdentityWord = "prefixd-store";
+
+}  // namespace
+
+Result<DirLock> DirLock::Acquire(const fs::path& dir) {
+  const fs::path path = dir / "lock";
+  DirLock lock;
+  PREFIXD_ASSIGN(lock.fd_, OpenFile(path, O_RDWR | O_CREAT));
+  if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoError(errno, "cannot lock " + path.string());
+    std::string pid = ReadSmallFile(path);
+    std::erase(pid, '\n');
+    return Error{Code::kFailedPrecondition, "the store " + dir.string() + " is in use by process " +
+                                                (pid.empty() ? "(unknown)" : pid)};
+  }
+  const std::string pid = std::to_string(::getpid()) + "\n";
+  // A full disk must not keep the store from being opened, and made smaller: the pid is for people.
+  const bool noted =
+      ::ftruncate(lock.fd_.get(), 0) == 0 &&
+      ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) == static_cast<ssize_t>(pid.size());
+  if (!noted && errno != ENOSPC) {
+    return ErrnoError(errno, "cannot write " + path.string());
+  }
+  return lock;
+}
+
+Result<StoreIdentity> ReadIdentityFile(const fs::path& dir) {
+  const fs::path path = dir / "STORE";
+  std::istringstream in(ReadSmallFile(path));
+  std::string word, format_key, uuid_key, uuid;
+  StoreIdentity identity;
+  in >> word >> format_key >> identity.format_version;
+  if (!in || word != kIdentityWord || format_key != "format") {
+    return Error{Code::kCorrupt, path.string() + " is not the identity of a prefixd store"};
+  }
+  if (identity.format_version > kStoreFormatVersion) {
+    return Error{Code::kFailedPrecondition,
+                 "the store " + path.parent_path().string() + " has format version " +
+                     std::to_string(identity.format_version) + "; this prefixd knows up to " +
+                     std::to_string(kStoreFormatVersion) + ". It was left unchanged"};
+  }
+  in >> uuid_key >> uuid;
+  if (!in || uuid_key != "uuid" || !FromHex(uuid, identity.store)) {
+    return Error{Code::kCorrupt, path.string() + " holds no store uuid"};
+  }
+  return identity;
+}
+
+Status WriteIdentityFile(const fs::path& dir, const StoreIdentity& identity) {
+  return WriteFileAtomically(dir / "STORE", std::string(kIdentityWord) + "\nformat " +
+                                                std::to_string(identity.format_version) +
+                                                "\nuuid " + ToHex(identity.store) + "\n");
+}
+
+std::string HowToRecover(const fs::path& dir) {
+  return "`prefixctl recover --dir " + dir.string() + "` makes it anew from the segment files";
+}
+
+Error WithHowToRecover(Error error, const fs::path& dir) {
+  if (error.code == Code::kCorrupt || error.code == Code::kIo) {
+    error.message += "; if the disk is well, " + HowToRecover(dir);
+  }
+  return error;
+}
+
+Status CreateStoreDir(const fs::path& dir) {
+  for (const fs::path& path : {dir, dir / "segments", dir / "catalog"}) {
+    if (::mkdir(path.c_str(), 0700) == 0) {
+      const fs::path parent = path.parent_path();
+      PREFIXD_TRY(SyncDirectory(parent.empty() ? fs::path(".") : parent));
+    } else if (errno != EEXIST) {
+      return ErrnoError(errno, "cannot create the directory " + path.string());
+    }
+  }
+  return {};
+}
+
+Status RefuseLostCatalog(const fs::path& dir) {
+  std::error_code error;
+  if (fs::exists(dir / "catalog" / "CURRENT", error)) return {};
+  for (auto it = fs::directory_iterator(dir / "segments", error);
+       !error && it != fs::directory_iterator(); it.increment(error)) {
+    const auto entry = ParseSegmentsEntry(it->path().filename().string());
+    if (!entry || !entry->blob.empty()) continue;
+    return Error{Code::kCorrupt, "the catalog of the store " + dir.string() +
+                                     " is missing although segments are there; " +
+                                     HowToRecover(dir)};
+  }
+  return {};
+}
+
+Result<StoreIdentity> ReadOrCreateIdentity(const fs::path& dir) {
+  const fs::path path = dir / "STORE";
+  std::error_code ignored;
+  if (fs::exists(path, ignored)) {
+    auto read = ReadIdentityFile(dir);
+    if (!read.ok()) return WithHowToRecover(read.error(), dir);
+    StoreIdentity identity = *read;
+    if (identity.format_version < kStoreFormatVersion) {
+      LogInfo("upgrading the store " + dir.string() + " from format " +
+              std::to_string(identity.format_version) + " to " +
+              std::to_string(kStoreFormatVersion));
+      identity.format_version = kStoreFormatVersion;
+      PREFIXD_TRY(WriteIdentityFile(dir, identity));
+    }
+    return identity;
+  }
+  if (fs::exists(dir / "catalog" / "CURRENT", ignored)) {
+    return Error{
+        Code::kCorrupt,
+        path.string() + " is missing but there is a catalog; restore it, or " + HowToRecover(dir)};
+  }
+  StoreIdentity identity{kStoreFormatVersion, {}};
+  RandomBytes(identity.store);
+  PREFIXD_TRY(WriteIdentityFile(dir, identity));
+  return identity;
+}
+
+fs::path SegmentPath(const fs::path& dir, const Uuid& file) {
+  return dir / "segments" / (ToHex(file) + ".seg");
+}
+
+fs::path BlobPath(const fs::path& dir, const SegmentId& id, std::string_view name) {
+  return dir / "segments" / (id.ToString() + "." + std::string(name) + ".blob");
+}
+
+bool ValidBlobName(std::string_view name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  };
+  return !name.empty() && name.size() <= 64 && name.front() != '.' && name.back() != '.' &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file) {
+  constexpr size_t kHexDigits = 32;
+  SegmentsEntry entry;
+  if (file.size() < kHexDigits || !FromHex(file.substr(0, kHexDigits), entry.id)) {
+    return std::nullopt;
+  }
+  std::string_view rest = file.substr(kHexDigits);
+  if (rest == ".seg") return entry;
+  constexpr std::string_view kSuffix = ".blob";
+  if (rest.size() <= kSuffix.size() + 1 || rest[0] != '.' || !rest.ends_with(kSuffix)) {
+    return std::nullopt;
+  }
+  entry.blob = rest.substr(1, rest.size() - kSuffix.size() - 1);
+  if (!ValidBlobName(entry.blob)) return std::nullopt;
+  return entry;
+}
+
+Result<std::vector<fs::directory_entry>> ListDirectory(const fs::path& dir) {
+  std::error_code error;
+  std::vector<fs::directory_entry> entries;
+  for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    entries.push_back(*it);
+  }
+  if (error) return ErrnoError(error.value(), "cannot list " + dir.string());
+  return entries;
+}
+
+Status WriteFileAtomically(const fs::path& path, std::string_view bytes) {
+  fs::path temp = path;
+  temp += ".tmp";
+  {
+    PREFIXD_ASSIGN(UniqueFd fd, OpenFile(temp, O_WRONLY | O_CREAT | O_TRUNC));
+    const ssize_t n = ::pwrite(fd.get(), bytes.data(), bytes.size(), 0);
+    if (n != static_cast<ssize_t>(bytes.size())) {
+      return ErrnoError(n < 0 ? errno : ENOSPC, "cannot write " + temp.string());
+    }
+    if (::fsync(fd.get()) != 0) return ErrnoError(errno, "cannot sync " + temp.string());
+  }
+  CrashPoint("file.before_rename");
+  if (::rename(temp.c_str(), path.c_str()) != 0) {
+    return ErrnoError(errno, "cannot rename " + temp.string());
+  }
+  CrashPoint("file.before_directory_sync");
+  return SyncDirectory(path.parent_path());
+}
+
+}  // namespace prefixd::storage

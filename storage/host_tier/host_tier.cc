@@ -1,0 +1,186 @@
+#include "storage/host_tier/host_tier.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "storage/io/errors.h"
+
+namespace prefixd::storage {
+namespace {
+
+constexpr uint64_t kBlockPages = (2ull << 20) / kPageBytes;
+constexpr uint64_t kMinBlocks = 32;  // in a tier too small for blocks of 2 MiB
+
+}  // namespace
+
+Result<std::unique_ptr<HostTier>> HostTier::Create(const HostTierOptions& options) {
+  double sum = 0;
+  for (const auto& [tenant, share] : options.shares) {
+    if (!(share > 0 && share <= 1)) {
+      return InvalidArgument("the host tier share of tenant '" + tenant + "' must be above 0 and " +
+                             "at most 1, not " + std::to_string(share));
+    }
+    sum += share;
+  }
+  if (sum > 1 + 1e-9) {
+    return InvalidArgument("the host tier shares of tenants add up to " + std::to_string(sum) +
+                           "; they may be 1 at most");
+  }
+  std::unique_ptr<HostTier> tier(new HostTier(options));
+  if (tier->n_blocks_ == 0) return tier;
+  if (tier->n_blocks_ << tier->block_pages_log2_ >= kNoFrame) {
+    return Error{Code::kResourceExhausted,
+                 "a host tier of " + std::to_string(options.capacity_bytes) +
+                     " bytes is more than prefixd can address (16 TiB); choose a smaller one"};
+  }
+  // Said now rather than when the first tenant comes.
+  if (options.hugetlb) {
+    tier->hugetlb_ = true;
+    auto probe = TierMemory::Create(tier->n_blocks_ * tier->block_bytes(), true);
+    Status taken = probe.ok() ? probe->Take(0, tier->block_bytes()) : Status(probe.error());
+    if (!taken.ok()) {
+      LogWarning(taken.error().message +
+                 "; the host tier uses ordinary pages (see vm.nr_hugepages)");
+      tier->hugetlb_ = false;
+    }
+  }
+  auto memory = TierMemory::Create(tier->n_blocks_ * tier->block_bytes(), tier->hugetlb_);
+  if (!memory.ok()) {
+    return Error{memory.error().code, memory.error().message + "; choose a smaller host tier"};
+  }
+  tier->huge_pages_ = memory->huge_pages();
+  return tier;
+}
+
+HostTier::HostTier(const HostTierOptions& options) : options_(options) {
+  const uint64_t pages = options.capacity_bytes / kPageBytes;
+  const uint64_t wanted = options.hugetlb ? kBlockPages : pages / kMinBlocks;
+  const uint64_t block_pages = std::bit_floor(std::clamp<uint64_t>(wanted, 1, kBlockPages));
+  block_pages_log2_ = static_cast<uint32_t>(std::countr_zero(block_pages));
+  n_blocks_ = free_blocks_ = pages / block_pages;
+}
+
+std::shared_ptr<TierRegion> HostTier::ForTenant(std::string_view tenant) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = regions_.find(tenant); it != regions_.end()) return it->second;
+  // Regions without memory that nobody reads through are only addresses and a descriptor.
+  std::erase_if(regions_, [](const auto& entry) {
+    return entry.second.use_count() == 1 && entry.second->blocks() == 0;
+  });
+  auto region = NewRegion(tenant);
+  if (!region.ok() && !std::exchange(warned_, true)) LogWarning(region.error().message);
+  if (!region.ok()) region = TierRegion::Create({.tenant = std::string(tenant)}, this);
+  regions_.emplace(tenant, *region);
+  return *region;
+}
+
+Result<std::shared_ptr<TierRegion>> HostTier::NewRegion(std::string_view tenant) {
+  return TierRegion::Create({.tenant = std::string(tenant),
+                             .id = next_id_++,
+                             .blocks = n_blocks_,
+                             .block_pages_log2 = block_pages_log2_,
+                             .hugetlb = hugetlb_,
+                             .lock_memory = options_.lock_memory,
+                             .on_block = options_.on_block},
+                            this);
+}
+
+void HostTier::EraseSegment(std::string_view tenant, uint64_t segment) {
+  std::lock_guard lock(mutex_);
+  const auto it = regions_.find(tenant);
+  if (it == regions_.end()) return;
+  it->second->EraseSegment(segment);
+  free_blocks_ += it->second->RemoveEmptyBlocks();
+}
+
+double HostTier::ConfiguredShare(const std::string& tenant) const {
+  const auto it = std::find_if(options_.shares.begin(), options_.shares.end(),
+                               [&](const auto& share) { return share.first == tenant; });
+  return it == options_.shares.end() ? 0 : it->second;
+}
+
+void HostTier::Count(const TierRegion& region, Division& division) const {
+  const double configured = ConfiguredShare(region.tenant());
+  division.rest -= configured;
+  division.equals += configured == 0;
+}
+
+HostTier::Division HostTier::Divide(const TierRegion& asks) const {
+  Division division;
+  for (const auto& [tenant, region] : regions_) {
+    if (region->blocks() > 0 || region.get() == &asks) Count(*region, division);
+  }
+  return division;
+}
+
+uint64_t HostTier::Share(const TierRegion& region, const Division& division) const {
+  double fraction = ConfiguredShare(region.tenant());
+  if (fraction == 0) {
+    fraction = std::max(division.rest, 0.0) / double(std::max<uint64_t>(division.equals, 1));
+  }
+  // A tenth and nine tenths are the whole, whatever binary fractions make of them.
+  return std::max<uint64_t>(1, static_cast<uint64_t>(double(n_blocks_) * fraction + 1e-6));
+}
+
+uint64_t HostTier::ShareBytes(const TierRegion& region) {
+  std::lock_guard lock(mutex_);
+  return Share(region, Divide(region)) * block_bytes();
+}
+
+bool HostTier::Grow(TierRegion& region, Access access) {
+  std::lock_guard lock(mutex_);
+  if (free_blocks_ == 0) {
+    if (access == Access::kScan || access == Access::kAhead) return false;
+    const Division division = Divide(region);
+    if (region.blocks() >= Share(region, division)) return false;
+    // The tenant most above its share, by blocks; the next one if all of its blocks hold pins.
+    std::vector<std::pair<uint64_t, TierRegion*>> above;
+    for (const auto& [tenant, other] : regions_) {
+      const uint64_t share = Share(*other, division);
+      if (other.get() != &region && other->blocks() > share) {
+        above.emplace_back(other->blocks() - share, other.get());
+      }
+    }
+    std::sort(above.rbegin(), above.rend());
+    const bool took = std::any_of(above.begin(), above.end(),
+                                  [](const auto& other) { return other.second->RemoveBlock(); });
+    if (!took) return false;
+    ++free_blocks_;
+  }
+  region.GiveBackStray();
+  if (Status added = region.AddBlock(); !added.ok()) {
+    if (!std::exchange(warned_, true)) LogWarning(added.error().message);
+    return false;
+  }
+  --free_blocks_;
+  return true;
+}
+
+HostTier::Stats HostTier::stats() const {
+  std::lock_guard lock(mutex_);
+  Stats out;
+  out.capacity = n_blocks_ * block_bytes();
+  out.huge_pages = huge_pages_;
+  Division division;
+  for (const auto& [tenant, region] : regions_) {
+    if (region->blocks() > 0) Count(*region, division);
+  }
+  for (const auto& [tenant, region] : regions_) {
+    region->GiveBackStray();
+    const TierRegion::Stats s = region->stats();
+    out.bytes += s.bytes;
+    out.memory_bytes += s.memory_bytes;
+    out.pinned_bytes += s.pinned_bytes;
+    out.hits += s.hits;
+    out.misses += s.misses;
+    out.evictions += s.evictions;
+    out.ahead += s.ahead;
+    Division with = division;
+    if (region->blocks() == 0) Count(*region, with);
+    out.tenants.push_back({tenant, Share(*region, with) * block_bytes(), s});
+  }
+  return out;
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,92 @@
+// A bounded cache of verified segment pages in host memory: one region per tenant (tier_region.h)
+// over one budget. Memory is granted in blocks of 2 MiB (less in a small tier) as it is needed:
+// first what nobody has; then, to a tenant below its share, a block of the tenant most above its
+// own, whose memory is really given back in between; otherwise a tenant's pages replace each other.
+// So a tenant may use all of the tier while nobody else needs it, and always keeps its share.
+// Blocks with pinned pages are never taken: they stay above the share until they are released.
+//
+// Thread-safety: all methods may be called concurrently. Regions may outlive the tier only in the
+// hands of PagePins.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "prefixd/result.h"
+#include "storage/host_tier/tier_region.h"
+
+namespace prefixd::storage {
+
+struct HostTierOptions {
+  uint64_t capacity_bytes = 0;  // whole pages that fit; 0 caches nothing
+  // Fractions of the capacity for tenants by name; the others have equal parts of the rest.
+  std::vector<std::pair<std::string, double>> shares;
+  bool hugetlb = false;      // memory from the system's pool of huge pages, where it has one
+  bool lock_memory = false;  // never swapped out
+  BlockHook on_block;
+};
+
+class HostTier final : public TierBudget {
+ public:
+  // Takes no memory. kInvalidArgument: shares that are no fractions or exceed the whole.
+  // kResourceExhausted: more than the system can address.
+  static Result<std::unique_ptr<HostTier>> Create(const HostTierOptions& options);
+  ~HostTier() override = default;
+
+  // The tenant's region, made when first asked for. One that cannot be mapped is said in the log
+  // and holds nothing: reading goes on without it.
+  std::shared_ptr<TierRegion> ForTenant(std::string_view tenant);
+  void EraseSegment(std::string_view tenant, uint64_t segment);
+
+  struct TenantStats {
+    std::string tenant;
+    uint64_t share_bytes = 0;
+    TierRegion::Stats region;
+  };
+  struct Stats {
+    uint64_t bytes = 0, memory_bytes = 0, capacity = 0, pinned_bytes = 0;
+    uint64_t hits = 0, misses = 0, evictions = 0;
+    AheadPages ahead;
+    std::string huge_pages;  // TierMemory::huge_pages
+    std::vector<TenantStats> tenants;
+  };
+  Stats stats() const;
+
+  bool Grow(TierRegion& region, Access access) override;
+  uint64_t ShareBytes(const TierRegion& region) override;
+
+ private:
+  explicit HostTier(const HostTierOptions& options);
+  Result<std::shared_ptr<TierRegion>> NewRegion(std::string_view tenant);
+  uint64_t block_bytes() const { return kPageBytes << block_pages_log2_; }
+  // How the tier is divided among tenants that have memory or ask for some.
+  struct Division {
+    double rest = 1;      // of the whole, for those without a share of their own
+    uint64_t equals = 0;  // how many those are
+  };
+  // These need mutex_.
+  Division Divide(const TierRegion& asks) const;
+  void Count(const TierRegion& region, Division& division) const;
+  uint64_t Share(const TierRegion& region, const Division& division) const;  // in blocks; 1 or more
+  double ConfiguredShare(const std::string& tenant) const;                   // 0: none
+
+  const HostTierOptions options_;
+  uint32_t block_pages_log2_ = 0;
+  uint64_t n_blocks_ = 0;
+  bool hugetlb_ = false;
+  std::string huge_pages_;
+
+  mutable std::mutex mutex_;  // the budget lock
+  uint64_t free_blocks_ = 0;
+  uint64_t next_id_ = 1;
+  bool warned_ = false;
+  std::map<std::string, std::shared_ptr<TierRegion>, std::less<>> regions_;
+};
+
+}  // namespace prefixd::storage

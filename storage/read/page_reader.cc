@@ -1,0 +1,346 @@
+#include "storage/read/page_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "prefixd/stored_part.h"
+#include "storage/read/page_window.h"
+#include "storage/segment/row_encoding.h"
+#include "storage/io/stream_copy.h"
+
+namespace prefixd::storage {
+namespace {
+
+constexpr size_t kWindows = 3;        // in flight: the disk works while one is verified and copied
+constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
+constexpr uint64_t kStreamBytes = 4u << 20;  // scans from here on go past the caches
+// Read ahead at a time. So few that who else waits at the scrub's place in the queue (the scrub,
+// and keys on their way into memory) soon has his turn, and that a step that comes meanwhile finds
+// the disk free.
+constexpr size_t kAheadPages = 4;
+
+void CountAhead(uint64_t pages, ReadStats& stats) { stats.ahead_used_bytes += pages * kPageBytes; }
+
+// The pieces of one window and which of its pages they belong to.
+struct WindowPieces {
+  struct Group {
+    size_t begin, end;  // pieces of one page that was not in the tier
+  };
+  std::vector<Group> missing;
+};
+
+// Where pieces lie that are not copied.
+struct InPlace {
+  std::span<const std::byte*> where;  // [pieces]
+  PagePins& pins;
+};
+
+class PieceReader {
+ public:
+  // in_place: null where every piece is copied to its `out`.
+  PieceReader(const ReadServices& services, const SegmentFile& file,
+              std::span<const PagePiece> pieces, Access access, ReadStats* stats, Deliver deliver,
+              InPlace* in_place = nullptr)
+      : in_place_(in_place),
+        services_(services),
+        file_(file),
+        pieces_(pieces),
+        access_(access),
+        stats_(stats),
+        decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
+    // What is copied for who views rows in place he reads at once.
+    if (access == Access::kPoint || access == Access::kBackground || decode_ || in_place) return;
+    uint64_t bytes = 0;
+    for (const PagePiece& piece : pieces) bytes += piece.bytes;
+    stream_ = bytes >= kStreamBytes;
+  }
+  // Once: after every piece it waits for the memory every time.
+  ~PieceReader() {
+    if (stream_) StreamFence();
+  }
+  PieceReader(const PieceReader&) = delete;
+  PieceReader& operator=(const PieceReader&) = delete;
+
+  Status Run() {
+    const bool background = access_ == Access::kBackground;
+    const bool last = background || access_ == Access::kOwnLater;
+    const IoPriority priority = last ? IoPriority::kScrub : IoPriority::kStepRead;
+    const auto deadline = background ? std::chrono::milliseconds(0) : services_.read_deadline;
+    const uint32_t gap = access_ == Access::kPoint ? services_.max_gap_pages : 0;
+    std::array<PageWindow, kWindows> windows{PageWindow{services_, file_, priority, deadline, gap},
+                                             PageWindow{services_, file_, priority, deadline, gap},
+                                             PageWindow{services_, file_, priority, deadline, gap}};
+    std::array<WindowPieces, kWindows> wanted;
+    bool more = true;
+    for (size_t begun = 0, delivered = 0; more || delivered < begun;) {
+      if (more && begun - delivered < kWindows) {
+        more = Start(windows[begun % kWindows], wanted[begun % kWindows]);
+        begun += more ? 1 : 0;
+        continue;
+      }
+      PREFIXD_TRY(Deliver(windows[delivered % kWindows], wanted[delivered % kWindows]));
+      ++delivered;
+    }
+    return {};
+  }
+
+ private:
+  // Serves what the tier has and starts reading the rest of the next window. False: none left.
+  bool Start(PageWindow& window, WindowPieces& wanted) {
+    wanted.missing.clear();
+    std::vector<uint64_t> pages;
+    size_t slots = 0;
+    while (at_ < pieces_.size() && window.Room(slots) > 0) {
+      std::array<uint64_t, kLookupPages> batch;
+      std::array<WindowPieces::Group, kLookupPages> groups;
+      std::array<uint32_t, kLookupPages> frames;
+      const size_t room = std::min(kLookupPages, window.Room(slots));
+      size_t n = 0;
+      for (; n < room && at_ < pieces_.size(); ++n) {
+        const size_t begin = at_++;
+        while (at_ < pieces_.size() && pieces_[at_].page == pieces_[begin].page) ++at_;
+        batch[n] = pieces_[begin].page;
+        groups[n] = {begin, at_};
+      }
+      const auto pages_of = std::span(batch).first(n);
+      if (access_ == Access::kBackground) {
+        std::fill_n(frames.begin(), n, kNoFrame);
+      } else if (in_place_ != nullptr) {
+        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of, access_,
+                                       std::span(frames).first(n), in_place_->pins),
+                   *stats_);
+      } else {
+        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of, access_,
+                                       std::span(frames).first(n)),
+                   *stats_);
+      }
+      for (size_t i = 0; i < n; ++i) {
+        if (frames[i] != kNoFrame) {
+          Take(services_.tier->page(frames[i]), groups[i].begin, groups[i].end, Tier::kHost);
+          stats_->pages_host += 1;
+        } else {
+          slots += window.SlotsOf(batch[i], pages.empty() ? nullptr : &pages.back());
+          pages.push_back(batch[i]);
+          wanted.missing.push_back(groups[i]);
+        }
+      }
+      FlushCopy();
+      if (access_ != Access::kBackground && in_place_ == nullptr) {
+        services_.tier->Unpin(std::span(frames).first(n));
+      }
+    }
+    if (pages.empty()) return false;
+    window.Start(std::move(pages));
+    return true;
+  }
+
+  Status Deliver(PageWindow& window, const WindowPieces& wanted) {
+    PREFIXD_TRY(window.Finish());
+    stats_->pages_ssd += window.pages().size();
+    stats_->bytes[static_cast<size_t>(Tier::kSsd)] += window.bytes();
+    for (size_t i = 0; i < wanted.missing.size(); ++i) {
+      const ConstPageBytes page = window.page(i);
+      const PageKey key{file_.record().sequence, window.pages()[i]};
+      const auto [begin, end] = wanted.missing[i];
+      if (in_place_ != nullptr) {
+        // A window's buffer is needed again; the tier has taken a copy anyway.
+        const uint32_t frame = access_ == Access::kPoint
+                                   ? services_.tier->TryInsertPinned(key, page, in_place_->pins)
+                                   : kNoFrame;
+        if (frame != kNoFrame) {
+          Take(services_.tier->page(frame), begin, end, Tier::kSsd);
+          continue;
+        }
+        for (size_t j = begin; j < end; ++j) in_place_->where[j] = pieces_[j].out;
+      }
+      Copy(page, begin, end, Tier::kSsd);
+      const bool shared =
+          access_ == Access::kScan || (access_ == Access::kPoint && in_place_ == nullptr);
+      if (shared) services_.tier->Insert(key, page, access_);
+    }
+    FlushCopy();
+    return {};
+  }
+
+  // Of a page of the tier.
+  void Take(ConstPageBytes page, size_t begin, size_t end, Tier from) {
+    if (in_place_ == nullptr) return Copy(page, begin, end, from);
+    for (size_t i = begin; i < end; ++i) {
+      in_place_->where[i] = page.data() + pieces_[i].offset;
+      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += pieces_[i].bytes;
+    }
+  }
+
+  // Pieces that follow one another on both sides are copied as one.
+  void Copy(ConstPageBytes page, size_t begin, size_t end, Tier from) {
+    for (size_t i = begin; i < end; ++i) {
+      const PagePiece& piece = pieces_[i];
+      const std::byte* source = page.data() + piece.offset;
+      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
+      if (decode_) {
+        DecodeInt8(file_.header().dtype, {source, piece.bytes}, piece.out);
+        continue;
+      }
+      if (source != copy_.from + copy_.bytes || piece.out != copy_.to + copy_.bytes) {
+        FlushCopy();
+        copy_ = {source, piece.out, 0};
+      }
+      copy_.bytes += piece.bytes;
+    }
+  }
+
+  void FlushCopy() {
+    if (stream_) {
+      StreamCopyUnfenced(copy_.to, copy_.from, copy_.bytes);
+    } else if (copy_.bytes > 0) {
+      std::memcpy(copy_.to, copy_.from, copy_.bytes);
+    }
+    copy_ = {};
+  }
+
+  InPlace* const in_place_;
+  const ReadServices& services_;
+  const SegmentFile& file_;
+  const std::span<const PagePiece> pieces_;
+  const Access access_;
+  ReadStats* const stats_;
+  const bool decode_;
+  bool stream_ = false;
+  size_t at_ = 0;
+  struct {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    size_t bytes = 0;
+  } copy_;  // not done yet
+};
+
+}  // namespace
+
+Status ReadPieces(const ReadServices& services, const SegmentFile& file,
+                  std::span<const PagePiece> pieces, Access access, ReadStats* stats,
+                  Deliver deliver) {
+  return PieceReader(services, file, pieces, access, stats, deliver).Run();
+}
+
+Status ViewPieces(const ReadServices& services, const SegmentFile& file,
+                  std::span<const PagePiece> pieces, std::span<const std::byte*> where,
+                  Access access, PagePins& pins, ReadStats* stats) {
+  InPlace in_place{where, pins};
+  return PieceReader(services, file, pieces, access, stats, Deliver::kAsStored, &in_place).Run();
+}
+
+Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
+                           std::span<const PagePiece> pieces, std::span<const std::byte*> where,
+                           ReadStats* stats) {
+  TierRegion& tier = *services.tier;
+  const uint64_t segment = file.record().sequence;
+  std::vector<uint64_t> pages;
+  for (const PagePiece& piece : pieces) {
+    if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
+  }
+  PREFIXD_ASSIGN(PagePins pins, tier.Promise(pages.size()));
+  std::vector<uint32_t> frames(pages.size());
+  CountAhead(tier.Pin(segment, pages, Access::kPoint, frames, pins), *stats);
+  for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
+    if (pieces[i].page != pages[p]) ++p;
+    if (frames[p] != kNoFrame) stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].bytes;
+  }
+  PageWindow window(services, file, IoPriority::kStepRead, services.read_deadline);
+  for (size_t at = 0; at < pages.size();) {
+    std::vector<uint64_t> missing;
+    std::vector<size_t> index;
+    for (; at < pages.size() && missing.size() < kWindowPages; ++at) {
+      if (frames[at] != kNoFrame) {
+        stats->pages_host += 1;
+        continue;
+      }
+      missing.push_back(pages[at]);
+      index.push_back(at);
+    }
+    if (missing.empty()) break;
+    window.Start(std::move(missing));
+    PREFIXD_TRY(window.Finish());
+    stats->pages_ssd += index.size();
+    stats->bytes[static_cast<size_t>(Tier::kSsd)] += index.size() * kPageBytes;
+    for (size_t i = 0; i < index.size(); ++i) {
+      PREFIXD_ASSIGN(frames[index[i]],
+                     tier.InsertPinned({segment, window.pages()[i]}, window.page(i), pins));
+    }
+  }
+  for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
+    if (pieces[i].page != pages[p]) ++p;
+    where[i] = tier.page(frames[p]).data() + pieces[i].offset;
+  }
+  return pins;
+}
+
+Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
+                      std::span<const uint64_t> pages, uint64_t max_bytes,
+                      const std::atomic<bool>& stop, ReadStats* stats) {
+  TierRegion& tier = *services.tier;
+  const uint64_t segment = file.record().sequence;
+  uint64_t left = max_bytes / kPageBytes;
+  // No deadline: nobody waits for what is read but who may stop it.
+  PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0),
+                    /*max_gap=*/0, &stop);
+  for (size_t at = 0; at < pages.size() && left > 0;) {
+    std::vector<uint64_t> missing;
+    const size_t most = std::min<uint64_t>(left, kAheadPages);
+    while (at < pages.size() && missing.size() < most) {
+      std::array<uint32_t, kAheadPages> frames;
+      const size_t n = std::min(most - missing.size(), pages.size() - at);
+      const auto looked_up = std::span(frames).first(n);
+      tier.Pin(segment, pages.subspan(at, n), Access::kAhead, looked_up);
+      for (size_t i = 0; i < n; ++i) {
+        if (frames[i] == kNoFrame) missing.push_back(pages[at + i]);
+      }
+      tier.Unpin(looked_up);
+      at += n;
+    }
+    if (missing.empty()) break;
+    if (stop) return Error{Code::kCancelled, "what was read ahead is not wanted any more"};
+    const uint64_t n = missing.size();
+    const PageKey first{segment, missing.front()};
+    left -= n;
+    window.Start(std::move(missing));
+    const Status finished = window.Finish();
+    const bool damaged = !finished.ok() && finished.error().code == Code::kCorrupt;
+    if (damaged) tier.NoteReadInVain(first, n);
+    if (finished.ok() || damaged) {
+      stats->pages_ssd += n;
+      stats->bytes[static_cast<size_t>(Tier::kSsd)] += n * kPageBytes;
+    }
+    PREFIXD_TRY(finished);
+    bool room = true;
+    for (size_t i = 0; i < n; ++i) {
+      room &= tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kAhead);
+    }
+    if (!room) {
+      return Error{Code::kResourceExhausted,
+                   "the host tier has no room for pages that are read ahead"};
+    }
+  }
+  return {};
+}
+
+Status VerifyAllPages(const ReadServices& services, const SegmentFile& file,
+                      const std::function<bool(uint64_t)>& page_done, uint64_t first_page,
+                      size_t window_pages) {
+  PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0));
+  const uint64_t end = file.layout().table_page;
+  for (uint64_t page = first_page; page < end;) {
+    std::vector<uint64_t> pages;
+    for (; page < end && pages.size() < window_pages; ++page) pages.push_back(page);
+    const uint64_t n = pages.size();
+    window.Start(std::move(pages));
+    PREFIXD_TRY(window.Finish());
+    if (!page_done(n)) return Error{Code::kCancelled, "verification was stopped"};
+  }
+  return {};
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,148 @@
+#include "storage/read/page_window.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "storage/io/errors.h"
+
+namespace prefixd::storage {
+namespace {
+
+constexpr size_t kMaxOpPages = 128;
+constexpr std::chrono::milliseconds kLookForStop{1};  // while a read is waited for
+
+}  // namespace
+
+// What one batch of reads touches. Shared with the engine, because the disk may write into it long
+// after the reader has given up.
+struct PageWindow::Flight {
+  explicit Flight(std::shared_ptr<BufferPool> pool)
+      : buffers(std::move(pool)), scratch(buffers->Take()) {}
+  ~Flight() { buffers->Give(std::move(scratch)); }
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+
+  const std::shared_ptr<BufferPool> buffers;
+  std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
+  std::vector<uint64_t> pages;              // that are wanted
+  std::vector<uint32_t> slots;              // where each of them lies in scratch, in pages
+  uint64_t bytes = 0;                       // of all operations
+  AlignedBuffer scratch;
+  std::vector<IoOp> ops;
+  IoBatch batch;
+};
+
+PageWindow::~PageWindow() {
+  if (started_) services_.engine->Cancel(flight_->batch, ECANCELED);
+}
+
+void PageWindow::Start(std::vector<uint64_t> pages) {
+  if (!flight_) flight_ = std::make_shared<Flight>(services_.buffers);
+  flight_->file = file_.shared_from_this();
+  flight_->pages = std::move(pages);
+  flight_->ops.clear();
+  flight_->slots.clear();
+  const std::vector<uint64_t>& p = flight_->pages;
+  uint32_t slot = 0;
+  for (size_t i = 0; i < p.size();) {
+    const uint64_t first = p[i];
+    uint64_t n = 0;  // pages of the operation
+    for (; i < p.size() && p[i] - first < kMaxOpPages; ++i) {
+      if (n > 0 && p[i] - first - n > max_gap_) break;
+      n = p[i] - first + 1;
+      flight_->slots.push_back(slot + static_cast<uint32_t>(n - 1));
+    }
+    flight_->ops.push_back(ReadOp(first, slot, n));
+    slot += static_cast<uint32_t>(n);
+  }
+  flight_->bytes = uint64_t{slot} * kPageBytes;
+  Submit(flight_->ops);
+}
+
+Status PageWindow::Finish() {
+  PREFIXD_TRY(Await());
+  for (IoOp& op : flight_->ops) {
+    if (CheckComplete(op, "").ok()) continue;
+    if (op.result == -ETIMEDOUT) return TimedOut();
+    op.result = 0;
+    PREFIXD_TRY(Again(op));
+  }
+  services_.bytes_read->fetch_add(bytes(), std::memory_order_relaxed);
+  for (size_t i = 0; i < pages().size(); ++i) {
+    if (!file_.VerifyPage(pages()[i], page(i))) PREFIXD_TRY(ReadAgain(i));
+  }
+  return {};
+}
+
+const std::vector<uint64_t>& PageWindow::pages() const { return flight_->pages; }
+uint64_t PageWindow::bytes() const { return flight_->bytes; }
+ConstPageBytes PageWindow::page(size_t i) const {
+  return ConstPageBytes(flight_->scratch.data() + flight_->slots[i] * kPageBytes, kPageBytes);
+}
+
+IoOp PageWindow::ReadOp(uint64_t page, size_t slot, size_t n) const {
+  return {IoKind::kRead,
+          priority_,
+          file_.fd(),
+          page * kPageBytes,
+          {{flight_->scratch.data() + slot * kPageBytes, n * kPageBytes}},
+          0};
+}
+
+void PageWindow::Submit(std::span<IoOp> ops) {
+  if (deadline_.count() > 0) flight_->batch.SetDeadline(IoBatch::Clock::now() + deadline_);
+  started_ = true;
+  services_.engine->SubmitOwned(ops, flight_->batch, flight_);
+}
+
+Status PageWindow::Await() {
+  started_ = false;
+  if (stop_ != nullptr && Stopped()) {
+    services_.engine->Cancel(flight_->batch, ECANCELED);
+    flight_ = nullptr;  // the engine's alone from now on
+    return Error{Code::kCancelled, "what was read is not wanted any more"};
+  }
+  if (services_.engine->Finish(flight_->batch)) return {};
+  flight_ = nullptr;  // the engine's alone from now on
+  return TimedOut();
+}
+
+bool PageWindow::Stopped() {
+  IoBatch& batch = flight_->batch;
+  while (!batch.WaitUntil(std::min(batch.deadline(), IoBatch::Clock::now() + kLookForStop))) {
+    if (*stop_) return true;
+    if (IoBatch::Clock::now() >= batch.deadline()) break;
+  }
+  return false;
+}
+
+Status PageWindow::Again(IoOp& op) {
+  Submit({&op, 1});
+  PREFIXD_TRY(Await());
+  if (op.result == -ETIMEDOUT) return TimedOut();
+  return CheckComplete(op, "reading segment " + file_.record().id.ToString());
+}
+
+// A mismatch may be a fault on the way: once more, then the page is damaged.
+Status PageWindow::ReadAgain(size_t i) {
+  services_.checksum_failures->fetch_add(1, std::memory_order_relaxed);
+  flight_->ops.assign(1, ReadOp(pages()[i], flight_->slots[i], 1));
+  PREFIXD_TRY(Again(flight_->ops.front()));
+  services_.bytes_read->fetch_add(kPageBytes, std::memory_order_relaxed);
+  if (file_.VerifyPage(pages()[i], page(i))) return {};
+  const std::string how = "page " + std::to_string(pages()[i]) + " does not verify";
+  services_.on_corrupt(file_.record().id, how);
+  return Error{Code::kCorrupt, "segment " + file_.record().id.ToString() + ": " + how};
+}
+
+Error PageWindow::TimedOut() const {
+  Error error{Code::kUnavailable, "reading segment " + file_.record().id.ToString() +
+                                      ": the disk did not answer within " +
+                                      std::to_string(deadline_.count()) + " ms"};
+  LogWarning(error.message);
+  return error;
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,75 @@
+// Which part of rows a reader wants, where it goes or lies, and what reading it took.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "prefixd/kv_shape.h"
+#include "prefixd/ledger.h"
+#include "prefixd/result.h"
+#include "prefixd/row_ref.h"
+
+namespace prefixd::storage {
+
+// Physical reads of one call, by tier. Bytes count all that moved, pages those that were wanted.
+struct ReadStats {
+  std::array<uint64_t, kTierCount> bytes{};
+  uint64_t pages_ssd = 0, pages_host = 0;
+  uint64_t ahead_used_bytes = 0;  // of pages in the tier: read ahead, used now for the first time
+  ReadStats& operator+=(const ReadStats& o);
+};
+
+// What is wanted of a row. Where keys are in memory already, values alone are half the bytes, and
+// in the settled layout half the pages.
+enum class RowPart : uint8_t { kRow, kKey, kValue };
+inline size_t PartBytes(const RowShape& row, RowPart part) {
+  return (part == RowPart::kValue ? 0 : row.key_bytes()) +
+         (part == RowPart::kKey ? 0 : row.value_bytes());
+}
+
+// Where rows go, in the geometry's dtype: item i at bytes[i * stride]. A whole row is its key
+// followed by its value, or, where `values` is given, a key in `bytes` and a value there.
+struct RowSink {
+  std::span<std::byte> bytes;
+  size_t stride = 0;
+  std::span<std::byte> values = {};
+  size_t value_stride = 0;
+};
+
+// What becomes of the pages that a run of rows is read from.
+enum class RangeUse : uint8_t {
+  kShared,   // others may want them too: the host tier takes what it has free room for
+  kOwn,      // the reader keeps the bytes: the tier gives what it has and takes nothing
+  kOwnLater  // kOwn, and nobody waits for it: behind all other reads
+};
+
+// Rows read in place: verified, and as they are while this lives, even after the prefix is closed.
+struct BorrowedRows {
+  std::vector<RowRef> rows;  // in the order of the ids
+  // The memory all of them lie in: one region per tenant, mappable read-only through `region_fd`
+  // (-1: it cannot be passed on) by whoever receives that. Valid as long as `hold`.
+  uint64_t region_id = 0;  // never the same for two regions of a store
+  std::span<const std::byte> region;
+  int region_fd = -1;
+  std::shared_ptr<const void> hold;  // letting go of it lets go of the rows
+};
+
+// Rows for as long as a step takes: where they lie in the host tier, or in memory of this view's
+// own (encoded rows, rows larger than a page, pages the tier has no room for, and those that a
+// visit finds missing). Keep one and use it again: its memory only grows. Let go of `hold` soon:
+// until then the pages cannot make room.
+struct RowViews {
+  std::vector<RowRef> rows;  // in the order of the ids; what was not asked for stays as it was
+  std::vector<std::byte> own;
+  std::shared_ptr<const void> hold;
+};
+
+// Takes rows where they lie, valid until it returns; an error ends the visit.
+using RowVisitor = std::function<Status(std::span<const RowRef>)>;
+
+}  // namespace prefixd::storage

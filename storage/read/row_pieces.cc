@@ -1,0 +1,161 @@
+#include "storage/read/row_pieces.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace prefixd::storage {
+
+uint32_t RowPieces::SlotOf(uint32_t own) const {
+  if (order_ == nullptr) return own;
+  return own / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->slot_of[own];
+}
+
+uint32_t RowPieces::OwnOf(uint32_t slot) const {
+  if (order_ == nullptr) return slot;
+  return slot / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->token_in[slot];
+}
+
+// One piece for each page: items larger than a page take several.
+void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
+  uint64_t page = address / kPageBytes;
+  auto offset = static_cast<uint32_t>(address % kPageBytes);
+  for (; bytes > 0; ++page, offset = 0) {
+    const auto n = static_cast<uint32_t>(std::min<size_t>(bytes, kPageBytes - offset));
+    pieces_.push_back({page, offset, n, out});
+    out += n;
+    bytes -= n;
+  }
+}
+
+void RowPieces::AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out) {
+  if (items.pages_per_item > 1) {
+    return AddBytes((first_page + items.page(i)) * kPageBytes, items.bytes, out);
+  }
+  const uint32_t page = i / items.per_page;
+  pieces_.push_back(
+      {first_page + page, (i - page * items.per_page) * items.bytes, items.bytes, out});
+}
+
+void RowPieces::AddRow(uint32_t own, const RowTarget& out) {
+  if (order_ == nullptr) return AddSlot(own, out.key, out.value);
+  if (own < chunk_.begin || own >= chunk_.end) {
+    const uint32_t chunk = own / layout_.chunk_tokens();
+    const uint64_t run = layout_.run_page(layer_, head_);
+    chunk_.begin = layout_.chunk_begin(chunk);
+    chunk_.end = chunk_.begin + layout_.chunk_size(chunk);
+    chunk_.keys = run + layout_.chunk_keys(chunk);
+    chunk_.values = run + layout_.chunk_values(chunk);
+  }
+  const uint32_t i = order_->slot_of[own];
+  if (wants_key()) AddItem(layout_.key, chunk_.keys, i, out.key);
+  if (wants_value()) AddItem(layout_.value, chunk_.values, i, out.value);
+}
+
+void RowPieces::AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out) {
+  constexpr size_t kAhead = 16;  // rows whose place in the order is on its way
+  pieces_.reserve(pieces_.size() + tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (order_ != nullptr && i + kAhead < tokens.size()) {
+      __builtin_prefetch(&order_->slot_of[tokens[i + kAhead] - first]);
+    }
+    AddRow(tokens[i] - first, out.From(i));
+  }
+}
+
+void RowPieces::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
+  const SegmentShape& shape = layout_.shape;
+  if (Adjacent(key, value)) {
+    return AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.row_bytes(), key);
+  }
+  if (wants_key()) AddBytes(layout_.KeyAddress(layer_, head_, slot), shape.key_bytes, key);
+  if (wants_value()) AddBytes(layout_.ValueAddress(layer_, head_, slot), shape.value_bytes, value);
+}
+
+void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
+  if (!layout_.settled()) {
+    const bool dense = Adjacent(out.key, out.value) && out.key_stride == layout_.row_bytes() &&
+                       out.value_stride == out.key_stride;
+    if (dense && layout_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);
+    for (uint32_t i = begin; i < end; ++i) {
+      const RowTarget to = out.From(i - begin);
+      AddSlot(i, to.key, to.value);
+    }
+    return;
+  }
+  const uint32_t chunk_tokens = layout_.chunk_tokens();
+  // A few of a large chunk (anchors): found one by one.
+  if (end - begin < chunk_tokens / 16) {
+    for (uint32_t i = begin; i < end; ++i) AddRow(i, out.From(i - begin));
+    return;
+  }
+  // Slot by slot, keys before values: pieces come ascending, as the pages lie.
+  for (uint32_t chunk = begin / chunk_tokens; chunk <= (end - 1) / chunk_tokens; ++chunk) {
+    const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
+    const auto add = [&](bool value) {
+      for (uint32_t slot = first; slot < first + n; ++slot) {
+        const uint32_t own = OwnOf(slot);
+        if (own < begin || own >= end) continue;
+        const RowTarget to = out.From(own - begin);
+        value ? AddBytes(layout_.ValueAddress(layer_, head_, slot), layout_.shape.value_bytes,
+                         to.value)
+              : AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.shape.key_bytes, to.key);
+      }
+    };
+    if (wants_key()) add(false);
+    if (wants_value()) add(true);
+  }
+}
+
+// Whole rows of the arrival layout, densely: one piece per page.
+void RowPieces::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
+  const uint64_t base = layout_.run_page(layer_, head_);
+  const ItemPages& row = layout_.row;
+  while (begin < end) {
+    const uint32_t n = std::min(end - begin, row.per_page - begin % row.per_page);
+    pieces_.push_back({base + row.page(begin), row.offset(begin), n * row.bytes, out});
+    out += size_t{n} * row.bytes;
+    begin += n;
+  }
+}
+
+std::vector<PagePiece> RowPieces::Take() {
+  const auto by_page = [](const PagePiece& a, const PagePiece& b) { return a.page < b.page; };
+  if (!std::is_sorted(pieces_.begin(), pieces_.end(), by_page)) {
+    std::sort(pieces_.begin(), pieces_.end(), by_page);
+  }
+  return std::move(pieces_);
+}
+
+std::vector<uint32_t> RowPieces::Sharing(std::span<const uint32_t> own, uint32_t n) const {
+  const ItemPages& items = !layout_.settled() ? layout_.row
+                           : wants_value()    ? layout_.value
+                                              : layout_.key;
+  if (items.pages_per_item > 1) return {own.begin(), own.end()};
+  std::unordered_set<uint64_t> key_pages, value_pages;
+  std::vector<uint32_t> out;
+  for (const uint32_t i : own) {
+    const uint32_t slot = SlotOf(i);
+    if (wants_key()) key_pages.insert(KeyPage(slot));
+    if (wants_value()) value_pages.insert(ValuePage(slot));
+  }
+  // Neighbours of a slot in the item's page; a whole row must have both its pages read.
+  std::unordered_set<uint64_t> done;
+  for (const uint32_t i : own) {
+    const uint32_t slot = SlotOf(i);
+    if (!done.insert(wants_value() ? ValuePage(slot) : KeyPage(slot)).second) continue;
+    const uint32_t chunk_first = slot / layout_.chunk_tokens() * layout_.chunk_tokens();
+    const uint32_t in_chunk = slot - chunk_first;
+    const uint32_t first = chunk_first + in_chunk / items.per_page * items.per_page;
+    const uint32_t end = std::min(
+        {first + items.per_page, chunk_first + layout_.chunk_tokens(), layout_.shape.n_tokens});
+    for (uint32_t s = first; s < end; ++s) {
+      const bool read = (!wants_key() || key_pages.contains(KeyPage(s))) &&
+                        (!wants_value() || value_pages.contains(ValuePage(s)));
+      if (const uint32_t token = OwnOf(s); read && token < n) out.push_back(token);
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace prefixd::storage

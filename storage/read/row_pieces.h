@@ -1,0 +1,93 @@
+// Which bytes of which pages make up rows of one (layer, KV head) of a segment, in either layout,
+// and where they go. Of encoded rows every key and every value is a piece of its own, to be decoded
+// on its way out (ReadPieces, Deliver::kDecoded).
+//
+// Thread-safety: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "prefixd/stored_part.h"
+#include "storage/read/page_reader.h"
+#include "storage/read/row_access.h"
+#include "storage/segment/segment_file.h"
+
+namespace prefixd::storage {
+
+// Item i goes to key + i * key_stride and value + i * value_stride. What is not wanted may be null.
+struct RowTarget {
+  std::byte* key = nullptr;
+  size_t key_stride = 0;
+  std::byte* value = nullptr;
+  size_t value_stride = 0;
+
+  RowTarget From(size_t i) const {
+    return {key ? key + i * key_stride : nullptr, key_stride,
+            value ? value + i * value_stride : nullptr, value_stride};
+  }
+};
+
+class RowPieces {
+ public:
+  // `order` is the run's in the settled layout, else null. Both are borrowed.
+  RowPieces(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
+            RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
+      : layout_(layout),
+        order_(order),
+        layer_(layer),
+        head_(head),
+        part_(part),
+        decoded_(encoding != RowEncoding::kAsGiven) {}
+
+  // The row with this own index (position minus the segment's first), as item 0.
+  void AddRow(uint32_t own, const RowTarget& out);
+  // Rows of `tokens` less `first` (own indices), as items 0 and so on.
+  void AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out);
+  // Rows [begin, end), as items 0 and so on.
+  void AddRun(uint32_t begin, uint32_t end, const RowTarget& out);
+  // Ascending by page.
+  std::vector<PagePiece> Take();
+
+  // The own indices in [0, n) whose part lies wholly in pages that hold the part of one of `own`
+  // (ascending); ascending, `own` among them.
+  std::vector<uint32_t> Sharing(std::span<const uint32_t> own, uint32_t n) const;
+
+ private:
+  uint32_t SlotOf(uint32_t own) const;
+  uint32_t OwnOf(uint32_t slot) const;
+  bool wants_key() const { return part_ != RowPart::kValue; }
+  bool wants_value() const { return part_ != RowPart::kKey; }
+  uint64_t KeyPage(uint32_t slot) const {
+    return layout_.KeyAddress(layer_, head_, slot) / kPageBytes;
+  }
+  uint64_t ValuePage(uint32_t slot) const {
+    return layout_.ValueAddress(layer_, head_, slot) / kPageBytes;
+  }
+  void AddBytes(uint64_t address, size_t bytes, std::byte* out);
+  // Item i of those that begin at a page.
+  void AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out);
+  void AddSlot(uint32_t slot, std::byte* key, std::byte* value);
+  // Stored key and value follow one another here as they do in the arrival layout.
+  bool Adjacent(const std::byte* key, const std::byte* value) const {
+    return !decoded_ && !layout_.settled() && part_ == RowPart::kRow &&
+           value == key + layout_.shape.key_bytes;
+  }
+  void AddPageRuns(uint32_t begin, uint32_t end, std::byte* out);
+
+  const SegmentLayout& layout_;
+  const RunOrder* const order_;
+  const uint32_t layer_, head_;
+  const RowPart part_;
+  const bool decoded_;  // on the way out: pieces of different parts must not be joined
+  // Of the settled layout: where the last row was, since one row's chunk is mostly the next one's.
+  struct {
+    uint32_t begin = 0, end = 0;  // own indices
+    uint64_t keys = 0, values = 0;
+  } chunk_;
+  std::vector<PagePiece> pieces_;
+};
+
+}  // namespace prefixd::storage

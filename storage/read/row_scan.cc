@@ -1,0 +1,197 @@
+#include "storage/read/row_scan.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "prefixd/stored_part.h"
+#include "storage/read/row_pieces.h"
+
+namespace prefixd::storage {
+namespace {
+
+// Of rows, in a batch: two of the disk's windows, which are on their way together. What is in the
+// tier stays pinned while a batch is visited, so no more than that.
+constexpr uint32_t kBatchBytes = 4u << 20;
+
+class RowScan {
+ public:
+  RowScan(const ReadServices& services, const ScannedRows& rows, RowViews& room,
+          const RowVisitor& visit, ReadStats* stats)
+      : services_(services),
+        rows_(rows),
+        layout_(rows.file.layout()),
+        room_(room),
+        visit_(visit),
+        stats_(stats) {}
+
+  Status Run() {
+    room_.rows.clear();  // it may come from another use
+    const bool in_place = rows_.file.header().encoding == RowEncoding::kAsGiven &&
+                          Keys().pages_per_item == 1 && Values().pages_per_item == 1;
+    const auto batch = static_cast<uint32_t>(std::max<size_t>(1, kBatchBytes / rows_.row.bytes()));
+    for (uint32_t chunk = 0; chunk < layout_.chunks(); ++chunk) {
+      const uint32_t first = layout_.chunk_begin(chunk);
+      if (first >= rows_.n_tokens) break;
+      // In the arrival layout the tokens that are wanted are the first ones.
+      const uint32_t n = layout_.settled() ? layout_.chunk_size(chunk)
+                                           : std::min(layout_.shape.n_tokens, rows_.n_tokens);
+      for (uint32_t begin = 0; begin < n; begin += batch) {
+        const LetGo let_go{room_};
+        const uint32_t end = std::min(n, begin + batch);
+        PREFIXD_TRY(in_place ? ViewBatch(chunk, begin, end)
+                             : ReadBatch(first + begin, first + end));
+        if (!room_.rows.empty()) PREFIXD_TRY(visit_(room_.rows));
+      }
+    }
+    return {};
+  }
+
+ private:
+  // Of what a batch holds, however its visit ends.
+  struct LetGo {
+    RowViews& room;
+    ~LetGo() {
+      room.rows.clear();
+      room.hold.reset();
+    }
+  };
+  // Wanted items that follow one another in a page: a piece each.
+  struct Pages {
+    uint32_t item_bytes = 0;
+    std::vector<uint32_t> items;  // of each piece
+    size_t piece = 0;             // the first
+  };
+
+  const ItemPages& Keys() const { return layout_.settled() ? layout_.key : layout_.row; }
+  const ItemPages& Values() const { return layout_.settled() ? layout_.value : layout_.row; }
+
+  uint32_t OwnOf(uint32_t chunk_first, uint32_t i) const {
+    return chunk_first + (rows_.order ? rows_.order->token_in[chunk_first + i] : i);
+  }
+  bool Wanted(uint32_t chunk_first, uint32_t i) const {
+    return OwnOf(chunk_first, i) < rows_.n_tokens;
+  }
+
+  // The wanted of slots [begin, end) of the chunk.
+  Pages AddPages(const ItemPages& items, uint64_t base, uint32_t chunk_first, uint32_t begin,
+                 uint32_t end) {
+    Pages pages{items.bytes, {}, pieces_.size()};
+    for (uint32_t i = begin; i < end;) {
+      if (!Wanted(chunk_first, i)) {
+        ++i;
+        continue;
+      }
+      const uint32_t page = i / items.per_page, first = i;
+      const uint32_t page_end = std::min(end, (page + 1) * items.per_page);
+      while (i < page_end && Wanted(chunk_first, i)) ++i;
+      pages.items.push_back(i - first);
+      pieces_.push_back({base + page, (first - page * items.per_page) * items.bytes,
+                         (i - first) * items.bytes, nullptr});
+    }
+    return pages;
+  }
+
+  // Calls set(item) for each of them, in their order.
+  template <typename Set>
+  void ForEachItem(const Pages& pages, const Set& set) const {
+    for (size_t p = 0; p < pages.items.size(); ++p) {
+      const std::byte* at = where_[pages.piece + p];
+      for (uint32_t i = 0; i < pages.items[p]; ++i, at += pages.item_bytes) set(at);
+    }
+  }
+
+  Status ViewBatch(uint32_t chunk, uint32_t begin, uint32_t end) {
+    const uint32_t first = layout_.chunk_begin(chunk);
+    const uint64_t run = layout_.run_page(rows_.layer, rows_.kv_head);
+    pieces_.clear();
+    Pages keys, values;
+    if (layout_.settled()) {
+      keys = AddPages(layout_.key, run + layout_.chunk_keys(chunk), first, begin, end);
+      values = AddPages(layout_.value, run + layout_.chunk_values(chunk), first, begin, end);
+    } else {
+      keys = AddPages(layout_.row, run, first, begin, end);
+    }
+    if (pieces_.empty()) return {};
+    Place();
+    where_.resize(pieces_.size());
+    auto pins = std::make_shared<PagePins>(services_.tier->PinsForAStep());
+    PREFIXD_TRY(ViewPieces(services_, rows_.file, pieces_, where_, Access::kScan, *pins, stats_));
+    room_.hold = std::move(pins);
+    room_.rows.reserve(end - begin);
+    const size_t key_bytes = layout_.shape.key_bytes;
+    ForEachItem(keys, [&](const std::byte* at) { room_.rows.push_back({at, at + key_bytes}); });
+    size_t row = 0;
+    ForEachItem(values, [&](const std::byte* at) { room_.rows[row++].value = at; });
+    return {};
+  }
+
+  // Where pieces go that must be copied: one behind the other, each aligned for any element.
+  void Place() {
+    constexpr size_t kAlign = 64;
+    const auto padded = [](const PagePiece& piece) {
+      return (piece.bytes + kAlign - 1) / kAlign * kAlign;
+    };
+    size_t bytes = 0;
+    for (const PagePiece& piece : pieces_) bytes += padded(piece);
+    if (room_.own.size() < bytes) room_.own.resize(bytes);
+    std::byte* out = room_.own.data();
+    for (PagePiece& piece : pieces_) {
+      piece.out = out;
+      out += padded(piece);
+    }
+  }
+
+  // Slots [begin, end) of the run, decoded or from several pages each, one row after the other.
+  Status ReadBatch(uint32_t begin, uint32_t end) {
+    const size_t stride = rows_.row.bytes(), key_bytes = rows_.row.key_bytes();
+    if (room_.own.size() < (end - begin) * stride) room_.own.resize((end - begin) * stride);
+    const uint32_t chunk_first = begin / layout_.chunk_tokens() * layout_.chunk_tokens();
+    std::byte* const out = room_.own.data();
+    std::vector<uint32_t> own;
+    for (uint32_t slot = begin; slot < end; ++slot) {
+      const uint32_t token = OwnOf(chunk_first, slot - chunk_first);
+      if (token >= rows_.n_tokens) continue;
+      const std::byte* key = out + own.size() * stride;
+      room_.rows.push_back({key, key + key_bytes});
+      own.push_back(token);
+    }
+    if (own.empty()) return {};
+    // Keys before values, as the settled layout's pages lie: nothing is to be sorted.
+    pieces_.clear();
+    const auto add = [&](RowPart part) {
+      RowPieces pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, part,
+                       rows_.file.header().encoding);
+      pieces.AddRows(own, 0, {out, stride, out + key_bytes, stride});
+      const std::vector<PagePiece> taken = pieces.Take();
+      pieces_.insert(pieces_.end(), taken.begin(), taken.end());
+    };
+    if (layout_.settled()) {
+      add(RowPart::kKey);
+      add(RowPart::kValue);
+    } else {
+      add(RowPart::kRow);
+    }
+    return ReadPieces(services_, rows_.file, pieces_, Access::kScan, stats_, Deliver::kDecoded);
+  }
+
+  const ReadServices& services_;
+  const ScannedRows& rows_;
+  const SegmentLayout& layout_;
+  RowViews& room_;
+  const RowVisitor& visit_;
+  ReadStats* const stats_;
+  std::vector<PagePiece> pieces_;
+  std::vector<const std::byte*> where_;  // [pieces]
+};
+
+}  // namespace
+
+Status ScanRows(const ReadServices& services, const ScannedRows& rows, RowViews& room,
+                const RowVisitor& visit, ReadStats* stats) {
+  ReadStats ignored;
+  return RowScan(services, rows, room, visit, stats ? stats : &ignored).Run();
+}
+
+}  // namespace prefixd::storage

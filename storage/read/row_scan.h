@@ -1,0 +1,28 @@
+// All rows of one (layer, KV head) of a segment in the order in which they lie: page after page, in
+// place where the host tier has them. For readers that do not mind the order of tokens; in the
+// settled layout the order of tokens is another one, and following it means copying every key and
+// every value to a place of its own.
+#pragma once
+
+#include <cstdint>
+
+#include "storage/read/page_reader.h"
+#include "storage/segment/segment_file.h"
+#include "storage/read/row_access.h"
+
+namespace prefixd::storage {
+
+// The rows of a segment that are visited: those of its first n_tokens.
+struct ScannedRows {
+  const SegmentFile& file;
+  const RunOrder* order;  // the run's in the settled layout, else null
+  uint32_t layer, kv_head;
+  uint32_t n_tokens;
+  RowShape row;  // as delivered
+};
+
+// As StoredPrefix::VisitRows, of one segment. Errors as ReadPieces, and those of `visit`.
+Status ScanRows(const ReadServices& services, const ScannedRows& rows, RowViews& room,
+                const RowVisitor& visit, ReadStats* stats);
+
+}  // namespace prefixd::storage

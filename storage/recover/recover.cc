@@ -1,0 +1,266 @@
+#include "storage/recover/recover.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "storage/catalog/catalog.h"
+#include "storage/io/errors.h"
+#include "storage/recover/recover_choose.h"
+#include "storage/recover/recover_scan.h"
+#include "storage/catalog/segment_inspect.h"
+#include "storage/catalog/store_dir.h"
+
+namespace prefixd::storage {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr size_t kSegmentsPerCommit = 256;
+
+bool Exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(fs::symlink_status(path, ignored));
+}
+
+Status Rename(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return {};
+  return ErrnoError(errno, "cannot rename " + from.string() + " to " + to.string());
+}
+
+Status MakeDirectory(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return {};
+  return ErrnoError(errno, "cannot create the directory " + path.string());
+}
+
+Status RemoveTree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return ErrnoError(error.value(), "cannot remove " + path.string());
+  return {};
+}
+
+class Rebuilder {
+ public:
+  Rebuilder(const RecoverOptions& options, const Progress& progress)
+      : options_(options), dir_(options.dir), progress_(progress), engine_(NewThreadEngine({})) {}
+
+  Result<RecoverReport> Run() {
+    if (!Exists(dir_ / "segments") && !Exists(dir_ / "STORE")) {
+      return Error{Code::kNotFound, "there is no prefixd store in " + dir_.string()};
+    }
+    PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(dir_));
+    PREFIXD_TRY(CreateStoreDir(dir_));
+    PREFIXD_TRY(ReadIdentity());
+    PREFIXD_ASSIGN(scan_, ScanSegments(*engine_, dir_, options_.verify_data, progress_));
+    PREFIXD_TRY(CheckIdentity());
+    choice_ = ChooseSegments(scan_);
+    PREFIXD_TRY(WriteCatalog());
+    PREFIXD_TRY(SetDamagedAside());
+    PREFIXD_TRY(WriteIdentity());
+    PREFIXD_TRY(Swap());
+    PREFIXD_TRY(Free());
+    return std::move(report_);
+  }
+
+ private:
+  Status Step(std::string_view what) const {
+    if (!options_.before_step || options_.before_step(what)) return {};
+    return Error{Code::kCancelled, "recovery was stopped before: " + std::string(what)};
+  }
+
+  Status ReadIdentity() {
+    if (!Exists(dir_ / "STORE")) return {};
+    auto identity = ReadIdentityFile(dir_);
+    if (identity.ok()) store_ = identity->store;
+    if (identity.ok() || identity.error().code == Code::kCorrupt) return {};
+    return identity.error();
+  }
+
+  // Every header names its store. Without STORE they must agree.
+  Status CheckIdentity() {
+    // A STORE that no segment agrees with was written after the loss.
+    if (store_ && (scan_.stores.empty() || scan_.stores.contains(*store_))) {
+      std::erase_if(scan_.found, [&](const FoundSegment& f) {
+        const auto& own = scan_.stores[*store_];
+        if (std::find(own.begin(), own.end(), f.path) != own.end()) return false;
+        scan_.damaged.emplace_back(f.path, "it belongs to another store");
+        return true;
+      });
+      return {};
+    }
+    report_.identity_rebuilt = true;
+    if (scan_.stores.size() == 1) {
+      store_ = scan_.stores.begin()->first;
+      return {};
+    }
+    if (scan_.stores.empty()) {
+      return Error{Code::kNotFound, "the STORE file of " + dir_.string() +
+                                        " is lost and no segment verifies that could say whose "
+                                        "store it was; start from an empty directory"};
+    }
+    std::string files;
+    for (const auto& [store, paths] : scan_.stores)
+      files += " " + paths.front().filename().string();
+    return Error{Code::kCorrupt, "the segments in " + dir_.string() +
+                                     " belong to different stores (for example" + files +
+                                     "); move those of the other store away, or restore STORE"};
+  }
+
+  // Root first; kCorrupt, saying why, when it does not lead to token 0.
+  Result<std::vector<SegmentRecord>> ChainOf(const SegmentRecord& leaf) const {
+    std::vector<SegmentRecord> chain{leaf};
+    while (!chain.back().is_root()) {
+      const auto parent = choice_.segments.find(chain.back().parent);
+      if (parent == choice_.segments.end()) {
+        return Error{Code::kCorrupt, "segment " + chain.back().id.ToString() +
+                                         " lacks the segment it continues, " +
+                                         chain.back().parent.ToString()};
+      }
+      PREFIXD_TRY(CheckContinues(parent->second, chain.back()));
+      chain.push_back(parent->second);
+    }
+    std::reverse(chain.begin(), chain.end());
+    return chain;
+  }
+
+  Result<std::vector<BlockHash>> HashesOf(const SegmentRecord& record) const {
+    PREFIXD_ASSIGN(const auto chain, ChainOf(record));
+    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*engine_, dir_, chain, kRecoverDirect));
+    return OwnHashes(BlockHashes(choice_.models.at(record.model).fingerprint, record.tenant, tokens,
+                                 choice_.block_tokens),
+                     record.tokens.begin, choice_.block_tokens);
+  }
+
+  Status WriteCatalog() {
+    const fs::path fresh = dir_ / "catalog.new";
+    PREFIXD_TRY(Step("removing what an interrupted recovery left"));
+    PREFIXD_TRY(RemoveTree(fresh));
+    PREFIXD_TRY(Step("writing the new catalog"));
+    PREFIXD_TRY(MakeDirectory(fresh));
+    {
+      PREFIXD_ASSIGN(const auto catalog,
+                     Catalog::Open(fresh, {kStoreFormatVersion, choice_.block_tokens, *store_}));
+      for (const auto& [name, model] : choice_.models) {
+        PREFIXD_TRY(catalog->PutModel(model));
+        ++report_.models;
+      }
+      catalog->sequences().Saw(choice_.last_sequence);
+      PREFIXD_TRY(WriteSegments(*catalog));
+    }
+    PREFIXD_TRY(SyncDirectory(fresh));
+    return SyncDirectory(dir_);
+  }
+
+  Status WriteSegments(Catalog& catalog) {
+    std::vector<std::pair<SegmentId, std::string>> quarantines;
+    CatalogChange change;
+    change.put_aliases = choice_.aliases;
+    for (const FoundSegment& f : scan_.found) {
+      const SegmentRecord& record = choice_.segments.at(f.record.id);
+      auto hashes = HashesOf(record);
+      std::string why = hashes.ok() ? f.damage : hashes.error().message;
+      if (!hashes.ok() && hashes.error().code != Code::kCorrupt) return hashes.error();
+      change.put.push_back({record, hashes.ok() ? std::move(*hashes) : std::vector<BlockHash>{}});
+      if (!why.empty()) quarantines.emplace_back(record.id, std::move(why));
+      ++report_.segments;
+      report_.bytes += record.file_bytes;
+      report_.names += record.listed;
+      if (change.put.size() < kSegmentsPerCommit) continue;
+      PREFIXD_TRY(catalog.Apply(change));
+      change = {};
+    }
+    PREFIXD_TRY(catalog.Apply(change));
+    report_.names += choice_.aliases.size();
+    for (const auto& [id, why] : quarantines) {
+      PREFIXD_TRY(catalog.SetQuarantine(id, why));
+      report_.quarantined.push_back(id.ToString() + ": " + why);
+    }
+    return {};
+  }
+
+  // The next opening frees what the catalog does not know; damaged files are for people to look at.
+  Status SetDamagedAside() {
+    if (scan_.damaged.empty()) return {};
+    const fs::path aside = dir_ / "damaged";
+    PREFIXD_TRY(Step("setting damaged files aside"));
+    PREFIXD_TRY(MakeDirectory(aside));
+    for (const auto& [path, why] : scan_.damaged) {
+      PREFIXD_TRY(Rename(path, aside / path.filename()));
+      report_.set_aside.push_back(path.filename().string() + ": " + why);
+    }
+    PREFIXD_TRY(SyncDirectory(aside));
+    PREFIXD_TRY(SyncDirectory(dir_));
+    return SyncDirectory(dir_ / "segments");
+  }
+
+  Status WriteIdentity() {
+    if (!report_.identity_rebuilt) return {};
+    PREFIXD_TRY(Step("writing STORE"));
+    return WriteIdentityFile(dir_, {kStoreFormatVersion, *store_});
+  }
+
+  // First the new catalog gets the name that the old one will have, then they change places.
+  Status Swap() {
+    const fs::path catalog = dir_ / "catalog", kept = FreeName();
+    PREFIXD_TRY(Step("naming the new catalog"));
+    PREFIXD_TRY(Rename(dir_ / "catalog.new", kept));
+    PREFIXD_TRY(SyncDirectory(dir_));
+    PREFIXD_TRY(Step("swapping the catalogs"));
+    if (::renameat2(AT_FDCWD, kept.c_str(), AT_FDCWD, catalog.c_str(), RENAME_EXCHANGE) != 0) {
+      if (errno != EINVAL && errno != ENOSYS) {
+        return ErrnoError(errno, "cannot swap " + kept.string() + " and " + catalog.string());
+      }
+      // The file system cannot: in between there is no catalog, and opening says so.
+      const fs::path old = dir_ / "catalog.old";
+      PREFIXD_TRY(Rename(catalog, old));
+      PREFIXD_TRY(Rename(kept, catalog));
+      PREFIXD_TRY(Rename(old, kept));
+    }
+    PREFIXD_TRY(SyncDirectory(dir_));
+    std::error_code ignored;
+    if (fs::is_empty(kept, ignored)) return RemoveTree(kept);
+    report_.old_catalog = kept;
+    return {};
+  }
+
+  fs::path FreeName() const {
+    for (int n = 1;; ++n) {
+      const fs::path name = dir_ / ("catalog.lost-" + std::to_string(n));
+      if (!Exists(name)) return name;
+    }
+  }
+
+  Status Free() {
+    report_.freed = choice_.superseded.size();
+    report_.unfinished = scan_.unfinished.size();
+    PREFIXD_TRY(Step("freeing files"));
+    for (const fs::path& path : choice_.superseded) PREFIXD_TRY(RemoveFile(path));
+    if (options_.prune) {
+      for (const fs::path& path : scan_.unfinished) PREFIXD_TRY(RemoveFile(path));
+    }
+    return SyncDirectory(dir_ / "segments");
+  }
+
+  const RecoverOptions& options_;
+  const fs::path dir_;
+  const Progress& progress_;
+  const std::unique_ptr<IoEngine> engine_;
+  std::optional<Uuid> store_;
+  SegmentScan scan_;
+  RecoverChoice choice_;
+  RecoverReport report_;
+};
+
+}  // namespace
+
+Result<RecoverReport> RecoverCatalog(const RecoverOptions& options, const Progress& progress) {
+  return Rebuilder(options, progress).Run();
+}
+
+}  // namespace prefixd::storage

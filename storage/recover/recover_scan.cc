@@ -1,0 +1,103 @@
+#include "storage/recover/recover_scan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <system_error>
+
+#include "storage/read/page_reader.h"
+#include "storage/catalog/segment_inspect.h"
+#include "storage/catalog/store_dir.h"
+
+namespace prefixd::storage {
+namespace fs = std::filesystem;
+namespace {
+
+class Scanner {
+ public:
+  Scanner(IoEngine& engine, const fs::path& dir, bool verify_data, const Progress& progress)
+      : engine_(engine), dir_(dir), verify_data_(verify_data), progress_(progress) {}
+
+  Result<SegmentScan> Run() {
+    PREFIXD_ASSIGN(const auto entries, ListDirectory(dir_ / "segments"));
+    std::vector<std::pair<fs::path, Uuid>> files;
+    std::error_code ignored;
+    for (const fs::directory_entry& entry : entries) {
+      const auto parsed = ParseSegmentsEntry(entry.path().filename().string());
+      if (!parsed || !parsed->blob.empty()) continue;
+      files.emplace_back(entry.path(), parsed->id);
+      total_pages_ += entry.file_size(ignored) / kPageBytes;
+    }
+    for (const auto& [path, name] : files) {
+      const uint64_t before = done_pages_;
+      PREFIXD_TRY(Look(path, name));
+      done_pages_ = before + fs::file_size(path, ignored) / kPageBytes;
+      PREFIXD_TRY(Report());
+    }
+    return std::move(scan_);
+  }
+
+ private:
+  Status Report() const {
+    if (!progress_ || progress_(std::min(done_pages_, total_pages_), total_pages_, "pages")) {
+      return {};
+    }
+    return Error{Code::kCancelled, "recovery was stopped; nothing has changed"};
+  }
+
+  Status Look(const fs::path& path, const Uuid& name) {
+    auto inspected = InspectSegment(engine_, path, kRecoverDirect);
+    if (!inspected.ok()) {
+      const Error& error = inspected.error();
+      if (error.code == Code::kFailedPrecondition) return error;
+      if (error.code == Code::kCorrupt && IsUnfinished(engine_, path, kRecoverDirect)) {
+        scan_.unfinished.push_back(path);
+      } else {
+        scan_.damaged.emplace_back(path, error.message);
+      }
+      return {};
+    }
+    FoundSegment found{path, inspected->file->record(), std::move(inspected->manifest), ""};
+    if (found.record.file != name) {
+      scan_.damaged.emplace_back(path, "it carries the name of another file");
+      return {};
+    }
+    scan_.stores[inspected->file->header().store].push_back(path);
+    if (verify_data_) PREFIXD_TRY(VerifyRows(*inspected->file, found));
+    scan_.found.push_back(std::move(found));
+    return {};
+  }
+
+  Status VerifyRows(const SegmentFile& file, FoundSegment& found) {
+    std::atomic<uint64_t> bytes_read{0}, failures{0};
+    ReadServices services;
+    services.engine = &engine_;
+    services.bytes_read = &bytes_read;
+    services.checksum_failures = &failures;
+    services.on_corrupt = [](const SegmentId&, const std::string&) {};
+    bool stopped = false;
+    Status sound = VerifyAllPages(services, file, [&](uint64_t n) {
+      done_pages_ += n;
+      stopped = !Report().ok();
+      return !stopped;
+    });
+    if (stopped) return sound;
+    if (!sound.ok()) found.damage = sound.error().message;
+    return {};
+  }
+
+  IoEngine& engine_;
+  const fs::path& dir_;
+  const bool verify_data_;
+  const Progress& progress_;
+  uint64_t done_pages_ = 0, total_pages_ = 0;
+  SegmentScan scan_;
+};
+
+}  // namespace
+
+Result<SegmentScan> ScanSegments(IoEngine& engine, const fs::path& dir, bool verify_data,
+                                 const Progress& progress) {
+  return Scanner(engine, dir, verify_data, progress).Run();
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,57 @@
+// What a store knows of a model and of a stored prefix: names and plain values.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
+#include "prefixd/stored_part.h"
+#include "storage/segment/identity.h"
+
+namespace prefixd::storage {
+
+// What is stored of a model: its name (unique in the store), fingerprint and geometry.
+struct ModelRecord {
+  std::string name;
+  Fingerprint fingerprint;
+  KvGeometry geometry;
+  std::string description_json;  // the tagged fields behind the fingerprint, for people
+};
+
+struct SegmentId {
+  std::array<uint8_t, 16> bytes{};
+  std::string ToString() const;  // 32 hex digits
+  static Result<SegmentId> Parse(std::string_view hex);
+  auto operator<=>(const SegmentId&) const = default;
+};
+
+// A prefix is named by the segment it ends in; its tokens are those of the chain up to there. The
+// name stays valid when segments are merged: `chain` then ends in the merged one.
+struct PrefixInfo {
+  SegmentId id;
+  std::string model, tenant, label;
+  uint32_t n_tokens = 0;           // of the whole chain
+  uint32_t own_tokens = 0;         // stored in this segment
+  std::vector<SegmentId> chain;    // root first, ending in `id`
+  std::array<uint8_t, 16> file{};  // names the file that holds the last segment's rows now
+  uint64_t own_bytes = 0;          // physical, on disk, blobs included
+  uint32_t children = 0;
+  int64_t created_unix_ms = 0, last_used_unix_ms = 0;
+  bool quarantined = false;
+  std::string quarantine;  // why; of this segment or of one it needs
+  bool listed = true;      // false: kept only because others continue it
+  bool settled = false;    // the last segment's rows lie by similarity of keys
+  // How the last segment's rows are stored, and what that changed. Others of the chain may differ.
+  RowEncoding encoding = RowEncoding::kAsGiven;
+  EncodingError encoding_error;
+  // Of this name: several may stand for one segment, which stays as long as any of them.
+  bool pinned = false;          // never evicted
+  int64_t expires_unix_ms = 0;  // 0: never
+};
+
+}  // namespace prefixd::storage

@@ -1,0 +1,183 @@
+#include "storage/segment/segment_file.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "storage/io/errors.h"
+#include "storage/io/owned_read.h"
+
+namespace prefixd::storage {
+namespace {
+
+Error Damaged(const std::filesystem::path& path, const std::string& how) {
+  return {Code::kCorrupt, "segment " + path.string() + ": " + how};
+}
+
+// Runs `load` again once if it fails: a transient fault must not condemn a segment. Not when the
+// disk did not answer: the caller has waited long enough.
+template <typename Load>
+auto Twice(Load load) {
+  auto first = load();
+  if (first.ok() || first.error().code == Code::kUnavailable) return first;
+  return load();
+}
+
+}  // namespace
+
+Result<UniqueFd> OpenMaybeDirect(const std::filesystem::path& path, int flags, bool direct) {
+  if (direct) {
+    auto fd = OpenFile(path, flags | O_DIRECT);
+    if (fd.ok() || errno != EINVAL) return fd;
+  }
+  return OpenFile(path, flags);
+}
+
+Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path,
+                             const SegmentRecord& record, bool direct) {
+  record_ = record;
+  auto fd = OpenMaybeDirect(path, O_RDONLY, direct);
+  if (!fd.ok()) {
+    if (fd.error().code == Code::kNotFound) return Damaged(path, "the file is missing");
+    return fd.error();
+  }
+  fd_ = std::make_shared<const UniqueFd>(std::move(*fd));
+  PREFIXD_ASSIGN(const uint64_t bytes, FileBytes(fd_->get(), path));
+  if (bytes != record.file_bytes || bytes % kPageBytes != 0 || bytes < 2 * kPageBytes) {
+    return Damaged(path, "the file has " + std::to_string(bytes) + " bytes instead of " +
+                             std::to_string(record.file_bytes));
+  }
+  return Twice([&]() -> Status {
+    PREFIXD_ASSIGN(const AlignedBuffer first, ReadRaw(engine, 0, 1));
+    PREFIXD_ASSIGN(header_, SegmentHeader::Decode(ConstPageBytes(first.data(), kPageBytes)));
+    PREFIXD_ASSIGN(layout_, header_.Layout());
+    if (header_.segment != record.id.bytes || header_.file != record.file ||
+        header_.parent != record.parent.bytes || header_.tokens != record.tokens ||
+        layout_.file_bytes() != bytes) {
+      return Damaged(path, "the header does not agree with the catalog");
+    }
+    PREFIXD_ASSIGN(const AlignedBuffer last, ReadRaw(engine, layout_.footer_page, 1));
+    PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(ConstPageBytes(last.data(), kPageBytes)));
+    if (footer_.file != header_.file || footer_.sequence != record.sequence ||
+        footer_.total_pages != layout_.total_pages() ||
+        footer_.manifest_bytes != header_.manifest_bytes) {
+      return Damaged(path, "the footer does not agree with header and catalog");
+    }
+    return {};
+  });
+}
+
+Status SegmentFile::LoadTable(IoEngine& engine, const std::filesystem::path& path) {
+  const uint64_t pages = layout_.footer_page - layout_.table_page;
+  PREFIXD_ASSIGN(const AlignedBuffer buffer, ReadRaw(engine, layout_.table_page, pages));
+  table_.resize(layout_.table_page);
+  std::memcpy(table_.data(), buffer.data(), table_.size() * sizeof(uint64_t));
+  if (TableChecksum(header_.file, table_) != footer_.table_checksum) {
+    return Damaged(path, "the checksum table is damaged");
+  }
+  return {};
+}
+
+Status SegmentFile::LoadTokens(IoEngine& engine) {
+  PREFIXD_ASSIGN(const AlignedBuffer buffer,
+                 ReadPages(engine, layout_.token_page, layout_.manifest_page - layout_.token_page,
+                           "token ids"));
+  tokens_.resize(layout_.shape.n_tokens);
+  std::memcpy(tokens_.data(), buffer.data(), tokens_.size() * sizeof(uint32_t));
+  return {};
+}
+
+Result<std::string> SegmentFile::Manifest(IoEngine& engine) const {
+  PREFIXD_ASSIGN(const AlignedBuffer buffer, Twice([&] {
+                   return ReadPages(engine, layout_.manifest_page,
+                                    (header_.manifest_bytes + kPageBytes - 1) / kPageBytes,
+                                    "manifest");
+                 }));
+  return std::string(reinterpret_cast<const char*>(buffer.data()), header_.manifest_bytes);
+}
+
+Result<AlignedBuffer> SegmentFile::ReadRaw(IoEngine& engine, uint64_t first, uint64_t n) const {
+  return ReadOwned(engine, fd_, first * kPageBytes, n * kPageBytes, IoPriority::kStepRead,
+                   deadline_, "reading segment " + record_.id.ToString());
+}
+
+Result<AlignedBuffer> SegmentFile::ReadPages(IoEngine& engine, uint64_t first, uint64_t n,
+                                             const char* what) const {
+  PREFIXD_ASSIGN(AlignedBuffer out, ReadRaw(engine, first, n));
+  for (uint64_t i = 0; i < n; ++i) {
+    if (!VerifyPage(first + i, ConstPageBytes(out.data() + i * kPageBytes, kPageBytes))) {
+      return Error{Code::kCorrupt,
+                   "segment " + record_.id.ToString() + ": its " + what + " are damaged"};
+    }
+  }
+  return out;
+}
+
+Result<std::unique_ptr<const RunOrder>> SegmentFile::LoadOrder(IoEngine& engine, uint32_t layer,
+                                                               uint32_t head) const {
+  PREFIXD_ASSIGN(const AlignedBuffer buffer, Twice([&] {
+                   return ReadPages(engine, layout_.order_page_of(layer, head),
+                                    layout_.pages_per_order, "row orders");
+                 }));
+  const uint32_t n = layout_.shape.n_tokens, chunk_tokens = layout_.chunk_tokens();
+  auto order = std::make_unique<RunOrder>();
+  order->slot_of.resize(n);
+  std::memcpy(order->slot_of.data(), buffer.data(), n * sizeof(uint16_t));
+  order->token_in.resize(n);
+  std::vector<bool> taken(n);
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t begin = i / chunk_tokens * chunk_tokens;
+    const uint32_t slot = begin + order->slot_of[i];
+    if (slot >= std::min(begin + chunk_tokens, n) || taken[slot]) {
+      return Error{Code::kCorrupt,
+                   "segment " + record_.id.ToString() + ": a row order is no permutation"};
+    }
+    taken[slot] = true;
+    order->token_in[slot] = static_cast<uint16_t>(i - begin);
+  }
+  return std::unique_ptr<const RunOrder>(std::move(order));
+}
+
+Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uint32_t head) const {
+  if (!layout_.settled()) return static_cast<const RunOrder*>(nullptr);
+  const uint32_t run = layout_.run(layer, head);
+  {
+    std::lock_guard lock(orders_mutex_);
+    if (orders_[run]) return orders_[run].get();
+  }
+  PREFIXD_ASSIGN(auto order, LoadOrder(engine, layer, head));
+  std::lock_guard lock(orders_mutex_);
+  if (!orders_[run]) orders_[run] = std::move(order);  // else another thread was first
+  return orders_[run].get();
+}
+
+bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
+  if (!layout_.settled()) return true;
+  std::lock_guard lock(orders_mutex_);
+  return orders_[layout_.run(layer, head)] != nullptr;
+}
+
+Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
+                                                             const std::filesystem::path& path,
+                                                             const SegmentRecord& record,
+                                                             bool direct,
+                                                             std::chrono::milliseconds deadline) {
+  auto file = std::shared_ptr<SegmentFile>(new SegmentFile());
+  file->deadline_ = deadline;
+  PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
+  PREFIXD_TRY(Twice([&] { return file->LoadTable(engine, path); }));
+  PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine); }));
+  if (file->layout_.settled()) file->orders_.resize(file->layout_.runs());
+  return std::shared_ptr<const SegmentFile>(std::move(file));
+}
+
+Result<SegmentHeader> SegmentFile::Check(IoEngine& engine, const std::filesystem::path& path,
+                                         const SegmentRecord& record, bool direct) {
+  SegmentFile file;
+  PREFIXD_TRY(file.OpenEnds(engine, path, record, direct));
+  return file.header_;
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,364 @@
+#include "storage/segment/segment_file_writer.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "storage/io/crash_point.h"
+#include "storage/io/errors.h"
+#include "storage/segment/segment_file.h"
+#include "storage/io/stream_copy.h"
+
+namespace prefixd::storage {
+namespace {
+
+constexpr size_t kSlabPages = kSlabBytes / kPageBytes;
+constexpr size_t kMaxSlabs = 8;
+constexpr size_t kMaxOpPages = 256;  // 1 MiB, and below the iovec limit
+constexpr size_t kMaxPartialPages = (256u << 20) / kPageBytes;
+
+}  // namespace
+
+// Whole pages that travel together. `pages[i]` is the file page of slot i.
+struct SegmentFileWriter::Slab {
+  explicit Slab(size_t n_pages) : capacity(n_pages) {}
+  std::byte* slot(size_t i) const { return memory.data() + i * kPageBytes; }
+
+  AlignedBuffer memory;  // taken with the first page
+  const size_t capacity;
+  std::vector<uint64_t> pages;
+  std::vector<IoOp> ops;
+  IoBatch batch;
+};
+
+SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
+                                     const SegmentLayout& layout)
+    : engine_(engine),
+      plan_(std::move(plan)),
+      layout_(layout),
+      table_(layout.table_page),
+      have_(layout.shape.n_layers, std::vector<bool>(layout.shape.n_tokens)),
+      have_count_(layout.shape.n_layers) {
+  const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
+  const size_t n =
+      std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), 2, kMaxSlabs);
+  for (size_t i = 0; i < n; ++i) slabs_.push_back(std::make_unique<Slab>(pages));
+}
+
+SegmentFileWriter::~SegmentFileWriter() {
+  if (!sealed_) Discard();
+  WaitAll();
+  for (const auto& slab : slabs_) {
+    if (slab->capacity == kSlabPages) plan_.slabs->Give(std::move(slab->memory));
+  }
+}
+
+Result<std::unique_ptr<SegmentFileWriter>> SegmentFileWriter::Create(IoEngine& engine,
+                                                                     SegmentFilePlan plan) {
+  PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
+  assert(plan.manifest.size() == plan.header.manifest_bytes);
+  assert(plan.token_ids.size() == plan.header.tokens.size());
+  std::unique_ptr<SegmentFileWriter> writer(new SegmentFileWriter(engine, std::move(plan), layout));
+  PREFIXD_TRY(writer->Allocate());
+  return writer;
+}
+
+Status SegmentFileWriter::Allocate() {
+  PREFIXD_ASSIGN(fd_, OpenMaybeDirect(plan_.path, O_WRONLY | O_CREAT | O_EXCL, plan_.direct));
+  exists_ = true;
+  CrashPoint("segment.created");
+  PREFIXD_ASSIGN(allocated_, Preallocate(fd_.get(), layout_.file_bytes(), plan_.path));
+  std::vector<std::byte> header(kPageBytes);
+  plan_.header.Encode(PageBytes(header.data(), kPageBytes));
+  CrashPoint("segment.allocated");
+  return PutPage(0, header);
+}
+
+Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+  if (!failed_.ok()) return failed_;
+  const TokenRange own = plan_.header.tokens;
+  if (layer >= layout_.shape.n_layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + " of a model with " +
+                           std::to_string(layout_.shape.n_layers) + " layers");
+  }
+  if (n == 0 || first < own.begin || first >= own.end || n > own.end - first) {
+    return InvalidArgument("tokens [" + std::to_string(first) + ", " +
+                           std::to_string(uint64_t{first} + n) + ") are not within [" +
+                           std::to_string(own.begin) + ", " + std::to_string(own.end) +
+                           "), which this put stores");
+  }
+  for (uint32_t i = first - own.begin; i < first - own.begin + n; ++i) {
+    if (have_[layer][i]) {
+      return InvalidArgument("token " + std::to_string(own.begin + i) + " of layer " +
+                             std::to_string(layer) + " was written before");
+    }
+  }
+  return {};
+}
+
+Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
+                                    std::span<const std::byte> rows) {
+  if (layout_.settled()) return InvalidArgument("a settled segment is written in chunks");
+  PREFIXD_TRY(CheckRun(layer, first, n));
+  const uint32_t begin = first - plan_.header.tokens.begin;
+  const size_t head_bytes = size_t{n} * layout_.row_bytes();
+  if (const size_t expected = layout_.shape.n_kv_heads * head_bytes; rows.size() != expected) {
+    return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
+                           std::to_string(expected));
+  }
+  for (uint32_t head = 0; head < layout_.shape.n_kv_heads && failed_.ok(); ++head) {
+    failed_ = PutRun(layer, head, begin, n, rows.data() + head * head_bytes);
+  }
+  if (!failed_.ok()) return failed_;
+  std::fill_n(have_[layer].begin() + begin, n, true);
+  have_count_[layer] += n;
+  return {};
+}
+
+Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk,
+                                     std::span<const std::byte> rows,
+                                     std::span<const uint32_t> order) {
+  if (!failed_.ok()) return failed_;
+  const SegmentLayout& l = layout_;
+  if (!l.settled() || uint64_t{l.run(layer, head)} * l.chunks() + chunk != chunks_written_) {
+    return InvalidArgument("chunks of a settled segment are written once and in ascending order");
+  }
+  const uint32_t n = l.chunk_size(chunk);
+  std::vector<uint16_t> slots(n);
+  std::vector<bool> taken(n);
+  bool permutation = order.size() == n && rows.size() == size_t{n} * l.row_bytes();
+  for (uint32_t slot = 0; permutation && slot < n; ++slot) {
+    permutation = order[slot] < n && !taken[order[slot]];
+    if (!permutation) break;
+    taken[order[slot]] = true;
+    slots[order[slot]] = static_cast<uint16_t>(slot);
+  }
+  if (!permutation) {
+    return InvalidArgument("the order of a chunk of " + std::to_string(n) +
+                           " rows must name each of them once");
+  }
+  slots_.insert(slots_.end(), slots.begin(), slots.end());
+  ++chunks_written_;
+  const uint64_t run = l.run_page(layer, head);
+  failed_ = [&]() -> Status {
+    PREFIXD_TRY(PutItems(run + l.chunk_keys(chunk), l.key, rows, 0, order));
+    PREFIXD_TRY(PutItems(run + l.chunk_values(chunk), l.value, rows, l.shape.key_bytes, order));
+    if (chunk + 1 < l.chunks()) return {};
+    PREFIXD_TRY(PutBytes(l.order_page_of(layer, head), std::as_bytes(std::span(slots_))));
+    slots_.clear();
+    return {};
+  }();
+  return failed_;
+}
+
+Status SegmentFileWriter::PutItems(uint64_t page, const ItemPages& items,
+                                   std::span<const std::byte> rows, size_t first,
+                                   std::span<const uint32_t> order) {
+  const size_t row_bytes = layout_.row_bytes();
+  std::vector<std::byte> bytes(items.pages_per_item * kPageBytes);
+  for (size_t slot = 0; slot < order.size(); slot += items.per_page) {
+    const size_t n = std::min<size_t>(items.per_page, order.size() - slot);
+    for (size_t i = 0; i < n; ++i) {
+      std::memcpy(bytes.data() + i * items.bytes, rows.data() + order[slot + i] * row_bytes + first,
+                  items.bytes);
+    }
+    PREFIXD_TRY(PutBytes(page + items.page(slot), std::span(bytes).first(n * items.bytes)));
+  }
+  return {};
+}
+
+Status SegmentFileWriter::PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n,
+                                 const std::byte* rows) {
+  const uint64_t run = layout_.run_page(layer, head);
+  const uint32_t end = i + n;
+  while (i < end) {
+    const uint64_t page = run + layout_.row.page(i);
+    if (layout_.row.pages_per_item > 1) {
+      PREFIXD_TRY(PutLargeRow(page, rows));
+      rows += layout_.row_bytes();
+      ++i;
+      continue;
+    }
+    const uint32_t page_begin = i / layout_.row.per_page * layout_.row.per_page;
+    const uint32_t page_end = std::min(page_begin + layout_.row.per_page, layout_.shape.n_tokens);
+    const uint32_t take = std::min(end, page_end) - i;
+    if (take == page_end - page_begin) {
+      PREFIXD_TRY(PutPage(page, {rows, size_t{take} * layout_.row_bytes()}));
+    } else {
+      PREFIXD_TRY(PutPartial(page, layout_.row.offset(i), page_end - page_begin, take, rows));
+    }
+    rows += size_t{take} * layout_.row_bytes();
+    i += take;
+  }
+  return {};
+}
+
+Status SegmentFileWriter::PutLargeRow(uint64_t page, const std::byte* row) {
+  return PutBytes(page, {row, layout_.row_bytes()});
+}
+
+Status SegmentFileWriter::PutBytes(uint64_t first_page, std::span<const std::byte> bytes) {
+  for (size_t at = 0; at < bytes.size(); at += kPageBytes) {
+    PREFIXD_TRY(PutPage(first_page + at / kPageBytes,
+                        bytes.subspan(at, std::min<size_t>(kPageBytes, bytes.size() - at))));
+  }
+  return {};
+}
+
+Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page,
+                                     uint32_t n, const std::byte* rows) {
+  auto it = partials_.find(page);
+  if (it == partials_.end()) {
+    if (partials_.size() >= kMaxPartialPages) {
+      return Error{Code::kResourceExhausted,
+                   "rows of this put come too scattered: more than 256 MiB of half-filled pages"};
+    }
+    it = partials_.emplace(page, Partial{std::make_unique<std::byte[]>(kPageBytes), 0}).first;
+  }
+  Partial& partial = it->second;
+  std::memcpy(partial.bytes.get() + offset, rows, size_t{n} * layout_.row_bytes());
+  partial.rows += n;
+  if (partial.rows < rows_in_page) return {};
+  const Partial full = std::move(partial);
+  partials_.erase(it);
+  return PutPage(page, {full.bytes.get(), kPageBytes});
+}
+
+Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> bytes) {
+  if (slabs_[current_]->pages.size() == slabs_[current_]->capacity) PREFIXD_TRY(FlushSlab());
+  Slab& slab = *slabs_[current_];
+  if (slab.memory.size() == 0) {
+    slab.memory = slab.capacity == kSlabPages ? plan_.slabs->Take()
+                                              : AlignedBuffer(slab.capacity * kPageBytes);
+  }
+  std::byte* slot = slab.slot(slab.pages.size());
+  if (bytes.size() == kPageBytes) {
+    // The bytes are in the cache here; what is copied is not wanted there.
+    table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(bytes.data(), kPageBytes));
+    StreamCopy(slot, bytes.data(), kPageBytes);
+  } else {
+    std::memcpy(slot, bytes.data(), bytes.size());
+    std::memset(slot + bytes.size(), 0, kPageBytes - bytes.size());
+    table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(slot, kPageBytes));
+  }
+  slab.pages.push_back(page);
+  return {};
+}
+
+// Starts writing the current slab and makes the next one, once it is free, the current.
+Status SegmentFileWriter::FlushSlab() {
+  Slab& slab = *slabs_[current_];
+  std::vector<std::pair<uint64_t, size_t>> order;  // (file page, slot)
+  for (size_t i = 0; i < slab.pages.size(); ++i) order.emplace_back(slab.pages[i], i);
+  std::sort(order.begin(), order.end());
+  slab.ops.clear();
+  for (size_t i = 0; i < order.size();) {
+    IoOp op{IoKind::kWrite, IoPriority::kWrite, fd_.get(), order[i].first * kPageBytes, {}, 0};
+    size_t n = 0;
+    while (i + n < order.size() && n < kMaxOpPages && order[i + n].first == order[i].first + n) {
+      std::byte* slot = slab.slot(order[i + n].second);
+      if (!op.iov.empty() &&
+          static_cast<std::byte*>(op.iov.back().iov_base) + op.iov.back().iov_len == slot) {
+        op.iov.back().iov_len += kPageBytes;
+      } else {
+        op.iov.push_back({slot, kPageBytes});
+      }
+      ++n;
+    }
+    slab.ops.push_back(std::move(op));
+    i += n;
+  }
+  engine_.Submit(slab.ops, slab.batch);
+  current_ = (current_ + 1) % slabs_.size();
+  return Reap(*slabs_[current_]);
+}
+
+Status SegmentFileWriter::Reap(Slab& slab) {
+  slab.batch.Wait();
+  for (const IoOp& op : slab.ops) {
+    PREFIXD_TRY(storage::CheckComplete(op, "writing " + plan_.path.string()));
+    bytes_written_ += static_cast<uint64_t>(op.result);
+  }
+  slab.ops.clear();
+  slab.pages.clear();
+  return {};
+}
+
+Status SegmentFileWriter::CheckComplete() const {
+  if (layout_.settled()) {
+    if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
+    return Error{Code::kFailedPrecondition, "the settled segment is incomplete"};
+  }
+  for (uint32_t layer = 0; layer < layout_.shape.n_layers; ++layer) {
+    if (have_count_[layer] == layout_.shape.n_tokens) continue;
+    const auto missing = std::find(have_[layer].begin(), have_[layer].end(), false);
+    const auto token = plan_.header.tokens.begin + (missing - have_[layer].begin());
+    return Error{Code::kFailedPrecondition, "the put is incomplete: layer " +
+                                                std::to_string(layer) + " lacks token " +
+                                                std::to_string(token)};
+  }
+  return {};
+}
+
+Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error) {
+  if (!failed_.ok()) return failed_;
+  PREFIXD_TRY(CheckComplete());
+  failed_ = [&]() -> Status {
+    PREFIXD_TRY(PutBytes(layout_.token_page, std::as_bytes(std::span(plan_.token_ids))));
+    PREFIXD_TRY(PutBytes(layout_.manifest_page, std::as_bytes(std::span(plan_.manifest))));
+    PREFIXD_TRY(FlushSlab());
+    CrashPoint("seal.rows_in_flight");
+    for (const auto& slab : slabs_) PREFIXD_TRY(Reap(*slab));
+    CrashPoint("seal.rows_written");
+    PREFIXD_TRY(WriteTableAndFooter(sequence, unix_ms, error));
+    CrashPoint("seal.before_sync");
+    PREFIXD_TRY(DataSync(engine_, fd_.get(), "syncing " + plan_.path.string()));
+    CrashPoint("seal.before_directory_sync");
+    return SyncDirectory(plan_.path.parent_path());
+  }();
+  if (!failed_.ok()) return failed_;
+  sealed_ = true;
+  return {};
+}
+
+Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms,
+                                              const EncodingError& error) {
+  const uint64_t pages = layout_.total_pages() - layout_.table_page;
+  AlignedBuffer buffer(pages * kPageBytes);
+  std::fill(buffer.span().begin(), buffer.span().end(), std::byte{0});
+  std::memcpy(buffer.data(), table_.data(), table_.size() * sizeof(uint64_t));
+  SegmentFooter footer;
+  footer.file = plan_.header.file;
+  footer.sequence = sequence;
+  footer.total_pages = layout_.total_pages();
+  footer.table_checksum = TableChecksum(plan_.header.file, table_);
+  footer.manifest_bytes = plan_.header.manifest_bytes;
+  footer.sealed_unix_ms = unix_ms;
+  footer.error = error;
+  footer.Encode(PageBytes(buffer.data() + (pages - 1) * kPageBytes, kPageBytes));
+  PREFIXD_TRY(WriteFully(engine_, fd_.get(), layout_.table_page * kPageBytes, buffer.span(),
+                         IoPriority::kCommit, "writing " + plan_.path.string()));
+  bytes_written_ += buffer.size();
+  return {};
+}
+
+void SegmentFileWriter::WaitAll() {
+  for (const auto& slab : slabs_) slab->batch.Wait();
+}
+
+void SegmentFileWriter::Discard() {
+  WaitAll();
+  fd_.Close();
+  sealed_ = false;
+  if (failed_.ok()) failed_ = Error{Code::kCancelled, "the put was aborted"};
+  if (!exists_) return;
+  exists_ = false;
+  CrashPoint("segment.before_discard");
+  if (Status removed = RemoveFile(plan_.path); !removed.ok()) {
+    LogWarning(removed.error().message + " (it will be freed when the store is opened next)");
+  }
+}
+
+}  // namespace prefixd::storage

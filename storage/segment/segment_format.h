@@ -1,0 +1,81 @@
+// The bytes of a segment file, shared by writer and reader; docs/format.md explains them with a
+// worked example. All integers little-endian; unused bytes are zero.
+//
+//   header page | rows | token ids | manifest | orders | checksum table | footer
+//
+// Thread-safety: plain values and pure functions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/stored_part.h"
+#include "storage/segment/identity.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
+#include "storage/segment/prefix_info.h"
+#include "storage/segment/segment_layout.h"
+
+namespace prefixd::storage {
+
+// Version 1 (arrival layout only, the file named like its segment) is still read.
+inline constexpr uint32_t kSegmentVersion = 2;
+inline constexpr uint32_t kChecksumXxh3 = 1;
+// Set with every encoding but kAsGiven: a prefixd that cannot decode the rows refuses the file.
+inline constexpr uint64_t kIncompatEncodedRows = 1u << 0;
+using Uuid = std::array<uint8_t, 16>;
+using PageBytes = std::span<std::byte, kPageBytes>;
+using ConstPageBytes = std::span<const std::byte, kPageBytes>;
+
+// Checksum of one page where it belongs: a page of another file or another place fails too.
+uint64_t PageChecksum(const Uuid& file, uint64_t page, ConstPageBytes bytes);
+// Checksum of a whole page checksum table.
+uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table);
+
+// Page 0.
+struct SegmentHeader {
+  // Unknown compat bits are ignored, ro_compat bits allow reading only, incompat bits refuse.
+  uint64_t compat = 0, ro_compat = 0, incompat = 0;
+  Uuid store{};
+  Uuid segment{};  // keeps its name for life
+  Uuid file{};     // these very bytes: a segment that is rewritten gets another file
+  Uuid parent{};   // all zero: the segment starts at token 0
+  Fingerprint model;
+  TokenRange tokens;  // positions in the prefix
+  uint32_t n_layers = 0, n_kv_heads = 0, key_dim = 0, value_dim = 0;
+  DType dtype = DType::kBf16;
+  RowEncoding encoding = RowEncoding::kAsGiven;
+  uint32_t chunk_tokens = 0;  // of the settled layout; 0: arrival
+  uint64_t manifest_bytes = 0;
+  int64_t created_unix_ms = 0;
+
+  RowShape row() const { return {key_dim, value_dim, dtype}; }
+  SegmentShape shape() const;
+  Result<SegmentLayout> Layout() const;
+  void Encode(PageBytes out) const;
+  // kCorrupt: not a segment header, or damaged. kFailedPrecondition: written by a newer prefixd.
+  static Result<SegmentHeader> Decode(ConstPageBytes page);
+  bool operator==(const SegmentHeader&) const = default;
+};
+
+// The last page; written last, it seals the segment.
+struct SegmentFooter {
+  Uuid file{};
+  uint64_t sequence = 0;  // of commits in the store, ascending, with gaps
+  uint64_t total_pages = 0;
+  uint64_t table_checksum = 0;
+  uint64_t manifest_bytes = 0;
+  int64_t sealed_unix_ms = 0;
+  EncodingError error;  // zero where rows are as given
+
+  void Encode(PageBytes out) const;
+  static Result<SegmentFooter> Decode(ConstPageBytes page);
+  bool operator==(const SegmentFooter&) const = default;
+};
+
+}  // namespace prefixd::storage

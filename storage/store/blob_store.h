@@ -1,0 +1,80 @@
+// Small files beside segments: <segment>.<name>.blob, replaced atomically (temp, sync, rename,
+// directory sync), read whole and verified. They are files and not catalog rows because indexes
+// reach megabytes, and a rename already is the transaction they need.
+//
+// Thread-safety: all methods may be called concurrently. Callers pin the segment.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "storage/io/io_engine.h"
+#include "storage/catalog/prefix_tree.h"
+#include "storage/catalog/tenant_bytes.h"
+
+namespace prefixd::storage {
+
+class BlobStore {
+ public:
+  // read_deadline: of reading a whole blob (not of scrub), then kUnavailable; 0: none.
+  BlobStore(const std::filesystem::path& dir, IoEngine& engine,
+            std::chrono::milliseconds read_deadline)
+      : dir_(dir), engine_(engine), read_deadline_(read_deadline) {}
+
+  // `tenant` is the segment's: its bytes count there.
+  Status Put(const SegmentId& id, const std::string& tenant, std::string_view name,
+             std::string_view producer, std::span<const std::byte> bytes);
+  // kNotFound: none, or of another producer. kCorrupt: does not verify.
+  Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
+                                     std::string_view producer) const;
+  // Reads and verifies, whoever made it. Returns the file's bytes.
+  Result<uint64_t> Check(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Deletes the file, unless it verifies after all. Returns whether it did.
+  Result<bool> DropDamaged(const SegmentId& id, std::string_view name);
+
+  std::vector<std::string> List(const SegmentId& id) const;
+  uint64_t BytesOf(const SegmentId& id) const;
+  TenantBytes Usage() const;
+  uint64_t TotalBytes() const;
+  // Physical bytes of a blob file with this payload.
+  static uint64_t BytesFor(std::string_view name, std::string_view producer, size_t payload);
+  // Takes note of a file found at open.
+  void Register(const SegmentId& id, const std::string& tenant, std::string_view name,
+                uint64_t file_bytes);
+  // Removes the files of a segment that is gone from the catalog.
+  Status RemoveAll(const SegmentId& id);
+
+ private:
+  struct Blob {
+    std::string producer;
+    std::vector<std::byte> payload;
+    uint64_t file_bytes = 0;
+  };
+  struct Files {
+    std::string tenant;
+    std::map<std::string, uint64_t, std::less<>> bytes;  // by name
+  };
+  Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Once more if it does not verify.
+  Result<Blob> ReadTwice(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  void Note(const SegmentId& id, const std::string& tenant, std::string_view name,
+            uint64_t file_bytes);  // needs mutex_
+
+  const std::filesystem::path dir_;
+  IoEngine& engine_;
+  const std::chrono::milliseconds read_deadline_;
+  std::atomic<uint64_t> temp_counter_{0};
+  mutable std::mutex mutex_;
+  std::unordered_map<SegmentId, Files, SegmentIdHash> files_;
+  TenantBytes usage_;
+};
+
+}  // namespace prefixd::storage

@@ -1,0 +1,217 @@
+// The store's public face: thin, over StoreCore.
+#include "storage/store/prefix_store.h"
+
+#include "storage/io/file.h"
+#include "storage/segment/hex.h"
+#include "storage/store/remote_segment.h"
+#include "storage/store/scrub.h"
+#include "storage/store/segment_rewrite.h"
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+
+std::string SegmentId::ToString() const { return ToHex(bytes); }
+
+Result<SegmentId> SegmentId::Parse(std::string_view hex) {
+  SegmentId id;
+  if (!FromHex(hex, id.bytes)) {
+    return InvalidArgument("a prefix id is 32 hex digits, not '" + std::string(hex) + "'");
+  }
+  return id;
+}
+
+ReadStats& ReadStats::operator+=(const ReadStats& o) {
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += o.bytes[i];
+  pages_ssd += o.pages_ssd;
+  pages_host += o.pages_host;
+  ahead_used_bytes += o.ahead_used_bytes;
+  return *this;
+}
+
+namespace {
+
+constexpr size_t kMaxProducerBytes = 1024;
+
+Status CheckBlob(std::string_view name, std::string_view producer) {
+  if (ValidBlobName(name) && producer.size() <= kMaxProducerBytes) return {};
+  return InvalidArgument(
+      "a blob's name is 1..64 of A-Z a-z 0-9 . _ - (dots inside), its "
+      "producer at most 1024 bytes");
+}
+
+class Store final : public PrefixStore {
+ public:
+  explicit Store(std::shared_ptr<StoreCore> core) : core_(std::move(core)) {}
+
+  Status PutModel(const ModelRecord& model) override { return core_->PutModel(model); }
+
+  Result<ModelRecord> GetModel(std::string_view name) const override {
+    PREFIXD_ASSIGN(StoreCore::Scope scope, core_->ResolveScope(name, ""));
+    return std::move(scope.model);
+  }
+
+  std::vector<ModelRecord> ListModels() const override { return core_->ListModels(); }
+
+  Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
+                             std::span<const uint32_t> tokens) const override {
+    PREFIXD_ASSIGN(const StoreCore::Scope scope, core_->ResolveScope(model, tenant));
+    return core_->FindLongest(
+        scope,
+        BlockHashes(scope.model.fingerprint, tenant, tokens, core_->catalog->meta().block_tokens),
+        tokens);
+  }
+
+  Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model, std::string_view tenant,
+                                                  std::span<const uint32_t> tokens,
+                                                  std::string_view label,
+                                                  const PutOptions& options) override {
+    return storage::BeginPut(core_, model, tenant, tokens, label, options);
+  }
+
+  Result<std::shared_ptr<const StoredPrefix>> OpenPrefix(const SegmentId& id,
+                                                         uint32_t n_tokens) override {
+    return OpenStoredPrefix(core_, id, n_tokens);
+  }
+
+  Status PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
+                 std::span<const std::byte> bytes) override {
+    PREFIXD_TRY(CheckBlob(name, producer));
+    PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
+    const std::string& tenant = pin.chain().back().tenant;
+    const uint64_t file_bytes = BlobStore::BytesFor(name, producer, bytes.size());
+    PREFIXD_ASSIGN(const SpaceReservation space,
+                   core_->Reserve(tenant, file_bytes, Room::kMayEvict));
+    return core_->blobs->Put(id, tenant, name, producer, bytes);
+  }
+
+  Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
+                                         std::string_view producer) const override {
+    if (!ValidBlobName(name)) return InvalidArgument("not a blob name: " + std::string(name));
+    PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
+    auto bytes = core_->blobs->Get(id, name, producer);
+    if (!bytes.ok() && bytes.error().code == Code::kCorrupt) {
+      core_->checksum_failures++;
+      core_->DropDamagedBlob(id, name);
+    }
+    return bytes;
+  }
+
+  std::vector<std::string> ListBlobs(const SegmentId& id) const override {
+    return core_->blobs->List(id);
+  }
+
+  std::vector<PrefixInfo> ListPrefixes() const override {
+    std::vector<PrefixInfo> out;
+    const auto add = [&](const SegmentId& id) {
+      auto info = core_->Info(id);
+      if (info.ok() && info->listed) out.push_back(std::move(*info));  // else removed meanwhile
+    };
+    for (const SegmentRecord& record : core_->tree.Records()) add(record.id);
+    for (const AliasRecord& alias : core_->tree.Aliases()) add(alias.id);
+    return out;
+  }
+
+  Result<PrefixInfo> GetPrefix(const SegmentId& id) const override { return core_->Info(id); }
+  Status Remove(const SegmentId& id) override { return core_->Remove(id); }
+
+  Status SetRetention(const SegmentId& id, const RetentionChange& change) override {
+    return core_->SetRetention(id, change);
+  }
+
+  void NoteUse(const SegmentId& id) override { core_->Touch(core_->tree.Resolve(id).first); }
+  Status Maintain() override { return core_->Maintain(); }
+
+  Status Settle(const SegmentId& id, const SettleOptions& options) override {
+    return SettleSegment(*core_, id, options);
+  }
+
+  Result<PrefixInfo> CheckMerge(const SegmentId& leaf, uint32_t max_tokens) const override {
+    return CheckMergeOf(*core_, leaf, max_tokens);
+  }
+  Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens,
+                          std::span<const NewBlob> blobs) override {
+    for (const NewBlob& blob : blobs) PREFIXD_TRY(CheckBlob(blob.name, blob.producer));
+    return MergeSegment(*core_, leaf, max_tokens, blobs);
+  }
+
+  Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) override {
+    return PushChain(*core_, id, remote, progress);
+  }
+
+  Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) override {
+    return PullChain(*core_, id, remote, progress);
+  }
+
+  Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
+    return core_->Verify(only, progress);
+  }
+
+  Result<int64_t> Scrub(const ScrubOptions& options) override {
+    return ScrubStore(*core_, options);
+  }
+
+  void OnBlobLost(BlobLost told) override { core_->blob_lost = std::move(told); }
+
+  Stats stats() const override {
+    Stats s;
+    s.io_backend = core_->engine->name();
+    s.segments = core_->tree.size();
+    s.bytes_on_disk = core_->tree.file_bytes() + core_->blobs->TotalBytes();
+    if (const auto free = FreeBytes(core_->options.dir); free.ok()) s.bytes_free = *free;
+    const HostTier::Stats tier = core_->tier->stats();
+    s.host_tier_bytes = tier.bytes;
+    s.host_tier_capacity = tier.capacity;
+    s.host_hits = tier.hits;
+    s.host_misses = tier.misses;
+    s.host_tier_pinned = tier.pinned_bytes;
+    s.host_evictions = tier.evictions;
+    s.ahead_bytes = tier.ahead.read * kPageBytes;
+    s.ahead_used_bytes = tier.ahead.used * kPageBytes;
+    s.ahead_vain_bytes = tier.ahead.in_vain * kPageBytes;
+    s.host_tier_huge_pages = tier.huge_pages;
+    for (const auto& [tenant, share, r] : tier.tenants) {
+      s.host_tenants.push_back(
+          {tenant, r.bytes, r.memory_bytes, share, r.pinned_bytes, r.hits, r.misses, r.evictions});
+    }
+    s.bytes_written = core_->bytes_written;
+    s.bytes_read = core_->bytes_read;
+    s.bytes_rewritten = core_->bytes_rewritten;
+    s.settled = core_->settled;
+    s.merged = core_->merged;
+    s.puts = core_->puts;
+    s.puts_aborted = core_->puts_aborted;
+    s.recovered_orphans = core_->recovered_orphans;
+    s.recovered_commits = core_->recovered_commits;
+    s.checksum_failures = core_->checksum_failures;
+    s.quota_bytes = core_->options.quota_bytes;
+    s.expired = core_->expired;
+    s.tenants = core_->Tenants();
+    for (const TenantUsage& t : s.tenants) {
+      s.evictions += t.evictions;
+      s.evicted_bytes += t.evicted_bytes;
+    }
+    s.scrub_bytes = core_->scrub_bytes;
+    s.scrub_damaged = core_->scrub_damaged;
+    if (const auto oldest = core_->tree.LeastRecentlyVerified()) {
+      s.verified_since_unix_ms = oldest->second;
+    }
+    return s;
+  }
+
+ private:
+  const std::shared_ptr<StoreCore> core_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PrefixStore>> OpenStoreWithEngine(const StoreOptions& options,
+                                                         const EngineWrapper& wrap) {
+  PREFIXD_ASSIGN(std::shared_ptr<StoreCore> core, StoreCore::Open(options, wrap));
+  return std::unique_ptr<PrefixStore>(std::make_unique<Store>(std::move(core)));
+}
+
+Result<std::unique_ptr<PrefixStore>> PrefixStore::Open(const StoreOptions& options) {
+  return OpenStoreWithEngine(options, nullptr);
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,368 @@
+#include "storage/store/segment_rewrite.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "storage/io/crash_point.h"
+#include "storage/io/errors.h"
+#include "storage/segment/row_encoding.h"
+#include "storage/read/row_pieces.h"
+#include "storage/segment/segment_file_writer.h"
+#include "storage/catalog/segment_inspect.h"
+
+namespace prefixd::storage {
+namespace {
+
+// Rows are copied in runs of about this many bytes.
+constexpr size_t kCopyBytes = 4u << 20;
+
+// Rows [begin, end) by own index, densely: as stored, or as they were given.
+Status ReadRun(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_t head,
+               uint32_t begin, uint32_t end, std::span<std::byte> out,
+               Deliver deliver = Deliver::kAsStored) {
+  PREFIXD_ASSIGN(const RunOrder* order, file.Order(*core.engine, layer, head));
+  const bool decoded = deliver == Deliver::kDecoded;
+  const RowShape given = file.header().row();
+  const size_t key = decoded ? given.key_bytes() : file.layout().shape.key_bytes;
+  const size_t row = decoded ? given.bytes() : file.layout().row_bytes();
+  RowPieces pieces(file.layout(), order, layer, head, RowPart::kRow,
+                   decoded ? file.header().encoding : RowEncoding::kAsGiven);
+  pieces.AddRun(begin, end, {out.data(), row, out.data() + key, row});
+  ReadStats ignored;
+  return ReadPieces(core.services, file, pieces.Take(), Access::kBackground, &ignored, deliver);
+}
+
+class ProgressCounter {
+ public:
+  ProgressCounter(const Progress& report, uint64_t total) : report_(report), total_(total) {}
+  Status Add(uint64_t rows) {
+    done_ += rows;
+    if (!report_ || report_(done_, total_, "rows")) return {};
+    return Error{Code::kCancelled, "the rewriting was stopped"};
+  }
+
+ private:
+  const Progress& report_;
+  const uint64_t total_;
+  uint64_t done_ = 0;
+};
+
+// Everything of the new file but its rows. Its space is promised until the caller has committed.
+struct NewFile {
+  SpaceReservation space;
+  std::unique_ptr<SegmentFileWriter> writer;
+};
+
+Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const SegmentHeader& header,
+                           std::string manifest, std::vector<uint32_t> token_ids) {
+  NewFile out;
+  SegmentFilePlan plan;
+  plan.header = header;
+  plan.manifest = std::move(manifest);
+  plan.header.manifest_bytes = plan.manifest.size();
+  PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
+  // A better layout is not worth evicting anything for: without room it waits.
+  PREFIXD_ASSIGN(out.space, core.Reserve(tenant, layout.file_bytes(), Room::kAsItIs));
+  plan.path = SegmentPath(core.options.dir, header.file);
+  plan.token_ids = std::move(token_ids);
+  plan.direct = core.direct;
+  plan.max_buffer_bytes = core.options.max_inflight_bytes;
+  plan.slabs = core.slabs;
+  PREFIXD_ASSIGN(out.writer, SegmentFileWriter::Create(*core.engine, std::move(plan)));
+  if (out.writer->allocated()) out.space.Allocated();
+  return out;
+}
+
+Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record) {
+  PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
+  return SegmentManifest{scope.model,
+                         record.tenant,
+                         record.label,
+                         core.catalog->meta().block_tokens,
+                         record.listed,
+                         core.tree.AliasesInto(record.id),
+                         {}};
+}
+
+Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& record) {
+  PREFIXD_TRY(writer.Seal(record.sequence, NowUnixMs(), record.encoding_error));
+  core.bytes_written += writer.bytes_written();
+  core.bytes_rewritten += writer.bytes_written();
+  return {};
+}
+
+// Puts the new file in the place of the old: in the tree by `in_tree`, which is given what commits
+// `change`. When that commit failed, which file the catalog names is unknown until it is opened
+// anew, and recovery frees the other one; a file that was never asked for goes now.
+template <typename InTree>
+Status Swap(StoreCore& core, NewFile& file, SequenceTicket& sequence, const CatalogChange& change,
+            InTree in_tree) {
+  bool asked = false;
+  Status swapped = in_tree([&] {
+    asked = true;
+    return core.catalog->Apply(change);
+  });
+  if (swapped.ok()) return swapped;
+  if (asked) {
+    file.space.Keep();
+    sequence.LeaveOpen();
+  } else {
+    file.writer->Discard();
+  }
+  return swapped;
+}
+
+Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOptions& options,
+                    SegmentFileWriter& writer) {
+  const SegmentLayout& l = writer.layout();
+  ProgressCounter progress(options.progress, uint64_t{l.runs()} * l.shape.n_tokens);
+  const bool encoded = source.header().encoding != RowEncoding::kAsGiven;
+  const size_t given_row = source.header().row().bytes();
+  std::vector<std::byte> rows, given;
+  for (uint32_t run = 0; run < l.runs(); ++run) {
+    const uint32_t layer = run / l.shape.n_kv_heads, head = run % l.shape.n_kv_heads;
+    for (uint32_t chunk = 0; chunk < l.chunks(); ++chunk) {
+      const uint32_t begin = l.chunk_begin(chunk), n = l.chunk_size(chunk);
+      rows.resize(size_t{n} * l.row_bytes());
+      PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, rows));
+      if (encoded) {  // they move as they are stored, in the order of what they stand for
+        given.resize(size_t{n} * given_row);
+        PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, given, Deliver::kDecoded));
+      }
+      PREFIXD_ASSIGN(
+          const std::vector<uint32_t> order,
+          options.order(layer, head, source.header().tokens.begin + begin, encoded ? given : rows));
+      PREFIXD_TRY(writer.WriteChunk(layer, head, chunk, rows, order));
+      PREFIXD_TRY(progress.Add(n));
+    }
+  }
+  return {};
+}
+
+// All rows of `source` to the same layers and tokens of the new file.
+Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& writer) {
+  const SegmentLayout& l = source.layout();
+  const uint32_t heads = l.shape.n_kv_heads;
+  const auto step =
+      static_cast<uint32_t>(std::max<size_t>(1, kCopyBytes / (size_t{heads} * l.row_bytes())));
+  std::vector<std::byte> rows;
+  for (uint32_t layer = 0; layer < l.shape.n_layers; ++layer) {
+    for (uint32_t begin = 0; begin < l.shape.n_tokens; begin += step) {
+      const uint32_t n = std::min(step, l.shape.n_tokens - begin);
+      const size_t head_bytes = size_t{n} * l.row_bytes();
+      rows.resize(heads * head_bytes);
+      for (uint32_t head = 0; head < heads; ++head) {
+        PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n,
+                            std::span(rows).subspan(head * head_bytes, head_bytes)));
+      }
+      PREFIXD_TRY(writer.WriteRows(layer, source.header().tokens.begin + begin, n, rows));
+    }
+  }
+  return {};
+}
+
+// A segment and the one it is to be joined with.
+struct Pair {
+  SegmentRecord first, last;
+};
+
+Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
+  Pair pair;
+  PREFIXD_ASSIGN(pair.last, core.tree.Record(core.tree.Resolve(leaf).first));
+  PREFIXD_ASSIGN(pair.first, core.tree.MergeParent(pair.last.id));
+  const uint32_t n = pair.last.tokens.end - pair.first.tokens.begin;
+  if (n > max_tokens) {
+    return Error{Code::kFailedPrecondition, "together the segments have " + std::to_string(n) +
+                                                " tokens, more than " + std::to_string(max_tokens)};
+  }
+  if (pair.first.encoding != pair.last.encoding) {
+    return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
+  }
+  return pair;
+}
+
+// Blobs of a segment that is not committed yet: gone again unless it is. After a crash recovery
+// finds them beside no segment and removes them.
+class StagedBlobs {
+ public:
+  StagedBlobs(StoreCore& core, const SegmentRecord& segment)
+      : core_(core), id_(segment.id), tenant_(segment.tenant) {}
+  ~StagedBlobs() {
+    if (kept_ || !any_) return;
+    if (Status removed = core_.blobs->RemoveAll(id_); !removed.ok()) {
+      LogWarning(removed.error().message + " (it will be freed when the store is opened next)");
+    }
+  }
+  StagedBlobs(const StagedBlobs&) = delete;
+  StagedBlobs& operator=(const StagedBlobs&) = delete;
+
+  Status Put(const NewBlob& blob) {
+    const uint64_t bytes = BlobStore::BytesFor(blob.name, blob.producer, blob.bytes.size());
+    PREFIXD_ASSIGN(const SpaceReservation space, core_.Reserve(tenant_, bytes, Room::kAsItIs));
+    any_ = true;
+    CrashPoint("merge.before_blob");
+    return core_.blobs->Put(id_, tenant_, blob.name, blob.producer, blob.bytes);
+  }
+  void Keep() { kept_ = true; }
+
+ private:
+  StoreCore& core_;
+  const SegmentId id_;
+  const std::string tenant_;
+  bool any_ = false, kept_ = false;
+};
+
+}  // namespace
+
+Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options) {
+  if (options.chunk_tokens == 0 || options.chunk_tokens > kMaxChunkTokens || !options.order) {
+    return InvalidArgument("settling needs an order and chunks of 1..65536 tokens");
+  }
+  const SegmentId segment = core.tree.Resolve(id).first;
+  PREFIXD_ASSIGN(const ChainPin pin, core.tree.PinSegment(segment));
+  PREFIXD_ASSIGN(const SegmentRecord old, core.tree.Record(segment));
+  if (old.settled) return {};
+  PREFIXD_ASSIGN(const auto source, core.OpenSegment(segment));
+  PREFIXD_ASSIGN(const SegmentManifest manifest, ManifestOf(core, old));
+
+  SegmentHeader header = source->header();
+  RandomBytes(header.file);
+  header.chunk_tokens = options.chunk_tokens;
+  PREFIXD_ASSIGN(NewFile file, CreateFile(core, old.tenant, header, EncodeManifest(manifest),
+                                          {source->tokens().begin(), source->tokens().end()}));
+  PREFIXD_TRY(WriteSettled(core, *source, options, *file.writer));
+  SequenceTicket sequence = core.catalog->sequences().Next();
+  SegmentRecord sealed = old;
+  sealed.sequence = sequence.number();
+  PREFIXD_TRY(Seal(core, *file.writer, sealed));
+  {
+    std::lock_guard commit(core.commit_mutex);
+    // What people may have changed meanwhile (listed, pinned, when it expires) stays theirs.
+    PREFIXD_ASSIGN(SegmentRecord now, core.tree.Record(segment));
+    now.file = header.file;
+    now.sequence = sequence.number();
+    now.file_bytes = file.writer->layout().file_bytes();
+    now.settled = true;
+    CatalogChange change;
+    change.put.push_back({now, std::nullopt});
+    CrashPoint("settle.before_commit");
+    PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
+      return core.tree.Update(now, old.file, commit_change);
+    }));
+  }
+  CrashPoint("settle.committed");
+  core.settled++;
+  PREFIXD_TRY(core.FreeFile(old));
+  return SyncDirectory(core.options.dir / "segments");
+}
+
+Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
+  PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
+  PREFIXD_ASSIGN(PrefixInfo info, core.Info(pair.last.id));
+  RandomBytes(info.id.bytes);
+  info.chain.pop_back();
+  info.chain.back() = info.id;
+  info.own_tokens = pair.last.tokens.end - pair.first.tokens.begin;
+  info.settled = false;
+  return info;
+}
+
+Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
+                               std::span<const NewBlob> blobs) {
+  PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
+  const auto& [first, last] = pair;
+  SegmentRecord merged = last;
+  RandomBytes(merged.id.bytes);
+  merged.file = merged.id.bytes;
+  merged.parent = first.parent;
+  merged.tokens = {first.tokens.begin, last.tokens.end};
+  merged.first_token = first.first_token;
+  merged.lead = first.lead;
+  merged.settled = false;
+  merged.encoding_error = Combine(first.encoding_error, last.tokens.begin - first.tokens.begin,
+                                  last.encoding_error, last.tokens.size());
+  merged.listed = false;  // the old names stand for it
+  merged.pinned = false;  // each name keeps its own
+  merged.expires_unix_ms = 0;
+  const auto names = [&] {
+    std::vector<AliasRecord> out;
+    for (const SegmentRecord& record : {first, last}) {
+      for (AliasRecord alias : core.tree.AliasesInto(record.id)) {
+        alias.segment = merged.id;
+        out.push_back(std::move(alias));
+      }
+      if (!record.listed) continue;
+      out.push_back({record.id, merged.id, record.tokens.end, record.label, record.created_unix_ms,
+                     record.pinned, record.expires_unix_ms});
+    }
+    return out;
+  };
+  CatalogChange change;
+  change.remove = {last.id, first.id};
+  change.put_aliases = names();
+
+  NewFile file;
+  {
+    // Both stay pinned while their rows are read, and are let go before the swap.
+    PREFIXD_ASSIGN(const auto prefix, OpenStoredPrefix(core.shared_from_this(), last.id, 0));
+    PREFIXD_ASSIGN(const auto first_file, core.OpenSegment(first.id));
+    PREFIXD_ASSIGN(const auto last_file, core.OpenSegment(last.id));
+    const auto tokens = prefix->tokens();
+    const auto& meta = core.catalog->meta();
+    const auto hashes =
+        BlockHashes(prefix->model().fingerprint, last.tenant, tokens, meta.block_tokens);
+    change.put.push_back({merged, OwnHashes(hashes, merged.tokens.begin, meta.block_tokens)});
+
+    SegmentHeader header = first_file->header();
+    header.segment = merged.id.bytes;
+    header.file = merged.file;
+    header.tokens = merged.tokens;
+    header.chunk_tokens = 0;
+    header.created_unix_ms = last.created_unix_ms;
+    const SegmentManifest manifest{prefix->model(),   last.tenant,   last.label,
+                                   meta.block_tokens, merged.listed, change.put_aliases,
+                                   change.remove};
+    PREFIXD_ASSIGN(file, CreateFile(core, last.tenant, header, EncodeManifest(manifest),
+                                    {tokens.begin() + merged.tokens.begin, tokens.end()}));
+    PREFIXD_TRY(CopyRows(core, *first_file, *file.writer));
+    PREFIXD_TRY(CopyRows(core, *last_file, *file.writer));
+  }
+  SequenceTicket sequence = core.catalog->sequences().Next();
+  merged.sequence = sequence.number();
+  merged.file_bytes = file.writer->layout().file_bytes();
+  change.put.front().record = merged;
+  PREFIXD_TRY(Seal(core, *file.writer, merged));
+  CrashPoint("merge.sealed");
+  StagedBlobs staged(core, merged);
+  for (const NewBlob& blob : blobs) {
+    if (Status put = staged.Put(blob); !put.ok()) {
+      file.writer->Discard();
+      return put.error();
+    }
+  }
+  {
+    std::lock_guard commit(core.commit_mutex);
+    // Settled, removed or continued in the meantime: what was copied is still right, but what the
+    // catalog says of the two may not be. Next time.
+    const auto first_now = core.tree.Record(first.id), last_now = core.tree.Record(last.id);
+    const bool unchanged = first_now.ok() && last_now.ok() && *first_now == first &&
+                           *last_now == last && names() == change.put_aliases;
+    if (!unchanged) {
+      file.writer->Discard();
+      return Error{Code::kFailedPrecondition, "the segments changed while they were merged"};
+    }
+    CrashPoint("merge.before_commit");
+    PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
+      return core.tree.Merge(last.id, merged, change.put_aliases, commit_change);
+    }));
+  }
+  staged.Keep();
+  CrashPoint("merge.committed");
+  core.merged++;
+  PREFIXD_TRY(core.FreeSegment(first));
+  PREFIXD_TRY(core.FreeSegment(last));
+  core.FreeUnneeded();  // both may have been unlisted
+  return merged.id;
+}
+
+}  // namespace prefixd::storage

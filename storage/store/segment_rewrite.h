@@ -1,0 +1,21 @@
+// Background rewriting of stored segments: into the settled layout, and two small ones into one.
+// The new file is written and synced beside the old one, then one catalog commit swaps it in;
+// whoever has the old file open reads on in it. A crash in between leaves one of the two, whole.
+//
+// Thread-safety: may be called concurrently with everything else; of two rewrites of one segment
+// one gives up. Errors: kResourceExhausted when the second copy does not fit, kCancelled by
+// `progress`; nothing has changed then.
+#pragma once
+
+#include "storage/store/prefix_store.h"
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+
+// PrefixStore::Settle and ::Merge.
+Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options);
+Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens);
+Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
+                               std::span<const NewBlob> blobs);
+
+}  // namespace prefixd::storage

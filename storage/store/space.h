@@ -1,0 +1,96 @@
+// The account of the store's space: what is stored, what is promised, and what the limits leave.
+// Who makes room when it does not suffice is StoreCore's business (store_limits.cc).
+//
+// Counted are physical bytes: segment files and blobs, each for its tenant (tenants share nothing).
+// The catalog and the ballast are not; they stay below a few dozen MiB.
+//
+// Thread-safety: all methods may be called concurrently. Locks are taken in the order account,
+// tree, blobs; a reservation is released after what it was for is in the tree, so that at every
+// moment a put counts at least once.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "prefixd/result.h"
+#include "storage/store/ballast.h"
+#include "storage/store/blob_store.h"
+#include "storage/store/store_options.h"
+#include "storage/catalog/prefix_tree.h"
+#include "storage/catalog/tenant_bytes.h"
+
+namespace prefixd::storage {
+
+class SpaceAccount;
+
+// Bytes promised to what is not in the catalog yet; given back when destroyed. Move-only; must not
+// outlive the account.
+class SpaceReservation {
+ public:
+  SpaceReservation() = default;
+  SpaceReservation(SpaceReservation&& other) noexcept { *this = std::move(other); }
+  SpaceReservation& operator=(SpaceReservation&& other) noexcept;
+  ~SpaceReservation() { Release(); }
+  // The file system has set the blocks aside: its own count of free bytes shows them now.
+  void Allocated();
+  void Release();
+  // Counts on until the store is closed: what it was for may or may not have been committed.
+  void Keep();
+
+ private:
+  friend class SpaceAccount;
+  SpaceAccount* account_ = nullptr;
+  std::string tenant_;
+  uint64_t bytes_ = 0;
+  bool allocated_ = false;
+};
+
+// By how many bytes each limit is exceeded; 0: it is not.
+struct SpaceShortage {
+  uint64_t disk = 0, store = 0, tenant = 0;
+  bool any() const { return disk > 0 || store > 0 || tenant > 0; }
+};
+
+class SpaceAccount {
+ public:
+  // All borrowed.
+  SpaceAccount(const StoreOptions& options, const PrefixTree& tree, const BlobStore& blobs,
+               const Ballast& ballast)
+      : options_(options), tree_(tree), blobs_(blobs), ballast_(ballast) {}
+
+  // Reserves if nothing is short, and says what is short otherwise.
+  Result<SpaceShortage> TryReserve(const std::string& tenant, uint64_t bytes,
+                                   SpaceReservation* out);
+  // kResourceExhausted with a sentence: which limit, how much is taken, what to do.
+  Error Refusal(const std::string& tenant, uint64_t bytes, const SpaceShortage& shortage) const;
+
+  // What is missing to keep some room ready (a 32nd of each quota, and of what is stored on the
+  // disk), so that puts need not wait for an eviction.
+  struct Headroom {
+    uint64_t total = 0;  // of the whole store
+    std::map<std::string, uint64_t> tenants;
+  };
+  Result<Headroom> MissingHeadroom() const;
+
+  // 0: none.
+  uint64_t QuotaOf(const std::string& tenant) const;
+  // Every tenant that has or is promised any, or a quota of its own. Evictions are not known here.
+  std::vector<TenantUsage> Usage() const;
+
+ private:
+  friend class SpaceReservation;
+  TenantBytes Taken() const;             // stored and reserved; needs mutex_
+  Result<uint64_t> FreeForPuts() const;  // above the watermark; needs mutex_
+
+  const StoreOptions& options_;
+  const PrefixTree& tree_;
+  const BlobStore& blobs_;
+  const Ballast& ballast_;
+  mutable std::mutex mutex_;
+  TenantBytes reserved_;
+  uint64_t unallocated_ = 0;  // reserved bytes that the disk does not count yet
+};
+
+}  // namespace prefixd::storage

@@ -1,0 +1,194 @@
+// Commits that the catalog lost. A power cut may tear the end of its log, and a disk may damage it:
+// what follows the damage is dropped. The segments of such commits are still there, sealed, under
+// numbers that the catalog has not decided about (sequences.h); those that verify to the last byte
+// are committed again. A put that was about to commit when the machine stopped looks the same, and
+// appears too: it is complete.
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "storage/io/crash_point.h"
+#include "storage/io/errors.h"
+#include "storage/catalog/segment_inspect.h"
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+namespace fs = std::filesystem;
+namespace {
+
+struct Candidate {
+  fs::path path;
+  SegmentEnds ends;
+};
+
+// What becomes of a candidate.
+enum class Fate { kAdopted, kNotNeeded, kLeftAlone };
+
+class Adopter {
+ public:
+  explicit Adopter(StoreCore& core) : core_(core) {}
+
+  // kCorrupt: it does not verify, and was never acknowledged or is damaged.
+  Result<Fate> Adopt(const Candidate& candidate) {
+    PREFIXD_ASSIGN(const InspectedSegment found,
+                   InspectSegment(*core_.engine, candidate.path, core_.direct));
+    PREFIXD_TRY(VerifyAllPages(Unheard(), *found.file, [](uint64_t) { return true; }));
+    SegmentRecord record = found.file->record();
+    if (const auto known = core_.tree.Record(record.id); known.ok()) {
+      return AdoptRewritten(*known, record);
+    }
+    std::vector<SegmentId> replaced;
+    bool all_sound = true;
+    for (const SegmentId& id : found.manifest.replaces) {
+      const auto old = core_.tree.Record(id);
+      if (!old.ok()) continue;
+      replaced.push_back(id);
+      all_sound &= IsSound(*old);
+    }
+    if (!replaced.empty() && all_sound) return Fate::kNotNeeded;  // merged, but never committed
+    // What is replaced must not be continued by anything else.
+    for (const SegmentRecord& other : core_.tree.Records()) {
+      if (Contains(replaced, other.parent) && !Contains(replaced, other.id)) {
+        return Fate::kLeftAlone;
+      }
+    }
+    return AdoptNew(found, std::move(record), replaced);
+  }
+
+ private:
+  static bool Contains(const std::vector<SegmentId>& ids, const SegmentId& id) {
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  }
+
+  // For reading files that are not the store's yet: nobody is to be quarantined.
+  ReadServices Unheard() const {
+    ReadServices services = core_.services;
+    services.on_corrupt = [](const SegmentId&, const std::string&) {};
+    return services;
+  }
+
+  bool IsSound(const SegmentRecord& record) const {
+    return SegmentFile::Check(*core_.engine, SegmentPath(core_.options.dir, record.file), record,
+                              core_.direct)
+        .ok();
+  }
+
+  // The segment is known in another file: this one is needed only if that one is gone.
+  Result<Fate> AdoptRewritten(const SegmentRecord& known, const SegmentRecord& found) {
+    if (IsSound(known) || known.tokens != found.tokens || known.parent != found.parent) {
+      return Fate::kNotNeeded;
+    }
+    SegmentRecord record = known;
+    record.file = found.file;
+    record.sequence = found.sequence;
+    record.file_bytes = found.file_bytes;
+    record.settled = found.settled;
+    record.encoding = found.encoding;
+    record.encoding_error = found.encoding_error;
+    CatalogChange change;
+    change.put.push_back({record, std::nullopt});
+    CrashPoint("adopt.before_rewritten");
+    PREFIXD_TRY(
+        core_.tree.Update(record, known.file, [&] { return core_.catalog->Apply(change); }));
+    core_.LiftQuarantine(record.id);
+    return Fate::kAdopted;
+  }
+
+  Result<Fate> AdoptNew(const InspectedSegment& found, SegmentRecord record,
+                        std::vector<SegmentId> replaced) {
+    if (!core_.PutModel(found.manifest.model).ok()) return Fate::kLeftAlone;
+    PREFIXD_ASSIGN(const StoreCore::Scope scope, core_.ResolveScope(record.model, record.tenant));
+    std::vector<SegmentRecord> chain;
+    if (!record.is_root()) {
+      auto pin = core_.tree.Pin(record.parent);
+      if (!pin.ok() || !CheckContinues(pin->chain().back(), record).ok()) return Fate::kLeftAlone;
+      chain = pin->chain();
+    }
+    chain.push_back(record);
+    PREFIXD_ASSIGN(const auto tokens,
+                   ChainTokens(*core_.engine, core_.options.dir, chain, core_.direct));
+    const uint32_t block = core_.catalog->meta().block_tokens;
+    const auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
+    PREFIXD_ASSIGN(const Match stored, core_.FindLongest(scope, hashes, tokens));
+    if (stored.n_tokens == tokens.size()) return Fate::kNotNeeded;
+
+    if (record.is_root()) record.lead = LeadOf(tokens, block);
+    CatalogChange change;
+    change.remove = replaced;
+    change.put.push_back({record, OwnHashes(hashes, record.tokens.begin, block)});
+    for (AliasRecord alias : found.manifest.aliases) {
+      const bool taken = core_.tree.Record(alias.id).ok() && !Contains(replaced, alias.id);
+      if (taken || alias.n_tokens > record.tokens.end) continue;
+      alias.segment = record.id;
+      change.put_aliases.push_back(std::move(alias));
+    }
+    CrashPoint("adopt.before_commit");
+    PREFIXD_TRY(core_.catalog->Apply(change));
+    CrashPoint("adopt.committed");
+    // Children first: `replaces` names the leaf before its parent.
+    for (const SegmentId& id : replaced) {
+      PREFIXD_TRY(core_.tree.Erase(id, [] { return Status(); }));
+    }
+    core_.tree.Insert({{record, "", record.created_unix_ms, 0, record.created_unix_ms}, scope.id});
+    for (const AliasRecord& alias : change.put_aliases) core_.tree.InsertAlias(alias);
+    return Fate::kAdopted;
+  }
+
+  StoreCore& core_;
+};
+
+}  // namespace
+
+Status StoreCore::AdoptLostCommits() {
+  std::set<Uuid> known;
+  for (const SegmentRecord& record : tree.Records()) known.insert(record.file);
+  std::vector<Candidate> candidates;
+  PREFIXD_ASSIGN(const auto entries, ListDirectory(options.dir / "segments"));
+  for (const fs::directory_entry& entry : entries) {
+    const auto parsed = ParseSegmentsEntry(entry.path().filename().string());
+    if (!parsed || !parsed->blob.empty() || known.contains(parsed->id)) continue;
+    const auto leave = [&](const std::string& why) {
+      left_alone_.insert(parsed->id);
+      LogWarning("left alone: " + entry.path().string() + ": " + why);
+    };
+    auto ends = ReadSegmentEnds(*engine, entry.path(), direct);
+    if (!ends.ok()) {
+      if (ends.error().code != Code::kCorrupt) leave(ends.error().message);
+    } else if (ends->header.store != identity.store || ends->header.file != parsed->id) {
+      leave("it belongs to another store or carries another's name");
+    } else if (!catalog->sequences().WasDecided(ends->footer.sequence)) {
+      candidates.push_back({entry.path(), std::move(*ends)});
+    }
+  }
+  // All of them before the first commit: it writes down which numbers are still undecided.
+  for (const Candidate& c : candidates) {
+    catalog->sequences().FoundUndecided(c.ends.footer.sequence);
+  }
+  // Parents before children, and of several files of one segment the last first.
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    const uint32_t a_begin = a.ends.header.tokens.begin, b_begin = b.ends.header.tokens.begin;
+    if (a_begin != b_begin) return a_begin < b_begin;
+    return a.ends.footer.sequence > b.ends.footer.sequence;
+  });
+  Adopter adopter(*this);
+  for (const Candidate& c : candidates) {
+    const auto fate = adopter.Adopt(c);
+    if (!fate.ok() && fate.error().code != Code::kCorrupt) return fate.error();
+    if (!fate.ok()) {
+      LogWarning("not committed again: " + fate.error().message);
+    } else if (*fate == Fate::kAdopted) {
+      ++recovered_commits;
+      LogWarning("committed again: " + c.path.string() +
+                 " is whole, and the catalog had lost its record");
+    } else if (*fate == Fate::kLeftAlone) {
+      left_alone_.insert(c.ends.header.file);
+      LogWarning("left alone: " + c.path.string() +
+                 " is whole, but what it belongs to is missing or damaged");
+      continue;
+    }
+    catalog->sequences().Decide(c.ends.footer.sequence);
+  }
+  return {};
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,179 @@
+// The store's parts in one place, shared by the store, its writers and its open prefixes: whoever
+// is last closes the directory. Internal to storage/ and its tests.
+//
+// Thread-safety: all methods may be called concurrently after Open.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "storage/store/ballast.h"
+#include "storage/store/blob_store.h"
+#include "storage/catalog/catalog.h"
+#include "storage/catalog/eviction.h"
+#include "storage/host_tier/host_tier.h"
+#include "storage/io/io_engine.h"
+#include "storage/read/page_reader.h"
+#include "storage/store/prefix_store.h"
+#include "storage/catalog/prefix_tree.h"
+#include "storage/store/segment_cache.h"
+#include "storage/segment/segment_file_writer.h"
+#include "storage/store/space.h"
+#include "storage/catalog/store_dir.h"
+
+namespace prefixd::storage {
+
+// Whether others may be evicted for what is about to be written.
+enum class Room : uint8_t { kMayEvict, kAsItIs };
+
+// Lets tests wrap the engine that Open chose.
+using EngineWrapper = std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)>;
+
+class StoreCore : public std::enable_shared_from_this<StoreCore> {
+ public:
+  static Result<std::shared_ptr<StoreCore>> Open(const StoreOptions& options,
+                                                 const EngineWrapper& wrap);
+
+  // What a request is about, resolved once.
+  struct Scope {
+    ModelRecord model;
+    std::string tenant;
+    BlockHash id{};
+  };
+  Result<Scope> ResolveScope(std::string_view model, std::string_view tenant) const;
+  Status PutModel(const ModelRecord& model);
+  std::vector<ModelRecord> ListModels() const;
+
+  // Longest stored prefix down to the token (store_match.cc).
+  Result<Match> FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
+                            std::span<const uint32_t> tokens);
+  // Opens (or finds open) a pinned segment, in the file that holds it now; one that does not verify
+  // is quarantined.
+  Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentId& id);
+  void Quarantine(const SegmentId& id, const std::string& reason);
+  void LiftQuarantine(const SegmentId& id);
+  void Touch(const SegmentId& id);
+  Result<PrefixInfo> Info(const SegmentId& id) const;
+
+  // Removes a prefix's name, and every segment that nobody needs any more.
+  Status Remove(const SegmentId& id);
+
+  // Limits (store_limits.cc). kResourceExhausted below the free-space watermark or above a quota,
+  // when evicting does not help either; then nothing was evicted.
+  Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
+  Status SetRetention(const SegmentId& id, const RetentionChange& change);
+  // The prefix was put again: its name stays at least as asked, and comes back if it was gone.
+  Status Keep(const SegmentId& id, bool pinned, int64_t expires_unix_ms);
+  void SweepExpired();
+  Status Maintain();
+  std::vector<TenantUsage> Tenants() const;
+
+  // Frees the files and the memory of a segment that is gone from catalog and tree.
+  Status FreeSegment(const SegmentRecord& record);
+  void FreeUnneeded();
+  // Frees a file that the catalog does not name any more; readers keep theirs open.
+  Status FreeFile(const SegmentRecord& old);
+  Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress);
+  // Reads and verifies one segment and its blobs; adds what it finds to `report`. kCancelled by
+  // `page_done`.
+  struct VerifyRun {
+    ScrubPosition from;  // pages before it are taken as verified, if the file is still this one
+    size_t window_pages = kWindowPages;
+    IoPriority blobs = IoPriority::kStepRead;
+    std::function<bool(const SegmentRecord& record, uint64_t n)> page_done;
+  };
+  Status VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report);
+  // Deletes a blob unless it verifies after all, and tells whoever makes it again.
+  void DropDamagedBlob(const SegmentId& id, std::string_view name);
+
+  const StoreOptions options;
+  // Members are destroyed in reverse: the lock goes last.
+  DirLock lock;
+  StoreIdentity identity;
+  bool direct = false;  // whether the file system takes O_DIRECT
+  std::unique_ptr<IoEngine> engine;
+  std::unique_ptr<Ballast> ballast;
+  std::unique_ptr<Catalog> catalog;
+  PrefixTree tree;
+  std::unique_ptr<BlobStore> blobs;
+  std::unique_ptr<SpaceAccount> space;
+  std::unique_ptr<HostTier> tier;
+  SegmentCache files{128};
+  ReadServices services;  // those of a prefix add its tenant's tier
+  // Write buffers, as many as a put uses, that the next one need not touch afresh.
+  const std::shared_ptr<BufferPool> slabs = std::make_shared<BufferPool>(kSlabBytes, 8);
+
+  std::mutex commit_mutex;       // one commit at a time, so that equal prompts find each other
+  int64_t last_verified_ms = 0;  // guarded by commit_mutex
+  std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
+  std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
+  std::atomic<uint64_t> recovered_orphans{0}, recovered_commits{0}, checksum_failures{0};
+  std::atomic<uint64_t> scrub_bytes{0}, scrub_damaged{0}, expired{0};
+  PrefixStore::BlobLost blob_lost;
+
+ private:
+  explicit StoreCore(const StoreOptions& o) : options(o) {}
+  Status OpenParts(const EngineWrapper& wrap);
+  Status OpenEngine(const EngineWrapper& wrap);
+  // store_recovery.cc
+  Status Recover();
+  Status LoadSegments();
+  Status AdoptLostCommits();  // store_adopt.cc
+  Status SweepSegmentFiles();
+  void CheckSegments();
+  Status CheckRelations(const SegmentRecord& record) const;
+  Status CheckModel(const SegmentRecord& record, const SegmentHeader& header) const;
+
+  // These two need commit_mutex. A segment goes with every name that stands for it.
+  Status RemoveName(const SegmentId& id);
+  Status EraseSegment(const SegmentId& id);
+
+  // store_limits.cc
+  struct Name {
+    bool gone = false;  // removed or expired
+    bool pinned = false;
+    int64_t expires_unix_ms = 0;
+  };
+  // One synced commit of what `edit` makes of a prefix's name; afterwards it is listed.
+  Status ChangeName(const SegmentId& id, const std::function<Status(Name&)>& edit);
+  EvictionPlan NewEvictionPlan() const;
+  // False, and nothing is evicted: what may go is too little.
+  bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
+  void Evict(std::span<const EvictionNode> victims, const char* why);
+  bool Retained(const SegmentId& id) const;
+  Status MakeHeadroom();
+
+  std::set<Uuid> left_alone_;  // files that Recover neither knows nor may free
+  std::mutex eviction_mutex_;  // before commit_mutex
+  std::atomic<bool> wanted_room_{false};
+  struct EvictionCount {
+    uint64_t segments = 0, bytes = 0;
+  };
+  mutable std::mutex mutex_;  // guards models_ and evicted_
+  std::map<std::string, ModelRecord, std::less<>> models_;
+  std::map<std::string, EvictionCount> evicted_;
+};
+
+int64_t NowUnixMs();
+
+// PrefixStore::Open with a wrapped engine.
+Result<std::unique_ptr<PrefixStore>> OpenStoreWithEngine(const StoreOptions& options,
+                                                         const EngineWrapper& wrap);
+// store_put.cc
+Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
+                                                std::string_view model, std::string_view tenant,
+                                                std::span<const uint32_t> tokens,
+                                                std::string_view label, const PutOptions& options);
+// stored_prefix.cc
+Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<StoreCore> core,
+                                                             const SegmentId& id,
+                                                             uint32_t n_tokens);
+
+}  // namespace prefixd::storage

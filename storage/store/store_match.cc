@@ -1,0 +1,113 @@
+// Longest-prefix matching: block hashes find the region, stored token ids decide.
+#include <algorithm>
+
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+namespace {
+
+// Token ids that `stored` and the prompt (from position `begin`) have in common, from the start.
+uint32_t CommonTokens(std::span<const uint32_t> stored, std::span<const uint32_t> tokens,
+                      uint32_t begin) {
+  const auto rest = tokens.subspan(begin);
+  const size_t n = std::min(stored.size(), rest.size());
+  const auto at =
+      std::mismatch(stored.begin(), stored.begin() + static_cast<ptrdiff_t>(n), rest.begin());
+  return static_cast<uint32_t>(at.first - stored.begin());
+}
+
+class Matcher {
+ public:
+  Matcher(StoreCore& core, std::span<const uint32_t> tokens, int64_t now_unix_ms)
+      : core_(core), tokens_(tokens), now_unix_ms_(now_unix_ms) {}
+
+  // Compares the whole chain of `id`; if the prompt agrees up to `at_least`, goes on into the
+  // segments that branch off behind that point, and remembers the longest match.
+  Status Consider(const SegmentId& id, uint32_t at_least) {
+    auto pin = core_.tree.Pin(id);
+    if (!pin.ok()) return {};  // removed or quarantined meanwhile: not a match
+    if (!core_.tree.Alive(id, now_unix_ms_)) return {};
+    const auto& chain = pin->chain();
+    uint32_t matched = 0;
+    for (size_t i = 0; i < chain.size(); ++i) {
+      auto file = core_.OpenSegment(chain[i].id);
+      if (!file.ok()) return Skip(file.error());
+      const uint32_t begin = chain[i].tokens.begin;
+      const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
+      matched = begin + CommonTokens((*file)->tokens().first(end - begin), tokens_, begin);
+      if (matched < end && i + 1 < chain.size()) return {};
+    }
+    const SegmentRecord& own = chain.back();
+    if (matched < at_least || matched <= own.tokens.begin) return {};
+    if (matched > best_.n_tokens) best_ = {own.id, matched, own.tokens.end};
+    const uint32_t first = std::max(own.tokens.begin + 1, at_least);
+    for (uint32_t b = first; b <= matched && b < tokens_.size(); ++b) {
+      for (const SegmentId& child : core_.tree.ChildrenOf(own.id, b, tokens_[b])) {
+        PREFIXD_TRY(Consider(child, b + 1));
+      }
+    }
+    return {};
+  }
+
+  const Match& best() const { return best_; }
+
+ private:
+  // A damaged segment is a miss; anything else (the disk does not answer) is the caller's to know.
+  static Status Skip(const Error& error) {
+    if (error.code == Code::kCorrupt) return {};
+    return error;
+  }
+
+  StoreCore& core_;
+  const std::span<const uint32_t> tokens_;
+  const int64_t now_unix_ms_;
+  Match best_;
+};
+
+}  // namespace
+
+Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
+                                     std::span<const uint32_t> tokens) {
+  if (tokens.empty()) return Match{};
+  const int64_t now = NowUnixMs();
+  const auto usable_holders = [&](size_t count) -> Result<std::vector<SegmentId>> {
+    PREFIXD_ASSIGN(std::vector<SegmentId> ids, catalog->FindBlock(hashes[count - 1]));
+    std::erase_if(ids, [&](const SegmentId& id) { return !tree.Usable(id, now); });
+    return ids;
+  };
+  const uint32_t block = catalog->meta().block_tokens;
+  size_t high = hashes.size();
+  while (true) {
+    // Usable chains are closed under taking prefixes (a segment that others continue is never
+    // removed, and lives as long as they), so "some usable chain holds this block" is monotone:
+    // binary search.
+    size_t low = 0;
+    std::vector<SegmentId> candidates;
+    while (low < high) {
+      const size_t middle = (low + high + 1) / 2;
+      PREFIXD_ASSIGN(std::vector<SegmentId> holders, usable_holders(middle));
+      if (holders.empty()) {
+        high = middle - 1;
+      } else {
+        low = middle;
+        candidates = std::move(holders);
+      }
+    }
+    Matcher matcher(*this, tokens, now);
+    if (low == 0) {
+      // Thousands of prompts may share a first token: only those that could match most are opened.
+      for (const auto& [id, at_most] : tree.Roots(scope.id, tokens)) {
+        if (matcher.best().n_tokens >= at_most) break;
+        PREFIXD_TRY(matcher.Consider(id, 0));
+      }
+      return matcher.best();
+    }
+    for (const SegmentId& id : candidates) {
+      PREFIXD_TRY(matcher.Consider(id, static_cast<uint32_t>(low * block)));
+    }
+    if (matcher.best().n_tokens > 0) return matcher.best();
+    high = low - 1;  // the holders vanished, were damaged, or their ids differ: try shorter
+  }
+}
+
+}  // namespace prefixd::storage

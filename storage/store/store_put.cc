@@ -1,0 +1,287 @@
+#include <algorithm>
+#include <optional>
+
+#include "storage/io/crash_point.h"
+#include "storage/io/errors.h"
+#include "storage/segment/row_encoding.h"
+#include "storage/segment/segment_file_writer.h"
+#include "storage/catalog/segment_inspect.h"
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+namespace {
+
+constexpr size_t kMaxLabelBytes = 4096;
+constexpr int kMatchAttempts = 16;
+constexpr uint64_t kMaxTtlMs = 1000ull * 365 * 24 * 3600 * 1000;
+
+// What a put is about; fixed at BeginPut.
+struct PutPlan {
+  StoreCore::Scope scope;
+  std::vector<uint32_t> tokens;  // the whole prompt
+  std::vector<BlockHash> hashes;
+  std::string label;
+  PutOptions options;
+  Match match;
+  ChainPin pin;  // of the segment that the new one continues
+};
+
+class PutWriter final : public SegmentWriter {
+ public:
+  PutWriter(std::shared_ptr<StoreCore> core, PutPlan plan)
+      : core_(std::move(core)), plan_(std::move(plan)) {}
+  ~PutWriter() override { Abort(); }
+
+  // Creates the file, unless there is nothing new to store.
+  Status Start() {
+    if (range().size() == 0) return {};
+    const ModelRecord& model = plan_.scope.model;
+    SegmentFilePlan file;
+    file.manifest = EncodeManifest({model,
+                                    plan_.scope.tenant,
+                                    plan_.label,
+                                    core_->catalog->meta().block_tokens,
+                                    true,
+                                    {},
+                                    {}});
+    SegmentHeader& header = file.header;
+    header.store = core_->identity.store;
+    RandomBytes(id_.bytes);
+    header.segment = header.file = id_.bytes;
+    if (plan_.match.n_tokens > 0) header.parent = plan_.match.id.bytes;
+    header.model = model.fingerprint;
+    header.tokens = range();
+    header.n_layers = model.geometry.n_layers;
+    header.n_kv_heads = model.geometry.n_kv_heads;
+    header.key_dim = model.geometry.key_dim;
+    header.value_dim = model.geometry.value_dim;
+    header.dtype = model.geometry.dtype;
+    header.encoding = plan_.options.encoding;
+    if (header.encoding != RowEncoding::kAsGiven) {
+      header.incompat |= kIncompatEncodedRows;
+      encoder_.emplace(model.geometry.row());
+    }
+    header.manifest_bytes = file.manifest.size();
+    header.created_unix_ms = created_unix_ms_ = NowUnixMs();
+    PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
+    PREFIXD_ASSIGN(space_,
+                   core_->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict));
+    CrashPoint("put.begin");
+    file.path = SegmentPath(core_->options.dir, header.file);
+    file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
+    file.direct = core_->direct;
+    // Twice what the disk works on: it has its next writes before the caller comes with more.
+    file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
+    file.slabs = core_->slabs;
+    PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
+    if (file_->allocated()) space_.Allocated();
+    CrashPoint("put.created");
+    return {};
+  }
+
+  TokenRange range() const override {
+    return {plan_.match.n_tokens, static_cast<uint32_t>(plan_.tokens.size())};
+  }
+
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const override {
+    PREFIXD_TRY(CheckOpen());
+    return file_ ? file_->CheckRun(layer, first, n) : Status();
+  }
+
+  Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
+                   std::span<const std::byte> rows) override {
+    PREFIXD_TRY(CheckOpen());
+    if (!file_) {
+      return InvalidArgument(
+          "every token of this prompt is stored already; there is nothing to "
+          "write");
+    }
+    if (!encoder_) return file_->WriteRows(layer, first, n, rows);
+    PREFIXD_TRY(file_->CheckRun(layer, first, n));
+    const KvGeometry& g = plan_.scope.model.geometry;
+    if (const size_t expected = size_t{g.n_kv_heads} * n * g.row().bytes();
+        rows.size() != expected) {
+      return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
+                             std::to_string(expected));
+    }
+    const RowEncoder::Encoded encoded = encoder_->Encode(rows);
+    if (encoded.not_finite) {
+      return InvalidArgument("the row of layer " + std::to_string(layer) + ", KV head " +
+                             std::to_string(*encoded.not_finite / n) + ", token " +
+                             std::to_string(first + *encoded.not_finite % n) +
+                             " holds NaN or Inf; nothing was stored of it");
+    }
+    return file_->WriteRows(layer, first, n, encoded.rows);
+  }
+
+  Result<SegmentId> Commit() override {
+    PREFIXD_TRY(CheckOpen());
+    if (!file_) return FinishStored(plan_.match);
+    PREFIXD_TRY(file_->CheckComplete());
+    CrashPoint("put.before_seal");
+    SequenceTicket sequence = core_->catalog->sequences().Next();
+    if (Status sealed = file_->Seal(sequence.number(), NowUnixMs(), error()); !sealed.ok()) {
+      Abort();
+      return sealed.error();
+    }
+    CrashPoint("put.sealed");
+    core_->bytes_written += file_->bytes_written();
+    PREFIXD_ASSIGN(const Match stored, Publish(sequence));
+    return stored.n_tokens > 0 ? FinishStored(stored) : Finish(id_);
+  }
+
+  void Abort() override {
+    if (done_) return;
+    done_ = true;
+    if (file_) {
+      file_->Discard();
+      core_->puts_aborted++;
+    }
+    Release();
+  }
+
+ private:
+  Status CheckOpen() const {
+    if (!done_) return {};
+    return Error{Code::kFailedPrecondition, "this put was committed or aborted before"};
+  }
+
+  // The commit point: after it the prefix is durable and visible. Another put of the same tokens
+  // may have come first; then its bytes serve, and where they are is returned.
+  Result<Match> Publish(SequenceTicket& sequence) {
+    std::lock_guard commit(core_->commit_mutex);
+    auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens);
+    if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
+      file_->Discard();
+      return existing;
+    }
+    SegmentRecord record;
+    record.id = id_;
+    record.file = id_.bytes;
+    record.sequence = sequence.number();
+    record.model = plan_.scope.model.name;
+    record.tenant = plan_.scope.tenant;
+    record.label = plan_.label;
+    if (plan_.match.n_tokens > 0) record.parent = plan_.match.id;
+    record.tokens = range();
+    record.first_token = plan_.tokens[record.tokens.begin];
+    const uint32_t block = core_->catalog->meta().block_tokens;
+    if (record.is_root()) record.lead = LeadOf(plan_.tokens, block);
+    record.file_bytes = file_->layout().file_bytes();
+    record.created_unix_ms = created_unix_ms_;
+    record.encoding = plan_.options.encoding;
+    record.encoding_error = error();
+    record.pinned = plan_.options.pinned;
+    record.expires_unix_ms = Expires();
+    CatalogChange change;
+    change.put.push_back({record, OwnHashes(plan_.hashes, record.tokens.begin, block)});
+    CrashPoint("put.before_commit");
+    if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
+      // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
+      // keeps or frees the file, so it must stay, and so must what it takes of the quota.
+      sequence.LeaveOpen();
+      done_ = true;
+      space_.Keep();
+      core_->puts_aborted++;
+      Release();
+      return committed.error();
+    }
+    CrashPoint("put.committed");
+    core_->tree.Insert(
+        {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
+    space_.Release();  // counted in the tree from here on
+    core_->puts++;
+    return Match{};
+  }
+
+  // The prompt was stored before: under the shortest name that keeps all of it.
+  Result<SegmentId> FinishStored(const Match& match) {
+    const auto n_tokens = static_cast<uint32_t>(plan_.tokens.size());
+    SegmentId name = match.id;
+    uint32_t best = UINT32_MAX;
+    const int64_t now = NowUnixMs();
+    for (const AliasRecord& alias : core_->tree.AliasesInto(match.id)) {
+      if (alias.n_tokens < n_tokens || alias.n_tokens >= best) continue;
+      if (Expired(alias.expires_unix_ms, now)) continue;
+      best = alias.n_tokens;
+      name = alias.id;
+    }
+    PREFIXD_TRY(core_->Keep(name, plan_.options.pinned, Expires()));
+    Finish(match.id);
+    return name;
+  }
+
+  EncodingError error() const { return encoder_ ? encoder_->error() : EncodingError{}; }
+
+  int64_t Expires() const {
+    const auto ttl = static_cast<int64_t>(plan_.options.ttl_ms);
+    return ttl == 0 ? 0 : NowUnixMs() + ttl;
+  }
+
+  SegmentId Finish(const SegmentId& segment) {
+    done_ = true;
+    core_->Touch(segment);
+    Release();
+    return segment;
+  }
+
+  void Release() {
+    space_.Release();
+    plan_.pin.Release();
+  }
+
+  // Destroyed in reverse: everything below needs the core.
+  const std::shared_ptr<StoreCore> core_;
+  PutPlan plan_;
+  SegmentId id_;
+  int64_t created_unix_ms_ = 0;
+  SpaceReservation space_;
+  std::unique_ptr<SegmentFileWriter> file_;
+  std::optional<RowEncoder> encoder_;  // where rows are not stored as given
+  bool done_ = false;
+};
+
+// Matches and pins what was matched; tries again when a removal comes between.
+Status MatchAndPin(StoreCore& core, PutPlan& plan) {
+  for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
+    PREFIXD_ASSIGN(plan.match, core.FindLongest(plan.scope, plan.hashes, plan.tokens));
+    // A few tokens in common (BOS, a chat header) must not chain unrelated prompts to one another:
+    // the first could never be removed, and damage to it would take all of them away.
+    if (plan.match.n_tokens < core.catalog->meta().block_tokens &&
+        plan.match.n_tokens < plan.tokens.size()) {
+      plan.match = {};
+    }
+    if (plan.match.n_tokens == 0) return {};
+    auto pin = core.tree.Pin(plan.match.id);
+    if (pin.ok()) {
+      plan.pin = std::move(*pin);
+      return {};
+    }
+  }
+  return Error{Code::kUnavailable, "the stored prefix keeps changing; try again"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
+                                                std::string_view model, std::string_view tenant,
+                                                std::span<const uint32_t> tokens,
+                                                std::string_view label, const PutOptions& options) {
+  if (tokens.empty()) return InvalidArgument("a prefix needs at least one token");
+  if (tokens.size() > 1u << 31) return InvalidArgument("a prefix has at most 2^31 tokens");
+  if (label.size() > kMaxLabelBytes) return InvalidArgument("a label has at most 4096 bytes");
+  if (options.ttl_ms > kMaxTtlMs) return InvalidArgument("a prefix lives at most 1000 years");
+  PutPlan plan;
+  plan.options = options;
+  PREFIXD_ASSIGN(plan.scope, core->ResolveScope(model, tenant));
+  plan.tokens.assign(tokens.begin(), tokens.end());
+  plan.hashes =
+      BlockHashes(plan.scope.model.fingerprint, tenant, tokens, core->catalog->meta().block_tokens);
+  plan.label = label;
+  PREFIXD_TRY(MatchAndPin(*core, plan));
+  auto writer = std::make_unique<PutWriter>(std::move(core), std::move(plan));
+  PREFIXD_TRY(writer->Start());
+  return std::unique_ptr<SegmentWriter>(std::move(writer));
+}
+
+}  // namespace prefixd::storage

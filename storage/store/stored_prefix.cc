@@ -1,0 +1,413 @@
+#include <algorithm>
+
+#include "prefixd/row_ref.h"
+#include "storage/read/row_pieces.h"
+#include "storage/read/row_scan.h"
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+namespace {
+
+// The rows of one segment that belong to the prefix: token positions `tokens`.
+struct Link {
+  std::shared_ptr<const SegmentFile> file;
+  TokenRange tokens;
+  uint32_t first() const { return tokens.begin; }
+};
+
+// What borrowed rows need: their region's memory, and their pages in it.
+struct Hold {
+  std::shared_ptr<TierRegion> region;
+  std::vector<PagePins> pins;
+};
+
+class OpenPrefix final : public StoredPrefix {
+ public:
+  OpenPrefix(std::shared_ptr<StoreCore> core, ChainPin pin, ModelRecord model, PrefixInfo info)
+      : core_(std::move(core)),
+        pin_(std::move(pin)),
+        model_(std::move(model)),
+        info_(std::move(info)),
+        tier_(core_->tier->ForTenant(info_.tenant)),
+        services_(core_->services) {
+    services_.tier = tier_.get();
+  }
+
+  Status Load(uint32_t n_tokens) {
+    const auto& chain = pin_.chain();
+    for (size_t i = 0; i < chain.size() && chain[i].tokens.begin < n_tokens; ++i) {
+      const uint32_t next = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
+      Link link{nullptr, {chain[i].tokens.begin, std::min(next, n_tokens)}};
+      PREFIXD_ASSIGN(link.file, core_->OpenSegment(chain[i].id));
+      const auto ids = link.file->tokens().first(link.tokens.size());
+      tokens_.insert(tokens_.end(), ids.begin(), ids.end());
+      const SegmentHeader& header = link.file->header();
+      parts_.push_back({link.tokens, header.encoding, header.chunk_tokens});
+      links_.push_back(std::move(link));
+    }
+    return {};
+  }
+
+  const PrefixInfo& info() const override { return info_; }
+  const ModelRecord& model() const override { return model_; }
+  uint32_t n_tokens() const override { return static_cast<uint32_t>(tokens_.size()); }
+  std::span<const uint32_t> tokens() const override { return tokens_; }
+
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  RowSink out, ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    PREFIXD_TRY(CheckSink(ids.size(), part, out));
+    const RowTarget target = TargetOf(out, part);
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      pieces.AddRows(ids.subspan(at, end - at), link.first(), target.From(at));
+      at = end;
+      PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
+    }
+    return {};
+  }
+
+  Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  RowViews& out, ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    const size_t stride = PartBytes(model_.geometry.row(), part);
+    if (out.own.size() < ids.size() * stride) out.own.resize(ids.size() * stride);
+    out.rows.resize(ids.size());
+    auto hold = std::make_shared<Hold>();
+    hold->region = tier_;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t begin = at, end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      const RowTarget own = TargetOf({out.own, stride}, part);
+      pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
+      at = end;
+      if (InPlaceable(link)) {
+        PREFIXD_TRY(View(link, pieces, part, out, *hold, stats));
+        continue;
+      }
+      PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
+      for (size_t i = begin; i < end; ++i) {
+        if (part != RowPart::kValue) out.rows[i].key = own.From(i).key;
+        if (part != RowPart::kKey) out.rows[i].value = own.From(i).value;
+      }
+    }
+    out.hold = std::move(hold);
+    return {};
+  }
+
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
+                   RangeUse use, ReadStats* stats) const override {
+    PREFIXD_TRY(CheckRun(layer, kv_head));
+    if (range.begin > range.end || range.end > n_tokens()) {
+      return InvalidArgument("rows [" + std::to_string(range.begin) + ", " +
+                             std::to_string(range.end) + ") of a prefix of " +
+                             std::to_string(n_tokens()) + " tokens");
+    }
+    PREFIXD_TRY(CheckSink(range.size(), part, out));
+    const RowTarget target = TargetOf(out, part);
+    for (const Link& link : links_) {
+      const TokenRange run{std::max(range.begin, link.tokens.begin),
+                           std::min(range.end, link.tokens.end)};
+      if (run.begin >= run.end) continue;
+      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      pieces.AddRun(run.begin - link.first(), run.end - link.first(),
+                    target.From(run.begin - range.begin));
+      PREFIXD_TRY(Read(link, pieces, AccessFor(use), stats));
+    }
+    return {};
+  }
+
+  Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
+                   ReadStats* stats) const override {
+    PREFIXD_TRY(CheckRun(layer, kv_head));
+    for (const Link& link : links_) {
+      PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+      const ScannedRows rows{*link.file,           order, layer, kv_head, link.tokens.size(),
+                             model_.geometry.row()};
+      PREFIXD_TRY(ScanRows(services_, rows, room, visit, stats));
+    }
+    return {};
+  }
+
+  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                                  ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    ReadStats ignored;
+    BorrowedRows out;
+    out.rows.resize(ids.size());
+    auto hold = std::make_shared<Hold>();
+    hold->region = tier_;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      PREFIXD_TRY(CheckBorrowable(link));
+      const auto rows = std::span(out.rows).subspan(at, end - at);
+      // Keys and values have one page in the arrival layout and two in the settled one.
+      const auto own = ids.subspan(at, end - at);
+      if (link.file->layout().settled()) {
+        PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kKey, rows, *hold,
+                           stats ? stats : &ignored));
+        PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kValue, rows, *hold,
+                           stats ? stats : &ignored));
+      } else {
+        PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kRow, rows, *hold,
+                           stats ? stats : &ignored));
+      }
+      at = end;
+    }
+    out.region_id = tier_->id();
+    out.region = tier_->bytes();
+    out.region_fd = tier_->memory() != nullptr ? tier_->memory()->read_only_fd() : -1;
+    out.hold = std::move(hold);
+    return out;
+  }
+
+  Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                   uint64_t max_bytes, const std::atomic<bool>& stop,
+                   ReadStats* stats) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    if (tier_->memory() == nullptr) return {};
+    ReadStats reads;
+    // Only pages are wanted: every row may go to the same place.
+    const size_t stride = PartBytes(model_.geometry.row(), part);
+    std::vector<std::byte> nowhere(stride);
+    const RowTarget target = TargetOf({nowhere, stride}, part);
+    Status status;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      // Orders are read as steps are served; the first step that needs this one brings it.
+      if (!link.file->HasOrder(layer, kv_head)) {
+        at = end;
+        continue;
+      }
+      auto pieces = Pieces(link, layer, kv_head, part);
+      if (!pieces.ok()) {
+        status = std::move(pieces).error();
+        break;
+      }
+      for (; at < end; ++at) pieces->AddRow(ids[at] - link.first(), target);
+      std::vector<uint64_t> pages;
+      for (const PagePiece& piece : pieces->Take()) {
+        if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
+      }
+      const uint64_t read = reads.bytes[static_cast<size_t>(Tier::kSsd)];
+      status = ReadPagesAhead(services_, *link.file, pages, max_bytes - std::min(read, max_bytes),
+                              stop, &reads);
+      if (!status.ok()) break;
+    }
+    if (stats) *stats += reads;
+    return status;
+  }
+
+  std::span<const StoredPart> parts() const override { return parts_; }
+
+  Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
+                                             std::span<const uint32_t> ids,
+                                             RowPart part) const override {
+    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    std::vector<uint32_t> out, own;
+    size_t at = 0;
+    for (const Link& link : links_) {
+      const size_t end = EndOf(link, ids, at);
+      if (at == end) continue;
+      own.clear();
+      for (; at < end; ++at) own.push_back(ids[at] - link.first());
+      PREFIXD_ASSIGN(const RowPieces pieces, Pieces(link, layer, kv_head, part));
+      for (const uint32_t i : pieces.Sharing(own, link.tokens.size())) {
+        out.push_back(link.first() + i);
+      }
+    }
+    return out;
+  }
+
+ private:
+  static Access AccessFor(RangeUse use) {
+    if (use == RangeUse::kShared) return Access::kScan;
+    return use == RangeUse::kOwn ? Access::kOwn : Access::kOwnLater;
+  }
+
+  Status CheckRun(uint32_t layer, uint32_t kv_head) const {
+    const KvGeometry& g = model_.geometry;
+    if (layer < g.n_layers && kv_head < g.n_kv_heads) return {};
+    return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
+                           std::to_string(kv_head) + " of a model with " +
+                           std::to_string(g.n_layers) + " layers and " +
+                           std::to_string(g.n_kv_heads) + " KV heads");
+  }
+
+  Status CheckIds(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids) const {
+    PREFIXD_TRY(CheckRun(layer, kv_head));
+    if (std::is_sorted(ids.begin(), ids.end()) && (ids.empty() || ids.back() < n_tokens())) {
+      return {};
+    }
+    return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
+  }
+
+  Status CheckSink(size_t rows, RowPart part, const RowSink& out) const {
+    const auto check = [&](std::span<std::byte> bytes, size_t stride, size_t item) -> Status {
+      const size_t needed = rows == 0 ? 0 : (rows - 1) * stride + item;
+      if (stride >= item && bytes.size() >= needed) return {};
+      return InvalidArgument("a buffer of " + std::to_string(bytes.size()) + " bytes with rows " +
+                             std::to_string(stride) + " bytes apart cannot take " +
+                             std::to_string(rows) + " of " + std::to_string(item) + " bytes");
+    };
+    const RowShape row = model_.geometry.row();
+    if (part != RowPart::kRow || out.values.empty()) {
+      return check(out.bytes, out.stride, PartBytes(row, part));
+    }
+    PREFIXD_TRY(check(out.bytes, out.stride, row.key_bytes()));
+    return check(out.values, out.value_stride, row.value_bytes());
+  }
+
+  RowTarget TargetOf(const RowSink& out, RowPart part) const {
+    std::byte* const first = out.bytes.data();
+    if (part == RowPart::kKey) return {first, out.stride, nullptr, 0};
+    if (part == RowPart::kValue) return {nullptr, 0, first, out.stride};
+    if (!out.values.empty()) return {first, out.stride, out.values.data(), out.value_stride};
+    return {first, out.stride, first + model_.geometry.row().key_bytes(), out.stride};
+  }
+
+  // One past the last of `ids`, from `at` on, that the link holds.
+  static size_t EndOf(const Link& link, std::span<const uint32_t> ids, size_t at) {
+    const auto from = ids.begin() + static_cast<ptrdiff_t>(at);
+    return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
+  }
+
+  static uint32_t ItemBytes(const SegmentLayout& l) {
+    return l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
+  }
+  // As the kernels want them, and each in one piece.
+  static bool InPlaceable(const Link& link) {
+    return link.file->header().encoding == RowEncoding::kAsGiven &&
+           ItemBytes(link.file->layout()) <= kPageBytes;
+  }
+
+  static Status CheckBorrowable(const Link& link) {
+    if (InPlaceable(link)) return {};
+    if (link.file->header().encoding != RowEncoding::kAsGiven) {
+      return Error{Code::kFailedPrecondition,
+                   "rows of this prefix are stored as int8 and cannot be read in place; use "
+                   "ReadRows"};
+    }
+    return Error{Code::kFailedPrecondition,
+                 "rows of " + std::to_string(ItemBytes(link.file->layout())) +
+                     " bytes are larger than a page of " + std::to_string(kPageBytes) +
+                     " and cannot be read in place; use ReadRows"};
+  }
+
+  // Points out.rows to the parts, whose pieces go to out.own where they must be copied.
+  Status View(const Link& link, RowPieces& pieces, RowPart part, RowViews& out, Hold& hold,
+              ReadStats* stats) const {
+    const std::vector<PagePiece> sorted = pieces.Take();
+    std::vector<const std::byte*> where(sorted.size());
+    PagePins& pins = hold.pins.emplace_back(tier_->PinsForAStep());
+    ReadStats ignored;
+    PREFIXD_TRY(ViewPieces(services_, *link.file, sorted, where, Access::kPoint, pins,
+                           stats ? stats : &ignored));
+    const size_t stride = PartBytes(model_.geometry.row(), part);
+    const size_t key_bytes = model_.geometry.row().key_bytes();
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      const auto at = static_cast<size_t>(sorted[i].out - out.own.data());
+      const size_t item = at / stride;
+      RowRef& row = out.rows[item];
+      if (part == RowPart::kValue || at > item * stride) {
+        row.value = where[i];
+        continue;
+      }
+      row.key = where[i];
+      if (sorted[i].bytes > key_bytes) row.value = where[i] + key_bytes;  // both in one piece
+    }
+    return {};
+  }
+
+  // Pins one part of rows and notes where it lies; kRow, in one piece, gives both.
+  Status Borrow(const Link& link, uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                RowPart part, std::span<RowRef> rows, Hold& hold, ReadStats* stats) const {
+    PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+    std::vector<std::byte> marks(ids.size());  // pieces come sorted by page: whose is whose
+    const size_t key = link.file->layout().shape.key_bytes;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      std::byte* const mark = &marks[i];
+      pieces.AddRow(ids[i] - link.first(), {mark, 0, part == RowPart::kRow ? mark + key : mark, 0});
+    }
+    const std::vector<PagePiece> sorted = pieces.Take();
+    std::vector<const std::byte*> where(sorted.size());
+    PREFIXD_ASSIGN(PagePins pins, PinPieces(services_, *link.file, sorted, where, stats));
+    hold.pins.push_back(std::move(pins));
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      RowRef& row = rows[static_cast<size_t>(sorted[i].out - marks.data())];
+      if (part != RowPart::kValue) row.key = where[i];
+      if (part == RowPart::kValue) row.value = where[i];
+      if (part == RowPart::kRow) row.value = where[i] + link.file->layout().shape.key_bytes;
+    }
+    return {};
+  }
+
+  // Null in the arrival layout.
+  Result<const RunOrder*> OrderOf(const Link& link, uint32_t layer, uint32_t kv_head) const {
+    auto order = link.file->Order(*core_->engine, layer, kv_head);
+    if (!order.ok() && order.error().code == Code::kCorrupt) {
+      core_->checksum_failures.fetch_add(1, std::memory_order_relaxed);
+      core_->Quarantine(link.file->record().id, order.error().message);
+    }
+    return order;
+  }
+
+  Result<RowPieces> Pieces(const Link& link, uint32_t layer, uint32_t kv_head, RowPart part) const {
+    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+    return RowPieces(link.file->layout(), order, layer, kv_head, part,
+                     link.file->header().encoding);
+  }
+
+  Status Read(const Link& link, RowPieces& pieces, Access access, ReadStats* stats) const {
+    ReadStats ignored;
+    return ReadPieces(services_, *link.file, pieces.Take(), access, stats ? stats : &ignored,
+                      Deliver::kDecoded);
+  }
+
+  // Destroyed in reverse: the pin needs the core.
+  const std::shared_ptr<StoreCore> core_;
+  const ChainPin pin_;
+  const ModelRecord model_;
+  const PrefixInfo info_;
+  const std::shared_ptr<TierRegion> tier_;
+  ReadServices services_;
+  std::vector<Link> links_;
+  std::vector<StoredPart> parts_;  // of the links
+  std::vector<uint32_t> tokens_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<StoreCore> core,
+                                                             const SegmentId& id,
+                                                             uint32_t n_tokens) {
+  const auto [segment, named_tokens] = core->tree.Resolve(id);
+  PREFIXD_ASSIGN(ChainPin pin, core->tree.Pin(segment));
+  if (!core->tree.Alive(segment, NowUnixMs())) {
+    return Error{Code::kNotFound, "prefix " + id.ToString() + " has expired"};
+  }
+  const SegmentRecord last = pin.chain().back();
+  const uint32_t all = named_tokens == 0 ? last.tokens.end : named_tokens;
+  if (n_tokens > all) {
+    return InvalidArgument("prefix " + id.ToString() + " has " + std::to_string(all) +
+                           " tokens, not " + std::to_string(n_tokens));
+  }
+  core->Touch(segment);
+  PREFIXD_ASSIGN(StoreCore::Scope scope, core->ResolveScope(last.model, last.tenant));
+  PREFIXD_ASSIGN(PrefixInfo info, core->Info(segment));
+  auto prefix = std::make_shared<OpenPrefix>(std::move(core), std::move(pin),
+                                             std::move(scope.model), std::move(info));
+  PREFIXD_TRY(prefix->Load(n_tokens == 0 ? all : n_tokens));
+  return std::shared_ptr<const StoredPrefix>(std::move(prefix));
+}
+
+}  // namespace prefixd::storage

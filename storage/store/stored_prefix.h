@@ -1,0 +1,91 @@
+// Reading a stored prefix: rows gathered, viewed where they lie, streamed, read ahead, borrowed.
+//
+// Thread-safety: all methods of StoredPrefix may be called concurrently. Errors: kCorrupt means
+// that stored bytes did not verify and were not returned; kUnavailable that the disk did not answer
+// in time.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "prefixd/kv_shape.h"
+#include "prefixd/ledger.h"
+#include "prefixd/partition.h"
+#include "prefixd/result.h"
+#include "prefixd/row_ref.h"
+#include "prefixd/stored_part.h"
+#include "storage/read/row_access.h"
+#include "storage/segment/prefix_info.h"
+
+namespace prefixd::storage {
+
+// A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
+class StoredPrefix {
+ public:
+  virtual ~StoredPrefix() = default;
+  virtual const PrefixInfo& info() const = 0;
+  virtual const ModelRecord& model() const = 0;
+  virtual uint32_t n_tokens() const = 0;                 // may be cut shorter than info().n_tokens
+  virtual std::span<const uint32_t> tokens() const = 0;  // [n_tokens]
+
+  // Gathers single rows, or a part of them, in the order of `ids` (ascending, < n_tokens). Every
+  // byte returned was verified against its page's checksum.
+  virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                          RowPart part, RowSink out, ReadStats* stats) const = 0;
+  // The same rows, copied only where they must be; `out.rows` becomes [ids.size()].
+  virtual Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                          RowPart part, RowViews& out, ReadStats* stats) const = 0;
+  // A run of rows, or a part of them. Streams; does not displace hot rows of the host tier.
+  virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
+                           RowSink out, RangeUse use, ReadStats* stats) const = 0;
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
+                   ReadStats* stats) const {
+    return ReadRange(layer, kv_head, range, part, out, RangeUse::kShared, stats);
+  }
+  // Whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                  std::span<std::byte> out, ReadStats* stats) const {
+    return ReadRows(layer, kv_head, ids, RowPart::kRow, {out, model().geometry.row().bytes()},
+                    stats);
+  }
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, std::span<std::byte> out,
+                   ReadStats* stats) const {
+    return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
+                     stats);
+  }
+  // Every row once, in runs of some megabytes, in whatever order they lie: for readers that do not
+  // mind it, such as exact attention. In place where the host tier has them, pinned while `visit`
+  // runs; else copied into room.own. Streams as ReadRange does. room.rows is empty afterwards.
+  virtual Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room,
+                           const RowVisitor& visit, ReadStats* stats) const = 0;
+  // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who
+  // may ask for them soon (ascending, < n_tokens), and waits for nothing. At most max_bytes; until
+  // `stop` is set (kCancelled, whatever the disk does). Nothing where there is no tier, or where
+  // the order of settled rows has not been read yet. An error means no more than that they are not
+  // there; `stats` gets what was read in any case.
+  virtual Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                           RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
+                           ReadStats* stats) const = 0;
+  // How they lie, in order; the same as long as the prefix is open.
+  virtual std::span<const StoredPart> parts() const = 0;
+  // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
+  // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
+  virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
+                                                     std::span<const uint32_t> ids,
+                                                     RowPart part) const = 0;
+  // Rows where they lie in the host tier, read into it first where they are not there; nothing is
+  // copied. All of them or an error: kFailedPrecondition for rows larger than a page, for encoded
+  // rows and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold
+  // in place (half its share of the tier, counted in pages).
+  virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+                                          std::span<const uint32_t> ids,
+                                          ReadStats* stats) const = 0;
+};
+
+}  // namespace prefixd::storage
