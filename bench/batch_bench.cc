@@ -12,7 +12,7 @@
 #include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 #include "bench/support/statistics.h"
-#include "runtime/step/step_batch.h"
+#include "runtime/session/step_batch.h"
 
 namespace prefixd::bench {
 namespace {

@@ -16,7 +16,7 @@
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 
 namespace prefixd::bench {
 namespace {

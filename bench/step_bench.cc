@@ -28,7 +28,7 @@
 #include "bench/support/json_file.h"
 #include "bench/support/traced_store.h"
 #include "runtime/store/local_store.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 
 namespace prefixd::bench {
 namespace {

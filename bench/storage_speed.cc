@@ -9,10 +9,10 @@
 
 #include "bench/support/fio.h"
 #include "bench/support/timed.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 #include "storage/io/file.h"
-#include "storage/store/prefix_store.h"
 #include "storage/segment/segment_format.h"
+#include "storage/store/prefix_store.h"
 
 namespace prefixd::bench {
 namespace {

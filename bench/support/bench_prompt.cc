@@ -8,7 +8,7 @@
 
 #include "attention/rows/rows.h"
 #include "bench/support/synthetic_kv.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 
 namespace prefixd::bench {
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/device/tile.cuh"
+#include "gpu/step/step_layout.h"
 
 namespace prefixd::gpu::internal {
 

@@ -1,9 +1,10 @@
-// log phi_k of a tile of keys on tensor cores (attention/estimators/feature_map.h; prefixd/gpu/phi_pack.h says
-// how exact). Internal to gpu/.
+// log phi_k of a tile of keys on tensor cores (attention/estimators/feature_map.h;
+// prefixd/gpu/phi_pack.h says how exact). Internal to gpu/.
 #pragma once
 
 #include "gpu/device/mma.cuh"
 #include "gpu/step/phi_query.cuh"
+#include "gpu/step/step_layout.h"
 #include "prefixd/gpu/phi_pack.h"
 
 namespace prefixd::gpu::internal {

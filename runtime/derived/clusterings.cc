@@ -22,12 +22,12 @@ std::string Producer(const RuntimeOptions& options) {
 }
 
 // Keys of the segment's own tokens, sinks left out, evenly spread over it.
-Result<Clustering> Fit(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                       size_t head, TokenRange tokens) {
+Result<Clustering> Fit(const DerivedContext& context, const Model& model,
+                       const storage::StoredPrefix& prefix, size_t head, TokenRange tokens) {
   const KvGeometry& geometry = model.spec.geometry;
   const RowShape row = geometry.row();
   const RowShape key{row.key_dim, 0, row.dtype};
-  const uint32_t wanted = std::min(tokens.size(), kSampleKeys * rooms.options->clusters);
+  const uint32_t wanted = std::min(tokens.size(), kSampleKeys * context.options.clusters);
   const uint32_t runs = wanted == tokens.size() ? 1 : std::min(kSampleRuns, wanted);
   const uint32_t run = wanted / runs;
   std::vector<std::byte> keys(size_t{runs} * run * key.bytes());
@@ -42,7 +42,7 @@ Result<Clustering> Fit(const Rooms& rooms, const Model& model, const storage::St
                                  nullptr));
   }
   return Clustering::Fit({keys.data(), size_t{runs} * run, key.bytes(), key},
-                         rooms.options->clusters, kIterations);
+                         context.options.clusters, kIterations);
 }
 
 Result<std::vector<Clustering>> Decode(const Model& model, std::span<const std::byte> blob) {
@@ -55,41 +55,41 @@ Result<std::vector<Clustering>> Decode(const Model& model, std::span<const std::
 
 }  // namespace
 
-Result<std::vector<Clustering>> BuildClusterings(const Rooms& rooms, const Model& model,
+Result<std::vector<Clustering>> BuildClusterings(const DerivedContext& context, const Model& model,
                                                  const storage::StoredPrefix& prefix,
                                                  const SegmentPart& segment,
                                                  WorkProgress& progress) {
-  const std::string producer = Producer(*rooms.options);
-  if (const auto blob = rooms.storage->GetBlob(segment.id, kBlob, producer); blob.ok()) {
+  const std::string producer = Producer(context.options);
+  if (const auto blob = context.segments.GetBlob(segment.id, kBlob, producer); blob.ok()) {
     if (auto stored = Decode(model, *blob); stored.ok()) {
       progress.done += HeadCount(model);
       return stored;
     }
   }
-  const TokenRange tokens{std::max(segment.stored.begin, rooms.options->anchors.n_sink),
+  const TokenRange tokens{std::max(segment.stored.begin, context.options.anchors.n_sink),
                           segment.stored.end};
   std::vector<Clustering> clusterings(HeadCount(model));
   const auto fit = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
     if (model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads))) {
-      PREFIXD_ASSIGN(clusterings[head], Fit(rooms, model, prefix, head, tokens));
+      PREFIXD_ASSIGN(clusterings[head], Fit(context, model, prefix, head, tokens));
     }
     ++progress.done;
     return {};
   };
-  PREFIXD_TRY(rooms.pool->ParallelFor(clusterings.size(), fit, WorkPriority::kBackground));
+  PREFIXD_TRY(context.pool.ParallelFor(clusterings.size(), fit, WorkPriority::kBackground));
   PREFIXD_TRY(
-      rooms.storage->PutBlob(segment.id, kBlob, producer, SerializeClusterings(clusterings)));
+      context.segments.PutBlob(segment.id, kBlob, producer, SerializeClusterings(clusterings)));
   return clusterings;
 }
 
-bool HasClusterings(const Rooms& rooms, const storage::SegmentId& id) {
-  return std::ranges::count(rooms.storage->ListBlobs(id), kBlob) > 0;
+bool HasClusterings(const DerivedContext& context, const storage::SegmentId& id) {
+  return std::ranges::count(context.segments.ListBlobs(id), kBlob) > 0;
 }
 
-Result<std::vector<Clustering>> LoadClusterings(const Rooms& rooms, const Model& model,
+Result<std::vector<Clustering>> LoadClusterings(const DerivedContext& context, const Model& model,
                                                 const storage::SegmentId& id) {
-  const auto blob = rooms.storage->GetBlob(id, kBlob, Producer(*rooms.options));
+  const auto blob = context.segments.GetBlob(id, kBlob, Producer(context.options));
   if (!blob.ok() && blob.error().code == Code::kNotFound) {
     return Error{Code::kFailedPrecondition,
                  "the clusters of this prefix are not built yet; wait until it is ready "
@@ -100,7 +100,7 @@ Result<std::vector<Clustering>> LoadClusterings(const Rooms& rooms, const Model&
 }
 
 Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
-    const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
+    const DerivedContext& context, const Model& model, const storage::StoredPrefix& prefix,
     const std::vector<SegmentPart>& parts, TokenRange mid, uint64_t max_added,
     WorkPriority priority, std::vector<storage::ReadStats>* reads) {
   auto out = std::make_shared<PrefixClusters>();
@@ -113,7 +113,7 @@ Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
   for (const SegmentPart& part : parts) {
     const TokenRange range{std::max(part.used.begin, mid.begin), std::min(part.used.end, mid.end)};
     if (range.begin >= range.end) continue;
-    PREFIXD_ASSIGN(auto clusterings, LoadClusterings(rooms, model, part.id));
+    PREFIXD_ASSIGN(auto clusterings, LoadClusterings(context, model, part.id));
     out->parts_.push_back(
         {range, std::make_shared<const std::vector<Clustering>>(std::move(clusterings)), {}});
     used.push_back(part);
@@ -125,8 +125,8 @@ Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
   out->main_ = out->parts_[largest].clusterings;
   for (size_t p = 0; p < used.size(); ++p) {
     Part& part = out->parts_[p];
-    const SummaryKind kind = SummaryKind::Clusters(model, *part.clusterings, *rooms.options);
-    PREFIXD_ASSIGN(SummarySet sums, AssembleSummaries(rooms, kind, prefix, {used[p]}, part.range,
+    const SummaryKind kind = SummaryKind::Clusters(model, *part.clusterings, context.options);
+    PREFIXD_ASSIGN(SummarySet sums, AssembleSummaries(context, kind, prefix, {used[p]}, part.range,
                                                       max_added, priority, reads));
     if (part.clusterings != out->main_) part.to.resize(sums.size());
     for (size_t head = 0; head < sums.size() && !part.to.empty(); ++head) {

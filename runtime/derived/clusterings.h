@@ -17,13 +17,13 @@
 namespace prefixd {
 
 // Fits and stores what is not there yet: the segment is the end of `prefix`. Counts heads.
-Result<std::vector<Clustering>> BuildClusterings(const Rooms& rooms, const Model& model,
+Result<std::vector<Clustering>> BuildClusterings(const DerivedContext& context, const Model& model,
                                                  const storage::StoredPrefix& prefix,
                                                  const SegmentPart& segment,
                                                  WorkProgress& progress);
-bool HasClusterings(const Rooms& rooms, const storage::SegmentId& id);
+bool HasClusterings(const DerivedContext& context, const storage::SegmentId& id);
 // kFailedPrecondition when they are not built yet.
-Result<std::vector<Clustering>> LoadClusterings(const Rooms& rooms, const Model& model,
+Result<std::vector<Clustering>> LoadClusterings(const DerivedContext& context, const Model& model,
                                                 const storage::SegmentId& id);
 
 // The clusters of one prefix's mid region.
@@ -31,7 +31,7 @@ class PrefixClusters {
  public:
   // Loads clusterings and checkpoints of the chain.
   static Result<std::shared_ptr<const PrefixClusters>> Assemble(
-      const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
+      const DerivedContext& context, const Model& model, const storage::StoredPrefix& prefix,
       const std::vector<SegmentPart>& parts, TokenRange mid, uint64_t max_added,
       WorkPriority priority, std::vector<storage::ReadStats>* reads);
 

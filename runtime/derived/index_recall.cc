@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "runtime/prefix/indexes.h"
+#include "runtime/derived/indexes.h"
 
 namespace prefixd {
 namespace {
@@ -82,12 +82,12 @@ Result<std::vector<IndexRecall>> DeserializeRecalls(std::span<const std::byte> b
   return recalls;
 }
 
-std::vector<IndexRecall> LoadRecalls(const Rooms& rooms, const storage::SegmentId& id,
+std::vector<IndexRecall> LoadRecalls(const DerivedContext& context, const storage::SegmentId& id,
                                      index::IndexKind kind) {
   const auto blob =
-      rooms.storage->GetBlob(id, RecallBlobName(kind), RecallProducer(kind, *rooms.options));
+      context.segments.GetBlob(id, RecallBlobName(kind), RecallProducer(kind, context.options));
   if (!blob.ok()) return {};
-  auto recalls = DeserializeRecalls(*blob, *rooms.options);
+  auto recalls = DeserializeRecalls(*blob, context.options);
   return recalls.ok() ? std::move(recalls).value() : std::vector<IndexRecall>{};
 }
 

@@ -28,7 +28,7 @@ std::vector<std::byte> SerializeRecalls(std::span<const IndexRecall> recalls);
 Result<std::vector<IndexRecall>> DeserializeRecalls(std::span<const std::byte> bytes,
                                                     const RuntimeOptions& options);
 // Of all heads of the segment that have an index; empty when none was measured (yet).
-std::vector<IndexRecall> LoadRecalls(const Rooms& rooms, const storage::SegmentId& id,
+std::vector<IndexRecall> LoadRecalls(const DerivedContext& context, const storage::SegmentId& id,
                                      index::IndexKind kind);
 
 }  // namespace prefixd

@@ -8,8 +8,8 @@
 namespace prefixd {
 namespace {
 
-constexpr uint32_t kMagic = 0x53515850;  // "PXQS"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kQueriesMagic = 0x53515850;  // "PXQS"
+constexpr uint32_t kQueriesVersion = 1;
 
 // SplitMix64's finaliser: a bijection, so ranks of different tokens differ.
 uint64_t Rank(uint32_t position) {
@@ -41,7 +41,7 @@ void Append(std::vector<std::byte>& out, std::span<const T> values) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-Error Malformed(const char* what) {
+Error MalformedQueries(const char* what) {
   return {Code::kCorrupt, std::string("stored query samples are malformed: ") + what};
 }
 
@@ -54,8 +54,8 @@ bool QuerySamples::empty() const {
 
 std::vector<std::byte> QuerySamples::Serialize() const {
   std::vector<std::byte> out;
-  const uint32_t header[6] = {kMagic,    kVersion, prompt_tokens,
-                              n_q_heads, key_dim,  static_cast<uint32_t>(layers.size())};
+  const uint32_t header[6] = {kQueriesMagic, kQueriesVersion, prompt_tokens,
+                              n_q_heads,     key_dim,         static_cast<uint32_t>(layers.size())};
   Append(out, std::span<const uint32_t>(header));
   for (const Layer& layer : layers) {
     const uint32_t count = static_cast<uint32_t>(layer.positions.size());
@@ -70,12 +70,13 @@ Result<QuerySamples> QuerySamples::Deserialize(std::span<const std::byte> bytes,
                                                const KvGeometry& geometry) {
   Reader reader(bytes);
   uint32_t header[6];
-  if (!reader.Read(std::span<uint32_t>(header))) return Malformed("too short");
-  if (header[0] != kMagic || header[1] != kVersion) return Malformed("unknown magic or version");
+  if (!reader.Read(std::span<uint32_t>(header))) return MalformedQueries("too short");
+  if (header[0] != kQueriesMagic || header[1] != kQueriesVersion)
+    return MalformedQueries("unknown magic or version");
   QuerySamples samples{header[2], header[3], header[4], {}};
   if (samples.n_q_heads != geometry.n_q_heads || samples.key_dim != geometry.key_dim ||
       header[5] != geometry.n_layers) {
-    return Malformed("they are of another geometry");
+    return MalformedQueries("they are of another geometry");
   }
   const size_t token_floats = size_t{samples.n_q_heads} * samples.key_dim;
   for (uint32_t l = 0; l < header[5]; ++l) {
@@ -83,28 +84,28 @@ Result<QuerySamples> QuerySamples::Deserialize(std::span<const std::byte> bytes,
     uint32_t count = 0;
     if (!reader.Read(std::span<uint32_t>(&count, 1)) ||
         reader.left() / ((1 + token_floats) * sizeof(float)) < count) {
-      return Malformed("too short");
+      return MalformedQueries("too short");
     }
     layer.positions.resize(count);
     layer.q.resize(count * token_floats);
     if (!reader.Read(std::span<uint32_t>(layer.positions)) ||
         !reader.Read(std::span<float>(layer.q))) {
-      return Malformed("too short");
+      return MalformedQueries("too short");
     }
     for (uint32_t position : layer.positions) {
       if (position < LastQuarterBegin(samples.prompt_tokens) || position >= samples.prompt_tokens) {
-        return Malformed("a position outside the last quarter");
+        return MalformedQueries("a position outside the last quarter");
       }
     }
     if (std::adjacent_find(layer.positions.begin(), layer.positions.end(),
                            std::greater_equal<>()) != layer.positions.end()) {
-      return Malformed("positions do not ascend");
+      return MalformedQueries("positions do not ascend");
     }
     if (!std::all_of(layer.q.begin(), layer.q.end(), [](float x) { return std::isfinite(x); })) {
-      return Malformed("a value is not finite");
+      return MalformedQueries("a value is not finite");
     }
   }
-  if (reader.left() != 0) return Malformed("bytes after the last layer");
+  if (reader.left() != 0) return MalformedQueries("bytes after the last layer");
   return samples;
 }
 

@@ -16,11 +16,11 @@ std::string AnchorsText(Anchors anchors) {
 }
 
 // Positions of the checkpoints of this kind beside a segment, descending.
-std::vector<uint32_t> StoredPositions(const Rooms& rooms, const SummaryKind& kind,
+std::vector<uint32_t> StoredPositions(const DerivedContext& context, const SummaryKind& kind,
                                       const storage::SegmentId& id) {
   std::vector<uint32_t> positions;
   const std::string& prefix = kind.prefix();
-  for (const std::string& name : rooms.storage->ListBlobs(id)) {
+  for (const std::string& name : context.segments.ListBlobs(id)) {
     uint32_t position = 0;
     const char* end = name.data() + name.size();
     if (!name.starts_with(prefix)) continue;
@@ -33,11 +33,11 @@ std::vector<uint32_t> StoredPositions(const Rooms& rooms, const SummaryKind& kin
 
 // A checkpoint that another producer made, or that is damaged, counts as not there: rows are the
 // truth, summaries are derived from them. Damage is said.
-std::optional<SummarySet> LoadCheckpoint(const Rooms& rooms, const SummaryKind& kind,
+std::optional<SummarySet> LoadCheckpoint(const DerivedContext& context, const SummaryKind& kind,
                                          const storage::SegmentId& id, uint32_t position,
                                          std::vector<storage::ReadStats>* reads) {
   const std::string name = kind.BlobName(position);
-  auto blob = rooms.storage->GetBlob(id, name, kind.producer());
+  auto blob = context.segments.GetBlob(id, name, kind.producer());
   Result<SummarySet> read = blob.ok()
                                 ? UnpackSummaries(
                                       kind.model(), kind.producer(),
@@ -58,9 +58,9 @@ struct SegmentRange {
 };
 
 // The rows of `run` of one head, added to `to` piece by piece.
-Status AddRange(const Rooms& rooms, const SummaryKind& kind, const storage::StoredPrefix& prefix,
-                size_t head, const SegmentRange& run, EstimatorSummary& to,
-                storage::ReadStats* reads, const WorkProgress* progress) {
+Status AddRange(const DerivedContext& context, const SummaryKind& kind,
+                const storage::StoredPrefix& prefix, size_t head, const SegmentRange& run,
+                EstimatorSummary& to, storage::ReadStats* reads, const WorkProgress* progress) {
   const KvGeometry& geometry = kind.model().spec.geometry;
   const RowShape row = geometry.row();
   const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
@@ -68,11 +68,11 @@ Status AddRange(const Rooms& rooms, const SummaryKind& kind, const storage::Stor
   std::optional<TokenFeatures> features;
   if (const FeatureMapSet* maps = kind.stored_features()) {
     uint64_t loaded = 0;
-    PREFIXD_ASSIGN(features, LoadFeatures(rooms, kind.model(), *maps, kind.feature_format(), run.id,
-                                          head, &loaded));
+    PREFIXD_ASSIGN(features, LoadFeatures(context, kind.model(), *maps, kind.feature_format(),
+                                          run.id, head, &loaded));
     if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
   }
-  const auto scratch = rooms.scratch->Acquire();
+  const auto scratch = context.scratch.Acquire();
   for (uint32_t at = run.range.begin; at < run.range.end;) {
     if (progress) PREFIXD_TRY(progress->Check());
     const TokenRange piece{at, std::min(run.range.end, RunEnd(prefix.parts(), at, kRunTokens))};
@@ -90,31 +90,6 @@ Status AddRange(const Rooms& rooms, const SummaryKind& kind, const storage::Stor
 }
 
 }  // namespace
-
-Status WorkProgress::Check() const {
-  if (cancelled.load(std::memory_order_relaxed)) {
-    return Error{Code::kCancelled, "background work was stopped"};
-  }
-  return {};
-}
-
-Result<std::vector<SegmentPart>> ChainParts(const storage::PrefixStore& storage,
-                                            const storage::PrefixInfo& prefix, uint32_t n_tokens) {
-  std::vector<SegmentPart> parts;
-  for (const storage::SegmentId& id : prefix.chain) {
-    PREFIXD_ASSIGN(const auto info, storage.GetPrefix(id));
-    const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
-    // A segment may begin before its parent's end: from there on the parent is not used.
-    while (!parts.empty() && parts.back().used.end > stored.begin) {
-      parts.back().used.end = std::max(parts.back().used.begin, stored.begin);
-      if (parts.back().used.size() > 0) break;
-      parts.pop_back();
-    }
-    if (stored.begin >= n_tokens) break;
-    parts.push_back({id, stored, {stored.begin, std::min(stored.end, n_tokens)}});
-  }
-  return parts;
-}
 
 std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
                                           uint32_t checkpoint_tokens) {
@@ -234,10 +209,10 @@ Result<SummarySet> UnpackSummaries(const Model& model, const std::string& produc
   return summaries;
 }
 
-Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
+Status BuildCheckpoints(const DerivedContext& context, const SummaryKind& kind,
                         const storage::StoredPrefix& prefix, const SegmentPart& segment,
                         WorkProgress& progress) {
-  const RuntimeOptions& options = *rooms.options;
+  const RuntimeOptions& options = context.options;
   const size_t heads = HeadCount(kind.model());
   const uint32_t n_kv_heads = kind.model().spec.geometry.n_kv_heads;
   PREFIXD_ASSIGN(SummarySet sums, kind.Empty());
@@ -245,7 +220,7 @@ Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
   for (uint32_t position :
        CheckpointPositions(segment.stored, options.anchors, options.checkpoint_tokens)) {
     PREFIXD_TRY(progress.Check());
-    if (auto stored = LoadCheckpoint(rooms, kind, segment.id, position, nullptr)) {
+    if (auto stored = LoadCheckpoint(context, kind, segment.id, position, nullptr)) {
       sums = std::move(*stored);
       at = position;
       progress.done += heads;
@@ -253,21 +228,21 @@ Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
     }
     const auto extend = [&](size_t head) -> Status {
       if (kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) {
-        PREFIXD_TRY(AddRange(rooms, kind, prefix, head, {segment.id, {at, position}}, sums[head],
+        PREFIXD_TRY(AddRange(context, kind, prefix, head, {segment.id, {at, position}}, sums[head],
                              nullptr, &progress));
       }
       ++progress.done;
       return {};
     };
-    PREFIXD_TRY(rooms.pool->ParallelFor(heads, extend, WorkPriority::kBackground));
-    PREFIXD_TRY(rooms.storage->PutBlob(segment.id, kind.BlobName(position), kind.producer(),
-                                       PackSummaries(kind.model(), kind.producer(), sums)));
+    PREFIXD_TRY(context.pool.ParallelFor(heads, extend, WorkPriority::kBackground));
+    PREFIXD_TRY(context.segments.PutBlob(segment.id, kind.BlobName(position), kind.producer(),
+                                         PackSummaries(kind.model(), kind.producer(), sums)));
     at = position;
   }
   return {};
 }
 
-Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind,
+Result<SummarySet> AssembleSummaries(const DerivedContext& context, const SummaryKind& kind,
                                      const storage::StoredPrefix& prefix,
                                      const std::vector<SegmentPart>& parts, TokenRange mid,
                                      uint64_t max_added, WorkPriority priority,
@@ -280,9 +255,9 @@ Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind
     const uint32_t end = std::min(part.used.end, mid.end);
     if (begin >= end) continue;
     uint32_t at = begin;
-    for (uint32_t position : StoredPositions(rooms, kind, part.id)) {
+    for (uint32_t position : StoredPositions(context, kind, part.id)) {
       if (position > end || position <= begin) continue;
-      const auto stored = LoadCheckpoint(rooms, kind, part.id, position, reads);
+      const auto stored = LoadCheckpoint(context, kind, part.id, position, reads);
       if (!stored) continue;
       for (size_t head = 0; head < sums.size(); ++head) {
         PREFIXD_TRY(sums[head].Merge((*stored)[head]));
@@ -302,12 +277,12 @@ Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind
   const auto add = [&](size_t head) -> Status {
     if (!kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) return {};
     for (const SegmentRange& range : to_add) {
-      PREFIXD_TRY(AddRange(rooms, kind, prefix, head, range, sums[head],
+      PREFIXD_TRY(AddRange(context, kind, prefix, head, range, sums[head],
                            reads ? &(*reads)[head] : nullptr, nullptr));
     }
     return {};
   };
-  PREFIXD_TRY(rooms.pool->ParallelFor(sums.size(), add, priority));
+  PREFIXD_TRY(context.pool.ParallelFor(sums.size(), add, priority));
   return sums;
 }
 

@@ -9,7 +9,6 @@
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,62 +20,18 @@
 #include "prefixd/options.h"
 #include "prefixd/partition.h"
 #include "prefixd/result.h"
-#include "runtime/prefix/head_loads.h"
-#include "runtime/prefix/models.h"
-#include "runtime/step/scratch.h"
-#include "runtime/prefix/selector_memory.h"
-#include "runtime/background/thread_pool.h"
-#include "storage/store/prefix_store.h"
+#include "runtime/derived/derived_context.h"
+#include "runtime/derived/models.h"
+#include "runtime/derived/segment_parts.h"
+#include "runtime/work/work_progress.h"
 
 namespace prefixd {
-
-class RowsAhead;
-class SetRowsPool;
-
-// What the parts of the runtime share; outlives all of them.
-struct Rooms {
-  const RuntimeOptions* options = nullptr;
-  storage::PrefixStore* storage = nullptr;
-  ThreadPool* pool = nullptr;
-  ScratchPool* scratch = nullptr;
-  SelectorMemory* selector_memory = nullptr;
-  SetRowsPool* set_rows = nullptr;
-  HeadLoads* index_loads = nullptr;  // ahead of the steps that will need them
-  HeadLoads* key_loads = nullptr;    // of keys that steps can do without for now
-  RowsAhead* rows_ahead = nullptr;   // that next steps may want
-  // Called when something derived of a segment turns out not to be sound; never null in a store.
-  std::function<void(const storage::SegmentId&)> rebuild = nullptr;
-};
-
-// Rows are read and added in runs of this many tokens.
-inline constexpr uint32_t kRunTokens = 2048;
-
-inline size_t HeadCount(const Model& model) {
-  return size_t{model.spec.geometry.n_layers} * model.spec.geometry.n_kv_heads;
-}
-
-// One segment of a prefix's chain and how much of it the prefix uses.
-struct SegmentPart {
-  storage::SegmentId id;
-  TokenRange stored;  // positions of the segment's own tokens
-  TokenRange used;    // [stored.begin, e): never empty
-};
-// The chain of `prefix`, cut at n_tokens (at most the prefix's).
-Result<std::vector<SegmentPart>> ChainParts(const storage::PrefixStore& storage,
-                                            const storage::PrefixInfo& prefix, uint32_t n_tokens);
 
 // Where a segment's checkpoints lie: every checkpoint_tokens from its start, at its end, and
 // n_tail before its end (where the mid region of a prefix ending here ends). Ascending; only
 // positions past the sinks.
 std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
                                           uint32_t checkpoint_tokens);
-
-// How far a background job has come, and whether it shall stop.
-struct WorkProgress {
-  std::atomic<uint64_t> done{0}, total{0};
-  std::atomic<bool> cancelled{false};
-  Status Check() const;  // kCancelled when it shall stop
-};
 
 // Of all heads, index layer * n_kv_heads + kv_head; those of layers without summaries stay empty.
 using SummarySet = std::vector<EstimatorSummary>;
@@ -125,7 +80,7 @@ Result<SummarySet> UnpackSummaries(const Model& model, const std::string& produc
 // Writes the checkpoints of a segment that are not stored yet (or by another producer, or
 // damaged): the segment is the end of `prefix`, which is open at its full length. Counts heads in
 // `progress`.
-Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
+Status BuildCheckpoints(const DerivedContext& context, const SummaryKind& kind,
                         const storage::StoredPrefix& prefix, const SegmentPart& segment,
                         WorkProgress& progress);
 
@@ -133,7 +88,7 @@ Status BuildCheckpoints(const Rooms& rooms, const SummaryKind& kind,
 //   max_added: rows that may be added per head and segment where checkpoints do not reach; beyond
 //   it kFailedPrecondition asks to wait for the ingest.
 //   reads: [heads] if not null; physical reads are added to it.
-Result<SummarySet> AssembleSummaries(const Rooms& rooms, const SummaryKind& kind,
+Result<SummarySet> AssembleSummaries(const DerivedContext& context, const SummaryKind& kind,
                                      const storage::StoredPrefix& prefix,
                                      const std::vector<SegmentPart>& parts, TokenRange mid,
                                      uint64_t max_added, WorkPriority priority,

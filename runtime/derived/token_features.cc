@@ -62,7 +62,7 @@ Result<TokenFeatures> TokenFeatures::Encode(const Model& model, const FeatureMap
   return out;
 }
 
-Result<TokenFeatures> TokenFeatures::OfMid(const Rooms& rooms, const Model& model,
+Result<TokenFeatures> TokenFeatures::OfMid(const DerivedContext& context, const Model& model,
                                            const FeatureMapSet& maps, const FeatureFormat& format,
                                            const std::vector<SegmentPart>& parts, TokenRange mid,
                                            size_t head, uint64_t* loaded) {
@@ -73,7 +73,7 @@ Result<TokenFeatures> TokenFeatures::OfMid(const Rooms& rooms, const Model& mode
     const uint32_t end = std::min(part.used.end, mid.end);
     if (begin >= end) continue;
     PREFIXD_ASSIGN(const TokenFeatures own,
-                   LoadFeatures(rooms, model, maps, format, part.id, head, loaded));
+                   LoadFeatures(context, model, maps, format, part.id, head, loaded));
     if (begin < own.tokens_.begin || end > own.tokens_.end) {
       return Error{Code::kCorrupt, "stored features are malformed: they are of other tokens"};
     }
@@ -104,35 +104,35 @@ std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet&
          " as=" + options.phi_features + " maps=" + maps.digest;
 }
 
-Status BuildFeatures(const Rooms& rooms, const Model& model, const FeatureMapSet& maps,
+Status BuildFeatures(const DerivedContext& context, const Model& model, const FeatureMapSet& maps,
                      const FeatureFormat& format, const storage::StoredPrefix& prefix,
                      const SegmentPart& segment, WorkProgress& progress) {
-  const std::string producer = FeaturesProducer(*rooms.options, maps);
-  const TokenRange tokens{std::max(segment.stored.begin, rooms.options->anchors.n_sink),
+  const std::string producer = FeaturesProducer(context.options, maps);
+  const TokenRange tokens{std::max(segment.stored.begin, context.options.anchors.n_sink),
                           segment.stored.end};
   const auto build = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
     const bool wanted =
         model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
         tokens.begin < tokens.end &&
-        !LoadFeatures(rooms, model, maps, format, segment.id, head, nullptr).ok();
+        !LoadFeatures(context, model, maps, format, segment.id, head, nullptr).ok();
     if (wanted) {
       PREFIXD_ASSIGN(const TokenFeatures features,
                      TokenFeatures::Encode(model, maps, format, prefix, tokens, head, progress));
-      PREFIXD_TRY(rooms.storage->PutBlob(segment.id, FeaturesBlobName(model, maps, head), producer,
-                                         features.Serialize()));
+      PREFIXD_TRY(context.segments.PutBlob(segment.id, FeaturesBlobName(model, maps, head),
+                                           producer, features.Serialize()));
     }
     ++progress.done;
     return {};
   };
-  return rooms.pool->ParallelFor(HeadCount(model), build, WorkPriority::kBackground);
+  return context.pool.ParallelFor(HeadCount(model), build, WorkPriority::kBackground);
 }
 
-Result<TokenFeatures> LoadFeatures(const Rooms& rooms, const Model& model,
+Result<TokenFeatures> LoadFeatures(const DerivedContext& context, const Model& model,
                                    const FeatureMapSet& maps, const FeatureFormat& format,
                                    const storage::SegmentId& id, size_t head, uint64_t* loaded) {
-  const auto blob = rooms.storage->GetBlob(id, FeaturesBlobName(model, maps, head),
-                                           FeaturesProducer(*rooms.options, maps));
+  const auto blob = context.segments.GetBlob(id, FeaturesBlobName(model, maps, head),
+                                             FeaturesProducer(context.options, maps));
   if (!blob.ok() && blob.error().code == Code::kNotFound) {
     return Error{Code::kFailedPrecondition,
                  "the stored features of this prefix are not built yet; wait until it is ready "

@@ -35,7 +35,7 @@ class TokenFeatures {
                                            std::span<const std::byte> bytes);
   // Of the mid region of a chain. kFailedPrecondition when some are not built yet.
   //   loaded: bytes read, if not null
-  static Result<TokenFeatures> OfMid(const Rooms& rooms, const Model& model,
+  static Result<TokenFeatures> OfMid(const DerivedContext& context, const Model& model,
                                      const FeatureMapSet& maps, const FeatureFormat& format,
                                      const std::vector<SegmentPart>& parts, TokenRange mid,
                                      size_t head, uint64_t* loaded);
@@ -65,11 +65,11 @@ class TokenFeatures {
 std::string FeaturesBlobName(const Model& model, const FeatureMapSet& maps, size_t head);
 std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet& maps);
 // Makes those of all heads that are not there yet. Counts heads.
-Status BuildFeatures(const Rooms& rooms, const Model& model, const FeatureMapSet& maps,
+Status BuildFeatures(const DerivedContext& context, const Model& model, const FeatureMapSet& maps,
                      const FeatureFormat& format, const storage::StoredPrefix& prefix,
                      const SegmentPart& segment, WorkProgress& progress);
 // Of one segment's own tokens. kFailedPrecondition when they are not built yet.
-Result<TokenFeatures> LoadFeatures(const Rooms& rooms, const Model& model,
+Result<TokenFeatures> LoadFeatures(const DerivedContext& context, const Model& model,
                                    const FeatureMapSet& maps, const FeatureFormat& format,
                                    const storage::SegmentId& id, size_t head, uint64_t* loaded);
 

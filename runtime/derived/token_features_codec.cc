@@ -13,11 +13,11 @@ namespace {
 // Layout, little-endian: magic u32, version u16, bits u8, scale u8, d_phi u32, first token u32,
 // tokens u32, chunks u32; u32 end of each chunk; float32 m [chunks][d_phi] (-inf: no token has the
 // feature); codes.
-constexpr uint32_t kMagic = 0x45465850;  // "PXFE"
-constexpr uint16_t kVersion = 1;
-constexpr size_t kHeaderBytes = 24;
+constexpr uint32_t kFeaturesMagic = 0x45465850;  // "PXFE"
+constexpr uint16_t kFeaturesVersion = 1;
+constexpr size_t kFeaturesHeaderBytes = 24;
 
-Error Malformed(const char* what) {
+Error MalformedFeatures(const char* what) {
   return {Code::kCorrupt, std::string("stored features are malformed: ") + what};
 }
 
@@ -25,8 +25,8 @@ Error Malformed(const char* what) {
 
 std::vector<std::byte> TokenFeatures::Serialize() const {
   ByteWriter out;
-  out.Put(kMagic);
-  out.Put(kVersion);
+  out.Put(kFeaturesMagic);
+  out.Put(kFeaturesVersion);
   out.Put(format_.bits);
   out.Put(static_cast<uint8_t>(format_.scale));
   out.Put(d_phi_);
@@ -43,31 +43,31 @@ std::vector<std::byte> TokenFeatures::Serialize() const {
 Result<TokenFeatures> TokenFeatures::Deserialize(const FeatureFormat& format, uint32_t d_phi,
                                                  std::span<const std::byte> bytes) {
   ByteReader in(bytes);
-  if (in.remaining() < kHeaderBytes) return Malformed("too short");
-  if (in.Get<uint32_t>() != kMagic || in.Get<uint16_t>() != kVersion) {
-    return Malformed("unknown magic or version");
+  if (in.remaining() < kFeaturesHeaderBytes) return MalformedFeatures("too short");
+  if (in.Get<uint32_t>() != kFeaturesMagic || in.Get<uint16_t>() != kFeaturesVersion) {
+    return MalformedFeatures("unknown magic or version");
   }
   const uint8_t bits = in.Get<uint8_t>(), scale = in.Get<uint8_t>();
   if (bits != format.bits || scale != static_cast<uint8_t>(format.scale) ||
       in.Get<uint32_t>() != d_phi) {
-    return Malformed("they are of another format");
+    return MalformedFeatures("they are of another format");
   }
   const uint64_t first = in.Get<uint32_t>(), n = in.Get<uint32_t>(), chunks = in.Get<uint32_t>();
-  if (first + n > UINT32_MAX || chunks > n) return Malformed("impossible counts");
+  if (first + n > UINT32_MAX || chunks > n) return MalformedFeatures("impossible counts");
   const uint64_t want = chunks * (4 + uint64_t{4} * d_phi) + n * format.RowBytes(d_phi);
-  if (in.remaining() != want) return Malformed("size does not fit its shape");
+  if (in.remaining() != want) return MalformedFeatures("size does not fit its shape");
   TokenFeatures out(format, d_phi, {static_cast<uint32_t>(first), uint32_t(first + n)});
   uint32_t end = out.tokens_.begin;
   for (uint64_t c = 0; c < chunks; ++c) {
     const uint32_t next = in.Get<uint32_t>();
-    if (next <= end || next > out.tokens_.end) return Malformed("chunks do not ascend");
+    if (next <= end || next > out.tokens_.end) return MalformedFeatures("chunks do not ascend");
     out.chunk_ends_.push_back(end = next);
   }
-  if (end != out.tokens_.end) return Malformed("chunks do not cover the tokens");
+  if (end != out.tokens_.end) return MalformedFeatures("chunks do not cover the tokens");
   out.m_ = in.GetFloats<float>(chunks * d_phi);
   for (float m : out.m_) {
     if (std::isnan(m) || m == std::numeric_limits<float>::infinity()) {
-      return Malformed("a maximum is not a number");
+      return MalformedFeatures("a maximum is not a number");
     }
   }
   const auto codes = bytes.last(n * format.RowBytes(d_phi));

@@ -7,9 +7,9 @@
 
 #include "index/search/tuning.h"
 #include "runtime/derived/index_recall.h"
-#include "runtime/prefix/indexes.h"
-#include "runtime/ingest/ingest.h"
+#include "runtime/derived/indexes.h"
 #include "runtime/derived/query_samples.h"
+#include "runtime/ingest/ingest.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
@@ -40,18 +40,20 @@ Halves HalvesOf(const QuerySamples& samples, const KvGeometry& geometry, uint32_
 }
 
 // Without samples indexes are untuned; samples that do not verify are no reason to fail.
-QuerySamples SamplesOf(const Rooms& rooms, const Model& model, const storage::SegmentId& id) {
-  const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+QuerySamples SamplesOf(const DerivedContext& context, const Model& model,
+                       const storage::SegmentId& id) {
+  const auto blob = context.segments.GetBlob(id, kQueriesBlob, kQueriesProducer);
   if (!blob.ok()) return {};
   auto samples = QuerySamples::Deserialize(*blob, model.spec.geometry);
   return samples.ok() ? std::move(samples).value() : QuerySamples{};
 }
 
 // What is stored of the head already; null unless it is sound.
-std::unique_ptr<index::KeyIndex> Stored(const Rooms& rooms, const storage::SegmentId& id,
+std::unique_ptr<index::KeyIndex> Stored(const DerivedContext& context, const storage::SegmentId& id,
                                         const std::string& name, IndexKind kind,
                                         TokenRange covered) {
-  const auto blob = rooms.storage->GetBlob(id, name, IndexProducer(kind, rooms.options->anchors));
+  const auto blob =
+      context.segments.GetBlob(id, name, IndexProducer(kind, context.options.anchors));
   if (!blob.ok()) return nullptr;
   auto loaded = index::LoadIndex(*blob);
   if (!loaded.ok() || (*loaded)->kind() != kind || (*loaded)->covered() != covered) return nullptr;
@@ -74,23 +76,23 @@ void SayWhichSearchExactly(const storage::SegmentId& id, IndexKind kind, double 
 
 class IndexBuilder {
  public:
-  IndexBuilder(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-               IndexKind kind)
-      : rooms_(rooms),
+  IndexBuilder(const DerivedContext& context, const Model& model,
+               const storage::StoredPrefix& prefix, IndexKind kind)
+      : context_(context),
         geometry_(model.spec.geometry),
         prefix_(prefix),
         kind_(kind),
         id_(prefix.info().id),
         covered_(IndexedTokens(
             {prefix.info().n_tokens - prefix.info().own_tokens, prefix.info().n_tokens},
-            rooms.options->anchors)),
-        samples_(SamplesOf(rooms, model, id_)),
-        measured_(LoadRecalls(rooms, id_, kind)) {}
+            context.options.anchors)),
+        samples_(SamplesOf(context, model, id_)),
+        measured_(LoadRecalls(context, id_, kind)) {}
 
   // nullopt: the head has no index.
   Result<std::optional<IndexRecall>> Head(uint32_t layer, uint32_t kv_head) const {
     const std::string name = IndexBlobName(kind_, layer, kv_head);
-    auto built = Stored(rooms_, id_, name, kind_, covered_);
+    auto built = Stored(context_, id_, name, kind_, covered_);
     const auto before = std::ranges::find_if(
         measured_, [&](const IndexRecall& r) { return r.layer == layer && r.kv_head == kv_head; });
     if (built && before != measured_.end()) return std::optional(*before);
@@ -109,16 +111,16 @@ class IndexBuilder {
       if (!fresh.ok()) return fresh.error();
       built = std::move(fresh).value();
       PREFIXD_ASSIGN(const auto serialized, built->Serialize());
-      PREFIXD_TRY(rooms_.storage->PutBlob(id_, name, IndexProducer(kind_, rooms_.options->anchors),
-                                          serialized));
+      PREFIXD_TRY(context_.segments.PutBlob(
+          id_, name, IndexProducer(kind_, context_.options.anchors), serialized));
     }
     PREFIXD_ASSIGN(const index::MeasuredRecall found,
                    index::Tune(*built, {queries.tune, queries.held_out, geometry_.group_size(),
                                         geometry_.layers[layer], keys, kOperatingFraction,
-                                        rooms_.options->recall_target}));
+                                        context_.options.recall_target}));
     return std::optional(IndexRecall{
         layer, kv_head, std::string(index::IndexName(kind_)), found.queries, found.k, found.recall,
-        found.mass, built->effort(), MeetsTarget(found.queries, found.recall, *rooms_.options)});
+        found.mass, built->effort(), MeetsTarget(found.queries, found.recall, context_.options)});
   }
 
   Status Keep(std::vector<std::optional<IndexRecall>> by_head) const {
@@ -127,10 +129,10 @@ class IndexBuilder {
       if (of_head) recalls.push_back(*std::move(of_head));
     }
     if (recalls == measured_) return {};
-    SayWhichSearchExactly(id_, kind_, rooms_.options->recall_target, recalls);
-    return rooms_.storage->PutBlob(id_, RecallBlobName(kind_),
-                                   RecallProducer(kind_, *rooms_.options),
-                                   SerializeRecalls(recalls));
+    SayWhichSearchExactly(id_, kind_, context_.options.recall_target, recalls);
+    return context_.segments.PutBlob(id_, RecallBlobName(kind_),
+                                     RecallProducer(kind_, context_.options),
+                                     SerializeRecalls(recalls));
   }
 
  private:
@@ -153,7 +155,7 @@ class IndexBuilder {
   // Of the keys that a query saw: what steps are asked to retrieve at a budget of 1% (spec §4).
   static constexpr double kOperatingFraction = 0.01;
 
-  const Rooms& rooms_;
+  const DerivedContext& context_;
   const KvGeometry& geometry_;
   const storage::StoredPrefix& prefix_;
   const IndexKind kind_;
@@ -165,47 +167,12 @@ class IndexBuilder {
 
 }  // namespace
 
-uint32_t IndexMinTokens(const RuntimeOptions& options, IndexKind kind) {
-  switch (kind) {
-    case IndexKind::kCodes:
-      return options.codes_min_tokens;
-    case IndexKind::kIvf:
-      return options.ivf_min_tokens;
-    case IndexKind::kHnsw:
-      return options.hnsw_min_tokens;
-    case IndexKind::kPages:
-      return options.pages_min_tokens;
-    case IndexKind::kExact:
-      break;
-  }
-  return 1;
-}
-
-std::vector<IndexKind> WantedIndexes(const RuntimeOptions& options,
-                                     const storage::PrefixInfo& segment) {
-  std::vector<IndexKind> kinds;
-  if (segment.n_tokens <= options.anchors.n_sink) return kinds;
-  for (const IndexKind kind : BuiltIndexes(options)) {
-    if (segment.own_tokens >= std::max(IndexMinTokens(options, kind), 1u)) kinds.push_back(kind);
-  }
-  return kinds;
-}
-
-std::vector<IndexKind> BuiltIndexes(const RuntimeOptions& options) {
-  std::vector<IndexKind> kinds;
-  if (options.build_codes) kinds.push_back(IndexKind::kCodes);
-  if (options.build_pages) kinds.push_back(IndexKind::kPages);
-  if (options.build_ivf) kinds.push_back(IndexKind::kIvf);
-  if (options.build_hnsw) kinds.push_back(IndexKind::kHnsw);
-  return kinds;
-}
-
-Status BuildIndexes(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                    IndexKind kind, WorkProgress& progress) {
+Status BuildIndexes(const DerivedContext& context, const Model& model,
+                    const storage::StoredPrefix& prefix, IndexKind kind, WorkProgress& progress) {
   const KvGeometry& geometry = model.spec.geometry;
-  const IndexBuilder builder(rooms, model, prefix, kind);
+  const IndexBuilder builder(context, model, prefix, kind);
   std::vector<std::optional<IndexRecall>> recalls(HeadCount(model));
-  const Status built = rooms.pool->ParallelFor(
+  const Status built = context.pool.ParallelFor(
       recalls.size(),
       [&](size_t head) -> Status {
         PREFIXD_TRY(progress.Check());

@@ -6,11 +6,11 @@
 #include <optional>
 #include <set>
 
-#include "runtime/derived/choice.h"
-#include "runtime/ingest/index_build.h"
 #include "runtime/derived/index_recall.h"
-#include "runtime/prefix/kept_summaries.h"
+#include "runtime/derived/kept_summaries.h"
 #include "runtime/derived/token_features.h"
+#include "runtime/ingest/choice.h"
+#include "runtime/ingest/index_build.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
@@ -19,8 +19,8 @@ namespace {
 // Written last: a segment that has it, from the same producers, is complete.
 constexpr const char* kDoneBlob = "ingest";
 
-std::string DoneProducer(const Rooms& rooms, const Model& model) {
-  const RuntimeOptions& options = *rooms.options;
+std::string DoneProducer(const DerivedContext& context, const Model& model) {
+  const RuntimeOptions& options = context.options;
   std::string all = "ingest/2 every=" + std::to_string(options.checkpoint_tokens) + "; " +
                     SummaryKind::Moments(model, options).producer() +
                     "; of=" + VariantNames(options.estimators) +
@@ -36,22 +36,23 @@ std::string DoneProducer(const Rooms& rooms, const Model& model) {
   return all;
 }
 
-Status Choose(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-              const QuerySamples* samples, WorkProgress& progress) {
+Status Choose(const DerivedContext& context, const Model& model,
+              const storage::StoredPrefix& prefix, const QuerySamples* samples,
+              WorkProgress& progress) {
   const storage::SegmentId id = prefix.info().id;
-  const std::string producer = ChoiceProducer(*rooms.options, model);
-  if (!samples || rooms.storage->GetBlob(id, kChoiceBlob, producer).ok()) {
+  const std::string producer = ChoiceProducer(context.options, model);
+  if (!samples || context.segments.GetBlob(id, kChoiceBlob, producer).ok()) {
     progress.done += HeadCount(model);
     return {};
   }
-  PREFIXD_ASSIGN(const auto choices, MeasureChoices(rooms, model, prefix, *samples, progress));
-  return rooms.storage->PutBlob(id, kChoiceBlob, producer, SerializeChoices(choices));
+  PREFIXD_ASSIGN(const auto choices, MeasureChoices(context, model, prefix, *samples, progress));
+  return context.segments.PutBlob(id, kChoiceBlob, producer, SerializeChoices(choices));
 }
 
 // The prefill's queries, if it gave some.
-Result<std::optional<QuerySamples>> LoadSamples(const Rooms& rooms, const Model& model,
+Result<std::optional<QuerySamples>> LoadSamples(const DerivedContext& context, const Model& model,
                                                 const storage::SegmentId& id) {
-  const auto blob = rooms.storage->GetBlob(id, kQueriesBlob, kQueriesProducer);
+  const auto blob = context.segments.GetBlob(id, kQueriesBlob, kQueriesProducer);
   if (!blob.ok() && blob.error().code == Code::kNotFound) return std::optional<QuerySamples>();
   if (!blob.ok()) return blob.error();
   PREFIXD_ASSIGN(auto samples, QuerySamples::Deserialize(*blob, model.spec.geometry));
@@ -83,10 +84,10 @@ bool Clusters(const RuntimeOptions& options) {
 
 }  // namespace
 
-Status IngestSegment(const Rooms& rooms, const Model& model, const storage::SegmentId& id,
-                     WorkProgress& progress) {
-  const RuntimeOptions& options = *rooms.options;
-  PREFIXD_ASSIGN(const auto prefix, rooms.storage->OpenPrefix(id, 0));
+Status IngestSegment(const DerivedContext& context, const Model& model,
+                     const storage::SegmentId& id, WorkProgress& progress) {
+  const RuntimeOptions& options = context.options;
+  PREFIXD_ASSIGN(const auto prefix, context.segments.OpenPrefix(id, 0));
   const storage::PrefixInfo& info = prefix->info();
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
@@ -102,45 +103,47 @@ Status IngestSegment(const Rooms& rooms, const Model& model, const storage::Segm
 
   Stages stages;
   PREFIXD_TRY(
-      BuildCheckpoints(rooms, SummaryKind::Moments(model, options), *prefix, segment, progress));
+      BuildCheckpoints(context, SummaryKind::Moments(model, options), *prefix, segment, progress));
   stages.Done("moments");
   for (const FeatureMapSet& maps : model.maps) {
     const SummaryKind kind = SummaryKind::Phi(model, maps, options);
     if (kind.stored_features()) {
       PREFIXD_TRY(
-          BuildFeatures(rooms, model, maps, kind.feature_format(), *prefix, segment, progress));
+          BuildFeatures(context, model, maps, kind.feature_format(), *prefix, segment, progress));
     }
-    PREFIXD_TRY(BuildCheckpoints(rooms, kind, *prefix, segment, progress));
+    PREFIXD_TRY(BuildCheckpoints(context, kind, *prefix, segment, progress));
     stages.Done("phi");
   }
   if (clusters) {
     PREFIXD_ASSIGN(const auto clusterings,
-                   BuildClusterings(rooms, model, *prefix, segment, progress));
-    PREFIXD_TRY(BuildCheckpoints(rooms, SummaryKind::Clusters(model, clusterings, options), *prefix,
-                                 segment, progress));
+                   BuildClusterings(context, model, *prefix, segment, progress));
+    PREFIXD_TRY(BuildCheckpoints(context, SummaryKind::Clusters(model, clusterings, options),
+                                 *prefix, segment, progress));
     stages.Done("clusters");
   }
-  PREFIXD_ASSIGN(const auto samples, LoadSamples(rooms, model, id));
+  PREFIXD_ASSIGN(const auto samples, LoadSamples(context, model, id));
   const QuerySamples* queries = samples ? &*samples : nullptr;
-  PREFIXD_TRY(BuildKept(rooms, model, *prefix, segment, queries, progress));
+  PREFIXD_TRY(BuildKept(context, model, *prefix, segment, queries, progress));
   stages.Done("kept");
-  PREFIXD_TRY(Choose(rooms, model, *prefix, queries, progress));
+  PREFIXD_TRY(Choose(context, model, *prefix, queries, progress));
   stages.Done("choice");
   for (const index::IndexKind kind : indexes) {
-    PREFIXD_TRY(BuildIndexes(rooms, model, *prefix, kind, progress));
+    PREFIXD_TRY(BuildIndexes(context, model, *prefix, kind, progress));
     stages.Done(index::IndexName(kind).data());
   }
   storage::LogInfo("segment " + id.ToString() + ": derived data of " +
                    std::to_string(stored.size()) + " tokens ready (" + stages.text() + ")");
   PREFIXD_TRY(progress.Check());
-  const std::string text = DoneProducer(rooms, model);
-  return rooms.storage->PutBlob(id, kDoneBlob, text, std::as_bytes(std::span(text)));
+  const std::string text = DoneProducer(context, model);
+  return context.segments.PutBlob(id, kDoneBlob, text, std::as_bytes(std::span(text)));
 }
 
-bool IngestComplete(const Rooms& rooms, const Model& model, const storage::PrefixInfo& info) {
-  const RuntimeOptions& options = *rooms.options;
-  if (!rooms.storage->GetBlob(info.id, kDoneBlob, DoneProducer(rooms, model)).ok()) return false;
-  const auto names = rooms.storage->ListBlobs(info.id);
+bool IngestComplete(const DerivedContext& context, const Model& model,
+                    const storage::PrefixInfo& info) {
+  const RuntimeOptions& options = context.options;
+  if (!context.segments.GetBlob(info.id, kDoneBlob, DoneProducer(context, model)).ok())
+    return false;
+  const auto names = context.segments.ListBlobs(info.id);
   const std::set<std::string> have(names.begin(), names.end());
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   for (const EstimatorVariant& variant : KeptMoments(options)) {
@@ -148,7 +151,7 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
   }
   const SummaryKind moments = SummaryKind::Moments(model, options);
   const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
-  if (clusters && !HasClusterings(rooms, info.id)) return false;
+  if (clusters && !HasClusterings(context, info.id)) return false;
   for (uint32_t p : CheckpointPositions(stored, options.anchors, options.checkpoint_tokens)) {
     if (!have.contains(moments.BlobName(p))) return false;
     if (clusters && !have.contains("clusters." + std::to_string(p))) return false;
@@ -167,16 +170,16 @@ bool IngestComplete(const Rooms& rooms, const Model& model, const storage::Prefi
   return true;
 }
 
-void ReportLostQueries(const Rooms& rooms, const storage::SegmentId& id) {
+void ReportLostQueries(const DerivedContext& context, const storage::SegmentId& id) {
   storage::LogWarning("the sampled queries of prefix " + id.ToString() +
                       " were damaged and cannot be made again: estimators that were chosen by them "
                       "stay, but are not chosen anew until the prompt is removed and put again");
-  Status noted = rooms.storage->PutBlob(id, kQueriesLostBlob, kQueriesProducer, {});
+  Status noted = context.segments.PutBlob(id, kQueriesLostBlob, kQueriesProducer, {});
   if (!noted.ok()) storage::LogWarning(noted.error().message);
 }
 
-Status MarkIncomplete(const Rooms& rooms, const storage::SegmentId& id) {
-  return rooms.storage->PutBlob(id, kDoneBlob, "incomplete", {});
+Status MarkIncomplete(const DerivedContext& context, const storage::SegmentId& id) {
+  return context.segments.PutBlob(id, kDoneBlob, "incomplete", {});
 }
 
 }  // namespace prefixd

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/ingest/ingest.h"
+#include "runtime/derived/blob_names.h"
 #include "runtime/derived/query_samples.h"
 #include "storage/io/errors.h"
 

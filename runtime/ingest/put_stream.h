@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "prefixd/store.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {

@@ -14,12 +14,13 @@ namespace {
 
 using storage::SegmentId;
 
-Status Settle(const Rooms& rooms, const Model& model, const SegmentId& id, WorkProgress& progress) {
+Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const Model& model,
+              const SegmentId& id, WorkProgress& progress) {
   const RowShape row = model.spec.geometry.row();
-  PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
-  const Anchors anchors = rooms.options->anchors;
+  PREFIXD_ASSIGN(const storage::PrefixInfo info, store.GetPrefix(id));
+  const Anchors anchors = options.anchors;
   storage::SettleOptions settle;
-  settle.chunk_tokens = rooms.options->settle_chunk_tokens;
+  settle.chunk_tokens = options.settle_chunk_tokens;
   constexpr uint32_t kPageBytes = 4096;
   const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
   settle.order = [&](uint32_t, uint32_t, uint32_t first,
@@ -45,41 +46,40 @@ Status Settle(const Rooms& rooms, const Model& model, const SegmentId& id, WorkP
     progress.total = total;
     return !progress.cancelled;
   };
-  return rooms.storage->Settle(id, settle);
+  return store.Settle(id, settle);
 }
 
 // Worth it when the two are of like size: then each token is copied a logarithmic number of times
 // however many turns a conversation has.
-bool WorthMerging(const Rooms& rooms, const storage::PrefixInfo& leaf) {
+bool WorthMerging(const DerivedContext& context, const storage::PrefixInfo& leaf) {
   if (leaf.children > 0 || leaf.chain.size() < 2) return false;
-  const auto parent = rooms.storage->GetPrefix(leaf.chain[leaf.chain.size() - 2]);
+  const auto parent = context.segments.GetPrefix(leaf.chain[leaf.chain.size() - 2]);
   return parent.ok() && parent->children == 1 && parent->own_tokens <= 2 * leaf.own_tokens &&
-         parent->own_tokens + leaf.own_tokens <= rooms.options->merge_max_tokens;
+         parent->own_tokens + leaf.own_tokens <= context.options.merge_max_tokens;
 }
 
 // What the two have must not be missing from the merged one for a moment: it is made beforehand.
-Result<SegmentId> Merge(const Rooms& rooms, const Model& model, const SegmentId& leaf,
-                        WorkProgress& progress) {
-  const uint32_t max_tokens = rooms.options->merge_max_tokens;
-  PREFIXD_ASSIGN(const auto preview, MergePreview::Of(*rooms.storage, leaf, max_tokens));
-  const auto samples = rooms.storage->GetBlob(leaf, kQueriesBlob, kQueriesProducer);
+Result<SegmentId> Merge(storage::PrefixStore& store, const DerivedContext& context,
+                        const Model& model, const SegmentId& leaf, WorkProgress& progress) {
+  const uint32_t max_tokens = context.options.merge_max_tokens;
+  PREFIXD_ASSIGN(const auto preview, MergePreview::Of(store, leaf, max_tokens));
+  const auto samples = context.segments.GetBlob(leaf, kQueriesBlob, kQueriesProducer);
   if (samples.ok()) {  // without them the prefix is untuned, no more
     PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
   }
-  Rooms with = rooms;
-  with.storage = preview.get();
-  PREFIXD_TRY(IngestSegment(with, model, preview->id(), progress));
-  return rooms.storage->Merge(leaf, max_tokens, preview->TakeBlobs());
+  PREFIXD_TRY(IngestSegment({*preview, context.options, context.pool, context.scratch}, model,
+                            preview->id(), progress));
+  return store.Merge(leaf, max_tokens, preview->TakeBlobs());
 }
 
 }  // namespace
 
-Result<Rewritten> RewriteSegment(const Rooms& rooms, const Model& model, const SegmentId& id,
-                                 WorkProgress& progress) {
+Result<Rewritten> RewriteSegment(storage::PrefixStore& store, const DerivedContext& context,
+                                 const Model& model, const SegmentId& id, WorkProgress& progress) {
   Rewritten out;
-  PREFIXD_ASSIGN(const storage::PrefixInfo info, rooms.storage->GetPrefix(id));
-  if (WorthMerging(rooms, info)) {
-    const auto merged = Merge(rooms, model, id, progress);
+  PREFIXD_ASSIGN(const storage::PrefixInfo info, context.segments.GetPrefix(id));
+  if (WorthMerging(context, info)) {
+    const auto merged = Merge(store, context, model, id, progress);
     if (merged.ok()) {
       out.merged = *merged;
       out.gone = {info.chain[info.chain.size() - 2], id};
@@ -90,8 +90,8 @@ Result<Rewritten> RewriteSegment(const Rooms& rooms, const Model& model, const S
       return merged.error();
     }
   }
-  if (info.settled || info.own_tokens < rooms.options->settle_min_tokens) return out;
-  Status settled = Settle(rooms, model, id, progress);
+  if (info.settled || info.own_tokens < context.options.settle_min_tokens) return out;
+  Status settled = Settle(store, context.options, model, id, progress);
   out.settled = settled.ok();
   if (settled.ok() || settled.error().code == Code::kResourceExhausted ||
       settled.error().code == Code::kUnavailable) {

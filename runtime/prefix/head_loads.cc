@@ -8,41 +8,37 @@
 
 namespace prefixd {
 
-HeadLoads::HeadLoads(WorkPriority priority, Load load) : load_(std::move(load)) {
-  thread_ = std::thread([this, priority] {
-    if (priority == WorkPriority::kBackground) YieldToOthers();
-    Loop();
-  });
-}
+HeadLoads::HeadLoads(WorkPriority priority, Load load)
+    : load_(std::move(load)), worker_(priority, [this] { return Take(); }) {}
 
 void HeadLoads::Want(PreparedPrefix& prefix, index::IndexKind kind) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   const bool known = std::ranges::any_of(
       entries_, [&](const Entry& e) { return e.prefix == &prefix && e.kind == kind; });
-  if (known || stopping_) return;
+  if (known || worker_.stopping()) return;
   entries_.push_back({&prefix, kind});
-  changed_.notify_all();
+  worker_.changed().notify_all();
 }
 
 void HeadLoads::Forget(const PreparedPrefix& prefix) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(worker_.mutex());
   entries_.remove_if([&](const Entry& e) { return e.prefix == &prefix; });
   if (running_ != &prefix) return;
   stop_ = true;
-  changed_.wait(lock, [&] { return running_ != &prefix; });
+  worker_.changed().wait(lock, [&] { return running_ != &prefix; });
 }
 
 void HeadLoads::Stop() {
   {
-    std::lock_guard lock(mutex_);
-    stopping_ = stop_ = true;
-    changed_.notify_all();
+    std::lock_guard lock(worker_.mutex());
+    closed_ = true;  // no piece begins that would not know
+    stop_ = true;
   }
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
 }
 
 bool HeadLoads::Loads(const PreparedPrefix& prefix, size_t head) const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   return std::ranges::any_of(entries_, [&](const Entry& e) {
     const bool running = running_ == &prefix && e.next == head + 1;
     return e.prefix == &prefix && (e.next <= head || running);
@@ -50,35 +46,30 @@ bool HeadLoads::Loads(const PreparedPrefix& prefix, size_t head) const {
 }
 
 uint64_t HeadLoads::queued() const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   uint64_t heads = running_ ? 1 : 0;
   for (const Entry& e : entries_) heads += e.prefix->heads() - e.next;
   return heads;
 }
 
-void HeadLoads::Loop() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    const auto todo = [this] {
-      return std::ranges::find_if(entries_,
-                                  [](const Entry& e) { return e.next < e.prefix->heads(); });
-    };
-    changed_.wait(lock, [&] { return stopping_ || todo() != entries_.end(); });
-    if (stopping_) return;
-    const auto entry = todo();
-    const Entry now = *entry;
-    ++entry->next;
-    running_ = now.prefix;
-    stop_ = false;
-    lock.unlock();
-    const Status status = Caught([&] { return load_(*now.prefix, now.kind, now.next, stop_); });
-    lock.lock();
-    running_ = nullptr;
-    changed_.notify_all();
-    if (status.ok()) continue;
-    for (Entry& e : entries_) {
-      if (e.prefix == now.prefix && e.kind == now.kind) e.next = e.prefix->heads();
-    }
+Worker::Next HeadLoads::Take() {
+  const auto entry =
+      std::ranges::find_if(entries_, [](const Entry& e) { return e.next < e.prefix->heads(); });
+  if (entry == entries_.end()) return {};
+  const Entry now = *entry;
+  ++entry->next;
+  running_ = now.prefix;
+  stop_ = closed_;
+  return {[this, now](const std::stop_token&) { Run(now); }};
+}
+
+void HeadLoads::Run(const Entry& now) {
+  const Status status = Caught([&] { return load_(*now.prefix, now.kind, now.next, stop_); });
+  std::lock_guard lock(worker_.mutex());
+  running_ = nullptr;
+  if (status.ok()) return;
+  for (Entry& e : entries_) {
+    if (e.prefix == now.prefix && e.kind == now.kind) e.next = e.prefix->heads();
   }
 }
 

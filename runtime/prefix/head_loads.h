@@ -4,16 +4,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <list>
-#include <mutex>
-#include <thread>
 
 #include "index/search/key_index.h"
 #include "prefixd/result.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/worker.h"
 
 namespace prefixd {
 
@@ -48,16 +45,16 @@ class HeadLoads {
     size_t next = 0;  // head; past the last: done, and kept so as not to begin again
   };
 
-  void Loop();
+  Worker::Next Take();
+  void Run(const Entry& now);
 
   const Load load_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  // By the worker's mutex.
   std::list<Entry> entries_;
   const PreparedPrefix* running_ = nullptr;
   std::atomic<bool> stop_{false};  // what runs
-  bool stopping_ = false;
-  std::thread thread_;
+  bool closed_ = false;
+  Worker worker_;
 };
 
 }  // namespace prefixd

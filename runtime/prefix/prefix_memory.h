@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "index/search/key_index.h"
-#include "runtime/prefix/kept_summaries.h"
-#include "runtime/prefix/selector_memory.h"
+#include "runtime/derived/kept_summaries.h"
 #include "runtime/derived/token_features.h"
+#include "runtime/prefix/selector_memory.h"
 #include "storage/io/file.h"
 #include "storage/store/prefix_store.h"
 

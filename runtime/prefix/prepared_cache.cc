@@ -10,24 +10,24 @@ constexpr size_t kMaxIdle = 64;
 
 }  // namespace
 
-PreparedCache::PreparedCache(SelectorMemory& memory) : memory_(memory) {
-  memory.OnShortage([this] { return DropOldest(); });
+PreparedCache::PreparedCache(PreparedPrefix::Services services, storage::PrefixStore& storage)
+    : services_(std::move(services)), storage_(storage) {
+  services_.selector_memory.OnShortage([this] { return DropOldest(); });
 }
 
 Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
-    const Rooms& rooms, const std::shared_ptr<const Model>& model, const storage::SegmentId& id,
-    uint32_t n_tokens) {
+    const std::shared_ptr<const Model>& model, const storage::SegmentId& id, uint32_t n_tokens) {
   std::shared_ptr<PreparedPrefix> shared;  // let go without the lock, if it is the last
   std::lock_guard lock(mutex_);
   std::erase_if(open_, [](const auto& entry) { return entry.second.memory.expired(); });
   const Key key{id, n_tokens};
   if (const auto it = open_.find(key); it != open_.end()) shared = it->second.prefix.lock();
   if (shared && shared->model() == model && !shared->memory()->stale) {
-    rooms.storage->NoteUse(id);
+    storage_.NoteUse(id);
     return shared;
   }
   PREFIXD_ASSIGN(auto opened,
-                 PreparedPrefix::Open(rooms, model, id, n_tokens, TakeIdle(key, model.get())));
+                 PreparedPrefix::Open(services_, model, id, n_tokens, TakeIdle(key, model.get())));
   std::vector<storage::SegmentId> chain;
   for (const SegmentPart& part : opened->parts()) chain.push_back(part.id);
   std::shared_ptr<PreparedPrefix> prepared(
@@ -52,7 +52,7 @@ std::shared_ptr<PrefixMemory> PreparedCache::TakeIdle(const Key& key, const Mode
 void PreparedCache::Retire(Idle idle) {
   idle.memory->DropUncounted();
   AddIdle(std::move(idle));
-  memory_.Trim();
+  services_.selector_memory.Trim();
 }
 
 void PreparedCache::AddIdle(Idle idle) {

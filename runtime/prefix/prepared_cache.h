@@ -16,18 +16,18 @@
 #include <vector>
 
 #include "runtime/prefix/prepared_prefix.h"
+#include "storage/store/prefix_store.h"
 
 namespace prefixd {
 
 class PreparedCache {
  public:
-  // Lends `memory` what idle prefixes hold of it: the one longest unused goes first.
-  explicit PreparedCache(SelectorMemory& memory);
+  // Lends the selector's memory what idle prefixes hold of it: the one longest unused goes first.
+  PreparedCache(PreparedPrefix::Services services, storage::PrefixStore& storage);
   PreparedCache(const PreparedCache&) = delete;
   PreparedCache& operator=(const PreparedCache&) = delete;
 
-  Result<std::shared_ptr<PreparedPrefix>> Get(const Rooms& rooms,
-                                              const std::shared_ptr<const Model>& model,
+  Result<std::shared_ptr<PreparedPrefix>> Get(const std::shared_ptr<const Model>& model,
                                               const storage::SegmentId& id, uint32_t n_tokens);
   // Something was made for the segment, or it is gone: what was loaded of prefixes with it serves
   // the sessions that have it, and no others.
@@ -54,7 +54,8 @@ class PreparedCache {
   std::shared_ptr<PrefixMemory> TakeIdle(const Key& key, const Model* model);
   bool DropOldest();
 
-  SelectorMemory& memory_;
+  const PreparedPrefix::Services services_;
+  storage::PrefixStore& storage_;
   std::mutex mutex_;
   std::map<Key, Open> open_;
   std::mutex idle_mutex_;  // may be taken while mutex_ is held

@@ -5,38 +5,38 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/derived/choice.h"
+#include "runtime/derived/blob_names.h"
+#include "runtime/derived/head_choice.h"
 #include "runtime/derived/index_recall.h"
-#include "runtime/ingest/ingest.h"
 
 namespace prefixd {
 
-PreparedPrefix::PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
+PreparedPrefix::PreparedPrefix(const Services& services, std::shared_ptr<const Model> model,
                                std::shared_ptr<const storage::StoredPrefix> stored,
                                std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory)
-    : rooms_(rooms),
+    : services_(services),
       model_(std::move(model)),
       stored_(std::move(stored)),
       parts_(std::move(parts)),
-      partition_(Partition::Of(stored_->n_tokens(), rooms.options->anchors)),
+      partition_(Partition::Of(stored_->n_tokens(), services.derived.options.anchors)),
       exact_(index::MakeExactIndex(partition_.mid)),
       memory_(memory ? std::move(memory) : std::make_shared<PrefixMemory>(HeadCount(*model_))) {}
 
-Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Rooms& rooms,
+Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Services& services,
                                                              std::shared_ptr<const Model> model,
                                                              const storage::SegmentId& id,
                                                              uint32_t n_tokens,
                                                              std::shared_ptr<PrefixMemory> memory) {
-  PREFIXD_ASSIGN(auto stored, rooms.storage->OpenPrefix(id, n_tokens));
-  PREFIXD_ASSIGN(auto parts, ChainParts(*rooms.storage, stored->info(), stored->n_tokens()));
+  PREFIXD_ASSIGN(auto stored, services.derived.segments.OpenPrefix(id, n_tokens));
+  PREFIXD_ASSIGN(auto parts,
+                 ChainParts(services.derived.segments, stored->info(), stored->n_tokens()));
   return std::unique_ptr<PreparedPrefix>(new PreparedPrefix(
-      rooms, std::move(model), std::move(stored), std::move(parts), std::move(memory)));
+      services, std::move(model), std::move(stored), std::move(parts), std::move(memory)));
 }
 
 PreparedPrefix::~PreparedPrefix() {
-  for (HeadLoads* loads : {rooms_.index_loads, rooms_.key_loads}) {
-    if (loads) loads->Forget(*this);
-  }
+  services_.index_loads.Forget(*this);
+  services_.key_loads.Forget(*this);
 }
 
 uint32_t PreparedPrefix::layer_of(size_t head) const {
@@ -50,10 +50,10 @@ uint32_t PreparedPrefix::kv_head_of(size_t head) const {
 bool PreparedPrefix::has_phi_caches() const {
   const FeatureMapSet* set = maps();
   if (!set) return false;
-  const std::string prefix = SummaryKind::Phi(*model_, *set, *rooms_.options).prefix();
+  const std::string prefix = SummaryKind::Phi(*model_, *set, services_.derived.options).prefix();
   return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
-    const auto names = rooms_.storage->ListBlobs(part.id);
-    return part.stored.end <= rooms_.options->anchors.n_sink ||
+    const auto names = services_.derived.segments.ListBlobs(part.id);
+    return part.stored.end <= services_.derived.options.anchors.n_sink ||
            std::any_of(names.begin(), names.end(),
                        [&](const std::string& name) { return name.starts_with(prefix); });
   });
@@ -61,7 +61,8 @@ bool PreparedPrefix::has_phi_caches() const {
 
 bool PreparedPrefix::has_clusters() const {
   return std::all_of(parts_.begin(), parts_.end(), [&](const SegmentPart& part) {
-    return part.stored.end <= rooms_.options->anchors.n_sink || HasClusterings(rooms_, part.id);
+    return part.stored.end <= services_.derived.options.anchors.n_sink ||
+           HasClusterings(services_.derived, part.id);
   });
 }
 
@@ -78,21 +79,21 @@ const SegmentPart* PreparedPrefix::LargestPart() const {
 }
 
 bool PreparedPrefix::has_index(index::IndexKind kind) const {
-  if (kind == index::IndexKind::kCodes) return HasCodes(rooms_, parts_, partition_.mid);
+  if (kind == index::IndexKind::kCodes) return HasCodes(services_.derived, parts_, partition_.mid);
   const SegmentPart* part = LargestPart();
   if (!part || part->used.size() < partition_.mid.size() / 2) return false;
   const std::string prefix = std::string(index::IndexName(kind)) + ".";
-  return std::ranges::any_of(rooms_.storage->ListBlobs(part->id),
+  return std::ranges::any_of(services_.derived.segments.ListBlobs(part->id),
                              [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
 std::vector<HeadChoice> PreparedPrefix::Choices() const {
-  const std::string producer = ChoiceProducer(*rooms_.options, *model_);
+  const std::string producer = ChoiceProducer(services_.derived.options, *model_);
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
     // Choices hold for the prompt whose queries made them, not for a far shorter or longer one.
     if (part->used.end < partition_.tail.end - partition_.tail.end / 4) break;
     if (part->used.end < part->stored.end - part->stored.end / 4) continue;
-    const auto blob = rooms_.storage->GetBlob(part->id, kChoiceBlob, producer);
+    const auto blob = services_.derived.segments.GetBlob(part->id, kChoiceBlob, producer);
     if (!blob.ok()) continue;
     if (auto choices = DeserializeChoices(*blob); choices.ok() && !choices->empty()) {
       return std::move(choices).value();
@@ -102,7 +103,7 @@ std::vector<HeadChoice> PreparedPrefix::Choices() const {
 }
 
 Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
-  PREFIXD_TRY(CheckGathered(*rooms_.options, variant));
+  PREFIXD_TRY(CheckGathered(services_.derived.options, variant));
   const FeatureMapSet* set = maps();
   if (variant.kind == EstimatorKind::kPhi && !set) {
     const std::string why = model_->maps_error.empty()
@@ -136,12 +137,13 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
       }
     }
     // Behind the last checkpoint at most one interval and a tail are left to add.
-    const uint64_t max_added =
-        moments ? kMomentsOnTheSpot
-                : uint64_t{rooms_.options->checkpoint_tokens} + rooms_.options->anchors.n_tail;
-    PREFIXD_ASSIGN(auto loaded, LoadKept({rooms_, *model_, *stored_, parts_, partition_.mid, maps(),
-                                          max_added, WorkPriority::kStep, reads},
-                                         missing));
+    const uint64_t max_added = moments ? kMomentsOnTheSpot
+                                       : uint64_t{services_.derived.options.checkpoint_tokens} +
+                                             services_.derived.options.anchors.n_tail;
+    PREFIXD_ASSIGN(auto loaded,
+                   LoadKept({services_.derived, *model_, *stored_, parts_, partition_.mid, maps(),
+                             max_added, WorkPriority::kStep, reads},
+                            missing));
     memory_->summaries.merge(loaded);
   }
   for (const EstimatorVariant& variant : variants) {
@@ -186,8 +188,8 @@ bool PreparedPrefix::MayHoldKeys() {
     const auto layers = std::ranges::count_if(
         geometry.layers, [](const LayerGeometry& layer) { return layer.sliding_window == 0; });
     memory_->keys_memory =
-        rooms_.selector_memory->TryTake(static_cast<uint64_t>(layers) * geometry.n_kv_heads *
-                                        partition_.mid.size() * geometry.row().key_bytes());
+        services_.selector_memory.TryTake(static_cast<uint64_t>(layers) * geometry.n_kv_heads *
+                                          partition_.mid.size() * geometry.row().key_bytes());
   }
   return static_cast<bool>(memory_->keys_memory);
 }
@@ -198,8 +200,8 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring
   PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_keys.load(std::memory_order_acquire)) {
     if (!MayHoldKeys()) return std::optional<RowsView>();
-    if (bring == Bring::kLater && rooms_.key_loads) {
-      rooms_.key_loads->Want(*this, index::IndexKind::kExact);
+    if (bring == Bring::kLater) {
+      services_.key_loads.Want(*this, index::IndexKind::kExact);
       return std::optional<RowsView>();
     }
     PREFIXD_TRY(LoadKeys(head, storage::RangeUse::kOwn, nullptr, reads));
@@ -241,7 +243,7 @@ Status PreparedPrefix::LoadKeysAhead(size_t head, const std::atomic<bool>& stop)
 Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
   if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
   // Beyond the bound only what steps cannot do without.
-  if (rooms_.selector_memory->used() >= rooms_.selector_memory->capacity()) return {};
+  if (services_.selector_memory.used() >= services_.selector_memory.capacity()) return {};
   storage::ReadStats reads;
   // Not by Index, which would have it loaded ahead.
   if (kind != index::IndexKind::kExact) LoadIndex(head, kind, &reads);
@@ -269,10 +271,11 @@ IndexSource PreparedPrefix::Source(size_t head, index::IndexKind kind, storage::
   const auto [it, fresh] = recalls_.try_emplace(kind);
   if (fresh) {
     for (const SegmentPart& part : parts_) {
-      it->second.push_back(LoadRecalls(rooms_, part.id, kind));
+      it->second.push_back(LoadRecalls(services_.derived, part.id, kind));
     }
   }
-  return {rooms_, parts_, it->second, partition_.mid, layer_of(head), kv_head_of(head), reads};
+  return {services_.derived, services_.rebuild, parts_,           it->second,
+          partition_.mid,    layer_of(head),    kv_head_of(head), reads};
 }
 
 Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKind kind,
@@ -281,7 +284,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
   PrefixMemory::Head& state = memory_->heads[head];
   const PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   if (!slot.loaded.load(std::memory_order_acquire)) {
-    if (rooms_.index_loads) rooms_.index_loads->Want(*this, kind);
+    services_.index_loads.Want(*this, kind);
     LoadIndex(head, kind, reads);
   }
   ChargeAhead(state, reads);
@@ -300,7 +303,7 @@ void PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::Read
   } else if (largest) {
     slot.index = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
   }
-  if (slot.index) slot.memory = rooms_.selector_memory->Charge(slot.index->memory_bytes());
+  if (slot.index) slot.memory = services_.selector_memory.Charge(slot.index->memory_bytes());
   slot.loaded.store(true, std::memory_order_release);
 }
 
@@ -309,12 +312,12 @@ Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::Read
   if (!state.has_features.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_features.load(std::memory_order_relaxed)) {
-      const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), *rooms_.options);
+      const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), services_.derived.options);
       if (kind.stored_features()) {
         uint64_t loaded = 0;
-        PREFIXD_ASSIGN(state.features,
-                       TokenFeatures::OfMid(rooms_, *model_, *maps(), kind.feature_format(), parts_,
-                                            partition_.mid, head, &loaded));
+        PREFIXD_ASSIGN(state.features, TokenFeatures::OfMid(services_.derived, *model_, *maps(),
+                                                            kind.feature_format(), parts_,
+                                                            partition_.mid, head, &loaded));
         if (reads) reads->bytes[static_cast<size_t>(Tier::kSsd)] += loaded;
       }
       state.has_features.store(true, std::memory_order_release);

@@ -6,6 +6,7 @@
 // Returned views and pointers live as long as the PreparedPrefix.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,10 +17,13 @@
 #include "index/search/key_index.h"
 #include "prefixd/partition.h"
 #include "prefixd/types.h"
-#include "runtime/prefix/indexes.h"
-#include "runtime/prefix/kept_summaries.h"
-#include "runtime/prefix/prefix_memory.h"
+#include "runtime/derived/derived_context.h"
+#include "runtime/derived/indexes.h"
+#include "runtime/derived/kept_summaries.h"
 #include "runtime/derived/token_features.h"
+#include "runtime/prefix/head_loads.h"
+#include "runtime/prefix/prefix_memory.h"
+#include "runtime/prefix/selector_memory.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {
@@ -33,6 +37,16 @@ enum class Bring : uint8_t { kNow, kLater };
 
 class PreparedPrefix {
  public:
+  // What all prepared prefixes of a store share; outlives them.
+  struct Services {
+    DerivedContext derived;
+    SelectorMemory& selector_memory;
+    HeadLoads& index_loads;  // ahead of the steps that will need them
+    HeadLoads& key_loads;    // of keys that steps can do without for now
+    // Called when something derived of a segment turns out not to be sound.
+    std::function<void(const storage::SegmentId&)> rebuild;
+  };
+
   // Waits until nothing is loaded ahead for it any more.
   ~PreparedPrefix();
   PreparedPrefix(const PreparedPrefix&) = delete;
@@ -40,7 +54,7 @@ class PreparedPrefix {
 
   // `id` is the segment in which n_tokens ends. memory: what another has loaded of the same prefix
   // and model and is used by nobody; null: nothing.
-  static Result<std::unique_ptr<PreparedPrefix>> Open(const Rooms& rooms,
+  static Result<std::unique_ptr<PreparedPrefix>> Open(const Services& services,
                                                       std::shared_ptr<const Model> model,
                                                       const storage::SegmentId& id,
                                                       uint32_t n_tokens,
@@ -79,7 +93,7 @@ class PreparedPrefix {
   }
   // Whether they are on their way into memory.
   bool loads_keys(size_t head) const {
-    return !holds_keys(head) && rooms_.key_loads && rooms_.key_loads->Loads(*this, head);
+    return !holds_keys(head) && services_.key_loads.Loads(*this, head);
   }
   // Codes of all segments that have some, of other kinds the index that covers most of the mid
   // region; an exact index where none can be used.
@@ -96,7 +110,7 @@ class PreparedPrefix {
   uint32_t kv_head_of(size_t head) const;
 
  private:
-  PreparedPrefix(const Rooms& rooms, std::shared_ptr<const Model> model,
+  PreparedPrefix(const Services& services, std::shared_ptr<const Model> model,
                  std::shared_ptr<const storage::StoredPrefix> stored,
                  std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory);
   // The segment whose own tokens cover most of the mid region.
@@ -115,7 +129,7 @@ class PreparedPrefix {
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
   Status CheckStored(const EstimatorVariant& variant) const;
 
-  const Rooms rooms_;
+  const Services& services_;
   const std::shared_ptr<const Model> model_;
   const std::shared_ptr<const storage::StoredPrefix> stored_;
   const std::vector<SegmentPart> parts_;

@@ -7,7 +7,7 @@
 
 #include "base/caught.h"
 #include "runtime/prefix/prepared_prefix.h"
-#include "runtime/step/shared_sets.h"
+#include "runtime/prefix/visible_mid.h"
 #include "storage/segment/segment_format.h"
 
 namespace prefixd {
@@ -54,46 +54,41 @@ Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch
 
 // Of usual priority, though what it does can wait: it holds locks that steps want, and mostly waits
 // for the disk.
-RowsAhead::RowsAhead() : thread_([this] { Loop(); }) {}
+RowsAhead::RowsAhead() : worker_(WorkPriority::kStep, [this] { return Take(); }) {}
 
 void RowsAhead::Stop() {
   {
-    std::lock_guard lock(mutex_);
-    stopping_ = stop_ = true;
-    changed_.notify_all();
+    std::lock_guard lock(worker_.mutex());
+    closed_ = stop_ = true;
   }
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
 }
 
 uint64_t RowsAhead::queued() const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   uint64_t heads = running_.session ? 1 : 0;
   for (const SessionAhead* session : sessions_) heads += session->wishes_.size();
   return heads;
 }
 
-void RowsAhead::Loop() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !sessions_.empty(); });
-    if (stopping_) return;
-    SessionAhead* const session = sessions_.front();
-    const SessionAhead::Wish now = std::move(session->wishes_.front());
-    session->wishes_.pop_front();
-    if (session->wishes_.empty()) {
-      sessions_.pop_front();
-    } else {
-      sessions_.splice(sessions_.end(), sessions_, sessions_.begin());
-    }
-    running_ = {session, now.head};
-    stop_ = false;
-    lock.unlock();
+Worker::Next RowsAhead::Take() {
+  if (sessions_.empty()) return {};
+  SessionAhead* const session = sessions_.front();
+  SessionAhead::Wish now = std::move(session->wishes_.front());
+  session->wishes_.pop_front();
+  if (session->wishes_.empty()) {
+    sessions_.pop_front();
+  } else {
+    sessions_.splice(sessions_.end(), sessions_, sessions_.begin());
+  }
+  running_ = {session, now.head};
+  stop_ = closed_;
+  return {[this, session, now = std::move(now)](const std::stop_token&) {
     // The step that needs what could not be read meets the reason itself.
     static_cast<void>(Caught([&] { return session->Read(now.head, now.ids, stop_); }));
-    lock.lock();
+    std::lock_guard lock(worker_.mutex());
     running_ = {};
-    changed_.notify_all();
-  }
+  }};
 }
 
 SessionAhead::SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPolicy& policy,
@@ -111,7 +106,7 @@ void SessionAhead::Withdraw(size_t head) {
 }
 
 uint64_t SessionAhead::Begin(size_t head) {
-  std::lock_guard lock(rows_.mutex_);
+  std::lock_guard lock(rows_.worker_.mutex());
   Withdraw(head);
   if (rows_.running_.session == this && rows_.running_.head == head) rows_.stop_ = true;
   return TakeUncharged(head);
@@ -131,24 +126,24 @@ void SessionAhead::Want(size_t head, std::vector<uint32_t> ids) {
     std::list<SessionAhead*> session(1, this);
     std::list<Wish> wish;
     wish.push_back({head, std::move(ids)});
-    std::lock_guard lock(rows_.mutex_);
-    if (ended_ || rows_.stopping_) return {};
+    std::lock_guard lock(rows_.worker_.mutex());
+    if (ended_ || rows_.closed_) return {};
     Withdraw(head);
     if (wishes_.empty()) rows_.sessions_.splice(rows_.sessions_.end(), session);
     wishes_.splice(wishes_.end(), wish);
-    rows_.changed_.notify_all();
+    rows_.worker_.changed().notify_all();
     return {};
   }));
 }
 
 void SessionAhead::End() {
-  std::unique_lock lock(rows_.mutex_);
+  std::unique_lock lock(rows_.worker_.mutex());
   ended_ = true;
   wishes_.clear();
   std::erase(rows_.sessions_, this);
   if (rows_.running_.session != this) return;
   rows_.stop_ = true;
-  rows_.changed_.wait(lock, [&] { return rows_.running_.session != this; });
+  rows_.worker_.changed().wait(lock, [&] { return rows_.running_.session != this; });
 }
 
 Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,

@@ -13,17 +13,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "prefixd/result.h"
 #include "prefixd/types.h"
+#include "runtime/work/worker.h"
 
 namespace prefixd {
 
@@ -37,8 +35,8 @@ std::vector<uint32_t> NeighboursAt(std::span<const uint32_t> ids, uint32_t dista
 
 // What a session may read ahead for each step of one of `heads` that retrieve, in bytes: an equal
 // part of prefetch.max_mib, and of the tenth of the host tier that is for what has not been used
-// twice (storage/host_tier/tier_shard.h): more would leave before it is used. kFailedPrecondition and
-// kInvalidArgument, which say what would do, when that is less than a page.
+// twice (storage/host_tier/tier_shard.h): more would leave before it is used. kFailedPrecondition
+// and kInvalidArgument, which say what would do, when that is less than a page.
 Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
                             uint64_t tier_bytes);
 
@@ -59,15 +57,14 @@ class RowsAhead {
     size_t head = 0;
   };
 
-  void Loop();
+  Worker::Next Take();
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  // By the worker's mutex.
   std::list<SessionAhead*> sessions_;  // with wishes; whose turn it is first
   Running running_;
   std::atomic<bool> stop_{false};  // what runs
-  bool stopping_ = false;
-  std::thread thread_;
+  bool closed_ = false;
+  Worker worker_;
 };
 
 // What one session wishes, by its plan.

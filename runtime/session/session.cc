@@ -4,43 +4,44 @@
 #include <utility>
 
 #include "prefixd/store.h"
-#include "runtime/step/charges.h"
-#include "runtime/derived/choice.h"
+#include "runtime/derived/head_choice.h"
 #include "runtime/session/session_impl.h"
+#include "runtime/session/step_batch.h"
+#include "runtime/step/charges.h"
 #include "runtime/step/step.h"
-#include "runtime/step/step_batch.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
 
-SessionImpl::SessionImpl(std::shared_ptr<Core> core, SessionInfo info)
-    : core_(std::move(core)), info_(std::move(info)) {}
+SessionImpl::SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info)
+    : services_(std::move(services)), info_(std::move(info)) {}
 
 SessionImpl::~SessionImpl() { Leave(); }
 
 void SessionImpl::Leave() {
-  if (counted_.exchange(false)) core_->sessions -= 1;
+  if (counted_.exchange(false)) services_->open -= 1;
 }
 
-Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<Core> core,
+Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServices> services,
                                                      std::shared_ptr<PreparedPrefix> prefix,
                                                      const StepPolicy& policy,
                                                      std::chrono::steady_clock::time_point begun) {
   const Model& model = *prefix->model();
   const storage::PrefixInfo& stored = prefix->stored().info();
   SessionInfo info;
-  info.id = core->sessions_total + 1;
+  info.id = services->attached + 1;
   info.model = model.spec.name;
   info.tenant = stored.tenant;
   info.prefix = stored.id.ToString();
   info.n_tokens = prefix->n_tokens();
   info.geometry = model.spec.geometry;
-  info.anchors = core->options.anchors;
+  info.anchors = services->options.anchors;
   info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
-  const uint64_t already = core->sessions.fetch_add(1);
-  auto session = std::shared_ptr<SessionImpl>(new SessionImpl(std::move(core), std::move(info)));
-  Core& c = *session->core_;
-  if (already >= c.options.max_sessions) {
+  const uint64_t already = services->open.fetch_add(1);
+  auto session =
+      std::shared_ptr<SessionImpl>(new SessionImpl(std::move(services), std::move(info)));
+  SessionServices& s = *session->services_;
+  if (already >= s.options.max_sessions) {
     return Error{Code::kResourceExhausted,
                  "there are " + std::to_string(already) +
                      " sessions already (max_sessions); detach some and try again"};
@@ -48,8 +49,8 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<Core> core,
   session->ledgers_.resize(prefix->heads());
   session->charged_.resize(prefix->heads());
   std::vector<storage::ReadStats> reads(prefix->heads());
-  PREFIXD_ASSIGN(auto plan, MakePlan(c.rooms, prefix, policy, &reads));
-  session->info_.id = c.sessions_total.fetch_add(1) + 1;
+  PREFIXD_ASSIGN(auto plan, MakePlan(s.options, s.rows_ahead, prefix, policy, &reads));
+  session->info_.id = s.attached.fetch_add(1) + 1;
   session->info_.estimator = plan->estimator;
   session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
   PREFIXD_TRY(session->Adopt(std::move(plan), reads));
@@ -82,7 +83,8 @@ StepPolicy SessionImpl::policy() const {
 Status SessionImpl::SetPolicy(const StepPolicy& policy) {
   PREFIXD_ASSIGN(const auto old, plan());
   std::vector<storage::ReadStats> reads(old->prefix->heads());
-  auto replacement = MakePlan(core_->rooms, old->prefix, policy, &reads);
+  auto replacement =
+      MakePlan(services_->options, services_->rows_ahead, old->prefix, policy, &reads);
   if (replacement.ok()) return Adopt(*std::move(replacement), reads);
   std::lock_guard lock(mutex_);
   AddReads(reads);
@@ -167,7 +169,7 @@ void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) 
   const double row_bytes =
       storage::MeanRowBytes(plan_->prefix->stored().parts(), model.spec.geometry.row());
   const double tokens =
-      EstimatorTokens(core_->options, model, estimator, plan_->prefix->maps(), row_bytes);
+      EstimatorTokens(services_->options, model, estimator, plan_->prefix->maps(), row_bytes);
   const auto bytes = static_cast<uint64_t>(std::llround(tokens * row_bytes));
   Ledger& ledger = ledgers_[head];
   ledger.summary_tokens += tokens;
@@ -226,7 +228,7 @@ Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const floa
   if (n == 0) return {};
   const KvGeometry& geometry = info_.geometry;
   const size_t group = geometry.group_size();
-  return core_->pool.ParallelFor(geometry.n_kv_heads, [&](size_t h) -> Status {
+  return services_->pool.ParallelFor(geometry.n_kv_heads, [&](size_t h) -> Status {
     const size_t head = size_t{layer} * geometry.n_kv_heads + h;
     const auto of_token = [&](size_t t) { return t * geometry.n_q_heads + h * group; };
     // This KV head's queries of all tokens, and their outputs, side by side.
@@ -237,8 +239,8 @@ Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const floa
                   head_q.data() + t * group * geometry.key_dim);
     }
     Ledger ledger;
-    const Status status = ExactGroup(*core_, *plan, head, static_cast<uint32_t>(n * group), head_q,
-                                     head_y, head_lse, ledger);
+    const Status status = services_->steps.AttendExact(
+        *plan, head, static_cast<uint32_t>(n * group), head_q, head_y, head_lse, ledger);
     Charge(head, ledger);
     PREFIXD_TRY(status);
     for (size_t t = 0; t < n; ++t) {

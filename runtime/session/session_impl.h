@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "prefixd/session.h"
+#include "runtime/session/session_services.h"
 #include "runtime/step/adaptive_budget.h"
-#include "runtime/store/core.h"
-#include "runtime/session/plan.h"
+#include "runtime/step/plan.h"
 
 namespace prefixd {
 
 class SessionImpl : public Session {
  public:
   // Counts against max_sessions: kResourceExhausted.
-  static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<Core> core,
+  static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<SessionServices> services,
                                                  std::shared_ptr<PreparedPrefix> prefix,
                                                  const StepPolicy& policy,
                                                  std::chrono::steady_clock::time_point begun);
@@ -48,7 +48,7 @@ class SessionImpl : public Session {
   SessionReport report() const override;
   Result<SessionReport> Detach() override;
 
-  const std::shared_ptr<Core>& core() const { return core_; }
+  const std::shared_ptr<SessionServices>& services() const { return services_; }
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
   // A layer that prefixd attends over, and finite queries of the right size [n][n_q_heads][...].
@@ -64,7 +64,7 @@ class SessionImpl : public Session {
   void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);
 
  private:
-  SessionImpl(std::shared_ptr<Core> core, SessionInfo info);
+  SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info);
   Result<size_t> CheckHead(uint32_t layer, uint32_t kv_head) const;
   Status CheckIds(std::span<const uint32_t> ids) const;
   Status CheckRange(TokenRange range) const;
@@ -81,10 +81,10 @@ class SessionImpl : public Session {
   void Leave();  // gives its place up, once
   void AddReads(const std::vector<storage::ReadStats>& reads);
 
-  const std::shared_ptr<Core> core_;
-  SessionInfo info_;  // constant once attached
+  const std::shared_ptr<SessionServices> services_;  // keeps the store open
+  SessionInfo info_;                                 // constant once attached
 
-  std::atomic<bool> counted_{true};  // in Core::sessions
+  std::atomic<bool> counted_{true};  // in SessionServices::open
 
   mutable std::mutex mutex_;
   bool detached_ = false;

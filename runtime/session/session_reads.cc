@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "runtime/session/session_impl.h"
 #include "runtime/step/charges.h"
 #include "runtime/step/retrieve.h"
-#include "runtime/session/session_impl.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
@@ -108,7 +108,7 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
   if (v.size() != n * heads * value) return WrongSize("v", v.size(), n * heads * value);
   if (n == 0) return {};
   const bool by_token = slice.order == KvOrder::kTokenMajor;
-  return core_->pool.ParallelFor(heads, [&](size_t h) -> Status {
+  return services_->pool.ParallelFor(heads, [&](size_t h) -> Status {
     const size_t step = by_token ? heads : 1;          // from token to token
     const size_t k_at = h * key * (by_token ? 1 : n);  // of the first
     const size_t v_at = h * value * (by_token ? 1 : n);
@@ -143,7 +143,7 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
                            std::to_string(kv_head) + " holds NaN or Inf");
   }
   Ledger ledger;
-  const auto scratch = core_->rooms.scratch->Acquire();
+  const auto scratch = services_->scratch.Acquire();
   GroupSearch search{plan.get(), q, k, &ledger};
   SearchGroups(head, {&search, 1}, scratch->search);
   Charge(head, ledger);

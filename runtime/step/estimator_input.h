@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/step/step.h"
-#include "runtime/prefix/kept_summaries.h"
+#include "runtime/derived/kept_summaries.h"
 #include "runtime/derived/token_features.h"
 
 namespace prefixd {

@@ -6,8 +6,8 @@
 
 #include "prefixd/ledger.h"
 #include "prefixd/selection.h"
-#include "runtime/session/plan.h"
-#include "runtime/step/scratch.h"
+#include "runtime/step/plan.h"
+#include "runtime/work/scratch.h"
 
 namespace prefixd {
 

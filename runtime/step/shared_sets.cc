@@ -5,8 +5,8 @@
 #include <iterator>
 #include <utility>
 
-#include "index/codes/code_scan.h"
 #include "attention/rows/sum_of.h"
+#include "index/codes/code_scan.h"
 
 namespace prefixd {
 
@@ -128,18 +128,6 @@ std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uin
   out.reserve(ids.size() + near.size());
   std::set_union(ids.begin(), ids.end(), near.begin(), near.end(), std::back_inserter(out));
   return out;
-}
-
-TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
-                      const Partition& partition) {
-  TokenRange mid = partition.mid;
-  const uint32_t first_layer = static_cast<uint32_t>(uint64_t{3} * n_layers / 4);
-  if (layer < first_layer) return mid;
-  const double depth = double(layer - first_layer) / double(n_layers - first_layer);
-  const double hidden = 1 - std::pow(window.phi, window.alpha * depth);
-  const auto first = static_cast<uint32_t>(std::floor(hidden * partition.tail.end));
-  mid.begin = std::clamp(first, mid.begin, mid.end);
-  return mid;
 }
 
 }  // namespace prefixd

@@ -78,9 +78,4 @@ class SharedSets {
 std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
                               uint32_t reach, TokenRange within);
 
-// What is visible of the mid region at `layer` in a progressive window (spec §8; paper 002 eq. 15):
-// nothing is hidden below layer floor(3 L / 4), nor with phi = 1. t: the prefix's length.
-TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
-                      const Partition& partition);
-
 }  // namespace prefixd

@@ -9,10 +9,9 @@
 
 #include "attention/step/step.h"
 #include "prefixd/merge.h"
-#include "runtime/step/charges.h"
-#include "runtime/store/core.h"
-#include "runtime/step/estimator_input.h"
 #include "runtime/prefix/head_keys.h"
+#include "runtime/step/charges.h"
+#include "runtime/step/estimator_input.h"
 #include "runtime/step/retrieve.h"
 #include "storage/segment/stored_part.h"
 
@@ -40,15 +39,15 @@ void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const flo
 // estimated remainder.
 class RetrievingStep {
  public:
-  RetrievingStep(const Core& core, GroupTask& task)
-      : core_(core),
+  RetrievingStep(const StepParts& parts, GroupTask& task)
+      : parts_(parts),
         task_(task),
         plan_(*task.plan),
         prefix_(*plan_.prefix),
         head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : HeadPlan{}),
         retrieves_(Retrieves(task)),
         row_(prefix_.model()->spec.geometry.row()),
-        scratch_(core.rooms.scratch->Acquire()) {}
+        scratch_(parts.scratch.Acquire()) {}
 
   Scratch& scratch() { return *scratch_; }
   // Nothing when there is nothing to search for, or an earlier step's set is shared.
@@ -71,7 +70,7 @@ class RetrievingStep {
   void Share(std::span<const uint32_t> chosen);
   void ScoreRead(std::span<float> scores, SetRows* copy);
 
-  const Core& core_;
+  const StepParts& parts_;
   GroupTask& task_;
   const SessionPlan& plan_;
   PreparedPrefix& prefix_;
@@ -116,8 +115,8 @@ void RetrievingStep::Share(std::span<const uint32_t> chosen) {
   const auto scores = Scratch::Take(scratch_->scores, task_.q.size() / row_.key_dim * rows_.count);
   std::shared_ptr<SetRows> copy;
   if (task_.shared && task_.shared->rows && !task_.shares_last && !kept_ &&
-      core_.compute->wants_rows_together()) {
-    copy = core_.rooms.set_rows->Take(selection_.ids, row_);
+      parts_.compute.wants_rows_together()) {
+    copy = parts_.set_rows.Take(selection_.ids, row_);
   }
   ScoreRead(scores, copy.get());
   StageTimer timer(task_.ledger.select_ns);
@@ -138,7 +137,7 @@ void RetrievingStep::ScoreRead(std::span<float> scores, SetRows* copy) {
   const uint32_t group = geometry.group_size();
   const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
   // The step that follows wants the same, but before a softcap.
-  if (layer.softcap > 0 || !core_.compute->takes_scores()) {
+  if (layer.softcap > 0 || !parts_.compute.takes_scores()) {
     Scores(task_.q, group, layer, rows_, scores);
     if (copy) copy->Put(rows_, 0, rows_.count);
     return;
@@ -201,7 +200,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   {
     StageTimer timer(ledger.compute_ns);
     PREFIXD_TRY(
-        core_.compute->Step(in, {task_.y, task_.lse, rho_z}, plan_.weak_from_this().lock()));
+        parts_.compute.Step(in, {task_.y, task_.lse, rho_z}, plan_.weak_from_this().lock()));
   }
   ledger.anchor_tokens += prefix_.partition().anchor_count();
   ledger.retrieved_tokens += selection_.ids.size();
@@ -232,14 +231,14 @@ bool Retrieves(const GroupTask& task) {
          task.plan->prefix->partition().mid.size() > 0;
 }
 
-Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
+Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger) {
   const PreparedPrefix& prefix = *plan.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
   const RowShape row = geometry.row();
   const uint32_t layer = prefix.layer_of(head), n = prefix.n_tokens();
-  const auto scratch = core.rooms.scratch->Acquire();
+  const auto scratch = parts.scratch.Acquire();
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
   bool first = true;
@@ -256,10 +255,10 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
     const RowsView rows = ScatteredRows(refs, row);
     if (first) {
       first = false;
-      return core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse);
+      return parts.compute.AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse);
     }
     PREFIXD_TRY(
-        core.compute->AttendExact(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
+        parts.compute.AttendExact(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
     for (uint32_t i = 0; i < n_queries; ++i) {
       const size_t at = size_t{i} * row.value_dim;
       MergeStates(y.subspan(at, row.value_dim), &lse[i], run_y.subspan(at, row.value_dim),
@@ -279,19 +278,19 @@ Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32
 
 namespace {
 
-Status FullStep(const Core& core, GroupTask& task) {
+Status FullStep(const StepParts& parts, GroupTask& task) {
   const Partition& partition = task.plan->prefix->partition();
   task.ledger.anchor_tokens += partition.anchor_count();
   task.ledger.retrieved_tokens += partition.mid.size();
   const uint32_t group = task.plan->prefix->model()->spec.geometry.group_size();
   task.rho_z.assign(group, 0);
   if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
-  return ExactGroup(core, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger);
+  return ExactGroup(parts, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger);
 }
 
 }  // namespace
 
-void StepGroups(const Core& core, std::span<GroupTask* const> tasks) {
+void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
   std::deque<RetrievingStep> steps;
   std::vector<GroupTask*> of_step;
   std::vector<GroupSearch> searches;
@@ -299,11 +298,11 @@ void StepGroups(const Core& core, std::span<GroupTask* const> tasks) {
   for (GroupTask* task : tasks) {
     task->ledger.steps += 1;
     if (task->plan->policy.mode == StepMode::kFull) {
-      task->status = FullStep(core, *task);
+      task->status = FullStep(parts, *task);
       continue;
     }
     of_step.push_back(task);
-    auto search = steps.emplace_back(core, *task).Search();
+    auto search = steps.emplace_back(parts, *task).Search();
     if (!search) continue;
     of_search.push_back(steps.size() - 1);
     searches.push_back(*std::move(search));

@@ -7,11 +7,19 @@
 
 #include "attention/step/missing_mass.h"
 #include "prefixd/ledger.h"
-#include "runtime/session/plan.h"
+#include "runtime/step/compute.h"
+#include "runtime/step/plan.h"
+#include "runtime/step/set_rows.h"
+#include "runtime/work/scratch.h"
 
 namespace prefixd {
 
-struct Core;
+// What the steps of a store share.
+struct StepParts {
+  Compute& compute;
+  ScratchPool& scratch;
+  SetRowsPool& set_rows;
+};
 
 // One group's step.
 struct GroupTask {
@@ -45,11 +53,11 @@ bool Retrieves(const GroupTask& task);
 
 // Steps of tasks with one key, one after the other but for their searches, which are one.
 // Thread-safety: any number of calls at once.
-void StepGroups(const Core& core, std::span<GroupTask* const> tasks);
+void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks);
 
 // Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
 // streamed once. Charges bytes and time, not steps.
-Status ExactGroup(const Core& core, const SessionPlan& plan, size_t head, uint32_t n_queries,
+Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger);
 

@@ -6,18 +6,19 @@
 #include <string>
 #include <utility>
 
-#include "runtime/derived/choice.h"
-#include "runtime/store/core.h"
-#include "runtime/ingest/index_build.h"
+#include "runtime/derived/blob_names.h"
+#include "runtime/derived/head_choice.h"
 #include "runtime/derived/index_recall.h"
+#include "runtime/derived/indexes.h"
+#include "runtime/derived/token_features.h"
 #include "runtime/ingest/ingest.h"
 #include "runtime/ingest/put_stream.h"
 #include "runtime/ingest/rewrite.h"
 #include "runtime/session/session_impl.h"
-#include "runtime/step/step_batch.h"
+#include "runtime/session/step_batch.h"
+#include "runtime/store/core.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
-#include "runtime/derived/token_features.h"
 
 namespace prefixd {
 namespace {
@@ -64,7 +65,7 @@ class LocalStoreImpl final : public LocalStore {
     for (const storage::PrefixInfo& info : infos) {
       if (info.quarantined || (only_model && info.model != *only_model)) continue;
       const auto model = core_->models.Find(info.model);
-      if (model.ok() && IngestComplete(core_->rooms, **model, info)) {
+      if (model.ok() && IngestComplete(core_->derived, **model, info)) {
         core_->ingest->MarkReady(info.id);
         if (core_->options.settle) core_->rewrites->Enqueue(info.id);
       } else {
@@ -92,7 +93,7 @@ class LocalStoreImpl final : public LocalStore {
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
-    context.pool = core_->rooms.pool;
+    context.pool = &core_->pool;
     context.geometry = model->spec.geometry;
     context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
     context.query_samples = core_->options.query_samples;
@@ -168,8 +169,8 @@ class LocalStoreImpl final : public LocalStore {
     // Sessions on the same tokens share what they load: name them by the segment they end in.
     PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
     const SegmentId id = parts.empty() ? info.id : parts.back().id;
-    PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(core_->rooms, model, id, n_tokens));
-    return SessionImpl::Attach(core_, std::move(prepared), spec.policy, begun);
+    PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(model, id, n_tokens));
+    return SessionImpl::Attach({core_, &core_->services}, std::move(prepared), spec.policy, begun);
   }
 
   Result<std::vector<PrefixSummary>> Prefixes() override {
@@ -194,7 +195,7 @@ class LocalStoreImpl final : public LocalStore {
         }
       }
       for (const index::IndexKind kind : BuiltIndexes(core_->options)) {
-        const auto recalls = LoadRecalls(core_->rooms, info.chain.back(), kind);
+        const auto recalls = LoadRecalls(core_->derived, info.chain.back(), kind);
         detail.indexes.insert(detail.indexes.end(), recalls.begin(), recalls.end());
       }
     }
@@ -261,7 +262,7 @@ class LocalStoreImpl final : public LocalStore {
 }  // namespace
 
 void Core::Rebuild(const storage::SegmentId& id) {
-  (void)MarkIncomplete(rooms, id);  // if it fails, the queue below still does the work
+  (void)MarkIncomplete(derived, id);  // if it fails, the queue below still does the work
   if (ingest) ingest->Enqueue(id);
 }
 
@@ -285,7 +286,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
       "summaries", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
-        PREFIXD_TRY(IngestSegment(c->rooms, *model, info.chain.back(), progress));
+        PREFIXD_TRY(IngestSegment(c->derived, *model, info.chain.back(), progress));
         c->prepared.Forget(info.chain.back());
         if (c->options.settle) c->rewrites->Enqueue(info.chain.back());
         return {};
@@ -294,7 +295,8 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
       "rewritten rows", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
-        PREFIXD_ASSIGN(const Rewritten done, RewriteSegment(c->rooms, *model, id, progress));
+        PREFIXD_ASSIGN(const Rewritten done,
+                       RewriteSegment(*c->storage, c->derived, *model, id, progress));
         if (!done.merged) return {};
         for (const SegmentId& gone : done.gone) c->ingest->Forget(gone);
         c->ingest->Enqueue(*done.merged);
@@ -312,7 +314,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
        }}});
   // What was derived can be derived again.
   core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
-    if (name == kQueriesBlob) ReportLostQueries(c->rooms, id);
+    if (name == kQueriesBlob) ReportLostQueries(c->derived, id);
     c->Rebuild(id);
   });
   core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,

@@ -35,17 +35,17 @@ RuntimeStats StatsOf(const Core& core) {
   const auto stored = core.storage->stats();
   RuntimeStats stats;
   stats.version = PREFIXD_VERSION;
-  stats.compute = core.compute->name();
+  stats.compute = core.steps.compute().name();
   stats.io_backend = stored.io_backend;
   stats.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                               std::chrono::steady_clock::now() - core.started)
                                               .count());
   stats.models = core.models.Specs().size();
   stats.prefixes = stored.segments;
-  stats.sessions = core.sessions;
-  stats.sessions_total = core.sessions_total;
-  stats.steps = core.steps;
-  stats.steps_joined = core.step_queue.joined();
+  stats.sessions = core.services.open;
+  stats.sessions_total = core.services.attached;
+  stats.steps = core.services.stepped;
+  stats.steps_joined = core.steps.queue().joined();
   stats.bytes_on_disk = stored.bytes_on_disk;
   stats.bytes_free = stored.bytes_free;
   stats.bytes_written = stored.bytes_written;
@@ -64,8 +64,8 @@ RuntimeStats StatsOf(const Core& core) {
   }
   stats.selector_memory_bytes = core.selector_memory.used();
   stats.selector_memory_capacity = core.selector_memory.capacity();
-  stats.shared_rows_bytes = core.set_rows.used();
-  stats.shared_rows_capacity = core.set_rows.capacity();
+  stats.shared_rows_bytes = core.steps.set_rows().used();
+  stats.shared_rows_capacity = core.steps.set_rows().capacity();
   stats.checksum_failures = stored.checksum_failures;
   stats.puts = stored.puts;
   stats.puts_aborted = stored.puts_aborted;

@@ -25,10 +25,10 @@
 #include "prefixd/result.h"
 #include "prefixd/stored_part.h"
 #include "storage/io/progress.h"
-#include "storage/segment/prefix_info.h"
 #include "storage/remote/remote_tier.h"
+#include "storage/segment/prefix_info.h"
+#include "storage/store/segment_source.h"
 #include "storage/store/store_options.h"
-#include "storage/store/stored_prefix.h"
 
 namespace prefixd::storage {
 
@@ -110,14 +110,13 @@ class SegmentWriter {
   virtual void Abort() = 0;
 };
 
-class PrefixStore {
+class PrefixStore : public SegmentSource {
  public:
   // Locks the directory (a second opener gets kFailedPrecondition naming the owner's pid), opens or
   // creates the catalog, recovers: frees unfinished segments, reports missing ones. The lock lasts
   // until the store and all its writers and open prefixes are gone. A store of a newer format is
   // refused (kFailedPrecondition) and left unchanged.
   static Result<std::unique_ptr<PrefixStore>> Open(const StoreOptions& options);
-  virtual ~PrefixStore() = default;
 
   // Idempotent; kAlreadyExists when the name stands for another fingerprint or geometry.
   virtual Status PutModel(const ModelRecord& model) = 0;
@@ -132,20 +131,7 @@ class PrefixStore {
                                                           std::span<const uint32_t> tokens,
                                                           std::string_view label,
                                                           const PutOptions& options = {}) = 0;
-  // n_tokens cuts the prefix (0: all of it).
-  virtual Result<std::shared_ptr<const StoredPrefix>> OpenPrefix(const SegmentId& id,
-                                                                 uint32_t n_tokens) = 0;
-
-  // Small things beside a segment: summaries, indexes, query samples. Read whole, verified.
-  // `producer` names what made it; a Get with another producer is kNotFound. Put replaces.
-  virtual Status PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
-                         std::span<const std::byte> bytes) = 0;
-  virtual Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
-                                                 std::string_view producer) const = 0;
-  virtual std::vector<std::string> ListBlobs(const SegmentId& id) const = 0;
-
   virtual std::vector<PrefixInfo> ListPrefixes() const = 0;
-  virtual Result<PrefixInfo> GetPrefix(const SegmentId& id) const = 0;
   // Removes the prefix's name and whatever is stored for it alone; tokens that others continue stay
   // until those are gone. kFailedPrecondition when it is open.
   virtual Status Remove(const SegmentId& id) = 0;

@@ -10,7 +10,7 @@
 #include "decoder/model.h"
 #include "decoder/put_attention.h"
 #include "decoder/tokenizer.h"
-#include "runtime/derived/choice.h"
+#include "runtime/ingest/choice.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::decoder {

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "attention/reference/diagnostics.h"
-#include "runtime/derived/choice.h"
+#include "runtime/ingest/choice.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "attention/reference/reference.h"
-#include "runtime/prefix/indexes.h"
+#include "runtime/derived/indexes.h"
 #include "storage/store/prefix_store.h"
 #include "tests/runtime/runtime_fixture.h"
 

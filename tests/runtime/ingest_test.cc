@@ -6,7 +6,7 @@
 #include "attention/estimators/moments.h"
 #include "attention/estimators/phi_cache.h"
 #include "attention/reference/reference.h"
-#include "runtime/prefix/indexes.h"
+#include "runtime/derived/indexes.h"
 #include "storage/store/prefix_store.h"
 #include "tensors/feature_map_file.h"
 #include "tests/runtime/runtime_fixture.h"

@@ -1,5 +1,5 @@
 // The maintenance thread: tasks run again and again, errors do not stop it, stopping is prompt.
-#include "runtime/background/maintenance.h"
+#include "runtime/work/maintenance.h"
 
 #include <atomic>
 #include <semaphore>

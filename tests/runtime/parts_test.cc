@@ -14,7 +14,7 @@
 #include "runtime/derived/blob_pack.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/derived/summaries.h"
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

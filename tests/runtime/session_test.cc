@@ -5,7 +5,7 @@
 #include <limits>
 #include <thread>
 
-#include "runtime/step/step_batch.h"
+#include "runtime/session/step_batch.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {

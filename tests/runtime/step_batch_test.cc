@@ -2,7 +2,7 @@
 #include <atomic>
 #include <thread>
 
-#include "runtime/step/step_batch.h"
+#include "runtime/session/step_batch.h"
 #include "runtime/step/step_queue.h"
 #include "tests/runtime/runtime_fixture.h"
 

@@ -1,12 +1,17 @@
-// The stored form of the choices: JSON, because people look at it too.
+#include "runtime/derived/head_choice.h"
+
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "runtime/derived/choice.h"
+#include "attention/step/budget.h"
+#include "runtime/derived/summaries.h"
+#include "runtime/derived/token_features.h"
 
 namespace prefixd {
 namespace {
 
+// Stored as JSON, because people look at it too.
 using Json = nlohmann::json;
 
 Result<HeadChoice> ChoiceFrom(const Json& item) {
@@ -71,6 +76,44 @@ Result<std::vector<HeadChoice>> DeserializeChoices(std::span<const std::byte> by
     choices.push_back(std::move(choice));
   }
   return choices;
+}
+
+void OrderByPreference(std::span<EstimatorError> errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    const auto rest = errors.subspan(rank);
+    const double least = std::ranges::min(rest, {}, &EstimatorError::error).error;
+    const auto next = std::ranges::find_if(
+        rest, [&](const EstimatorError& e) { return !(e.error > least + kErrorResolution); });
+    std::rotate(rest.begin(), next, next + 1);
+  }
+}
+
+double EstimatorTokens(const RuntimeOptions& options, const Model& model,
+                       const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                       double row_bytes) {
+  const RowShape row = model.spec.geometry.row();
+  return VariantTokens(estimator, row, maps ? maps->d_phi : 0, options.clusters) *
+         (double(row.bytes()) / row_bytes);
+}
+
+double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+                          const EstimatorVariant& estimator, const FeatureMapSet* maps,
+                          double row_bytes) {
+  const RowShape row = model.spec.geometry.row();
+  const auto format = FeatureFormatFromName(options.phi_features);
+  if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
+  return 1 + FeatureTokens(row, maps->d_phi, (*format)->bits) * (double(row.bytes()) / row_bytes);
+}
+
+std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
+  std::string producer = "choice/4 sinks=" + std::to_string(options.anchors.n_sink) +
+                         " tail=" + std::to_string(options.anchors.n_tail) +
+                         " of=" + VariantNames(options.estimators) +
+                         " clusters=" + std::to_string(options.clusters) +
+                         " features=" + options.phi_features + " budgets=";
+  for (double budget : options.choice_budgets) producer += std::to_string(budget) + ",";
+  for (const FeatureMapSet& maps : model.maps) producer += " " + maps.digest;
+  return producer;
 }
 
 }  // namespace prefixd

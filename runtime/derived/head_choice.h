@@ -1,10 +1,7 @@
-// Which estimator completes each head best, measured at ingest on the prefill's own queries.
+// Which estimator was chosen for each head, by the error it made; how that is stored, and what each
+// estimator costs.
 //
-// The prefix is cut at P, three quarters into the prompt: the sampled queries come from behind it,
-// so every key before P was visible to them. Each estimator reads what the budget leaves after its
-// own cost (spec §4), with exact Top-K selection, and is compared with exact attention over [0, P)
-// by mean relative l1 output error [53] over samples and query heads. Rows are streamed, twice: for
-// the scores and the truth, then for the rows that any sample retrieves.
+// Thread-safety: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/options.h"
 #include "prefixd/types.h"
-#include "runtime/derived/query_samples.h"
-#include "runtime/derived/summaries.h"
+#include "runtime/derived/models.h"
 
 namespace prefixd {
 
@@ -37,13 +34,6 @@ double EstimatorTokens(const RuntimeOptions& options, const Model& model,
 double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
                           const EstimatorVariant& estimator, const FeatureMapSet* maps,
                           double row_bytes);
-
-// Choices of all heads at all options().choice_budgets that pay for the anchors; empty when there
-// is nothing to choose (no samples, or no mid region at P). `prefix` is open at its full length.
-// Counts heads in `progress`.
-Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
-                                               const storage::StoredPrefix& prefix,
-                                               const QuerySamples& samples, WorkProgress& progress);
 
 std::vector<std::byte> SerializeChoices(std::span<const HeadChoice> choices);
 Result<std::vector<HeadChoice>> DeserializeChoices(std::span<const std::byte> bytes);

@@ -1,4 +1,4 @@
-#include "runtime/background/thread_pool.h"
+#include "runtime/work/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>

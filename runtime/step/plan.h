@@ -42,7 +42,8 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
 // kInfeasible when the budget cannot pay for anchors and a fixed estimator in some layer (kAuto
 // takes the best estimator that can be paid); kFailedPrecondition when an estimator or index is
 // asked for that is not there (yet).
-Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
+Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
+                                                    RowsAhead& rows_ahead,
                                                     std::shared_ptr<PreparedPrefix> prefix,
                                                     const StepPolicy& policy,
                                                     std::vector<storage::ReadStats>* reads);

@@ -1,4 +1,4 @@
-#include "runtime/prefix/kept_summaries.h"
+#include "runtime/derived/kept_summaries.h"
 
 #include <algorithm>
 #include <cmath>
@@ -23,12 +23,12 @@ EstimatorSpec KeptSpec(const Model& model, const EstimatorVariant& variant) {
   return spec;
 }
 
-std::optional<SummarySet> LoadKeptMoments(const Rooms& rooms, const Model& model,
+std::optional<SummarySet> LoadKeptMoments(const DerivedContext& context, const Model& model,
                                           const storage::SegmentId& id,
                                           const EstimatorVariant& variant,
                                           std::vector<storage::ReadStats>* reads) {
-  const std::string producer = Producer(SummaryKind::Moments(model, *rooms.options));
-  const auto blob = rooms.storage->GetBlob(id, KeptBlobName(variant), producer);
+  const std::string producer = Producer(SummaryKind::Moments(model, context.options));
+  const auto blob = context.segments.GetBlob(id, KeptBlobName(variant), producer);
   if (!blob.ok()) return std::nullopt;
   auto set = UnpackSummaries(
       model, producer, [&](size_t) { return KeptSpec(model, variant); }, *blob, reads);
@@ -48,7 +48,7 @@ Result<SummarySet> Reduce(const SummarySource& source, const SummarySet& gathere
                                                    alike ? &alike->at(head) : nullptr));
     return {};
   };
-  PREFIXD_TRY(source.rooms.pool->ParallelFor(gathered.size(), reduce, source.priority));
+  PREFIXD_TRY(source.context.pool.ParallelFor(gathered.size(), reduce, source.priority));
   return kept;
 }
 
@@ -57,19 +57,19 @@ bool EndsWithSegment(const SummarySource& source) {
   if (source.parts.empty()) return false;
   const SegmentPart& last = source.parts.back();
   return last.used.end == last.stored.end &&
-         source.mid == Partition::Of(last.stored.end, source.rooms.options->anchors).mid;
+         source.mid == Partition::Of(last.stored.end, source.context.options.anchors).mid;
 }
 
 Result<std::shared_ptr<const KeptSummaries>> LoadMoments(const SummarySource& source,
                                                          const EstimatorVariant& variant,
                                                          std::optional<SummarySet>& gathered) {
   auto out = std::make_shared<KeptSummaries>();
-  const SummaryKind kind = SummaryKind::Moments(source.model, *source.rooms.options);
+  const SummaryKind kind = SummaryKind::Moments(source.model, source.context.options);
   std::optional<SummarySet> alike;
   for (auto part = source.parts.rbegin(); part != source.parts.rend() && !alike; ++part) {
     const bool own = part == source.parts.rbegin() && EndsWithSegment(source);
     if (!own && variant.rank == 0) break;  // nothing to learn from another length
-    alike = LoadKeptMoments(source.rooms, source.model, part->id, variant, source.reads);
+    alike = LoadKeptMoments(source.context, source.model, part->id, variant, source.reads);
     if (own && alike) {
       out->heads = *std::move(alike);
       return std::shared_ptr<const KeptSummaries>(std::move(out));
@@ -77,7 +77,7 @@ Result<std::shared_ptr<const KeptSummaries>> LoadMoments(const SummarySource& so
   }
   if (!gathered) {
     PREFIXD_ASSIGN(gathered,
-                   AssembleSummaries(source.rooms, kind, source.prefix, source.parts, source.mid,
+                   AssembleSummaries(source.context, kind, source.prefix, source.parts, source.mid,
                                      source.max_added, source.priority, source.reads));
   }
   PREFIXD_ASSIGN(out->heads,
@@ -88,9 +88,9 @@ Result<std::shared_ptr<const KeptSummaries>> LoadMoments(const SummarySource& so
 Result<std::shared_ptr<const KeptSummaries>> LoadPhi(const SummarySource& source,
                                                      const EstimatorVariant& variant) {
   auto out = std::make_shared<KeptSummaries>();
-  const SummaryKind kind = SummaryKind::Phi(source.model, *source.maps, *source.rooms.options);
+  const SummaryKind kind = SummaryKind::Phi(source.model, *source.maps, source.context.options);
   PREFIXD_ASSIGN(const SummarySet gathered,
-                 AssembleSummaries(source.rooms, kind, source.prefix, source.parts, source.mid,
+                 AssembleSummaries(source.context, kind, source.prefix, source.parts, source.mid,
                                    source.max_added, source.priority, source.reads));
   PREFIXD_ASSIGN(out->heads, Reduce(source, gathered, variant, nullptr, nullptr));
   return std::shared_ptr<const KeptSummaries>(std::move(out));
@@ -179,7 +179,7 @@ Result<KeptByVariant> LoadKept(const SummarySource& source,
         all.contains(variant)) {
       continue;
     }
-    PREFIXD_TRY(CheckGathered(*source.rooms.options, variant));
+    PREFIXD_TRY(CheckGathered(source.context.options, variant));
     if (variant.kind == EstimatorKind::kMoment) {
       PREFIXD_ASSIGN(all[variant], LoadMoments(source, variant, moments));
     } else if (variant.kind == EstimatorKind::kPhi) {
@@ -187,7 +187,7 @@ Result<KeptByVariant> LoadKept(const SummarySource& source,
     } else {
       if (!clusters) {
         PREFIXD_ASSIGN(clusters, PrefixClusters::Assemble(
-                                     source.rooms, source.model, source.prefix, source.parts,
+                                     source.context, source.model, source.prefix, source.parts,
                                      source.mid, source.max_added, source.priority, source.reads));
       }
       auto kept = std::make_shared<KeptSummaries>();
@@ -199,14 +199,15 @@ Result<KeptByVariant> LoadKept(const SummarySource& source,
   return all;
 }
 
-Status BuildKept(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                 const SegmentPart& segment, const QuerySamples* samples, WorkProgress& progress) {
+Status BuildKept(const DerivedContext& context, const Model& model,
+                 const storage::StoredPrefix& prefix, const SegmentPart& segment,
+                 const QuerySamples* samples, WorkProgress& progress) {
   const size_t heads = HeadCount(model);
-  const TokenRange mid = Partition::Of(segment.stored.end, rooms.options->anchors).mid;
-  const SummaryKind kind = SummaryKind::Moments(model, *rooms.options);
+  const TokenRange mid = Partition::Of(segment.stored.end, context.options.anchors).mid;
+  const SummaryKind kind = SummaryKind::Moments(model, context.options);
   const std::string producer = Producer(kind);
-  PREFIXD_ASSIGN(const auto parts, ChainParts(*rooms.storage, prefix.info(), segment.stored.end));
-  const SummarySource source{rooms,
+  PREFIXD_ASSIGN(const auto parts, ChainParts(context.segments, prefix.info(), segment.stored.end));
+  const SummarySource source{context,
                              model,
                              prefix,
                              parts,
@@ -216,16 +217,16 @@ Status BuildKept(const Rooms& rooms, const Model& model, const storage::StoredPr
                              WorkPriority::kBackground,
                              nullptr};
   std::optional<SummarySet> gathered;
-  for (const EstimatorVariant& variant : KeptMoments(*rooms.options)) {
+  for (const EstimatorVariant& variant : KeptMoments(context.options)) {
     PREFIXD_TRY(progress.Check());
-    if (!LoadKeptMoments(rooms, model, segment.id, variant, nullptr)) {
+    if (!LoadKeptMoments(context, model, segment.id, variant, nullptr)) {
       if (!gathered) {
-        PREFIXD_ASSIGN(gathered, AssembleSummaries(rooms, kind, prefix, parts, mid,
+        PREFIXD_ASSIGN(gathered, AssembleSummaries(context, kind, prefix, parts, mid,
                                                    source.max_added, source.priority, nullptr));
       }
       PREFIXD_ASSIGN(const SummarySet kept, Reduce(source, *gathered, variant, nullptr, samples));
-      PREFIXD_TRY(rooms.storage->PutBlob(segment.id, KeptBlobName(variant), producer,
-                                         PackSummaries(model, producer, kept)));
+      PREFIXD_TRY(context.segments.PutBlob(segment.id, KeptBlobName(variant), producer,
+                                           PackSummaries(model, producer, kept)));
     }
     progress.done += heads;
   }

@@ -4,20 +4,19 @@
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 
 #include "prefixd/result.h"
 #include "prefixd/types.h"
-#include "runtime/derived/summaries.h"
-#include "storage/store/prefix_store.h"
+#include "runtime/work/work_progress.h"
+#include "runtime/work/worker.h"
+#include "storage/segment/prefix_info.h"
 
 namespace prefixd {
 
@@ -60,17 +59,16 @@ class SegmentQueue {
     std::shared_ptr<WorkProgress> progress;  // of the run under way, or of the last one
   };
 
-  void Loop();
+  Worker::Next Take();
+  void Run(const storage::SegmentId& id, const std::shared_ptr<WorkProgress>& progress);
 
   const std::string makes_;
   const Job job_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  // By the worker's mutex.
   std::deque<storage::SegmentId> queue_;
   std::map<storage::SegmentId, Entry> entries_;
   std::optional<storage::SegmentId> running_;
-  bool stopping_ = false;
-  std::thread thread_;
+  Worker worker_;
 };
 
 }  // namespace prefixd

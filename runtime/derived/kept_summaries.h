@@ -26,7 +26,7 @@ struct KeptSummaries {
 
 // A prefix, or a beginning of it, whose mid region is summarised.
 struct SummarySource {
-  const Rooms& rooms;
+  const DerivedContext& context;
   const Model& model;
   const storage::StoredPrefix& prefix;
   const std::vector<SegmentPart>& parts;  // of its chain
@@ -47,8 +47,9 @@ Result<KeptByVariant> LoadKept(const SummarySource& source,
 std::vector<EstimatorVariant> KeptMoments(const RuntimeOptions& options);
 std::string KeptBlobName(const EstimatorVariant& variant);
 // Makes those of the prefix that ends with `segment`, as far as they are not there.
-Status BuildKept(const Rooms& rooms, const Model& model, const storage::StoredPrefix& prefix,
-                 const SegmentPart& segment, const QuerySamples* samples, WorkProgress& progress);
+Status BuildKept(const DerivedContext& context, const Model& model,
+                 const storage::StoredPrefix& prefix, const SegmentPart& segment,
+                 const QuerySamples* samples, WorkProgress& progress);
 
 // Root mean square of each channel of a KV head's queries; empty without samples.
 std::vector<float> QueryRms(const QuerySamples* samples, const KvGeometry& geometry, size_t head);

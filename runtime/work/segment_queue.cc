@@ -1,4 +1,4 @@
-#include "runtime/background/segment_queue.h"
+#include "runtime/work/segment_queue.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,30 +6,26 @@
 #include <vector>
 
 #include "base/caught.h"
-#include "runtime/background/thread_pool.h"
 
 namespace prefixd {
 
 using storage::SegmentId;
 
 SegmentQueue::SegmentQueue(std::string makes, Job job)
-    : makes_(std::move(makes)), job_(std::move(job)) {
-  thread_ = std::thread([this] {
-    YieldToOthers();
-    Loop();
-  });
-}
+    : makes_(std::move(makes)),
+      job_(std::move(job)),
+      worker_(WorkPriority::kBackground, [this] { return Take(); }) {}
 
 void SegmentQueue::Enqueue(const SegmentId& id) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   if (std::find(queue_.begin(), queue_.end(), id) != queue_.end()) return;
   queue_.push_back(id);
   if (running_ != id) entries_[id] = {{IngestState::kPending, std::nullopt}, nullptr};
-  changed_.notify_all();
+  worker_.changed().notify_all();
 }
 
 void SegmentQueue::EnqueueUnknown(const SegmentId& id) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(worker_.mutex());
   const auto it = entries_.find(id);
   const bool wanted = it == entries_.end() || it->second.standing.state == IngestState::kFailed;
   lock.unlock();
@@ -37,54 +33,52 @@ void SegmentQueue::EnqueueUnknown(const SegmentId& id) {
 }
 
 void SegmentQueue::MarkReady(const SegmentId& id) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   if (running_ == id) {  // what runs may be building for another producer: look again after it
     if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
     return;
   }
   entries_[id] = {{IngestState::kReady, std::nullopt}, nullptr};
-  changed_.notify_all();
+  worker_.changed().notify_all();
 }
 
 SegmentQueue::Standing SegmentQueue::Get(const SegmentId& id) const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   const auto it = entries_.find(id);
   return it == entries_.end() ? Standing{} : it->second.standing;
 }
 
-void SegmentQueue::Loop() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-    if (stopping_) return;
-    const SegmentId id = queue_.front();
-    queue_.pop_front();
-    auto progress = std::make_shared<WorkProgress>();
-    entries_[id] = {{IngestState::kRunning, std::nullopt}, progress};
-    running_ = id;
-    changed_.notify_all();
-    lock.unlock();
-    Status status = Caught([&] { return job_(id, *progress); });
-    lock.lock();
-    running_.reset();
-    const bool again = std::find(queue_.begin(), queue_.end(), id) != queue_.end();
-    if (auto it = entries_.find(id); it != entries_.end()) {
-      Standing& standing = it->second.standing;
-      if (again || (!status.ok() && progress->cancelled)) {
-        standing = {IngestState::kPending, std::nullopt};
-      } else if (status.ok()) {
-        standing = {IngestState::kReady, std::nullopt};
-      } else {
-        standing = {IngestState::kFailed, std::move(status).error()};
-      }
-    }
-    changed_.notify_all();
+Worker::Next SegmentQueue::Take() {
+  if (queue_.empty()) return {};
+  const SegmentId id = queue_.front();
+  queue_.pop_front();
+  auto progress = std::make_shared<WorkProgress>();
+  entries_[id] = {{IngestState::kRunning, std::nullopt}, progress};
+  running_ = id;
+  worker_.changed().notify_all();
+  return {[this, id, progress](const std::stop_token&) { Run(id, progress); }};
+}
+
+void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>& progress) {
+  Status status = Caught([&] { return job_(id, *progress); });
+  std::lock_guard lock(worker_.mutex());
+  running_.reset();
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  Standing& standing = it->second.standing;
+  const bool again = std::find(queue_.begin(), queue_.end(), id) != queue_.end();
+  if (again || (!status.ok() && progress->cancelled)) {
+    standing = {IngestState::kPending, std::nullopt};
+  } else if (status.ok()) {
+    standing = {IngestState::kReady, std::nullopt};
+  } else {
+    standing = {IngestState::kFailed, std::move(status).error()};
   }
 }
 
 Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& progress) {
   constexpr auto kReportEvery = std::chrono::milliseconds(50);
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(worker_.mutex());
   while (true) {
     bool ready = true;
     uint64_t done = 0, total = 0;
@@ -113,15 +107,15 @@ Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pr
       if (!go_on) return Error{Code::kCancelled, "waiting was stopped by the caller"};
     }
     if (ready) return {};
-    if (stopping_) return Error{Code::kCancelled, "the store is closing"};
-    changed_.wait_for(lock, kReportEvery);
+    if (worker_.stopping()) return Error{Code::kCancelled, "the store is closing"};
+    worker_.changed().wait_for(lock, kReportEvery);
   }
 }
 
 Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(worker_.mutex());
   while (!queue_.empty() || running_) {
-    if (stopping_) return Error{Code::kCancelled, "the store is closing"};
+    if (worker_.stopping()) return Error{Code::kCancelled, "the store is closing"};
     if (progress) {
       const uint64_t left = queue_.size() + 1;
       lock.unlock();
@@ -129,51 +123,49 @@ Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
       lock.lock();
       if (!go_on) return Error{Code::kCancelled, "waiting was stopped by the caller"};
     }
-    changed_.wait_for(lock, std::chrono::milliseconds(50));
+    worker_.changed().wait_for(lock, std::chrono::milliseconds(50));
   }
   return {};
 }
 
 void SegmentQueue::Forget(const SegmentId& id) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(worker_.mutex());
   std::erase(queue_, id);
   if (running_ == id) {
     entries_[id].progress->cancelled = true;
-    changed_.wait(lock, [&] { return running_ != id; });
+    worker_.changed().wait(lock, [&] { return running_ != id; });
   }
   std::erase(queue_, id);
   entries_.erase(id);
-  changed_.notify_all();
+  worker_.changed().notify_all();
 }
 
 void SegmentQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
   std::vector<SegmentId> known;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(worker_.mutex());
     for (const auto& [id, entry] : entries_) known.push_back(id);
   }
   std::erase_if(known, [&](const SegmentId& id) { return stored(id); });  // may take its time
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   for (const SegmentId& id : known) {
     if (running_ == id) continue;
     std::erase(queue_, id);
     entries_.erase(id);
   }
-  changed_.notify_all();
+  worker_.changed().notify_all();
 }
 
 void SegmentQueue::Stop() {
   {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
+    std::lock_guard lock(worker_.mutex());
     if (running_) entries_[*running_].progress->cancelled = true;
-    changed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
 }
 
 uint64_t SegmentQueue::queued() const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(worker_.mutex());
   return queue_.size() + (running_ ? 1 : 0);
 }
 

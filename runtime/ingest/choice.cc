@@ -1,4 +1,4 @@
-#include "runtime/derived/choice.h"
+#include "runtime/ingest/choice.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,15 +6,15 @@
 #include <limits>
 #include <optional>
 
-#include "attention/step/budget.h"
 #include "attention/reference/diagnostics.h"
-#include "index/ranking/group_ranking.h"
+#include "attention/step/budget.h"
 #include "attention/step/step.h"
+#include "index/ranking/group_ranking.h"
 #include "prefixd/merge.h"
 #include "prefixd/selection.h"
-#include "runtime/step/estimator_input.h"
-#include "runtime/prefix/kept_summaries.h"
+#include "runtime/derived/kept_summaries.h"
 #include "runtime/derived/token_features.h"
+#include "runtime/step/estimator_input.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
@@ -32,7 +32,7 @@ struct Trial {
 };
 
 struct Inputs {
-  const Rooms& rooms;
+  const DerivedContext& context;
   const Model& model;
   const storage::StoredPrefix& prefix;
   const QuerySamples& samples;
@@ -108,7 +108,7 @@ class HeadSamples {
   template <typename Visit>
   Status Stream(Visit visit) {
     const RowShape row = geometry_.row();
-    const auto scratch = in_.rooms.scratch->Acquire();
+    const auto scratch = in_.context.scratch.Acquire();
     for (uint32_t at = 0; at < n_;) {
       const TokenRange run{at, std::min(n_, RunEnd(in_.prefix.parts(), at, kRunTokens))};
       const auto bytes = Scratch::Take(scratch->rows, run.size() * row.bytes());
@@ -220,10 +220,10 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
   const bool phi = std::ranges::any_of(
       in.trials, [](const Trial& t) { return t.estimator.kind == EstimatorKind::kPhi; });
   if (phi && in.model.Summarised(layer)) {
-    const SummaryKind kind = SummaryKind::Phi(in.model, *in.maps, *in.rooms.options);
+    const SummaryKind kind = SummaryKind::Phi(in.model, *in.maps, in.context.options);
     if (kind.stored_features()) {
       PREFIXD_ASSIGN(features,
-                     TokenFeatures::OfMid(in.rooms, in.model, *in.maps, kind.feature_format(),
+                     TokenFeatures::OfMid(in.context, in.model, *in.maps, kind.feature_format(),
                                           in.parts, in.partition.mid, head, nullptr));
     }
   }
@@ -295,41 +295,14 @@ std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Mo
 
 }  // namespace
 
-void OrderByPreference(std::span<EstimatorError> errors) {
-  for (size_t rank = 0; rank < errors.size(); ++rank) {
-    const auto rest = errors.subspan(rank);
-    const double least = std::ranges::min(rest, {}, &EstimatorError::error).error;
-    const auto next = std::ranges::find_if(
-        rest, [&](const EstimatorError& e) { return !(e.error > least + kErrorResolution); });
-    std::rotate(rest.begin(), next, next + 1);
-  }
-}
-
-double EstimatorTokens(const RuntimeOptions& options, const Model& model,
-                       const EstimatorVariant& estimator, const FeatureMapSet* maps,
-                       double row_bytes) {
-  const RowShape row = model.spec.geometry.row();
-  return VariantTokens(estimator, row, maps ? maps->d_phi : 0, options.clusters) *
-         (double(row.bytes()) / row_bytes);
-}
-
-double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
-                          const EstimatorVariant& estimator, const FeatureMapSet* maps,
-                          double row_bytes) {
-  const RowShape row = model.spec.geometry.row();
-  const auto format = FeatureFormatFromName(options.phi_features);
-  if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
-  return 1 + FeatureTokens(row, maps->d_phi, (*format)->bits) * (double(row.bytes()) / row_bytes);
-}
-
-Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& model,
+Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, const Model& model,
                                                const storage::StoredPrefix& prefix,
                                                const QuerySamples& samples,
                                                WorkProgress& progress) {
-  const RuntimeOptions& options = *rooms.options;
+  const RuntimeOptions& options = context.options;
   const KvGeometry& geometry = model.spec.geometry;
   const uint32_t cut = std::min(prefix.n_tokens(), LastQuarterBegin(samples.prompt_tokens));
-  Inputs in{rooms,
+  Inputs in{context,
             model,
             prefix,
             samples,
@@ -359,11 +332,11 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
     progress.done += heads;
     return std::vector<HeadChoice>{};
   }
-  PREFIXD_ASSIGN(in.parts, ChainParts(*rooms.storage, prefix.info(), cut));
+  PREFIXD_ASSIGN(in.parts, ChainParts(context.segments, prefix.info(), cut));
   std::vector<EstimatorVariant> wanted;
   for (const Trial& trial : in.trials) wanted.push_back(trial.estimator.Kept());
   PREFIXD_ASSIGN(
-      in.kept, LoadKept({rooms, model, prefix, in.parts, in.partition.mid, in.maps,
+      in.kept, LoadKept({context, model, prefix, in.parts, in.partition.mid, in.maps,
                          std::numeric_limits<uint64_t>::max(), WorkPriority::kBackground, nullptr},
                         wanted));
   std::vector<std::vector<HeadChoice>> by_head(heads);
@@ -377,21 +350,10 @@ Result<std::vector<HeadChoice>> MeasureChoices(const Rooms& rooms, const Model& 
     ++progress.done;
     return {};
   };
-  PREFIXD_TRY(rooms.pool->ParallelFor(heads, measure, WorkPriority::kBackground));
+  PREFIXD_TRY(context.pool.ParallelFor(heads, measure, WorkPriority::kBackground));
   std::vector<HeadChoice> choices;
   for (const auto& of_head : by_head) choices.insert(choices.end(), of_head.begin(), of_head.end());
   return choices;
-}
-
-std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
-  std::string producer = "choice/4 sinks=" + std::to_string(options.anchors.n_sink) +
-                         " tail=" + std::to_string(options.anchors.n_tail) +
-                         " of=" + VariantNames(options.estimators) +
-                         " clusters=" + std::to_string(options.clusters) +
-                         " features=" + options.phi_features + " budgets=";
-  for (double budget : options.choice_budgets) producer += std::to_string(budget) + ",";
-  for (const FeatureMapSet& maps : model.maps) producer += " " + maps.digest;
-  return producer;
 }
 
 }  // namespace prefixd

@@ -4,11 +4,10 @@
 // Thread-safety: Stop may be called from any thread, more than once; it ends the work at once.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
-#include <thread>
+#include <string>
 
+#include "runtime/work/worker.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {
@@ -17,22 +16,22 @@ class Scrubber {
  public:
   // `storage` must outlive it. 0 bytes per second: no scrub.
   Scrubber(storage::PrefixStore* storage, uint64_t bytes_per_second, uint32_t interval_hours);
-  ~Scrubber() { Stop(); }
   Scrubber(const Scrubber&) = delete;
   Scrubber& operator=(const Scrubber&) = delete;
 
-  void Stop();
+  void Stop() { worker_.Stop(); }
 
  private:
-  void Loop(const storage::ScrubOptions& options);
-  // False when it is time to stop.
-  bool Wait(std::chrono::nanoseconds pause);
+  storage::ScrubOptions Options(uint64_t bytes_per_second, uint32_t interval_hours);
+  Worker::Next Take();
+  void Scrub();
 
   storage::PrefixStore* const storage_;
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::thread thread_;
+  const storage::ScrubOptions options_;
+  // Used by the worker alone.
+  Worker::Clock::time_point due_{};
+  std::string failure_;  // the one that lasts: it is logged once
+  Worker worker_;
 };
 
 }  // namespace prefixd

@@ -1,12 +1,13 @@
-#include "runtime/session/plan.h"
+#include "runtime/step/plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "attention/step/budget.h"
-#include "runtime/derived/choice.h"
-#include "runtime/ingest/index_build.h"
+#include "runtime/derived/head_choice.h"
+#include "runtime/derived/indexes.h"
+#include "runtime/prefix/visible_mid.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
@@ -61,7 +62,7 @@ Status CheckWindow(const StepPolicy& policy) {
   return {};
 }
 
-Status CheckPrefetch(const Rooms& rooms, const StepPolicy& policy) {
+Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
   const StepPolicy::Prefetch& prefetch = policy.prefetch;
   for (const auto& [name, reach] :
        {std::pair("prefetch.forward", prefetch.forward), {"prefetch.back", prefetch.back}}) {
@@ -81,7 +82,7 @@ Status CheckPrefetch(const Rooms& rooms, const StepPolicy& policy) {
                            "' retrieves nothing that could be read ahead; use mode retrieve, or no "
                            "prefetch");
   }
-  if (rooms.options->host_tier_bytes == 0 || !rooms.rows_ahead) {
+  if (options.host_tier_bytes == 0) {
     return Error{Code::kFailedPrecondition,
                  "rows are read ahead into the host tier, and this store has none "
                  "(store.host_tier_mib is 0); give it one, or use no prefetch"};
@@ -132,9 +133,9 @@ bool ScoresAll(index::IndexKind selector) {
 
 class Planner {
  public:
-  Planner(const Rooms& rooms, const PreparedPrefix& prefix, const StepPolicy& policy,
+  Planner(const RuntimeOptions& options, const PreparedPrefix& prefix, const StepPolicy& policy,
           index::IndexKind selector)
-      : rooms_(rooms),
+      : options_(options),
         prefix_(prefix),
         model_(*prefix.model()),
         policy_(policy),
@@ -169,17 +170,16 @@ class Planner {
     HeadPlan head{estimator, 0, 0, nullptr, false};
     head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
                    (policy_.adaptive || policy_.report_missing);
-    const double cost =
-        EstimatorTokens(*rooms_.options, model_, head.reads(), prefix_.maps(), row_bytes_);
+    const double cost = EstimatorTokens(options_, model_, head.reads(), prefix_.maps(), row_bytes_);
     const double token =
-        RetrievedTokenCost(*rooms_.options, model_, estimator, prefix_.maps(), row_bytes_);
+        RetrievedTokenCost(options_, model_, estimator, prefix_.maps(), row_bytes_);
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
       return head;
     }
-    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), rooms_.options->anchors,
-                                               policy_.budget, cost, policy_.l_gen, token));
+    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), options_.anchors, policy_.budget,
+                                               cost, policy_.l_gen, token));
     head.k = policy_.sharing.on() ? WithNeighbours(plan.k, policy_.sharing.dilation) : plan.k;
     head.summary_tokens = plan.estimator_tokens;
     return head;
@@ -236,7 +236,7 @@ class Planner {
     return nearest;
   }
 
-  const Rooms& rooms_;
+  const RuntimeOptions& options_;
   const PreparedPrefix& prefix_;
   const Model& model_;
   const StepPolicy& policy_;
@@ -284,13 +284,13 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
 }
 
 // Codes are the default where there are some, then IVF; what is asked for by name must be there.
-Result<index::IndexKind> ChooseSelector(const Rooms& rooms, const PreparedPrefix& prefix,
+Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const PreparedPrefix& prefix,
                                         const StepPolicy& policy) {
   using index::IndexKind;
   if (policy.selector == "auto") {
     for (const IndexKind kind : {IndexKind::kCodes, IndexKind::kIvf}) {
-      const bool large = kind == IndexKind::kCodes ||
-                         prefix.partition().mid.size() >= rooms.options->ivf_min_tokens;
+      const bool large =
+          kind == IndexKind::kCodes || prefix.partition().mid.size() >= options.ivf_min_tokens;
       if (large && prefix.has_index(kind)) return kind;
     }
     return IndexKind::kExact;
@@ -300,7 +300,7 @@ Result<index::IndexKind> ChooseSelector(const Rooms& rooms, const PreparedPrefix
   return Error{Code::kFailedPrecondition,
                "this prefix has no index '" + policy.selector + "' (with ingest.build_" +
                    policy.selector + " one is built in the background for segments of at least " +
-                   std::to_string(IndexMinTokens(*rooms.options, kind)) +
+                   std::to_string(IndexMinTokens(options, kind)) +
                    " tokens); wait until it is ready or use selector exact"};
 }
 
@@ -322,12 +322,13 @@ TokenRange SessionPlan::Candidates(size_t head) const {
                     prefix->partition());
 }
 
-Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
+Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
+                                                    RowsAhead& rows_ahead,
                                                     std::shared_ptr<PreparedPrefix> prefix,
                                                     const StepPolicy& policy,
                                                     std::vector<storage::ReadStats>* reads) {
   PREFIXD_TRY(CheckPolicy(policy));
-  PREFIXD_TRY(CheckPrefetch(rooms, policy));
+  PREFIXD_TRY(CheckPrefetch(options, policy));
   auto plan = std::make_shared<SessionPlan>();
   plan->policy = policy;
   plan->prefix = prefix;
@@ -341,12 +342,12 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
   if (policy.prefetch.on()) {
     const auto layers = std::ranges::count(geometry.layers, 0u, &LayerGeometry::sliding_window);
     PREFIXD_ASSIGN(ahead_bytes, AheadBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
-                                           policy.prefetch, rooms.options->host_tier_bytes));
+                                           policy.prefetch, options.host_tier_bytes));
   }
   // What is asked for by name must be there: said before any budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
-  PREFIXD_ASSIGN(plan->selector, ChooseSelector(rooms, *prefix, policy));
-  const Planner planner(rooms, *prefix, policy, plan->selector);
+  PREFIXD_ASSIGN(plan->selector, ChooseSelector(options, *prefix, policy));
+  const Planner planner(options, *prefix, policy, plan->selector);
   std::vector<EstimatorVariant> wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {
@@ -366,7 +367,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const Rooms& rooms,
         std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
   }
   if (ahead_bytes > 0) {
-    plan->ahead = std::make_unique<SessionAhead>(*rooms.rows_ahead, *prefix, policy, ahead_bytes);
+    plan->ahead = std::make_unique<SessionAhead>(rows_ahead, *prefix, policy, ahead_bytes);
   }
   plan->estimator = Describe(*prefix, *plan, planner.tuned());
   return std::shared_ptr<const SessionPlan>(plan);

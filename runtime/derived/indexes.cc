@@ -1,4 +1,4 @@
-#include "runtime/prefix/indexes.h"
+#include "runtime/derived/indexes.h"
 
 #include <algorithm>
 
@@ -11,14 +11,14 @@ using index::IndexKind;
 
 // As it was tuned; null where it cannot be used.
 std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
-  const Rooms& rooms = source.rooms;
+  const DerivedContext& context = source.context;
   const SegmentPart& part = source.parts[p];
   const std::string name = IndexBlobName(kind, source.layer, source.kv_head);
   const auto unsound = [&](const std::string& why) {
     storage::LogWarning(
         "segment " + part.id.ToString() + ": index " + name +
         " is not used and will be made again, its tokens are searched exactly: " + why);
-    if (rooms.rebuild) rooms.rebuild(part.id);
+    if (source.rebuild) source.rebuild(part.id);
     return nullptr;
   };
   const auto& recalls = source.recalls[p];
@@ -27,7 +27,7 @@ std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, I
   });
   if (measured != recalls.end() && !measured->used) return nullptr;
   const auto blob =
-      rooms.storage->GetBlob(part.id, name, IndexProducer(kind, rooms.options->anchors));
+      context.segments.GetBlob(part.id, name, IndexProducer(kind, context.options.anchors));
   if (!blob.ok()) {
     return blob.error().code == Code::kNotFound ? nullptr : unsound(blob.error().message);
   }
@@ -35,7 +35,7 @@ std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, I
   auto loaded = index::LoadIndex(*blob);
   if (!loaded.ok()) return unsound(loaded.error().message);
   if ((*loaded)->kind() != kind ||
-      (*loaded)->covered() != IndexedTokens(part.stored, rooms.options->anchors)) {
+      (*loaded)->covered() != IndexedTokens(part.stored, context.options.anchors)) {
     return unsound("it is of other tokens");
   }
   if (measured != recalls.end()) {
@@ -46,6 +46,41 @@ std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, I
 }
 
 }  // namespace
+
+uint32_t IndexMinTokens(const RuntimeOptions& options, IndexKind kind) {
+  switch (kind) {
+    case IndexKind::kCodes:
+      return options.codes_min_tokens;
+    case IndexKind::kIvf:
+      return options.ivf_min_tokens;
+    case IndexKind::kHnsw:
+      return options.hnsw_min_tokens;
+    case IndexKind::kPages:
+      return options.pages_min_tokens;
+    case IndexKind::kExact:
+      break;
+  }
+  return 1;
+}
+
+std::vector<IndexKind> WantedIndexes(const RuntimeOptions& options,
+                                     const storage::PrefixInfo& segment) {
+  std::vector<IndexKind> kinds;
+  if (segment.n_tokens <= options.anchors.n_sink) return kinds;
+  for (const IndexKind kind : BuiltIndexes(options)) {
+    if (segment.own_tokens >= std::max(IndexMinTokens(options, kind), 1u)) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+std::vector<IndexKind> BuiltIndexes(const RuntimeOptions& options) {
+  std::vector<IndexKind> kinds;
+  if (options.build_codes) kinds.push_back(IndexKind::kCodes);
+  if (options.build_pages) kinds.push_back(IndexKind::kPages);
+  if (options.build_ivf) kinds.push_back(IndexKind::kIvf);
+  if (options.build_hnsw) kinds.push_back(IndexKind::kHnsw);
+  return kinds;
+}
 
 std::string IndexBlobName(IndexKind kind, uint32_t layer, uint32_t kv_head) {
   return std::string(index::IndexName(kind)) + "." + std::to_string(layer) + "." +
@@ -60,10 +95,10 @@ TokenRange IndexedTokens(TokenRange stored, Anchors anchors) {
   return {std::max(stored.begin, anchors.n_sink), std::max(stored.end, anchors.n_sink)};
 }
 
-bool HasCodes(const Rooms& rooms, std::span<const SegmentPart> parts, TokenRange mid) {
+bool HasCodes(const DerivedContext& context, std::span<const SegmentPart> parts, TokenRange mid) {
   uint64_t covered = 0;
   for (const SegmentPart& part : parts) {
-    const auto names = rooms.storage->ListBlobs(part.id);
+    const auto names = context.segments.ListBlobs(part.id);
     const bool has = std::any_of(names.begin(), names.end(), [](const std::string& name) {
       return name.starts_with("codes.");
     });

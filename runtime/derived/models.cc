@@ -1,4 +1,4 @@
-#include "runtime/prefix/models.h"
+#include "runtime/derived/models.h"
 
 #include <algorithm>
 #include <cmath>

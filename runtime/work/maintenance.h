@@ -4,15 +4,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <stop_token>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "prefixd/result.h"
+#include "runtime/work/worker.h"
 
 namespace prefixd {
 
@@ -28,24 +26,22 @@ struct MaintenanceTask {
 class Maintenance {
  public:
   explicit Maintenance(std::vector<MaintenanceTask> tasks);
-  ~Maintenance() { Stop(); }
   // Waits for the task under way, which is asked to stop.
-  void Stop();
+  void Stop() { worker_.Stop(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Worker::Clock;
   struct Entry {
     MaintenanceTask task;
     Clock::time_point due;
     std::string last_error;
   };
-  void Loop(const std::stop_token& stop);
+  static std::vector<Entry> Entries(std::vector<MaintenanceTask> tasks);
+  Worker::Next Take();
   static void Run(Entry& entry, const std::stop_token& stop);
 
-  std::vector<Entry> entries_;
-  std::mutex mutex_;
-  std::condition_variable_any wake_;
-  std::jthread thread_;
+  std::vector<Entry> entries_;  // used by the worker alone
+  Worker worker_;
 };
 
 }  // namespace prefixd

@@ -1,9 +1,10 @@
 // The indexes that lie beside stored segments, put together for a prefix. How they are made:
-// index_build.h.
+// ingest/index_build.h.
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,16 @@
 
 namespace prefixd {
 
+// The kinds that the options ask for, cheapest first.
+std::vector<index::IndexKind> BuiltIndexes(const RuntimeOptions& options);
+// Those of a segment this long. Fewer keys than an index takes, or
+// keys that it refuses, leave a head to exact search.
+std::vector<index::IndexKind> WantedIndexes(const RuntimeOptions& options,
+                                            const storage::PrefixInfo& segment);
+
+// Segments shorter than this get no such index.
+uint32_t IndexMinTokens(const RuntimeOptions& options, index::IndexKind kind);
+
 // "codes.<layer>.<kv head>" and so on; kExact has none.
 std::string IndexBlobName(index::IndexKind kind, uint32_t layer, uint32_t kv_head);
 std::string IndexProducer(index::IndexKind kind, Anchors anchors);
@@ -22,11 +33,13 @@ std::string IndexProducer(index::IndexKind kind, Anchors anchors);
 TokenRange IndexedTokens(TokenRange stored, Anchors anchors);
 
 // Whether codes cover at least half of `mid`.
-bool HasCodes(const Rooms& rooms, std::span<const SegmentPart> parts, TokenRange mid);
+bool HasCodes(const DerivedContext& context, std::span<const SegmentPart> parts, TokenRange mid);
 
 // What loading an index needs to know of a prefix.
 struct IndexSource {
-  const Rooms& rooms;
+  const DerivedContext& context;
+  // Told of a segment whose index turned out not to be sound.
+  const std::function<void(const storage::SegmentId&)>& rebuild;
   std::span<const SegmentPart> parts;
   std::span<const std::vector<IndexRecall>> recalls;  // [parts], of the kind that is loaded
   TokenRange mid;

@@ -1,0 +1,26 @@
+// What the sessions of one store share.
+//
+// Thread-safety: all members may be used concurrently; the store owns what they refer to.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "prefixd/options.h"
+#include "runtime/prefix/rows_ahead.h"
+#include "runtime/step/step_engine.h"
+#include "runtime/work/scratch.h"
+#include "runtime/work/thread_pool.h"
+
+namespace prefixd {
+
+struct SessionServices {
+  const RuntimeOptions& options;
+  StepEngine& steps;
+  ThreadPool& pool;
+  ScratchPool& scratch;
+  RowsAhead& rows_ahead;
+  std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
+};
+
+}  // namespace prefixd

@@ -1,0 +1,52 @@
+// Computes the steps of all sessions of a store: queues them, spreads those that run over the
+// compute threads, and attends.
+//
+// Thread-safety: all methods may be called concurrently.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "prefixd/ledger.h"
+#include "runtime/step/compute.h"
+#include "runtime/step/set_rows.h"
+#include "runtime/step/step.h"
+#include "runtime/step/step_queue.h"
+#include "runtime/work/scratch.h"
+#include "runtime/work/thread_pool.h"
+
+namespace prefixd {
+
+class StepEngine {
+ public:
+  // pool and scratch outlive it. shared_rows_bytes: bound of the copies of rows that steps share.
+  StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, ScratchPool& scratch,
+             uint64_t shared_rows_bytes);
+
+  // Returns when the call's tasks are done, each with a status of its own.
+  void Run(StepQueue::Call& call) { queue_.Run(call); }
+  // Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
+  // streamed once, on the calling thread. Charges bytes and time, not steps.
+  Status AttendExact(const SessionPlan& plan, size_t head, uint32_t n_queries,
+                     std::span<const float> q, std::span<float> y, std::span<float> lse,
+                     Ledger& ledger) {
+    return ExactGroup(parts_, plan, head, n_queries, q, y, lse, ledger);
+  }
+
+  const Compute& compute() const { return *compute_; }
+  const SetRowsPool& set_rows() const { return set_rows_; }
+  const StepQueue& queue() const { return queue_; }
+
+ private:
+  void RunTasks(std::span<GroupTask* const> tasks, const StepQueue::Note& task_done);
+
+  const std::unique_ptr<Compute> compute_;
+  ThreadPool& pool_;
+  SetRowsPool set_rows_;
+  const StepParts parts_;
+  StepQueue queue_;
+};
+
+}  // namespace prefixd

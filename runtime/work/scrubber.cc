@@ -1,0 +1,62 @@
+#include "runtime/work/scrubber.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "base/caught.h"
+#include "storage/io/errors.h"
+
+namespace prefixd {
+namespace {
+
+// Clocks jump and segments come and go: look again at least this often, and not more often.
+constexpr std::chrono::minutes kLongestPause(60), kShortestPause(1);
+
+int64_t NowUnixMs() {
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Scrubber::Scrubber(storage::PrefixStore* storage, uint64_t bytes_per_second,
+                   uint32_t interval_hours)
+    : storage_(storage),
+      options_(Options(bytes_per_second, interval_hours)),
+      worker_(WorkPriority::kStep, [this] { return Take(); }) {}
+
+storage::ScrubOptions Scrubber::Options(uint64_t bytes_per_second, uint32_t interval_hours) {
+  storage::ScrubOptions options;
+  options.bytes_per_second = bytes_per_second;
+  options.interval_ms = int64_t{interval_hours} * 3600'000;
+  options.wait = [this](std::chrono::nanoseconds pause) { return worker_.Sleep(pause); };
+  return options;
+}
+
+Worker::Next Scrubber::Take() {
+  if (options_.bytes_per_second == 0) return {};
+  if (due_ > Worker::Clock::now()) return {{}, due_};
+  return {[this](const std::stop_token&) { Scrub(); }};
+}
+
+void Scrubber::Scrub() {
+  std::chrono::nanoseconds pause = kShortestPause;
+  // What fails is tried again. Damage is said in the log where it is found; here, what ends a
+  // round.
+  const Status done = Caught([&]() -> Status {
+    PREFIXD_ASSIGN(const int64_t due, storage_->Scrub(options_));
+    pause = std::clamp<std::chrono::nanoseconds>(std::chrono::milliseconds(due - NowUnixMs()),
+                                                 kShortestPause, kLongestPause);
+    return {};
+  });
+  due_ = Worker::Clock::now() + pause;
+  if (!done.ok() && done.error().code == Code::kCancelled) return;
+  const std::string failure = done.ok() ? "" : done.error().message;
+  if (!failure.empty() && failure != failure_) {
+    storage::LogWarning("scrub: " + failure + "; tried again every minute");
+  }
+  failure_ = failure;
+}
+
+}  // namespace prefixd

@@ -1,0 +1,23 @@
+// How far a background job has come, and whether it shall stop.
+//
+// Thread-safety: all members may be used concurrently.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+struct WorkProgress {
+  std::atomic<uint64_t> done{0}, total{0};
+  std::atomic<bool> cancelled{false};
+  // kCancelled when it shall stop.
+  Status Check() const {
+    if (!cancelled.load(std::memory_order_relaxed)) return {};
+    return Error{Code::kCancelled, "background work was stopped"};
+  }
+};
+
+}  // namespace prefixd
