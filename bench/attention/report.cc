@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include "bench/support/run_facts.h"
+
 namespace prefixd::bench {
 
 void Report::Value(const std::string& name, const std::vector<double>& samples) {
@@ -23,7 +25,7 @@ void Report::PrintRatios() const {
 
 bool Report::WriteJson(const std::string& path) const {
   std::ofstream out(path);
-  out << "{\n \"bench\": \"attention\"";
+  out << "{\n \"bench\": \"attention\",\n \"run\": " << RunFactsJson();
   for (const Text& fact : facts_) out << ",\n \"" << fact.name << "\": " << fact.json;
   const auto list = [&](const char* name, const std::vector<Named>& all, bool spreads) {
     out << ",\n \"" << name << "\": {";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/support/run_facts.h"
 #include "bench/support/statistics.h"
 
 namespace prefixd::bench {
@@ -35,22 +36,23 @@ class Figures {
              const std::string& device) const {
     std::FILE* out = std::fopen(file.c_str(), "w");
     if (!out) return false;
-    std::fprintf(out, "{\n  \"benchmark\": %s,\n  \"device\": %s,\n", Quoted(benchmark).c_str(),
-                 device.empty() ? "null" : Quoted(device).c_str());
+    std::fprintf(out, "{\n  \"run\": %s,\n  \"benchmark\": %s,\n  \"device\": %s,\n",
+                 RunFactsJson().c_str(), QuotedJson(benchmark).c_str(),
+                 device.empty() ? "null" : QuotedJson(device).c_str());
     std::fprintf(out, "  \"values\": {");
     for (size_t i = 0; i < values_.size(); ++i) {
       const Line& v = values_[i];
       std::fprintf(out, "%s\n    %s: {\"median\": %.9g, \"low\": %.9g, \"high\": %.9g}",
-                   i ? "," : "", Quoted(v.name).c_str(), v.median, v.low, v.high);
+                   i ? "," : "", QuotedJson(v.name).c_str(), v.median, v.low, v.high);
     }
     std::fprintf(out, "\n  },\n  \"ratios\": {");
     for (size_t i = 0; i < ratios_.size(); ++i) {
-      std::fprintf(out, "%s\n    %s: %.6g", i ? "," : "", Quoted(ratios_[i].name).c_str(),
+      std::fprintf(out, "%s\n    %s: %.6g", i ? "," : "", QuotedJson(ratios_[i].name).c_str(),
                    ratios_[i].median);
     }
     std::fprintf(out, "\n  },\n  \"skipped\": [");
     for (size_t i = 0; i < skipped_.size(); ++i) {
-      std::fprintf(out, "%s%s", i ? ", " : "", Quoted(skipped_[i]).c_str());
+      std::fprintf(out, "%s%s", i ? ", " : "", QuotedJson(skipped_[i]).c_str());
     }
     std::fprintf(out, "]\n}\n");
     return std::fclose(out) == 0;
@@ -61,14 +63,6 @@ class Figures {
     std::string name;
     double median, low, high;
   };
-  static std::string Quoted(const std::string& text) {
-    std::string out = "\"";
-    for (const char c : text) {
-      if (c == '"' || c == '\\') out += '\\';
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-    return out + "\"";
-  }
 
   std::vector<Line> values_, ratios_;
   std::vector<std::string> skipped_;

@@ -1,10 +1,11 @@
-// The figures of a benchmark as JSON, and in a file.
+// The figures of a benchmark as JSON, and in a file with the facts of the run.
 #pragma once
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/support/run_facts.h"
 #include "bench/support/statistics.h"
 #include "prefixd/result.h"
 
@@ -14,7 +15,9 @@ inline void to_json(nlohmann::json& out, const Spread& s) {
   out = {{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
 }
 
-inline Status WriteJson(const std::string& file, const nlohmann::json& figures) {
+// `figures` is an object; its member "run" is added here.
+inline Status WriteJson(const std::string& file, nlohmann::json figures) {
+  for (const auto& [name, value] : RunFacts()) figures["run"][name] = value;
   std::ofstream out(file);
   out << figures.dump(1) << '\n';
   if (!out.flush()) return Error{Code::kIo, "cannot write '" + file + "'"};
