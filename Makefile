@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture bench \
-        bench-build format check-format tidy install wheel test-wheel deb test-deb python-module \
+        bench-build results format check-format tidy install wheel test-wheel deb test-deb python-module \
         gpu-only model phi quality golden clean
 
 BUILD := build/release
@@ -101,6 +101,9 @@ bench-build: setup  ## the benchmarks' programs
 
 bench: bench-build  ## benchmarks, one after the other (tables; see bench/ for --json)
 	@scripts/bench.sh $(BUILD)
+
+results:  ## docs/results.md anew from docs/results/*.json (scripts/results.py take FILE RUN keeps a new run)
+	@scripts/results.py
 
 format:  ## format the C++ sources in place
 	@scripts/sources.sh | xargs -r clang-format -i
