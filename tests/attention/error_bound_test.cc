@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attention/kernels/kernels.h"
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

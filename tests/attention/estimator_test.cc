@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

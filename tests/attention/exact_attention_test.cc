@@ -5,7 +5,7 @@
 #include "attention/reference/reference.h"
 #include "attention/step/step.h"
 #include "prefixd/merge.h"
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

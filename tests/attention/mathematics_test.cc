@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/test.h"
 
 namespace prefixd {

@@ -7,7 +7,7 @@
 
 #include "attention/step/budget.h"
 #include "prefixd/estimator_variant.h"
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

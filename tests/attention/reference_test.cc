@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "step_fixture.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/test.h"
 
 namespace prefixd::testing {

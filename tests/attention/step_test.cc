@@ -5,8 +5,8 @@
 #include <string>
 
 #include "attention/reference/diagnostics.h"
-#include "step_checks.h"
-#include "step_fixture.h"
+#include "tests/attention/step_checks.h"
+#include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
