@@ -15,21 +15,18 @@
 namespace prefixd::bench {
 namespace {
 
-// A key cut into parts of `group` elements, each with a scale of its own; as a reader gets it.
+// A key as a reader gets it.
 class Coder {
  public:
-  Coder(uint32_t group, DType dtype) : row_{group, 1, dtype}, encoder_(row_) {}
+  Coder(uint32_t dim, DType dtype) : row_{dim, 1, dtype}, encoder_(row_) {}
 
   void ThereAndBack(std::span<const float> key, std::span<float> out) {
     given_.assign(row_.bytes(), std::byte{0});
     back_.resize(row_.key_bytes());
-    for (size_t at = 0; at < key.size(); at += row_.key_dim) {
-      FromFloat(row_.dtype, key.subspan(at, row_.key_dim), given_.data());
-      const auto encoded = encoder_.Encode(given_);
-      storage::DecodeInt8(row_.dtype, encoded.rows.first(sizeof(float) + row_.key_dim),
-                          back_.data());
-      ToFloat(row_.dtype, back_.data(), out.subspan(at, row_.key_dim));
-    }
+    FromFloat(row_.dtype, key, given_.data());
+    const auto encoded = encoder_.Encode(given_);
+    storage::DecodeInt8(row_.dtype, encoded.rows.first(sizeof(float) + row_.key_dim), back_.data());
+    ToFloat(row_.dtype, back_.data(), out);
   }
 
  private:
@@ -58,12 +55,12 @@ struct Sums {
   double kept = 0, wanted = 0;
 };
 
-void AddHead(const RetrievalTrace& trace, size_t head, uint32_t group, Sums& sums) {
+void AddHead(const RetrievalTrace& trace, size_t head, Sums& sums) {
   constexpr size_t kQueries = 8;
   const KvGeometry& g = trace.geometry;
   const RetrievalTrace::Head& of = trace.heads[head];
   const size_t dim = g.key_dim, n = trace.n_tokens;
-  Coder coder(group, g.dtype);
+  Coder coder(g.key_dim, g.dtype);
   std::vector<float> back(n * dim);
   for (size_t t = 0; t < n; ++t) {
     const float* key = &of.keys[t * dim];
@@ -100,28 +97,16 @@ void AddHead(const RetrievalTrace& trace, size_t head, uint32_t group, Sums& sum
 
 }  // namespace
 
-std::vector<EncodingErrorLine> MeasureEncodingError(const RetrievalTrace& trace,
-                                                    const std::vector<uint32_t>& groups) {
-  const uint32_t dim = trace.geometry.key_dim;
-  std::vector<EncodingErrorLine> lines;
-  std::vector<uint32_t> parts = {dim};
-  for (const uint32_t group : groups) {
-    if (group < dim && dim % group == 0) parts.push_back(group);
-  }
-  for (const uint32_t group : parts) {
-    Sums sums;
-    for (size_t head = 0; head < trace.heads.size(); ++head) AddHead(trace, head, group, sums);
-    EncodingErrorLine line;
-    line.name = group == dim ? "int8, a scale per key"
-                             : "int8, a scale per " + std::to_string(group) + " elements";
-    line.bytes_per_key = double(dim) + double(dim / group) * sizeof(float);
-    line.key_rms = std::sqrt(sums.key_squares / sums.keys);
-    line.key_max = sums.key_max;
-    line.score_rms = std::sqrt(sums.score_squares / sums.scores);
-    line.recall = sums.kept / sums.wanted;
-    lines.push_back(std::move(line));
-  }
-  return lines;
+Int8Error MeasureInt8Error(const RetrievalTrace& trace) {
+  Sums sums;
+  for (size_t head = 0; head < trace.heads.size(); ++head) AddHead(trace, head, sums);
+  Int8Error error;
+  error.bytes_per_key = double(trace.geometry.key_dim) + sizeof(float);
+  error.key_rms = std::sqrt(sums.key_squares / sums.keys);
+  error.key_max = sums.key_max;
+  error.score_rms = std::sqrt(sums.score_squares / sums.scores);
+  error.recall = sums.kept / sums.wanted;
+  return error;
 }
 
 EncodingSpeed MeasureEncodingSpeed(uint32_t dim, uint32_t rounds) {

@@ -3,15 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "bench/support/retrieval_trace.h"
 
 namespace prefixd::bench {
 
-struct EncodingErrorLine {
-  std::string name;
+struct Int8Error {
   double bytes_per_key = 0;
   // Distance to the given key over its norm: root of the mean square, largest.
   double key_rms = 0, key_max = 0;
@@ -21,10 +18,8 @@ struct EncodingErrorLine {
   double recall = 0;
 };
 
-// One scale for a key as the store has it (read back in the model's dtype), and, for comparison,
-// one for each group of `groups` elements.
-std::vector<EncodingErrorLine> MeasureEncodingError(const RetrievalTrace& trace,
-                                                    const std::vector<uint32_t>& groups);
+// One scale for a key, as the store has it, read back in the model's dtype.
+Int8Error MeasureInt8Error(const RetrievalTrace& trace);
 
 struct EncodingSpeed {
   double encode = 0, decode = 0;  // bytes of rows as given, per second, one thread; medians

@@ -1,12 +1,11 @@
-// What the set that a step retrieves tells of the next one's, and what reading rows ahead by it
-// does for the time of steps: on the queries of a real decode (half of the steps continue the
-// document, half answer questions about it) and of synthetic heads.
+// What reading rows ahead by the set that a step retrieved does for the time of the next: on the
+// queries of a real decode (half of the steps continue the document, half answer questions about
+// it) and of synthetic heads.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "bench/prefetch_steps.h"
-#include "bench/set_prediction.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
@@ -28,32 +27,6 @@ struct Options {
   std::vector<double> tiers = {1.25, 0.1};
   std::string json_file;
 };
-
-Status Predict(const std::string& of, std::span<const HeadTrace> heads, double fraction,
-               json& rows) {
-  PREFIXD_ASSIGN(const auto rules, MeasurePredictions(heads, fraction));
-  std::printf("\nforetold by the last set, %s, K = %g%%, figures in multiples of K\n", of.c_str(),
-              100 * fraction);
-  std::printf("%5s %8s %6s %9s %9s %9s %9s %9s %9s %10s\n", "back", "forward", "of", "foretold",
-              "found", "missed", "left", "ahead", "in vain", "best head");
-  for (const Prediction& r : rules) {
-    std::printf("%5u %8u %6s %9.2f %9.3f %9.3f %9.3f %9.3f %9.3f %10.3f\n", r.back, r.forward,
-                r.best_third ? "third" : "all", r.foretold, r.found, r.missed, r.left, r.ahead,
-                r.in_vain, r.best_head);
-    rows.push_back({{"heads", of},
-                    {"back", r.back},
-                    {"forward", r.forward},
-                    {"best_third", r.best_third},
-                    {"foretold", r.foretold},
-                    {"found", r.found},
-                    {"missed", r.missed},
-                    {"left", r.left},
-                    {"ahead", r.ahead},
-                    {"in_vain", r.in_vain},
-                    {"best_head", r.best_head}});
-  }
-  return {};
-}
 
 Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t n_layers,
               const Options& options, json& rows) {
@@ -89,10 +62,9 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
 }
 
 Status Run(const Options& options) {
-  json rows = json::array(), steps = json::array();
+  json steps = json::array();
   PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
   const std::vector<HeadTrace> real = HeadTraces(trace);
-  PREFIXD_TRY(Predict("real decode", real, options.fraction, rows));
   std::vector<HeadTrace> synthetic;
   for (uint64_t seed = 1; seed <= options.synthetic_layers * options.synthetic_heads; ++seed) {
     SyntheticOptions head;
@@ -100,14 +72,10 @@ Status Run(const Options& options) {
     head.seed = seed;
     synthetic.push_back(SyntheticHead(head));
   }
-  PREFIXD_TRY(Predict("synthetic", synthetic, options.fraction, rows));
-  if (!options.dir.empty()) {
-    PREFIXD_TRY(Decode("real decode", real, trace.geometry.n_layers, options, steps));
-    PREFIXD_TRY(Decode("synthetic", synthetic, options.synthetic_layers, options, steps));
-  }
+  PREFIXD_TRY(Decode("real decode", real, trace.geometry.n_layers, options, steps));
+  PREFIXD_TRY(Decode("synthetic", synthetic, options.synthetic_layers, options, steps));
   if (options.json_file.empty()) return {};
-  return WriteJson(options.json_file,
-                   {{"bench", "prefetch"}, {"predictions", rows}, {"steps", steps}});
+  return WriteJson(options.json_file, {{"bench", "prefetch"}, {"steps", steps}});
 }
 
 }  // namespace
@@ -115,7 +83,7 @@ Status Run(const Options& options) {
 
 int main(int argc, char** argv) {
   prefixd::bench::Options options;
-  CLI::App app("Rows read ahead of a step: what foretells them, and what it saves.");
+  CLI::App app("Rows read ahead of a step: what it saves.");
   prefixd::bench::AddTraceSource(app, options.trace);
   prefixd::bench::AddTraceTokens(app, options.trace);
   prefixd::bench::AddTraceSteps(app, options.trace);
@@ -131,8 +99,7 @@ int main(int argc, char** argv) {
   app.add_option("--synthetic-heads", options.synthetic_heads, "KV heads of such a layer")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--dir", options.dir,
-                 "On the disk to be measured: also time steps, with and without reading ahead");
+  app.add_option("--dir", options.dir, "On the disk to be measured")->required();
   app.add_option("--tiers", options.tiers, "Sizes of the host tier, of all rows")
       ->delimiter(',')
       ->check(CLI::Range(0.001, 10.0))

@@ -68,10 +68,8 @@ class StepBench {
     if (wants("verified")) {
       PREFIXD_ASSIGN(lines["verified"], MeasureDisturbed("layers' rows, verified", false));
     }
-    for (const uint32_t gap : {1u, 2u, 4u, 8u, 16u}) {
-      const std::string part = "gap" + std::to_string(gap);
-      if (!wants(part)) continue;
-      PREFIXD_ASSIGN(lines[part], MeasureNear(gap));
+    if (wants("gap")) {
+      PREFIXD_ASSIGN(lines["gap"], MeasureNear(storage::StoreOptions{}.max_gap_pages));
     }
     return lines;
   }

@@ -13,9 +13,9 @@ namespace prefixd::bench {
 // KV head, each step another set; beside fio's random reads, or memcpy of as many rows from random
 // places), "scrubbed" and "verified" (layers of such reads from the disk, in bursts as steps have
 // them, while the background's scrub runs at its usual rate, or a verification as fast as it can,
-// beside the same without), and "gap1", "gap2", "gap4", "gap8", "gap16" (rows of pages with so many
-// others between them, read together over the gaps, beside the same reads one by one). Only what
-// options.parts names. Leaves `dir` empty.
+// beside the same without), and "gap" (rows of pages with as many others between them as the
+// store reads over, beside the same reads one by one). Only what options.parts names. Leaves `dir`
+// empty.
 Result<std::map<std::string, Paired>> MeasureStepReads(const Prompt& prompt,
                                                        const SpeedOptions& options,
                                                        const std::string& fio_engine);

@@ -41,11 +41,7 @@ const std::vector<std::pair<std::string, std::string>> kLines = {
     {"step_full", "step_full_vs_memcpy"},
     {"scrubbed", "step_during_scrub"},
     {"verified", "step_during_verify"},
-    {"gap1", "gap_1_together"},
-    {"gap2", "gap_2_together"},
-    {"gap4", "gap_4_together"},
-    {"gap8", "gap_8_together"},
-    {"gap16", "gap_16_together"}};
+    {"gap", "gap_together"}};
 constexpr const char* kAttach = "attach";
 constexpr const char* kEncoding = "encoding";
 constexpr const char* kAmplification = "amplification";
@@ -237,18 +233,16 @@ Status MeasureAmplification(const Options& options, const RetrievalTrace& trace,
 
 // What int8 rows change, on the real model's keys.
 void MeasureEncoding(const RetrievalTrace& trace, uint32_t rounds, json& report) {
-  std::printf("\nkeys of the model stored as int8\n%-32s %9s %9s %9s %11s %9s\n", "", "bytes",
-              "rms", "largest", "score rms", "recall@1%");
-  for (const EncodingErrorLine& l : MeasureEncodingError(trace, {32, 16})) {
-    std::printf("%-32s %9.0f %9.4f %9.4f %11.4f %9.4f\n", l.name.c_str(), l.bytes_per_key,
-                l.key_rms, l.key_max, l.score_rms, l.recall);
-    report["encoding"].push_back({{"name", l.name},
-                                  {"bytes_per_key", l.bytes_per_key},
-                                  {"key_error_rms", l.key_rms},
-                                  {"key_error_max", l.key_max},
-                                  {"score_error_rms", l.score_rms},
-                                  {"recall", l.recall}});
-  }
+  std::printf("\nkeys of the model stored as int8\n%9s %9s %9s %11s %9s\n", "bytes", "rms",
+              "largest", "score rms", "recall@1%");
+  const Int8Error e = MeasureInt8Error(trace);
+  std::printf("%9.0f %9.4f %9.4f %11.4f %9.4f\n", e.bytes_per_key, e.key_rms, e.key_max,
+              e.score_rms, e.recall);
+  report["encoding"] = {{"bytes_per_key", e.bytes_per_key},
+                        {"key_error_rms", e.key_rms},
+                        {"key_error_max", e.key_max},
+                        {"score_error_rms", e.score_rms},
+                        {"recall", e.recall}};
   const EncodingSpeed speed = MeasureEncodingSpeed(128, rounds);
   std::printf("one thread, rows of 128 + 128 bf16: encodes %.2f GB/s, decodes %.2f GB/s\n",
               speed.encode / 1e9, speed.decode / 1e9);

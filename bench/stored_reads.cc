@@ -110,7 +110,7 @@ class Replay {
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
     const double row_bytes = double(rows * row.bytes());
     out.reads.push_back({double(rows) / steps, double(stats.pages_ssd) / steps,
-                         double(best) / steps, double(stats.pages_ssd * kPageBytes) / row_bytes,
+                         double(stats.pages_ssd * kPageBytes) / row_bytes,
                          double(best * kPageBytes) / row_bytes});
     out.ms_per_step.push_back(ms / steps);
     return {};

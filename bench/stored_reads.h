@@ -5,10 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/page_reads.h"
+#include "bench/support/retrieval_trace.h"
 #include "prefixd/result.h"
 
 namespace prefixd::bench {
+
+struct PageReads {
+  double rows = 0, pages = 0;  // of one step, all layers and KV heads; means
+  // 4096 * pages / bytes of the rows, key and value, as read and in the best packing: below 1 is
+  // possible where values alone are read.
+  double amplification = 0, best = 0;
+};
 
 struct StoredReads {
   std::string name;

@@ -89,7 +89,7 @@ Result<Blocks> FormBlocks(const RowsView& keys, std::span<const double> origin) 
         }
       }
     }
-    const std::vector<uint32_t> order = ClusterOrder(FloatRows(y, dim), {kCodeBlockKeys, {}});
+    const std::vector<uint32_t> order = ClusterOrder(FloatRows(y, dim), kCodeBlockKeys);
     out.tokens.insert(out.tokens.end(), order.begin(), order.end());
     for (size_t at = 0; at < n; at += kCodeBlockKeys) {
       const size_t block = (begin + at) / kCodeBlockKeys;

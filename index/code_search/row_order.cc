@@ -9,8 +9,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr size_t kPad = 16;  // features are padded with zeros to whole vectors
-constexpr size_t kMaxFeatures = 128;
+constexpr size_t kPad = 16;              // features are padded with zeros to whole vectors
 constexpr size_t kDirectionRows = 2048;  // a direction is found on at most so many rows
 constexpr int kPowerRounds = 3, kMeansRounds = 4;
 
@@ -45,20 +44,6 @@ Features KeyFeatures(const RowsView& keys) {
     const std::span<float> row(out.row(i), dim);
     ToFloat(keys.shape.dtype, keys.key(i), row);
     for (float& x : row) x = std::isfinite(x) ? x : 0;
-  }
-  return out;
-}
-
-// A column for each sampled query: the scores it gives.
-Features ScoreFeatures(const Features& keys, size_t n, size_t dim, std::span<const float> queries) {
-  const size_t n_queries = queries.size() / dim;
-  const size_t columns = std::min(n_queries, kMaxFeatures);
-  Features out(n, columns);
-  std::vector<float> query(keys.width);
-  for (size_t c = 0; c < columns; ++c) {
-    const auto q = queries.subspan(c * n_queries / columns * dim, dim);
-    std::copy(q.begin(), q.end(), query.begin());
-    for (size_t i = 0; i < n; ++i) out.row(i)[c] = Dot(keys.row(i), query.data(), keys.width);
   }
   return out;
 }
@@ -184,12 +169,10 @@ class Bisection {
 
 }  // namespace
 
-std::vector<uint32_t> ClusterOrder(const RowsView& keys, const RowOrderOptions& options) {
-  const size_t n = keys.count, dim = keys.shape.key_dim;
-  assert(options.rows_per_page > 0 && options.queries.size() % dim == 0);
-  const Features own = KeyFeatures(keys);
-  if (n == 0 || options.queries.empty()) return Bisection(own, n, options.rows_per_page).Run();
-  return Bisection(ScoreFeatures(own, n, dim, options.queries), n, options.rows_per_page).Run();
+std::vector<uint32_t> ClusterOrder(const RowsView& keys, uint32_t rows_per_page) {
+  assert(rows_per_page > 0);
+  const Features points = KeyFeatures(keys);
+  return Bisection(points, keys.count, rows_per_page).Run();
 }
 
 }  // namespace prefixd::index

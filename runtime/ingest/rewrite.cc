@@ -25,8 +25,7 @@ Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const 
   const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
   settle.order = [&](uint32_t, uint32_t, uint32_t first,
                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-    index::RowOrderOptions order;
-    order.rows_per_page = std::max(1u, kPageBytes / value_bytes);
+    const uint32_t rows_per_page = std::max(1u, kPageBytes / value_bytes);
     // Anchors are always read together: sinks and tail lie side by side at the end of the chunk,
     // the pages of the others begin with it.
     const auto n = static_cast<uint32_t>(rows.size() / row.bytes());
@@ -34,7 +33,8 @@ Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const 
     const uint32_t tail = first + n == info.n_tokens ? std::min(n - sinks, anchors.n_tail) : 0;
     const uint32_t mid = n - sinks - tail;
     const std::byte* mid_rows = rows.data() + sinks * row.bytes();
-    std::vector<uint32_t> out = index::ClusterOrder({mid_rows, mid, row.bytes(), row}, order);
+    std::vector<uint32_t> out =
+        index::ClusterOrder({mid_rows, mid, row.bytes(), row}, rows_per_page);
     for (uint32_t& i : out) i += sinks;
     out.resize(n);
     std::iota(out.begin() + mid, out.begin() + mid + sinks, 0);

@@ -28,20 +28,17 @@ TEST(RowOrder, IsAPermutationAndTheSameEveryTime) {
   for (int round = 0; round < 60; ++round) {
     const uint32_t n = Uniform(random, 0, 700), dim = Uniform(random, 1, 80);
     const std::vector<float> keys = Normal(random, size_t{n} * dim, 2);
-    const std::vector<float> queries = Normal(random, size_t{dim} * Uniform(random, 0, 40));
-    RowOrderOptions options;
-    options.rows_per_page = Uniform(random, 1, 40);
-    options.queries = queries;
-    const std::vector<uint32_t> order = ClusterOrder(View(keys, dim), options);
+    const uint32_t rows_per_page = Uniform(random, 1, 40);
+    const std::vector<uint32_t> order = ClusterOrder(View(keys, dim), rows_per_page);
     ExpectPermutation(order, n);
-    EXPECT_EQ(ClusterOrder(View(keys, dim), options), order);
+    EXPECT_EQ(ClusterOrder(View(keys, dim), rows_per_page), order);
   }
 }
 
 TEST(RowOrder, LessThanAPageStaysAsItIs) {
   Random random(prefixd::testing::Seed("LessThanAPageStaysAsItIs"));
   for (const uint32_t n : {0u, 1u, 2u, 15u, 16u}) {
-    const std::vector<uint32_t> order = ClusterOrder(View(Normal(random, n * 8), 8), {});
+    const std::vector<uint32_t> order = ClusterOrder(View(Normal(random, n * 8), 8), 16);
     ExpectPermutation(order, n);
     EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
   }
@@ -58,7 +55,7 @@ TEST(RowOrder, EqualClustersShareNoPage) {
       keys.push_back(centres[i % kClusters * kDim + d] + Normal(random, 1, 0.01f)[0]);
     }
   }
-  const std::vector<uint32_t> order = ClusterOrder(View(keys, kDim), {.rows_per_page = kPage});
+  const std::vector<uint32_t> order = ClusterOrder(View(keys, kDim), kPage);
   for (uint32_t page = 0; page < kClusters; ++page) {
     std::set<uint32_t> clusters;
     for (uint32_t i = 0; i < kPage; ++i) clusters.insert(order[page * kPage + i] % kClusters);
@@ -68,7 +65,7 @@ TEST(RowOrder, EqualClustersShareNoPage) {
 
 TEST(RowOrder, EqualKeysKeepTheirOrderOfArrival) {
   const std::vector<float> keys(300 * 12, 1.5f);
-  const std::vector<uint32_t> order = ClusterOrder(View(keys, 12), {});
+  const std::vector<uint32_t> order = ClusterOrder(View(keys, 12), 32);
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
@@ -79,7 +76,7 @@ TEST(RowOrder, NonFiniteKeysAreOrderedToo) {
   keys[500] = std::numeric_limits<float>::infinity();
   keys[900] = std::numeric_limits<float>::max();
   keys[901] = -std::numeric_limits<float>::max();
-  ExpectPermutation(ClusterOrder(View(keys, 10), {.rows_per_page = 4}), 200);
+  ExpectPermutation(ClusterOrder(View(keys, 10), 4), 200);
 }
 
 }  // namespace
