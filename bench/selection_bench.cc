@@ -20,7 +20,6 @@ using nlohmann::json;
 struct Options {
   TraceOptions trace;
   std::vector<uint32_t> sizes = {16384, 131072, 1048576};
-  uint32_t hnsw_up_to = 16384;
   bool real = true;
   bool sharing = true;
   uint32_t steps = SyntheticOptions{}.steps;
@@ -127,20 +126,10 @@ Status Run(const Options& options) {
     }
     out["cases"].push_back({{"case", name}, {"indexes", rows}});
   };
-  const auto measured_at = [&](uint32_t n) {
-    MeasureOptions measure = options.measure;
-    measure.hnsw = n <= options.hnsw_up_to;
-    measure.built = [n](const std::string& index, double seconds) {
-      // A graph of a million keys takes twenty minutes.
-      if (seconds > 60)
-        std::fprintf(stderr, "%s of %u keys built in %.0f s\n", index.c_str(), n, seconds);
-    };
-    return measure;
-  };
   if (options.real) {
     PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
     const std::vector<HeadTrace> heads = HeadTraces(trace);
-    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, measured_at(trace.n_tokens)));
+    PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, options.measure));
     add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +
             std::to_string(heads.size()) + " heads, K = 1%",
         results);
@@ -156,7 +145,7 @@ Status Run(const Options& options) {
     synthetic.n_tokens = n;
     synthetic.steps = options.steps;
     const std::vector<HeadTrace> head = {SyntheticHead(synthetic)};
-    PREFIXD_ASSIGN(const auto results, MeasureIndexes(head, measured_at(n)));
+    PREFIXD_ASSIGN(const auto results, MeasureIndexes(head, options.measure));
     add("synthetic, " + std::to_string(n) + " tokens, K = 1%", results);
     if (options.sharing) PREFIXD_TRY(MeasureSyntheticSharing(head.front(), out, ratios));
     const auto find = [&](const char* name) {
@@ -165,13 +154,10 @@ Status Run(const Options& options) {
     };
     const IndexResult* codes = find("codes");
     if (codes && n == 131072) ratios["speedup_flat_codes_128k"] = codes->speedup;
-    for (const auto& [name, key] :
-         {std::pair{"faiss ivf", "ivf"}, std::pair{"faiss hnsw", "hnsw"}}) {
-      const IndexResult* faiss = find(name);
-      if (!codes || !faiss) continue;
-      const std::string at = std::string(key) + "_" + std::to_string(n / 1024) + "k";
-      ratios["codes_faster_than_" + at] = faiss->median_ms / codes->median_ms;
-      ratios["codes_built_faster_than_" + at] = faiss->build_seconds / codes->build_seconds;
+    if (const IndexResult* ivf = find("faiss ivf"); codes && ivf) {
+      const std::string at = "ivf_" + std::to_string(n / 1024) + "k";
+      ratios["codes_faster_than_" + at] = ivf->median_ms / codes->median_ms;
+      ratios["codes_built_faster_than_" + at] = ivf->build_seconds / codes->build_seconds;
     }
   }
   PREFIXD_ASSIGN(const ScanResult scan, MeasureScan(options.measure.rounds * 3));
@@ -201,8 +187,6 @@ int main(int argc, char** argv) {
   prefixd::bench::AddTraceTokens(app, options.trace);
   app.add_option("--sizes", options.sizes, "Lengths of the synthetic heads")
       ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--hnsw-up-to", options.hnsw_up_to, "Build FAISS HNSW up to this length")
       ->capture_default_str();
   app.add_option("--rounds", options.measure.rounds, "Passes over the queries")
       ->capture_default_str();

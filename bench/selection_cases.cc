@@ -12,7 +12,6 @@
 #include "index/ranking/group_ranking.h"
 #include "index/codes/key_codes.h"
 #include "attention/step/step.h"
-#include "bench/pq_index.h"
 #include "bench/support/read_bandwidth.h"
 #include "bench/support/statistics.h"
 #include "index/code_search/code_blocks.h"
@@ -114,17 +113,8 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
   add(
       "codes", [](const HeadTrace& head) { return index::BuildCodesIndex(head.view(), All(head)); },
       /*untuned=*/true);
-  add("page bounds",
-      [](const HeadTrace& head) { return index::BuildPagesIndex(head.view(), All(head), {}); });
   add("faiss ivf",
       [](const HeadTrace& head) { return index::BuildIvfIndex(head.view(), All(head), {}); });
-  add(
-      "faiss pq4", [](const HeadTrace& head) { return BuildPqIndex(head.view(), All(head)); },
-      /*untuned=*/true);
-  if (options.hnsw) {
-    add("faiss hnsw",
-        [](const HeadTrace& head) { return index::BuildHnswIndex(head.view(), All(head), {}); });
-  }
   return all;
 }
 
@@ -147,7 +137,6 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
       Built built = std::unique_ptr<KeyIndex>();
       build_seconds = Seconds([&] { built = candidates[c].build(head); }, options.cpu_time);
       if (!built.ok()) return built.error();
-      if (options.built) options.built(candidates[c].name, build_seconds);
       indexes.push_back(std::move(built).value());
       PREFIXD_ASSIGN(const auto bytes, indexes.back()->Serialize());
       stored_bytes = bytes.size();

@@ -28,11 +28,9 @@ struct IndexResult {
 
 struct MeasureOptions {
   uint32_t rounds = 3;
-  bool hnsw = false;
   std::string only;            // of the indexes besides exact, those whose names contain this
   std::vector<float> efforts;  // searched with each of them (KeyIndex::SetEffort); empty: tuned
   bool cpu_time = false;       // of the process, instead of the clock's: beside other work
-  std::function<void(const std::string& index, double seconds)> built;  // may be null: progress
 };
 
 // Exact first. Every index is built from the keys and the put's samples alone, and but for those

@@ -1,6 +1,5 @@
-// What sharing retrieved sets between steps (CIS, spec §8) saves and loses, and the rules by which
-// the heads of a group share one, on the queries of a real decode: half of the steps continue the
-// document, half answer questions about it.
+// What sharing retrieved sets between steps (CIS, spec §8) saves and loses, on the queries of a
+// real decode: half of the steps continue the document, half answer questions about it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -66,22 +65,6 @@ Status Run(const Options& options) {
         {"cis_mass_loss", r->mass_loss}, {"cis_rho", r->rho}, {"bytes_shared", r->scan_bytes}};
   }
   std::printf("\nleast loss at rho <= 0.1: %s\n", ratios.dump().c_str());
-  constexpr double kFractions[] = {0.005, 0.01, 0.04};
-  PREFIXD_ASSIGN(const auto rules, MeasureRules(trace, kFractions));
-  std::printf("\n%8s %6s %8s %11s %9s %9s\n", "rule", "K", "mass", "least head", "dropped",
-              "completed");
-  json rule_rows = json::array();
-  for (const RuleResult& r : rules) {
-    const std::string name(GroupRuleName(r.rule));
-    std::printf("%8s %5.1f%% %8.4f %11.4f %9.4f %9.4f\n", name.c_str(), 100 * r.fraction, r.mass,
-                r.worst_mass, r.dropped_error, r.error);
-    rule_rows.push_back({{"rule", name},
-                         {"fraction", r.fraction},
-                         {"mass", r.mass},
-                         {"mass_of_least_head", r.worst_mass},
-                         {"error_dropped", r.dropped_error},
-                         {"error_completed", r.error}});
-  }
   PREFIXD_ASSIGN(const SetReuse reuse, MeasureSetReuse(trace, options.fraction));
   std::printf("\n%24s %22s %14s\n", "retrieved in the last", "of a step's Top-K", "tokens held/K");
   json reuse_rows = json::array(), remembered_rows = json::array();
@@ -103,7 +86,6 @@ Status Run(const Options& options) {
   if (options.json_file.empty()) return {};
   PREFIXD_TRY(WriteJson(options.json_file, json{{"bench", "sharing"},
                                                 {"settings", rows},
-                                                {"rules", rule_rows},
                                                 {"reuse", reuse_rows},
                                                 {"remembered", remembered_rows},
                                                 {"ratios", ratios}}));

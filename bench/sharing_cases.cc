@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "index/ranking/group_ranking.h"
-#include "index/ranking/group_rules.h"
 #include "attention/estimators/moments.h"
 #include "attention/step/step.h"
 #include "bench/support/head_trace.h"
@@ -61,31 +60,13 @@ class Head {
         sum.rho += 1;
       }
       sum.tokens += double(ids.size()) / k;
-      masses.push_back(Mass(scores, ids).mean);
+      masses.push_back(Mass(scores, ids));
       for (const bool complete : {false, true}) {
         PREFIXD_ASSIGN(const double error, Error(q, ids, cuts, complete));
         (complete ? sum.error : sum.dropped_error) += error;
       }
     }
     return masses;
-  }
-
-  Status Measure(GroupRule rule, uint32_t k, RuleResult& sum) const {
-    for (size_t s = 0; s < head_.n_steps(); ++s) {
-      const auto q = head_.step(s);
-      std::vector<float> scores(size_t{head_.group} * mid_.size());
-      Scores(q, head_.group, head_.layer, rows_.Sub(mid_.begin, mid_.size()), scores);
-      const Selection chosen =
-          SelectByGroup(rule, scores, head_.group, mid_.size(), k, mid_.begin, true);
-      const Masses mass = Mass(scores, chosen.ids);
-      sum.mass += mass.mean;
-      sum.worst_mass += mass.least;
-      for (const bool complete : {false, true}) {
-        PREFIXD_ASSIGN(const double error, Error(q, chosen.ids, chosen.cuts, complete));
-        (complete ? sum.error : sum.dropped_error) += error;
-      }
-    }
-    return {};
   }
 
  private:
@@ -97,21 +78,18 @@ class Head {
     }
     return out;
   }
-  struct Masses {
-    double mean = 0, least = 1;  // over the group
-  };
-  Masses Mass(std::span<const float> scores, std::span<const uint32_t> ids) const {
-    Masses out;
+  // Mean over the group.
+  double Mass(std::span<const float> scores, std::span<const uint32_t> ids) const {
+    double mean = 0;
     for (uint32_t g = 0; g < head_.group; ++g) {
       const auto row = scores.subspan(size_t{g} * mid_.size(), mid_.size());
       const float top = *std::max_element(row.begin(), row.end());
       double all = 0, read = 0;
       for (const float score : row) all += std::exp(double{score} - top);
       for (const uint32_t id : ids) read += std::exp(double{row[id - mid_.begin]} - top);
-      out.mean += read / all / head_.group;
-      out.least = std::min(out.least, read / all);
+      mean += read / all / head_.group;
     }
-    return out;
+    return mean;
   }
 
   Result<double> Error(std::span<const float> q, std::span<const uint32_t> ids,
@@ -210,30 +188,6 @@ const SharingResult* LeastLoss(std::span<const SharingResult> results) {
     if (!least || r.mass_loss < least->mass_loss) least = &r;
   }
   return least;
-}
-
-Result<std::vector<RuleResult>> MeasureRules(const RetrievalTrace& trace,
-                                             std::span<const double> fractions) {
-  const std::vector<HeadTrace> traces = HeadTraces(trace);
-  std::vector<RuleResult> results;
-  for (const double fraction : fractions) {
-    for (const GroupRule rule : {GroupRule::kMax, GroupRule::kSum, GroupRule::kUnion}) {
-      results.push_back({rule, fraction});
-    }
-  }
-  double steps = 0;
-  for (size_t h = 0; h < traces.size(); ++h) {
-    const Head head(trace, h, traces[h]);
-    steps += double(traces[h].n_steps());
-    for (RuleResult& r : results) {
-      const auto k = static_cast<uint32_t>(std::ceil(r.fraction * trace.mid.size()));
-      PREFIXD_TRY(head.Measure(r.rule, k, r));
-    }
-  }
-  for (RuleResult& r : results) {
-    for (double* sum : {&r.mass, &r.worst_mass, &r.dropped_error, &r.error}) *sum /= steps;
-  }
-  return results;
 }
 
 }  // namespace prefixd::bench

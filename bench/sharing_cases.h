@@ -31,15 +31,4 @@ Result<std::vector<SharingResult>> MeasureSharing(const RetrievalTrace& trace, d
 // most a tenth of the steps: the one that loses least mass. Null: there is none.
 const SharingResult* LeastLoss(std::span<const SharingResult> results);
 
-// How the heads of a group share a set, on the same steps.
-struct RuleResult {
-  GroupRule rule = GroupRule::kMax;
-  double fraction = 0;    // K of the mid region
-  double mass = 0;        // mean over query heads ...
-  double worst_mass = 0;  // ... and of the head of its group that has least, mean over steps
-  double dropped_error = 0, error = 0;  // as SharingResult
-};
-Result<std::vector<RuleResult>> MeasureRules(const RetrievalTrace& trace,
-                                             std::span<const double> fractions);
-
 }  // namespace prefixd::bench

@@ -376,10 +376,6 @@ RuntimeOptions Config::Runtime() const {
   o.codes_min_tokens = static_cast<uint32_t>(codes_min_tokens);
   o.recall_target = static_cast<double>(recall_percent) / 100;
   o.build_ivf = build_ivf;
-  o.build_hnsw = build_hnsw;
-  o.hnsw_min_tokens = static_cast<uint32_t>(hnsw_min_tokens);
-  o.build_pages = build_pages;
-  o.pages_min_tokens = static_cast<uint32_t>(pages_min_tokens);
   o.ivf_min_tokens = static_cast<uint32_t>(ivf_min_tokens);
   o.max_sessions = static_cast<uint32_t>(max_sessions);
   return o;

@@ -64,10 +64,6 @@ struct Config {
   uint64_t recall_percent = 95;
   bool build_ivf = false;
   uint64_t ivf_min_tokens = 16384;
-  bool build_hnsw = false;
-  uint64_t hnsw_min_tokens = 16384;
-  bool build_pages = false;
-  uint64_t pages_min_tokens = 4096;
 
   uint64_t max_sessions = 1024;
   uint64_t max_connections = 256;

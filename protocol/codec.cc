@@ -32,7 +32,6 @@ struct Encoder {
   static Json Value(const std::filesystem::path& x) { return x.string(); }
   static Json Value(DType x) { return std::string(DTypeName(x)); }
   static Json Value(StepMode x) { return std::string(StepModeName(x)); }
-  static Json Value(GroupRule x) { return std::string(GroupRuleName(x)); }
   static Json Value(const EstimatorVariant& x) { return x.Name(); }
   static Json Value(IngestState x) { return std::string(IngestStateName(x)); }
   static Json Value(RowEncoding x) { return std::string(RowEncodingName(x)); }
@@ -129,9 +128,6 @@ struct Decoder {
     x = *parsed;
   }
   void Read(const Json& j, const std::string& at, DType& x) { ReadName(j, at, DTypeFromName, x); }
-  void Read(const Json& j, const std::string& at, GroupRule& x) {
-    ReadName(j, at, GroupRuleFromName, x);
-  }
   void Read(const Json& j, const std::string& at, StepMode& x) {
     ReadName(j, at, StepModeFromName, x);
   }

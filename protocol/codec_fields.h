@@ -77,8 +77,6 @@ void Describe(V& v, Is<RuntimeOptions> auto& s) {
   v("query_samples", s.query_samples), v("choice_budgets", s.choice_budgets);
   v("build_codes", s.build_codes), v("codes_min_tokens", s.codes_min_tokens);
   v("recall_target", s.recall_target);
-  v("build_hnsw", s.build_hnsw), v("hnsw_min_tokens", s.hnsw_min_tokens);
-  v("build_pages", s.build_pages), v("pages_min_tokens", s.pages_min_tokens);
   v("build_ivf", s.build_ivf), v("ivf_min_tokens", s.ivf_min_tokens), v("settle", s.settle);
   v("settle_min_tokens", s.settle_min_tokens), v("settle_chunk_tokens", s.settle_chunk_tokens);
   v("merge_max_tokens", s.merge_max_tokens), v("max_sessions", s.max_sessions);
@@ -102,9 +100,9 @@ void Describe(V& v, Is<PutResult> auto& s) {
 template <class V>
 void Describe(V& v, Is<StepPolicy> auto& s) {
   v("mode", s.mode), v("estimator", s.estimator), v("budget", s.budget), v("k", s.k);
-  v("l_gen", s.l_gen), v("selector", s.selector), v("page_granular", s.page_granular);
+  v("l_gen", s.l_gen), v("selector", s.selector);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
-  v("group_rule", s.group_rule), v("sharing", s.sharing), v("window", s.window);
+  v("sharing", s.sharing), v("window", s.window);
   v("prefetch", s.prefetch);
 }
 template <class V>

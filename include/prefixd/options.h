@@ -64,11 +64,6 @@ struct RuntimeOptions {
   double recall_target = 0.95;
   bool build_ivf = false;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;
-  // FAISS HNSW, for prefixes that are kept long: minutes of build per head and 100k tokens.
-  bool build_hnsw = false;
-  uint32_t hnsw_min_tokens = 16384;
-  bool build_pages = false;  // bounds of pages of keys: the cheapest index
-  uint32_t pages_min_tokens = 4096;
   // Rewriting in the background: segments of at least settle_min_tokens are settled (rows that are
   // retrieved together share pages), small ones merged with what they continue as long as together
   // they have at most merge_max_tokens. 0 and false: never.

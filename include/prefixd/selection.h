@@ -5,10 +5,7 @@
 
 #include <cstdint>
 #include <limits>
-#include <string_view>
 #include <vector>
-
-#include "prefixd/result.h"
 
 namespace prefixd {
 
@@ -28,16 +25,6 @@ struct Selection {
   uint64_t keys_scanned = 0;  // keys (or codes) that the search touched
   uint64_t bytes_scanned = 0;
 };
-
-// How the query heads of one KV head choose the set they share (spec §2, §4).
-enum class GroupRule : uint8_t {
-  kMax = 0,    // by the largest of the heads' probabilities: max_g s_i^g - L_g
-  kSum = 1,    // by their sum: sum_g exp(s_i^g - L_g)
-  kUnion = 2,  // each head's own best tokens, as many of each head as fit: by min_g of the place of
-               // token i among head g's tokens
-};
-std::string_view GroupRuleName(GroupRule rule);  // "max", "sum", "union"
-Result<GroupRule> GroupRuleFromName(std::string_view name);
 
 // The share delta of full attention's mass that was not read.
 struct MissingMass {

@@ -96,9 +96,7 @@ struct StepPolicy {
   double budget = 0.02;           // fraction of the prefix per step (spec §4)
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
-  std::string selector = "auto";  // "auto", "exact", "codes", "ivf", "hnsw", "pages"
-  // How the query heads of a KV head choose the set they share (docs/selection.md).
-  GroupRule group_rule = GroupRule::kMax;
+  std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
   // Sets shared between steps (spec §8; runtime/step/shared_sets.h): within a block, steps whose queries
   // are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget` is
   // planned with them, so that it holds.
@@ -135,9 +133,6 @@ struct StepPolicy {
     bool operator==(const Prefetch&) const = default;
   };
   Prefetch prefetch;
-  // Whatever else lies in the pages that are read joins the exact set: more tokens for the same
-  // I/O. They count as read in the ledger, beyond what the budget planned.
-  bool page_granular = false;
   // The tokens that the budget gives a step are spread over layers and heads by the attention mass
   // that each is estimated to miss, instead of evenly: never more in total.
   bool adaptive = false;
@@ -210,7 +205,7 @@ struct HeadChoice {
 // prefill that it was not tuned by (the other half of the sample tuned it), at 1% of the keys.
 struct IndexRecall {
   uint32_t layer = 0, kv_head = 0;
-  std::string index;     // "codes", "ivf", "hnsw", "pages"
+  std::string index;     // "codes", "ivf"
   uint32_t queries = 0;  // 0: untuned, the put gave no queries to measure with
   uint32_t k = 0;
   double recall = 0;  // recall@k

@@ -47,7 +47,7 @@ struct ListedPart {
   size_t ld = 0, n = 0;
 };
 
-// The sum of exp(score) over all candidates, for each head: what group rules normalise by (spec
+// The sum of exp(score) over all candidates, for each head: what ranks are normalised by (spec
 // §2). First by codes alone, as they are scanned; then the short list's terms are replaced by exact
 // ones, which carry most of the mass.
 class HeadMasses {

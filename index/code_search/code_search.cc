@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "index/codes/code_scan.h"
-#include "index/ranking/group_rules.h"
+#include "index/ranking/group_ranking.h"
 #include "index/code_search/all_scores.h"
 #include "index/code_search/code_ranks.h"
 #include "index/search/search_pass.h"
@@ -212,8 +212,8 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
   if (request.scores) PutExactScores(request, ids, truth);
 
   Selection selection =
-      SelectByGroup(request.rule, truth, request.group, static_cast<uint32_t>(n), request.k, 0,
-                    /*scores_complete=*/false, masses.LogSumExp());
+      SelectByGroupMax(truth, request.group, static_cast<uint32_t>(n), request.k, 0,
+                       /*scores_complete=*/false, masses.LogSumExp());
   for (uint32_t& id : selection.ids) id = ids[id];
   if (!gaps.empty()) std::sort(selection.ids.begin(), selection.ids.end());
   if (request.selected_keys && gaps.empty()) KeepSelectedKeys(request, ids, selection.ids);

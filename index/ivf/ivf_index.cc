@@ -9,9 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "index/ranking/group_rules.h"
+#include "index/ranking/group_ranking.h"
 #include "attention/step/step.h"
-#include "index/search/candidates.h"
 #include "index/ivf/centred_keys.h"
 #include "index/ivf/ivf_lists.h"
 #include "index/ivf/ivf_probe.h"
@@ -156,7 +155,14 @@ Status Rerank(const SearchRequest& request, std::span<const uint32_t> columns, S
 }
 
 Result<Selection> IvfIndex::Search(const SearchRequest& request) const {
-  PREFIXD_TRY(BeginSearch(request, dim()));
+  PREFIXD_TRY(CheckRequest(request));
+  if (request.keys.shape.key_dim != dim()) {
+    return InvalidArgument("search: keys of " + std::to_string(request.keys.shape.key_dim) +
+                           " dimensions in an index over " + std::to_string(dim()));
+  }
+  // It fills neither of them.
+  if (request.scores) request.scores->clear();
+  if (request.selected_keys) request.selected_keys->clear();
   const TokenRange& wanted = request.candidates;
   if (request.k >= wanted.size()) return SelectAll(request);
   const TokenRange inside{std::clamp(covered_.begin, wanted.begin, wanted.end),
@@ -189,8 +195,8 @@ Result<Selection> IvfIndex::Search(const SearchRequest& request) const {
   PREFIXD_TRY(Rerank(request, doubtful, scanned));
 
   Selection selection =
-      SelectByGroup(request.rule, scanned.scores, request.group, static_cast<uint32_t>(n),
-                    request.k, 0, /*scores_complete=*/false);
+      SelectByGroupMax(scanned.scores, request.group, static_cast<uint32_t>(n), request.k, 0,
+                       /*scores_complete=*/false);
   for (uint32_t& id : selection.ids) id = scanned.tokens[id];
   std::sort(selection.ids.begin(), selection.ids.end());
   const size_t key_bytes = request.keys.shape.key_bytes();

@@ -1,6 +1,6 @@
 // An inverted file of vectors: clustered, trained and serialised by FAISS, scanned by us (Debian's
 // FAISS has no AVX, and its searches start OpenMP threads). Internal to index/; only
-// ivf_lists.cc and hnsw_graph.cc see FAISS.
+// ivf_lists.cc sees FAISS.
 //
 // Thread-safety: immutable once made.
 #pragma once

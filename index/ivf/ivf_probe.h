@@ -24,7 +24,7 @@ std::vector<ListSlice> ChooseLists(const IvfLists& lists, std::span<const float>
                                    uint32_t group, float scale, float probe_fraction,
                                    TokenRange rows, size_t at_least);
 
-// Columns below `n_codes`, ascending, that may be among the k + 1 best by the group rule
+// Columns below `n_codes`, ascending, that may be among the k + 1 best by the group ranking
 // (SelectByGroupMax) once scores are exact, if every score there is within `error` of the truth.
 //   scores: [group][n]
 std::vector<uint32_t> WithinReach(std::span<const float> scores, uint32_t group, size_t n_codes,

@@ -28,14 +28,22 @@ float LogSumExp(std::span<const float> scores, std::vector<float>& scratch) {
   return static_cast<float>(max + std::log(sum));
 }
 
+// [group] L_g of [group][n] scores.
+std::vector<float> LogSumExps(std::span<const float> scores, uint32_t group, uint32_t n) {
+  std::vector<float> lse(group), scratch;
+  for (uint32_t g = 0; g < group; ++g) {
+    lse[g] = LogSumExp(scores.subspan(size_t{g} * n, n), scratch);
+  }
+  return lse;
+}
+
 // rank[i] = max over the group of s_i^g - L_g. NaN ranks first: the step then reads that row and
 // refuses it by name, instead of the selection hiding it.
-std::vector<float> GroupMaxRanks(std::span<const float> scores, uint32_t group, uint32_t n,
-                                 std::span<float> lse) {
-  std::vector<float> rank(n, -kInfRank), scratch;
-  for (uint32_t g = 0; g < group; ++g) {
-    const std::span<const float> row = scores.subspan(size_t{g} * n, n);
-    lse[g] = LogSumExp(row, scratch);
+std::vector<float> GroupMaxRanks(std::span<const float> scores, uint32_t n,
+                                 std::span<const float> lse) {
+  std::vector<float> rank(n, -kInfRank);
+  for (size_t g = 0; g < lse.size(); ++g) {
+    const std::span<const float> row = scores.subspan(g * n, n);
     const float shift = lse[g];
     for (uint32_t i = 0; i < n; ++i) {
       const float normalised = row[i] - shift;
@@ -57,8 +65,9 @@ float CutAbove(float lse, float theta) {
 }  // namespace
 
 Selection SelectByGroupMax(std::span<const float> scores, uint32_t group, uint32_t n, uint32_t k,
-                           uint32_t first_id, bool scores_complete) {
-  assert(scores.size() >= size_t{group} * n);
+                           uint32_t first_id, bool scores_complete,
+                           std::span<const double> all_lse) {
+  assert(scores.size() >= size_t{group} * n && (all_lse.empty() || all_lse.size() == group));
   Selection selection;
   selection.keys_scanned = n;
   selection.cuts.resize(group);
@@ -70,8 +79,11 @@ Selection SelectByGroupMax(std::span<const float> scores, uint32_t group, uint32
     return selection;
   }
 
-  std::vector<float> lse(group);
-  const std::vector<float> rank = GroupMaxRanks(scores, group, n, lse);
+  // Ranks and cuts take the same rounded log-sum-exp, so that rounding it moves no cut.
+  const std::vector<float> lse = all_lse.empty()
+                                     ? LogSumExps(scores, group, n)
+                                     : std::vector<float>(all_lse.begin(), all_lse.end());
+  const std::vector<float> rank = GroupMaxRanks(scores, n, lse);
   // kth: the k-th largest rank. Everything above it is in; of those equal to it the lowest ids
   // are, as far as there is room.
   float kth = kInfRank;
@@ -110,8 +122,8 @@ GroupRanking RankByGroupMax(std::span<const float> scores, uint32_t group, uint3
                             uint32_t most) {
   GroupRanking ranking;
   ranking.n = n;
-  ranking.lse.resize(group);
-  const std::vector<float> rank = GroupMaxRanks(scores, group, n, ranking.lse);
+  ranking.lse = LogSumExps(scores, group, n);
+  const std::vector<float> rank = GroupMaxRanks(scores, n, ranking.lse);
   const size_t kept = std::min(n, most == UINT32_MAX ? most : most + 1);
   std::vector<uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);

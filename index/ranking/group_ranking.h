@@ -1,4 +1,4 @@
-// The default ranking of mid tokens for the query heads of one KV head (spec §2).
+// The ranking of mid tokens by which the query heads of one KV head share a set (spec §2, §4).
 // Pure functions.
 #pragma once
 
@@ -15,9 +15,11 @@ namespace prefixd {
 // threshold being the largest rank value left out (spec §2). k >= n selects everything (then
 // cuts are exact at -infinity). Positions are candidate indices plus `first_id`.
 //   scores: [G][n] row-major, natural scaled scores (softcap applied)
-// `scores_complete`: false when scores are of a subset or approximate; cuts are then marked so.
+//   scores_complete: false when scores are of a subset or approximate; cuts are then marked so
+//   lse: [G] L_g, of `scores` that are a subset of the candidates; empty: those of `scores`
 Selection SelectByGroupMax(std::span<const float> scores, uint32_t group, uint32_t n, uint32_t k,
-                           uint32_t first_id, bool scores_complete);
+                           uint32_t first_id, bool scores_complete,
+                           std::span<const double> lse = {});
 
 // The same ranking for several k at once: the first k of `best` are what SelectByGroupMax takes.
 struct GroupRanking {

@@ -1,12 +1,7 @@
 #include "index/search/key_index.h"
 
-#include <algorithm>
 
-#include "index/code_search/codes_index.h"
-#include "index/search/envelope.h"
-#include "index/ivf/hnsw_index.h"
-#include "index/ivf/ivf_index.h"
-#include "index/search/pages_index.h"
+#include <string>
 
 namespace prefixd::index {
 
@@ -18,21 +13,16 @@ std::string_view IndexName(IndexKind kind) {
       return "ivf";
     case IndexKind::kCodes:
       return "codes";
-    case IndexKind::kHnsw:
-      return "hnsw";
-    case IndexKind::kPages:
-      return "pages";
   }
   return "unknown";
 }
 
 Result<IndexKind> IndexFromName(std::string_view name) {
-  for (const IndexKind kind : {IndexKind::kExact, IndexKind::kIvf, IndexKind::kCodes,
-                               IndexKind::kHnsw, IndexKind::kPages}) {
+  for (const IndexKind kind : {IndexKind::kExact, IndexKind::kIvf, IndexKind::kCodes}) {
     if (name == IndexName(kind)) return kind;
   }
   return InvalidArgument("no index named '" + std::string(name) +
-                         "'; there are exact, codes, ivf, hnsw and pages");
+                         "'; there are exact, codes and ivf");
 }
 
 Status KeyIndex::SetEffort(float effort) {
@@ -45,24 +35,6 @@ std::vector<Result<Selection>> KeyIndex::SearchMany(std::span<const SearchReques
   selections.reserve(requests.size());
   for (const SearchRequest& request : requests) selections.push_back(Search(request));
   return selections;
-}
-
-Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes) {
-  PREFIXD_ASSIGN(const OpenedEnvelope opened, Open(bytes));
-  switch (static_cast<IndexKind>(std::min(opened.fields.kind, 255u))) {
-    case IndexKind::kIvf:
-      return LoadIvfIndex(opened);
-    case IndexKind::kCodes:
-      return LoadCodesIndex(opened);
-    case IndexKind::kHnsw:
-      return LoadHnswIndex(opened);
-    case IndexKind::kPages:
-      return LoadPagesIndex(opened);
-    case IndexKind::kExact:  // stores nothing
-      break;
-  }
-  return Error{Code::kCorrupt,
-               "stored index: unknown kind " + std::to_string(opened.fields.kind) + "; rebuild it"};
 }
 
 }  // namespace prefixd::index

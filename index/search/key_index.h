@@ -21,9 +21,11 @@
 
 namespace prefixd::index {
 
-enum class IndexKind : uint8_t { kExact = 0, kIvf = 1, kCodes = 2, kHnsw = 3, kPages = 4 };
-inline constexpr size_t kIndexKinds = 5;
-std::string_view IndexName(IndexKind kind);  // "exact", "ivf", "codes", "hnsw", "pages"
+// The numbers are stored (envelope.h): 3 and 4 were kinds that older builds wrote, and name
+// nothing.
+enum class IndexKind : uint8_t { kExact = 0, kIvf = 1, kCodes = 2 };
+inline constexpr size_t kIndexKinds = 3;
+std::string_view IndexName(IndexKind kind);  // "exact", "ivf", "codes"
 Result<IndexKind> IndexFromName(std::string_view name);
 
 // Buffers that a caller keeps from search to search, so that searching allocates only while it
@@ -44,9 +46,8 @@ struct SearchRequest {
   std::span<const float> queries;  // [G][key_dim]
   uint32_t group = 0;              // G
   LayerGeometry layer;
-  TokenRange candidates;             // token positions that may be returned (inside the mid region)
-  uint32_t k = 0;                    // tokens wanted; fewer are returned only when there are fewer
-  GroupRule rule = GroupRule::kMax;  // how the heads share them
+  TokenRange candidates;  // token positions that may be returned (inside the mid region)
+  uint32_t k = 0;         // tokens wanted; fewer are returned only when there are fewer
   // The keys themselves, row i being token `first_token` + i; must cover `candidates`. Borrowed.
   // An index that stores its own copy or codes may use them for re-ranking only. Where they are
   // not in memory, `reader` reads them instead, and of `keys` the shape alone counts.
@@ -70,15 +71,14 @@ class KeyIndex {
   virtual TokenRange covered() const = 0;
   virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
   // How much a search looks at, in the index's own measure: IVF the fraction of lists that it
-  // probes, codes that of blocks; HNSW its beam, pages their tokens, in multiples of k. Exact
-  // search has but one.
+  // probes, codes that of blocks. Exact search has but one.
   virtual float effort() const { return 1; }
   // What tuning (tuning.h) tries, least first.
   virtual std::vector<float> efforts() const { return {1}; }
   // Not while others use the index. kInvalidArgument: not an effort of this kind.
   virtual Status SetEffort(float effort);
-  // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head by request.rule.
-  // Indexes that are not exact look for the best by kMax first and choose among those.
+  // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head
+  // (index/ranking/group_ranking.h).
   // k of at least candidates.size() (an empty range too) returns them all without reading a key:
   // cuts are exact at -inf. Which of several tokens of equal rank is returned is unspecified.
   //   keys_scanned: distinct tokens whose key, or code, was scored
@@ -120,34 +120,6 @@ Result<std::unique_ptr<KeyIndex>> BuildIvfIndex(const RowsView& keys, TokenRange
                                                 const IvfOptions& options);
 
 // Fewer keys than this are scanned exactly as fast.
-inline constexpr uint32_t kMinHnswKeys = 1024;
-
-struct HnswOptions {
-  uint32_t links = 32;  // of each key, 4 to 64; twice as many in the graph's lowest layer
-};
-// FAISS HNSW over centred keys by inner product, with its own 32-bit copy of them (about 4 key_dim
-// + 8 links + 20 bytes a key) and minutes of build per 100k keys: for prefixes that are kept long.
-// The union of what the query heads find is re-ranked with exact keys. Approximate cuts, except
-// where few candidates lie inside covered() or k is large for the graph: these are searched
-// exactly.
-//   keys: row i is token covered.begin + i; read during the call only.
-// kInvalidArgument: as BuildIvfIndex; fewer than kMinHnswKeys.
-Result<std::unique_ptr<KeyIndex>> BuildHnswIndex(const RowsView& keys, TokenRange covered,
-                                                 const HnswOptions& options);
-
-struct PagesOptions {
-  uint32_t page_tokens = 32;  // 2 to 4096
-};
-// The least and the largest of each dimension over pages of consecutive tokens (Quest, Tang et al.
-// 2024), 4 key_dim / page_tokens bytes a key: the cheapest index to build and to keep, and the
-// baseline of others. The pages whose bounds are highest, with effort() k tokens, are read and
-// re-ranked with exact keys. Approximate cuts, except where that would be most of the keys.
-//   keys: row i is token covered.begin + i; read during the call only.
-// kInvalidArgument: NaN or Inf keys (the message names the token); options out of range.
-Result<std::unique_ptr<KeyIndex>> BuildPagesIndex(const RowsView& keys, TokenRange covered,
-                                                  const PagesOptions& options);
-
-// Fewer keys than this are scanned exactly as fast.
 inline constexpr uint32_t kMinCodeKeys = 1024;
 
 // Compact codes (index/codes/block_codes.h), a quarter of a byte a key dimension: keys that are alike
@@ -171,9 +143,5 @@ struct IndexPart {
 // uses is searched exactly. Not serialised: its parts are. kInvalidArgument: no parts, not codes,
 // not ascending, or used beyond what is covered.
 Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts);
-
-// What Serialize returned. Bytes that are truncated, damaged, foreign or of another version are
-// kCorrupt, found by the envelope's checksum before FAISS parses anything: rebuild the index.
-Result<std::unique_ptr<KeyIndex>> LoadIndex(std::span<const std::byte> bytes);
 
 }  // namespace prefixd::index

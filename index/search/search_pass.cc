@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "index/ranking/group_rules.h"
+#include "index/ranking/group_ranking.h"
 
 namespace prefixd::index {
 namespace {
@@ -54,8 +54,8 @@ void ExactPass(std::span<const SearchRequest> requests, std::span<const size_t> 
       continue;
     }
     Selection selection =
-        SelectByGroup(request.rule, mine, request.group, n, request.k, first.candidates.begin,
-                      /*scores_complete=*/true);
+        SelectByGroupMax(mine, request.group, n, request.k, first.candidates.begin,
+                         /*scores_complete=*/true);
     selection.keys_scanned = n;
     selection.bytes_scanned = ShareOf(uint64_t{n} * request.keys.shape.key_bytes(), pass.size(), i);
     if (request.scores) request.scores->assign(mine.begin(), mine.end());

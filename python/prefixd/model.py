@@ -81,9 +81,7 @@ class Policy:
     k: int | None = None  # fixed K instead of a budget
     estimator: str = "auto"  # of what is not read: "auto", "none", "moment", "phi", ...
     l_gen: int = 1  # generated tokens that share the summary's cost
-    selector: str = "auto"  # "auto", "exact", "codes", "ivf", "hnsw", "pages"
-    group_rule: str = "max"  # how query heads of a KV head choose together: "max", "sum", "union"
-    page_granular: bool = False  # what else lies in the pages that are read is used, too
+    selector: str = "auto"  # "auto", "exact", "codes", "ivf"
     adaptive: bool = False  # the budget is spread over heads by what each is estimated to miss
     report_missing: bool = False  # steps say what they have not read, with a bound
     # Sets shared by steps whose queries are alike: {"block": 16, "similarity": 0.8, "dilation": 1}.
@@ -101,8 +99,6 @@ class Policy:
             "estimator": self.estimator,
             "l_gen": self.l_gen,
             "selector": self.selector,
-            "group_rule": self.group_rule,
-            "page_granular": self.page_granular,
             "adaptive": self.adaptive,
             "report_missing": self.report_missing,
             **self.extra,

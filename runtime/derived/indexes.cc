@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "index/load_index.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
@@ -53,10 +54,6 @@ uint32_t IndexMinTokens(const RuntimeOptions& options, IndexKind kind) {
       return options.codes_min_tokens;
     case IndexKind::kIvf:
       return options.ivf_min_tokens;
-    case IndexKind::kHnsw:
-      return options.hnsw_min_tokens;
-    case IndexKind::kPages:
-      return options.pages_min_tokens;
     case IndexKind::kExact:
       break;
   }
@@ -76,9 +73,7 @@ std::vector<IndexKind> WantedIndexes(const RuntimeOptions& options,
 std::vector<IndexKind> BuiltIndexes(const RuntimeOptions& options) {
   std::vector<IndexKind> kinds;
   if (options.build_codes) kinds.push_back(IndexKind::kCodes);
-  if (options.build_pages) kinds.push_back(IndexKind::kPages);
   if (options.build_ivf) kinds.push_back(IndexKind::kIvf);
-  if (options.build_hnsw) kinds.push_back(IndexKind::kHnsw);
   return kinds;
 }
 
@@ -89,6 +84,11 @@ std::string IndexBlobName(IndexKind kind, uint32_t layer, uint32_t kv_head) {
 
 std::string IndexProducer(IndexKind kind, Anchors anchors) {
   return std::string(index::IndexName(kind)) + "/2 sinks=" + std::to_string(anchors.n_sink);
+}
+
+bool IsRetiredIndexBlob(std::string_view name) {
+  return name.starts_with("hnsw.") || name.starts_with("pages.") || name == "recall.hnsw" ||
+         name == "recall.pages";
 }
 
 TokenRange IndexedTokens(TokenRange stored, Anchors anchors) {

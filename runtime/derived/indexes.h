@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "index/search/key_index.h"
@@ -29,6 +30,8 @@ uint32_t IndexMinTokens(const RuntimeOptions& options, index::IndexKind kind);
 // "codes.<layer>.<kv head>" and so on; kExact has none.
 std::string IndexBlobName(index::IndexKind kind, uint32_t layer, uint32_t kv_head);
 std::string IndexProducer(index::IndexKind kind, Anchors anchors);
+// Whether a blob is of a kind of index that older builds made and nothing reads any more.
+bool IsRetiredIndexBlob(std::string_view name);
 // The tokens of a segment that its indexes cover.
 TokenRange IndexedTokens(TokenRange stored, Anchors anchors);
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "index/load_index.h"
 #include "index/search/tuning.h"
 #include "runtime/derived/index_recall.h"
 #include "runtime/derived/indexes.h"
@@ -142,10 +143,6 @@ class IndexBuilder {
         return index::BuildCodesIndex(keys, covered_);
       case IndexKind::kIvf:
         return index::BuildIvfIndex(keys, covered_, {});
-      case IndexKind::kHnsw:
-        return index::BuildHnswIndex(keys, covered_, {});
-      case IndexKind::kPages:
-        return index::BuildPagesIndex(keys, covered_, {});
       case IndexKind::kExact:
         break;
     }

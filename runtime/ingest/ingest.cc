@@ -7,6 +7,7 @@
 #include <set>
 
 #include "runtime/derived/index_recall.h"
+#include "runtime/derived/indexes.h"
 #include "runtime/derived/kept_summaries.h"
 #include "runtime/derived/token_features.h"
 #include "runtime/ingest/choice.h"
@@ -88,6 +89,9 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
                      const storage::SegmentId& id, WorkProgress& progress) {
   const RuntimeOptions& options = context.options;
   PREFIXD_ASSIGN(const auto prefix, context.segments.OpenPrefix(id, 0));
+  for (const std::string& name : context.segments.ListBlobs(id)) {
+    if (IsRetiredIndexBlob(name)) PREFIXD_TRY(context.segments.RemoveBlob(id, name));
+  }
   const storage::PrefixInfo& info = prefix->info();
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
@@ -144,6 +148,7 @@ bool IngestComplete(const DerivedContext& context, const Model& model,
   if (!context.segments.GetBlob(info.id, kDoneBlob, DoneProducer(context, model)).ok())
     return false;
   const auto names = context.segments.ListBlobs(info.id);
+  if (std::ranges::any_of(names, IsRetiredIndexBlob)) return false;
   const std::set<std::string> have(names.begin(), names.end());
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   for (const EstimatorVariant& variant : KeptMoments(options)) {

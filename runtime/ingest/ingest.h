@@ -11,11 +11,13 @@
 
 namespace prefixd {
 
-// Everything of one segment, from start to end; kCancelled when progress says so.
+// Everything of one segment, from start to end; kCancelled when progress says so. What older builds
+// derived and nothing reads any more is removed.
 Status IngestSegment(const DerivedContext& context, const Model& model,
                      const storage::SegmentId& id, WorkProgress& progress);
 
-// Whether a segment has all that IngestSegment makes, from the same producers.
+// Whether a segment has all that IngestSegment makes, from the same producers, and nothing that it
+// removes.
 bool IngestComplete(const DerivedContext& context, const Model& model,
                     const storage::PrefixInfo& info);
 

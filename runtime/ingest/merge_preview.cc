@@ -34,11 +34,6 @@ class PreviewPrefix final : public storage::StoredPrefix {
     return inner_->VisitRows(layer, kv_head, room, visit, stats);
   }
   std::span<const StoredPart> parts() const override { return inner_->parts(); }
-  Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
-                                             std::span<const uint32_t> ids,
-                                             RowPart part) const override {
-    return inner_->SharingPages(layer, kv_head, ids, part);
-  }
   Result<storage::BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
                                            std::span<const uint32_t> ids,
                                            ReadStats* stats) const override {
@@ -96,6 +91,13 @@ Result<std::vector<std::byte>> MergePreview::GetBlob(const SegmentId& id, std::s
   const auto it = blobs_.find(name);
   if (it != blobs_.end() && it->second.producer == producer) return it->second.bytes;
   return Error{Code::kNotFound, "no blob '" + std::string(name) + "' was made by this producer"};
+}
+
+Status MergePreview::RemoveBlob(const SegmentId& id, std::string_view name) {
+  if (id != merged_.id) return inner_.RemoveBlob(id, name);
+  std::lock_guard lock(mutex_);
+  if (const auto blob = blobs_.find(name); blob != blobs_.end()) blobs_.erase(blob);
+  return {};
 }
 
 std::vector<std::string> MergePreview::ListBlobs(const SegmentId& id) const {

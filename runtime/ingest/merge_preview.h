@@ -35,6 +35,7 @@ class MergePreview final : public storage::SegmentSource {
   Result<std::vector<std::byte>> GetBlob(const storage::SegmentId& id, std::string_view name,
                                          std::string_view producer) const override;
   std::vector<std::string> ListBlobs(const storage::SegmentId& id) const override;
+  Status RemoveBlob(const storage::SegmentId& id, std::string_view name) override;
   Result<storage::PrefixInfo> GetPrefix(const storage::SegmentId& id) const override;
 
  private:

@@ -112,7 +112,7 @@ Status CheckPolicy(const StepPolicy& policy) {
   if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
   if (policy.selector != "auto" && !index::IndexFromName(policy.selector).ok()) {
     return InvalidArgument("no selector named '" + policy.selector +
-                           "'; use auto, exact, codes, ivf, hnsw or pages");
+                           "'; use auto, exact, codes or ivf");
   }
   PREFIXD_TRY(CheckSharing(policy));
   return CheckWindow(policy);

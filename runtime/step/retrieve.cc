@@ -8,19 +8,6 @@
 #include "runtime/prefix/head_keys.h"
 
 namespace prefixd {
-namespace {
-
-// The tokens of the mid region whose values lie in the pages that reading `ids` takes anyway.
-Status AddPageNeighbours(PreparedPrefix& prefix, size_t head, std::vector<uint32_t>& ids) {
-  PREFIXD_ASSIGN(ids, prefix.stored().SharingPages(prefix.layer_of(head), prefix.kv_head_of(head),
-                                                   ids, storage::RowPart::kValue));
-  const TokenRange mid = prefix.partition().mid;
-  std::erase_if(ids, [&](uint32_t id) { return id < mid.begin || id >= mid.end; });
-  return {};
-}
-
-}  // namespace
-
 Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
                            std::span<const std::byte> selected_keys, storage::ReadStats& reads) {
   const size_t key_bytes = prefix.model()->spec.geometry.row().key_bytes();
@@ -67,7 +54,6 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
       request.layer = geometry.layers[prefix.layer_of(head)];
       request.candidates = search.plan->Candidates(head);
       request.k = search.k;
-      request.rule = search.plan->policy.group_rule;
       request.scores = search.scores;
       request.selected_keys = search.selected_keys;
     }
@@ -95,28 +81,19 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
   }
 }
 
-Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::byte> selected_keys,
-                    Selection& selection, RetrievedRows& rows, storage::ReadStats& reads) {
-  if (plan.policy.page_granular) {
-    PREFIXD_TRY(AddPageNeighbours(*plan.prefix, head, selection.ids));
-  }
-  return rows.Read(*plan.prefix, head, selection.ids, selected_keys, reads);
-}
-
-RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> chosen,
-                        std::span<const uint32_t> read, std::span<const Cut> cuts,
-                        std::span<const float> scores) {
-  const auto third = static_cast<uint32_t>(chosen.size() / 3);
+RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> set,
+                        std::span<const Cut> cuts, std::span<const float> scores) {
+  const auto third = static_cast<uint32_t>(set.size() / 3);
   const uint32_t reach = plan.policy.sharing.dilation;
   std::vector<uint32_t> best;
   if (third > 0 && reach > 0) {
     best = SelectByGroupMax(scores, static_cast<uint32_t>(cuts.size()),
-                            static_cast<uint32_t>(read.size()), third, 0,
+                            static_cast<uint32_t>(set.size()), third, 0,
                             /*scores_complete=*/false)
                .ids;
-    for (uint32_t& id : best) id = read[id];
+    for (uint32_t& id : best) id = set[id];
   }
-  return {Dilated(chosen, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores),
+  return {Dilated(set, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores),
           std::make_shared<SetRowsSlot>()};
 }
 

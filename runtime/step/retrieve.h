@@ -44,15 +44,10 @@ struct GroupSearch {
 // of them, and each is charged its share of reads and of time. scratch: of the calling thread.
 void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScratch& scratch);
 
-// Reads the rows of a set, and of what shares its pages where the policy says so, which joins
-// `selection`. selected_keys: as RetrievedRows::Read.
-Status ReadSelected(const SessionPlan& plan, size_t head, std::span<const std::byte> selected_keys,
-                    Selection& selection, RetrievedRows& rows, storage::ReadStats& reads);
-// What later steps may share of a set that was searched for: it (`chosen`), and the neighbours of
-// its best third by score; and how far its cuts reach beyond it.
-//   scores: [G][read.size()] of what was read of the mid region (`read`), the set among it
-RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> chosen,
-                        std::span<const uint32_t> read, std::span<const Cut> cuts,
-                        std::span<const float> scores);
+// What later steps may share of a set that was searched for: it, and the neighbours of its best
+// third by score; and how far its cuts reach beyond it.
+//   scores: [G][set.size()]
+RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const uint32_t> set,
+                        std::span<const Cut> cuts, std::span<const float> scores);
 
 }  // namespace prefixd

@@ -22,7 +22,7 @@ namespace prefixd {
 
 // One set's.
 struct SetRows {
-  std::vector<uint32_t> ids;  // ascending: the set, and what is read with it
+  std::vector<uint32_t> ids;  // ascending
   storage::AlignedBuffer bytes;
 
   RowsView view(RowShape row) const { return {bytes.data(), ids.size(), row.bytes(), row}; }

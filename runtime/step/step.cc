@@ -67,7 +67,7 @@ class RetrievingStep {
  private:
   bool scans() const { return head_.estimator.kind == EstimatorKind::kScan; }
   Status Read(Result<Selection> found, RetrievedRows& retrieved, storage::ReadStats& reads);
-  void Share(std::span<const uint32_t> chosen);
+  void Share();
   void ScoreRead(std::span<float> scores, SetRows* copy);
 
   const StepParts& parts_;
@@ -96,22 +96,20 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
     PREFIXD_ASSIGN(selection_, std::move(found));
     selected_keys = scratch_->found_keys;
   }
-  const std::vector<uint32_t> chosen = selection_.ids;
   if (kept_) {
-    selection_.ids = kept_->ids;
     rows_ = kept_->view(row_);
   } else {
     StageTimer timer(task_.ledger.read_ns);
-    PREFIXD_TRY(ReadSelected(plan_, task_.head, selected_keys, selection_, retrieved, reads));
+    PREFIXD_TRY(retrieved.Read(prefix_, task_.head, selection_.ids, selected_keys, reads));
     rows_ = retrieved.rows(row_);
   }
-  if (plan_.ahead) task_.retrieved = chosen;
-  if (plan_.shared) Share(chosen);
+  if (plan_.ahead) task_.retrieved = selection_.ids;
+  if (plan_.shared) Share();
   return {};
 }
 
 // The cuts of a shared set, or what later steps may share of this one's.
-void RetrievingStep::Share(std::span<const uint32_t> chosen) {
+void RetrievingStep::Share() {
   const auto scores = Scratch::Take(scratch_->scores, task_.q.size() / row_.key_dim * rows_.count);
   std::shared_ptr<SetRows> copy;
   if (task_.shared && task_.shared->rows && !task_.shares_last && !kept_ &&
@@ -125,9 +123,8 @@ void RetrievingStep::Share(std::span<const uint32_t> chosen) {
     if (copy) task_.shared->rows->Put(std::move(copy));
     return;
   }
-  plan_.shared->Keep(
-      task_.head, task_.q,
-      SetToShare(plan_, task_.head, chosen, selection_.ids, selection_.cuts, scores));
+  plan_.shared->Keep(task_.head, task_.q,
+                     SetToShare(plan_, task_.head, selection_.ids, selection_.cuts, scores));
 }
 
 // Scores of what was read, of which `copy`, if there is one, gets the rows.

@@ -1,7 +1,6 @@
 #include "storage/read/row_pieces.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 namespace prefixd::storage {
 
@@ -124,38 +123,6 @@ std::vector<PagePiece> RowPieces::Take() {
     std::sort(pieces_.begin(), pieces_.end(), by_page);
   }
   return std::move(pieces_);
-}
-
-std::vector<uint32_t> RowPieces::Sharing(std::span<const uint32_t> own, uint32_t n) const {
-  const ItemPages& items = !layout_.settled() ? layout_.row
-                           : wants_value()    ? layout_.value
-                                              : layout_.key;
-  if (items.pages_per_item > 1) return {own.begin(), own.end()};
-  std::unordered_set<uint64_t> key_pages, value_pages;
-  std::vector<uint32_t> out;
-  for (const uint32_t i : own) {
-    const uint32_t slot = SlotOf(i);
-    if (wants_key()) key_pages.insert(KeyPage(slot));
-    if (wants_value()) value_pages.insert(ValuePage(slot));
-  }
-  // Neighbours of a slot in the item's page; a whole row must have both its pages read.
-  std::unordered_set<uint64_t> done;
-  for (const uint32_t i : own) {
-    const uint32_t slot = SlotOf(i);
-    if (!done.insert(wants_value() ? ValuePage(slot) : KeyPage(slot)).second) continue;
-    const uint32_t chunk_first = slot / layout_.chunk_tokens() * layout_.chunk_tokens();
-    const uint32_t in_chunk = slot - chunk_first;
-    const uint32_t first = chunk_first + in_chunk / items.per_page * items.per_page;
-    const uint32_t end = std::min(
-        {first + items.per_page, chunk_first + layout_.chunk_tokens(), layout_.shape.n_tokens});
-    for (uint32_t s = first; s < end; ++s) {
-      const bool read = (!wants_key() || key_pages.contains(KeyPage(s))) &&
-                        (!wants_value() || value_pages.contains(ValuePage(s)));
-      if (const uint32_t token = OwnOf(s); read && token < n) out.push_back(token);
-    }
-  }
-  std::sort(out.begin(), out.end());
-  return out;
 }
 
 }  // namespace prefixd::storage

@@ -51,21 +51,11 @@ class RowPieces {
   // Ascending by page.
   std::vector<PagePiece> Take();
 
-  // The own indices in [0, n) whose part lies wholly in pages that hold the part of one of `own`
-  // (ascending); ascending, `own` among them.
-  std::vector<uint32_t> Sharing(std::span<const uint32_t> own, uint32_t n) const;
-
  private:
   uint32_t SlotOf(uint32_t own) const;
   uint32_t OwnOf(uint32_t slot) const;
   bool wants_key() const { return part_ != RowPart::kValue; }
   bool wants_value() const { return part_ != RowPart::kKey; }
-  uint64_t KeyPage(uint32_t slot) const {
-    return layout_.KeyAddress(layer_, head_, slot) / kPageBytes;
-  }
-  uint64_t ValuePage(uint32_t slot) const {
-    return layout_.ValueAddress(layer_, head_, slot) / kPageBytes;
-  }
   void AddBytes(uint64_t address, size_t bytes, std::byte* out);
   // Item i of those that begin at a page.
   void AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out);

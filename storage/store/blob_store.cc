@@ -109,15 +109,25 @@ Result<bool> BlobStore::DropDamaged(const SegmentId& id, std::string_view name) 
   std::lock_guard lock(mutex_);
   const auto blob = ReadTwice(id, name, IoPriority::kStepRead);
   if (blob.ok() || blob.error().code != Code::kCorrupt) return false;
+  PREFIXD_TRY(RemoveLocked(id, name));
+  return true;
+}
+
+Status BlobStore::Remove(const SegmentId& id, std::string_view name) {
+  std::lock_guard lock(mutex_);
+  return RemoveLocked(id, name);
+}
+
+Status BlobStore::RemoveLocked(const SegmentId& id, std::string_view name) {
   PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
   const auto it = files_.find(id);
-  if (it == files_.end()) return true;
+  if (it == files_.end()) return {};
   Files& files = it->second;
   if (const auto file = files.bytes.find(name); file != files.bytes.end()) {
     usage_.Subtract(files.tenant, file->second);
     files.bytes.erase(file);
   }
-  return true;
+  return {};
 }
 
 std::vector<std::string> BlobStore::List(const SegmentId& id) const {

@@ -37,6 +37,8 @@ class BlobStore {
                                      std::string_view producer) const;
   // Reads and verifies, whoever made it. Returns the file's bytes.
   Result<uint64_t> Check(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Deletes the file; nothing if there is none.
+  Status Remove(const SegmentId& id, std::string_view name);
   // Deletes the file, unless it verifies after all. Returns whether it did.
   Result<bool> DropDamaged(const SegmentId& id, std::string_view name);
 
@@ -65,6 +67,7 @@ class BlobStore {
   Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
   // Once more if it does not verify.
   Result<Blob> ReadTwice(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  Status RemoveLocked(const SegmentId& id, std::string_view name);  // needs mutex_
   void Note(const SegmentId& id, const std::string& tenant, std::string_view name,
             uint64_t file_bytes);  // needs mutex_
 

@@ -100,6 +100,12 @@ class Store final : public PrefixStore {
     return core_->blobs->List(id);
   }
 
+  Status RemoveBlob(const SegmentId& id, std::string_view name) override {
+    if (!ValidBlobName(name)) return InvalidArgument("not a blob name: " + std::string(name));
+    PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
+    return core_->blobs->Remove(id, name);
+  }
+
   std::vector<PrefixInfo> ListPrefixes() const override {
     std::vector<PrefixInfo> out;
     const auto add = [&](const SegmentId& id) {

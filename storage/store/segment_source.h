@@ -33,6 +33,8 @@ class SegmentSource {
   virtual Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
                                                  std::string_view producer) const = 0;
   virtual std::vector<std::string> ListBlobs(const SegmentId& id) const = 0;
+  // Nothing if there is no such blob.
+  virtual Status RemoveBlob(const SegmentId& id, std::string_view name) = 0;
 };
 
 }  // namespace prefixd::storage

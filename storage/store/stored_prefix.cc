@@ -209,25 +209,6 @@ class OpenPrefix final : public StoredPrefix {
 
   std::span<const StoredPart> parts() const override { return parts_; }
 
-  Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
-                                             std::span<const uint32_t> ids,
-                                             RowPart part) const override {
-    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
-    std::vector<uint32_t> out, own;
-    size_t at = 0;
-    for (const Link& link : links_) {
-      const size_t end = EndOf(link, ids, at);
-      if (at == end) continue;
-      own.clear();
-      for (; at < end; ++at) own.push_back(ids[at] - link.first());
-      PREFIXD_ASSIGN(const RowPieces pieces, Pieces(link, layer, kv_head, part));
-      for (const uint32_t i : pieces.Sharing(own, link.tokens.size())) {
-        out.push_back(link.first() + i);
-      }
-    }
-    return out;
-  }
-
  private:
   static Access AccessFor(RangeUse use) {
     if (use == RangeUse::kShared) return Access::kScan;

@@ -74,11 +74,6 @@ class StoredPrefix {
                            ReadStats* stats) const = 0;
   // How they lie, in order; the same as long as the prefix is open.
   virtual std::span<const StoredPart> parts() const = 0;
-  // The tokens whose part shares its pages with one of `ids`: what page-granular reading gets at no
-  // further I/O. Ascending, `ids` (ascending, < n_tokens) among them.
-  virtual Result<std::vector<uint32_t>> SharingPages(uint32_t layer, uint32_t kv_head,
-                                                     std::span<const uint32_t> ids,
-                                                     RowPart part) const = 0;
   // Rows where they lie in the host tier, read into it first where they are not there; nothing is
   // copied. All of them or an error: kFailedPrecondition for rows larger than a page, for encoded
   // rows and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold

@@ -133,7 +133,7 @@ TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
 // Whatever ids a client gives: the daemon must find what it has to stop, at SIGTERM too.
 TEST(DaemonPatience, ALongCallIsCancelledThoughItsIdWasUsedAgain) {
   DaemonDir dir;
-  DaemonProcess daemon(dir.path(), {"--build-hnsw", "true", "--hnsw-min-tokens", "1"});
+  DaemonProcess daemon(dir.path(), {"--build-ivf", "true", "--ivf-min-tokens", "1"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   auto client = ConnectTo(daemon);
   ASSERT_TRUE(client);

@@ -1,6 +1,7 @@
 // What every kind of index promises.
 #include <functional>
 
+#include "index/load_index.h"
 #include "index/search/recall.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
@@ -16,11 +17,8 @@ struct Kind {
 };
 // Exact: scores are rounded to float32 in another order than here, and two ranks in some hundred
 // searches lie so near that it matters.
-constexpr Kind kKinds[] = {{IndexKind::kExact, 1 - 2.0 / 600},
-                           {IndexKind::kIvf, 0.5},
-                           {IndexKind::kCodes, 0.7},
-                           {IndexKind::kHnsw, 0.5},
-                           {IndexKind::kPages, 0.08}};  // these keys have no neighbourhoods
+constexpr Kind kKinds[] = {
+    {IndexKind::kExact, 1 - 2.0 / 600}, {IndexKind::kIvf, 0.5}, {IndexKind::kCodes, 0.7}};
 
 Result<std::unique_ptr<KeyIndex>> Build(IndexKind kind, const RowsView& keys) {
   const TokenRange covered{kFirst, kFirst + static_cast<uint32_t>(keys.count)};
@@ -31,10 +29,6 @@ Result<std::unique_ptr<KeyIndex>> Build(IndexKind kind, const RowsView& keys) {
       return BuildIvfIndex(keys, covered, {});
     case IndexKind::kCodes:
       return BuildCodesIndex(keys, covered);
-    case IndexKind::kHnsw:
-      return BuildHnswIndex(keys, covered, {16});
-    case IndexKind::kPages:
-      return BuildPagesIndex(keys, covered, {16});
   }
   return InvalidArgument("no such kind");
 }

@@ -19,7 +19,7 @@ TEST(Recall, CountsByHand) {
   EXPECT_NEAR(quality->worst_relative_mass(), 6.0 / 7, 1e-6);
 }
 
-TEST(Recall, UsesTheGroupRuleAndReportsHeadsApart) {
+TEST(Recall, RanksByTheGroupAndReportsHeadsApart) {
   // Head 0 is sharp on token 0, head 1 on token 2, with far larger raw scores.
   const std::vector<float> scores = {9, 0, 0, 50, 50, 60};
   const std::vector<uint32_t> ids = {0, 2};

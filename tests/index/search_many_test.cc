@@ -35,10 +35,8 @@ class SearchManyTest : public ::testing::Test {
     queries_.push_back(std::make_unique<std::vector<float>>(data_.Queries(random_, group)));
     return *queries_.back();
   }
-  SearchRequest Request(TokenRange candidates, uint32_t group, uint32_t k, GroupRule rule) {
-    SearchRequest request = RequestOver(rows_, Queries(group), candidates, k);
-    request.rule = rule;
-    return request;
+  SearchRequest Request(TokenRange candidates, uint32_t group, uint32_t k) {
+    return RequestOver(rows_, Queries(group), candidates, k);
   }
   static void ExpectSame(const Result<Selection>& got, const Result<Selection>& want) {
     ASSERT_EQ(got.ok(), want.ok());
@@ -63,20 +61,18 @@ class SearchManyTest : public ::testing::Test {
 };
 
 TEST_F(SearchManyTest, FindsWhatEachFindsAlone) {
-  constexpr GroupRule kRules[] = {GroupRule::kMax, GroupRule::kSum, GroupRule::kUnion};
   const TokenRange ranges[] = {{0, kTokens + kAppended}, {7, kTokens}, {1500, 4321}, {900, 940}};
   std::vector<SearchRequest> requests;
   for (uint32_t i = 0; i < 24; ++i) {
     const TokenRange range = ranges[std::min(Uniform(random_, 0, 5), 3u)];
-    requests.push_back(
-        Request(range, Uniform(random_, 1, 9), Uniform(random_, 0, 120), kRules[i % 3]));
+    requests.push_back(Request(range, Uniform(random_, 1, 9), Uniform(random_, 0, 120)));
   }
-  requests.push_back(Request({0, kTokens}, 2, kTokens, GroupRule::kMax));  // all there are
-  requests.push_back(Request({0, kTokens}, 2, 10, GroupRule::kMax));
+  requests.push_back(Request({0, kTokens}, 2, kTokens));  // all there are
+  requests.push_back(Request({0, kTokens}, 2, 10));
   queries_.back()->at(kDim + 3) = std::numeric_limits<float>::quiet_NaN();
-  requests.push_back(Request({0, kTokens}, 2, 10, GroupRule::kMax));
+  requests.push_back(Request({0, kTokens}, 2, 10));
   for (float& x : *queries_.back()) x = 3e38f;  // scores that overflow
-  requests.push_back(Request({0, kTokens}, 2, 10, GroupRule::kMax));
+  requests.push_back(Request({0, kTokens}, 2, 10));
   requests.back().keys.shape.key_dim = kDim / 2;  // refused: other keys
 
   SearchScratch shared;
@@ -113,7 +109,7 @@ TEST_F(SearchManyTest, ReadsTogetherWhatAllOfThemNeed) {
     std::vector<std::vector<std::byte>> keys(4), keys_alone(4);
     std::vector<SearchRequest> requests;
     for (uint32_t i = 0; i < 4; ++i) {
-      requests.push_back(Request({0, kTokens}, 3, 50, GroupRule::kMax));
+      requests.push_back(Request({0, kTokens}, 3, 50));
       requests.back().reader = &reader;
       requests.back().scratch = &scratch;
     }

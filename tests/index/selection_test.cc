@@ -115,6 +115,40 @@ TEST(SelectByGroupMax, OneRankingServesEveryK) {
   }
 }
 
+// Scores of a subset, ranked by the log-sum-exp of all candidates, select what all of them would.
+TEST(SelectByGroupMax, OfASubsetItRanksByTheLogSumExpOfAll) {
+  testing::Random random(testing::Seed("SelectByGroupMaxSubset"));
+  for (int round = 0; round < 50; ++round) {
+    const uint32_t group = random.Int(1, 5), n = random.Int(2, 300), k = random.Int(1, n - 1);
+    const std::vector<float> scores = random.Normals(size_t{group} * n, 3.0f);
+    const Selection all = SelectByGroupMax(scores, group, n, k, 0, true);
+    std::vector<double> lse(group);
+    std::vector<uint32_t> subset = all.ids;
+    for (uint32_t i = 0; i < n; i += 3) subset.push_back(i);
+    std::sort(subset.begin(), subset.end());
+    subset.erase(std::unique(subset.begin(), subset.end()), subset.end());
+    const auto m = static_cast<uint32_t>(subset.size());
+    std::vector<float> some;
+    for (uint32_t g = 0; g < group; ++g) {
+      double sum = 0;
+      for (uint32_t i = 0; i < n; ++i) sum += std::exp(double{scores[g * n + i]});
+      lse[g] = std::log(sum);
+      for (const uint32_t i : subset) some.push_back(scores[g * n + i]);
+    }
+    Selection got = SelectByGroupMax(some, group, m, k, 0, false, lse);
+    for (uint32_t& id : got.ids) id = subset[id];
+    ASSERT_EQ(got.ids, all.ids);
+    if (m == k) continue;  // all of the subset: nothing is known of the others
+    for (uint32_t g = 0; g < group; ++g) {
+      EXPECT_EQ(got.cuts[g].kind, CutKind::kApproximate);
+      for (uint32_t j = 0; j < m; ++j) {
+        if (std::binary_search(all.ids.begin(), all.ids.end(), subset[j])) continue;
+        EXPECT_LE(some[size_t{g} * m + j], got.cuts[g].score);
+      }
+    }
+  }
+}
+
 TEST(SelectByGroupMax, IncompleteScoresGiveNoExactCut) {
   const std::vector<float> scores = {1, 2, 3, 4};
   EXPECT_EQ(SelectByGroupMax(scores, 1, 4, 2, 0, false).cuts[0].kind, CutKind::kApproximate);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "index/load_index.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 
@@ -128,6 +129,8 @@ TEST_F(StoredIndexTest, SealedNonsenseIsCorrupt) {
     return Seal(changed, payload);
   };
   ExpectCorrupt(with([](Envelope& e) { e.kind = 0; }), "exact, which stores nothing");
+  ExpectCorrupt(with([](Envelope& e) { e.kind = 3; }), "a kind that older builds wrote");
+  ExpectCorrupt(with([](Envelope& e) { e.kind = 4; }), "another that they wrote");
   ExpectCorrupt(with([](Envelope& e) { e.kind = 77; }), "unknown kind");
   ExpectCorrupt(with([](Envelope& e) { ++e.covered.end; }), "a token more");
   ExpectCorrupt(with([](Envelope& e) { e.covered = {9, 3}; }), "a negative range");

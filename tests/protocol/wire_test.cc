@@ -120,7 +120,6 @@ TEST(Codec, SaysWhichFieldIsWrong) {
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"l_gen", 1ull << 32}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"mode", "fastest"}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"estimator", "moment/r0"}}, "p").ok());
-  EXPECT_FALSE(FromJson<StepPolicy>(Json{{"group_rule", "median"}}, "p").ok());
   EXPECT_TRUE(FromJson<StepPolicy>(Json{{"from_the_future", 1}}, "p").ok());
   // Of a nested object too, what is absent has its default.
   const auto sharing = FromJson<StepPolicy>(Json{{"sharing", {{"block", 16}}}}, "p");
@@ -135,7 +134,6 @@ TEST(Codec, SaysWhichFieldIsWrong) {
   narrow.sharing = {8, 0.75, 2, true};
   narrow.window = {0.7, 1.5};
   narrow.prefetch = {4, 1, 7};
-  narrow.group_rule = GroupRule::kUnion;
   EXPECT_EQ(RoundTrip(narrow), narrow);
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"sharing", {{"block", -1}}}}, "p").ok());
 }

@@ -87,9 +87,8 @@ TEST_F(IngestIndexTest, CodesAreBuiltForLongSegmentsAndUsed) {
 
 TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
   const uint64_t seed = Seed("IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed");
-  options_.build_codes = options_.build_ivf = options_.build_hnsw = options_.build_pages = true;
-  options_.codes_min_tokens = options_.ivf_min_tokens = options_.hnsw_min_tokens =
-      options_.pages_min_tokens = 1500;
+  options_.build_codes = options_.build_ivf = true;
+  options_.codes_min_tokens = options_.ivf_min_tokens = 1500;
   const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
   for (const double target : {0.5, 1.5}) {
     options_.recall_target = target;
@@ -97,7 +96,7 @@ TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
     const std::string id = PutReady(prompt);
     auto detail = store_->Prefix(id);
     ASSERT_OK(detail);
-    ASSERT_EQ(detail->indexes.size(), 16u);  // 2 layers, 2 KV heads, 4 kinds
+    ASSERT_EQ(detail->indexes.size(), 8u);  // 2 layers, 2 KV heads, 2 kinds
     for (const IndexRecall& r : detail->indexes) {
       EXPECT_GT(r.queries, 4u);
       EXPECT_EQ(r.k, 25u);
@@ -105,10 +104,9 @@ TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
       EXPECT_TRUE(r.mass > 0.02 && r.mass <= 1 + 1e-6) << r.index;
       EXPECT_GT(r.effort, 0);
       EXPECT_EQ(r.used, r.recall >= target);
-      EXPECT_TRUE(r.used || target > 1 ||
-                  r.index == "pages");  // random keys have no neighbourhoods
+      EXPECT_TRUE(r.used || target > 1);
     }
-    for (const char* selector : {"codes", "ivf", "hnsw"}) {
+    for (const char* selector : {"codes", "ivf"}) {
       StepPolicy policy;
       policy.k = 25;
       policy.selector = selector;
@@ -127,10 +125,57 @@ TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
       PutReady(MakePrompt(spec_.geometry, 2000, seed + 1), /*queries=*/false);
   const auto detail = store_->Prefix(untuned);
   ASSERT_OK(detail);
-  ASSERT_EQ(detail->indexes.size(), 16u);
+  ASSERT_EQ(detail->indexes.size(), 8u);
   for (const IndexRecall& r : detail->indexes) {
     EXPECT_EQ(r.queries, 0u);
     EXPECT_TRUE(r.used);  // nothing says that it should not be
+  }
+}
+
+// A store of an older build may have indexes of kinds that are gone: it opens, serves, and drops
+// them.
+TEST_F(IngestIndexTest, IndexesOfRetiredKindsAreDropped) {
+  options_.build_codes = true;
+  options_.codes_min_tokens = 1500;
+  options_.settle = false;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 2500, Seed("IndexesOfRetiredKindsAreDropped"));
+  const std::string id = PutReady(prompt);
+  const auto before = store_->Prefix(id);
+  ASSERT_OK(before);
+  store_.reset();
+  const auto segment = *storage::SegmentId::Parse(id);
+  storage::StoreOptions at;
+  at.dir = options_.dir;
+  at.host_tier_bytes = 0;
+  at.min_free_bytes = options_.min_free_bytes;
+  {
+    auto storage = storage::PrefixStore::Open(at);
+    ASSERT_OK(storage);
+    const std::vector<std::byte> bytes(3000, std::byte{7});
+    for (const char* name : {"hnsw.1.1", "recall.hnsw", "pages.0.1", "recall.pages"}) {
+      ASSERT_OK((*storage)->PutBlob(segment, name, "an older build", bytes));
+    }
+  }
+  const uint64_t kept = before->summary.own_bytes;
+  Open();
+  ASSERT_OK(store_->WaitReady(id, nullptr));
+  const auto after = store_->Prefix(id);
+  ASSERT_OK(after);
+  EXPECT_EQ(after->blobs, before->blobs);
+  EXPECT_EQ(after->indexes, before->indexes);
+  EXPECT_EQ(after->summary.own_bytes, kept);
+  StepPolicy policy;
+  policy.k = 25;
+  EXPECT_EQ(Step(*Attach(prompt, policy), 1, prompt.Q(1, 2499, 1)).info.ledger.retrieved_tokens,
+            50u);
+  for (const char* gone : {"hnsw", "pages"}) {
+    policy.selector = gone;
+    const auto refused = store_->Attach({spec_.name, "", {}, id, 0, policy});
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
+    EXPECT_NE(refused.error().message.find("auto, exact, codes or ivf"), std::string::npos)
+        << refused.error().message;
   }
 }
 

@@ -63,36 +63,6 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   ExpectSame(before, Steps(prompt, retrieve, 3));
 }
 
-TEST_F(RewriteTest, PageNeighboursJoinTheExactSetAndAreCounted) {
-  Open();
-  const auto prompt = MakePrompt(spec_.geometry, 2000, 22);
-  PutReady(prompt);
-  ASSERT_OK(store_->WaitSettled(nullptr));
-  StepPolicy policy, full;
-  policy.estimator = EstimatorKind::kNone;
-  policy.k = 40;
-  full.mode = StepMode::kFull;
-  const auto rows = Steps(prompt, policy, 4), exact = Steps(prompt, full, 4);
-  policy.page_granular = true;
-  const auto pages = Steps(prompt, policy, 4);
-  const auto error = [&](const std::vector<Output>& steps) {
-    double sum = 0;
-    for (size_t i = 0; i < steps.size(); ++i) {
-      for (size_t j = 0; j < steps[i].y.size(); ++j) {
-        sum += std::abs(steps[i].y[j] - exact[i].y[j]);
-      }
-    }
-    return sum;
-  };
-  ASSERT_EQ(pages.size(), rows.size());
-  for (size_t i = 0; i < pages.size(); ++i) {
-    EXPECT_GT(pages[i].info.ledger.retrieved_tokens, rows[i].info.ledger.retrieved_tokens);
-    // With every head's dense keys in memory, values alone are read: the pages are the same.
-    EXPECT_EQ(pages[i].info.ledger.physical_bytes[2], 0u);
-  }
-  EXPECT_LT(error(pages), error(rows));
-}
-
 // Nobody who attaches at the very moment of a merge lacks what the two segments had.
 TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
   AddMaps(4096, testing::Seed("AMergedSegmentHasWhatItsPartsHad"));

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "attention/reference/reference.h"
-#include "runtime/session/session_impl.h"
 #include "tests/runtime/plain_sharing.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -77,21 +76,6 @@ class SharedStepTest : public RuntimeTest {
     return q.subspan(kv_head * size, size);
   }
 
-  // The tokens of `ids` and, where whole pages are read, those of the mid region beside them.
-  std::vector<uint32_t> ReadWith(Session& session, uint32_t layer, uint32_t kv_head,
-                                 const std::vector<uint32_t>& ids, TokenRange mid) {
-    if (!page_granular_) return ids;
-    const auto plan = dynamic_cast<SessionImpl&>(session).plan();
-    EXPECT_TRUE(plan.ok());
-    if (!plan.ok()) return ids;
-    auto read =
-        (*plan)->prefix->stored().SharingPages(layer, kv_head, ids, storage::RowPart::kValue);
-    EXPECT_TRUE(read.ok());
-    if (!read.ok()) return ids;
-    std::erase_if(*read, [&](uint32_t id) { return !mid.contains(id); });
-    return *std::move(read);
-  }
-
   // The third (of `k`) of `ids` that scores best, by the largest of the group's probabilities among
   // them.
   std::vector<uint32_t> BestThird(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
@@ -130,7 +114,6 @@ class SharedStepTest : public RuntimeTest {
     policy.selector = "exact";
     policy.estimator = EstimatorKind::kMoment;
     policy.sharing = {8, 0.8, 1, false};
-    policy.page_granular = page_granular_;
     policy.report_missing = true;
     const auto session = Attach(prompt, policy);
     ASSERT_TRUE(session);
@@ -153,7 +136,7 @@ class SharedStepTest : public RuntimeTest {
         const auto& q = by_head[h][from];
         const auto selected = session->Select(1, h, q, k);
         ASSERT_OK(selected);
-        const std::vector<uint32_t> first = ReadWith(*session, 1, h, selected->ids, mid);
+        const std::vector<uint32_t>& first = selected->ids;
         std::vector<uint32_t> ids = first;
         // The retrieving query's cuts, as far from the scores of what is read as they were from
         // those of what was read then, and no longer certain.
@@ -165,7 +148,7 @@ class SharedStepTest : public RuntimeTest {
               if (mid.contains(id)) wide.insert(id);
             }
           }
-          ids = ReadWith(*session, 1, h, {wide.begin(), wide.end()}, mid);
+          ids.assign(wide.begin(), wide.end());
           const auto now = LogSumExps(prompt, 1, h, by_head[h][t], ids);
           const auto then = LogSumExps(prompt, 1, h, q, first);
           for (uint32_t i = 0; i < g.group_size(); ++i) {
@@ -189,7 +172,6 @@ class SharedStepTest : public RuntimeTest {
     EXPECT_EQ(report.total.retrieved_tokens, tokens);
   }
 
-  bool page_granular_ = false;
   std::vector<std::byte> bytes_;
   std::vector<RowRef> refs_;
   MomentSummary moment_;
@@ -206,19 +188,6 @@ TEST_F(SharedStepTest, UnderASoftcapTheyDoToo) {
   Random random(Seed("UnderASoftcapTheyDoToo"));
   spec_.geometry.layers[1].softcap = 10;
   ExpectSharedSets(random, 30, [](const auto& ids) { EXPECT_GE(ids.size(), 30u); });
-}
-
-// What lies in the pages of a set is read with it, by each step that shares it, and not handed on.
-TEST_F(SharedStepTest, WithWholePagesTheyDoToo) {
-  Random random(Seed("WithWholePagesTheyDoToo"));
-  spec_.geometry = SmallGeometry(2, 4, 2, 64);  // 32 values a page
-  options_.settle_min_tokens = 100;
-  page_granular_ = true;
-  // More than the 9 and 6 neighbours, less than the 880 of the mid region.
-  ExpectSharedSets(random, 9, [](const auto& ids) {
-    EXPECT_GT(ids.size(), 31u);
-    EXPECT_LT(ids.size(), 600u);
-  });
 }
 
 // With no two queries alike enough, or blocks of one, it is Top-K each step, to the bit.

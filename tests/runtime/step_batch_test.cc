@@ -20,7 +20,6 @@ class StepBatchTest : public RuntimeTest {
       policies[i].k = 10 + 17 * static_cast<uint32_t>(i);
       policies[i].selector = "codes";
     }
-    policies[1].group_rule = GroupRule::kSum;
     policies[2].estimator = EstimatorKind::kNone;
     policies[3].mode = StepMode::kFull;
     policies[4].selector = "exact";

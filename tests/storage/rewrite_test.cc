@@ -165,46 +165,6 @@ TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
   ExpectWhole(id, tokens);
 }
 
-TEST_F(RewriteTest, SharingPagesNamesExactlyTheNeighbours) {
-  std::mt19937_64 rng(Seed("RewriteTest.SharingPages"));
-  options_.host_tier_bytes = 0;
-  Open();
-  const auto tokens = Iota(900);
-  const SegmentId id = Stored(tokens);
-  for (const bool settled : {false, true}) {
-    if (settled) {
-      ASSERT_OK(store_->Settle(id, RandomOrder(256, 5, row_bytes_)));
-    }
-    const auto opened = store_->OpenPrefix(id, 700);
-    ASSERT_OK(opened);
-    const StoredPrefix& prefix = **opened;
-    for (const RowPart part : {RowPart::kRow, RowPart::kKey, RowPart::kValue}) {
-      std::set<uint32_t> wanted;
-      for (int i = 0; i < 12; ++i) wanted.insert(static_cast<uint32_t>(rng() % 700));
-      const std::vector<uint32_t> ids(wanted.begin(), wanted.end());
-      const auto sharing = prefix.SharingPages(1, 1, ids, part);
-      ASSERT_OK(sharing);
-      EXPECT_TRUE(std::includes(sharing->begin(), sharing->end(), ids.begin(), ids.end()));
-      EXPECT_LT(sharing->back(), 700u);
-      const auto pages = [&](std::span<const uint32_t> some) {
-        ReadStats stats;
-        std::vector<std::byte> out(some.size() * row_bytes_);
-        EXPECT_TRUE(prefix.ReadRows(1, 1, some, part, {out, row_bytes_}, &stats).ok());
-        return stats.pages_ssd;
-      };
-      // They come at no further page, and nobody else would.
-      const uint64_t read = pages(ids);
-      EXPECT_EQ(pages(*sharing), read);
-      for (uint32_t t = 0; t < 700; ++t) {
-        if (std::binary_search(sharing->begin(), sharing->end(), t)) continue;
-        std::vector<uint32_t> more = *sharing;
-        more.insert(std::lower_bound(more.begin(), more.end(), t), t);
-        ASSERT_GT(pages(more), read) << t;
-      }
-    }
-  }
-}
-
 TEST_F(RewriteTest, BlobsComeWithTheMergedSegment) {
   const auto one = Iota(40), two = Join(one, Iota(30, 1000));
   const SegmentId a = Stored(one), b = Stored(two);
