@@ -108,8 +108,10 @@ results:  ## docs/results.md anew from docs/results/*.json (scripts/results.py t
 format:  ## format the C++ sources in place
 	@scripts/sources.sh | xargs -r clang-format -i
 
-check-format: setup  ## fail if a C++ source is not formatted
+check-format: setup  ## fail if a C++ source is not formatted, or the Python linter finds something
 	@$(STAGE) "formatting" bash -c "scripts/sources.sh | xargs clang-format --dry-run --Werror"
+	@$(STAGE) "Python environment" scripts/setup_python.sh core
+	@$(STAGE) "Python linter" .venv/bin/ruff check
 
 tidy: build  ## clang-tidy over the sources (slow)
 	@scripts/sources.sh | grep '\.cc$$' | xargs -r -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet

@@ -113,7 +113,7 @@ def break_even_plot(sweep: dict) -> str:
     methods = [m for m in ("topk_phi", "topk_moment") if m in sweep["completion"]]
     figure, all_axes = plt.subplots(1, len(methods), figsize=(4.4 * len(methods), 3.6),
                                     squeeze=False)
-    for axes, method in zip(all_axes[0], methods):
+    for axes, method in zip(all_axes[0], methods, strict=True):
         point = sweep["completion"][method]
         completed = point["compute_ms"] + grid_xi * point["load_ms"]
         speedup = selection / np.maximum(completed, 1e-9)
@@ -152,7 +152,8 @@ def render(report: dict) -> str:
     plots = [
         ("Output error by budget",
          "Mean over all heads and held-out steps of ‖ŷ − y‖₁ / ‖y‖₁, against exact attention over "
-         "the whole stored prompt.", line_plot(rows, "rel_l1", "relative ℓ1 output error", BUDGETED, log=True)),
+         "the whole stored prompt.",
+         line_plot(rows, "rel_l1", "relative ℓ1 output error", BUDGETED, log=True)),
         ("Error by entropy quartile",
          "Diffuse heads (right) are where reading only the best tokens loses most.",
          quartile_plot(rows, middle)),

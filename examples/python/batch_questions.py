@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import prefixd
 import torch
 from common import arguments, left_padded, load, open_store
+
+import prefixd
 from prefixd.transformers import Splice
 
 

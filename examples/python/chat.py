@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from common import arguments, load, open_store
+
 from prefixd.transformers import Splice
 
 

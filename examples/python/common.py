@@ -6,9 +6,10 @@ import argparse
 import logging
 from pathlib import Path
 
-import prefixd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import prefixd
 
 TINY = Path(__file__).resolve().parents[2] / "models/prefixd-tiny"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from common import arguments, load, open_store
+
 from prefixd.transformers import Splice
 
 

@@ -278,7 +278,7 @@ def run_page(page: Path, source: Path, build: Path, timeout: float) -> int:
         temporary.mkdir()
         shell = Shell(checkout, temporary, time.monotonic() + timeout)
         try:
-            for example, following in zip(examples, [*examples[1:], None]):
+            for example, following in zip(examples, [*examples[1:], None], strict=True):
                 where = f"{page.name}:{example.line}: $ {example.command}"
                 try:
                     check(example, following, shell)

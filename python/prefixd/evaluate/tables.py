@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prefixd.evaluate.methods import (
-    ACCOUNTINGS, AMORTIZED, BUDGET, METHODS, SAME_K, Cell, shown,
+    ACCOUNTINGS,
+    AMORTIZED,
+    BUDGET,
+    METHODS,
+    SAME_K,
+    Cell,
+    shown,
 )
 
 Entry = Mapping[str, Any]

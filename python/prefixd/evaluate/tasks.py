@@ -17,7 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from prefixd.train.tasks import (
-    fast_words, frequent_task, key_task, number, track_task, values_task,
+    fast_words,
+    frequent_task,
+    key_task,
+    number,
+    track_task,
+    values_task,
 )
 
 CountTokens = Callable[[str], int]

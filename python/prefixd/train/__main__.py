@@ -216,7 +216,8 @@ class Job:
 
     def _tell(self, n: int, reports: list[dict[str, Any]], path: Path) -> None:
         """Per head: KL over the middle before and after, estimated over true mass of the middle."""
-        lines = ["| layer, KV head | KL before | KL | mass ratio, median | mean abs. log mass error | steps |",
+        lines = ["| layer, KV head | KL before | KL | mass ratio, median | mean abs. log mass error "
+                 "| steps |",
                  "|---|---|---|---|---|---|"]
         lines += [
             f"| {r['layer']}, {r['kv_head']} | {r['kl_before']:.3f} | {r['kl']:.3f} | "

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prefixd.transformers.capture import captured
 from prefixd.train.net import write_atomic
+from prefixd.transformers.capture import captured
 
 N_SINK, N_TAIL = 4, 16
 

@@ -82,8 +82,9 @@ class HeadTraining:
 
     def save(self, path: Path) -> None:
         state = {
-            "name": list(self.name), "recipe": asdict(self.recipe), "origin": self.origin, "pair": self.pair.state_dict(),
-            "optimizer": self._opt.state_dict(), "step": self.step, "steps": self.steps,
+            "name": list(self.name), "recipe": asdict(self.recipe), "origin": self.origin,
+            "pair": self.pair.state_dict(), "optimizer": self._opt.state_dict(),
+            "step": self.step, "steps": self.steps,
             "stale": self._stale, "best": self._best, "first": self._first,
             "best_state": self._best_state, "seconds": self.seconds,
         }

@@ -103,7 +103,8 @@ def test_scale_step_lowers_the_loss_and_leaves_kl() -> None:
 
 
 META = {"format": FORMAT, "length": "64", "d_emb": "12", "d_phi": "10", "n_layers": "2",
-        "n_q_heads": "4", "n_kv_heads": "2", "head_dim": "8", "scale": "0.35", "weights": "blake2b:" + "0" * 64}
+        "n_q_heads": "4", "n_kv_heads": "2", "head_dim": "8", "scale": "0.35",
+        "weights": "blake2b:" + "0" * 64}
 
 
 def test_export_round_trips(tmp_path: Path) -> None:
