@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
+
 namespace prefixd {
 namespace {
 
@@ -100,6 +102,12 @@ Socket::Deadline Connection::CallDeadline() const {
   return Socket::Clock::now() + std::chrono::milliseconds(call_timeout_ms_);
 }
 
+std::span<std::byte> Connection::RegionPart(uint64_t at, uint64_t bytes) const {
+  const std::span<std::byte> all = region_.bytes();
+  PREFIXD_CHECK(at <= all.size() && bytes <= all.size() - at, at, bytes, all.size());
+  return all.subspan(at, bytes);
+}
+
 Result<Connection::Reply> Connection::Do(Call call) {
   std::lock_guard lock(mutex_);
   if (!broken_.empty()) return Error{Code::kUnavailable, broken_};
@@ -143,7 +151,7 @@ Status Connection::SendRequest(Call& call, uint64_t id, bool shared, Socket::Dea
   if (shared) {
     uint64_t at = 0;
     for (const auto& t : call.in) {
-      if (!t.empty()) std::memcpy(region_.bytes().data() + at, t.data(), t.size());
+      if (!t.empty()) std::memcpy(RegionPart(at, t.size()).data(), t.data(), t.size());
       at += Align(t.size());
     }
   }
@@ -251,7 +259,7 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
     if (shared) {
       uint64_t at = TotalBytes(call.in);
       for (const auto& t : call.out) {
-        if (!t.empty()) std::memcpy(t.data(), region_.bytes().data() + at, t.size());
+        if (!t.empty()) std::memcpy(t.data(), RegionPart(at, t.size()).data(), t.size());
         at += Align(t.size());
       }
     }

@@ -61,6 +61,8 @@ class Connection {
   Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, SharedRegion* region);
   Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   Socket::Deadline CallDeadline() const;
+  // Where a call's tensor lies in the shared region.
+  std::span<std::byte> RegionPart(uint64_t at, uint64_t bytes) const;
 
   mutable std::mutex mutex_;
   Socket socket_;

@@ -12,6 +12,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <exception>
 
+#include "base/check.h"
 #include "daemon/admission.h"
 
 namespace prefixd::daemon {
@@ -294,6 +295,8 @@ void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& can
 
 void Connection::Finish(const Frame& frame, Response response, const CancelFlag& cancelled,
                         bool in_turn) {
+  PREFIXD_CHECK(running_ > 0 && bytes_in_flight_ >= frame.header.payload_bytes, running_,
+                bytes_in_flight_, frame.header.payload_bytes);
   --running_;
   if (in_turn) turn_taken_ = false;
   bytes_in_flight_ -= frame.header.payload_bytes;
@@ -353,6 +356,7 @@ void Connection::Send(MessageType type, uint64_t request_id, const Json& control
 }
 
 void Connection::Sent(const FrameWriter::Frame& frame) {
+  PREFIXD_CHECK(!frame.ends_call || calls_in_flight_ > 0);
   if (frame.ends_call) --calls_in_flight_;
   RunNext();
   CloseIfDrained();

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "protocol/codec.h"
 
 namespace prefixd::daemon {
@@ -100,7 +101,9 @@ void FrameWriter::PopFront() {
   const Frame frame = std::move(frames_.front());
   frames_.pop_front();
   written_ = 0;
-  queued_bytes_ -= frame.head.size() + frame.payload.size();
+  const uint64_t bytes = frame.head.size() + frame.payload.size();
+  PREFIXD_CHECK(queued_bytes_ >= bytes, queued_bytes_, bytes);
+  queued_bytes_ -= bytes;
   events_.done(frame);
 }
 

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "base/check.h"
+
 namespace prefixd::daemon {
 
 using wire::Extent;
@@ -213,6 +215,9 @@ void RequestHandler::HandOver(const Request& request, Outputs outputs, Response*
   for (size_t i = 0; i < outputs.extents.size(); ++i) {
     const Extent& e = outputs.extents[i];
     if (e.length == 0) continue;
+    PREFIXD_CHECK(e.offset <= region_.size() && e.length <= region_.size() - e.offset &&
+                      outputs.starts[i] + e.length <= outputs.buffer.size(),
+                  e.offset, e.length, region_.size(), outputs.buffer.size());
     std::memcpy(region_.data() + e.offset, outputs.buffer.data() + outputs.starts[i], e.length);
   }
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "daemon/request_handler.h"
 #include "prefixd/store.h"
 
@@ -172,6 +173,8 @@ Result<Json> RequestHandler::BorrowRows(const Request& request, Response* respon
   for (size_t i = 0; i < rows.rows.size(); ++i) {
     const std::array<uint64_t, 2> place = {static_cast<uint64_t>(rows.rows[i].key - base),
                                            static_cast<uint64_t>(rows.rows[i].value - base)};
+    PREFIXD_CHECK(std::ranges::max(place) < rows.region.bytes.size(), place[0], place[1],
+                  rows.region.bytes.size());
     std::memcpy(places.data() + i * sizeof(place), place.data(), sizeof(place));
   }
   HandOver(request, std::move(out), response);

@@ -9,6 +9,7 @@
 #include "attention/reference/diagnostics.h"
 #include "attention/step/budget.h"
 #include "attention/step/step.h"
+#include "base/check.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/merge.h"
 #include "prefixd/selection.h"
@@ -180,13 +181,15 @@ class HeadSamples {
     std::sort(wanted.begin(), wanted.end());
     retrieved_.resize(count_ * in_.most * row.bytes());
     auto next = wanted.begin();
-    return Stream([&](TokenRange run, const RowsView& rows) -> Status {
+    PREFIXD_TRY(Stream([&](TokenRange run, const RowsView& rows) -> Status {
       for (; next != wanted.end() && next->token < run.end; ++next) {
         std::memcpy(retrieved_.data() + next->slot * row.bytes(), rows.key(next->token - run.begin),
                     row.bytes());
       }
       return {};
-    });
+    }));
+    PREFIXD_CHECK(next == wanted.end());  // the runs were ascending and left nothing out
+    return {};
   }
 
   const Inputs& in_;

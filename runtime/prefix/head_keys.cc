@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/check.h"
+
 namespace prefixd {
 
 Result<HeadKeys> HeadKeys::Of(PreparedPrefix& prefix, size_t head, Bring bring,
@@ -28,6 +30,7 @@ Status HeadKeys::Gather(std::span<const uint32_t> ids, std::span<std::byte> out)
     return prefix_->stored().ReadRows(prefix_->layer_of(head_), prefix_->kv_head_of(head_), ids,
                                       storage::RowPart::kKey, {out, stride}, reads_);
   }
+  PREFIXD_CHECK(out.size() >= ids.size() * stride, out.size(), ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     std::memcpy(out.data() + i * stride, resident_->key(ids[i] - prefix_->partition().mid.begin),
                 stride);
@@ -46,6 +49,7 @@ Status HeadKeys::Range(TokenRange tokens, std::span<std::byte> out) {
     return prefix_->stored().ReadRange(prefix_->layer_of(head_), prefix_->kv_head_of(head_), tokens,
                                        storage::RowPart::kKey, {out, stride}, reads_);
   }
+  PREFIXD_CHECK(out.size() >= tokens.size() * stride, out.size(), tokens.begin, tokens.end);
   std::memcpy(out.data(), resident_->key(tokens.begin - prefix_->partition().mid.begin),
               tokens.size() * stride);
   return {};

@@ -11,6 +11,8 @@
 #include <functional>
 #include <utility>
 
+#include "base/check.h"
+
 namespace prefixd {
 
 class SelectorMemory {
@@ -26,7 +28,9 @@ class SelectorMemory {
       return *this;
     }
     ~Lease() {
-      if (of_) of_->used_ -= bytes_;
+      if (!of_) return;
+      const uint64_t before = of_->used_.fetch_sub(bytes_);
+      PREFIXD_CHECK(before >= bytes_, before, bytes_);
     }
     explicit operator bool() const { return of_ != nullptr; }
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "prefixd/store.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/session/session_impl.h"
@@ -19,7 +20,9 @@ SessionImpl::SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo 
 SessionImpl::~SessionImpl() { Leave(); }
 
 void SessionImpl::Leave() {
-  if (counted_.exchange(false)) services_->open -= 1;
+  if (!counted_.exchange(false)) return;
+  const uint64_t before = services_->open.fetch_sub(1);
+  PREFIXD_CHECK(before > 0);
 }
 
 Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServices> services,

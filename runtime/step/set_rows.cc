@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <new>
 
+#include "base/check.h"
+
 namespace prefixd {
 
 void SetRows::Put(const RowsView& rows, size_t begin, size_t n) {
   const RowShape& row = rows.shape;
+  PREFIXD_CHECK((begin + n) * row.bytes() <= bytes.size(), begin, n, bytes.size());
   std::byte* out = bytes.data() + begin * row.bytes();
   // Past the caches: this step has the rows themselves.
   for (size_t i = begin; i < begin + n; ++i) {

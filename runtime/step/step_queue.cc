@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/caught.h"
+#include "base/check.h"
 
 namespace prefixd {
 
@@ -49,6 +50,7 @@ void StepQueue::Run(Call& call) {
   lock.unlock();
   const auto free_core = [this] {
     std::lock_guard free(mutex_);
+    PREFIXD_CHECK(busy_ > 0);
     --busy_;
     Dispatch();
   };

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/check.h"
+
 namespace prefixd::storage {
 namespace {
 
@@ -98,6 +100,7 @@ void EvictionPlan::Drop(size_t node) {
   while (true) {
     const EvictionNode& n = nodes_[node];
     Tenant& tenant = tenants_.at(n.tenant);
+    PREFIXD_CHECK(tenant.bytes >= n.bytes && stored_ >= n.bytes, tenant.bytes, stored_, n.bytes);
     tenant.bytes -= n.bytes;
     tenant.freed += n.bytes;
     stored_ -= n.bytes;

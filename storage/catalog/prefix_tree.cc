@@ -1,7 +1,8 @@
 #include "storage/catalog/prefix_tree.h"
 
 #include <algorithm>
-#include <cassert>
+
+#include "base/check.h"
 
 namespace prefixd::storage {
 
@@ -56,8 +57,7 @@ void PrefixTree::InsertNode(Node node) {
     }
   }
   const bool fresh = nodes_.emplace(id, std::move(node)).second;
-  assert(fresh);
-  (void)fresh;
+  PREFIXD_CHECK(fresh);
 }
 
 void PrefixTree::EraseNode(const SegmentId& id) {
@@ -110,7 +110,8 @@ Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const C
     return Error{Code::kUnavailable,
                  "segment " + record.id.ToString() + " was rewritten meanwhile"};
   }
-  assert(known.parent == record.parent && known.tokens == record.tokens);
+  PREFIXD_CHECK(known.parent == record.parent && known.tokens == record.tokens, known.tokens.begin,
+                known.tokens.end, record.tokens.begin, record.tokens.end);
   PREFIXD_TRY(commit());
   usage_.Subtract(known.tenant, known.file_bytes);
   usage_.Add(record.tenant, record.file_bytes);
@@ -235,7 +236,7 @@ void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
   std::lock_guard lock(mutex_);
   for (const SegmentRecord& record : chain) {
     Node& node = nodes_.at(record.id);
-    assert(node.pins > 0);
+    PREFIXD_CHECK(node.pins > 0);
     --node.pins;
   }
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
+
 namespace prefixd::storage {
 
 class TenantBytes {
@@ -20,6 +22,7 @@ class TenantBytes {
   void Subtract(std::string_view tenant, uint64_t bytes) {
     if (bytes == 0) return;
     const auto it = by_tenant_.find(tenant);
+    PREFIXD_CHECK(it != by_tenant_.end() && it->second >= bytes, bytes, total_);
     it->second -= bytes;
     if (it->second == 0) by_tenant_.erase(it);
     total_ -= bytes;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/check.h"
 #include "storage/io/errors.h"
 
 namespace prefixd::storage {
@@ -153,6 +154,7 @@ bool HostTier::Grow(TierRegion& region, Access access) {
     if (!std::exchange(warned_, true)) LogWarning(added.error().message);
     return false;
   }
+  PREFIXD_CHECK(free_blocks_ > 0);
   --free_blocks_;
   return true;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "storage/io/errors.h"
 
 namespace prefixd::storage {
@@ -28,7 +29,8 @@ PagePins& PagePins::operator=(PagePins&& other) noexcept {
 void PagePins::Release() {
   if (!region_) return;
   region_->Unpin(frames_);
-  region_->pinned_pages_.fetch_sub(promised_, std::memory_order_relaxed);
+  const uint64_t before = region_->pinned_pages_.fetch_sub(promised_, std::memory_order_relaxed);
+  PREFIXD_CHECK(before >= promised_, before, promised_);
   frames_.clear();
   promised_ = 0;
   region_.reset();
@@ -86,7 +88,9 @@ uint64_t TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, Acce
 
 void TierRegion::Unpin(std::span<const uint32_t> frames) {
   for (const uint32_t f : frames) {
-    if (f != kNoFrame) frames_[f].pins.fetch_sub(1, std::memory_order_release);
+    if (f == kNoFrame) continue;
+    const uint32_t before = frames_[f].pins.fetch_sub(1, std::memory_order_release);
+    PREFIXD_CHECK(before > 0, f);
   }
 }
 
@@ -274,6 +278,7 @@ void TierRegion::Free(std::span<const uint32_t> frames) {
 
 void TierRegion::FreeLocked(uint32_t f) {
   TierBlock& block = frames_.block_of(f);
+  PREFIXD_CHECK(block.free.size() < block.frames.size(), f, block.first);  // freed twice
   block.free.push_back(f);
   if (block.free.size() == 1 && !block.retiring)
     open_.push_back(block.first / frames_.block_pages());

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+
 namespace prefixd::storage {
 namespace {
 
@@ -169,6 +171,7 @@ void TierShard::Remove(uint32_t f) {
   if (std::exchange(frame.ahead, false)) ++ahead.in_vain;
   Unlink(f);
   const auto it = extents_.find(ExtentOf(frame.key));
+  PREFIXD_CHECK(it != extents_.end() && it->second.used > 0, f, frame.key.segment, frame.key.page);
   it->second.frames[frame.key.page % kExtentPages] = kNoFrame;
   if (--it->second.used == 0) extents_.erase(it);
   frame.shard.store(0, std::memory_order_relaxed);

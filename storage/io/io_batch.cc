@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/check.h"
+
 namespace prefixd::storage {
 
 void IoBatch::Wait() {
@@ -27,6 +29,7 @@ void IoBatch::Complete(size_t n) {
   std::shared_ptr<const void> owner;
   // Notified under the lock: the waiter may destroy the batch as soon as it gets the lock.
   std::lock_guard lock(mutex_);
+  PREFIXD_CHECK(n <= pending_, n, pending_);
   pending_ -= n;
   if (pending_ > 0) return;
   owner = std::move(owner_);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/check.h"
+
 namespace prefixd::storage {
 namespace {
 
@@ -135,6 +137,8 @@ std::optional<QueuedOp> IoQueue::Pop(Completions& done) {
 }
 
 bool IoQueue::Done(QueuedOp& queued, int64_t result, Completions& done) {
+  PREFIXD_CHECK(inflight_.ops > 0 && inflight_.bytes >= queued.bytes, inflight_.ops,
+                inflight_.bytes, queued.bytes);
   --inflight_.ops;
   inflight_.bytes -= queued.bytes;
   if (IsBackground(static_cast<size_t>(queued.op->priority))) {

@@ -7,10 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "prefixd/stored_part.h"
+#include "storage/io/stream_copy.h"
 #include "storage/read/page_window.h"
 #include "storage/segment/row_encoding.h"
-#include "storage/io/stream_copy.h"
 
 namespace prefixd::storage {
 namespace {
@@ -52,6 +53,11 @@ class PieceReader {
         access_(access),
         stats_(stats),
         decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
+    // Ascending by page, so the last piece speaks for all; only pages before the table have a
+    // checksum.
+    PREFIXD_CHECK(pieces.empty() || (pieces.front().page <= pieces.back().page &&
+                                     pieces.back().page < file.layout().table_page),
+                  pieces.front().page, pieces.back().page, file.layout().table_page);
     // What is copied for who views rows in place he reads at once.
     if (access == Access::kPoint || access == Access::kBackground || decode_ || in_place) return;
     uint64_t bytes = 0;

@@ -6,10 +6,11 @@
 #include <cassert>
 #include <cstring>
 
+#include "base/check.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
-#include "storage/segment/segment_file.h"
 #include "storage/io/stream_copy.h"
+#include "storage/segment/segment_file.h"
 
 namespace prefixd::storage {
 namespace {
@@ -218,6 +219,8 @@ Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t ro
     it = partials_.emplace(page, Partial{std::make_unique<std::byte[]>(kPageBytes), 0}).first;
   }
   Partial& partial = it->second;
+  const size_t end = offset + size_t{n} * layout_.row_bytes();
+  PREFIXD_CHECK(end <= kPageBytes && partial.rows + n <= rows_in_page, page, end, partial.rows, n);
   std::memcpy(partial.bytes.get() + offset, rows, size_t{n} * layout_.row_bytes());
   partial.rows += n;
   if (partial.rows < rows_in_page) return {};
@@ -227,6 +230,9 @@ Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t ro
 }
 
 Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> bytes) {
+  // A sealed file never changes, and nothing lies beyond its table.
+  PREFIXD_CHECK(!sealed_ && page < table_.size() && bytes.size() <= kPageBytes, page, table_.size(),
+                bytes.size());
   if (slabs_[current_]->pages.size() == slabs_[current_]->capacity) PREFIXD_TRY(FlushSlab());
   Slab& slab = *slabs_[current_];
   if (slab.memory.size() == 0) {

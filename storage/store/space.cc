@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "storage/io/file.h"
 
 namespace prefixd::storage {
@@ -28,6 +29,7 @@ SpaceReservation& SpaceReservation::operator=(SpaceReservation&& other) noexcept
 void SpaceReservation::Allocated() {
   if (account_ == nullptr || allocated_) return;
   std::lock_guard lock(account_->mutex_);
+  PREFIXD_CHECK(account_->unallocated_ >= bytes_, account_->unallocated_, bytes_);
   account_->unallocated_ -= bytes_;
   allocated_ = true;
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/check.h"
 #include "prefixd/row_ref.h"
 #include "storage/read/row_pieces.h"
 #include "storage/read/row_scan.h"
@@ -67,6 +68,7 @@ class OpenPrefix final : public StoredPrefix {
       at = end;
       PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
     }
+    PREFIXD_CHECK(at == ids.size(), at, ids.size());  // no row is left as it was
     return {};
   }
 
@@ -96,6 +98,7 @@ class OpenPrefix final : public StoredPrefix {
         if (part != RowPart::kKey) out.rows[i].value = own.From(i).value;
       }
     }
+    PREFIXD_CHECK(at == ids.size(), at, ids.size());
     out.hold = std::move(hold);
     return {};
   }
