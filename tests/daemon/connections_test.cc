@@ -18,6 +18,7 @@
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
+#include "tests/protocol/requests.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -128,12 +129,13 @@ TEST(Connections, GarbageDisturbsNobody) {
     EXPECT_NE(LastWords(*socket).find(c.message), std::string::npos) << c.message;
   }
   std::mt19937_64 rng(testing::Seed("Daemon.Garbage"));
-  for (int i = 0; i < 200; ++i) {  // valid frames with random damage, and truncated ones
+  const std::vector<wire::MessageType> types = testing::AllRequests();
+  for (size_t i = 0; i < 200; ++i) {  // valid frames with random damage, and truncated ones
     auto socket = RawSocket(daemon);
     ASSERT_TRUE(socket.ok());
     auto bytes =
         frame(hello, wire::PackControl({{"tenant", ""}, {"shared_memory", rng() % 2 == 0}}));
-    const auto second = frame({1, wire::MessageType(rng() % 32), 2, 0, 0, 0});
+    const auto second = frame({1, types[i % types.size()], 2, 0, 0, 0});
     bytes.insert(bytes.end(), second.begin(), second.end());
     bytes[rng() % bytes.size()] ^= std::byte(1 + rng() % 255);
     (void)SendRaw(*socket, std::span(bytes).first(rng() % (bytes.size() + 1)));

@@ -4,9 +4,11 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 
 #include "runtime/store/local_store.h"
 #include "tests/daemon/put_prompt.h"
+#include "tests/protocol/requests.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -259,19 +261,30 @@ TEST_F(RequestHandlerTest, RandomRequests) {
   const Json values = Json::parse(R"([0, 1, 2, 18446744073709551615, -1, 1.5, "x", "phi", null,
       true, [], [[0, 256]], [[0, 4], [4, 4]], [[0, 256], [256, 16]], {},
       {"session": 1, "layer": 0}, [{"session": 1, "layer": 0, "info": 7}]])");
-  const char* keys[] = {"session", "put",    "layer",  "kv_head", "first",   "n",     "k",
-                        "in",      "out",    "kind",   "begin",   "end",     "steps", "model",
-                        "prefix",  "attach", "policy", "tenant",  "regions", "borrow"};
+  const char* keys[] = {"session", "put",    "layer",     "kv_head",    "first",   "n",
+                        "k",       "in",     "out",       "kind",       "begin",   "end",
+                        "steps",   "model",  "prefix",    "attach",     "policy",  "tenant",
+                        "regions", "borrow", "retention", "first_head", "n_heads", "head_major"};
+  const std::vector<MessageType> types = prefixd::testing::AllRequests();
+  std::set<MessageType> drawn;
   for (int i = 0; i < 3000; ++i) {
     Json control = Json::object();
     for (const char* key : keys) {
       if (rng() % 3) control[key] = values[rng() % values.size()];
     }
     if (rng() % 2) control["session"] = 1;
-    const auto type = static_cast<MessageType>(2 + rng() % 27);
-    if (type == MessageType::kDetach && rng() % 50) continue;
-    (void)Ask(*handler, type, control, std::vector<std::byte>(rng() % 1024), rng() % 2);
+    const MessageType type = types[rng() % types.size()];
+    // A session that is gone leaves the others little to do.
+    if (type == MessageType::kDetach && i < 2400) continue;
+    drawn.insert(type);
+    const Response answer =
+        Ask(*handler, type, control, std::vector<std::byte>(rng() % 1024), rng() % 2);
+    // These two are the connection's own; every other message has its place in the handler.
+    if (type == MessageType::kHello || type == MessageType::kCancel) continue;
+    const std::string said = answer.error ? answer.error->message : "";
+    ASSERT_EQ(said.find("is not expected here"), std::string::npos) << said;
   }
+  EXPECT_EQ(drawn.size(), types.size());
   EXPECT_FALSE(Ask(*handler, MessageType::kStats, Json::object()).error);
 }
 

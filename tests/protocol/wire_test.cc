@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <string>
 
 #include "protocol/address.h"
@@ -13,6 +14,7 @@
 #include "protocol/frame.h"
 #include "protocol/msgpack_check.h"
 #include "protocol/shared_region.h"
+#include "tests/protocol/requests.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -161,12 +163,34 @@ TEST(Frames, WorkedExample) {
             "50465844010000802a0000000000000001000000000000008000000000000000");
 }
 
+TEST(Frames, EveryMessageHasANumberAndANameOfItsOwn) {
+  const std::vector<MessageType> all = prefixd::testing::AllRequests();
+  ASSERT_FALSE(all.empty());
+  EXPECT_EQ(all.front(), MessageType::kHello);
+  // Numbers are never used again and none is left out, so the last one is how many there are.
+  EXPECT_EQ(static_cast<size_t>(all.back()), all.size());
+  std::set<std::string_view> names;
+  for (MessageType type : all) names.insert(MessageName(type));
+  EXPECT_EQ(names.size(), all.size());
+  for (MessageType type : {MessageType::kReply, MessageType::kError, MessageType::kProgress}) {
+    EXPECT_FALSE(IsRequest(type));
+    EXPECT_TRUE(names.insert(MessageName(type)).second);
+  }
+  EXPECT_FALSE(IsRequest(MessageType{0}));
+}
+
 TEST(Frames, HeadersRoundTripAndHostileOnesAreRefused) {
   std::mt19937_64 rng(prefixd::testing::Seed("Frames.Headers"));
+  std::vector<MessageType> types = prefixd::testing::AllRequests();
+  for (unsigned number : {0x0000u, 0x7fffu, 0x8000u, 0x8001u, 0x8002u, 0xffffu}) {
+    types.push_back(static_cast<MessageType>(number));
+  }
+  std::set<MessageType> drawn;
   const FrameLimits limits{1 << 20, 1 << 28};
   for (int i = 0; i < 20000; ++i) {
     FrameHeader h;
-    h.type = static_cast<MessageType>(rng() % 30);
+    h.type = types[rng() % types.size()];
+    drawn.insert(h.type);
     h.request_id = rng();
     h.control_bytes = rng() % (limits.control_bytes + 1);
     h.flags = rng() % (kKnownFlags + 1);
@@ -183,6 +207,7 @@ TEST(Frames, HeadersRoundTripAndHostileOnesAreRefused) {
       ASSERT_EQ(flipped->flags & ~kKnownFlags, 0u);
     }
   }
+  EXPECT_EQ(drawn.size(), types.size());
   FrameHeader h;
   h.version = 2;
   const auto newer = DecodeHeader(EncodeHeader(h), limits);
