@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture bench \
         bench-build results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only model phi quality golden clean
+        gpu-only compiler-only tidy-changed model phi quality golden clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -65,8 +65,10 @@ asan: setup  ## unit tests under address and undefined-behaviour sanitizers
 	@$(STAGE) "build with sanitizers" cmake --build build/asan -j $(JOBS) --target prefixd_unit_tests
 	@$(STAGE) "unit tests under sanitizers" ctest --preset asan -j $(JOBS)
 
-tsan: setup  ## unit tests under the thread sanitizer
-	@cmake --preset tsan && cmake --build build/tsan -j $(JOBS) --target prefixd_unit_tests && ctest --preset tsan -j $(JOBS)
+tsan: setup  ## tests that have threads, under the thread sanitizer
+	@$(STAGE) "configure with the thread sanitizer" cmake --preset tsan
+	@$(STAGE) "build with the thread sanitizer" cmake --build build/tsan -j $(JOBS) --target prefixd_threaded_tests
+	@$(STAGE) "tests under the thread sanitizer" ctest --preset tsan -j $(JOBS)
 
 fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, or FUZZ_RUNS=N executions (resumable)
 	@$(STAGE) "configure fuzz targets" cmake --preset fuzz
@@ -95,6 +97,11 @@ test-deb:  ## install, upgrade and remove the packages in a bare Debian (root, n
 gpu-only:  ## attention/ and gpu/ alone: needs a compiler, CMake and CUDA
 	@cmake --preset gpu-only && cmake --build --preset gpu-only -j $(JOBS) && ctest --preset gpu-only
 
+compiler-only:  ## the same without GoogleTest, with CUDA where nvcc is; runs the tests of attention/
+	@$(STAGE) "configure without GoogleTest" cmake --preset compiler-only $(WITH_CUDA)
+	@$(STAGE) "build without GoogleTest" cmake --build build/compiler-only -j $(JOBS)
+	@$(STAGE) "tests without GoogleTest" ctest --preset compiler-only -j $(JOBS)
+
 bench-build: setup  ## the benchmarks' programs
 	@$(STAGE) "configure" cmake --preset release
 	@$(STAGE) "build benchmarks" cmake --build $(BUILD) -j $(JOBS) --target bench/all
@@ -113,8 +120,11 @@ check-format: setup  ## fail if a C++ source is not formatted, or the Python lin
 	@$(STAGE) "Python environment" scripts/setup_python.sh core
 	@$(STAGE) "Python linter" .venv/bin/ruff check
 
-tidy: build  ## clang-tidy over the sources (slow)
-	@scripts/sources.sh | grep '\.cc$$' | xargs -r -P $(JOBS) -n 4 clang-tidy -p $(BUILD) --quiet
+tidy: setup  ## clang-tidy over all C++ files (an hour); TIDY_SECONDS=N stops after so long
+	@$(STAGE) --show "clang-tidy, all files" scripts/tidy.sh --all
+
+tidy-changed: setup  ## clang-tidy over the files that a change touches; TIDY_BASE=COMMIT, TIDY_SECONDS=N
+	@$(STAGE) --show "clang-tidy, files of this change" scripts/tidy.sh
 
 model: python-module  ## train the small model anew into build/model (an hour or two on a CPU)
 	@$(STAGE) "PyTorch" scripts/setup_python.sh torch

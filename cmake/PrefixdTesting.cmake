@@ -1,4 +1,4 @@
-# prefixd_test(NAME SOURCES... LINK libs... [LABELS unit|e2e|gpu|fuzz ...] [TIMEOUT seconds])
+# prefixd_test(NAME SOURCES... LINK libs... [LABELS unit|e2e|gpu|fuzz|threads ...] [TIMEOUT seconds])
 # attention/ and gpu/ tests include "tests/support/test.h", which is GoogleTest where it is
 # installed and a small subset of it on machines that have only a compiler.
 find_package(GTest QUIET)
@@ -13,6 +13,10 @@ if(TARGET GTest::gtest)
 endif()
 # What sanitizers run, without the programs that only tests of processes need.
 add_custom_target(prefixd_unit_tests)
+# What the thread sanitizer runs: tests that have more than one thread, label "threads". All of
+# storage/ (its I/O has threads) and runtime/, and what of the other rooms is shared between threads.
+# attention/, base/, tensors/, decoder/ and the codec of protocol/ have none.
+add_custom_target(prefixd_threaded_tests)
 function(prefixd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
@@ -34,6 +38,9 @@ function(prefixd_test name)
   endif()
   if("unit" IN_LIST ARG_LABELS)
     add_dependencies(prefixd_unit_tests ${name})
+  endif()
+  if("threads" IN_LIST ARG_LABELS)
+    add_dependencies(prefixd_threaded_tests ${name})
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
