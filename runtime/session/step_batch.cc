@@ -14,6 +14,12 @@ namespace prefixd {
 void StepBatch(std::span<StepRequest> requests) {
   StepQueue::Call call;
   std::vector<size_t> of_task;  // its request
+  size_t n_tasks = 0;
+  for (const StepRequest& r : requests) {
+    if (r.session) n_tasks += r.session->info().geometry.n_kv_heads;
+  }
+  call.tasks.reserve(n_tasks);
+  of_task.reserve(n_tasks);
   SessionServices* services = nullptr;
   for (size_t r = 0; r < requests.size(); ++r) {
     StepRequest& request = requests[r];

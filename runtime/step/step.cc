@@ -285,9 +285,23 @@ Status FullStep(const StepParts& parts, GroupTask& task) {
   return ExactGroup(parts, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger);
 }
 
+// The usual case, which needs no lists.
+void StepAlone(const StepParts& parts, GroupTask& task) {
+  task.ledger.steps += 1;
+  if (task.plan->policy.mode == StepMode::kFull) {
+    task.status = FullStep(parts, task);
+    return;
+  }
+  RetrievingStep step(parts, task);
+  auto search = step.Search();
+  if (search) SearchGroups(task.head, {&*search, 1}, step.scratch().search);
+  task.status = step.Finish(search ? std::move(search->found) : Result<Selection>(Selection{}));
+}
+
 }  // namespace
 
 void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
+  if (tasks.size() == 1) return StepAlone(parts, *tasks.front());
   std::deque<RetrievingStep> steps;
   std::vector<GroupTask*> of_step;
   std::vector<GroupSearch> searches;

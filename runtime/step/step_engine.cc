@@ -1,7 +1,6 @@
 #include "runtime/step/step_engine.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -19,22 +18,29 @@ bool TakesLong(const GroupTask* task) {
   return task->plan->policy.mode == StepMode::kFull || (Retrieves(*task) && !task->shared);
 }
 
-// Tasks to be done by one thread: those of one key together, unless cores would be idle then. What
-// takes long comes first: whoever began it last would be waited for.
-std::vector<std::vector<GroupTask*>> Chunks(std::span<GroupTask* const> tasks, size_t cores) {
-  std::map<GroupTask::Key, std::vector<GroupTask*>> by_key;
-  for (GroupTask* task : tasks) by_key[task->key()].push_back(task);
-  const size_t pieces = (cores + by_key.size() - 1) / by_key.size();  // of each key
-  std::vector<std::vector<GroupTask*>> chunks;
-  for (const auto& [key, alike] : by_key) {
+// Splits tasks, sorted here by key, into what one thread does: those of one key together, unless
+// cores would be idle then. Chunks that take long come first, so that no thread begins one last
+// while the others wait for it.
+std::vector<std::span<GroupTask* const>> Chunks(std::span<GroupTask*> tasks, size_t cores) {
+  std::ranges::stable_sort(tasks, {}, &GroupTask::key);
+  size_t keys = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) keys += i == 0 || tasks[i]->key() != tasks[i - 1]->key();
+  const size_t pieces = (cores + keys - 1) / keys;  // of each key
+  std::vector<std::span<GroupTask* const>> chunks;
+  chunks.reserve(std::min(tasks.size(), keys * pieces));
+  for (size_t begin = 0; begin < tasks.size();) {
+    size_t end = begin + 1;
+    while (end < tasks.size() && tasks[end]->key() == tasks[begin]->key()) ++end;
+    const auto alike = tasks.subspan(begin, end - begin);
     const size_t least = (alike.size() + kMostTogether - 1) / kMostTogether;
     const size_t n = std::min(std::max(pieces, least), alike.size());
     for (size_t i = 0; i < n; ++i) {
-      chunks.emplace_back(alike.begin() + ptrdiff_t(alike.size() * i / n),
-                          alike.begin() + ptrdiff_t(alike.size() * (i + 1) / n));
+      const size_t first = alike.size() * i / n;
+      chunks.push_back(alike.subspan(first, alike.size() * (i + 1) / n - first));
     }
+    begin = end;
   }
-  std::ranges::stable_partition(chunks, [](const std::vector<GroupTask*>& chunk) {
+  std::ranges::stable_partition(chunks, [](std::span<GroupTask* const> chunk) {
     return std::ranges::any_of(chunk, TakesLong);
   });
   return chunks;
@@ -49,11 +55,11 @@ StepEngine::StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, Scrat
       set_rows_(shared_rows_bytes),
       parts_{*compute_, scratch, set_rows_},
       queue_(pool.threads(),
-             [this](std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
+             [this](std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
                RunTasks(tasks, task_done);
              }) {}
 
-void StepEngine::RunTasks(std::span<GroupTask* const> tasks, const StepQueue::Note& task_done) {
+void StepEngine::RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
   const auto end = [&](GroupTask* task, const Status& error) {
     if (!error.ok()) task->status = error;
     task->done = true;

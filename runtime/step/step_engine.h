@@ -40,7 +40,7 @@ class StepEngine {
   const StepQueue& queue() const { return queue_; }
 
  private:
-  void RunTasks(std::span<GroupTask* const> tasks, const StepQueue::Note& task_done);
+  void RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& task_done);
 
   const std::unique_ptr<Compute> compute_;
   ThreadPool& pool_;

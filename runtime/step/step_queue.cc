@@ -38,6 +38,7 @@ void StepQueue::Dispatch() noexcept {
 
 void StepQueue::Run(Call& call) {
   if (call.tasks.empty()) return;
+  call.keys.reserve(call.tasks.size());
   for (const GroupTask& task : call.tasks) call.keys.push_back(task.key());
   std::ranges::sort(call.keys);
   call.keys.erase(std::ranges::unique(call.keys).begin(), call.keys.end());
@@ -56,6 +57,9 @@ void StepQueue::Run(Call& call) {
   };
   const Status ran = Caught([&]() -> Status {
     std::vector<GroupTask*> tasks;
+    size_t n = 0;
+    for (const Call* led : call.leads) n += led->tasks.size();
+    tasks.reserve(n);
     for (Call* led : call.leads) {
       for (GroupTask& task : led->tasks) tasks.push_back(&task);
     }

@@ -33,8 +33,8 @@ class StepQueue {
     std::condition_variable changed;
   };
   using Note = std::function<void()>;
-  // Runs the tasks, and says of each that it is done: then its core is free. Does not throw.
-  using Runner = std::function<void(std::span<GroupTask* const> tasks, const Note& task_done)>;
+  // Runs the tasks, in an order of its own, and says of each that it is done: then its core is free. Does not throw.
+  using Runner = std::function<void(std::span<GroupTask*> tasks, const Note& task_done)>;
 
   // cores: tasks that run at once, at least 1.
   StepQueue(size_t cores, Runner run) : cores_(cores), run_(std::move(run)) {}

@@ -1,5 +1,6 @@
 // Which set a step uses, what becomes of it and what a window hides, against plain restatements of
 // spec §8.
+#include "runtime/prefix/visible_mid.h"
 #include "runtime/step/shared_sets.h"
 
 #include <limits>

@@ -162,7 +162,7 @@ TEST_F(StepQueueTest, WhatWaitsForOnePrefixIsRunTogetherAndNothingElseWaits) {
   std::condition_variable go;
   bool open = false;
   std::vector<std::vector<size_t>> batches;  // heads
-  StepQueue queue(2, [&](std::span<GroupTask* const> tasks, const StepQueue::Note& done) {
+  StepQueue queue(2, [&](std::span<GroupTask*> tasks, const StepQueue::Note& done) {
     std::unique_lock lock(mutex);
     batches.emplace_back();
     for (const GroupTask* task : tasks) batches.back().push_back(task->head);

@@ -1,0 +1,83 @@
+// Counts the allocations of a step: buffers live from step to step, and what a step still allocates
+// for each head is bounded here, so that it does not creep up.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/runtime/runtime_fixture.h"
+
+namespace {
+std::atomic<uint64_t> allocations{0};
+
+void* Allocate(std::size_t size, std::size_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* memory = alignment > 0
+                     ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+                     : std::malloc(size);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t size) { return Allocate(size, 0); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return Allocate(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace prefixd::testing {
+namespace {
+
+class StepAllocationsTest : public RuntimeTest {
+ protected:
+  // Allocations of one head in a step, after some steps of the same kind.
+  double PerHead(const StepPolicy& policy, bool codes) {
+    options_.build_codes = codes;
+    options_.codes_min_tokens = 1024;
+    options_.host_tier_bytes = 64 << 20;
+    Open();
+    const uint64_t seed = Seed("StepAllocations");
+    const auto prompt = MakePrompt(spec_.geometry, 3000, seed);
+    PutReady(prompt);
+    const auto session = Attach(prompt, policy);
+    if (!session) return 1e9;
+    const KvGeometry& g = spec_.geometry;
+    Random random(seed + 1);
+    std::vector<float> y(size_t{g.n_q_heads} * g.value_dim), lse(g.n_q_heads);
+    const auto step = [&] {
+      const auto q = random.Normals(size_t{g.n_q_heads} * g.key_dim);
+      const uint64_t before = allocations.load();
+      EXPECT_OK(session->Step(1, q, y, lse, nullptr));
+      return allocations.load() - before;
+    };
+    for (int i = 0; i < 20; ++i) step();
+    WaitLoaded();
+    uint64_t most = 0;
+    for (int i = 0; i < 20; ++i) most = std::max<uint64_t>(most, step());
+    return double(most) / g.n_kv_heads;
+  }
+};
+
+TEST_F(StepAllocationsTest, AreFewWithCodes) {
+  StepPolicy policy;
+  policy.budget = 0.05;
+  const double n = PerHead(policy, true);
+  RecordProperty("per_head", std::to_string(n));
+  std::printf("allocations per head: %.1f\n", n);
+  EXPECT_LE(n, 20);
+}
+
+TEST_F(StepAllocationsTest, AreFewWithoutAnEstimator) {
+  StepPolicy policy;
+  policy.budget = 0.05;
+  policy.estimator = EstimatorKind::kNone;
+  const double n = PerHead(policy, false);
+  std::printf("allocations per head: %.1f\n", n);
+  EXPECT_LE(n, 20);
+}
+
+}  // namespace
+}  // namespace prefixd::testing
