@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture bench \
         bench-build results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only compiler-only tidy-changed model phi quality golden clean
+        gpu-only compiler-only tidy-changed model phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -143,6 +143,10 @@ quality: python-module  ## quality of the small model by method, budget and leng
 golden: python-module  ## make the golden logits of tests/data again
 	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.golden --data ../tests/data --model ../models/prefixd-tiny
+
+reference: setup $(BUILD)/build.ninja  ## write docs/reference.md anew, from the tables of options and statistics
+	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd
+	@$(BUILD)/bin/prefixd --reference > $(BUILD)/reference.md && mv $(BUILD)/reference.md docs/reference.md
 
 clean:  ## remove build folders and the demo's report
 	@rm -rf build demo-report

@@ -8,23 +8,9 @@
 namespace prefixd {
 
 std::string_view EstimatorName(EstimatorKind kind) {
-  switch (kind) {
-    case EstimatorKind::kNone:
-      return "none";
-    case EstimatorKind::kPhi:
-      return "phi";
-    case EstimatorKind::kMoment:
-      return "moment";
-    case EstimatorKind::kCentroid:
-      return "centroid";
-    case EstimatorKind::kClusterMoment:
-      return "cluster_moment";
-    case EstimatorKind::kScan:
-      return "scan";
-    case EstimatorKind::kAuto:
-      return "auto";
-  }
-  return "unknown";
+  if (kind == EstimatorKind::kAuto) return "auto";
+  const auto number = static_cast<size_t>(kind);
+  return number < kEstimatorKinds ? kEstimatorNames[number] : "unknown";
 }
 
 Result<EstimatorKind> EstimatorFromName(std::string_view name) {

@@ -12,24 +12,26 @@ void DeclareOptions(CLI::App* app, CommandLine* line) {
   app->add_flag("--print-config", line->print_config,
                 "Print the configuration that would be used, with every key explained, as a file "
                 "for --config; then exit.");
+  app->add_flag("--reference", line->reference, "Print docs/reference.md; then exit.")
+      ->group("");  // hidden: for those who change prefixd
   app->add_option("--ready-fd", line->ready_fd,
                   "Write the ready line to this file descriptor too, and close it.")
       ->type_name("FD");
-  for (const ConfigItem& item : ConfigItems()) {
+  Config defaults;
+  for (const Option& option : OptionsOf(defaults)) {
     // Completion in shells takes choices from here, too.
-    std::string type = *item.unit ? item.unit : "VALUE";
-    if (std::holds_alternative<bool Config::*>(item.member)) type = "true|false";
-    for (size_t i = 0; i < item.choices.size(); ++i) {
-      type = (i ? type + "|" : "") + std::string(item.choices[i]);
+    std::string type = option.unit.name.empty() ? "VALUE" : std::string(option.unit.name);
+    if (std::holds_alternative<bool*>(option.place)) type = "true|false";
+    for (size_t i = 0; i < option.choices.size(); ++i) {
+      type = (i ? type + "|" : "") + std::string(option.choices[i]);
     }
+    const std::string section(option.section());
     app->add_option_function<std::string>(
-           std::string("--") + item.flag,
-           [line, flag = std::string(item.flag)](const std::string& text) {
-             line->flags[flag] = text;
-           },
-           item.help)
+           "--" + option.flag,
+           [line, flag = option.flag](const std::string& text) { line->flags[flag] = text; },
+           std::string(option.help))
         ->type_name(type)
-        ->group(*item.section ? std::string("[") + item.section + "]" : "Store");
+        ->group(section.empty() ? "Store" : "[" + section + "]");
   }
 }
 

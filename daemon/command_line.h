@@ -1,4 +1,4 @@
-// The options of `prefixd`: one for every key of the configuration, and a few of its own. Apart
+// The options of `prefixd`: one for every option of the configuration, and a few of its own. Apart
 // from main.cc so that prefixctl can complete them in a shell.
 #pragma once
 
@@ -10,8 +10,9 @@ namespace prefixd::daemon {
 
 struct CommandLine {
   std::string config_file;
-  std::map<std::string, std::string> flags;  // by ConfigItem::flag
+  std::map<std::string, std::string> flags;  // by Option::flag
   bool print_config = false;
+  bool reference = false;
   int ready_fd = -1;
 };
 

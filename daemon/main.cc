@@ -16,6 +16,7 @@
 #include "daemon/listener.h"
 #include "daemon/logging.h"
 #include "daemon/notify.h"
+#include "daemon/reference.h"
 #include "daemon/server.h"
 #include "runtime/store/local_store.h"
 
@@ -53,14 +54,7 @@ void Declare(CLI::App* app, CommandLine* line) {
 
 Status Configure(const CommandLine& line, Config* config) {
   if (!line.config_file.empty()) PREFIXD_TRY(LoadConfig(line.config_file, config));
-  for (const ConfigItem& item : ConfigItems()) {
-    if (const auto it = line.flags.find(item.flag); it != line.flags.end()) {
-      Status status = SetItem(item, it->second, config);
-      if (!status.ok()) {
-        return InvalidArgument(std::string("--") + item.flag + ": " + status.error().message);
-      }
-    }
-  }
+  PREFIXD_TRY(ApplyFlags(line.flags, config));
   return CheckConfig(*config);
 }
 
@@ -86,8 +80,8 @@ int Serve(const CommandLine& line, const Config& config) {
   if (!token.ok()) return Fail(token.error());
   std::signal(SIGPIPE, SIG_IGN);
 
-  Tell("STATUS=Opening the store " + config.dir);
-  auto store = LocalStore::Open(config.Runtime());
+  Tell("STATUS=Opening the store " + config.store.dir.string());
+  auto store = LocalStore::Open(config.store);
   if (!store.ok()) return Fail(store.error());
   // Before the sockets: who sees one may stop the daemon, which is to hear it.
   Server server(config, *std::move(store), *std::move(token));
@@ -107,7 +101,7 @@ int Serve(const CommandLine& line, const Config& config) {
   for (const Listener& l : listeners) ready += " " + l.address().ToString();
 
   const auto on_ready = [&] {
-    spdlog::info("{} pid {} dir {}", ready, ::getpid(), config.dir);
+    spdlog::info("{} pid {} dir {}", ready, ::getpid(), config.store.dir.string());
     std::printf("%s\n", ready.c_str());
     std::fflush(stdout);
     if (line.ready_fd >= 0) {
@@ -136,6 +130,10 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
+  }
+  if (line.reference) {
+    std::fputs(ReferencePage().c_str(), stdout);
+    return 0;
   }
   Config config;
   if (Status s = Configure(line, &config); !s.ok()) return Fail(s.error(), kExitUsage);

@@ -77,7 +77,7 @@ class Server::Impl {
     wire::ServerStats s;
     s.version = PREFIXD_VERSION;
     s.address = where;
-    s.dir = context_.config.dir;
+    s.dir = context_.config.store.dir.string();
     s.pid = static_cast<uint32_t>(::getpid());
     s.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                             std::chrono::steady_clock::now() - started_)

@@ -8,7 +8,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "prefixd/options.h"
+#include "base/runtime_options.h"
 #include "protocol/codec_fields.h"
 #include "protocol/msgpack_check.h"
 
@@ -20,8 +20,18 @@ namespace {
 struct Encoder {
   Json json = Json::object();
   template <typename T>
-  void operator()(const char* key, const T& value) {
+  void operator()(std::string_view key, const T& value) {
     json[key] = Value(value);
+  }
+  template <typename T>
+  void Add(const auto& statistic, const T& value) {
+    (*this)(statistic.name, value);
+  }
+  template <typename T, size_t n>
+  void Add(const auto& statistic, const std::array<T, n>& value) {
+    Json parts = Json::object();
+    for (size_t i = 0; i < n; ++i) parts[statistic.parts[i]] = value[i];
+    json[statistic.name] = std::move(parts);
   }
 
   static Json Value(bool x) { return x; }
@@ -42,14 +52,17 @@ struct Encoder {
   static Json Value(const std::pair<std::string, T>& x) {
     return Json::array({x.first, x.second});
   }
-  static Json Value(const std::map<std::string, uint64_t>& x) { return x; }
+  static Json Value(RuntimeOptions x) {
+    Json json = Json::object();
+    for (const Option& option : OptionsOf(x)) {
+      std::visit([&](const auto& value) { json[option.name] = value; },
+                 GetOption(option, OptionForm::kMember));
+    }
+    return json;
+  }
   template <typename T>
   static Json Value(const std::optional<T>& x) {
     return x ? Value(*x) : Json(nullptr);
-  }
-  template <typename T, size_t n>
-  static Json Value(const std::array<T, n>& x) {
-    return List(x);
   }
   template <typename T>
   static Json Value(const std::vector<T>& x) {
@@ -80,10 +93,24 @@ struct Decoder {
   std::optional<Error>& error;
 
   template <typename T>
-  void operator()(const char* key, T& value) {
+  void operator()(std::string_view key, T& value) {
     if (error) return;
     const auto it = json.find(key);
-    if (it != json.end()) Read(*it, path + "." + key, value);
+    if (it != json.end()) Read(*it, path + "." + std::string(key), value);
+  }
+  template <typename T>
+  void Add(const auto& statistic, T& value) {
+    (*this)(statistic.name, value);
+  }
+  // Parts by name: a peer that knows more of them, or fewer, is understood.
+  template <typename T, size_t n>
+  void Add(const auto& statistic, std::array<T, n>& value) {
+    const auto it = json.find(statistic.name);
+    if (error || it == json.end()) return;
+    const std::string at = path + "." + std::string(statistic.name);
+    if (!it->is_object()) return Fail(at, "an object");
+    Decoder parts{*it, at, error};
+    for (size_t i = 0; i < n; ++i) parts(statistic.parts[i], value[i]);
   }
 
   void Fail(const std::string& at, std::string_view expected) {
@@ -167,19 +194,32 @@ struct Decoder {
   void Read(const Json& j, const std::string& at, std::pair<std::string, T>& x) {
     ReadPair(j, at, x.first, x.second);
   }
-  void Read(const Json& j, const std::string& at, std::map<std::string, uint64_t>& x) {
+  template <typename T>
+  void Read(const Json& j, const std::string& at, std::map<std::string, T>& x) {
     if (!j.is_object()) return Fail(at, "an object");
+    x.clear();
     for (const auto& [key, value] : j.items()) Read(value, at + "." + key, x[key]);
+  }
+  void Read(const Json& j, const std::string& at, RuntimeOptions& x) {
+    if (!j.is_object()) return Fail(at, "an object");
+    for (const Option& option : OptionsOf(x)) {
+      const auto it = j.find(option.name);
+      if (error || it == j.end()) continue;
+      const std::string shown = at + "." + std::string(option.name);
+      OptionValue value = GetOption(option, OptionForm::kMember);
+      std::optional<Error> wrong;
+      Decoder decoder{*it, shown, wrong};
+      std::visit([&](auto& v) { decoder.Read(*it, shown, v); }, value);
+      const std::string given = it->dump(-1, ' ', false, Json::error_handler_t::replace);
+      const Status set = wrong ? WrongKind(option, OptionForm::kMember, shown, given)
+                               : SetOption(option, value, OptionForm::kMember, shown);
+      if (!set.ok()) error = set.error();
+    }
   }
   template <typename T>
   void Read(const Json& j, const std::string& at, std::optional<T>& x) {
     if (j.is_null()) return x.reset();
     Read(j, at, x.emplace());
-  }
-  template <typename T, size_t n>
-  void Read(const Json& j, const std::string& at, std::array<T, n>& x) {
-    if (!j.is_array() || j.size() != n) return Fail(at, "a list of " + std::to_string(n));
-    for (size_t i = 0; i < n; ++i) Read(j[i], at, x[i]);
   }
   template <typename T>
   void Read(const Json& j, const std::string& at, std::vector<T>& x) {
@@ -255,6 +295,8 @@ PREFIXD_CODEC(StepInfo)
 PREFIXD_CODEC(SessionReport)
 PREFIXD_CODEC(PrefixSummary)
 PREFIXD_CODEC(PrefixDetail)
+PREFIXD_CODEC(HostTierTenant)
+PREFIXD_CODEC(TenantStats)
 PREFIXD_CODEC(RuntimeStats)
 PREFIXD_CODEC(VerifySummary)
 PREFIXD_CODEC(TokenRange)

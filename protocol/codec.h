@@ -17,6 +17,7 @@
 #include "prefixd/selection.h"
 #include "prefixd/types.h"
 #include "protocol/frame.h"
+#include "protocol/server_stats.h"
 
 namespace prefixd::wire {
 
@@ -40,21 +41,12 @@ struct HelloReply {
   bool admin = false;
 };
 
-// The daemon's own counters, beside RuntimeStats.
-struct ServerStats {
-  std::string version, address, dir;
-  uint32_t pid = 0;
-  uint64_t uptime_ms = 0;
-  uint64_t connections = 0, connections_total = 0, connections_refused = 0;
-  uint64_t calls = 0, calls_failed = 0, protocol_errors = 0;
-  uint64_t bytes_in = 0, bytes_out = 0, shared_memory_bytes = 0;
-};
-
 // Instantiated for every type below; see codec.cc.
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
-//   Retention, RuntimeOptions (prefixd/store.h), PrefixMatch, PutResult, StepPolicy,
+//   Retention, RuntimeOptions (prefixd/options.h), PrefixMatch, PutResult, StepPolicy,
 //   AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport, PrefixSummary,
-//   PrefixDetail, RuntimeStats, VerifySummary, TokenRange, Selection (no ids)
+//   PrefixDetail, HostTierTenant, TenantStats, RuntimeStats, VerifySummary, TokenRange, Selection
+//   (no ids)
 template <typename T>
 Json ToJson(const T& value);
 // kInvalidArgument names the field ("attach.policy.budget: expected a number").

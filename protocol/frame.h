@@ -5,7 +5,7 @@
 //
 //   offset size field
 //        0    4 magic            "PFXD"
-//        4    2 version          1
+//        4    2 version          2
 //        6    2 type             MessageType
 //        8    8 request_id       chosen by the client, repeated in the reply; never 0 in a request
 //       16    4 control_bytes
@@ -26,7 +26,7 @@
 namespace prefixd::wire {
 
 inline constexpr uint32_t kMagic = 0x44584650;  // "PFXD" in memory
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 2;
 inline constexpr size_t kHeaderBytes = 32;
 
 // Limits that hold on both sides; the daemon announces its own payload limit at hello.

@@ -32,13 +32,8 @@ static_assert(kCodes[size_t(Code::kCorrupt)] == PFX_CORRUPT);
 
 Result<RuntimeOptions> OpenOptions(const pfx_open_options& o) {
   wire::Json given = wire::Json::object();
-  if (o.host_tier_bytes) given["host_tier_bytes"] = o.host_tier_bytes;
-  if (o.threads) given["threads"] = o.threads;
-  if (o.compute) given["compute"] = o.compute;
-  if (o.quota_bytes) given["quota_bytes"] = o.quota_bytes;
   if (o.options_json) {
-    PREFIXD_ASSIGN(const wire::Json more, wire::ParseObject(o.options_json, "options_json"));
-    given.update(more);
+    PREFIXD_ASSIGN(given, wire::ParseObject(o.options_json, "options_json"));
   }
   if (o.dir) given["dir"] = o.dir;
   if (!given.contains("dir")) return InvalidArgument("a store needs a directory (dir)");

@@ -69,7 +69,7 @@ static pfx_store* open_client(const char* where) {
   } else {
     pfx_open_options options = PFX_OPEN_OPTIONS_INIT;
     options.dir = where;
-    options.host_tier_bytes = 64u << 20;
+    options.options_json = "{\"host_tier_bytes\": 67108864}";
     must(pfx_open(&options, &client), "open");
   }
   return client;

@@ -12,7 +12,9 @@
 // Thread-safety: plain values.
 #pragma once
 
+#include <array>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -37,6 +39,8 @@ enum class EstimatorKind : uint8_t {
 std::string_view EstimatorName(EstimatorKind kind);
 Result<EstimatorKind> EstimatorFromName(std::string_view name);
 inline constexpr size_t kEstimatorKinds = 6;  // without kAuto
+inline constexpr std::array<std::string_view, kEstimatorKinds> kEstimatorNames = {
+    "none", "phi", "moment", "centroid", "cluster_moment", "scan"};
 
 // Where a remainder that cancels is clamped (spec §3): the signed-weight form on its whole mass, or
 // the paper's parity form [38-43] on each feature, u_R = max(u - u_K, kFeatureEpsilon).

@@ -1,5 +1,5 @@
 // The options of a store of one's own; the daemon's configuration is made of the same
-// (docs/operations.md).
+// (docs/reference.md). base/runtime_options.cc has name, unit, bounds and meaning of each.
 #pragma once
 
 #include <cstdint>
@@ -59,8 +59,8 @@ struct RuntimeOptions {
   std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
   bool build_codes = true;  // compact codes for segments of at least codes_min_tokens
   uint32_t codes_min_tokens = 4096;
-  // Heads whose index finds less of what exact search would return are searched exactly; above 1:
-  // all are.
+  // Heads whose index finds less of what exact search would return are searched exactly; 1.01: all
+  // are.
   double recall_target = 0.95;
   bool build_ivf = false;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;

@@ -88,14 +88,11 @@ typedef int (*pfx_progress)(void* user, uint64_t done, uint64_t total, const cha
 typedef struct pfx_open_options {
   size_t struct_size;
   const char* dir;          /* created when missing */
-  uint64_t host_tier_bytes; /* memory for rows read before; default 1 GiB */
-  uint32_t threads;         /* compute threads; default one per core */
-  const char* compute;      /* "auto" (default), "cpu", "cuda" */
-  uint64_t quota_bytes;     /* default none */
-  const char* options_json; /* any other of the store's options, e.g. {"evict": "never"}; wins */
+  const char* options_json; /* the store's options, e.g. {"threads": 4, "evict": "never"}; docs:
+                               reference.md, column "embedded" */
 } pfx_open_options;
 #define PFX_OPEN_OPTIONS_INIT \
-  { sizeof(pfx_open_options), NULL, 0, 0, NULL, 0, NULL }
+  { sizeof(pfx_open_options), NULL, NULL }
 
 /* A running daemon. */
 typedef struct pfx_connect_options {

@@ -149,7 +149,8 @@ class Store:
 
 def open(directory: str | os.PathLike[str], **options: Any) -> Store:
     """A store of this process's own; locks the directory. Options are those of the store
-    (host_tier_bytes, threads, compute, quota_bytes, ...; a wrong name is refused with the list)."""
+    (docs/reference.md, column "embedded"); a wrong name is refused with the list, a wrong value with
+    its bounds."""
     given: Mapping[str, Any] = {**options, "dir": os.fspath(directory)}
     return Store(_core.open(json.dumps(given)))
 

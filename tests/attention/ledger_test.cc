@@ -1,8 +1,12 @@
 #include "prefixd/ledger.h"
 
+#include <array>
 #include <cmath>
+#include <tuple>
+#include <type_traits>
 
 #include "attention/step/budget.h"
+#include "base/statistics.h"
 #include "prefixd/estimator_variant.h"
 #include "tests/support/test.h"
 
@@ -80,39 +84,44 @@ TEST(EstimatorKind, NamesRoundTrip) {
   EXPECT_FALSE(EstimatorFromName("magic").ok());
 }
 
+void Fill(auto& value, int with) {
+  value = static_cast<std::remove_cvref_t<decltype(value)>>(with);
+}
+template <size_t n>
+void Fill(std::array<uint64_t, n>& parts, int with) {
+  for (uint64_t& part : parts) part = static_cast<uint64_t>(with++);
+}
+
 TEST(Ledger, AddsEveryField) {
-  Ledger a;
-  a.steps = 1, a.anchor_tokens = 2, a.retrieved_tokens = 3, a.summary_tokens = 4.5;
-  a.logical_bytes = 5, a.physical_bytes = {6, 7, 8}, a.keys_scanned = 9, a.scan_bytes = 10;
-  a.selections = 13, a.retrievals = 11, a.rho_z_sum = 0.5, a.rho_z_count = 2;
-  a.ahead_bytes = 15, a.ahead_used_bytes = 16;
-  a.select_ns = 12, a.read_ns = 13, a.compute_ns = 14;
-  Ledger b = a;
-  b += a;
-  b += Ledger{};
-  EXPECT_EQ(b.steps, 2u);
-  EXPECT_EQ(b.anchor_tokens, 4u);
-  EXPECT_EQ(b.retrieved_tokens, 6u);
-  EXPECT_EQ(b.summary_tokens, 9.0);
-  EXPECT_EQ(b.logical_bytes, 10u);
-  EXPECT_EQ(b.physical_bytes[0], 12u);
-  EXPECT_EQ(b.physical_bytes[1], 14u);
-  EXPECT_EQ(b.physical_bytes[2], 16u);
-  EXPECT_EQ(b.ahead_bytes, 30u);
-  EXPECT_EQ(b.ahead_used_bytes, 32u);
-  EXPECT_EQ(b.keys_scanned, 18u);
-  EXPECT_EQ(b.scan_bytes, 20u);
-  EXPECT_EQ(b.selections, 26u);
-  EXPECT_EQ(b.retrievals, 22u);
-  EXPECT_DOUBLE_EQ(b.retrieval_ratio(), 11.0 / 13);
-  EXPECT_EQ(Ledger{}.retrieval_ratio(), 0);
-  EXPECT_EQ(b.select_ns, 24u);
-  EXPECT_EQ(b.read_ns, 26u);
-  EXPECT_EQ(b.compute_ns, 28u);
-  EXPECT_EQ(b.mean_rho_z(), 0.25);
-  EXPECT_EQ(b.tokens_per_step(), 5.0);
-  EXPECT_EQ(Ledger{}.mean_rho_z(), 0.0);
-  EXPECT_EQ(Ledger{}.tokens_per_step(), 0.0);
+  Ledger one, two;
+  int value = 0;
+  ForEachStatistic<Ledger>([&](const auto& statistic) {
+    Fill(one.*statistic.member, value += 10);
+    Fill(two.*statistic.member, 1000 + value);
+  });
+  const Ledger sum = (Ledger(one) += two) += Ledger{};
+  ForEachStatistic<Ledger>([&](const auto& statistic) {
+    const auto& [a, b, c] =
+        std::tie(one.*statistic.member, two.*statistic.member, sum.*statistic.member);
+    if constexpr (requires { a.size(); }) {
+      for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(c[i], a[i] + b[i]) << statistic.name;
+    } else {
+      EXPECT_EQ(c, a + b) << statistic.name;
+    }
+  });
+}
+
+TEST(Ledger, Ratios) {
+  Ledger ledger;
+  EXPECT_EQ(ledger.retrieval_ratio(), 0);
+  EXPECT_EQ(ledger.mean_rho_z(), 0);
+  EXPECT_EQ(ledger.tokens_per_step(), 0);
+  ledger.steps = 2, ledger.anchor_tokens = 4, ledger.retrieved_tokens = 6;
+  ledger.feature_tokens = 0.5, ledger.charged_summary_tokens = 1.5;
+  EXPECT_EQ(ledger.tokens_per_step(), 6);
+  ledger.selections = 13, ledger.retrievals = 11, ledger.rho_z_sum = 0.5, ledger.rho_z_count = 2;
+  EXPECT_DOUBLE_EQ(ledger.retrieval_ratio(), 11.0 / 13);
+  EXPECT_EQ(ledger.mean_rho_z(), 0.25);
 }
 
 }  // namespace

@@ -49,8 +49,7 @@ class CApi : public ::testing::TestWithParam<bool> {
       pfx_open_options options = PFX_OPEN_OPTIONS_INIT;
       const std::string dir = dir_.path() / "store";
       options.dir = dir.c_str();
-      options.host_tier_bytes = 64 << 20;
-      options.options_json = R"({"min_free_bytes": 0, "threads": 2})";
+      options.options_json = R"({"host_tier_bytes": 67108864, "min_free_bytes": 0, "threads": 2})";
       ASSERT_EQ(pfx_open(&options, &client_), PFX_OK) << pfx_last_error();
     }
     ASSERT_EQ(pfx_register_model(client_, kModel), PFX_OK) << pfx_last_error();

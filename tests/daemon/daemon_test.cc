@@ -140,7 +140,7 @@ TEST(Daemon, StartErrorsAreOneLineAndNonZero) {
             2,
             "bad.toml:2: unknown key 'store.host_tear_mib'"},
            {{"--config", dir.path() / "none.toml"}, 2, "cannot read the configuration file"},
-           {{"--workers", "0"}, 2, "limits.workers must be from 1"},
+           {{"--workers", "0"}, 2, "--workers must be from 1 to 1024 threads, not 0"},
            {{"--dir", dir.path() / "file", "--socket", socket + "2"}, 1, "file"},
            {{"--dir", store + "2", "--socket", dir.path() / "file"}, 1, "is no socket"},
            {{"--dir", store + "2", "--socket", "", "--listen", port}, 1, "cannot listen on"},

@@ -10,6 +10,7 @@
 #include "attention/estimators/moments.h"
 #include "attention/estimators/phi_cache.h"
 #include "index/search/envelope.h"
+#include "prefixd/options.h"
 #include "protocol/codec.h"
 #include "runtime/derived/clustering_codec.h"
 #include "runtime/derived/query_samples.h"
@@ -211,6 +212,11 @@ void AddWire(Seeds& seeds) {
   detail.choices.resize(1);
   add(detail);
   add(RuntimeStats{});
+  add(Retention{true, 60});
+  RuntimeOptions options;
+  options.host_tier_shares = {{"a", 0.5}, {"b", 0.25}};
+  options.tenant_quotas = {{"a", 1 << 20}};
+  add(options);
   add(VerifySummary{1, 2, 3, 4, {"damaged"}});
   add(TokenRange{3, 9});
   add(Selection{{}, {{1.5f, CutKind::kExact}}, 4, 5});

@@ -2,6 +2,7 @@
 // types in it, and extents.
 #include <nlohmann/json.hpp>
 
+#include "prefixd/options.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"
 #include "protocol/msgpack_check.h"
@@ -59,10 +60,10 @@ void CheckFields(const Json& json) {
 }
 
 void CheckJson(const Json& json) {
-  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, PrefixMatch,
-             PutResult, StepPolicy, AttachSpec, SessionInfo, Ledger, StepInfo, SessionReport,
-             PrefixSummary, PrefixDetail, RuntimeStats, VerifySummary, TokenRange, Selection,
-             std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);
+  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Retention,
+             RuntimeOptions, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo, Ledger,
+             StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats, VerifySummary,
+             TokenRange, Selection, std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);
   CheckFields(json);
   const Error error = ErrorFromJson(json);
   const Error back = ErrorFromJson(ErrorToJson(error));

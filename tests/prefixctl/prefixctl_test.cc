@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/statistics.h"
 #include "tests/prefixctl/prefixctl_fixture.h"
 
 namespace prefixd {
@@ -56,7 +57,12 @@ TEST_F(PrefixctlTest, JsonOfEveryCommand) {
 
 TEST_F(PrefixctlTest, TextSaysTheSame) {
   EXPECT_NE(Run({"status"}).out.find("prefixes"), std::string::npos);
-  EXPECT_NE(Run({"stats"}).out.find("runtime.bytes_on_disk"), std::string::npos);
+  const std::string stats = Run({"stats"}).out;
+  ForEachStatistic<RuntimeStats>([&](const auto& statistic) {
+    if (statistic.kind == StatisticKind::kList) return;
+    EXPECT_NE(stats.find("runtime." + std::string(statistic.name) + " "), std::string::npos);
+  });
+  EXPECT_NE(stats.find("server.connections_total "), std::string::npos);
   EXPECT_NE(Run({"stats", "--all-tenants"}).out.find("'team-a'"), std::string::npos);
   EXPECT_NE(Run({"models", "list"}).out.find("2 layers, 4/2 heads"), std::string::npos);
   EXPECT_NE(Run({"prefixes", "list", "--all-tenants"}).out.find(prefix_), std::string::npos);

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "base/statistics.h"
 #include "protocol/address.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"
@@ -81,7 +82,9 @@ TEST(Codec, LargeNumbersAndNonFiniteOnes) {
   l.logical_bytes = std::numeric_limits<uint64_t>::max();
   l.physical_bytes = {1, 2, 1ull << 63};
   l.rho_z_sum = 0.1;
+  l.summary_bytes = {1, 2, 3, 4, 5, 6};
   EXPECT_EQ(RoundTrip(l).physical_bytes, l.physical_bytes);
+  EXPECT_EQ(RoundTrip(l).summary_bytes, l.summary_bytes);
   Selection s;
   s.cuts = {{-std::numeric_limits<float>::infinity(), CutKind::kExact},
             {std::numeric_limits<float>::infinity(), CutKind::kNone}};
@@ -100,11 +103,56 @@ TEST(Codec, LargeNumbersAndNonFiniteOnes) {
   EXPECT_TRUE(back.missing[0].certified && back.missing[1].delta == 0.5);
 }
 
+// Whatever number of estimators and tiers the other side knows.
+TEST(Codec, PartsOfACounterGoByName) {
+  const Json newer = {{"steps", 7},
+                      {"summary_bytes", {{"moment", 5}, {"of_next_year", 9}}},
+                      {"physical_bytes", {{"ssd", 4096}, {"tape", 1}, {"host", 64}}}};
+  const auto ledger = FromJson<Ledger>(newer, "ledger");
+  ASSERT_TRUE(ledger.ok()) << ledger.error().message;
+  EXPECT_EQ(ledger->steps, 7u);
+  EXPECT_EQ(ledger->summary_bytes, (std::array<uint64_t, kEstimatorKinds>{0, 0, 5, 0, 0, 0}));
+  EXPECT_EQ(ledger->physical_bytes, (std::array<uint64_t, kTierCount>{0, 64, 4096}));
+  const auto wrong = FromJson<Ledger>(Json{{"physical_bytes", {{"ssd", -1}}}}, "ledger");
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_EQ(wrong.error().message.find("ledger.physical_bytes.ssd: expected a whole number"), 0u);
+  EXPECT_FALSE(FromJson<Ledger>(Json{{"physical_bytes", {1, 2, 3}}}, "ledger").ok());
+}
+
+// Each member of S by itself, with another value than it has by default.
+template <typename S>
+void EachStatisticTravels() {
+  ForEachStatistic<S>([](const auto& statistic) {
+    S stats;
+    auto& member = stats.*statistic.member;
+    using Member = std::remove_reference_t<decltype(member)>;
+    if constexpr (requires { member.resize(2); } && !std::is_same_v<Member, std::string>) {
+      member.resize(2);
+    } else if constexpr (std::is_same_v<Member, std::string>) {
+      member = "a word";
+    } else if constexpr (std::is_arithmetic_v<Member>) {
+      member = static_cast<Member>(42);
+    } else {
+      ASSERT_EQ(statistic.parts.size(), member.size());
+      member.fill(42);
+    }
+    EXPECT_NE(ToJson(stats), ToJson(S{})) << statistic.name;
+    RoundTrip(stats);
+    EXPECT_FALSE(statistic.help.empty()) << statistic.name;
+  });
+}
+
+TEST(Codec, EveryStatisticTravels) {
+  EachStatisticTravels<RuntimeStats>();
+  EachStatisticTravels<HostTierTenant>();
+  EachStatisticTravels<TenantStats>();
+  EachStatisticTravels<ServerStats>();
+  EachStatisticTravels<Ledger>();
+}
+
 TEST(Codec, TheRest) {
   RoundTrip(Hello{"c", "t", "k", true, true});
   RoundTrip(HelloReply{"s", 7, 1ull << 40, 64, 1 << 20, false});
-  RoundTrip(ServerStats{});
-  RoundTrip(RuntimeStats{});
   RoundTrip(PutResult{"id", 10, 5, 1 << 20, 0.25});
   RoundTrip(PrefixMatch{"id", 10, 12});
   RoundTrip(SessionReport{{}, {}, std::vector<Ledger>(3)});
@@ -153,14 +201,14 @@ TEST(Frames, WorkedExample) {
   request.request_id = 42;
   request.control_bytes = static_cast<uint32_t>(packed.size());
   EXPECT_EQ(Hex(EncodeHeader(request)),
-            "5046584401000e002a000000000000002f000000000000000000000000000000");
+            "5046584402000e002a000000000000002f000000000000000000000000000000");
   FrameHeader reply;
   reply.type = MessageType::kReply;
   reply.request_id = 42;
   reply.control_bytes = static_cast<uint32_t>(PackControl(Json::object()).size());
   reply.payload_bytes = 128;
   EXPECT_EQ(Hex(EncodeHeader(reply)),
-            "50465844010000802a0000000000000001000000000000008000000000000000");
+            "50465844020000802a0000000000000001000000000000008000000000000000");
 }
 
 TEST(Frames, EveryMessageHasANumberAndANameOfItsOwn) {
@@ -209,11 +257,12 @@ TEST(Frames, HeadersRoundTripAndHostileOnesAreRefused) {
   }
   EXPECT_EQ(drawn.size(), types.size());
   FrameHeader h;
-  h.version = 2;
+  h.version = kVersion + 1;
   const auto newer = DecodeHeader(EncodeHeader(h), limits);
   ASSERT_FALSE(newer.ok());
   EXPECT_EQ(newer.error().code, Code::kFailedPrecondition);
-  EXPECT_NE(newer.error().message.find("protocol version 2"), std::string::npos);
+  EXPECT_NE(newer.error().message.find("protocol version " + std::to_string(kVersion + 1)),
+            std::string::npos);
 }
 
 TEST(Frames, ExtentsNeverOverflow) {

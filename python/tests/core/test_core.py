@@ -347,5 +347,9 @@ def test_rows_can_be_stored_in_half_the_space(tmp_path: Path) -> None:
 def test_options_of_a_store_are_checked(tmp_path: Path) -> None:
     with pytest.raises(prefixd.InvalidArgument, match="options.thread: no such field"):
         prefixd.open(tmp_path, thread=2)
+    with pytest.raises(prefixd.InvalidArgument, match="options.threads must be from 0 to 1024 threads"):
+        prefixd.open(tmp_path, threads=2000)
+    with prefixd.open(tmp_path / "store", **SMALL, shared_rows_bytes=1 << 20) as store:
+        assert store.stats()["shared_rows_capacity"] == 1 << 20
     with pytest.raises(prefixd.Unavailable):
         prefixd.connect(f"unix:{tmp_path}/nobody")

@@ -1,0 +1,20 @@
+// The table of a store's options: every member of RuntimeOptions, once. What a program embeds, what
+// the daemon reads from its file and command line, and the reference page follow from it.
+//
+// Thread-safety: free functions; concurrent calls are fine.
+#pragma once
+
+#include <vector>
+
+#include "base/option.h"
+#include "prefixd/options.h"
+
+namespace prefixd {
+
+// They point into `options`, which must outlive them.
+std::vector<Option> OptionsOf(RuntimeOptions& options);
+
+// kInvalidArgument names the first option that is out of its bounds.
+Status CheckOptions(RuntimeOptions options);
+
+}  // namespace prefixd

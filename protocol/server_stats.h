@@ -1,0 +1,54 @@
+// The daemon's own counters, beside RuntimeStats, and their table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+#include "base/field_count.h"
+#include "base/statistic.h"
+
+namespace prefixd {
+namespace wire {
+
+struct ServerStats {
+  std::string version, address, dir;
+  uint32_t pid = 0;
+  uint64_t uptime_ms = 0;
+  uint64_t connections = 0, connections_total = 0, connections_refused = 0;
+  uint64_t calls = 0, calls_failed = 0, protocol_errors = 0;
+  uint64_t bytes_in = 0, bytes_out = 0, shared_memory_bytes = 0;
+};
+
+}  // namespace wire
+
+template <>
+inline constexpr auto kStatistics<wire::ServerStats> = [] {
+  using enum StatisticUnit;
+  using S = wire::ServerStats;
+  return std::tuple{
+      Word("version", &S::version, "Version of the daemon.").Titled("prefixd"),
+      Word("address", &S::address, "Where the asking connection came in.").Titled("address"),
+      Word("dir", &S::dir, "Directory of the store.").Titled("directory"),
+      Gauge("pid", &S::pid, kNone, "The daemon's process.").Titled("process"),
+      Gauge("uptime_ms", &S::uptime_ms, kMilliseconds, "Time since the daemon started.")
+          .Titled("running for"),
+      Gauge("connections", &S::connections, kNone, "Open connections.").Titled("connections"),
+      Counter("connections_total", &S::connections_total, kNone, "Connections taken so far."),
+      Counter("connections_refused", &S::connections_refused, kNone,
+              "Connections refused because there were too many (limits.max_connections)."),
+      Counter("calls", &S::calls, kNone, "Calls carried out."),
+      Counter("calls_failed", &S::calls_failed, kNone, "Calls answered by an error."),
+      Counter("protocol_errors", &S::protocol_errors, kNone,
+              "Connections closed because they broke the protocol."),
+      Counter("bytes_in", &S::bytes_in, kBytes, "Received from clients."),
+      Counter("bytes_out", &S::bytes_out, kBytes, "Sent to clients."),
+      Gauge("shared_memory_bytes", &S::shared_memory_bytes, kBytes,
+            "Shared memory of connections."),
+  };
+}();
+static_assert(std::tuple_size_v<decltype(kStatistics<wire::ServerStats>)> ==
+                  FieldCount<wire::ServerStats>(),
+              "every member of ServerStats has an entry");
+
+}  // namespace prefixd
