@@ -1,10 +1,10 @@
-// Blobs beside a segment that several parts of the runtime read.
+// Names the blobs beside a segment that several parts of the runtime read.
 #pragma once
 
 namespace prefixd {
 
 inline constexpr const char* kQueriesBlob = "queries";
-// Empty; beside a segment whose sample was damaged, so that people see why it is untuned.
+// An empty blob beside a segment whose query sample was damaged: it shows people why it is untuned.
 inline constexpr const char* kQueriesLostBlob = "queries.lost";
 inline constexpr const char* kQueriesProducer = "queries/1";
 inline constexpr const char* kChoiceBlob = "choice";

@@ -1,4 +1,4 @@
-// One blob holding one byte string per (layer, KV head): how summaries lie beside a segment.
+// Packs one byte string per (layer, KV head) into one blob, the stored form of summaries:
 //
 //   u32 magic "PXBP", u32 version 1, u32 count, u32 zero, u64 size[count], payloads in order
 #pragma once
@@ -12,7 +12,7 @@
 namespace prefixd {
 
 std::vector<std::byte> PackBlob(std::span<const std::vector<std::byte>> entries);
-// Views into `blob`. kCorrupt when it is malformed or does not hold `count` entries.
+// Returns views into `blob`. kCorrupt when it is malformed or does not hold `count` entries.
 Result<std::vector<std::span<const std::byte>>> UnpackBlob(std::span<const std::byte> blob,
                                                            size_t count);
 

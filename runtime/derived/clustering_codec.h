@@ -1,5 +1,5 @@
-// The stored form of clusterings: one blob (runtime/derived/blob_pack.h) with an entry for each (layer, KV
-// head): its centres, float32 [n][key_dim]; empty where the layer keeps no summaries.
+// Encodes clusterings as one blob (runtime/derived/blob_pack.h) with an entry for each (layer, KV
+// head): its centres, float32 [n][key_dim]; the entry is empty where the layer keeps no summaries.
 //
 // Thread-safety: free functions.
 #pragma once
@@ -15,8 +15,8 @@
 namespace prefixd {
 
 std::vector<std::byte> SerializeClusterings(std::span<const Clustering> clusterings);
-// kept: of every head, whether it has one. kCorrupt when the blob is malformed, of another
-// geometry, or a centre is not finite.
+// kept: [heads], whether the head has a clustering. kCorrupt when the blob is malformed, its
+// geometry differs, or a centre is not finite.
 Result<std::vector<Clustering>> DeserializeClusterings(std::span<const std::byte> blob,
                                                        uint32_t key_dim,
                                                        const std::vector<bool>& kept);

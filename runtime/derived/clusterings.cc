@@ -11,7 +11,7 @@ namespace prefixd {
 namespace {
 
 constexpr const char* kBlob = "clustering";
-// Keys that a clustering is fit to: this many for each cluster, in runs spread over the segment.
+// Each cluster is fit to this many keys, taken in runs spread over the segment.
 constexpr uint32_t kSampleKeys = 64;
 constexpr uint32_t kSampleRuns = 16;
 constexpr int kIterations = 5;
@@ -21,7 +21,7 @@ std::string Producer(const RuntimeOptions& options) {
          " n=" + std::to_string(options.clusters);
 }
 
-// Keys of the segment's own tokens, sinks left out, evenly spread over it.
+// Fits a clustering to keys of the segment's own tokens, without sinks, spread evenly over it.
 Result<Clustering> Fit(const DerivedContext& context, const Model& model,
                        const storage::StoredPrefix& prefix, size_t head, TokenRange tokens) {
   const KvGeometry& geometry = model.spec.geometry;

@@ -1,7 +1,8 @@
-// The partitions of keys behind the estimators by clusters: one per (segment, layer, KV head), fit
-// to a sample of the segment's own keys when it is ingested, so that no segment depends on how
-// another was clustered. Where a prefix has several, the largest segment's is the prefix's, and the
-// others' clusters go, whole, to its nearest ones: exact, and of fixed size however long the chain.
+// Makes the partitions of keys that the estimators by clusters use: one per (segment, layer, KV
+// head). Ingest fits each to a sample of the segment's own keys, so that no segment depends on how
+// another was clustered. A prefix of several segments takes the clusters of its largest segment;
+// each cluster of the others joins, whole, the nearest of them. The sums stay exact, and the
+// summary's size does not grow with the chain.
 //
 // Thread-safety: free functions and const methods may be called concurrently.
 #pragma once
@@ -16,7 +17,8 @@
 
 namespace prefixd {
 
-// Fits and stores what is not there yet: the segment is the end of `prefix`. Counts heads.
+// Fits and stores the clusterings that are missing. The segment is the end of `prefix`. Counts
+// heads in `progress`.
 Result<std::vector<Clustering>> BuildClusterings(const DerivedContext& context, const Model& model,
                                                  const storage::StoredPrefix& prefix,
                                                  const SegmentPart& segment,
@@ -35,17 +37,17 @@ class PrefixClusters {
       const std::vector<SegmentPart>& parts, TokenRange mid, uint64_t max_added,
       WorkPriority priority, std::vector<storage::ReadStats>* reads);
 
-  // As gathered, of all heads; they borrow from this.
+  // Returns the gathered summaries of all heads; they borrow from this object.
   const SummarySet& summaries() const { return summaries_; }
   const Clustering& clustering(size_t head) const { return main_->at(head); }
-  // Of a run of tokens of the mid region, given their keys.
+  // Returns the cluster of each token in a run of the mid region, given the run's keys.
   std::vector<uint16_t> Of(size_t head, TokenRange run, const RowsView& keys) const;
-  // Of the whole mid region, by the head's `keys`. Found once and kept.
+  // Returns the cluster of each token of the mid region, computed once from `keys` and then kept.
   Result<std::span<const uint16_t>> OfMid(size_t head, index::KeyReader& keys) const;
 
  private:
   struct Part {
-    TokenRange range;                                            // of the mid region
+    TokenRange range;                                            // part of the mid region
     std::shared_ptr<const std::vector<Clustering>> clusterings;  // [heads]
     std::vector<std::vector<uint16_t>> to;  // [heads]: clusters of main_; empty: the same
   };

@@ -1,6 +1,6 @@
-// Where what is derived of segments is read, made and kept.
+// Bundles the services that make, read and keep the derived data of segments.
 //
-// Thread-safety: what it refers to may be used by several threads at once, and outlives it.
+// Thread-safety: several threads may use the members at once; the members outlive the context.
 #pragma once
 
 #include "prefixd/options.h"

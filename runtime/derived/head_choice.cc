@@ -11,7 +11,7 @@
 namespace prefixd {
 namespace {
 
-// Stored as JSON, because people look at it too.
+// Choices are stored as JSON, because people read them too.
 using Json = nlohmann::json;
 
 Result<HeadChoice> ChoiceFrom(const Json& item) {

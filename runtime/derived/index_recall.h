@@ -1,5 +1,5 @@
-// How much the indexes of a segment find, measured when they are built and stored beside them: one
-// blob of JSON for all heads of a kind, because people look at it too.
+// Stores the recall of a segment's indexes, which is measured when they are built. One JSON blob
+// holds all heads of a kind, because people read it too.
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
@@ -17,17 +17,19 @@
 namespace prefixd {
 
 std::string RecallBlobName(index::IndexKind kind);  // "recall.codes"
-// Tuning depends on the target; what is stored under another is measured again.
+// The producer names the recall target, because tuning depends on it: a recall stored under another
+// target is measured again.
 std::string RecallProducer(index::IndexKind kind, const RuntimeOptions& options);
 
-// Untuned indexes serve: nothing says that they should not.
+// An untuned index meets the target: no measurement speaks against it.
 bool MeetsTarget(uint32_t queries, double recall, const RuntimeOptions& options);
 
 std::vector<std::byte> SerializeRecalls(std::span<const IndexRecall> recalls);
-// kCorrupt for anything else than what SerializeRecalls wrote.
+// kCorrupt for anything but what SerializeRecalls wrote.
 Result<std::vector<IndexRecall>> DeserializeRecalls(std::span<const std::byte> bytes,
                                                     const RuntimeOptions& options);
-// Of all heads of the segment that have an index; empty when none was measured (yet).
+// Returns the recalls of all heads of the segment that have an index; empty when none was measured
+// yet.
 std::vector<IndexRecall> LoadRecalls(const DerivedContext& context, const storage::SegmentId& id,
                                      index::IndexKind kind);
 

@@ -10,7 +10,7 @@ namespace {
 
 using index::IndexKind;
 
-// As it was tuned; null where it cannot be used.
+// Loads the index of one part with its tuned parameters; null where it cannot be used.
 std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
   const DerivedContext& context = source.context;
   const SegmentPart& part = source.parts[p];

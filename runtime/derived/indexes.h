@@ -1,5 +1,5 @@
-// The indexes that lie beside stored segments, put together for a prefix. How they are made:
-// ingest/index_build.h.
+// Loads the indexes stored beside segments and joins them for a prefix. ingest/index_build.h makes
+// them.
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
@@ -17,45 +17,46 @@
 
 namespace prefixd {
 
-// The kinds that the options ask for, cheapest first.
+// Returns the kinds that the options name, cheapest first.
 std::vector<index::IndexKind> BuiltIndexes(const RuntimeOptions& options);
-// Those of a segment this long. Fewer keys than an index takes, or
-// keys that it refuses, leave a head to exact search.
+// Returns the kinds that a segment of this length gets. A head whose keys are fewer than an index
+// takes, or refused by it, is searched exactly.
 std::vector<index::IndexKind> WantedIndexes(const RuntimeOptions& options,
                                             const storage::PrefixInfo& segment);
 
-// Segments shorter than this get no such index.
+// Segments shorter than this get no index of this kind.
 uint32_t IndexMinTokens(const RuntimeOptions& options, index::IndexKind kind);
 
 // "codes.<layer>.<kv head>" and so on; kExact has none.
 std::string IndexBlobName(index::IndexKind kind, uint32_t layer, uint32_t kv_head);
 std::string IndexProducer(index::IndexKind kind, Anchors anchors);
-// Whether a blob is of a kind of index that older builds made and nothing reads any more.
+// Whether the blob belongs to a kind of index that older builds made and no code reads any more.
 bool IsRetiredIndexBlob(std::string_view name);
-// The tokens of a segment that its indexes cover.
+// Returns the tokens of a segment that its indexes cover.
 TokenRange IndexedTokens(TokenRange stored, Anchors anchors);
 
 // Whether codes cover at least half of `mid`.
 bool HasCodes(const DerivedContext& context, std::span<const SegmentPart> parts, TokenRange mid);
 
-// What loading an index needs to know of a prefix.
+// Bundles what loading an index needs of a prefix.
 struct IndexSource {
   const DerivedContext& context;
-  // Told of a segment whose index turned out not to be sound.
+  // Called with a segment whose index proved damaged, foreign or outdated.
   const std::function<void(const storage::SegmentId&)>& rebuild;
   std::span<const SegmentPart> parts;
-  std::span<const std::vector<IndexRecall>> recalls;  // [parts], of the kind that is loaded
+  std::span<const std::vector<IndexRecall>> recalls;  // [parts], for the kind that is loaded
   TokenRange mid;
   uint32_t layer = 0, kv_head = 0;
   storage::ReadStats* reads = nullptr;
 };
 
-// Tokens whose index is not there, or misses the recall target, are searched exactly. An index that
-// is damaged, foreign or of another version is never used: it is said in the log, and made again.
+// Tokens whose index is missing, or misses the recall target, are searched exactly. An index that
+// is damaged, foreign or of another version is never used: the log reports it, and ingest makes it
+// again.
 
-// The codes of all parts that have some, as one index; null where none can be used.
+// Joins the codes of all parts that have some into one index; null where none can be used.
 std::unique_ptr<index::KeyIndex> LoadCodes(const IndexSource& source);
-// The index of one part; null where it cannot be used.
+// Loads the index of one part; null where it cannot be used.
 std::unique_ptr<index::KeyIndex> LoadOne(const IndexSource& source, size_t part,
                                          index::IndexKind kind);
 

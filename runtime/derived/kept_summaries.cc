@@ -10,7 +10,8 @@
 namespace prefixd {
 namespace {
 
-// Blobs of one variant: those of the gathered moments' producer, which the queries weigh too.
+// Returns the producer of one variant's blobs. It extends that of the gathered moments; the query
+// samples weigh the variant, too.
 std::string Producer(const SummaryKind& moments) { return moments.producer() + "; kept/1"; }
 
 EstimatorSpec KeptSpec(const Model& model, const EstimatorVariant& variant) {
@@ -32,11 +33,11 @@ std::optional<SummarySet> LoadKeptMoments(const DerivedContext& context, const M
   if (!blob.ok()) return std::nullopt;
   auto set = UnpackSummaries(
       model, producer, [&](size_t) { return KeptSpec(model, variant); }, *blob, reads);
-  if (!set.ok()) return std::nullopt;  // made again from the checkpoints
+  if (!set.ok()) return std::nullopt;  // the caller makes it again from the checkpoints
   return std::move(set).value();
 }
 
-// Reduces what was gathered, head by head.
+// Reduces the gathered summaries to the variant, head by head.
 Result<SummarySet> Reduce(const SummarySource& source, const SummarySet& gathered,
                           const EstimatorVariant& variant, const SummarySet* alike,
                           const QuerySamples* samples) {
@@ -52,7 +53,7 @@ Result<SummarySet> Reduce(const SummarySource& source, const SummarySet& gathere
   return kept;
 }
 
-// The mid region is that of a whole prefix whose variants were kept at ingest.
+// Whether the mid region is that of a whole prefix, whose variants ingest has kept.
 bool EndsWithSegment(const SummarySource& source) {
   if (source.parts.empty()) return false;
   const SegmentPart& last = source.parts.back();
@@ -68,7 +69,7 @@ Result<std::shared_ptr<const KeptSummaries>> LoadMoments(const SummarySource& so
   std::optional<SummarySet> alike;
   for (auto part = source.parts.rbegin(); part != source.parts.rend() && !alike; ++part) {
     const bool own = part == source.parts.rbegin() && EndsWithSegment(source);
-    if (!own && variant.rank == 0) break;  // nothing to learn from another length
+    if (!own && variant.rank == 0) break;  // another length lends rank-r factors alone
     alike = LoadKeptMoments(source.context, source.model, part->id, variant, source.reads);
     if (own && alike) {
       out->heads = *std::move(alike);

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What the catalog keeps of a model beyond its fingerprint and geometry.
+// Serialises what the catalog keeps of a model beyond its fingerprint and geometry.
 std::string Describe(const ModelSpec& spec) {
   Json json;
   json["identity"] = Json::array();
@@ -46,7 +46,8 @@ Result<ModelSpec> SpecOf(const storage::ModelRecord& record) {
   return spec;
 }
 
-// Maps approximate exp(scale q.k) of one model's heads: both must be those of `spec`.
+// Loads maps and checks model and heads against `spec`: maps approximate exp(scale q.k) of one
+// model's heads.
 Result<FeatureMapSet> LoadFor(const ModelSpec& spec, const std::filesystem::path& path) {
   const auto wrong = [&](const std::string& what) {
     return InvalidArgument("feature maps " + path.string() + " do not fit model '" + spec.name +

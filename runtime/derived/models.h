@@ -1,4 +1,4 @@
-// Registered models: identity, geometry and feature maps, kept in the store's catalog.
+// Keeps registered models in the store's catalog: identity, geometry and feature maps.
 //
 // Thread-safety: all methods may be called concurrently. A Model is immutable; holders keep using
 // the one they have when feature maps are replaced.
@@ -21,13 +21,13 @@ namespace prefixd {
 struct Model {
   ModelSpec spec;
   std::vector<FeatureMapSet> maps;  // ascending by trained length
-  std::string maps_error;           // why maps of the spec are not loaded; empty: they are
+  std::string maps_error;           // why the spec's maps are not loaded; empty: they are
 
-  // The maps trained nearest to a prefix of n tokens: the shortest length that is enough, or else
-  // the longest there is; null without maps.
+  // Returns the maps trained nearest to a prefix of n tokens: the shortest sufficient length, else
+  // the longest one there is; null without maps.
   const FeatureMapSet* MapsFor(uint32_t n_tokens) const;
-  // Layers that keep summaries: those with a softcap attend exactly or by selection only, those
-  // with a sliding window are the engine's own (spec §1).
+  // Whether the layer keeps summaries. Layers with a softcap attend exactly or by selection only;
+  // layers with a sliding window belong to the engine (spec §1).
   bool Summarised(uint32_t layer) const;
 };
 
@@ -35,12 +35,12 @@ class ModelRegistry {
  public:
   explicit ModelRegistry(storage::PrefixStore* storage) : storage_(storage) {}
 
-  // Loads what the catalog holds. Feature maps that cannot be loaded any more do not fail the
-  // open: the model says so where it is asked for them.
+  // Loads the models of the catalog. Feature maps that cannot be loaded any more do not fail the
+  // open; Model::maps_error tells why when phi is requested.
   Status LoadAll();
   // True when the model is new or its feature maps changed (stored prefixes need new caches).
   Result<bool> Register(const ModelSpec& spec);
-  // kNotFound names the models there are.
+  // kNotFound names the models that exist.
   Result<std::shared_ptr<const Model>> Find(std::string_view name) const;
   std::vector<ModelSpec> Specs() const;
 

@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kQueriesMagic = 0x53515850;  // "PXQS"
 constexpr uint32_t kQueriesVersion = 1;
 
-// SplitMix64's finaliser: a bijection, so ranks of different tokens differ.
+// SplitMix64's finaliser is a bijection, so ranks of different tokens differ.
 uint64_t Rank(uint32_t position) {
   uint64_t x = position + 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;

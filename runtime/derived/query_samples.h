@@ -1,5 +1,6 @@
-// A sample of a prefill's own queries, kept to choose estimators per head (spec §7: queries are
-// causal, so they come from the last quarter of the prompt and are scored on the keys before it).
+// Samples a prefill's own queries, from which ingest chooses estimators per head (spec §7: queries
+// are causal, so they come from the last quarter of the prompt and are scored on the keys before
+// it).
 //
 // Thread-safety: plain values.
 #pragma once
@@ -15,11 +16,11 @@
 
 namespace prefixd {
 
-// Where the last quarter of n tokens begins: samples come from [this, n).
+// Returns where the last quarter of n tokens begins: samples come from [this, n).
 constexpr uint32_t LastQuarterBegin(uint32_t n_tokens) { return n_tokens - n_tokens / 4; }
 
 struct QuerySamples {
-  uint32_t prompt_tokens = 0;  // N of the prefill they come from
+  uint32_t prompt_tokens = 0;  // length of the prefill that they come from
   uint32_t n_q_heads = 0, key_dim = 0;
   struct Layer {
     std::vector<uint32_t> positions;  // ascending
@@ -34,14 +35,14 @@ struct QuerySamples {
                                           const KvGeometry& geometry);
 };
 
-// A uniform reservoir of at most `capacity` tokens per layer. Each token has a fixed pseudo-random
-// rank and the lowest ranks stay: the sample does not depend on the order of arrival, and all
-// layers keep the same tokens.
+// Keeps a uniform sample of at most `capacity` tokens per layer. Each token has a fixed
+// pseudo-random rank and the lowest ranks stay: the sample does not depend on the order of arrival,
+// and all layers keep the same tokens.
 class QueryReservoir {
  public:
   QueryReservoir(const KvGeometry& geometry, uint32_t prompt_tokens, uint32_t capacity);
 
-  // q: [n][n_q_heads][key_dim] of tokens [first, first + n).
+  // q: [n][n_q_heads][key_dim], for tokens [first, first + n).
   void Add(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q);
   QuerySamples Take() const;
 

@@ -10,7 +10,7 @@ Result<std::vector<SegmentPart>> ChainParts(const storage::SegmentSource& segmen
   for (const storage::SegmentId& id : prefix.chain) {
     PREFIXD_ASSIGN(const auto info, segments.GetPrefix(id));
     const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
-    // A segment may begin before its parent's end: from there on the parent is not used.
+    // A segment may begin before its parent's end: the parent is unused from there on.
     while (!parts.empty() && parts.back().used.end > stored.begin) {
       parts.back().used.end = std::max(parts.back().used.begin, stored.begin);
       if (parts.back().used.size() > 0) break;

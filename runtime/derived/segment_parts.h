@@ -1,4 +1,4 @@
-// The chain of segments that a prefix is made of, and how much of each it uses.
+// Lists the segments in a prefix's chain, and how much of each the prefix uses.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ inline size_t HeadCount(const Model& model) {
   return size_t{model.spec.geometry.n_layers} * model.spec.geometry.n_kv_heads;
 }
 
-// One segment of a prefix's chain and how much of it the prefix uses.
+// One segment of a prefix's chain, and how much of it the prefix uses.
 struct SegmentPart {
   storage::SegmentId id;
   TokenRange stored;  // positions of the segment's own tokens
   TokenRange used;    // [stored.begin, e): never empty
 };
-// The chain of `prefix`, cut at n_tokens (at most the prefix's).
+// Returns the chain of `prefix`, cut at n_tokens (at most the prefix's length).
 Result<std::vector<SegmentPart>> ChainParts(const storage::SegmentSource& segments,
                                             const storage::PrefixInfo& prefix, uint32_t n_tokens);
 

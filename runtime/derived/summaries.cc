@@ -15,7 +15,7 @@ std::string AnchorsText(Anchors anchors) {
   return " sinks=" + std::to_string(anchors.n_sink) + " tail=" + std::to_string(anchors.n_tail);
 }
 
-// Positions of the checkpoints of this kind beside a segment, descending.
+// Returns the positions of this kind's checkpoints beside a segment, descending.
 std::vector<uint32_t> StoredPositions(const DerivedContext& context, const SummaryKind& kind,
                                       const storage::SegmentId& id) {
   std::vector<uint32_t> positions;
@@ -31,8 +31,8 @@ std::vector<uint32_t> StoredPositions(const DerivedContext& context, const Summa
   return positions;
 }
 
-// A checkpoint that another producer made, or that is damaged, counts as not there: rows are the
-// truth, summaries are derived from them. Damage is said.
+// Treats a checkpoint that is damaged, or by another producer, as missing: summaries can always be
+// derived again from rows. Damage is logged.
 std::optional<SummarySet> LoadCheckpoint(const DerivedContext& context, const SummaryKind& kind,
                                          const storage::SegmentId& id, uint32_t position,
                                          std::vector<storage::ReadStats>* reads) {
@@ -57,7 +57,7 @@ struct SegmentRange {
   TokenRange range;
 };
 
-// The rows of `run` of one head, added to `to` piece by piece.
+// Adds the rows of one head in `run` to `to`, piece by piece.
 Status AddRange(const DerivedContext& context, const SummaryKind& kind,
                 const storage::StoredPrefix& prefix, size_t head, const SegmentRange& run,
                 EstimatorSummary& to, storage::ReadStats* reads, const WorkProgress* progress) {
@@ -144,7 +144,7 @@ SummaryKind SummaryKind::Phi(const Model& model, const FeatureMapSet& maps,
 
 SummaryKind SummaryKind::Clusters(const Model& model, const std::vector<Clustering>& clusterings,
                                   const RuntimeOptions& options) {
-  // The most that any of the three keeps.
+  // The blob gathers the most that any of the three estimators keeps.
   EstimatorKind most = EstimatorKind::kScan;
   for (const EstimatorVariant& v : options.estimators) {
     if (v.kind == EstimatorKind::kClusterMoment) most = v.kind;

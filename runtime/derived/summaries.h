@@ -1,10 +1,10 @@
-// Summaries of a stored prefix's mid region, put together from what lies beside its segments.
+// Computes the summaries of a stored prefix's mid region from the checkpoints beside its segments.
 //
-// A segment keeps cumulative checkpoints: the summary of its own tokens up to a position, sinks
-// left out. Disjoint sets merge and nothing is ever subtracted (spec §3, "only ever add"): for
-// each segment of the chain the last checkpoint that still fits is loaded, and the rows between it
-// and where the mid region (or the segment's use) ends are added. What is gathered is the most that
-// any configured estimator needs; each keeps its part of it (kept_summaries.h).
+// A segment keeps cumulative checkpoints: summaries of its own tokens up to a position, sinks left
+// out. Disjoint sets merge and nothing is ever subtracted (spec §3, "only ever add"): for each
+// segment of the chain the last checkpoint that fits is loaded, and the rows from it to the end of
+// the mid region (or of the segment's use) are added. Checkpoints gather the most that any
+// configured estimator needs; each estimator keeps its part (kept_summaries.h).
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
@@ -27,23 +27,24 @@
 
 namespace prefixd {
 
-// Where a segment's checkpoints lie: every checkpoint_tokens from its start, at its end, and
-// n_tail before its end (where the mid region of a prefix ending here ends). Ascending; only
-// positions past the sinks.
+// Returns the positions of a segment's checkpoints: every checkpoint_tokens from its start, its
+// end, and n_tail before its end (where the mid region of a prefix ending here ends). Ascending;
+// only positions past the sinks.
 std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
                                           uint32_t checkpoint_tokens);
 
-// Of all heads, index layer * n_kv_heads + kv_head; those of layers without summaries stay empty.
+// One summary per head, at index layer * n_kv_heads + kv_head; heads of layers without summaries
+// stay empty.
 using SummarySet = std::vector<EstimatorSummary>;
 
-// What is gathered: how its blobs are named, who made them, and how each head's is built. Borrows
-// the model (and maps); a clustering is one segment's.
+// Describes what checkpoints gather: names and producer of the blobs, and how each head's summary
+// is built. Borrows the model (and maps); clusterings belong to one segment.
 class SummaryKind {
  public:
   static SummaryKind Moments(const Model& model, const RuntimeOptions& options);
   static SummaryKind Phi(const Model& model, const FeatureMapSet& maps,
                          const RuntimeOptions& options);
-  // clusterings: of one segment, [heads] (clusterings.h).
+  // clusterings: [heads], all of one segment (clusterings.h).
   static SummaryKind Clusters(const Model& model, const std::vector<Clustering>& clusterings,
                               const RuntimeOptions& options);
 
@@ -52,7 +53,7 @@ class SummaryKind {
   const std::string& producer() const { return producer_; }
   const Model& model() const { return model_; }
   const EstimatorSpec& spec(size_t head) const { return specs_[head]; }
-  // Phi caches are built from stored features of these maps, where the store keeps some.
+  // Returns the maps whose stored features build the phi caches; null where the store keeps none.
   const FeatureMapSet* stored_features() const { return features_ ? maps_ : nullptr; }
   const FeatureFormat& feature_format() const { return *features_; }
   Result<SummarySet> Empty() const;
@@ -68,8 +69,9 @@ class SummaryKind {
   std::vector<EstimatorSpec> specs_;  // [heads]
 };
 
-// One blob of all heads' summaries, and back. Heads of layers without summaries take no room.
-//   specs(head) -> EstimatorSpec of what is stored.
+// Packs all heads' summaries into one blob, and unpacks it. Heads of layers without summaries take
+// no space.
+//   spec(head): the EstimatorSpec of what is stored.
 std::vector<std::byte> PackSummaries(const Model& model, const std::string& producer,
                                      const SummarySet& summaries);
 using SpecOfHead = std::function<EstimatorSpec(size_t head)>;
@@ -77,17 +79,16 @@ Result<SummarySet> UnpackSummaries(const Model& model, const std::string& produc
                                    const SpecOfHead& spec, std::span<const std::byte> blob,
                                    std::vector<storage::ReadStats>* reads);
 
-// Writes the checkpoints of a segment that are not stored yet (or by another producer, or
-// damaged): the segment is the end of `prefix`, which is open at its full length. Counts heads in
-// `progress`.
+// Writes the checkpoints of a segment that are missing, damaged or by another producer. The segment
+// is the end of `prefix`, which is open at its full length. Counts heads in `progress`.
 Status BuildCheckpoints(const DerivedContext& context, const SummaryKind& kind,
                         const storage::StoredPrefix& prefix, const SegmentPart& segment,
                         WorkProgress& progress);
 
-// The summaries of `mid`, a region that begins behind the sinks, for all heads.
+// Returns the summaries of `mid`, a region that begins behind the sinks, for all heads.
 //   max_added: rows that may be added per head and segment where checkpoints do not reach; beyond
-//   it kFailedPrecondition asks to wait for the ingest.
-//   reads: [heads] if not null; physical reads are added to it.
+//   it kFailedPrecondition tells the caller to wait for the ingest.
+//   reads: [heads] or null; physical reads are added to it.
 Result<SummarySet> AssembleSummaries(const DerivedContext& context, const SummaryKind& kind,
                                      const storage::StoredPrefix& prefix,
                                      const std::vector<SegmentPart>& parts, TokenRange mid,

@@ -1,9 +1,10 @@
-// phi features of single tokens, kept beside the segment so that a step need not recompute phi_k of
-// what it retrieves (attention/estimators/stored_features.h). One blob per (maps, layer, KV head):
-// "features.<length>.<layer>.<kv head>", codes relative to m of chunks of 4096 tokens.
+// Keeps phi features of single tokens beside the segment, so that a step need not recompute phi_k
+// for the tokens that it retrieves (attention/estimators/stored_features.h). Each (maps, layer, KV
+// head) has one blob, "features.<length>.<layer>.<kv head>"; codes are relative to m of chunks of
+// 4096 tokens.
 //
-// Where they are kept, the phi caches are built from them, as they will be subtracted: whatever the
-// rounding, a retrieved token leaves exactly what it brought.
+// Where the store keeps features, the phi caches are built from them: a step subtracts the same
+// rounded values, so a retrieved token leaves exactly what it added.
 //
 // Thread-safety: free functions and const methods may be called concurrently.
 #pragma once
@@ -18,32 +19,32 @@
 
 namespace prefixd {
 
-// "none", "u8", "u16" (linear), "log8", "log16".
+// name: "none", "u8", "u16" (linear), "log8" or "log16".
 Result<std::optional<FeatureFormat>> FeatureFormatFromName(std::string_view name);
 
-// The codes of one head's tokens.
+// Holds the codes of one head's tokens.
 class TokenFeatures {
  public:
-  // Those of a segment's own tokens, made from its rows; the segment is the end of `prefix`.
+  // Encodes a segment's own tokens from its rows; the segment is the end of `prefix`.
   static Result<TokenFeatures> Encode(const Model& model, const FeatureMapSet& maps,
                                       const FeatureFormat& format,
                                       const storage::StoredPrefix& prefix, TokenRange tokens,
                                       size_t head, const WorkProgress& progress);
   std::vector<std::byte> Serialize() const;
-  // kCorrupt: malformed, or not of this format and d_phi.
+  // kCorrupt when malformed, or when format or d_phi differ.
   static Result<TokenFeatures> Deserialize(const FeatureFormat& format, uint32_t d_phi,
                                            std::span<const std::byte> bytes);
-  // Of the mid region of a chain. kFailedPrecondition when some are not built yet.
-  //   loaded: bytes read, if not null
+  // Loads the features of a chain's mid region. kFailedPrecondition when some are not built yet.
+  //   loaded: counts the bytes read, unless null
   static Result<TokenFeatures> OfMid(const DerivedContext& context, const Model& model,
                                      const FeatureMapSet& maps, const FeatureFormat& format,
                                      const std::vector<SegmentPart>& parts, TokenRange mid,
                                      size_t head, uint64_t* loaded);
 
   TokenRange tokens() const { return tokens_; }
-  // log phi of a run of them: [run.size()][d_phi], -inf where the code says none.
+  // Returns log phi of a run of tokens: [run.size()][d_phi], -inf where the code stands for zero.
   std::vector<float> LogPhi(TokenRange run) const;
-  // The codes of tokens `ids`, gathered: borrows from this and from `codes` and `chunks`.
+  // Gathers the codes of tokens `ids`; the result borrows from this object, `codes` and `chunks`.
   StoredFeatures Gather(std::span<const uint32_t> ids, std::vector<std::byte>& codes,
                         std::vector<uint32_t>& chunks) const;
 
@@ -64,11 +65,11 @@ class TokenFeatures {
 
 std::string FeaturesBlobName(const Model& model, const FeatureMapSet& maps, size_t head);
 std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet& maps);
-// Makes those of all heads that are not there yet. Counts heads.
+// Makes the missing features of all heads. Counts heads in `progress`.
 Status BuildFeatures(const DerivedContext& context, const Model& model, const FeatureMapSet& maps,
                      const FeatureFormat& format, const storage::StoredPrefix& prefix,
                      const SegmentPart& segment, WorkProgress& progress);
-// Of one segment's own tokens. kFailedPrecondition when they are not built yet.
+// Loads the features of one segment's own tokens. kFailedPrecondition when they are not built yet.
 Result<TokenFeatures> LoadFeatures(const DerivedContext& context, const Model& model,
                                    const FeatureMapSet& maps, const FeatureFormat& format,
                                    const storage::SegmentId& id, size_t head, uint64_t* loaded);

@@ -1,4 +1,4 @@
-// The stored form of features, and what is read of them.
+// Encodes token features, and gathers the codes that a step reads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

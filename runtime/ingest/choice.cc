@@ -21,7 +21,7 @@
 namespace prefixd {
 namespace {
 
-// Measuring costs samples x tokens: longer prefixes are judged by fewer samples.
+// Measuring costs samples x tokens, so longer prefixes get fewer samples.
 constexpr uint64_t kSampleTokens = 16 * 16384;
 constexpr size_t kMinSamples = 4;
 
@@ -38,15 +38,15 @@ struct Inputs {
   const storage::StoredPrefix& prefix;
   const QuerySamples& samples;
   const FeatureMapSet* maps = nullptr;
-  std::vector<SegmentPart> parts;  // of the chain, up to P
+  std::vector<SegmentPart> parts;  // the chain, up to P
   Partition partition;
   std::vector<double> budgets;
-  std::vector<Trial> trials;  // of every head
-  uint32_t most = 0;          // largest k of a trial
+  std::vector<Trial> trials;  // every head
+  uint32_t most = 0;          // largest k in any trial
   KeptByVariant kept;
 };
 
-// Everything of one head that its trials look at, gathered by streaming its rows.
+// Gathers everything that the trials of one head need, by streaming its rows.
 class HeadSamples {
  public:
   HeadSamples(const Inputs& in, uint32_t layer, uint32_t kv_head)
@@ -74,7 +74,7 @@ class HeadSamples {
   std::span<const float> exact(size_t s) const { return Part(exact_, s, geometry_.value_dim); }
   std::span<const float> scores(size_t s) const { return Part(scores_, s, mid_.size()); }
   const GroupRanking& ranking(size_t s) const { return rankings_[s]; }
-  // The k best rows of sample s, best first.
+  // Returns the k best rows of sample s, best first.
   RowsView retrieved(size_t s, uint32_t k) const {
     const RowShape row = geometry_.row();
     return {retrieved_.data() + s * in_.most * row.bytes(), k, row.bytes(), row};
@@ -92,7 +92,7 @@ class HeadSamples {
     return {anchors_.data() + first * row.bytes(), n, row.bytes(), row};
   }
 
-  // Spread over the kept positions, which ascend.
+  // Picks samples spread over the kept positions, which ascend.
   void PickQueries() {
     const QuerySamples::Layer& samples = in_.samples.layers[layer_];
     const size_t wanted = std::max<size_t>(kMinSamples, kSampleTokens / n_);
@@ -105,7 +105,7 @@ class HeadSamples {
     }
   }
 
-  // visit(run, rows): every row once, in order.
+  // Calls visit(run, rows) for every row once, in order.
   template <typename Visit>
   Status Stream(Visit visit) {
     const RowShape row = geometry_.row();
@@ -163,7 +163,7 @@ class HeadSamples {
     });
   }
 
-  // The rows that any trial retrieves: in order of position they pass by once.
+  // Reads the rows that any trial retrieves, in one pass in order of position.
   Status ReadRetrieved() {
     const RowShape row = geometry_.row();
     struct Wanted {
@@ -280,7 +280,7 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
   return {};
 }
 
-// The configured estimators that this model can have, cheapest first.
+// Returns the configured estimators that this model supports, cheapest first.
 std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Model& model,
                                          const FeatureMapSet* maps) {
   std::vector<EstimatorVariant> out = options.estimators;

@@ -18,12 +18,12 @@ namespace {
 
 using index::IndexKind;
 
-// Every other sampled token tunes, the rest measures.
+// Splits the samples: every other sampled token tunes, the rest measures.
 struct Halves {
   index::CausalQueries tune, held_out;
 };
 
-// Empty: the put gave none.
+// Returns empty halves when the put gave no samples.
 Halves HalvesOf(const QuerySamples& samples, const KvGeometry& geometry, uint32_t layer,
                 uint32_t kv_head) {
   Halves out;
@@ -40,7 +40,7 @@ Halves HalvesOf(const QuerySamples& samples, const KvGeometry& geometry, uint32_
   return out;
 }
 
-// Without samples indexes are untuned; samples that do not verify are no reason to fail.
+// Returns the samples, or none when they do not verify: untuned indexes are better than none.
 QuerySamples SamplesOf(const DerivedContext& context, const Model& model,
                        const storage::SegmentId& id) {
   const auto blob = context.segments.GetBlob(id, kQueriesBlob, kQueriesProducer);
@@ -49,7 +49,7 @@ QuerySamples SamplesOf(const DerivedContext& context, const Model& model,
   return samples.ok() ? std::move(samples).value() : QuerySamples{};
 }
 
-// What is stored of the head already; null unless it is sound.
+// Returns the head's stored index; null unless it is sound.
 std::unique_ptr<index::KeyIndex> Stored(const DerivedContext& context, const storage::SegmentId& id,
                                         const std::string& name, IndexKind kind,
                                         TokenRange covered) {
@@ -90,7 +90,7 @@ class IndexBuilder {
         samples_(SamplesOf(context, model, id_)),
         measured_(LoadRecalls(context, id_, kind)) {}
 
-  // nullopt: the head has no index.
+  // Builds one head's index; nullopt: the head has no index.
   Result<std::optional<IndexRecall>> Head(uint32_t layer, uint32_t kv_head) const {
     const std::string name = IndexBlobName(kind_, layer, kv_head);
     auto built = Stored(context_, id_, name, kind_, covered_);
@@ -105,7 +105,7 @@ class IndexBuilder {
     const Halves queries = HalvesOf(samples_, geometry_, layer, kv_head);
     if (!built) {
       auto fresh = Build(keys);
-      // Keys that it does not take: the head is searched exactly.
+      // The index refuses these keys, so the head is searched exactly.
       if (!fresh.ok() && fresh.error().code == Code::kInvalidArgument) {
         return std::optional<IndexRecall>();
       }
@@ -149,7 +149,8 @@ class IndexBuilder {
     return InvalidArgument("an exact index is not built");
   }
 
-  // Of the keys that a query saw: what steps are asked to retrieve at a budget of 1% (spec §4).
+  // Tuning retrieves this share of the keys that a query saw, as steps do at a budget of 1% (spec
+  // §4).
   static constexpr double kOperatingFraction = 0.01;
 
   const DerivedContext& context_;
@@ -159,7 +160,7 @@ class IndexBuilder {
   const storage::SegmentId id_;
   const TokenRange covered_;
   const QuerySamples samples_;
-  const std::vector<IndexRecall> measured_;  // before
+  const std::vector<IndexRecall> measured_;  // before this build
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Indexes over the keys of a stored segment, built in the background, tuned and measured on the
-// prefill's own queries, and stored beside the segment.
+// Builds indexes over the keys of a stored segment in the background, tunes and measures them on
+// the prefill's own queries, and stores them beside the segment.
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace prefixd {
 
-// Of every head of the segment in which `prefix` ends, and what each finds (index_recall.h). What
-// is stored already, and is sound, stays. Counts heads in `progress`.
+// Builds the indexes of every head of the segment in which `prefix` ends, and measures their recall
+// (index_recall.h). Sound indexes that are stored already stay. Counts heads in `progress`.
 Status BuildIndexes(const DerivedContext& context, const Model& model,
                     const storage::StoredPrefix& prefix, index::IndexKind kind,
                     WorkProgress& progress);

@@ -17,7 +17,7 @@
 namespace prefixd {
 namespace {
 
-// Written last: a segment that has it, from the same producers, is complete.
+// This blob is written last: a segment that has it, from the same producers, is complete.
 constexpr const char* kDoneBlob = "ingest";
 
 std::string DoneProducer(const DerivedContext& context, const Model& model) {
@@ -50,7 +50,7 @@ Status Choose(const DerivedContext& context, const Model& model,
   return context.segments.PutBlob(id, kChoiceBlob, producer, SerializeChoices(choices));
 }
 
-// The prefill's queries, if it gave some.
+// Returns the sampled queries of the prefill, if the put gave some.
 Result<std::optional<QuerySamples>> LoadSamples(const DerivedContext& context, const Model& model,
                                                 const storage::SegmentId& id) {
   const auto blob = context.segments.GetBlob(id, kQueriesBlob, kQueriesProducer);
@@ -60,7 +60,7 @@ Result<std::optional<QuerySamples>> LoadSamples(const DerivedContext& context, c
   return std::optional(std::move(samples));
 }
 
-// How long each stage took, for the log.
+// Times each stage, for the log.
 class Stages {
  public:
   void Done(const char* stage) {
@@ -96,7 +96,7 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
   const std::vector<index::IndexKind> indexes = WantedIndexes(options, info);
-  // Behind the sinks; a segment of sinks alone has nothing to cluster.
+  // Clustering starts behind the sinks; a segment of sinks alone has no keys to cluster.
   const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;
   const size_t checkpoints =
       CheckpointPositions(stored, options.anchors, options.checkpoint_tokens).size();

@@ -1,5 +1,5 @@
-// What is derived from a segment after its rows are durable: checkpoints of summaries, indexes,
-// and the choice of estimators. Resumable: what is stored already is not made again.
+// Derives data from a segment after its rows are durable: checkpoints of summaries, indexes, and
+// the choice of estimators. The ingest resumes: it does not make again what is stored already.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@
 
 namespace prefixd {
 
-// Everything of one segment, from start to end; kCancelled when progress says so. What older builds
-// derived and nothing reads any more is removed.
+// Runs the whole ingest of one segment; kCancelled when `progress` is cancelled. Removes what older
+// builds derived and no code reads any more.
 Status IngestSegment(const DerivedContext& context, const Model& model,
                      const storage::SegmentId& id, WorkProgress& progress);
 
-// Whether a segment has all that IngestSegment makes, from the same producers, and nothing that it
-// removes.
+// Whether a segment has all that IngestSegment makes, from the same producers, and nothing that
+// IngestSegment removes.
 bool IngestComplete(const DerivedContext& context, const Model& model,
                     const storage::PrefixInfo& info);
 
-// A damaged sample of queries was deleted: says so in the log, and beside the segment.
+// Records that a damaged query sample was deleted, in the log and beside the segment.
 void ReportLostQueries(const DerivedContext& context, const storage::SegmentId& id);
-// Something of it was lost: IngestComplete says no until IngestSegment has made it again.
+// Makes IngestComplete return false until IngestSegment has made the lost data again.
 Status MarkIncomplete(const DerivedContext& context, const storage::SegmentId& id);
 
 }  // namespace prefixd

@@ -7,7 +7,7 @@ using storage::ReadStats;
 using storage::RowPart;
 using storage::SegmentId;
 
-// The rows of the leaf's chain, under another name.
+// Presents the rows of the leaf's chain under another name.
 class PreviewPrefix final : public storage::StoredPrefix {
  public:
   PreviewPrefix(std::shared_ptr<const StoredPrefix> inner, storage::PrefixInfo info)

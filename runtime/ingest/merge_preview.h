@@ -1,9 +1,9 @@
-// What is derived of a merged segment, made before there is one: a source that also shows the
-// segment which a merge would make, with rows read from the two there are and blobs kept in memory.
-// The ingest runs on it as on any other, and the merge then puts the blobs in place in one commit
-// with the segment: nobody ever attaches to a merged segment that lacks what the two had.
+// Shows the segment that a merge would make before the merge, as a source whose rows come from the
+// two existing segments and whose blobs stay in memory. The ingest runs on it as on any other
+// source, and the merge then commits the blobs with the segment: no session ever attaches to a
+// merged segment that lacks the derived data of the two.
 //
-// Thread-safety: as a SegmentSource's; the blobs are taken when nothing runs on it any more.
+// Thread-safety: that of a SegmentSource; take the blobs when no work uses the preview any more.
 #pragma once
 
 #include <map>
@@ -19,12 +19,12 @@ namespace prefixd {
 
 class MergePreview final : public storage::SegmentSource {
  public:
-  // `inner` is borrowed. The refusals of PrefixStore::Merge.
+  // `inner` is borrowed. Refuses what PrefixStore::Merge refuses, with the same errors.
   static Result<std::unique_ptr<MergePreview>> Of(storage::PrefixStore& inner,
                                                   const storage::SegmentId& leaf,
                                                   uint32_t max_tokens);
 
-  // The segment that would be; known to this store alone.
+  // Returns the id of the merged segment to be; only this preview knows it.
   const storage::SegmentId& id() const { return merged_.id; }
   std::vector<storage::NewBlob> TakeBlobs();
 

@@ -19,14 +19,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What one thread checks and interleaves at a time: it stays in the core's own cache meanwhile.
+// One thread checks and interleaves a tile at a time, small enough for the core's own cache.
 constexpr size_t kTileBytes = 256u << 10;
-// Rows that are interleaved before the first of them is written.
+// A batch of rows is interleaved before its first row is written.
 constexpr size_t kBatchBytes = 8u << 20;
 
-// NaN and Inf have all exponent bits set: the largest exponent field tells. This is the first to
-// touch what the caller wrote, mostly from far memory, so it asks for the next block while it looks
-// at one: the hardware's prefetching ends with every page.
+// NaN and Inf have all exponent bits set, so the largest exponent field decides. This loop touches
+// the caller's memory first, mostly far from this core, so it prefetches the next block while it
+// checks one: the hardware's prefetching ends with every page.
 template <typename Bits>
 bool ExponentsBelow(Bits exponent, const std::byte* bytes, size_t n) {
   constexpr size_t kBlockBytes = 2048, kLineBytes = 64, kBlock = kBlockBytes / sizeof(Bits);
@@ -51,7 +51,7 @@ bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
   return ExponentsBelow<int16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, bytes, n);
 }
 
-// As memcpy; the usual sizes of keys and values need no call.
+// Copies like memcpy; the usual sizes of keys and values need no call.
 void CopyItem(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes == 128) {
     std::memcpy(to, from, 128);
@@ -87,9 +87,9 @@ class PutStreamImpl : public PutStream {
     k = k.subspan((begin - first) * k_token, (end - begin) * k_token);
     v = v.subspan((begin - first) * v_token, (end - begin) * v_token);
     const KvRun run{layer, begin, end - begin, k, v};
-    PREFIXD_TRY(writer_->CheckRun(layer, begin, run.n));  // all of it, or nothing
+    PREFIXD_TRY(writer_->CheckRun(layer, begin, run.n));  // a call writes all its rows or none
 
-    // A larger call is looked at as a whole before anything of it is written.
+    // A larger call is checked whole before any of it is written.
     const size_t token = k_token + v_token;
     const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / token));
     const size_t batch = std::max<size_t>(1, kBatchBytes / (tile * token)) * tile;
@@ -147,7 +147,7 @@ class PutStreamImpl : public PutStream {
     if (missing_.size() > 0) {
       PREFIXD_ASSIGN(const auto& info, stored);
       result.bytes = info.own_bytes;
-      // The rows are durable whatever happens here: without samples the prefix is untuned.
+      // The rows are durable whatever fails here: without samples the prefix is merely untuned.
       const QuerySamples samples = reservoir_.Take();
       if (!samples.empty() && info.n_tokens == context_.prompt_tokens) {
         Status kept =
@@ -194,7 +194,7 @@ class PutStreamImpl : public PutStream {
                            std::to_string(want));
   }
 
-  // What one call writes: tokens [first, first + n) of a layer.
+  // Describes what one call writes: tokens [first, first + n) of a layer.
   struct KvRun {
     uint32_t layer, first;
     size_t n;
@@ -204,9 +204,9 @@ class PutStreamImpl : public PutStream {
     bool check = false, interleave = false;
   };
 
-  // Checks that tokens [at, at + n) of the run are finite, or puts their rows into rows_, tile by
-  // tile. The first to touch them reads what nobody has read yet, and where memory is slow that is
-  // the slow part of a put: the pool's threads share it, and each tile is read from memory once.
+  // Checks that tokens [at, at + n) of the run are finite, or copies their rows into rows_, tile by
+  // tile. The first pass reads memory that no cache holds yet, which is the slow part of a put
+  // where memory is slow: the pool's threads share it, and each tile is read from memory once.
   Status ForTiles(const KvRun& run, size_t at, size_t n, size_t tile, TileWork work) {
     const KvGeometry& g = context_.geometry;
     const size_t k_token = run.k.size() / run.n, v_token = run.v.size() / run.n;
@@ -246,7 +246,7 @@ class PutStreamImpl : public PutStream {
                            " is NaN or Inf; nothing was stored of it");
   }
 
-  // out [n_kv_heads][n][row] of n tokens' k [n][n_kv_heads][key] and v likewise.
+  // Writes out [n_kv_heads][n][row] from n tokens' k [n][n_kv_heads][key] and v likewise.
   void Interleave(size_t n, const std::byte* k, const std::byte* v, std::byte* out) const {
     const size_t heads = context_.geometry.n_kv_heads;
     const RowShape row = context_.geometry.row();
@@ -263,7 +263,7 @@ class PutStreamImpl : public PutStream {
   std::unique_ptr<storage::SegmentWriter> writer_;
   TokenRange missing_;
   QueryReservoir reservoir_;
-  std::vector<std::byte> rows_;  // of a batch
+  std::vector<std::byte> rows_;  // one batch
   uint64_t written_ = 0;         // tokens times layers
   const Clock::time_point begun_ = Clock::now();
 };

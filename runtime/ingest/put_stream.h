@@ -1,4 +1,4 @@
-// The put of one prompt: checks rows, interleaves keys with values, keeps a sample of queries.
+// Runs the put of one prompt: checks rows, interleaves keys with values, keeps a sample of queries.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ struct PutContext {
   KvGeometry geometry;
   uint32_t prompt_tokens = 0;
   uint32_t query_samples = 0;
-  // The segment is committed and its query samples are stored.
+  // Called when the segment is committed and its query samples are stored.
   std::function<void(const storage::SegmentId&)> committed;
 };
 

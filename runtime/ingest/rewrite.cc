@@ -26,8 +26,8 @@ Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const 
   settle.order = [&](uint32_t, uint32_t, uint32_t first,
                      std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     const uint32_t rows_per_page = std::max(1u, kPageBytes / value_bytes);
-    // Anchors are always read together: sinks and tail lie side by side at the end of the chunk,
-    // the pages of the others begin with it.
+    // Steps always read the anchors together, so sinks and tail lie side by side at the end of the
+    // chunk, and the pages of the mid tokens begin with the chunk.
     const auto n = static_cast<uint32_t>(rows.size() / row.bytes());
     const uint32_t sinks = first == 0 ? std::min(n, anchors.n_sink) : 0;
     const uint32_t tail = first + n == info.n_tokens ? std::min(n - sinks, anchors.n_tail) : 0;
@@ -49,8 +49,8 @@ Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const 
   return store.Settle(id, settle);
 }
 
-// Worth it when the two are of like size: then each token is copied a logarithmic number of times
-// however many turns a conversation has.
+// Merging pays off when the two are of like size: each token is then copied a logarithmic number of
+// times, however many turns a conversation has.
 bool WorthMerging(const DerivedContext& context, const storage::PrefixInfo& leaf) {
   if (leaf.children > 0 || leaf.chain.size() < 2) return false;
   const auto parent = context.segments.GetPrefix(leaf.chain[leaf.chain.size() - 2]);
@@ -58,13 +58,14 @@ bool WorthMerging(const DerivedContext& context, const storage::PrefixInfo& leaf
          parent->own_tokens + leaf.own_tokens <= context.options.merge_max_tokens;
 }
 
-// What the two have must not be missing from the merged one for a moment: it is made beforehand.
+// Ingests the merged segment before the merge commits: sessions always find the derived data of the
+// two.
 Result<SegmentId> Merge(storage::PrefixStore& store, const DerivedContext& context,
                         const Model& model, const SegmentId& leaf, WorkProgress& progress) {
   const uint32_t max_tokens = context.options.merge_max_tokens;
   PREFIXD_ASSIGN(const auto preview, MergePreview::Of(store, leaf, max_tokens));
   const auto samples = context.segments.GetBlob(leaf, kQueriesBlob, kQueriesProducer);
-  if (samples.ok()) {  // without them the prefix is untuned, no more
+  if (samples.ok()) {  // without samples the prefix is merely untuned
     PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
   }
   PREFIXD_TRY(IngestSegment({*preview, context.options, context.pool, context.scratch}, model,

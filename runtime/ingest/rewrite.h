@@ -1,6 +1,6 @@
-// Rewriting of stored segments in the background, after their ingest: small ones are merged with
-// what they continue, larger ones settled (storage/store/prefix_store.h). Both only move rows: a
-// prefix answers the same before, during and after.
+// Rewrites stored segments in the background, after their ingest: merges small ones with the
+// segments that they continue, and settles larger ones (storage/store/prefix_store.h). Both only
+// move rows: a prefix answers the same before, during and after.
 #pragma once
 
 #include <optional>
@@ -13,16 +13,16 @@
 
 namespace prefixd {
 
-// What the rewriting of a segment led to.
+// Reports what the rewriting of a segment did.
 struct Rewritten {
   bool settled = false;
-  // Set when the segment was merged: the new one, whose derived data is to be made anew.
+  // Set when the segment was merged: the new segment, whose derived data must be made.
   std::optional<storage::SegmentId> merged;
   std::vector<storage::SegmentId> gone;  // segments that the merged one replaced
 };
 
-// Does what is worth doing for one segment whose ingest is complete; kCancelled when stopped.
-// A segment that is in use or does not fit on the disk twice is left as it is: no error.
+// Makes the rewrites that pay off for one segment whose ingest is complete; kCancelled when
+// stopped. A segment that is in use, or does not fit on the disk twice, stays unchanged: no error.
 Result<Rewritten> RewriteSegment(storage::PrefixStore& store, const DerivedContext& context,
                                  const Model& model, const storage::SegmentId& id,
                                  WorkProgress& progress);

@@ -41,7 +41,7 @@ Status HeadKeys::Gather(std::span<const uint32_t> ids, std::span<std::byte> out)
 Status HeadKeys::Range(TokenRange tokens, std::span<std::byte> out) {
   const size_t stride = prefix_->model()->spec.geometry.row().key_bytes();
   ranged_ += tokens.size();
-  // Who reads a good part of them may as well read all, and keep them.
+  // A search that reads a good part of the keys may as well load all of them, and keep them.
   if (!resident_ && ranged_ > prefix_->partition().mid.size() / 4) {
     PREFIXD_ASSIGN(resident_, prefix_->MidKeys(head_, Bring::kNow, reads_));
   }

@@ -1,5 +1,5 @@
-// The exact keys of one head's mid region, for selection: in memory where selection has room for
-// them (selector_memory.h), and where they are stored otherwise.
+// Reads the exact keys of one head's mid region, for selection: from memory where selection has
+// room for them (selector_memory.h), else from where they are stored.
 //
 // Thread-safety: used by one thread.
 #pragma once
@@ -17,14 +17,16 @@ namespace prefixd {
 
 class HeadKeys final : public index::KeyReader {
  public:
-  // Brings them into memory if there is room, now, or later unless a range of them is asked for
-  // that makes it worth while at once. `reads` is charged for what is read, now and later.
+  // Loads the keys into memory if there is room: at once, or later (kLater). A Range over a good
+  // part of them loads them at once in either case. `reads` is charged for all reads, now and
+  // later.
   static Result<HeadKeys> Of(PreparedPrefix& prefix, size_t head, Bring bring,
                              storage::ReadStats* reads);
 
-  // [mid], densely; nullopt: they are read where they are stored.
+  // [mid], densely; nullopt: keys are read from where they are stored.
   const std::optional<RowsView>& resident() const { return resident_; }
-  // Sets where `request`, of this head, finds its keys. It borrows from this.
+  // Tells `request`, which is for this head, where its keys are. The request borrows from this
+  // object.
   void Into(index::SearchRequest& request);
 
   Status Gather(std::span<const uint32_t> ids, std::span<std::byte> out) override;
@@ -39,7 +41,7 @@ class HeadKeys final : public index::KeyReader {
   size_t head_;
   storage::ReadStats* reads_;
   std::optional<RowsView> resident_;
-  uint64_t ranged_ = 0;  // tokens that Range read where they are stored
+  uint64_t ranged_ = 0;  // tokens that Range read from the store
 };
 
 }  // namespace prefixd

@@ -31,7 +31,7 @@ void HeadLoads::Forget(const PreparedPrefix& prefix) {
 void HeadLoads::Stop() {
   {
     std::lock_guard lock(worker_.mutex());
-    closed_ = true;  // no piece begins that would not know
+    closed_ = true;  // pieces that begin later see it
     stop_ = true;
   }
   worker_.Stop();

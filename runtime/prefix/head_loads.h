@@ -1,4 +1,4 @@
-// What steps over a prefix will want, loaded before they ask: head by head, in a thread of its own.
+// Loads data that the coming steps over a prefix will need, head by head, in its own thread.
 //
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
@@ -18,41 +18,41 @@ class PreparedPrefix;
 
 class HeadLoads {
  public:
-  // Loads one head's part. `stop`: it is not wanted any more, and the result does not matter.
+  // Loads one head's part. Once `stop` is set the load should end; its result does not matter.
   using Load = std::function<Status(PreparedPrefix&, index::IndexKind, size_t head,
                                     const std::atomic<bool>& stop)>;
 
-  // priority: of the thread. A step may wait for what kStep loads.
+  // priority: the thread's. A step may wait for a kStep load.
   HeadLoads(WorkPriority priority, Load load);
   ~HeadLoads() { Stop(); }
   HeadLoads(const HeadLoads&) = delete;
   HeadLoads& operator=(const HeadLoads&) = delete;
 
-  // All heads of `prefix`, in order, unless they were wanted before. An error ends it: the step
-  // that needs what is missing meets it itself.
+  // Queues all heads of `prefix`, in order, unless they were queued before. An error ends the
+  // prefix's loads; the step that needs the missing part reports the error.
   void Want(PreparedPrefix& prefix, index::IndexKind kind);
-  // Returns when the thread has let go of `prefix`, which nobody may want from now on.
+  // Returns when the thread has let go of `prefix`. No caller may use Want with it any more.
   void Forget(const PreparedPrefix& prefix);
   void Stop();
-  // Whether this head's part is on its way.
+  // Whether this head's part is queued or loading.
   bool Loads(const PreparedPrefix& prefix, size_t head) const;
-  uint64_t queued() const;  // heads to be loaded, and the one under way
+  uint64_t queued() const;  // heads queued, and the one loading
 
  private:
   struct Entry {
     PreparedPrefix* prefix;
     index::IndexKind kind;
-    size_t next = 0;  // head; past the last: done, and kept so as not to begin again
+    size_t next = 0;  // next head; past the last: done, and not to restart
   };
 
   Worker::Next Take();
   void Run(const Entry& now);
 
   const Load load_;
-  // By the worker's mutex.
+  // The worker's mutex guards these.
   std::list<Entry> entries_;
   const PreparedPrefix* running_ = nullptr;
-  std::atomic<bool> stop_{false};  // what runs
+  std::atomic<bool> stop_{false};  // stops the running load
   bool closed_ = false;
   Worker worker_;
 };

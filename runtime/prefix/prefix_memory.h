@@ -1,9 +1,9 @@
-// What steps over one prefix have loaded or made: anchors, keys, indexes, merged summaries. All of
-// it follows from stored rows, which never change, and it keeps nothing open: it may outlive the
-// sessions it was loaded for and serve the next ones (prepared_cache.h).
+// Holds what steps over one prefix have loaded or made: anchors, keys, indexes, merged summaries.
+// All of it follows from stored rows, which never change, and it keeps nothing open: it may outlive
+// the sessions that loaded it and serve the next ones (prepared_cache.h).
 //
-// Thread-safety: loads of one head exclude each other by its mutex; what a flag says is there does
-// not change any more while the prefix is prepared.
+// Thread-safety: a head's mutex makes its loads exclude each other; data whose flag is set stays
+// constant while the prefix is prepared.
 #pragma once
 
 #include <array>
@@ -30,21 +30,22 @@ struct PrefixMemory {
     SelectorMemory::Lease memory;
   };
   struct Head {
-    std::mutex mutex;       // of loading
-    std::mutex keys_mutex;  // of loading keys: may last, since nobody may be waiting
+    std::mutex mutex;       // held while loading
+    std::mutex keys_mutex;  // held while loading keys, which takes long without blocking steps
     std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
     std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
     storage::AlignedBuffer keys;     // [mid][key bytes]
     std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
-    // Read before a step asked for it: the next one that does is charged.
+    // Counts reads that were made before a step needed them: the next step that uses them is
+    // charged.
     std::atomic<bool> has_ahead{false};
     std::mutex ahead_mutex;
     storage::ReadStats ahead;
   };
 
   explicit PrefixMemory(size_t n_heads) : heads(n_heads) {}
-  // Leaves anchors and what a lease counts. Nobody may be using it.
+  // Drops everything but anchors and what a lease counts. No other thread may use the memory.
   void DropUncounted() {
     for (Head& head : heads) {
       head.features.reset();
@@ -55,10 +56,10 @@ struct PrefixMemory {
 
   std::vector<Head> heads;
   std::mutex keys_mutex;
-  SelectorMemory::Lease keys_memory;  // of all heads
+  SelectorMemory::Lease keys_memory;  // all heads
   std::mutex summaries_mutex;
-  KeptByVariant summaries;         // that some session has used
-  std::atomic<bool> stale{false};  // more could be loaded by now: not for another session
+  KeptByVariant summaries;         // those that some session has used
+  std::atomic<bool> stale{false};  // newer derived data exists: no new session may use this
 };
 
 }  // namespace prefixd

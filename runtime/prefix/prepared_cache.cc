@@ -5,7 +5,7 @@
 namespace prefixd {
 namespace {
 
-// Anchors are not counted by the selector's memory.
+// Bounds the idle prefixes, because the selector's memory does not count their anchors.
 constexpr size_t kMaxIdle = 64;
 
 }  // namespace
@@ -17,7 +17,7 @@ PreparedCache::PreparedCache(PreparedPrefix::Services services, storage::PrefixS
 
 Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
     const std::shared_ptr<const Model>& model, const storage::SegmentId& id, uint32_t n_tokens) {
-  std::shared_ptr<PreparedPrefix> shared;  // let go without the lock, if it is the last
+  std::shared_ptr<PreparedPrefix> shared;  // a last reference is released after the lock
   std::lock_guard lock(mutex_);
   std::erase_if(open_, [](const auto& entry) { return entry.second.memory.expired(); });
   const Key key{id, n_tokens};
@@ -33,7 +33,7 @@ Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
   std::shared_ptr<PreparedPrefix> prepared(
       opened.release(), [this, key, chain](PreparedPrefix* prefix) {
         Idle idle{key, prefix->model(), prefix->memory(), chain};
-        delete prefix;  // closes what it has open
+        delete prefix;  // closes the prefix's files
         Retire(std::move(idle));
       });
   open_[key] = {prepared, prepared->memory(), std::move(chain)};
@@ -56,9 +56,9 @@ void PreparedCache::Retire(Idle idle) {
 }
 
 void PreparedCache::AddIdle(Idle idle) {
-  std::list<Idle> gone;  // freed without the lock
+  std::list<Idle> gone;  // freed after the lock
   std::lock_guard lock(idle_mutex_);
-  // Marked under this lock as well: after it nothing stale comes in.
+  // `stale` is set under this lock as well, so no stale entry can enter afterwards.
   if (idle.memory->stale) return;
   for (auto it = idle_.begin(); it != idle_.end();) {
     const auto next = std::next(it);

@@ -1,7 +1,7 @@
-// Prepared prefixes that some session holds, shared by (segment, length); and the memory of those
-// that no session holds any more, as long as nobody else needs it: to ask the same prompt again
-// reads nothing twice. What is idle holds nothing open, so prefixes are removed, evicted and
-// rewritten as if it were not there.
+// Shares prepared prefixes among the sessions that hold them, by (segment, length), and keeps the
+// memory of those that no session holds any more while no other prefix needs the room: a prompt
+// that comes again reads nothing twice. Idle memory holds nothing open, so prefixes are removed,
+// evicted and rewritten as if it were not there.
 //
 // Thread-safety: all methods may be called concurrently. Must outlive the prefixes it gave.
 #pragma once
@@ -22,17 +22,17 @@ namespace prefixd {
 
 class PreparedCache {
  public:
-  // Lends the selector's memory what idle prefixes hold of it: the one longest unused goes first.
+  // Lets the selector's memory reclaim what idle prefixes hold of it, the longest unused one first.
   PreparedCache(PreparedPrefix::Services services, storage::PrefixStore& storage);
   PreparedCache(const PreparedCache&) = delete;
   PreparedCache& operator=(const PreparedCache&) = delete;
 
   Result<std::shared_ptr<PreparedPrefix>> Get(const std::shared_ptr<const Model>& model,
                                               const storage::SegmentId& id, uint32_t n_tokens);
-  // Something was made for the segment, or it is gone: what was loaded of prefixes with it serves
-  // the sessions that have it, and no others.
+  // Call when derived data was made for the segment, or when the segment is gone: loaded prefixes
+  // with it serve the sessions that have them, and no new ones.
   void Forget(const storage::SegmentId& segment);
-  // Drops what is idle of segments that are gone.
+  // Drops idle prefixes whose segments are gone.
   void Prune(const std::function<bool(const storage::SegmentId&)>& exists);
 
  private:
@@ -59,7 +59,7 @@ class PreparedCache {
   std::mutex mutex_;
   std::map<Key, Open> open_;
   std::mutex idle_mutex_;  // may be taken while mutex_ is held
-  std::list<Idle> idle_;   // last used first
+  std::list<Idle> idle_;   // most recently used first
 };
 
 }  // namespace prefixd

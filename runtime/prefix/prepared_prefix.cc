@@ -67,9 +67,8 @@ bool PreparedPrefix::has_clusters() const {
 }
 
 const SegmentPart* PreparedPrefix::LargestPart() const {
-  // An index covers all of its segment. Where a branch leaves the segment before its end, the
-  // tokens behind are the branch's own, which the index does not know: only whole segments, or the
-  // last.
+  // An index covers its whole segment. Where a branch leaves a segment before its end, the index
+  // does not know the branch's own tokens behind: only whole segments count, and the last one.
   const SegmentPart* largest = nullptr;
   for (const SegmentPart& part : parts_) {
     if (part.used.end != part.stored.end && &part != &parts_.back()) continue;
@@ -90,7 +89,7 @@ bool PreparedPrefix::has_index(index::IndexKind kind) const {
 std::vector<HeadChoice> PreparedPrefix::Choices() const {
   const std::string producer = ChoiceProducer(services_.derived.options, *model_);
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
-    // Choices hold for the prompt whose queries made them, not for a far shorter or longer one.
+    // Choices hold for prompts about as long as the one whose queries made them.
     if (part->used.end < partition_.tail.end - partition_.tail.end / 4) break;
     if (part->used.end < part->stored.end - part->stored.end / 4) continue;
     const auto blob = services_.derived.segments.GetBlob(part->id, kChoiceBlob, producer);
@@ -136,7 +135,7 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
         missing.push_back(variant.Kept());
       }
     }
-    // Behind the last checkpoint at most one interval and a tail are left to add.
+    // Behind the last checkpoint at most one interval and a tail remain to add.
     const uint64_t max_added = moments ? kMomentsOnTheSpot
                                        : uint64_t{services_.derived.options.checkpoint_tokens} +
                                              services_.derived.options.anchors.n_tail;
@@ -212,7 +211,7 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring
 
 Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
                                 storage::ReadStats* reads) {
-  // Of a load that may be stopped: where it looks.
+  // A load that may be stopped checks `stop` after this many tokens.
   constexpr uint32_t kTokensAtATime = 16384;
   PrefixMemory::Head& state = memory_->heads[head];
   std::lock_guard lock(state.keys_mutex);
@@ -242,10 +241,10 @@ Status PreparedPrefix::LoadKeysAhead(size_t head, const std::atomic<bool>& stop)
 
 Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
   if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
-  // Beyond the bound only what steps cannot do without.
+  // Beyond the bound only data that steps cannot do without is loaded.
   if (services_.selector_memory.used() >= services_.selector_memory.capacity()) return {};
   storage::ReadStats reads;
-  // Not by Index, which would have it loaded ahead.
+  // Index would queue this very load in the background, so it is not called here.
   if (kind != index::IndexKind::kExact) LoadIndex(head, kind, &reads);
   const auto anchors = Anchors(head, &reads);
   const Status loaded = anchors.ok() ? Status() : Status(anchors.error());

@@ -1,6 +1,6 @@
-// A stored prefix made ready for steps, shared by all sessions on the same tokens: anchors, keys
-// for selection, indexes and merged summaries. Loaded when first needed; what that reads is
-// reported to the caller who caused it.
+// Prepares a stored prefix for steps, shared by all sessions on the same tokens: anchors, keys for
+// selection, indexes and merged summaries. Each part is loaded when first needed; its reads are
+// reported to the caller who caused them.
 //
 // Thread-safety: all methods may be called concurrently; loads of one head exclude each other.
 // Returned views and pointers live as long as the PreparedPrefix.
@@ -32,28 +32,28 @@ struct AnchorRows {
   RowsView sinks, tail;
 };
 
-// When keys are wanted in memory: at once, or some time, others bringing them meanwhile.
+// Whether MidKeys loads keys at once, or leaves that to the background.
 enum class Bring : uint8_t { kNow, kLater };
 
 class PreparedPrefix {
  public:
-  // What all prepared prefixes of a store share; outlives them.
+  // The services that all prepared prefixes of a store share; they outlive the prefixes.
   struct Services {
     DerivedContext derived;
     SelectorMemory& selector_memory;
-    HeadLoads& index_loads;  // ahead of the steps that will need them
-    HeadLoads& key_loads;    // of keys that steps can do without for now
-    // Called when something derived of a segment turns out not to be sound.
+    HeadLoads& index_loads;  // before steps need the indexes
+    HeadLoads& key_loads;    // for keys that steps can still do without
+    // Called with a segment whose derived data proved damaged, foreign or outdated.
     std::function<void(const storage::SegmentId&)> rebuild;
   };
 
-  // Waits until nothing is loaded ahead for it any more.
+  // Waits until the background loads nothing for it any more.
   ~PreparedPrefix();
   PreparedPrefix(const PreparedPrefix&) = delete;
   PreparedPrefix& operator=(const PreparedPrefix&) = delete;
 
-  // `id` is the segment in which n_tokens ends. memory: what another has loaded of the same prefix
-  // and model and is used by nobody; null: nothing.
+  // `id` is the segment in which n_tokens ends. memory: what an earlier prepared prefix of the same
+  // tokens and model has loaded, unused by any other; null: nothing.
   static Result<std::unique_ptr<PreparedPrefix>> Open(const Services& services,
                                                       std::shared_ptr<const Model> model,
                                                       const storage::SegmentId& id,
@@ -67,42 +67,43 @@ class PreparedPrefix {
   size_t heads() const { return memory_->heads.size(); }
   const std::shared_ptr<PrefixMemory>& memory() const { return memory_; }
   std::span<const SegmentPart> parts() const { return parts_; }
-  // The maps whose caches complete this prefix; null without maps.
+  // Returns the maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
   bool has_phi_caches() const;                  // beside every segment of the chain
   bool has_clusters() const;                    // likewise
-  bool has_index(index::IndexKind kind) const;  // of at least half of the mid region
-  // Of the last segment of the chain that has some; empty: untuned.
+  bool has_index(index::IndexKind kind) const;  // covering at least half of the mid region
+  // Returns the choices of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
 
-  // What `variants` read of the mid region, for all heads, by their Kept() names; nothing for
-  // kNone, kAuto, and clusters where there is no mid region. `reads` [heads]: physical reads are
-  // added. Moments that are not stored yet are computed from the rows on the spot, up to
-  // kMomentsOnTheSpot tokens per head; others are not: kFailedPrecondition.
+  // Returns the summaries that `variants` read of the mid region, for all heads, by their Kept()
+  // names; none for kNone, kAuto, and clusters where there is no mid region. `reads` [heads]:
+  // physical reads are added. Moments that are not stored yet are computed from the rows on the
+  // spot, up to kMomentsOnTheSpot tokens per head; other missing summaries fail with
+  // kFailedPrecondition.
   Result<KeptByVariant> Summaries(std::span<const EstimatorVariant> variants,
                                   std::vector<storage::ReadStats>* reads);
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
-  // Keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region. nullopt when
-  // the keys of all heads do not fit into the memory left for selection, or are on their way
-  // (kLater): HeadKeys reads them then.
+  // Returns keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
+  // nullopt when the keys of all heads do not fit into the memory left for selection, or are still
+  // being loaded (kLater): HeadKeys then reads them from the store.
   Result<std::optional<RowsView>> MidKeys(size_t head, Bring bring, storage::ReadStats* reads);
   // Whether the keys of a head's mid region are in memory now.
   bool holds_keys(size_t head) const {
     return memory_->heads[head].has_keys.load(std::memory_order_acquire);
   }
-  // Whether they are on their way into memory.
+  // Whether the background is loading them into memory.
   bool loads_keys(size_t head) const {
     return !holds_keys(head) && services_.key_loads.Loads(*this, head);
   }
-  // Codes of all segments that have some, of other kinds the index that covers most of the mid
-  // region; an exact index where none can be used.
+  // Returns the codes of all segments that have some; for other kinds the index that covers most of
+  // the mid region; an exact index where none can be used.
   Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,
                                        storage::ReadStats* reads);
-  // What the step of a head will ask for first, and its keys; charged to the next step that does.
+  // Load what a head's step needs first, and its keys. The next step that uses them is charged.
   Status LoadIndexAhead(size_t head, index::IndexKind kind);
   Status LoadKeysAhead(size_t head, const std::atomic<bool>& stop);
-  // Stored features of the mid region, for phi; null where the store keeps none.
+  // Returns stored features of the mid region, for phi; null where the store keeps none.
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
 
@@ -113,15 +114,15 @@ class PreparedPrefix {
   PreparedPrefix(const Services& services, std::shared_ptr<const Model> model,
                  std::shared_ptr<const storage::StoredPrefix> stored,
                  std::vector<SegmentPart> parts, std::shared_ptr<PrefixMemory> memory);
-  // The segment whose own tokens cover most of the mid region.
+  // Returns the segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
-  // How a head's index of that kind is loaded.
+  // Describes how a head's index of that kind is loaded.
   IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
-  // Whether the keys of all heads may be held.
+  // Whether memory may hold the keys of all heads.
   bool MayHoldKeys();
-  // Unless it is there.
+  // Loads the index unless it is loaded.
   void LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
-  // Unless they are there. stop: null, or kCancelled once it is set.
+  // Loads the keys unless they are loaded. stop: null, or kCancelled once it is set.
   Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
                   storage::ReadStats* reads);
   static void ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads);

@@ -52,8 +52,8 @@ Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch
   return std::min(most, tier_bytes / kTierParts) / heads;
 }
 
-// Of usual priority, though what it does can wait: it holds locks that steps want, and mostly waits
-// for the disk.
+// The thread has the usual priority, though its work can wait: it holds locks that steps want, and
+// mostly waits for the disk.
 RowsAhead::RowsAhead() : worker_(WorkPriority::kStep, [this] { return Take(); }) {}
 
 void RowsAhead::Stop() {
@@ -84,7 +84,7 @@ Worker::Next RowsAhead::Take() {
   running_ = {session, now.head};
   stop_ = closed_;
   return {[this, session, now = std::move(now)](const std::stop_token&) {
-    // The step that needs what could not be read meets the reason itself.
+    // The step that needs an unreadable row meets the error itself.
     static_cast<void>(Caught([&] { return session->Read(now.head, now.ids, stop_); }));
     std::lock_guard lock(worker_.mutex());
     running_ = {};
@@ -114,7 +114,8 @@ uint64_t SessionAhead::Begin(size_t head) {
 
 void SessionAhead::Want(size_t head, std::vector<uint32_t> ids) {
   if (ids.empty()) return;
-  // No step fails for want of memory here; under the lock nothing needs any.
+  // Lack of memory must not fail a step, so it is ignored here; nothing is allocated under the
+  // lock.
   static_cast<void>(Caught([&]() -> Status {
     const size_t row_bytes = prefix_.model()->spec.geometry.row().value_bytes();
     const size_t n = ids.size(), most = std::max<size_t>(1, head_bytes_ / row_bytes);
@@ -148,8 +149,8 @@ void SessionAhead::End() {
 
 Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,
                           const std::atomic<bool>& stop) {
-  // Steps read whole rows until the keys are in memory, and what brings those stands in the same
-  // queue.
+  // Steps read whole rows until the keys are in memory, and the load of the keys waits in the same
+  // queue for the disk.
   if (given_up_[head] || prefix_.loads_keys(head)) return {};
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
   const StepPolicy::Prefetch& prefetch = policy_.prefetch;

@@ -1,13 +1,14 @@
-// Rows that the next step of a head may want, read into the host tier before it comes: those of the
-// neighbours of what the last step retrieved (StepPolicy::prefetch; docs/selection.md has what that
-// foretells). One thread for a store reads them, a few pages at a time and behind all other
-// reading: for one session after the other, head by head in the order in which steps ended, which
-// is that in which the next ones come. A head's wish ends when its next step begins: what waits for
-// the disk is taken back within about a millisecond, whatever was read by then stays.
+// Prefetches rows that the next step of a head may want into the host tier: rows of the neighbours
+// of what the last step retrieved (StepPolicy::prefetch; docs/selection.md shows how well these
+// predict the next step). One thread per store reads them, a few pages at a time and behind all
+// other reading: one session after the other, and head by head in the order in which steps ended,
+// which is the order of the next steps. A head's prefetch ends when its next step begins: reads
+// that still wait for the disk are cancelled within about a millisecond, and what was read by then
+// stays.
 //
-// Nothing depends on it: rows read ahead are verified like all others, a step that finds some in
-// the tier reads them there, and what fails ahead the step meets itself. For a head whose rows were
-// found damaged or unreadable nothing more is read ahead.
+// No step depends on prefetching: prefetched rows are verified like all others, a step that finds
+// some in the tier reads them there, and a step meets errors itself. Prefetching stops for a head
+// whose rows proved damaged or unreadable.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -28,15 +29,16 @@ namespace prefixd {
 class PreparedPrefix;
 class SessionAhead;
 
-// The tokens of `within` at this distance behind (`forward`) and before (`back`) those of `ids`
-// (ascending), each where the policy reaches so far. Ascending, each once, none of `ids`.
+// Returns the tokens of `within` at this distance behind (`forward`) and before (`back`) those of
+// `ids` (ascending), on each side as far as the policy reaches. Ascending, each once, without
+// `ids`.
 std::vector<uint32_t> NeighboursAt(std::span<const uint32_t> ids, uint32_t distance,
                                    const StepPolicy::Prefetch& reach, TokenRange within);
 
-// What a session may read ahead for each step of one of `heads` that retrieve, in bytes: an equal
-// part of prefetch.max_mib, and of the tenth of the host tier that is for what has not been used
-// twice (storage/host_tier/tier_shard.h): more would leave before it is used. kFailedPrecondition
-// and kInvalidArgument, which say what would do, when that is less than a page.
+// Returns how many bytes a session may prefetch for each step of one of `heads` that retrieve: an
+// equal part of prefetch.max_mib, and of the tenth of the host tier that holds what has not been
+// used twice (storage/host_tier/tier_shard.h), since more would leave the tier before its use.
+// kFailedPrecondition or kInvalidArgument, with a remedy, when that is less than a page.
 Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
                             uint64_t tier_bytes);
 
@@ -48,44 +50,44 @@ class RowsAhead {
   RowsAhead& operator=(const RowsAhead&) = delete;
 
   void Stop();
-  uint64_t queued() const;  // heads whose rows are to be read, and the one under way
+  uint64_t queued() const;  // heads whose rows are queued, and the one being read
 
  private:
   friend class SessionAhead;
   struct Running {
-    SessionAhead* session = nullptr;  // null: nothing
+    SessionAhead* session = nullptr;  // null: idle
     size_t head = 0;
   };
 
   Worker::Next Take();
 
-  // By the worker's mutex.
-  std::list<SessionAhead*> sessions_;  // with wishes; whose turn it is first
+  // The worker's mutex guards these.
+  std::list<SessionAhead*> sessions_;  // sessions with wishes, the next one first
   Running running_;
-  std::atomic<bool> stop_{false};  // what runs
+  std::atomic<bool> stop_{false};  // stops the running read
   bool closed_ = false;
   Worker worker_;
 };
 
-// What one session wishes, by its plan.
+// Queues what one session wants prefetched, by its plan.
 class SessionAhead {
  public:
-  // prefix: for as long as this lives. head_bytes: AheadBytes.
+  // prefix: outlives this object. head_bytes: from AheadBytes.
   SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPolicy& policy,
                uint64_t head_bytes);
   ~SessionAhead() { End(); }
   SessionAhead(const SessionAhead&) = delete;
   SessionAhead& operator=(const SessionAhead&) = delete;
 
-  // A step of `head` begins: what it was to find is read by now, or never. Returns what was read
-  // for it and is charged to nobody yet, in bytes.
+  // A step of `head` begins: its prefetch is cancelled where it is not done. Returns the bytes read
+  // for it that no step was charged with yet.
   uint64_t Begin(size_t head);
-  // It has retrieved `ids` (ascending). Of more than the rows that may be read ahead, some spread
-  // evenly. Where memory is short nothing is wished.
+  // The step has retrieved `ids` (ascending). Of more ids than rows that may be prefetched, some
+  // are used, spread evenly. Where memory is short nothing is queued.
   void Want(size_t head, std::vector<uint32_t> ids);
-  // Nothing is read any more when it returns, and nothing will be. Does not wait for the disk.
+  // Cancels all reads; on return none runs, and none will. Does not wait for the disk.
   void End();
-  // As Begin returns.
+  // The bytes that Begin returns.
   uint64_t Uncharged(size_t head) const { return read_[head].load(std::memory_order_relaxed); }
   uint64_t TakeUncharged(size_t head) { return read_[head].exchange(0); }
 
@@ -93,21 +95,21 @@ class SessionAhead {
   friend class RowsAhead;
   struct Wish {
     size_t head = 0;
-    std::vector<uint32_t> ids;  // that the last step retrieved
+    std::vector<uint32_t> ids;  // retrieved by the last step
   };
 
-  // By the queue's mutex: takes back what is wished for `head`.
+  // Removes the wish for `head`. The worker's mutex is held.
   void Withdraw(size_t head);
-  // Of the thread.
+  // The worker's thread calls this.
   Status Read(size_t head, std::span<const uint32_t> ids, const std::atomic<bool>& stop);
 
   RowsAhead& rows_;
   PreparedPrefix& prefix_;
   const StepPolicy policy_;
-  const uint64_t head_bytes_;                // for each step of a head, at most
-  std::vector<std::atomic<uint64_t>> read_;  // [heads] bytes, charged to nobody yet
-  std::vector<bool> given_up_;               // [heads], of the thread: rows that cannot be read
-  // By the queue's mutex.
+  const uint64_t head_bytes_;                // at most, for each step of a head
+  std::vector<std::atomic<uint64_t>> read_;  // [heads] bytes that no step was charged with
+  std::vector<bool> given_up_;               // [heads] rows cannot be read; the thread's alone
+  // The worker's mutex guards these.
   std::list<Wish> wishes_;
   bool ended_ = false;
 };

@@ -1,9 +1,9 @@
-// How much memory selection may take, of all prefixes that sessions hold together: indexes are
-// counted first, since steps cannot do without them, and exact keys stay in memory only as far as
-// there is room beside them.
+// Bounds the memory that selection takes, over all prefixes that sessions hold: indexes count
+// first, since steps cannot do without them, and exact keys stay in memory only as far as there is
+// room beside them.
 //
-// Thread-safety: all methods may be called concurrently. A lease is given back when it goes, and
-// must not outlive the SelectorMemory.
+// Thread-safety: all methods may be called concurrently. A lease returns its bytes on destruction,
+// and must not outlive the SelectorMemory.
 #pragma once
 
 #include <atomic>
@@ -43,15 +43,15 @@ class SelectorMemory {
 
   explicit SelectorMemory(uint64_t capacity) : capacity_(capacity) {}
 
-  // `release` gives back what it can do without, some of it at a time; false: nothing is left.
-  // Asked when there is no room. Set once, before anything is taken.
+  // `release` frees some memory that its owner can do without; false: nothing is left. Called when
+  // there is no room. Set once, before the first lease.
   void OnShortage(std::function<bool()> release) { release_ = std::move(release); }
 
-  // Counted whether there is room or not.
+  // Counts the bytes whether there is room or not.
   Lease Charge(uint64_t bytes);
-  // An empty lease when there is no room.
+  // Returns an empty lease when there is no room.
   Lease TryTake(uint64_t bytes);
-  // Has back what is held beyond the bound and can be done without.
+  // Releases what exceeds the bound, as far as owners can do without it.
   void Trim() {
     while (used_ > capacity_ && release_ && release_()) {
     }

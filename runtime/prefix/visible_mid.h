@@ -1,4 +1,4 @@
-// Progressive windows: how much of the mid region a layer may retrieve from.
+// Computes progressive windows: how much of the mid region a layer may retrieve from.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 
 namespace prefixd {
 
-// What is visible of the mid region at `layer` in a progressive window (spec §8; paper 002 eq. 15):
-// nothing is hidden below layer floor(3 L / 4), nor with phi = 1. t: the prefix's length.
+// Returns the part of the mid region that is visible at `layer` in a progressive window (spec §8;
+// paper 002 eq. 15): nothing is hidden below layer floor(3 L / 4), nor with phi = 1. t: the
+// prefix's length.
 TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
                       const Partition& partition);
 

@@ -96,7 +96,7 @@ Status SessionImpl::SetPolicy(const StepPolicy& policy) {
 
 Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
                           const std::vector<storage::ReadStats>& reads) {
-  std::shared_ptr<const SessionPlan> last;  // ends outside the lock
+  std::shared_ptr<const SessionPlan> last;  // destroyed after the lock
   const Status adopted = Replace(std::move(plan), reads, last);
   if (last) EndAhead(*last);
   return adopted;
@@ -122,7 +122,7 @@ Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
   return {};
 }
 
-// What was read ahead and no step was charged with is the session's.
+// Charges the session with prefetched bytes that no step was charged with.
 void SessionImpl::EndAhead(const SessionPlan& plan) {
   if (!plan.ahead) return;
   plan.ahead->End();
@@ -234,7 +234,7 @@ Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const floa
   return services_->pool.ParallelFor(geometry.n_kv_heads, [&](size_t h) -> Status {
     const size_t head = size_t{layer} * geometry.n_kv_heads + h;
     const auto of_token = [&](size_t t) { return t * geometry.n_q_heads + h * group; };
-    // This KV head's queries of all tokens, and their outputs, side by side.
+    // Gathers this KV head's queries of all tokens side by side, and its outputs likewise.
     std::vector<float> head_q(n * group * geometry.key_dim);
     std::vector<float> head_y(n * group * geometry.value_dim), head_lse(n * group);
     for (size_t t = 0; t < n; ++t) {
@@ -266,7 +266,7 @@ SessionReport SessionImpl::report() const {
 }
 
 Result<SessionReport> SessionImpl::Detach() {
-  std::shared_ptr<const SessionPlan> last;  // let go outside the lock
+  std::shared_ptr<const SessionPlan> last;  // destroyed after the lock
   {
     std::lock_guard lock(mutex_);
     if (detached_) return Detached();
@@ -274,7 +274,7 @@ Result<SessionReport> SessionImpl::Detach() {
     last.swap(plan_);
   }
   EndAhead(*last);
-  last.reset();  // steps in flight keep their own hold
+  last.reset();  // steps in flight hold the plan themselves
   Leave();
   return report();
 }

@@ -1,5 +1,5 @@
-// A session of this process. Steps work on a snapshot of its plan, so that SetPolicy and Detach
-// may come at any time.
+// Implements a session of this process. Steps work on a snapshot of its plan, so that SetPolicy and
+// Detach may be called at any time.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace prefixd {
 
 class SessionImpl : public Session {
  public:
-  // Counts against max_sessions: kResourceExhausted.
+  // kResourceExhausted beyond max_sessions.
   static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<SessionServices> services,
                                                  std::shared_ptr<PreparedPrefix> prefix,
                                                  const StepPolicy& policy,
@@ -51,16 +51,17 @@ class SessionImpl : public Session {
   const std::shared_ptr<SessionServices>& services() const { return services_; }
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
-  // A layer that prefixd attends over, and finite queries of the right size [n][n_q_heads][...].
+  // Checks that prefixd attends over the layer, and that queries [n][n_q_heads][...] are finite and
+  // of the right size.
   Status CheckQueries(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
                       std::span<float> lse) const;
   // Adds to the ledger of head layer * n_kv_heads + kv_head.
   void Charge(size_t head, const Ledger& ledger);
-  // Tokens that each KV head of `layer` retrieves in a step of `plan`: as planned, or spread by
-  // missing mass. NoteMissing: what a head's step found (rho_z [G]).
+  // TakeTokens returns how many tokens each KV head of `layer` retrieves in a step of `plan`: as
+  // planned, or spread by missing mass. NoteMissing records what a head's step missed (rho_z [G]).
   std::vector<uint32_t> TakeTokens(const SessionPlan& plan, uint32_t layer);
   void NoteMissing(const SessionPlan& plan, size_t head, uint32_t k, std::span<const float> rho_z);
-  // What was read was read, also when it failed.
+  // Charges what was read, also when the read failed.
   void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);
 
  private:
@@ -76,9 +77,9 @@ class SessionImpl : public Session {
                  const std::vector<storage::ReadStats>& reads,
                  std::shared_ptr<const SessionPlan>& last);
   void EndAhead(const SessionPlan& plan);
-  // Once per head and estimator; mutex_ is held.
+  // Charges once per head and estimator; mutex_ is held.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator);
-  void Leave();  // gives its place up, once
+  void Leave();  // gives up its place in SessionServices::open, once
   void AddReads(const std::vector<storage::ReadStats>& reads);
 
   const std::shared_ptr<SessionServices> services_;  // keeps the store open
@@ -89,7 +90,7 @@ class SessionImpl : public Session {
   mutable std::mutex mutex_;
   bool detached_ = false;
   std::shared_ptr<const SessionPlan> plan_;          // null after Detach
-  std::shared_ptr<AdaptiveBudget> adaptive_;         // of plan_, if its policy asks for it
+  std::shared_ptr<AdaptiveBudget> adaptive_;         // for plan_, if its policy is adaptive
   std::vector<Ledger> ledgers_;                      // [n_layers * n_kv_heads]
   std::vector<std::set<EstimatorVariant>> charged_;  // per head, by Kept()
 };

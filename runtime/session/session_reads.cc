@@ -1,4 +1,4 @@
-// What engines that compute themselves ask of a session: rows, selections, summaries.
+// Serves engines that compute attention themselves: rows, selections, summaries.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -109,8 +109,8 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
   if (n == 0) return {};
   const bool by_token = slice.order == KvOrder::kTokenMajor;
   return services_->pool.ParallelFor(heads, [&](size_t h) -> Status {
-    const size_t step = by_token ? heads : 1;          // from token to token
-    const size_t k_at = h * key * (by_token ? 1 : n);  // of the first
+    const size_t step = by_token ? heads : 1;          // distance between tokens
+    const size_t k_at = h * key * (by_token ? 1 : n);  // offset of the head's first token
     const size_t v_at = h * value * (by_token ? 1 : n);
     storage::ReadStats reads;
     Status read = plan->prefix->stored().ReadRange(

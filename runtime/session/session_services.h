@@ -1,4 +1,4 @@
-// What the sessions of one store share.
+// Bundles what the sessions of one store share.
 //
 // Thread-safety: all members may be used concurrently; the store owns what they refer to.
 #pragma once

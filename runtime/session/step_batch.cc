@@ -13,7 +13,7 @@
 namespace prefixd {
 void StepBatch(std::span<StepRequest> requests) {
   StepQueue::Call call;
-  std::vector<size_t> of_task;  // its request
+  std::vector<size_t> of_task;  // [tasks] index of the request
   size_t n_tasks = 0;
   for (const StepRequest& r : requests) {
     if (r.session) n_tasks += r.session->info().geometry.n_kv_heads;
@@ -53,7 +53,7 @@ void StepBatch(std::span<StepRequest> requests) {
       task.y = request.y.subspan(first * geometry.value_dim, group * geometry.value_dim);
       task.lse = request.lse.subspan(first, group);
       if (task.plan->shared && Retrieves(task)) {
-        // One that cannot be looked for is searched for.
+        // When Find fails, for lack of memory, the task searches by itself.
         static_cast<void>(Caught([&]() -> Status {
           task.shared = task.plan->shared->Find(task.head, task.q, &task.shares_last);
           return {};
@@ -68,7 +68,7 @@ void StepBatch(std::span<StepRequest> requests) {
     GroupTask& task = call.tasks[t];
     StepRequest& request = requests[of_task[t]];
     auto* session = static_cast<SessionImpl*>(request.session);
-    // What was read was read, also when it failed.
+    // The session is charged for what was read, also when the step failed.
     session->Charge(task.head, task.ledger);
     if (task.plan->ahead) task.plan->ahead->Want(task.head, std::move(task.retrieved));
     if (task.status.ok()) session->NoteMissing(*task.plan, task.head, task.k, task.rho_z);

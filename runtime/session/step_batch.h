@@ -1,4 +1,4 @@
-// Steps that run together, over the store's compute threads.
+// Runs steps of several sessions together, on the store's compute threads.
 #pragma once
 
 #include <span>
@@ -7,8 +7,8 @@
 
 namespace prefixd {
 
-// Store::StepBatch of a local store. All sessions must belong to one; calls of several threads that
-// wait for the same cores are joined.
+// Implements Store::StepBatch for a local store. All sessions must belong to one store. Calls of
+// several threads that wait for the same cores are joined.
 void StepBatch(std::span<StepRequest> requests);
 
 }  // namespace prefixd

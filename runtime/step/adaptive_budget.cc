@@ -9,9 +9,9 @@
 namespace prefixd {
 namespace {
 
-// A head keeps at least this part of its fixed k and gets at most so many times it.
+// Bounds a head's share as multiples of its fixed k.
 constexpr double kLeast = 0.25, kMost = 4;
-// Of the last step in the running mean.
+// Weight of the last step in the running mean.
 constexpr double kNew = 0.25;
 
 }  // namespace
@@ -44,7 +44,7 @@ void AdaptiveBudget::Note(size_t head, double rho_z, uint32_t k) {
 }
 
 void AdaptiveBudget::Allocate() {
-  // Heads of which nothing is known keep what the fixed plan gives them.
+  // Heads without a measurement keep what the fixed plan gives them.
   std::vector<HeadDemand> demands;
   std::vector<size_t> heads;
   uint64_t total = total_;
@@ -60,7 +60,7 @@ void AdaptiveBudget::Allocate() {
     heads.push_back(head);
   }
   const auto shared = AllocateTokens(demands, total);
-  if (!shared.ok()) return;  // cannot be: the minimums are below the fixed plan
+  if (!shared.ok()) return;  // unreachable: the minimums are below the fixed plan
   for (size_t i = 0; i < heads.size(); ++i) k_[heads[i]] = (*shared)[i];
 }
 

@@ -1,4 +1,4 @@
-// What a step's stages charge to its ledger. Internal to runtime/.
+// Charges a step's stages to its ledger. Internal to runtime/.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ inline void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
   ledger.ahead_used_bytes += reads.ahead_used_bytes;
 }
 
-// What the i-th of n pays for what was spent once for all of them: together exactly that.
+// Returns the i-th of n shares in a cost that was spent once for all; the shares add up to it.
 inline uint64_t ShareOf(uint64_t spent, size_t n, size_t i) { return (spent + n - 1 - i) / n; }
 inline storage::ReadStats ShareOf(const storage::ReadStats& reads, size_t n, size_t i) {
   storage::ReadStats share;
@@ -29,7 +29,7 @@ inline storage::ReadStats ShareOf(const storage::ReadStats& reads, size_t n, siz
   return share;
 }
 
-// Adds the time since it was made to one of the ledger's stages.
+// Adds its own lifetime to one of the ledger's stages.
 class StageTimer {
  public:
   explicit StageTimer(uint64_t& ns) : ns_(ns) {}
@@ -46,7 +46,7 @@ class StageTimer {
   const Clock::time_point begun_ = Clock::now();
 };
 
-// Charges to the ledger what was read, also when the step fails afterwards.
+// Charges reads to the ledger, also when the step fails afterwards.
 class ReadCharge {
  public:
   explicit ReadCharge(Ledger& ledger) : ledger_(ledger) {}

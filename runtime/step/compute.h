@@ -1,5 +1,5 @@
-// Where a group step, and exact attention of a question's tokens, are computed: the CPU path of
-// attention/, or CUDA where the build has it and a device answers.
+// Computes group steps, and exact attention of a question's tokens: on the CPU with attention/, or
+// with CUDA where the build has it and a device answers.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -21,16 +21,17 @@ class Compute {
   static Result<std::unique_ptr<Compute>> Open(std::string_view wanted);
   virtual ~Compute() = default;
   virtual std::string name() const = 0;  // "cpu" or "cuda: <device>"
-  // As GroupStep (attention/step/step.h). owner: while it lives, nothing that `in` points to changes,
-  // the retrieved rows and what else each step brings excepted, so that a device may keep a copy;
-  // null: nothing is known.
+  // Same contract as GroupStep (attention/step/step.h). owner: while it lives, nothing that `in`
+  // points to changes, except the retrieved rows and what else each step brings, so a device may
+  // keep a copy; null: everything may change.
   virtual Status Step(const GroupStepInput& in, const GroupStepOutput& out,
                       const std::shared_ptr<const void>& owner) = 0;
-  // Whether Step takes GroupStepInput::retrieved_scores; who does not computes them itself.
+  // Whether Step reads GroupStepInput::retrieved_scores; other backends compute these scores
+  // themselves.
   virtual bool takes_scores() const { return false; }
-  // Whether rows that several steps read are worth a copy that has them side by side.
+  // Whether rows that several steps read are worth a contiguous copy.
   virtual bool wants_rows_together() const { return false; }
-  // As ExactAttention (attention/step/step.h).
+  // Same contract as ExactAttention (attention/step/step.h).
   virtual Status AttendExact(std::span<const float> queries, uint32_t n_queries,
                              const LayerGeometry& layer, const RowsView& rows, std::span<float> y,
                              std::span<float> lse) = 0;

@@ -17,7 +17,7 @@
 namespace prefixd {
 namespace {
 
-// Shapes beyond the kernels' limits, and estimates that are told but not merged, are the CPU's.
+// The CPU takes shapes beyond the kernels' limits, and estimates that are reported but not merged.
 bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
   if (in.estimator != EstimatorKind::kNone && !in.merge_estimate) return false;
   const size_t rows = in.sinks.count + in.tail.count + in.retrieved.count;
@@ -33,9 +33,9 @@ bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
          ((in.phi_k == nullptr || fits(*in.phi_k)) && std::ranges::all_of(in.phi_q, fits));
 }
 
-// Rows travel to the device with each call. Few queries are the CPU's: to copy a row costs it about
-// as much memory traffic as to attend to it. From a full tile of the kernel on, arithmetic is what
-// takes time.
+// The CPU takes few queries, because rows travel to the device with each call, and copying a row
+// costs the CPU about as much memory traffic as attending to it. From a full tile of the kernel on,
+// arithmetic dominates.
 constexpr uint32_t kFewQueries = 64;
 
 bool FitsDevice(uint32_t n_queries, const RowsView& rows) {
@@ -53,8 +53,8 @@ class CudaCompute : public Compute {
 
   std::string name() const override { return name_; }
 
-  // The CPU has the last word: about shapes that the device has no room for, about what is wrong
-  // with an input, and when the device fails.
+  // Falls back to the CPU for shapes that the device has no room for, for invalid inputs (the CPU's
+  // error is returned), and when the device fails.
   Status Step(const GroupStepInput& in, const GroupStepOutput& out,
               const std::shared_ptr<const void>& owner) override {
     const bool done = FitsDevice(in, out) && OnDevice([&](gpu::HostStep& step) {
@@ -71,7 +71,7 @@ class CudaCompute : public Compute {
   }
 
  private:
-  // Whether `run` succeeded on the device.
+  // Runs `run` on the device, and returns whether it succeeded.
   template <typename Run>
   bool OnDevice(Run run) {
     if (failed_) return false;
@@ -86,8 +86,8 @@ class CudaCompute : public Compute {
     return status.ok();
   }
 
-  // One stream and its buffers per thread that computes at the same time. One whose step failed is
-  // not used again.
+  // Each thread that computes takes one stream with its buffers. A stream whose step failed is not
+  // used again.
   Result<gpu::HostStep> Acquire() {
     {
       std::lock_guard lock(mutex_);
@@ -100,7 +100,7 @@ class CudaCompute : public Compute {
     return gpu::HostStep::Create();
   }
 
-  // Memory may be there again for the next step; after anything else the context is of no use.
+  // Memory may be free again for the next step; any other error leaves the context unusable.
   void Note(const Error& error) {
     const bool for_good = error.code != Code::kResourceExhausted;
     if (for_good) failed_ = true;

@@ -1,4 +1,4 @@
-// The CUDA backend of Compute; only in builds with gpu/.
+// Opens the CUDA backend of Compute; only in builds with gpu/.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace prefixd {
 
-// kUnavailable, saying why, when no device answers.
+// kUnavailable, with the reason, when no device answers.
 Result<std::unique_ptr<Compute>> OpenCudaCompute();
 
 }  // namespace prefixd

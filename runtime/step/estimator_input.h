@@ -1,4 +1,4 @@
-// Puts an estimator's summaries into the input of a step, and owns what only this step needs.
+// Puts an estimator's summaries into the input of a step, and owns the buffers of this one step.
 //
 // Thread-safety: plain value, used for one step.
 #pragma once
@@ -14,20 +14,22 @@ namespace prefixd {
 
 class EstimatorInput {
  public:
-  // Of head layer * n_kv_heads + kv_head. `summaries` outlive the step; step.retrieved is set.
+  // Attaches the summary of head layer * n_kv_heads + kv_head. `summaries` outlive the step;
+  // step.retrieved must be set.
   void Attach(const EstimatorVariant& estimator, const KeptSummaries& summaries,
               const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
               GroupStepInput& step);
-  // Estimators by clusters, after Attach: which cluster each retrieved row is of.
-  //   of_mid: of the mid region's tokens; retrieved: which of them the step's retrieved rows are.
+  // Call after Attach, for estimators by clusters: gives each retrieved row its cluster.
+  //   of_mid: clusters of the mid region's tokens; retrieved: indexes into it, one per retrieved
+  //   row.
   void AttachClusters(std::span<const uint16_t> of_mid, std::span<const uint32_t> retrieved,
                       GroupStepInput& step);
-  // kScan, after AttachClusters: the selector's scores [G][mid], summed by cluster under the
+  // Call after AttachClusters, for kScan: sums the selector's scores [G][mid] by cluster, under the
   // step's cuts.
   void AttachScan(std::span<const uint16_t> of_mid, std::span<const float> scores,
                   std::span<const uint32_t> retrieved, GroupStepInput& step);
 
-  // kPhi, after Attach: the retrieved tokens' stored features.
+  // Call after Attach, for kPhi: gathers the retrieved tokens' stored features.
   void AttachFeatures(const TokenFeatures& features, std::span<const uint32_t> ids,
                       GroupStepInput& step) {
     step.features = features.Gather(ids, codes_, chunks_);

@@ -90,7 +90,7 @@ Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
   return {};
 }
 
-// The estimate by scan needs the scores of all keys under each query.
+// The scan estimator needs the scores of all keys under each query.
 Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
   if (estimator.kind != EstimatorKind::kScan || (!policy.sharing.on() && !policy.window.on())) {
     return {};
@@ -118,15 +118,15 @@ Status CheckPolicy(const StepPolicy& policy) {
   return CheckWindow(policy);
 }
 
-// How many may be retrieved so that they and the neighbours that each of their best third brings
-// are at most `tokens`.
+// Returns the largest k such that k tokens, and the neighbours of their best third, are at most
+// `tokens`.
 uint32_t WithNeighbours(uint32_t tokens, uint32_t dilation) {
   auto k = static_cast<uint32_t>(tokens / (1 + 2.0 * dilation / 3));
   while (k < tokens && uint64_t{k} + 1 + 2 * uint64_t{dilation} * ((k + 1) / 3) <= tokens) ++k;
   return k;
 }
 
-// Whether a search tells the score of every candidate, as the estimate by scan needs.
+// Whether a search yields the score of every candidate, as the scan estimator needs.
 bool ScoresAll(index::IndexKind selector) {
   return selector == index::IndexKind::kExact || selector == index::IndexKind::kCodes;
 }
@@ -163,7 +163,7 @@ class Planner {
     if (!model_.Summarised(layer) || prefix_.partition().mid.size() == 0) {
       estimator = EstimatorKind::kNone;
     }
-    // Of pruned lists nothing is known: their moments stand in.
+    // Keys in pruned lists have no scores, so moments take the scan's place.
     if (estimator.kind == EstimatorKind::kScan && !ScoresAll(selector_)) {
       estimator = EstimatorKind::kMoment;
     }
@@ -185,22 +185,23 @@ class Planner {
     return head;
   }
 
-  // Of what is stored of this prefix. Moments always are, or are made on the spot.
+  // Whether this prefix has what the estimator reads. Moments are always stored, or made on the
+  // spot.
   bool Available(const EstimatorVariant& estimator) const {
     if (estimator.kind == EstimatorKind::kPhi) return prefix_.has_phi_caches();
     if (estimator.kind == EstimatorKind::kScan) {
-      // An exact search has every score anyway. By codes they and their sums make it 2 to 3.5 times
-      // as long as a search that scans all blocks, which no budget counts: that is for those who
-      // ask for it by name.
+      // An exact search computes every score anyway. With codes, the scores and their sums make a
+      // step's search 2 to 3.5 times as long as a search that scans all blocks, and no budget
+      // counts that: only policies that name scan get it there.
       const bool every_key = !policy_.sharing.on() && !policy_.window.on();
       return selector_ == index::IndexKind::kExact && every_key && prefix_.has_clusters();
     }
     return !estimator.clustered() || prefix_.has_clusters();
   }
 
-  // The preferred of what was measured at the nearest budget, of those that this budget can pay for
-  // and still retrieve: what was measured retrieved, and an estimate does not stand in for the
-  // needle that the last tokens find.
+  // Takes the preferred estimator measured at the nearest budget among those that this budget can
+  // pay for while it still retrieves: the measurements included retrieval, and an estimate cannot
+  // replace the needle that the last tokens find.
   Result<HeadPlan> Auto(const HeadChoice* choice, uint32_t layer) const {
     std::vector<EstimatorVariant> order;
     if (!choice) {
@@ -210,7 +211,7 @@ class Planner {
         if (Available(e.estimator)) order.push_back(e.estimator);
       }
     }
-    auto plain = Fixed(EstimatorKind::kNone, layer);  // where not even this: says why
+    auto plain = Fixed(EstimatorKind::kNone, layer);  // where even this fails: its error
     for (const EstimatorVariant& estimator : order) {
       auto plan = Fixed(estimator, layer);
       if (plan.ok() && (plan->k > 0 || !plain.ok() || plain->k == 0)) return plan;
@@ -218,7 +219,7 @@ class Planner {
     return plain;
   }
 
-  // The choice of each head measured nearest to this budget, by ratio.
+  // Returns each head's choice measured at the budget nearest to this one, by ratio.
   std::map<size_t, HeadChoice> NearestChoices() const {
     if (policy_.estimator.kind != EstimatorKind::kAuto) return {};
     const double n = prefix_.n_tokens();
@@ -245,7 +246,8 @@ class Planner {
   const std::map<size_t, HeadChoice> choices_;
 };
 
-// Where the selector tells too few scores for a scan that was asked for: says so; else empty.
+// Explains which estimator replaces a scan that the policy names but the selector cannot serve;
+// else empty.
 std::string WithoutScan(const SessionPlan& plan) {
   const auto scans = [](const EstimatorVariant& e) { return e.kind == EstimatorKind::kScan; };
   const bool asked = scans(plan.policy.estimator) ||
@@ -255,7 +257,7 @@ std::string WithoutScan(const SessionPlan& plan) {
          std::string(index::IndexName(plan.selector)) + " scores too few keys (use codes or exact)";
 }
 
-// "none 3, moment/r8 12, phi (length 8192) 1", in order of name.
+// Lists estimators and their heads by name: "none 3, moment/r8 12, phi (length 8192) 1".
 std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool tuned) {
   const auto name = [&](const EstimatorVariant& estimator) {
     const bool phi = estimator.kind == EstimatorKind::kPhi && prefix.maps();
@@ -283,7 +285,7 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
   return without_scan.empty() ? text : text + "; " + without_scan;
 }
 
-// Codes are the default where there are some, then IVF; what is asked for by name must be there.
+// Defaults to codes where there are some, then IVF; an index that the policy names must exist.
 Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const PreparedPrefix& prefix,
                                         const StepPolicy& policy) {
   using index::IndexKind;
@@ -344,7 +346,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
     PREFIXD_ASSIGN(ahead_bytes, AheadBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
                                            policy.prefetch, options.host_tier_bytes));
   }
-  // What is asked for by name must be there: said before any budget.
+  // Summaries that the policy names must exist; this error comes before any about the budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
   PREFIXD_ASSIGN(plan->selector, ChooseSelector(options, *prefix, policy));
   const Planner planner(options, *prefix, policy, plan->selector);

@@ -1,5 +1,5 @@
-// A session's policy made concrete: for each (layer, KV head) the estimator and how many tokens
-// the read budget leaves to retrieve.
+// Turns a session's policy into a plan: for each (layer, KV head) the estimator, and how many
+// tokens the read budget leaves to retrieve.
 #pragma once
 
 #include <memory>
@@ -17,31 +17,32 @@ struct HeadPlan {
   EstimatorVariant estimator = EstimatorKind::kNone;  // never kAuto
   uint32_t k = 0;
   double summary_tokens = 0;  // what the budget pays for the estimator's summary, per step
-  const KeptSummaries* summaries = nullptr;  // what it reads; null: nothing
-  // Selection only, but what it drops is asked for: plain moments tell it, and are paid for.
+  const KeptSummaries* summaries = nullptr;  // read by the estimator; null: none
+  // Selects without an estimator, but reports what selection drops: plain moments measure that, and
+  // the budget pays for them.
   bool watched = false;
   EstimatorVariant reads() const { return watched ? EstimatorKind::kMoment : estimator; }
 };
 
-// Of one session. Immutable, save what steps leave for later ones in `shared` and `ahead`; steps in
-// flight keep the one they began with.
+// The plan of one session. Immutable, except for what steps leave to later ones in `shared` and
+// `ahead`; steps in flight keep the plan that they began with.
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
   std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
-  KeptByVariant summaries;      // that heads point into
+  KeptByVariant summaries;      // heads point into it
   index::IndexKind selector = index::IndexKind::kExact;
   std::unique_ptr<SharedSets> shared;   // null: every step retrieves
-  std::unique_ptr<SessionAhead> ahead;  // null: nothing is read ahead
-  // Of the mid region, what a step of this head may retrieve.
+  std::unique_ptr<SessionAhead> ahead;  // null: nothing is prefetched
+  // Returns the part of the mid region that a step of this head may retrieve from.
   TokenRange Candidates(size_t head) const;
   std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
 };
 
-// Loads the summaries that the policy needs; physical reads are added to `reads` [heads].
-// kInfeasible when the budget cannot pay for anchors and a fixed estimator in some layer (kAuto
-// takes the best estimator that can be paid); kFailedPrecondition when an estimator or index is
-// asked for that is not there (yet).
+// Makes a plan and loads the summaries that the policy needs; physical reads are added to `reads`
+// [heads]. kInfeasible when the budget cannot pay for anchors and a fixed estimator in some layer
+// (kAuto takes the best estimator that the budget can pay for); kFailedPrecondition when the policy
+// names an estimator or index that is not there (yet).
 Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
                                                     RowsAhead& rows_ahead,
                                                     std::shared_ptr<PreparedPrefix> prefix,

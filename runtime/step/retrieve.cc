@@ -30,7 +30,7 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
   const SessionPlan& first = *searches.front().plan;
   PreparedPrefix& prefix = *first.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
-  Ledger spent;  // by all of them
+  Ledger spent;  // all searches together
   storage::ReadStats reads;
   std::vector<index::SearchRequest> requests;
   const Status status = [&]() -> Status {
@@ -38,9 +38,10 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
     std::optional<HeadKeys> keys;
     {
       StageTimer timer(spent.read_ns);
-      // The index first: it is in memory in any case, keys only where there is room beside it.
+      // The index is loaded first: it stays in memory in any case, keys only where room is left.
       PREFIXD_ASSIGN(index, prefix.Index(head, first.selector, &reads));
-      // Codes need few exact keys: a prompt's first step does not wait for all of them.
+      // A search by codes reads few exact keys, so a prompt's first step does not wait for all of
+      // them.
       const bool few = index->kind() == index::IndexKind::kCodes;
       PREFIXD_ASSIGN(keys, HeadKeys::Of(prefix, head, few ? Bring::kLater : Bring::kNow, &reads));
     }
@@ -64,13 +65,13 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
   for (size_t i = 0; i < searches.size(); ++i) {
     GroupSearch& search = searches[i];
     Ledger& ledger = *search.ledger;
-    // What was read was read, also when it failed.
+    // Reads are charged also when the search failed.
     ChargeReads(ShareOf(reads, searches.size(), i), ledger);
     ledger.read_ns += ShareOf(spent.read_ns, searches.size(), i);
     ledger.select_ns += ShareOf(spent.select_ns, searches.size(), i);
     if (!status.ok()) search.found = status.error();
     if (!search.found.ok()) continue;
-    // Of what a window hides nothing is known.
+    // The search tells nothing of the tokens that a window hides, so there are no cuts.
     if (requests[i].candidates != prefix.partition().mid) {
       search.found->cuts.assign(requests[i].group, Cut{});
     }

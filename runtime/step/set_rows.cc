@@ -11,7 +11,7 @@ void SetRows::Put(const RowsView& rows, size_t begin, size_t n) {
   const RowShape& row = rows.shape;
   PREFIXD_CHECK((begin + n) * row.bytes() <= bytes.size(), begin, n, bytes.size());
   std::byte* out = bytes.data() + begin * row.bytes();
-  // Past the caches: this step has the rows themselves.
+  // The copy bypasses the caches, because this step reads the original rows.
   for (size_t i = begin; i < begin + n; ++i) {
     storage::StreamCopyUnfenced(out, rows.key(i), row.key_bytes());
     storage::StreamCopyUnfenced(out + row.key_bytes(), rows.value(i), row.value_bytes());
@@ -24,7 +24,7 @@ std::unique_ptr<SetRows> SetRowsPool::TakeSpare(size_t bytes) {
   auto best = spare_.end();
   for (auto it = spare_.begin(); it != spare_.end(); ++it) {
     const size_t size = (*it)->bytes.size();
-    // Much larger ones are others'.
+    // Much larger buffers stay for larger sets.
     if (size < bytes || size / 2 > bytes) continue;
     if (best == spare_.end() || size < (*best)->bytes.size()) best = it;
   }
@@ -38,11 +38,11 @@ std::unique_ptr<SetRows> SetRowsPool::TakeSpare(size_t bytes) {
 std::shared_ptr<SetRows> SetRowsPool::Take(std::span<const uint32_t> ids, RowShape row) {
   const size_t bytes = ids.size() * row.bytes();
   if (bytes == 0) return nullptr;
-  // Sets of one session differ by little.
+  // The headroom lets other sets of the session, slightly larger, reuse the buffer.
   const size_t some_more = storage::AlignedBuffer::Footprint(bytes + bytes / 8);
   try {
     std::unique_ptr<SetRows> rows;
-    std::vector<std::unique_ptr<SetRows>> gone;  // freed without the lock
+    std::vector<std::unique_ptr<SetRows>> gone;  // freed after the lock
     {
       std::lock_guard lock(mutex_);
       rows = TakeSpare(bytes);
@@ -63,7 +63,7 @@ std::shared_ptr<SetRows> SetRowsPool::Take(std::span<const uint32_t> ids, RowSha
     copy->ids.assign(ids.begin(), ids.end());
     return copy;
   } catch (const std::bad_alloc&) {
-    return nullptr;  // steps can do without
+    return nullptr;  // the step does without a copy
   }
 }
 

@@ -36,7 +36,7 @@ bool SharedSets::Similar(const Query& a, const Query& b) const {
   for (uint32_t g = 0; g < group_; ++g) {
     const double ab =
         Dot(std::span(a.q).subspan(g * dim, dim), std::span(b.q).subspan(g * dim, dim));
-    // A query of zeros is like no other.
+    // A query of zeros is similar to none.
     if (!(ab > sharing_.similarity * a.norms[g] * b.norms[g])) return false;
   }
   return true;
@@ -48,8 +48,8 @@ SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
   std::lock_guard lock(state.mutex);
   std::shared_ptr<const Retrieved> found;
   if (state.at == 0) {
-    // Across the border only the set of the last step, by the query that retrieved it, so that a
-    // set never drifts further than the threshold allows.
+    // Across the border of blocks only the last step's set is shared, compared with the query that
+    // retrieved it, so that a set never drifts further than the threshold allows.
     if (sharing_.across && !state.earlier.empty()) {
       const auto& before = state.earlier.back().set;
       if (Similar(query, before->query)) found = before;
@@ -78,7 +78,7 @@ void SharedSets::Keep(size_t head, std::span<const float> q, RetrievedSet set) {
 
 namespace {
 
-// [G] of scores [G][n], n >= 1.
+// Returns [G] log-sum-exps of scores [G][n], n >= 1.
 std::vector<double> LogSumExps(std::span<const float> scores, size_t group) {
   const size_t n = scores.size() / group;
   std::vector<double> out;
@@ -119,7 +119,7 @@ std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uin
   std::vector<uint32_t> of(best.begin(), best.end());
   std::sort(of.begin(), of.end());
   std::vector<uint32_t> near;
-  uint32_t next = within.begin;  // nothing before it is still to be taken
+  uint32_t next = within.begin;  // tokens before it are taken or excluded
   for (const uint32_t id : of) {
     const uint32_t end = id >= within.end ? 0 : std::min(reach, within.end - 1 - id) + id + 1;
     for (next = std::max(next, id - std::min(id, reach)); next < end; ++next) near.push_back(next);

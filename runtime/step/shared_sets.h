@@ -1,9 +1,9 @@
-// Retrieved sets that later steps use again: clustered index sharing (spec §8; paper 002 §IV-A),
-// for each (layer, KV head) by itself.
+// Reuses retrieved sets in later steps: clustered index sharing (spec §8; paper 002 §IV-A), for
+// each (layer, KV head) by itself.
 //
-// Decoding is cut into blocks of `block` steps. The first query of a block retrieves. A later one
-// whose cosine similarity to an earlier query of the block is above the threshold uses that query's
-// set, the most recent such, widened by the neighbours of the tokens that scored best when it was
+// Decoding is cut into blocks of `block` steps. The first query of a block retrieves. A later query
+// whose cosine similarity to an earlier one of the block exceeds the threshold uses the set of the
+// most recent such query, widened by the neighbours of the tokens that scored best when the set was
 // retrieved. The query heads of a group share one set, so the least similar of them decides.
 //
 // Thread-safety: all methods may be called concurrently.
@@ -24,17 +24,17 @@ namespace prefixd {
 
 struct RetrievedSet {
   std::vector<uint32_t> ids;  // ascending
-  // [G] the cuts of the query that retrieved it, less the log-sum-exp of the scores that it gave
-  // the set (MakeCutOffsets).
+  // [G] the cuts of the query that retrieved the set, less the log-sum-exp of its scores on the set
+  // (MakeCutOffsets).
   std::vector<Cut> offsets;
-  std::shared_ptr<SetRowsSlot> rows = {};  // of a set that steps read
+  std::shared_ptr<SetRowsSlot> rows = {};  // only in sets that steps read
 };
 using SharedSet = std::shared_ptr<const RetrievedSet>;
 
-// What lies unread beyond a set scores, measured from the set's own log-sum-exp, much the same for
-// queries that are alike. So a shared set has cuts, approximate ones: that of its retrieving query,
-// moved by as much as the set's scores moved.
-//   scores: [G][n] of the set, as it was read. A cut that was none stays none.
+// A shared set gets approximate cuts: the cut of its retrieving query, moved by as much as the
+// set's own log-sum-exp moved. This holds because alike queries score the unread tokens much alike,
+// relative to the set's log-sum-exp.
+//   scores: [G][n] on the set, as it was read. A missing cut stays missing.
 std::vector<Cut> MakeCutOffsets(std::span<const Cut> cuts, std::span<const float> scores);
 std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const float> scores);
 
@@ -42,8 +42,9 @@ class SharedSets {
  public:
   SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group);
 
-  // Once for every step of `head`: the set that it shares, or null: then it retrieves, and Keep
-  // says what.  q: [G][key_dim]. last: if not null, whether no later step may share that set.
+  // Call once for every step of `head`. Returns the set that the step shares, or null: then the
+  // step retrieves, and passes its set to Keep.  q: [G][key_dim]. last: if not null, receives
+  // whether no later step may share that set.
   SharedSet Find(size_t head, std::span<const float> q, bool* last = nullptr);
   void Keep(size_t head, std::span<const float> q, RetrievedSet set);
 
@@ -53,7 +54,7 @@ class SharedSets {
     std::vector<double> norms;  // [G]
   };
   struct Retrieved {
-    Query query;  // that retrieved it
+    Query query;  // the query that retrieved the set
     SharedSet set;
   };
   struct Step {
@@ -62,7 +63,7 @@ class SharedSets {
   };
   struct Head {
     std::mutex mutex;
-    uint32_t at = 0;            // of the block
+    uint32_t at = 0;            // position in the block
     std::vector<Step> earlier;  // steps of the block that have a set
   };
   Query QueryOf(std::span<const float> q) const;
@@ -73,8 +74,8 @@ class SharedSets {
   std::vector<Head> heads_;
 };
 
-// `ids` (ascending, each once) and the neighbours of `best`, up to `reach` to either side, as far
-// as they lie in `within`. Ascending, each once.
+// Returns `ids` (ascending, each once) and the neighbours of `best`, up to `reach` to either side,
+// as far as they lie in `within`. Ascending, each once.
 std::vector<uint32_t> Dilated(std::span<const uint32_t> ids, std::span<const uint32_t> best,
                               uint32_t reach, TokenRange within);
 

@@ -18,7 +18,7 @@
 namespace prefixd {
 namespace {
 
-// What the step knows of what it has not read.
+// Reports the step's estimate of what it has not read.
 void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const float> lse,
           std::span<const float> rho_z, GroupTask& report) {
   const uint64_t remaining = in.mid_count - in.retrieved.count;
@@ -27,7 +27,7 @@ void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const flo
     const float rho = known ? rho_z[g] : std::numeric_limits<float>::quiet_NaN();
     report.rho_z.push_back(rho);
     if (!plan.policy.report_missing) continue;
-    // What was read: the merged state less the estimate.
+    // The exact part's lse is that of the merged state less the estimate.
     const bool merged = in.merge_estimate && in.estimator != EstimatorKind::kNone;
     const double lse_exact = merged ? lse[g] + std::log1p(-double{rho_z[g]}) : lse[g];
     report.missing.push_back(
@@ -35,8 +35,8 @@ void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const flo
   }
 }
 
-// One task in mode kAnchors or kRetrieve: anchors and, in the latter, the retrieved rows and the
-// estimated remainder.
+// Runs one task in mode kAnchors or kRetrieve: over the anchors and, in kRetrieve, the retrieved
+// rows and the estimated remainder.
 class RetrievingStep {
  public:
   RetrievingStep(const StepParts& parts, GroupTask& task)
@@ -50,7 +50,7 @@ class RetrievingStep {
         scratch_(parts.scratch.Acquire()) {}
 
   Scratch& scratch() { return *scratch_; }
-  // Nothing when there is nothing to search for, or an earlier step's set is shared.
+  // Returns nothing when there is nothing to search for, or an earlier step's set is shared.
   std::optional<GroupSearch> Search() {
     if (!retrieves_ || task_.shared) return std::nullopt;
     scratch_->found_keys.clear();
@@ -61,7 +61,7 @@ class RetrievingStep {
                        scans() ? &scores_ : nullptr,
                        &scratch_->found_keys};
   }
-  // With what was found, if it searched.
+  // Ends the step; `found` is the search's result, if the task searched.
   Status Finish(Result<Selection> found);
 
  private:
@@ -79,10 +79,10 @@ class RetrievingStep {
   const RowShape row_;
   const ScratchPool::Lease scratch_;
   Selection selection_;
-  RowsView rows_;                        // of selection_
-  std::shared_ptr<const SetRows> kept_;  // where they are an earlier step's copy
+  RowsView rows_;                        // rows of selection_
+  std::shared_ptr<const SetRows> kept_;  // an earlier step's copy that holds rows_
   std::vector<float> scores_;
-  std::span<const float> retrieved_scores_;  // of what was read, where the cuts needed them
+  std::span<const float> retrieved_scores_;  // scores of rows_, where the cuts needed them
 };
 
 Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
@@ -108,7 +108,7 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
   return {};
 }
 
-// The cuts of a shared set, or what later steps may share of this one's.
+// Computes the cuts of a shared set, or keeps this step's set for later steps.
 void RetrievingStep::Share() {
   const auto scores = Scratch::Take(scratch_->scores, task_.q.size() / row_.key_dim * rows_.count);
   std::shared_ptr<SetRows> copy;
@@ -127,19 +127,19 @@ void RetrievingStep::Share() {
                      SetToShare(plan_, task_.head, selection_.ids, selection_.cuts, scores));
 }
 
-// Scores of what was read, of which `copy`, if there is one, gets the rows.
+// Scores the rows that were read, and copies them into `copy` if it is not null.
 void RetrievingStep::ScoreRead(std::span<float> scores, SetRows* copy) {
   StageTimer timer(task_.ledger.compute_ns);
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
   const uint32_t group = geometry.group_size();
   const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
-  // The step that follows wants the same, but before a softcap.
+  // The step itself can reuse these scores unless a softcap follows.
   if (layer.softcap > 0 || !parts_.compute.takes_scores()) {
     Scores(task_.q, group, layer, rows_, scores);
     if (copy) copy->Put(rows_, 0, rows_.count);
     return;
   }
-  // Rows are copied while they are in the caches, and their pages' addresses.
+  // Rows are copied in short runs, while they and their pages' addresses are in the caches.
   constexpr size_t kTogether = 64;
   const size_t run = copy ? kTogether : rows_.count;
   for (size_t begin = 0; begin < rows_.count; begin += run) {
@@ -176,7 +176,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   in.retrieved_scores = retrieved_scores_;
   in.mid_count = prefix_.partition().mid.size();
   EstimatorInput estimator;
-  std::vector<uint32_t> of_mid;  // the retrieved tokens, counted from the mid region's first
+  std::vector<uint32_t> of_mid;  // retrieved tokens, relative to the mid region's begin
   if (in.mid_count > selection_.ids.size() && head_.summaries) {
     const KeptSummaries& summaries = *head_.summaries;
     estimator.Attach(head_.reads(), summaries, prefix_.maps(), geometry, task_.head, in);
@@ -239,7 +239,7 @@ Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, 
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
   bool first = true;
-  struct Times {  // charged also when something throws
+  struct Times {  // charges also when something throws
     Ledger& ledger;
     uint64_t compute_ns = 0, all_ns = 0;
     ~Times() {
@@ -305,7 +305,7 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
   std::deque<RetrievingStep> steps;
   std::vector<GroupTask*> of_step;
   std::vector<GroupSearch> searches;
-  std::vector<size_t> of_search;  // its step
+  std::vector<size_t> of_search;  // [searches] index into steps
   for (GroupTask* task : tasks) {
     task->ledger.steps += 1;
     if (task->plan->policy.mode == StepMode::kFull) {

@@ -1,4 +1,4 @@
-// Groups (session, KV head) of steps: select, read, attend (spec §2).
+// Runs the steps of groups (session, KV head): select, read, attend (spec §2).
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace prefixd {
 
-// What the steps of a store share.
+// Bundles what the steps of a store share.
 struct StepParts {
   Compute& compute;
   ScratchPool& scratch;
@@ -28,17 +28,17 @@ struct GroupTask {
   uint32_t k = 0;            // tokens to retrieve
   std::span<const float> q;  // [G][key_dim]
   std::span<float> y, lse;   // out: [G][value_dim], [G]
-  SharedSet shared;          // of an earlier step, which this one uses; null: it has its own
+  SharedSet shared;          // an earlier step's set, used by this step; null: none
   bool shares_last = false;  // no later step may use it
-  // Out: what it did, also when it failed half-way.
+  // Outputs, also valid when the step failed half-way.
   Ledger ledger;
-  std::vector<float> rho_z;          // [G], as StepInfo
-  std::vector<MissingMass> missing;  // [G] if the policy asks for it
-  std::vector<uint32_t> retrieved;   // ascending, if the policy reads ahead
+  std::vector<float> rho_z;          // [G], see StepInfo
+  std::vector<MissingMass> missing;  // [G], if policy.report_missing
+  std::vector<uint32_t> retrieved;   // ascending, if the policy prefetches
   Status status;
   bool done = false;
 
-  // Tasks with the same can be searched together: one head of one prefix, one kind of index.
+  // Tasks with equal keys can be searched together: one head of one prefix, one kind of index.
   struct Key {
     const PreparedPrefix* prefix = nullptr;
     size_t head = 0;
@@ -48,15 +48,15 @@ struct GroupTask {
   Key key() const { return {plan->prefix.get(), head, plan->selector}; }
 };
 
-// Whether a task retrieves; it searches then, unless it shares a set.
+// Whether a task retrieves; it then searches, unless it shares a set.
 bool Retrieves(const GroupTask& task);
 
-// Steps of tasks with one key, one after the other but for their searches, which are one.
-// Thread-safety: any number of calls at once.
+// Runs the steps of tasks with one key: their searches together, the rest one step after the other.
+// Thread-safety: any number of concurrent calls.
 void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks);
 
-// Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
-// streamed once. Charges bytes and time, not steps.
+// Computes exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole
+// prefix, streamed once. Charges bytes and time, not steps.
 Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger);

@@ -9,11 +9,11 @@
 namespace prefixd {
 namespace {
 
-// What is searched together beyond this saves next to nothing more of reading the codes, and every
-// task holds buffers of its own until all are done.
+// Larger groups of searches save next to nothing more of reading the codes, and every task holds
+// its own buffers until all are done.
 constexpr size_t kMostTogether = 64;
 
-// Those that search, or read everything, take several times as long as others.
+// Tasks that search, or read everything, take several times as long as others.
 bool TakesLong(const GroupTask* task) {
   return task->plan->policy.mode == StepMode::kFull || (Retrieves(*task) && !task->shared);
 }
@@ -25,7 +25,7 @@ std::vector<std::span<GroupTask* const>> Chunks(std::span<GroupTask*> tasks, siz
   std::ranges::stable_sort(tasks, {}, &GroupTask::key);
   size_t keys = 0;
   for (size_t i = 0; i < tasks.size(); ++i) keys += i == 0 || tasks[i]->key() != tasks[i - 1]->key();
-  const size_t pieces = (cores + keys - 1) / keys;  // of each key
+  const size_t pieces = (cores + keys - 1) / keys;  // per key
   std::vector<std::span<GroupTask* const>> chunks;
   chunks.reserve(std::min(tasks.size(), keys * pieces));
   for (size_t begin = 0; begin < tasks.size();) {
@@ -65,7 +65,8 @@ void StepEngine::RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& ta
     task->done = true;
     task_done();
   };
-  // Each task has its own status; what stops all of them is that of those which did not begin.
+  // Each task has its own status; an error that stops all is the status of tasks that did not
+  // begin.
   const Status all = Caught([&]() -> Status {
     const auto chunks = Chunks(tasks, pool_.threads());
     return pool_.ParallelFor(chunks.size(), [&](size_t c) -> Status {

@@ -1,5 +1,5 @@
-// Computes the steps of all sessions of a store: queues them, spreads those that run over the
-// compute threads, and attends.
+// Computes the steps of all sessions of a store: queues them, spreads them over the compute
+// threads, and attends.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -21,14 +21,14 @@ namespace prefixd {
 
 class StepEngine {
  public:
-  // pool and scratch outlive it. shared_rows_bytes: bound of the copies of rows that steps share.
+  // pool and scratch outlive it. shared_rows_bytes: bound on the copies of rows that steps share.
   StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, ScratchPool& scratch,
              uint64_t shared_rows_bytes);
 
-  // Returns when the call's tasks are done, each with a status of its own.
+  // Returns when the call's tasks are done; each task has its own status.
   void Run(StepQueue::Call& call) { queue_.Run(call); }
-  // Exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole prefix,
-  // streamed once, on the calling thread. Charges bytes and time, not steps.
+  // Computes exact attention of n_queries queries [n_queries][key_dim] of one KV head over the
+  // whole prefix, streamed once, on the calling thread. Charges bytes and time, not steps.
   Status AttendExact(const SessionPlan& plan, size_t head, uint32_t n_queries,
                      std::span<const float> q, std::span<float> y, std::span<float> lse,
                      Ledger& ledger) {

@@ -19,11 +19,11 @@ bool StepQueue::Related(const Call& a, const Call& b) {
 void StepQueue::Dispatch() noexcept {
   while (!waiting_.empty() && busy_ < cores_) {
     Call& leader = *waiting_.front();
-    leader.leads.push_back(&leader);  // Run made room
+    leader.leads.push_back(&leader);  // Run has reserved one place
     waiting_.pop_front();
     std::erase_if(waiting_, [&](Call* call) {
       if (!Related(leader, *call)) return false;
-      // Where there is no memory to lead it, it waits for its own turn.
+      // A call that cannot be appended for lack of memory waits for its own turn.
       return Caught([&]() -> Status {
                leader.leads.push_back(call);
                return {};
@@ -47,7 +47,7 @@ void StepQueue::Run(Call& call) {
   waiting_.push_back(&call);
   Dispatch();
   call.changed.wait(lock, [&] { return call.done || !call.leads.empty(); });
-  if (call.done) return;  // by the thread that led it
+  if (call.done) return;  // another thread led it
   lock.unlock();
   const auto free_core = [this] {
     std::lock_guard free(mutex_);

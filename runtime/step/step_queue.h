@@ -1,7 +1,7 @@
-// Steps that come at the same time. One begins at once while a core is free for it; where all are
-// busy steps wait, and of those that wait, all on one prefix and layer are run as one batch, whose
-// searches read codes and keys once. So nobody waits who could have begun, and the fuller the
-// machine, the more is read together.
+// Schedules steps that arrive at the same time. A step begins at once while a core is free for it.
+// Where all cores are busy steps wait, and all waiting steps on one prefix and layer run as one
+// batch, whose searches read codes and keys once. So no step waits that could have begun, and the
+// fuller the machine, the more steps share their reads.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -22,18 +22,19 @@ namespace prefixd {
 
 class StepQueue {
  public:
-  // The steps that one caller asks for; a batch of sessions stays together.
+  // The steps of one caller; a batch of sessions stays together.
   struct Call {
     std::vector<GroupTask> tasks;
 
-    // Of the queue.
-    std::vector<GroupTask::Key> keys;  // of the tasks, ascending, each once
+    // The queue alone uses these.
+    std::vector<GroupTask::Key> keys;  // the tasks' keys, ascending, each once
     bool done = false;
-    std::vector<Call*> leads;  // calls that this one's thread is to run
+    std::vector<Call*> leads;  // calls that this call's thread must run
     std::condition_variable changed;
   };
   using Note = std::function<void()>;
-  // Runs the tasks, in an order of its own, and says of each that it is done: then its core is free. Does not throw.
+  // Runs the tasks in any order, and calls task_done for each that ends, which frees its core. Does
+  // not throw.
   using Runner = std::function<void(std::span<GroupTask*> tasks, const Note& task_done)>;
 
   // cores: tasks that run at once, at least 1.
@@ -41,12 +42,12 @@ class StepQueue {
 
   // Returns when the call's tasks are done, by this thread or another's.
   void Run(Call& call);
-  uint64_t joined() const;  // calls that were run in a batch with another's, since the start
-  size_t waiting() const;   // calls, now
+  uint64_t joined() const;  // calls since the start that ran in a batch with another call
+  size_t waiting() const;   // calls
 
  private:
   static bool Related(const Call& a, const Call& b);
-  // Lets calls begin as long as a core is free. mutex_ is held.
+  // Starts calls as long as a core is free. mutex_ is held.
   void Dispatch() noexcept;
 
   const size_t cores_;

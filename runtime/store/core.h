@@ -1,5 +1,5 @@
-// The parts of an open store, put together. Whoever holds it keeps the store's directory open.
-// Internal to runtime/store.
+// Holds the parts of an open store. Every holder keeps the store's directory open. Internal to
+// runtime/store.
 #pragma once
 
 #include <chrono>
@@ -44,7 +44,7 @@ struct Core {
         steps(std::move(c), pool, scratch, o.shared_rows_bytes),
         services{options, steps, pool, scratch, rows_ahead} {}
 
-  // Derived data of the segment are made again, in the background.
+  // Makes the segment's derived data again, in the background.
   void Rebuild(const storage::SegmentId& id);
 
   const RuntimeOptions options;
@@ -60,10 +60,11 @@ struct Core {
   StepEngine steps;
   SessionServices services;
 
-  std::shared_ptr<HostPinning> pinning;  // null: not asked for
+  std::shared_ptr<HostPinning> pinning;  // null: pinning is off
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
-  // Last: their threads use all the others. Rewriting begins when the ingest of a segment is done.
+  // These come last: their threads use all other members. Rewriting begins when the ingest of a
+  // segment is done.
   std::unique_ptr<SegmentQueue> ingest, rewrites;
   std::unique_ptr<Maintenance> maintenance;
   std::unique_ptr<Scrubber> scrubber;

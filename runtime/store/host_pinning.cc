@@ -45,7 +45,8 @@ std::function<void(std::span<std::byte>, bool)> HostPinning::Hook(
 }
 
 void HostPinning::Block(std::span<std::byte> block, bool taken) {
-  // A block that could not be registered cannot be unregistered either: only the first counts.
+  // A block that could not be registered cannot be unregistered either, so only the first failure
+  // is kept.
   if (Status done = Register(block, taken); !done.ok()) Fail(done.error().message);
 }
 

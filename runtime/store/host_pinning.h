@@ -1,4 +1,4 @@
-// The host tier's memory, registered with the CUDA device as it comes and goes.
+// Registers the host tier's memory with the CUDA device, as blocks come and go.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,14 @@ namespace prefixd {
 // Thread-safety: all methods may be called concurrently.
 class HostPinning {
  public:
-  // Without a device, or in a build without CUDA, nothing is registered: said once in the log, and
-  // by state().
+  // Without a device, or in a build without CUDA, nothing is registered; the log says so once, and
+  // state() does.
   static std::shared_ptr<HostPinning> Open();
-  // For StoreOptions::on_host_block; null where there is no device. Keeps this alive.
+  // Returns the hook for StoreOptions::on_host_block; null where there is no device. The hook keeps
+  // the HostPinning alive.
   static std::function<void(std::span<std::byte>, bool)> Hook(std::shared_ptr<HostPinning> pinning);
 
-  // "registered", or why (some of) the memory is not.
+  // Returns "registered", or why (some of) the memory is not.
   std::string state() const;
 
  private:

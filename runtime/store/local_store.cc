@@ -50,7 +50,7 @@ class LocalStoreImpl final : public LocalStore {
     core_->ingest->Stop();
   }
 
-  // Segments that lack derived data go (back) to the ingest, parents first.
+  // Queues segments that lack derived data for the ingest, parents first.
   void Resume(const std::string* only_model) {
     std::set<SegmentId> segments;
     for (const storage::PrefixInfo& info : core_->storage->ListPrefixes()) {
@@ -116,7 +116,7 @@ class LocalStoreImpl final : public LocalStore {
       const bool same = std::exchange(chain, info.chain) == info.chain;
       for (const SegmentId& id : chain) core_->ingest->EnqueueUnknown(id);
       Status ready = core_->ingest->Wait(chain, progress);
-      // A segment that is gone may have been merged meanwhile: then the prefix has another chain.
+      // A merge may have replaced a missing segment: the prefix then has another chain to wait for.
       if (ready.ok() || ready.error().code != Code::kNotFound || same) return ready;
     }
   }
@@ -160,13 +160,15 @@ class LocalStoreImpl final : public LocalStore {
                              " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
     }
     if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
-    // Also where an open session still holds what it has read: nobody new begins on damaged ground.
+    // Attaching fails even where an open session still holds the prefix: no new session may use
+    // damaged data.
     if (info.quarantined) {
       return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
                                        info.quarantine + "; put the prompt again"};
     }
     PREFIXD_ASSIGN(const auto model, core_->models.Find(info.model));
-    // Sessions on the same tokens share what they load: name them by the segment they end in.
+    // Sessions on the same tokens share what they load, so prefixes are named by the segment they
+    // end in.
     PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
     const SegmentId id = parts.empty() ? info.id : parts.back().id;
     PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(model, id, n_tokens));
@@ -189,7 +191,7 @@ class LocalStoreImpl final : public LocalStore {
     if (const auto model = core_->models.Find(info.model); model.ok()) {
       const auto blob = core_->storage->GetBlob(info.chain.back(), kChoiceBlob,
                                                 ChoiceProducer(core_->options, **model));
-      if (blob.ok()) {  // malformed ones serve nobody (PreparedPrefix::Choices), and hide no prefix
+      if (blob.ok()) {  // malformed choices are ignored, as PreparedPrefix::Choices does
         if (auto choices = DeserializeChoices(*blob); choices.ok()) {
           detail.choices = *std::move(choices);
         }
@@ -209,7 +211,8 @@ class LocalStoreImpl final : public LocalStore {
     core_->ingest->Forget(segment);
     Status status = core_->storage->Remove(info.id);
     core_->prepared.Forget(segment);
-    // Still there: refused, or others need it. The ingest finds what is stored already.
+    // The segment is still stored: the removal was refused, or other prefixes need it. The ingest
+    // resumes and keeps what is stored.
     if (core_->storage->GetPrefix(segment).ok()) core_->ingest->Enqueue(segment);
     return status;
   }
@@ -312,7 +315,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
          c->prepared.Prune(exists);
          return done;
        }}});
-  // What was derived can be derived again.
+  // Lost derived data is made again.
   core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
     if (name == kQueriesBlob) ReportLostQueries(c->derived, id);
     c->Rebuild(id);

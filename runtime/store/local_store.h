@@ -1,7 +1,7 @@
-// A store in this process: storage, index, attention and gpu joined. This is all of prefixd; the
-// daemon is this library plus a socket.
+// Opens a store in this process: joins storage, index, attention and gpu. This is all of prefixd;
+// the daemon is this library plus a socket.
 //
-// Thread-safety: as prefixd/store.h says. Destroying the store waits for background work.
+// Thread-safety: that of prefixd/store.h. Destroying the store waits for background work.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What a store's options mean to storage/, once they are found sound.
+// Checks a store's options, and translates them for storage/.
 //
 // Thread-safety: a free function; concurrent calls are fine.
 #pragma once
@@ -9,7 +9,8 @@
 
 namespace prefixd {
 
-// All but the hook for pinning. kInvalidArgument says which option is wrong and what it may be.
+// Translates everything but the hook for pinning. kInvalidArgument names the wrong option and its
+// bounds.
 Result<storage::StoreOptions> StorageOptions(const RuntimeOptions& options);
 
 }  // namespace prefixd

@@ -1,6 +1,6 @@
-// What a store tells of itself and of what it holds, in the words of the public interface.
+// Reports what a store holds and does, in the types of the public interface.
 //
-// Thread-safety: may be called concurrently with everything else.
+// Thread-safety: these functions may be called concurrently with everything else.
 #pragma once
 
 #include "prefixd/types.h"

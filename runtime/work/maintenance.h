@@ -1,6 +1,6 @@
-// What a store does by itself every so often: named tasks with a period each, on one thread.
+// Runs a store's recurring work: named tasks with a period each, on one thread.
 //
-// Thread-safety: Stop may be called from any thread, and again.
+// Thread-safety: Stop may be called from any thread, more than once.
 #pragma once
 
 #include <chrono>
@@ -17,16 +17,16 @@ namespace prefixd {
 struct MaintenanceTask {
   std::string name;  // for the log
   std::chrono::milliseconds period;
-  // Does a bounded piece of work; long work looks at the token and ends soon when asked to stop.
+  // Does a bounded piece of work; long work checks the token and ends soon after a stop request.
   std::function<Status(const std::stop_token&)> run;
 };
 
-// Runs each task when its period has passed since it last ended (first after one period). A task
-// that fails is logged when its error changes, not every time, and runs again like the others.
+// Runs each task when its period has passed since it last ended (first after one period). A failing
+// task runs again like the others; its error is logged when it changes, not every time.
 class Maintenance {
  public:
   explicit Maintenance(std::vector<MaintenanceTask> tasks);
-  // Waits for the task under way, which is asked to stop.
+  // Requests a stop, and waits for the running task.
   void Stop() { worker_.Stop(); }
 
  private:

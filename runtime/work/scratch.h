@@ -1,4 +1,4 @@
-// Buffers that live from step to step, so that the hot path allocates only while it warms up.
+// Keeps buffers from step to step, so that the hot path allocates only while it warms up.
 //
 // Thread-safety: ScratchPool may be used from any thread; one Scratch by one thread at a time.
 #pragma once
@@ -17,13 +17,13 @@ namespace prefixd {
 
 struct Scratch {
   std::vector<std::byte> rows;        // runs of rows read for one head
-  storage::RowViews retrieved;        // of a step
-  std::vector<std::byte> found_keys;  // of a selection
-  std::vector<float> queries;         // queries of one group, gathered
+  storage::RowViews retrieved;        // rows that a step retrieved
+  std::vector<std::byte> found_keys;  // keys that a selection read
+  std::vector<float> queries;         // one group's queries, gathered
   std::vector<float> y, lse, rho_z, scores;
   index::SearchScratch search;
 
-  // The first n elements of `buffer`, grown (never shrunk) to hold them.
+  // Returns the first n elements of `buffer`, which grows (and never shrinks) to hold them.
   template <typename T>
   static std::span<T> Take(std::vector<T>& buffer, size_t n) {
     if (buffer.size() < n) buffer.resize(n);

@@ -10,7 +10,7 @@
 namespace prefixd {
 namespace {
 
-// Clocks jump and segments come and go: look again at least this often, and not more often.
+// Clocks jump, and segments come and go: these bound the pause between two looks at what is due.
 constexpr std::chrono::minutes kLongestPause(60), kShortestPause(1);
 
 int64_t NowUnixMs() {
@@ -42,8 +42,8 @@ Worker::Next Scrubber::Take() {
 
 void Scrubber::Scrub() {
   std::chrono::nanoseconds pause = kShortestPause;
-  // What fails is tried again. Damage is said in the log where it is found; here, what ends a
-  // round.
+  // A failed round is tried again. Storage logs damage where it finds it; this logs the errors that
+  // end a round.
   const Status done = Caught([&]() -> Status {
     PREFIXD_ASSIGN(const int64_t due, storage_->Scrub(options_));
     pause = std::clamp<std::chrono::nanoseconds>(std::chrono::milliseconds(due - NowUnixMs()),

@@ -1,5 +1,5 @@
-// The thread that verifies what is stored, slowly and for ever (storage/store/scrub.h says in which
-// order). What it finds is quarantined or deleted by the store itself.
+// Verifies what is stored in a thread, slowly and for ever (storage/store/scrub.h defines the
+// order). The store itself quarantines or deletes what does not verify.
 //
 // Thread-safety: Stop may be called from any thread, more than once; it ends the work at once.
 #pragma once
@@ -28,9 +28,9 @@ class Scrubber {
 
   storage::PrefixStore* const storage_;
   const storage::ScrubOptions options_;
-  // Used by the worker alone.
+  // The worker alone uses these.
   Worker::Clock::time_point due_{};
-  std::string failure_;  // the one that lasts: it is logged once
+  std::string failure_;  // the last error; an error that lasts is logged once
   Worker worker_;
 };
 

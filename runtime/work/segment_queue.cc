@@ -34,7 +34,7 @@ void SegmentQueue::EnqueueUnknown(const SegmentId& id) {
 
 void SegmentQueue::MarkReady(const SegmentId& id) {
   std::lock_guard lock(worker_.mutex());
-  if (running_ == id) {  // what runs may be building for another producer: look again after it
+  if (running_ == id) {  // the running job may use another producer: run again after it
     if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
     return;
   }
@@ -100,7 +100,7 @@ Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pr
       }
     }
     if (progress) {
-      lock.unlock();  // the callback may take its time
+      lock.unlock();  // the callback may take long
       const bool go_on = progress(done, std::max(done, total), "heads");
       lock.lock();
       if (ready) return {};
@@ -146,7 +146,7 @@ void SegmentQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
     std::lock_guard lock(worker_.mutex());
     for (const auto& [id, entry] : entries_) known.push_back(id);
   }
-  std::erase_if(known, [&](const SegmentId& id) { return stored(id); });  // may take its time
+  std::erase_if(known, [&](const SegmentId& id) { return stored(id); });  // may take long
   std::lock_guard lock(worker_.mutex());
   for (const SegmentId& id : known) {
     if (running_ == id) continue;

@@ -1,5 +1,5 @@
-// A background thread with one kind of work per segment, and where each segment stands in it. A
-// store has two: the ingest, which derives what lies beside a segment, and the rewriting.
+// Runs one kind of work per segment in a background thread, and tracks each segment's state. A
+// store has two queues: the ingest, which derives the data beside a segment, and the rewriting.
 //
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
@@ -29,34 +29,35 @@ class SegmentQueue {
     std::optional<Error> error;
   };
 
-  // makes: what comes of the job, for messages ("summaries").
+  // makes: names the job's results in messages ("summaries").
   SegmentQueue(std::string makes, Job job);
   ~SegmentQueue() { Stop(); }
 
-  // Segments are done in order of arrival: parents before children.
+  // Segments run in order of arrival: parents before children.
   void Enqueue(const storage::SegmentId& id);
-  // Enqueue, unless the segment is known: waiting for one that a concurrent put just committed.
+  // Queues the segment unless it is known, so that callers can wait for a segment that a concurrent
+  // put just committed.
   void EnqueueUnknown(const storage::SegmentId& id);
   void MarkReady(const storage::SegmentId& id);
   Standing Get(const storage::SegmentId& id) const;
   // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops;
-  // kNotFound when one of them was taken out meanwhile; the job's own error, naming the segment,
+  // kNotFound when one of them was forgotten meanwhile; the job's own error, naming the segment,
   // when it failed.
   Status Wait(std::span<const storage::SegmentId> chain, const ProgressFn& progress);
-  // Waits until nothing is queued or running. kCancelled as Wait.
+  // Waits until nothing is queued or running. kCancelled as in Wait.
   Status WaitIdle(const ProgressFn& progress);
-  // Takes a segment out, stopping its work if it is under way, and forgets it.
+  // Removes a segment, and stops its work if that is running.
   void Forget(const storage::SegmentId& id);
-  // Drops what is known of segments that are not stored any more; not the one being worked on.
+  // Forgets segments that are not stored any more, except for the running one.
   void Prune(const std::function<bool(const storage::SegmentId&)>& stored);
-  // Stops the work between two heads; what is not done stays for the next start of the store.
+  // Stops the work between two heads; the next start of the store does the rest.
   void Stop();
   uint64_t queued() const;
 
  private:
   struct Entry {
     Standing standing;
-    std::shared_ptr<WorkProgress> progress;  // of the run under way, or of the last one
+    std::shared_ptr<WorkProgress> progress;  // the current run's, or the last one's
   };
 
   Worker::Next Take();
@@ -64,7 +65,7 @@ class SegmentQueue {
 
   const std::string makes_;
   const Job job_;
-  // By the worker's mutex.
+  // The worker's mutex guards these.
   std::deque<storage::SegmentId> queue_;
   std::map<storage::SegmentId, Entry> entries_;
   std::optional<storage::SegmentId> running_;

@@ -21,7 +21,7 @@ struct ThreadPool::Job {
   const std::function<Status(size_t)>* body = nullptr;
   size_t n = 0;
   WorkPriority priority = WorkPriority::kStep;
-  // All guarded by the pool's mutex, but `finished` may be read without it.
+  // The pool's mutex guards all of these; `finished` may be read without it.
   size_t next = 0;
   std::atomic<size_t> finished{0};
   Status status;
@@ -29,14 +29,14 @@ struct ThreadPool::Job {
 };
 
 void YieldToOthers() {
-  // Linux keeps a nice value for each thread. One that may not be set is no reason to fail.
+  // Linux keeps a nice value per thread. A thread that may not set it works all the same.
   static_cast<void>(::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19));
 }
 
 namespace {
 
-// Until `done`, or for a little while: the others' last pieces mostly end soon after one's own, and
-// to sleep and be woken takes longer.
+// Spins until `done` or for a little while: the other threads' last pieces mostly end soon after
+// the caller's own, and sleeping and waking takes longer.
 template <typename Done>
 void WaitAwake(const Done& done) {
   constexpr auto kWhile = std::chrono::microseconds(100);
@@ -97,13 +97,12 @@ void ThreadPool::WorkerLoop(WorkPriority priority) {
   }
 }
 
-// Schedulers may wake a thread where whoever wakes it runs, and leave the two one behind the other
-// for milliseconds, as long as a whole step, with another core idle: Linux on a virtual machine
-// does so, where it takes idle cores for ones that the host has given to others. The calls below
-// take a microsecond or two for each worker, when a caller comes from another core than the last
-// one.
+// Schedulers may wake a thread on the core of the thread that wakes it, and run the two in turn for
+// milliseconds, as long as a whole step, while another core is idle: Linux on a virtual machine
+// does so when it takes idle cores for ones that the host has given to others. The calls below take
+// a microsecond or two per worker, when a caller comes from another core than the last one.
 void ThreadPool::KeepOff(int core) {
-  constexpr size_t kFewWorkers = 15;  // more are not all wanted by one step
+  constexpr size_t kFewWorkers = 15;  // one step does not need more
   cpu_set_t allowed;
   if (core < 0 || workers_.empty() || workers_.size() > kFewWorkers ||
       ::pthread_getaffinity_np(background_.front().native_handle(), sizeof allowed, &allowed) !=
@@ -120,7 +119,7 @@ void ThreadPool::KeepOff(int core) {
   left_out_ = core;
   allowed_ = allowed;
   for (std::thread& worker : workers_) {
-    // One that may not be told is no reason to fail.
+    // A worker that may not be moved works all the same.
     static_cast<void>(::pthread_setaffinity_np(worker.native_handle(), sizeof cores, &cores));
   }
 }
@@ -140,10 +139,11 @@ Status ThreadPool::ParallelFor(size_t n, const std::function<Status(size_t)>& bo
   if (step && ++running_ == 1) KeepOff(core);
   work_[static_cast<size_t>(priority)].notify_all();
   while (job->next < job->n) RunOne(job, lock);
-  // Where others wait for cores too, the one here is theirs.
+  // Spins only when no other loop runs, because other callers need the core.
   if (step && running_ == 1 && core >= 0 && left_out_ == core && job->finished < n) {
     lock.unlock();
-    // Whoever finished last still holds the lock, and would let one who sleeps on it sleep on.
+    // The thread that finished last still holds the lock, and would leave a thread asleep that
+    // waits for it.
     WaitAwake([&] { return job->finished == n && lock.try_lock(); });
     if (!lock.owns_lock()) lock.lock();
   }

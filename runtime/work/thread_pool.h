@@ -1,4 +1,4 @@
-// A small pool for loops over independent pieces of work (attention groups, heads).
+// Runs loops over independent pieces of work (attention groups, heads) on a small pool of threads.
 //
 // Thread-safety: ParallelFor may be called from any number of threads at once; bodies must not
 // call ParallelFor themselves.
@@ -20,25 +20,25 @@
 
 namespace prefixd {
 
-// Steps and background work have workers of their own; those of background work yield the cores to
-// whoever else wants them.
+// Selects the workers: steps and background work have their own. Background workers yield the cores
+// to all other threads.
 enum class WorkPriority : uint8_t { kStep = 0, kBackground = 1 };
 
-// The calling thread gives way to all others that want its core, for the rest of its life.
+// Lets all other threads go before the calling thread on its core, for the rest of its life.
 void YieldToOthers();
 
 class ThreadPool {
  public:
-  // threads: for steps including the calling thread, so threads - 1 workers are started for them,
-  // and as many for background work; 0: one per core.
+  // threads: threads for steps, including the calling one; so threads - 1 workers start for steps,
+  // and as many for background work. 0: one per core.
   explicit ThreadPool(uint32_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done. The
-  // first error is returned, what a body throws among them (base/caught.h); items not yet begun
-  // by then are skipped.
+  // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done.
+  // Returns the first error, including what a body throws (base/caught.h); items not begun by then
+  // are skipped.
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                      WorkPriority priority = WorkPriority::kStep);
 
@@ -48,8 +48,8 @@ class ThreadPool {
   struct Job;
 
   void WorkerLoop(WorkPriority priority);
-  // The workers of steps may run wherever those of background work may, but on `core`, unless there
-  // are more of them than other cores. mutex_ is held.
+  // Restricts the workers of steps to the cores of background work without `core`, unless there are
+  // more workers than other cores. mutex_ is held.
   void KeepOff(int core);
   // Runs one item of `job`; `lock` is held on entry and exit.
   void RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& lock);
@@ -58,9 +58,9 @@ class ThreadPool {
   std::condition_variable work_[2];             // by priority
   std::deque<std::shared_ptr<Job>> queues_[2];  // by priority; jobs with items not yet begun
   bool stopping_ = false;
-  size_t running_ = 0;   // loops of steps
+  size_t running_ = 0;   // running step loops
   int left_out_ = -1;    // the core that workers keep off; -1: none
-  cpu_set_t allowed_{};  // what the process may use, when that was set
+  cpu_set_t allowed_{};  // the process's cores when that was set
   std::vector<std::thread> workers_, background_;
 };
 

@@ -1,4 +1,4 @@
-// How far a background job has come, and whether it shall stop.
+// Tracks how far a background job has come, and whether it must stop.
 //
 // Thread-safety: all members may be used concurrently.
 #pragma once
@@ -13,7 +13,7 @@ namespace prefixd {
 struct WorkProgress {
   std::atomic<uint64_t> done{0}, total{0};
   std::atomic<bool> cancelled{false};
-  // kCancelled when it shall stop.
+  // kCancelled when the job must stop.
   Status Check() const {
     if (!cancelled.load(std::memory_order_relaxed)) return {};
     return Error{Code::kCancelled, "background work was stopped"};

@@ -1,11 +1,10 @@
-// One thread in the background that does pieces of work, one after the other, as its owner hands
-// them out.
+// Runs pieces of background work in one thread, one after the other, as its owner hands them out.
 //
-// The owner guards its own state with mutex(), and waits on changed() for what a piece brings
-// about. Declare a Worker behind everything that its pieces use: it starts at once.
+// The owner guards its own state with mutex(), and waits on changed() for the effects of a piece.
+// Declare a Worker after everything that its pieces use: it starts at once.
 //
-// Thread-safety: all methods may be called concurrently; Stop ends the thread when the piece under
-// way has ended, and may be called again.
+// Thread-safety: all methods may be called concurrently; Stop ends the thread when the running
+// piece has ended, and may be called again.
 #pragma once
 
 #include <chrono>
@@ -23,9 +22,9 @@ class Worker {
  public:
   using Clock = std::chrono::steady_clock;
   struct Next {
-    // Done without the mutex; does not throw. Empty: there is nothing to do now.
+    // Runs without the mutex; must not throw. Empty: there is nothing to do now.
     std::function<void(const std::stop_token&)> piece;
-    // When to ask again, unless changed() is notified before.
+    // The time of the next Take, unless changed() is notified before.
     Clock::time_point again = Clock::time_point::max();
   };
   // Called with the mutex held.
@@ -37,11 +36,11 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   std::mutex& mutex() const { return mutex_; }
-  // Notified when a piece has ended or the worker stops; notify it when there is something to do.
+  // Notified when a piece has ended or the worker stops; owners notify it when there is work.
   std::condition_variable& changed() { return changed_; }
-  // The mutex is held.
+  // Call with the mutex held.
   bool stopping() const { return stop_.stop_requested(); }
-  // For pieces that pause: false when it is time to stop.
+  // Pauses a piece; false when the worker stops.
   bool Sleep(std::chrono::nanoseconds pause);
   void Stop();
 
