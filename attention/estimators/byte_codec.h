@@ -1,4 +1,4 @@
-// Little-endian fields for the summaries' serialised form. Internal to attention/.
+// Reads and writes the little-endian fields of serialised summaries. Internal to attention/.
 #pragma once
 
 #include <bit>
@@ -24,7 +24,7 @@ class ByteWriter {
     const auto* p = reinterpret_cast<const std::byte*>(&value);
     bytes_.insert(bytes_.end(), p, p + sizeof(T));
   }
-  // Values beyond float32 saturate: a stored summary never holds an infinity.
+  // Values beyond float32 saturate, so that a stored summary never holds an infinity.
   template <typename T>
   void PutFloats(std::span<const T> values) {
     constexpr double kMax = std::numeric_limits<float>::max();
@@ -39,7 +39,7 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-// Reads never run over: check remaining() first (asserted by the caller's size check).
+// Reads must not pass the end: check remaining() first (asserts guard the caller's size check).
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -62,9 +62,9 @@ class ByteReader {
   std::span<const std::byte> bytes_;
 };
 
-// Of the stored form of a summary, which begins with `magic` and `version` in a header of
-// `header_bytes`: a reader behind these two. kCorrupt where it begins otherwise; `name` says what
-// it should have been.
+// Checks the head of a stored summary, a header of `header_bytes` that begins with `magic` and
+// `version`, and returns a reader behind these two. kCorrupt where it begins otherwise; the message
+// names the expected summary, `name`.
 inline Result<ByteReader> ReadHead(std::span<const std::byte> bytes, size_t header_bytes,
                                    uint32_t magic, uint16_t version, const std::string& name) {
   const auto corrupt = [&](const std::string& what) {

@@ -22,7 +22,7 @@ constexpr uint32_t kClustersMagic = 0x4c435850;  // "PXCL"
 constexpr uint16_t kClustersVersion = 1;
 constexpr size_t kClustersHeaderBytes = 24;
 constexpr uint32_t kMaxClusters = 65536;
-constexpr size_t kAssignRows = 64;  // scored against all centres at once
+constexpr size_t kAssignRows = 64;  // rows scored against all centres at once
 
 }  // namespace
 
@@ -214,7 +214,8 @@ Result<ClusterSummary> ClusterSummary::Deserialize(std::span<const std::byte> by
   const auto corrupt = [](const std::string& what) {
     return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
-  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kClustersHeaderBytes, kClustersMagic, kClustersVersion, kName));
+  PREFIXD_ASSIGN(ByteReader in,
+                 ReadHead(bytes, kClustersHeaderBytes, kClustersMagic, kClustersVersion, kName));
   const uint16_t contents = in.Get<uint16_t>();
   const uint32_t n = in.Get<uint32_t>(), key_dim = in.Get<uint32_t>();
   const uint32_t value_dim = in.Get<uint32_t>();
@@ -223,7 +224,7 @@ Result<ClusterSummary> ClusterSummary::Deserialize(std::span<const std::byte> by
       (n == 0) != (value_dim == 0)) {
     return corrupt("dimensions out of range");
   }
-  // Before anything of that size is allocated.
+  // The size is checked before anything of that size is allocated.
   const uint64_t keys = contents >= 2 ? key_dim + (contents == 3 ? key_dim : 1) : 0;
   if (in.remaining() != uint64_t{n} * (sizeof(uint32_t) + sizeof(float) * (keys + value_dim))) {
     return corrupt("size does not fit its shape");
@@ -247,8 +248,8 @@ void SumScan(std::span<const float> scores, uint32_t group, std::span<const uint
   const size_t n = clusters.size();
   assert(scores.size() == group * n && log_mass.size() == size_t{group} * n_clusters);
   assert(cuts.empty() || cuts.size() == group);
-  // Tokens that follow one another are often of one cluster: they go to sums of their own, so that
-  // none waits for the one before it.
+  // Tokens that follow one another are often in one cluster, so consecutive tokens go to different
+  // sums: no addition waits for the one before.
   constexpr size_t kSums = 4, kTile = 1024;
   std::vector<double> sums(kSums * n_clusters);
   std::array<float, kTile> weight;

@@ -1,9 +1,10 @@
-// Estimators that keep the mid region by clusters of keys (spec §3): centroids with their values,
-// moments per cluster, and the values alone for a selector that scores every key itself.
+// Implements estimators that keep the mid region by clusters of keys (spec §3): centroids with
+// their values, moments per cluster, and the values alone for a selector that scores every key
+// itself.
 //
-// A Clustering is fixed when a prefix is ingested and shared by all its summaries, so that they
-// merge; whoever indexes the keys has one. Which cluster a retrieved row belongs to is either
-// handed to the step or found again from its key.
+// A Clustering is fixed when a prefix is ingested, and all its summaries share it, so that they
+// merge. A step either receives the cluster of each retrieved row or finds it again from the row's
+// key.
 //
 // Thread-safety: plain values.
 #pragma once
@@ -25,8 +26,8 @@ class Clustering {
   Clustering() = default;
   // centres: [n][dim], finite; 1 <= n <= 65536.
   Clustering(uint32_t dim, std::vector<float> centres);
-  // Lloyd's algorithm from evenly spaced rows: a training-free default where no index offers its
-  // own lists. Fewer clusters than asked for when there are fewer rows.
+  // Runs Lloyd's algorithm from evenly spaced rows: a training-free default where no index offers
+  // its own lists. Returns fewer than n_clusters where there are fewer rows.
   static Clustering Fit(const RowsView& rows, uint32_t n_clusters, int iterations = 8);
 
   uint32_t dim() const { return dim_; }
@@ -34,7 +35,7 @@ class Clustering {
   std::span<const float> centre(uint32_t c) const {
     return std::span(centres_).subspan(size_t{c} * dim_, dim_);
   }
-  // The cluster of each row's key; ties go to the lowest.
+  // Returns the cluster of each row's key; ties go to the lowest.
   std::vector<uint16_t> Assign(const RowsView& rows) const;
 
  private:
@@ -43,29 +44,30 @@ class Clustering {
   std::vector<double> half_norms_;
 };
 
-// What is kept of each cluster, each including the former.
+// Names what a summary keeps of each cluster; each value includes the former ones.
 enum class ClusterContents : uint8_t {
   kValues = 1,     // count and mean value: dv elements
   kCentroids = 2,  // and mean key, and the keys' spread as one number: dk + 1 more
   kMoments = 3,    // and the variance of each key channel instead: dk more
 };
 
-// Of the empty set, all zero. Accumulated in float64, stored in float32.
+// Sums clusters of a token set, in float64; stored in float32. A new summary is all zero.
 class ClusterSummary {
  public:
   ClusterSummary() = default;
   ClusterSummary(uint32_t n_clusters, uint32_t key_dim, uint32_t value_dim,
                  ClusterContents contents);
 
-  // `clusters`: of each row, as Clustering::Assign returns them.
+  // clusters: one per row, as Clustering::Assign returns them.
   void Add(const RowsView& rows, std::span<const uint16_t> clusters);
-  // Of disjoint token sets under one clustering, equal in shape; `other` may be empty.
+  // Adds the summary of a disjoint token set, with equal clustering and shape; `other` may be
+  // empty.
   void Merge(const ClusterSummary& other);
 
-  // With less kept of each cluster. REQUIRES: contents <= contents().
+  // Returns a copy that keeps less of each cluster. REQUIRES: contents <= contents().
   ClusterSummary Reduced(ClusterContents contents) const;
-  // Whole clusters put together: cluster c becomes part of to[c], one of `n`. Exact: the tokens of
-  // the new clusters are those of the old ones.
+  // Joins whole clusters: cluster c becomes part of to[c], one of `n`. The result is exact: the new
+  // clusters hold the tokens of the old ones.
   ClusterSummary Coarsened(std::span<const uint16_t> to, uint32_t n) const;
 
   uint64_t count() const { return count_; }
@@ -74,20 +76,20 @@ class ClusterSummary {
   uint32_t value_dim() const { return value_dim_; }
   ClusterContents contents() const { return contents_; }
   bool has_keys() const { return contents_ >= ClusterContents::kCentroids; }
-  // Channels of `spread`: 1 (their sum) or key_dim.
+  // Number of channels in `spread`: 1 (their sum) or key_dim.
   uint32_t spread_dim() const { return contents_ == ClusterContents::kMoments ? key_dim_ : 1; }
   std::span<const uint64_t> counts() const { return counts_; }          // [n]
   std::span<const double> mean_keys() const { return mean_keys_; }      // [n][key_dim]
   std::span<const double> spreads() const { return spreads_; }          // [n][spread_dim], sums
   std::span<const double> mean_values() const { return mean_values_; }  // [n][value_dim]
 
-  size_t bytes() const;  // of the serialised payload: what a budget is charged for
+  size_t bytes() const;  // serialised payload, which budgets charge
   std::vector<std::byte> Serialize() const;
   static Result<ClusterSummary> Deserialize(std::span<const std::byte> bytes);
 
  private:
   void AddRow(uint32_t cluster, std::span<const float> key, std::span<const float> value);
-  // Chan's formula: cluster `from` of `other` joins cluster `to`.
+  // Merges cluster `from` of `other` into cluster `to`, by Chan's formula.
   void MergeCluster(uint32_t to, const ClusterSummary& other, uint32_t from);
 
   uint32_t key_dim_ = 0, value_dim_ = 0;
@@ -97,8 +99,8 @@ class ClusterSummary {
   std::vector<double> mean_keys_, spreads_, mean_values_;
 };
 
-// What a selector that scored every key of the mid region (by compact codes) saw of each cluster.
-// Borrowed. Only a complete scan may be used: of pruned lists nothing is known.
+// Sums of scores per cluster from a selector that scored every key of the mid region (by compact
+// codes). Borrowed. Only a complete scan may be used: keys in pruned lists have no scores.
 struct ScanMasses {
   std::span<const float> log_mass;          // [G][n_clusters] log sum exp(min(score, cut))
   std::span<const float> retrieved_scores;  // [G][K] the scan's own scores of the retrieved rows

@@ -1,7 +1,7 @@
-// One interface over all estimators of the remainder (spec §3): what each keeps of a token set is
-// built from rows as they come, merged with that of other sets, stored, charged, and handed to a
-// step in the same way. How each turns it into (log Z_R, y_R) is attention/estimators/step_input.h's business:
-// GroupStep and EstimateRemainder evaluate whatever was attached to their input.
+// Unifies all estimators of the remainder behind one interface (spec §3): summaries are built from
+// rows as they come, merged with those of other sets, stored, charged, and attached to a step in
+// the same way. attention/estimators/step_input.h defines what a step reads of them: GroupStep and
+// EstimateRemainder evaluate whatever is attached to their input.
 //
 // Thread-safety: plain value; const methods may be called from any number of threads.
 #pragma once
@@ -22,7 +22,8 @@
 
 namespace prefixd {
 
-// Which estimator, and how much it keeps. Borrowed pointers outlive the summaries made from it.
+// Selects an estimator, and how much it keeps. Borrowed pointers outlive the summaries made from
+// it.
 struct EstimatorSpec {
   EstimatorKind kind = EstimatorKind::kNone;
   uint32_t key_dim = 0, value_dim = 0;
@@ -30,8 +31,8 @@ struct EstimatorSpec {
   bool covariance = false;                 // kMoment: gather the keys' full covariance
   const FeatureMap* phi_k = nullptr;       // kPhi
   const Clustering* clustering = nullptr;  // kCentroid, kClusterMoment, kScan
-  // Of what is kept for reading (EstimatorSummary::Keep):
-  uint32_t rank = 0;  // kMoment: C as a factor of that rank
+  // The rest applies to summaries kept for reading (EstimatorSummary::Keep).
+  uint32_t rank = 0;  // kMoment: rank of the factor kept for C
   bool bf16 = false;  // kPhi: u and T
 
   Status Validate() const;
@@ -39,48 +40,49 @@ struct EstimatorSpec {
 
 class EstimatorSummary {
  public:
-  // Of the empty set. kInvalidArgument when the spec lacks what its kind needs.
+  // Returns an empty summary. kInvalidArgument when the spec lacks what its kind needs.
   static Result<EstimatorSummary> Create(const EstimatorSpec& spec);
 
   EstimatorKind kind() const { return spec_.kind; }
   uint64_t count() const;
-  // Rows are of the spec's dimensions.
+  // `rows` must have the spec's dimensions.
   void Add(const RowsView& rows);
-  // kPhi: with features that are at hand, log phi [rows.count][d_phi]; -inf: none.
+  // kPhi: adds rows with given features, log phi [rows.count][d_phi]; -inf: none.
   void AddFeatures(const RowsView& rows, std::span<const float> log_phi) {
     std::get<PhiCache>(held_).AddFeatures(rows, log_phi);
   }
-  // Of disjoint token sets; kInvalidArgument when the other was made from a different spec, or
-  // either is for reading only (Keep).
+  // Adds the summary of a disjoint token set; kInvalidArgument when the specs differ, or when
+  // either summary is for reading only (Keep).
   Status Merge(const EstimatorSummary& other);
 
-  // What a variant of the same estimator keeps of this: for reading, after all adding and merging
-  // of checkpoints. Cluster summaries serve all three estimators by clusters. query_rms: of the
-  // queries' channels, for factoring C (empty: all alike). `alike`: kept by the same variant from
-  // much the same tokens, to take the factor's directions from (null: find them).
-  // kInvalidArgument when this holds less than the variant keeps.
+  // Reduces this to what a variant of the same estimator keeps: a summary for reading, made after
+  // all adding and merging. Cluster summaries serve all three estimators by clusters. query_rms:
+  // root mean square per query channel, which weighs the factoring of C (empty: all alike).
+  // `alike`: a summary that the same variant kept from much the same tokens, whose factor
+  // directions are reused (null: find them). kInvalidArgument when this holds less than the variant
+  // keeps.
   Result<EstimatorSummary> Keep(const EstimatorVariant& variant, std::span<const float> query_rms,
                                 const EstimatorSummary* alike) const;
-  // kCentroid, kClusterMoment, kScan: whole clusters put together as clusters of `into`, which
-  // outlives this; each goes where to[cluster] says.
+  // kCentroid, kClusterMoment, kScan: joins whole clusters into clusters of `into`, which outlives
+  // this; each cluster becomes part of to[cluster].
   Status Coarsen(std::span<const uint16_t> to, const Clustering* into);
 
   size_t bytes() const;  // as stored, without the envelope
-  // Token-equivalents beside rows of this shape: what a budget is charged (spec §4).
+  // Returns the token-equivalents that a budget is charged beside rows of this shape (spec §4).
   double Tokens(const RowShape& row) const;
 
-  // `producer`: fingerprint of what made it (weights of the maps, clustering, anchors); stored
-  // with it and compared when it is read back.
+  // producer: fingerprint of what made the summary (weights of the maps, clustering, anchors). It
+  // is stored with the summary, and compared on reading.
   std::vector<std::byte> Serialize(std::string_view producer) const;
   // kFailedPrecondition when another producer or another kind made it, kCorrupt when malformed.
   static Result<EstimatorSummary> Deserialize(const EstimatorSpec& spec, std::string_view producer,
                                               std::span<const std::byte> bytes);
 
   // Points the step's input at this summary, which must outlive the step: sets `estimator` and what
-  // belongs to it. Left to the caller: phi_q, forms, stored features, scan masses.
+  // belongs to it. The caller sets phi_q, forms, stored features and scan masses.
   void AttachTo(GroupStepInput& in) const;
 
-  // Null when it is of another estimator.
+  // Null for other estimators.
   const MomentSummary* moment() const { return std::get_if<MomentSummary>(&held_); }
   const PhiCache* phi() const { return std::get_if<PhiCache>(&held_); }
   const ClusterSummary* clusters() const { return std::get_if<ClusterSummary>(&held_); }

@@ -1,9 +1,10 @@
-// Learned positive feature maps in the log domain (spec §3, paper 001 App. J).
+// Evaluates learned positive feature maps in the log domain (spec §3, paper 001 App. J).
 //
-//   g0 = W_in x + b_in;  h = W2 GELU(W1 g0 + b1) + b2;  g1 = g0 + alpha h;  log phi(x) = W_out g1 +
-//   b_out
+//   g0 = W_in x + b_in;  h = W2 GELU(W1 g0 + b1) + b2;  g1 = g0 + alpha h;
+//   log phi(x) = W_out g1 + b_out
 //
 // GELU is the erf form. x has RoPE applied. Work with log phi, never with phi alone.
+//
 // Thread-safety: const methods may be called from any number of threads.
 #pragma once
 
@@ -17,7 +18,7 @@
 
 namespace prefixd {
 
-// One head's map; owns its weights, float32, row-major [out][in].
+// Holds one head's map and owns its weights, float32, row-major [out][in].
 struct FeatureMap {
   uint32_t in_dim = 0, d_emb = 0, d_phi = 0;
   std::vector<float> w_in, b_in, w1, b1, w2, b2, w_out, b_out;
@@ -28,12 +29,12 @@ struct FeatureMap {
   void LogPhi(std::span<const float> x, size_t n, std::span<float> out) const;
 };
 
-// The maps of a whole model, for one target prefix length.
+// Holds the maps of a whole model, for one target prefix length.
 struct FeatureMapSet {
   uint32_t length = 0;  // prefix length they were trained for, tokens
   uint32_t d_phi = 0;
-  std::string digest;             // of the weights and of this kernel: caches record it
-  std::vector<FeatureMap> phi_q;  // [n_layers * n_q_heads]; none: symmetric, phi_k serves queries
+  std::string digest;             // digest over the weights and this kernel: caches record it
+  std::vector<FeatureMap> phi_q;  // [n_layers * n_q_heads]; empty: symmetric, phi_k serves queries
   std::vector<FeatureMap> phi_k;  // [n_layers * n_kv_heads]
 
   Status Validate(const KvGeometry& geometry) const;

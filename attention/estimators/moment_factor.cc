@@ -1,4 +1,4 @@
-// The low-rank factor of a moment summary's cross moment.
+// Factors a moment summary's cross moment at low rank.
 #include <algorithm>
 #include <cassert>
 #include <cmath>
@@ -33,7 +33,7 @@ void Orthonormalise(std::vector<double>& basis, uint32_t n, uint32_t dim) {
   }
 }
 
-// out[a] = basis[a] W^T of the matrix w [rows][dim]: [n][rows].
+// out[a] = basis[a] W^T for the matrix w [rows][dim]: [n][rows].
 std::vector<double> Project(const std::vector<double>& basis, uint32_t n,
                             const std::vector<double>& w, uint32_t rows, uint32_t dim) {
   std::vector<double> out(size_t{n} * rows);
@@ -61,7 +61,8 @@ MomentSummary MomentSummary::Factored(uint32_t rank, std::span<const float> quer
     for (uint32_t l = 0; l < value_dim_; ++l) weighted[size_t{j} * value_dim_ + l] *= query_rms[j];
   }
   const uint32_t block = std::min(rank + kOversampling, value_dim_);
-  // Any start that is not orthogonal to what is sought; a fixed one, so that results repeat.
+  // Any start serves that is not orthogonal to the singular vectors; a fixed one makes results
+  // repeat.
   std::vector<double> basis(size_t{block} * value_dim_);
   uint64_t state = 0x9e3779b97f4a7c15u;
   for (double& x : basis) {

@@ -21,14 +21,14 @@ constexpr size_t kMomentsHeaderBytes = 24;
 constexpr uint64_t kMaxCount = uint64_t{1} << 32;  // token positions are 32 bits wide
 constexpr size_t kBlockTokens = 256;
 
-// A block's rows, converted, and their exact-as-possible moments.
+// Holds a block's rows, converted, and their exact-as-possible moments.
 struct BlockMoments {
   std::vector<double> mean;    // [dim]
   std::vector<float> centred;  // [n][dim]
   std::vector<double> sum_sq;  // [dim], centred
 };
 
-// `at` says where vector i lies.
+// `at` returns where vector i lies.
 template <typename At>
 void Centre(DType dtype, At at, size_t n, uint32_t dim, BlockMoments& out) {
   out.mean.assign(dim, 0.0);
@@ -211,7 +211,8 @@ Result<MomentSummary> MomentSummary::Deserialize(std::span<const std::byte> byte
   const auto corrupt = [](const std::string& what) {
     return Error{Code::kCorrupt, std::string(kName) + ": " + what};
   };
-  PREFIXD_ASSIGN(ByteReader in, ReadHead(bytes, kMomentsHeaderBytes, kMomentsMagic, kMomentsVersion, kName));
+  PREFIXD_ASSIGN(ByteReader in,
+                 ReadHead(bytes, kMomentsHeaderBytes, kMomentsMagic, kMomentsVersion, kName));
   const uint16_t flags = in.Get<uint16_t>();
   if ((flags & ~(kHasCross | kHasFactor | kHasCovariance)) != 0) return corrupt("unknown flags");
   const bool with_cross = (flags & kHasCross) != 0, with_factor = (flags & kHasFactor) != 0;

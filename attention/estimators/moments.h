@@ -1,9 +1,11 @@
-// The tilted-moment estimator (spec §3, "The tilted-moment estimator"): training-free, additive.
+// Implements the summary of the tilted-moment estimator (spec §3, "The tilted-moment estimator"):
+// training-free, additive.
 //
 // A MomentSummary holds the count, mean key, centred second moments of the keys (diagonal or full),
 // mean value and, optionally, the centred cross moment C = E[(k - mu_k)(v - vbar)^T] of a token
-// set, whole or as a factor of low rank. Accumulated in float64, merged by Chan's formula, stored
-// in float32. Only ever add: tokens are taken away one-way, at a step, never from the summary.
+// set, whole or as a factor of low rank. It accumulates in float64, merges by Chan's formula, and
+// is stored in float32. It only ever adds: a step takes tokens away one-way, never from the
+// summary.
 //
 // C is gathered whole; Factored() makes the small form that steps read. Merging a factored summary
 // expands it again, so checkpoints keep C whole and factoring comes last.
@@ -23,20 +25,20 @@ namespace prefixd {
 
 class MomentSummary {
  public:
-  MomentSummary() = default;  // the empty set, of no shape
+  MomentSummary() = default;  // an empty set without a shape
   MomentSummary(uint32_t key_dim, uint32_t value_dim, bool with_cross,
                 bool with_covariance = false);
 
   void Add(const RowsView& rows);
-  // Disjoint token sets of equal shape; `other` may be empty.
+  // Adds the moments of a disjoint token set of equal shape; `other` may be empty.
   void Merge(const MomentSummary& other);
 
   uint64_t count() const { return count_; }
   uint32_t key_dim() const { return key_dim_; }
   uint32_t value_dim() const { return value_dim_; }
   bool has_cross() const { return !cross_.empty(); }            // C as a whole
-  bool has_covariance() const { return !covariance_.empty(); }  // of the keys, all of it
-  uint32_t cross_rank() const { return cross_rank_; }           // of the factored C; 0: none
+  bool has_covariance() const { return !covariance_.empty(); }  // the keys' full covariance
+  uint32_t cross_rank() const { return cross_rank_; }           // rank of the factored C; 0: none
 
   std::span<const double> mean_key() const { return mean_key_; }      // [key_dim]
   std::span<const double> key_m2() const { return key_m2_; }          // [key_dim], sum, centred
@@ -48,21 +50,21 @@ class MomentSummary {
   std::span<const double> key_factor() const { return key_factor_; }
   std::span<const double> value_factor() const { return value_factor_; }
 
-  // The same moments with C replaced by its best approximation of rank `rank` in the norm that
-  // weighs key channel j by query_rms[j] (empty: all alike). REQUIRES has_cross();
+  // Returns the same moments with C replaced by its best approximation of rank `rank`, in the norm
+  // that weighs key channel j by query_rms[j] (empty: all alike). REQUIRES has_cross();
   // 1 <= rank < min(key_dim, value_dim).
   MomentSummary Factored(uint32_t rank, std::span<const float> query_rms) const;
 
-  // The same with C as a factor along given directions [rank][value_dim], orthonormal: those that
-  // Factored() found for a token set which is much the same.
+  // Returns the same moments with C factored along given directions [rank][value_dim], orthonormal:
+  // those that Factored() found for much the same token set.
   MomentSummary FactoredAlong(std::span<const double> directions) const;
-  // The same without C, without the full covariance, or without either.
+  // Returns the same moments without C, without the full covariance, or without either.
   MomentSummary Reduced(bool keep_cross, bool keep_covariance) const;
 
-  size_t bytes() const;  // of the serialised payload: what a budget is charged for
+  size_t bytes() const;  // serialised payload, which budgets charge
 
-  // Self-describing little-endian bytes with a version; float32 payload. Checksums are the
-  // caller's (storage verifies what it reads); Deserialize still refuses malformed input.
+  // Returns self-describing little-endian bytes with a version; float32 payload. The caller adds
+  // checksums (storage verifies what it reads); Deserialize still refuses malformed input.
   std::vector<std::byte> Serialize() const;
   static Result<MomentSummary> Deserialize(std::span<const std::byte> bytes);
 
@@ -73,7 +75,7 @@ class MomentSummary {
   std::vector<double> mean_key_, key_m2_, mean_value_, cross_;
   std::vector<double> covariance_, key_factor_, value_factor_;
 
-  void Expand();  // the factored C back to a whole one
+  void Expand();  // turns the factored C into a whole one
 };
 
 }  // namespace prefixd

@@ -64,7 +64,7 @@ void PhiCache::AddFeatures(const RowsView& rows, std::span<const float> log_phi)
     const float* row = log_phi.data() + i * d_phi_;
     for (uint32_t f = 0; f < d_phi_; ++f) part.m_[f] = std::max(part.m_[f], row[f]);
   }
-  // Weights by feature, so that T is one weighted sum of the values per feature.
+  // Weights are laid out by feature, so that T is one weighted sum of the values per feature.
   std::vector<float> weights(size_t{d_phi_} * rows.count);
   for (uint32_t f = 0; f < d_phi_; ++f) {
     float* row = weights.data() + size_t{f} * rows.count;

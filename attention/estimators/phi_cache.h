@@ -1,13 +1,15 @@
-// The max-shifted phi cache of one (layer, KV head) over a token set (spec §3, eqs. [34-43]).
+// Keeps the max-shifted phi cache of one (layer, KV head) over a token set (spec §3, eqs. [34-43]).
 //
 //   m[f] = max_i log phi_k(k_i)[f]
 //   u[f] = sum_i exp(log phi_k(k_i)[f] - m[f])
 //   T[f] = sum_i exp(log phi_k(k_i)[f] - m[f]) v_i
 //
-// The maps may be asymmetric (one for queries, one for keys) or one and the same: the cache is of
-// keys and does not know. Caches of disjoint sets merge; the empty set has m = -inf, u = 0, T = 0.
-// float32 in memory; stored in float32 or, at half the charge, with u and T in bf16. Thread-safety:
-// plain value.
+// The maps may be asymmetric (one for queries, one for keys) or the same: the cache holds keys
+// only, and does not depend on it. Caches of disjoint sets merge; the empty set has m = -inf,
+// u = 0, T = 0. A cache is float32 in memory; it is stored in float32 or, at half the charge, with
+// u and T in bf16.
+//
+// Thread-safety: plain value.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +24,7 @@
 
 namespace prefixd {
 
-// What PhiForm::kPerFeature leaves of a feature at least (spec §3).
+// PhiForm::kPerFeature leaves at least this much of a feature (spec §3).
 inline constexpr double kFeatureEpsilon = 1e-12;
 
 class PhiCache {
@@ -43,10 +45,10 @@ class PhiCache {
   std::span<const float> u() const { return u_; }  // [d_phi]
   std::span<const float> t() const { return t_; }  // [d_phi][value_dim]
 
-  size_t bytes() const;  // of the serialised payload: what a budget is charged for
+  size_t bytes() const;  // serialised payload, which budgets charge
   DType dtype() const { return dtype_; }
-  // The cache with u and T rounded to bf16, stored so from now on. m stays float32: its error would
-  // be one of the exponent. Rounding comes last: merging gives a float32 cache again.
+  // Returns the cache with u and T rounded to bf16, and stored so from now on. m stays float32: its
+  // error would be one in the exponent. Rounding comes last: merging gives a float32 cache again.
   PhiCache RoundedToBf16() const;
 
   std::vector<std::byte> Serialize() const;
@@ -55,7 +57,7 @@ class PhiCache {
  private:
   uint32_t d_phi_ = 0, value_dim_ = 0;
   uint64_t count_ = 0;
-  DType dtype_ = DType::kF32;  // of u and T as stored
+  DType dtype_ = DType::kF32;  // stored type of u and T
   std::vector<float> m_, u_, t_;
 };
 

@@ -1,5 +1,5 @@
-// The remainder by clusters of keys: centroids, moments per cluster, and the selector's own scan
-// (spec §3). Retrieved rows leave their clusters exactly.
+// Estimates the remainder by clusters of keys: centroids, moments per cluster, and the selector's
+// own scan (spec §3). Retrieved rows leave their clusters exactly.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +18,7 @@ double Dot(std::span<const float> q, const double* x) {
   return dot;
 }
 
-// The clusters with the retrieved rows taken away, for all heads of a group.
+// The clusters without the retrieved rows, for all heads of a group.
 class RemainingClusters {
  public:
   explicit RemainingClusters(const RemainderContext& context)
@@ -33,11 +33,11 @@ class RemainingClusters {
 
   uint32_t size() const { return summary_.size(); }
   uint16_t cluster_of(size_t i) const { return clusters_[i]; }
-  // Tokens left of a cluster. Below 1 there is nothing (negative only if the given clusters are
-  // not those of the summary).
+  // Returns the tokens left in a cluster. Below 1 the cluster is empty (negative only if the given
+  // clusters are not the summary's).
   double left(uint32_t c) const { return left_[c]; }
 
-  // Mean score of what is left of each cluster, under head g. REQUIRES keys.
+  // Returns the mean score of the rest of each cluster, under head g. REQUIRES keys.
   std::vector<double> MeanScores(uint32_t g) const {
     const double scale = context_.in.layer.scale;
     std::vector<double> mean(size()), removed(size());
@@ -53,7 +53,7 @@ class RemainingClusters {
     return mean;
   }
 
-  // Variance of the scores of what is left of cluster c, under head g.
+  // Returns the variance of the scores of the rest of cluster c, under head g.
   double ScoreVariance(uint32_t c, uint32_t g) const {
     const uint32_t dim = summary_.spread_dim();
     const double scale = context_.in.layer.scale;
@@ -61,7 +61,7 @@ class RemainingClusters {
     const double* spread = spread_.data() + size_t{c} * dim;
     double sum = 0;
     for (uint32_t j = 0; j < context_.key_dim; ++j) {
-      // As one number, the spread is taken to be the same in all directions.
+      // A spread kept as one number is taken to be the same in all directions.
       const double of_channel = dim == 1 ? spread[0] / context_.key_dim : spread[j];
       sum += scale * scale * q[j] * q[j] * of_channel;
     }
@@ -102,7 +102,7 @@ class RemainingClusters {
   std::vector<double> spread_;      // [n][spread_dim]
 };
 
-// log Z of each cluster's remainder by its own tilted moments.
+// Returns log Z of each cluster's remainder, by its own tilted moments.
 std::vector<double> MomentMasses(const RemainderContext& context, const RemainingClusters& clusters,
                                  const std::vector<double>& mean, uint32_t g) {
   const MomentForm form =
@@ -118,7 +118,7 @@ std::vector<double> MomentMasses(const RemainderContext& context, const Remainin
   return log_z;
 }
 
-// log Z of each cluster's remainder by the scan's scores, the retrieved rows' own subtracted.
+// Returns log Z of each cluster's remainder by the scan's scores, less those of the retrieved rows.
 std::vector<double> ScanMassesLeft(const RemainderContext& context,
                                    const RemainingClusters& clusters, uint32_t g) {
   const ScanMasses& scan = context.in.scan;
@@ -134,7 +134,7 @@ std::vector<double> ScanMassesLeft(const RemainderContext& context,
     mass[clusters.cluster_of(i)] -= std::exp(std::min(s, cut.score) - shift);
   }
   for (uint32_t c = 0; c < clusters.size(); ++c) {
-    // What is left of a cluster that was all but taken is rounding.
+    // The rest of a cluster that was retrieved almost whole is rounding noise.
     if (clusters.left(c) >= 1 && mass[c] > 1e-6 * std::exp(masses[c] - shift)) {
       log_z[c] = shift + std::log(mass[c]);
     }

@@ -1,4 +1,4 @@
-// The remainder by tilted moments (spec §3, "The tilted-moment estimator").
+// Estimates the remainder by tilted moments (spec §3, "The tilted-moment estimator").
 #include <algorithm>
 #include <cmath>
 
@@ -9,8 +9,8 @@
 namespace prefixd {
 namespace {
 
-// Variance of each key channel over the remainder: centred sums, so that a large common mean
-// cancels before anything is squared.
+// Returns the variance of each key channel over the remainder, from centred sums, so that a large
+// common mean cancels before anything is squared.
 std::vector<double> RemainderKeyVariance(const RemainderContext& context) {
   const MomentSummary& moment = *context.in.moment;
   const KeySums& sums = context.key_sums;
@@ -18,12 +18,12 @@ std::vector<double> RemainderKeyVariance(const RemainderContext& context) {
   const double of_each = 1 / r;
   std::vector<double> variance(context.key_dim);
   for (uint32_t j = 0; j < context.key_dim; ++j) {
-    // From the float32 centre to the mean itself.
+    // Moves the sums from the float32 centre to the mean itself.
     const double off = moment.mean_key()[j] - double{sums.centre[j]};
     const double d = sums.sum[j] - k * off;
     const double d2 = sums.sum_sq[j] - 2 * off * sums.sum[j] + k * off * off;
     const double m2 = moment.key_m2()[j] - d2 - d * d * of_each;
-    // One token has no variance, whatever rounding says.
+    // A single token has no variance, whatever rounding yields.
     const bool spread = r > 1 && m2 > kNegligibleSpread * moment.key_m2()[j];
     variance[j] = spread ? m2 * of_each : 0.0;
   }
@@ -40,8 +40,8 @@ double DiagonalVariance(const RemainderContext& context, uint32_t g,
   });
 }
 
-// With the full covariance the score's variance is known over the mid region, and the retrieved
-// rows leave it by their scores alone.
+// The full covariance gives the score's variance over the mid region, and the retrieved rows leave
+// it by their scores alone.
 double FullVariance(const RemainderContext& context, uint32_t g, const ScoreMean& mean) {
   const std::span<const float> q = context.query(g);
   const std::span<const double> covariance = context.in.moment->covariance();
@@ -57,12 +57,12 @@ double FullVariance(const RemainderContext& context, uint32_t g, const ScoreMean
   return r > 1 && left > kNegligibleSpread * m2 ? left / r : 0.0;
 }
 
-// Room for one head after the other.
+// Buffers that one head after the other uses.
 struct CrossRoom {
   std::vector<double> weights, along, cross;  // [key_dim], [rank], [value_dim]
 };
 
-// scale q^T C of the whole mid region into room.cross [value_dim]. False without C.
+// Computes scale q^T C of the whole mid region into room.cross [value_dim]. False without C.
 bool QueryCross(const RemainderContext& context, uint32_t g, CrossRoom& room) {
   const MomentSummary& moment = *context.in.moment;
   const std::span<const float> q = context.query(g);

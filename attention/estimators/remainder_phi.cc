@@ -1,4 +1,4 @@
-// The remainder by the max-shifted phi cache (spec §3).
+// Estimates the remainder by the max-shifted phi cache (spec §3).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,7 @@ constexpr double kInfLogMass = std::numeric_limits<double>::infinity();
 constexpr float kEmptyLogMass = -std::numeric_limits<float>::infinity();
 constexpr size_t kPhiRows = 256;  // retrieved rows whose features are held at once
 
-// One query head against the phi cache of M: p[f] = phi_q[f] e^{m[f]} / Z_M, so that
+// Relates one query head to the phi cache of M: p[f] = phi_q[f] e^{m[f]} / Z_M, so that
 // sum_f p[f] u[f] = 1.
 struct PhiHead {
   double log_z_mid = -kInfLogMass;
@@ -44,14 +44,14 @@ PhiHead EvaluateCache(const FeatureMap& phi_q, const PhiCache& phi, std::span<co
   return head;
 }
 
-// Retrieved rows' weights exp(log phi_k(k_i)[f] - base[f]), [n][d_phi]: from the stored features,
-// or recomputed.
+// Computes the retrieved rows' weights exp(log phi_k(k_i)[f] - base[f]), [n][d_phi], from the
+// stored features or with phi_k.
 class RetrievedWeights {
  public:
   explicit RetrievedWeights(const RemainderContext& context)
       : in_(context.in), key_dim_(context.key_dim), d_phi_(context.in.phi->d_phi()) {}
 
-  // How many rows from `begin` on share one base.
+  // Returns how many rows from `begin` on share one base.
   size_t Run(size_t begin) const {
     const size_t most = std::min(kPhiRows, in_.retrieved.count - begin);
     if (in_.features.data == nullptr || in_.features.chunks.empty()) return most;
@@ -60,7 +60,7 @@ class RetrievedWeights {
     return n;
   }
 
-  // What rows [begin, begin + Run(begin)) are relative to: [d_phi].
+  // Returns the base of rows [begin, begin + Run(begin)): [d_phi].
   std::span<const float> Base(size_t begin) const {
     if (in_.features.data == nullptr) return in_.phi->m();
     return in_.features.m.subspan(size_t{Chunk(begin)} * d_phi_, d_phi_);
@@ -138,7 +138,7 @@ void RetrievedShares(const RemainderContext& context, const std::vector<PhiHead>
   }
 }
 
-// Z_R / Z_M of one head.
+// Returns Z_R / Z_M of one head.
 double RemainingShare(PhiForm form, const PhiCache& phi, const PhiHead& head,
                       std::span<const float> retrieved, const std::vector<double>& u_k) {
   if (form == PhiForm::kSigned) {
@@ -172,14 +172,14 @@ Remainder EstimatePhi(const RemainderContext& context) {
     float* coefficient = out.coefficient.data() + g * context.k();
     const double share =
         RemainingShare(in.phi_form, phi, heads[g], {coefficient, context.k()}, u_k);
-    // Also taken when the maps overflowed into NaN: no mass rather than a wrong one.
+    // Maps that overflowed into NaN end here too: no mass rather than a wrong one.
     if (!(share > kNegligibleShare) || !std::isfinite(heads[g].log_z_mid)) {
       std::fill_n(coefficient, context.k(), 0.0f);
       continue;
     }
     out.log_z[g] = ClampToBracket(heads[g].log_z_mid + std::log(share), context.cut(g),
                                   MeanRemainingScore(context, g), context.remaining());
-    if (out.log_z[g] == -kInfLogMass) {  // an exact cut of -inf: nothing is left
+    if (out.log_z[g] == -kInfLogMass) {  // an exact cut of -inf leaves nothing
       std::fill_n(coefficient, context.k(), 0.0f);
       continue;
     }

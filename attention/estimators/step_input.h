@@ -1,5 +1,5 @@
-// What one step of one KV head and its group of query heads is given, and what it gives back (spec
-// §2). Estimators attach their summaries to it; attention/step/step.h computes it.
+// Defines the input and output of one step of one KV head and its group of query heads (spec §2).
+// Estimators attach their summaries to the input; attention/step/step.h computes the step.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +18,37 @@
 
 namespace prefixd {
 
-// Everything is borrowed for the duration of the call.
+// A step borrows everything for the duration of the call.
 struct GroupStepInput {
   std::span<const float> queries;  // [G][key_dim], after RoPE, never rounded to the row dtype
   uint32_t group = 0;              // G
   LayerGeometry layer;             // scale and softcap
-  // Exact set E = anchors + retrieved. Disjoint; any may be empty. All of one RowShape.
+  // The exact set E = anchors + retrieved. Disjoint; any may be empty. All of one RowShape.
   RowsView sinks, tail, retrieved;
   std::span<const Cut> cuts;  // [G]; empty means CutKind::kNone for all
-  // [G][retrieved.count] from StepScores, where the caller needed them before; else empty.
+  // [G][retrieved.count] from StepScores, where the caller has computed them before; else empty.
   std::span<const float> retrieved_scores;
 
-  // The mid region M (retrieved tokens included): how many tokens, and the summary of it that
-  // `estimator` reads (attention/estimators/estimator.h makes, merges and stores all kinds alike).
+  // The mid region M (retrieved tokens included): its token count, and the summary that `estimator`
+  // reads (attention/estimators/estimator.h makes, merges and stores all kinds alike).
   uint64_t mid_count = 0;
   EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
-  // False: y and lse are of what was read alone, and rho_z says what share the estimator makes of
-  // the remainder that was dropped.
+  // False: y and lse cover only what was read, and rho_z is the estimator's share of the remainder
+  // that was dropped.
   bool merge_estimate = true;
 
-  // kMoment; with the others, if there, for the lower side of the bracket on Z_R.
+  // kMoment; other estimators use it, if set, for the lower side of the bracket on Z_R.
   const MomentSummary* moment = nullptr;
   MomentForm moment_form = MomentForm::kDirect;
 
   // kPhi. Features of retrieved rows are read where they are stored, else recomputed by phi_k.
   const PhiCache* phi = nullptr;
   PhiForm phi_form = PhiForm::kSigned;
-  std::span<const FeatureMap> phi_q;  // [G]; empty: symmetric, phi_k is the map of queries too
+  std::span<const FeatureMap> phi_q;  // [G]; empty: symmetric, phi_k maps queries too
   const FeatureMap* phi_k = nullptr;  // may be null with stored features and phi_q
   StoredFeatures features;
 
-  // kCentroid, kClusterMoment, kScan: contents of at least kCentroids, kMoments, kValues.
+  // kCentroid, kClusterMoment, kScan: with contents of at least kCentroids, kMoments, kValues.
   const ClusterSummary* clusters = nullptr;
   const Clustering* clustering = nullptr;        // finds the retrieved rows' clusters, unless
   std::span<const uint16_t> retrieved_clusters;  // [K] they are given

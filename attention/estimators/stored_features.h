@@ -1,12 +1,13 @@
-// Features that a settled prefix keeps beside its rows, so that a step need not recompute phi_k of
-// what it retrieves (spec §3, "Recompute or read").
+// Encodes features that a prefix keeps beside its rows, so that a step need not recompute phi_k for
+// the rows that it retrieves (spec §3, "Recompute or read").
 //
 // Each token's features are kept relative to m of its chunk, where they are at most 1:
 //   linear: exp(log phi - m) in equal steps: error at most half a step of the chunk's largest
 //   log:    log phi - m in equal steps over a range: a relative error; below the range it is none
-// Caches that are subtracted from should be built from what was stored (Decode, then
-// PhiCache::AddFeatures with its logarithm): then the subtraction is exact whatever the rounding.
+// The caches that steps subtract from should be built from the stored features (Decode, then
+// PhiCache::AddFeatures with its logarithm): the subtraction is then exact whatever the rounding.
 //
+// Thread-safety: free functions over plain values.
 // Thread-safety: free functions over plain values.
 #pragma once
 
@@ -19,8 +20,8 @@
 
 namespace prefixd {
 
-// log_phi: [n][d_phi]; m: [d_phi], the chunk's, -inf where no token has the feature; features
-// above m (by rounding) count as m. out: n * RowBytes(d_phi).
+// log_phi: [n][d_phi]; m: [d_phi], the chunk's, -inf where no token has the feature; features above
+// m (by rounding) count as m. out: n * RowBytes(d_phi).
 void EncodeFeatures(const FeatureFormat& format, std::span<const float> log_phi,
                     std::span<const float> m, std::span<std::byte> out);
 // codes: n features -> weights exp(log phi - m), [n].
@@ -32,7 +33,7 @@ struct StoredFeatures {
   const std::byte* data = nullptr;  // row i at data + i * stride; null: recompute instead
   size_t stride = 0;
   std::span<const float> m;          // [n_chunks][d_phi]
-  std::span<const uint32_t> chunks;  // [K] which chunk each row is of; empty: all of the first
+  std::span<const uint32_t> chunks;  // [K] the chunk of each row; empty: all in the first
 };
 
 }  // namespace prefixd

@@ -10,19 +10,20 @@
 namespace prefixd {
 namespace {
 
-constexpr double kDeepest = -30, kHighest = 40;  // of the parent's cut, in its own deviations
+constexpr double kDeepest = -30, kHighest = 40;  // range of the parent's cut, in its own deviations
 constexpr size_t kCells = 1400;
 constexpr double kCell = (kHighest - kDeepest) / kCells;
 
-// Variance over squared distance from mean to cut, of a standard Gaussian cut at a: decreases from
-// 1 (a -> -inf) to 0.
+// Variance of a standard Gaussian cut at a, over its squared distance from mean to cut: decreases
+// from 1 (a -> -inf) to 0.
 double SpreadRatio(double a) {
   const double h = NormalHazard(a);
   const double distance = a + h;
   return (1 - h * distance) / (distance * distance);
 }
 
-// The depth a with SpreadRatio(a) = ratio: a table finds the cell, secant steps the place in it.
+// Returns the depth a with SpreadRatio(a) = ratio: a table finds the cell, secant steps the place
+// in it.
 double ParentDepth(double ratio) {
   static const std::array<double, kCells + 1> table = [] {
     std::array<double, kCells + 1> t{};
@@ -44,13 +45,13 @@ double ParentDepth(double ratio) {
   return f_low > f_high ? low + (high - low) * f_low / (f_low - f_high) : low;
 }
 
-// The Gaussian of which the scores are the part below c, a of its deviations above its mean.
+// Tilts the Gaussian whose part below c the scores are; c lies a deviations above its mean.
 Tilt FromParent(double mu, double c, double a) {
   const double h = NormalHazard(a);
   const double deviation = (c - mu) / (a + h);
   const double mean = c - a * deviation;
   const double t = a - deviation;
-  const double variance = deviation * deviation * (1 - h * (a + h));  // of what lies below c
+  const double variance = deviation * deviation * (1 - h * (a + h));  // variance below c
   const double tilted = mean + deviation * deviation - deviation * NormalHazard(t);
   return {LogTiltedMass(mean, deviation, c) - LogNormalCdf(a), (tilted - mu) / variance};
 }

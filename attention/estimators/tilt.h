@@ -1,23 +1,23 @@
-// How much mass, and which mean, scores have below a cut: the three readings of the tilted-moment
-// estimator (spec §3). float64, one query head.
+// Computes how much mass, and which mean, scores have below a cut: the three readings of the
+// tilted-moment estimator (spec §3). float64, one query head.
 //
-// Given are the remainder's score mean mu and variance sigma^2 and the cut c. These are moments of
-// scores already cut: kDirect treats them as those of a Gaussian that is yet to be cut (low by 10
-// to 25% for Gaussian scores), kParent solves for the Gaussian whose cut has those moments (exact
-// for Gaussian scores, high on heavy tails), kRank takes the cut's depth from how many tokens lie
-// above it and needs no variance.
+// The inputs are the remainder's score mean mu and variance sigma^2 and the cut c. These are
+// moments of scores already cut: kDirect treats them as those of a Gaussian that is yet to be cut
+// (low by 10 to 25% for Gaussian scores), kParent solves for the Gaussian whose cut has those
+// moments (exact for Gaussian scores, high on heavy tails), kRank takes the cut's depth from how
+// many tokens lie above it and needs no variance.
 #pragma once
 
 #include "prefixd/estimator_variant.h"
 
 namespace prefixd {
 
-// Scores of smaller variance than this are one score.
+// Scores whose variance is smaller count as one score.
 inline constexpr double kNegligibleVariance = 1e-12;
 
 struct Tilt {
   double log_mean;  // log of the mean of exp(s): log Z_R - log |R|
-  // (E_tilted[s] - mu) / sigma^2: what a value's regression on the score is multiplied by.
+  // (E_tilted[s] - mu) / sigma^2: the factor on a value's regression on the score.
   double lever;
 };
 

@@ -1,9 +1,9 @@
-// One kernel table. Included once by each kernels_<isa>.cc, which sets PREFIXD_LANES (floats per
-// vector), PREFIXD_TABLE and PREFIXD_TABLE_NAME.
+// Defines one kernel table. Each of avx2.cc, avx512.cc and generic.cc includes it once, and sets
+// PREFIXD_LANES (floats per vector), PREFIXD_TABLE and PREFIXD_TABLE_NAME.
 //
 // Everything is internal to the including file and uses no standard-library template: code built
-// with wider instruction sets must not leak into functions that other files share. That is why the
-// parts are included inside the unnamed namespace and have no include guards of use elsewhere.
+// with wider instruction sets must not leak into functions that other files share. So the parts are
+// included inside the unnamed namespace, and have no include guards of use elsewhere.
 
 #if PREFIXD_LANES > 4
 #include <immintrin.h>
@@ -21,9 +21,9 @@ namespace {
 #include "attention/kernels/dot.h"
 #include "attention/kernels/math.h"
 #include "attention/kernels/sums.h"
-// Beside the sums' conversion to float64.
+// centred.h uses the conversion to float64 in sums.h.
 #include "attention/kernels/centred.h"
-// Scores take centred sums along.
+// score.h takes centred sums along with the scores.
 #include "attention/kernels/score.h"
 
 }  // namespace

@@ -1,18 +1,18 @@
-// Sums of centred first and second powers, channel by channel.
-// Part of kernels_body.h: included inside its namespace, once per instruction set.
+// Sums centred first and second powers, channel by channel. Part of body.h: included inside its
+// namespace, once per instruction set.
 
 constexpr size_t kCentredRows = 64;  // summed in float32
 // Columns of sums that stay in registers with their centres (32 with AVX-512, else 16).
 constexpr size_t kCentredVecs = kLanes == 16 ? 8 : 4;
 
-// What centred sums are taken against, and added to; [dim] each.
+// The centre that sums are taken against, and the sums that are added to; [dim] each.
 struct CentredTo {
   const float* centre;
   double* sum;
   double* sum_sq;
 };
 
-// The centre's columns as LoadVecs has the rows'.
+// Loads the centre's columns in the order in which LoadVecs loads the rows'.
 template <typename E, size_t kVecs, bool kTail>
 PREFIXD_INLINE void CentreVecs(const float* centre, size_t columns, VecF* out) {
   if constexpr (E::kPairs && kVecs % 2 == 0) {
@@ -27,10 +27,10 @@ PREFIXD_INLINE void CentreVecs(const float* centre, size_t columns, VecF* out) {
   }
 }
 
-// kVecs * kLanes channels (or, with kTail, the last `columns` < kLanes) from channel `at` on:
+// Sums kVecs * kLanes channels (or, with kTail, the last `columns` < kLanes) from channel `at` on:
 // several vectors at a time, since each sum is one chain of dependent additions. before(i) is
-// called before row i is read. wide: null, or where rows go as floats, [n][ld_wide], in the order
-// in which LoadVecs has them.
+// called before row i is read. wide: null, or receives the rows as floats, [n][ld_wide], in the
+// order of LoadVecs.
 template <typename E, size_t kVecs, bool kTail, typename Before>
 PREFIXD_INLINE void CentredTile(const std::byte* const* x, size_t n, size_t at, size_t columns,
                                 const CentredTo& to, const Before& before, float* wide,
@@ -55,8 +55,8 @@ PREFIXD_INLINE void CentredTile(const std::byte* const* x, size_t n, size_t at, 
   AddVecs<E, kVecs, kTail>(to.sum_sq + at, second, columns);
 }
 
-// n <= kCentredRows rows. before and wide as for a tile; wide REQUIRES x.dim to be a multiple of
-// 2 * kLanes.
+// Sums n <= kCentredRows rows. before and wide are those of a tile; wide REQUIRES x.dim to be a
+// multiple of 2 * kLanes.
 template <typename E, typename Before>
 PREFIXD_INLINE void CentredSlice(const std::byte* const* x, size_t n, size_t dim,
                                  const CentredTo& to, const Before& before, float* wide) {
@@ -81,7 +81,7 @@ PREFIXD_INLINE void CentredSlice(const std::byte* const* x, size_t n, size_t dim
   if (l < dim) CentredTile<E, 1, true>(x, n, l, dim - l, to, nothing, nullptr, 0);
 }
 
-// Vectors [begin, end) of x, at most kCentredRows.
+// Sums vectors [begin, end) of x, at most kCentredRows.
 template <typename E>
 void CentredSlice(const VectorBlock& x, size_t begin, size_t end, const CentredTo& to) {
   const std::byte* rows[kCentredRows];
@@ -90,8 +90,8 @@ void CentredSlice(const VectorBlock& x, size_t begin, size_t end, const CentredT
       rows, end - begin, x.dim, to, [](size_t) {}, nullptr);
 }
 
-// The same for scattered ones, which come into the caches meanwhile as by Bring: the memory takes
-// longer than the sums, which stay kLag rows behind what is read, so that they never wait for it
+// Sums scattered vectors while Bring's loads bring them into the caches: the memory takes longer
+// than the sums. The sums stay kLag rows behind the loads, so that they never wait for the memory
 // and fill the processor's window.
 template <typename E>
 void CentredSliceBrought(const VectorBlock& x, size_t begin, size_t end, const CentredTo& to,

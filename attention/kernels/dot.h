@@ -1,11 +1,12 @@
-// Dot products in float32: many queries against many vectors.
-// Part of kernels_body.h: included inside its namespace, once per instruction set.
+// Computes dot products in float32: many queries against many vectors. Part of body.h: included
+// inside its namespace, once per instruction set.
+
 // Heads that share a load: as many as registers allow (32 with AVX-512, else 16).
 constexpr size_t kDotHeads = kLanes == 16 ? 4 : 2;
 
-// One tile: kHeads queries against kRows vectors, so that each load serves several products.
-// `ahead`: rows to ask for meanwhile, or null; line by line, for a burst would wait for the memory
-// and then leave it idle.
+// Computes one tile: kHeads queries against kRows vectors, so that each load serves several
+// products. `ahead`: rows to prefetch meanwhile, or null; they are prefetched line by line, because
+// a burst would wait for the memory and then leave it idle.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void DotTile(const float* q, size_t ldq, const std::byte* const* x, size_t dim,
                             float scale, float* out, size_t ld_out, const AheadRow* ahead) {

@@ -1,8 +1,8 @@
-// The inner loops of attention/, one table per instruction set, chosen at run time.
+// Selects the inner loops of attention/ at run time, one table per instruction set.
 //
-// Internal to attention/. Vectors are GCC vector extensions, so one body (kernels_body.h) serves
-// every instruction set; kernels_<isa>.cc compile it with their own flags. Nothing here throws,
-// allocates or checks: callers validate. No kernel reads outside the elements it is given.
+// Internal to attention/. Vectors are GCC vector extensions, so one body (body.h) serves every
+// instruction set; avx2.cc, avx512.cc and generic.cc compile it with their own flags. Kernels do
+// not throw, allocate or check: callers validate. No kernel reads outside the elements it is given.
 //
 // Thread-safety: all functions are pure apart from their outputs.
 #pragma once
@@ -29,18 +29,19 @@ struct VectorBlock {
   DType dtype = DType::kF32;
   const RowRef* refs = nullptr;
   bool of_values = false;
-  // What may be prefetched of vectors [0, ahead), which exist and will be wanted soon; ahead may
-  // exceed n. Bytes of the key and of the value behind it; with a stride they are adjacent, and
-  // data is where the first of them starts. With refs the bytes of the kind that is wanted are also
-  // read of vectors [0, n): no more than their elements have. in_runs: refs mostly follow one
-  // another in memory, a page of them at least, and are asked for like vectors in order.
+  // Kernels may prefetch vectors [0, ahead), which must exist and be used soon; ahead may exceed n.
+  // ahead_key_bytes and ahead_value_bytes count the bytes of the key and of the value behind it;
+  // with a stride they are adjacent, and data is where the first of them starts. With refs, kernels
+  // also read these bytes (key or value, as of_values says) in vectors [0, n), so they must not
+  // exceed the elements. in_runs: refs mostly follow one another in memory, a page of them at
+  // least, and are prefetched like vectors in order.
   bool in_runs = false;
   size_t ahead = 0;
   size_t ahead_key_bytes = 0;
   size_t ahead_value_bytes = 0;
 };
 
-// first + slope * (s - centre): in float32 about a centre near the scores, so that a large common
+// first + slope * (s - centre), in float32 about a centre near the scores, so that a large common
 // score cancels before anything is rounded.
 struct Line {
   float first = 0, slope = 0, centre = 0;
@@ -51,13 +52,13 @@ struct KernelTable {
   // out[g * ld_out + i] = scale * <q_g, x_i>.  q: [heads][ldq], ldq = PadUp(x.dim), zero-padded.
   void (*dot)(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float scale,
               float* out, size_t ld_out);
-  // As dot, with products and sums in float64: exact but for the final rounding to float32, however
-  // much the terms cancel.
+  // Computes dot with products and sums in float64: exact but for the final rounding to float32,
+  // however much the terms cancel.
   void (*score)(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                 float* out, size_t ld_out);
-  // score and centred_sums, each to the bit: centre, sum and sum_sq are [x.dim], the sums are added
-  // to. Those of scattered vectors are taken while the vectors come in from memory (of up to 8
-  // heads: with more they cost little beside the scores).
+  // Computes score and centred_sums, each to the bit: centre, sum and sum_sq are [x.dim], the sums
+  // are added to. Scattered vectors are summed while they come in from memory (with up to 8 heads;
+  // with more, sums cost little beside the scores).
   void (*score_and_sums)(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
                          double scale, float* out, size_t ld_out, const float* centre, double* sum,
                          double* sum_sq);
@@ -72,7 +73,7 @@ struct KernelTable {
   // out[i] = exp(s[i] - shift), 0 below the smallest normal float; returns the sum. In place is
   // fine. s finite, s[i] <= shift + 88.
   double (*exp_shifted)(const float* s, size_t n, float shift, float* out);
-  // As exp_shifted, and returns the same sum, but out[i] = exp(s[i] - shift) - line(s[i]).
+  // Like exp_shifted, with the same sum, but out[i] = exp(s[i] - shift) - line(s[i]).
   double (*exp_less_line)(const float* s, size_t n, float shift, const Line& line, float* out);
   // sum_i (s[i] - centre), each difference rounded to float32.
   double (*centred_total)(const float* s, size_t n, float centre);
@@ -85,19 +86,20 @@ struct KernelTable {
   void (*to_float)(DType dtype, const std::byte* src, size_t n, float* dst);
 };
 
-// The fastest table this machine can run.
+// Returns the fastest table that this machine can run.
 const KernelTable& Kernels();
 
-// The dot products of bf16 pairs that some processors have (AVX512_BF16, AMX) are not used: their
-// sums are float32, with which scores miss the step's bound, and where float32 is enough they are
-// no faster than multiplying the pairs' halves (sums of squares: 5.9 ns a row of 128 against 4.7).
+// Kernels do not use the dot products of bf16 pairs that some processors have (AVX512_BF16, AMX):
+// these sum in float32, with which scores miss the step's bound, and where float32 is enough they
+// are no faster than multiplying the pairs' halves (sums of squares: 5.9 ns a row of 128 against
+// 4.7).
 enum class Isa { kGeneric, kAvx2, kAvx512 };
 inline constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512};
-// nullptr when this build or this machine has no such kernels.
+// Returns nullptr when this build or this machine has no such kernels.
 const KernelTable* KernelsFor(Isa isa);
 
-// While one lives, Kernels() is the given table in every thread. For tests and benchmarks, which
-// make one while nothing else computes.
+// While one lives, Kernels() returns the given table in every thread. For tests and benchmarks,
+// which make one while nothing else computes.
 class ScopedKernels {
  public:
   explicit ScopedKernels(const KernelTable& table);

@@ -1,5 +1,6 @@
-// Elementwise functions.
-// Part of kernels_body.h: included inside its namespace, once per instruction set.
+// Computes elementwise functions. Part of body.h: included inside its namespace, once per
+// instruction set.
+
 PREFIXD_INLINE VecF Select(VecI mask, VecF yes, VecF no) {
   return (VecF)(((VecI)yes & mask) | ((VecI)no & ~mask));
 }

@@ -1,19 +1,19 @@
-// Scores: dot products with the error of their rounding to float32 alone, however much the terms
-// cancel. Products and sums are float64, in which the product of two float32 is exact.
-// Part of kernels_body.h: included inside its namespace, once per instruction set.
+// Computes scores: dot products whose only error is their rounding to float32, however much the
+// terms cancel. Products and sums are float64, in which the product of two float32 is exact. Part
+// of body.h: included inside its namespace, once per instruction set.
 
 // Rows that were converted ahead.
 struct F64 {
   static constexpr size_t kBytes = 8;
   static constexpr bool kPairs = false;
 };
-// Rows of so many columns that they are not worth laying queries apart for.
+// Rows with so many columns that splitting queries into even and odd columns does not pay off.
 struct Bf16InOrder : Bf16 {
   static constexpr bool kPairs = false;
 };
 constexpr size_t kPairColumns = 256;
 
-// kLanesD consecutive elements as doubles.
+// Loads kLanesD consecutive elements as doubles.
 template <typename E>
 PREFIXD_INLINE VecD LoadWide(const std::byte* p) {
   if constexpr (E::kBytes == 8) {
@@ -59,12 +59,12 @@ PREFIXD_INLINE VecD LoadWideTail(const std::byte* p, size_t n) {
   return LoadWide<E>(padded);
 }
 
-// Rows that four heads share: their sums are chains of dependent additions, of which 8 just keep
-// two units busy that take 4 cycles each; 16 do so with room to spare (32 registers with AVX-512).
+// Rows per tile of four heads. Their sums are chains of dependent additions: 8 chains just keep two
+// units busy that take 4 cycles each; 16 do so with room to spare (32 registers with AVX-512).
 constexpr size_t kScoreRows = kLanes == 16 ? 4 : 2;
 
-// Asks for kRows rows line by line while as many others are used, column j of elements of kBytes
-// next.
+// Prefetches kRows rows line by line while as many others are used; j is the next column, of
+// elements of kBytes.
 template <size_t kRows, size_t kBytes>
 PREFIXD_INLINE void AskAt(const AheadRow* ahead, size_t j) {
   constexpr size_t kStep = kLanesD * kBytes * kRows, kLines = kStep < 64 ? 1 : kStep / 64;
@@ -76,7 +76,8 @@ PREFIXD_INLINE void AskAt(const AheadRow* ahead, size_t j) {
   }
 }
 
-// The lines that columns [0, j) left, of keys that fill no line at their end and of longer values.
+// Prefetches the lines that columns [0, j) left: the ends of keys that fill no line, and of longer
+// values.
 template <size_t kRows, size_t kBytes>
 PREFIXD_INLINE void AskRest(const AheadRow* ahead, size_t j) {
   if (ahead == nullptr) return;
@@ -87,9 +88,9 @@ PREFIXD_INLINE void AskRest(const AheadRow* ahead, size_t j) {
   }
 }
 
-// kHeads queries against kRows vectors, of which the first n are wanted (the others are readable).
-// `ahead`: rows to ask for meanwhile, or null. Where E comes in pairs, q has each 2 * kLanes
-// columns apart, the even ones first.
+// Scores kHeads queries against kRows vectors, and stores the first n (the others must be
+// readable). `ahead`: rows to prefetch meanwhile, or null. Where E comes in pairs, q has each 2 *
+// kLanes columns apart, the even ones first.
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* const* x, size_t dim,
                               double scale, size_t n, float* out, size_t ld_out,
@@ -109,7 +110,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
   };
   size_t j = 0;
   if constexpr (E::kPairs) {
-    // By way of memory: loads widen what would take shuffles in registers.
+    // Goes through memory, because loads widen what would take shuffles in registers.
     alignas(64) float wide[kRows][kPairColumns];
     const size_t paired = dim / (2 * kLanes) * (2 * kLanes);
     for (size_t c = 0; c < paired; c += 2 * kLanes) {
@@ -170,7 +171,7 @@ PREFIXD_INLINE void ScoreTile(const double* q, size_t ldq, const std::byte* cons
   }
 }
 
-// kHeads queries, the first or others, against the vectors [begin, end).
+// Scores kHeads queries against the vectors [begin, end).
 template <typename E, size_t kHeads, size_t kRows>
 PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x, size_t begin,
                                size_t end, double scale, float* out, size_t ld_out, bool first) {
@@ -185,7 +186,7 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
   }
 }
 
-// All heads against the vectors [begin, end), which stay in the first-level cache.
+// Scores all heads against the vectors [begin, end), which stay in the first-level cache.
 template <typename E>
 PREFIXD_INLINE void ScoreSlice(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
                                size_t begin, size_t end, double scale, float* out, size_t ld_out) {
@@ -203,9 +204,9 @@ PREFIXD_INLINE void ScoreSlice(const double* q, size_t ldq, size_t heads, const 
   }
 }
 
-// `sums`: null, or where centred sums go. Scattered rows are summed while they come in and, where E
-// comes in pairs, widened for the scores too; rows in order, which are asked for between the
-// scores' multiplications, are summed when these have brought them.
+// sums: null, or receives centred sums. Scattered rows are summed while they come in and, where E
+// comes in pairs, widened for the scores too; rows in order, which are prefetched between the
+// scores' multiplications, are summed after these.
 template <typename E>
 void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                  float* out, size_t ld_out, const CentredTo* sums) {
@@ -229,7 +230,7 @@ void ScoreDirect(const double* q, size_t ldq, size_t heads, const VectorBlock& x
   }
 }
 
-// Queries with each 2 * kLanes columns apart, the even ones first.
+// Lays queries out with each 2 * kLanes columns apart, the even ones first.
 template <typename E>
 void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
                 float* out, size_t ld_out, const CentredTo* sums) {
@@ -252,8 +253,8 @@ void ScorePairs(const double* q, size_t ldq, size_t heads, const VectorBlock& x,
   ScoreDirect<E>(apart, columns, heads, x, scale, out, ld_out, sums);
 }
 
-// With many heads vectors are converted once instead of once per tile of heads. `sums`: null, or
-// where centred sums go.
+// With many heads vectors are converted once instead of once per tile of heads. sums: null, or
+// receives centred sums.
 template <typename E>
 void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, double scale,
            float* out, size_t ld_out, const CentredTo* sums) {
@@ -289,7 +290,7 @@ void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, doub
     const VectorBlock slice = {reinterpret_cast<const std::byte*>(wide), x.dim * sizeof(double), n,
                                x.dim};
     ScoreSlice<F64>(q, ldq, heads, slice, 0, n, scale, out + begin, ld_out);
-    // In runs of as many rows as elsewhere: the same sums, to the bit.
+    // Runs have as many rows as elsewhere, so the sums are the same to the bit.
     const size_t end = begin + n, run = begin / kCentredRows * kCentredRows;
     if (sums != nullptr && (end == x.n || end - run == kCentredRows)) {
       CentredSlice<E>(x, run, end, *sums);

@@ -1,8 +1,8 @@
-// Sums over vectors: weighted, and of centred first and second powers.
-// Part of kernels_body.h: included inside its namespace, once per instruction set.
+// Computes sums over vectors: weighted sums, and sums of centred first and second powers. Part of
+// body.h: included inside its namespace, once per instruction set.
 
 constexpr size_t kRun = 8;       // vectors summed in float32 by themselves
-constexpr size_t kSumRows = 64;  // as many as such sums are added up in float32
+constexpr size_t kSumRows = 64;  // vectors whose run sums are added up in float32
 // Columns of accumulators that four heads keep in registers (32 with AVX-512, else 16).
 constexpr size_t kSumVecs = kLanes == 16 ? 4 : 2;
 
@@ -18,8 +18,8 @@ PREFIXD_INLINE void AddToDouble(double* acc, VecF v, size_t n) {
   for (size_t l = 0; l < n; ++l) acc[l] += static_cast<double>(lane[l]);
 }
 
-// kVecs * kLanes elements (or, with kTail, the last `columns` < kLanes) as floats: where E comes in
-// pairs and there are two vectors at least, even ones apart from odd ones.
+// Loads kVecs * kLanes elements (or, with kTail, the last `columns` < kLanes) as floats. Where E
+// comes in pairs and there are two vectors at least, even elements are apart from odd ones.
 template <typename E, size_t kVecs, bool kTail>
 PREFIXD_INLINE void LoadVecs(const std::byte* p, size_t columns, VecF* out) {
   if constexpr (E::kPairs && kVecs % 2 == 0) {
@@ -37,7 +37,7 @@ PREFIXD_INLINE void LoadVecs(const std::byte* p, size_t columns, VecF* out) {
   }
 }
 
-// Sums over vectors that LoadVecs loaded, added to columns in their order.
+// Adds sums over vectors that LoadVecs loaded to columns in their order.
 template <typename E, size_t kVecs, bool kTail>
 PREFIXD_INLINE void AddVecs(double* acc, const VecF* sums, size_t columns) {
 #pragma GCC unroll 4
@@ -53,8 +53,8 @@ PREFIXD_INLINE void AddVecs(double* acc, const VecF* sums, size_t columns) {
   }
 }
 
-// kHeads weight rows over kVecs * kLanes columns (or, with kTail, the last `columns` < kLanes) of
-// the n <= kSumRows vectors x, from element `at` on.
+// Sums kHeads weight rows over kVecs * kLanes columns (or, with kTail, the last `columns` < kLanes)
+// of the n <= kSumRows vectors x, from element `at` on.
 template <typename E, size_t kHeads, size_t kVecs, bool kTail>
 PREFIXD_INLINE void WeightedTile(const float* w, size_t ldw, const std::byte* const* x, size_t n,
                                  size_t at, size_t columns, double* acc, size_t ld_acc) {
@@ -153,8 +153,8 @@ void WeightedSumAny(const float* w, size_t ldw, size_t heads, const VectorBlock&
   }
 }
 
-// kVecs * kLanesD columns from `rows` on; every kChains-th row is a sum of its own, since each sum
-// is one chain of dependent additions.
+// Combines kVecs * kLanesD columns from `rows` on. Every kChains-th row enters a sum of its own,
+// since each sum is one chain of dependent additions.
 template <size_t kVecs, size_t kChains>
 PREFIXD_INLINE void CombineTile(const double* w, size_t n, const double* rows, size_t columns,
                                 double* out) {

@@ -1,8 +1,9 @@
-// Vectors of floats, and how elements of each dtype become them.
-// Part of kernels_body.h: included inside its namespace, once per instruction set.
+// Defines vectors of floats, and how elements of each dtype become them. Part of body.h: included
+// inside its namespace, once per instruction set.
+
 constexpr size_t kLanes = PREFIXD_LANES;
-// Vectors between a prefetch and its use. With rows of 512 bytes 10, 14 and 18 read a tenth faster
-// than 8, 12, 16 and 24.
+// Vectors between a prefetch and its use: rows are prefetched 14 ahead. With rows of 512 bytes 10,
+// 14 and 18 read a tenth faster than 8, 12, 16 and 24.
 constexpr size_t kAhead = 14;
 constexpr size_t kConvertMax = 1024;  // widest vector that is converted ahead
 constexpr size_t kDirectHeads = 8;    // with more heads vectors are converted ahead, once for all
@@ -68,7 +69,7 @@ PREFIXD_INLINE Vec4 FoldToFour(VecF v) {
 #endif
 }
 
-// The four sums of four vectors' lanes.
+// Returns the sums over the lanes of four vectors.
 PREFIXD_INLINE Vec4 SumFour(VecF va, VecF vb, VecF vc, VecF vd) {
   const Vec4 a = FoldToFour(va), b = FoldToFour(vb), c = FoldToFour(vc), d = FoldToFour(vd);
   const Vec4 ab =
@@ -89,7 +90,7 @@ PREFIXD_INLINE Vec4D FoldToFour(VecD v) {
 }
 #endif
 
-// The sums of four vectors' lanes, times scale.
+// Returns the sums over the lanes of four vectors, times scale.
 PREFIXD_INLINE Vec4 ScaledSums(VecD va, VecD vb, VecD vc, VecD vd, double scale) {
 #if PREFIXD_LANES == 4
   return Vec4{(float)(scale * (va[0] + va[1])), (float)(scale * (vb[0] + vb[1])),
@@ -109,10 +110,10 @@ PREFIXD_INLINE Vec4 ScaledSums(VecD va, VecD vb, VecD vc, VecD vd, double scale)
 PREFIXD_INLINE float SumLanes(VecF v) { return SumFour(v, v, v, v)[0]; }
 
 #if PREFIXD_LANES == 16
-// The sums of eight vectors' lanes, times scale.
+// Returns the sums over the lanes of eight vectors, times scale.
 typedef float Vec8 __attribute__((vector_size(32)));
 PREFIXD_INLINE Vec8 ScaledSumsOfEight(const VecD* v, double scale) {
-  VecD pair[4];  // lanes 2i, 2i + 1: of vectors 2p and 2p + 1, the sums of their lanes 2i, 2i + 1
+  VecD pair[4];  // lanes 2i, 2i + 1: sums of lanes 2i, 2i + 1 of vectors 2p and 2p + 1
 #pragma GCC unroll 4
   for (size_t p = 0; p < 4; ++p) {
     const VecD a = v[2 * p], b = v[2 * p + 1];
@@ -128,12 +129,12 @@ PREFIXD_INLINE Vec8 ScaledSumsOfEight(const VecD* v, double scale) {
 }
 #endif
 
-// 2 * kLanes elements: those of even and those of odd number.
+// 2 * kLanes elements: the even ones and the odd ones.
 struct FloatPair {
   VecF even, odd;
 };
 
-// The same in order, and apart again.
+// Convert between a pair and the elements in order.
 PREFIXD_INLINE void InOrder(FloatPair p, VecF out[2]) {
 #if PREFIXD_LANES == 16
   out[0] = __builtin_shufflevector(p.even, p.odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
@@ -161,7 +162,7 @@ PREFIXD_INLINE FloatPair Apart(const float* p) {
 #endif
 }
 
-// 2 * kLanesD doubles: those of even number, and those of odd.
+// 2 * kLanesD doubles: the even ones, and the odd ones.
 PREFIXD_INLINE DoublePair Apart(const double* p) {
   const VecD a = LoadDoubles(p), b = LoadDoubles(p + kLanesD);
 #if PREFIXD_LANES == 16
@@ -174,8 +175,8 @@ PREFIXD_INLINE DoublePair Apart(const double* p) {
 #endif
 }
 
-// Element types: how kLanes consecutive elements become floats. With kPairs twice as many come
-// more cheaply by LoadPair, the even ones apart from the odd ones.
+// Element types: how kLanes consecutive elements become floats. With kPairs, LoadPair loads twice
+// as many more cheaply, the even ones apart from the odd ones.
 struct F32 {
   static constexpr bool kPairs = false;
   static constexpr size_t kBytes = 4;
@@ -189,7 +190,7 @@ struct F32 {
 struct Bf16 {
   static constexpr bool kPairs = true;
   static constexpr size_t kBytes = 2;
-  // Either half of a 32-bit word is one float: the lower moved up, the upper where it is.
+  // Either half of a 32-bit word is one float: the lower is moved up, the upper stays.
   static PREFIXD_INLINE FloatPair LoadPair(const std::byte* p) {
     VecU words;
     __builtin_memcpy(&words, p, sizeof words);
@@ -200,8 +201,8 @@ struct Bf16 {
     VecH h;
     __builtin_memcpy(&h, p, sizeof h);
 #if PREFIXD_LANES == 16
-    // One instruction where GCC 12 makes several of __builtin_convertvector. The unmasked
-    // intrinsics trip -Wuninitialized inside its own header.
+    // This intrinsic is one instruction where GCC 12 makes several of __builtin_convertvector. The
+    // unmasked intrinsics trip -Wuninitialized inside its own header.
     const VecU wide = (VecU)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
 #elif PREFIXD_LANES == 8
     const VecU wide = (VecU)_mm256_cvtepu16_epi32((__m128i)h);
@@ -224,8 +225,8 @@ struct F16 {
     return (VecF)_mm256_cvtph_ps((__m128i)h);
 #else
     const VecU bits = __builtin_convertvector(h, VecU);
-    // Exponent and mantissa moved into place, then scaled by 2^112 to correct the bias: this
-    // handles subnormals. Infinity and NaN get the float's all-ones exponent.
+    // Exponent and mantissa move into place, then a factor of 2^112 corrects the bias; this handles
+    // subnormals. Infinity and NaN get the float's all-ones exponent.
     const VecF magnitude = (VecF)((bits & 0x7fffu) << 13) * Broadcast(0x1p112f);
     const VecU special = (VecU)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
     return (VecF)((VecU)magnitude | special | ((bits & 0x8000u) << 16));
@@ -233,7 +234,7 @@ struct F16 {
   }
 };
 
-// The last `n` < kLanes elements, zeros behind them.
+// Loads the last `n` < kLanes elements, with zeros behind them.
 template <typename E>
 PREFIXD_INLINE VecF LoadTail(const std::byte* p, size_t n) {
   alignas(64) std::byte padded[kLanes * E::kBytes] = {};
@@ -259,24 +260,24 @@ PREFIXD_INLINE const std::byte* VectorAt(const VectorBlock& x, size_t i) {
 
 PREFIXD_INLINE bool Scattered(const VectorBlock& x) { return x.refs != nullptr && !x.in_runs; }
 
-// How rows come into the caches. Scattered ones are brought by a loop of their own before a block
-// of them is used: each lies in another page, and while the address of a page is looked up the
-// processor gets only as far as its window of instructions reaches; a prefetch, too, is only over
-// when its address is known. So few instructions a row, and nothing but memory. Rows in order share
-// pages, and hardware prefetchers see most of them coming: what they do not see, gapped and
-// interleaved as the rows of a tile are, is asked for line by line while others are used (a burst
-// of whole rows would wait for the memory and then leave it idle). So are the scattered keys of a
-// short list (kernels_dot.h): in float32 they are computed with in a third of the time, several fit
-// the window, and their search takes a tenth less time than with a loop of loads.
+// How rows come into the caches: a loop of its own loads scattered rows before a block of them is
+// used. Each of them lies in another page, and while the address of a page is looked up the
+// processor gets only as far as its window of instructions reaches; a prefetch, too, ends only when
+// its address is known. So the loop spends few instructions a row, and touches nothing but memory.
+// Rows in order share pages, and hardware prefetchers see most of them coming. The rest, gapped and
+// interleaved as the rows of a tile are, is prefetched line by line while other rows are used (a
+// burst of whole rows would wait for the memory and then leave it idle). The scattered keys of a
+// short list (dot.h) are prefetched this way, too: float32 computes with them in a third of the
+// time, several fit the window, and their search takes a tenth less time than with a loop of loads.
 
 PREFIXD_INLINE void Prefetch(const std::byte* p, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
   if ((uintptr_t)p % 64 != 0 && bytes > 0) __builtin_prefetch(p + bytes - 1, 0, 2);
 }
 
-// Scattered vector i into the first-level cache: one line 64 rows ahead (what it is for is the
-// address), whole rows 32 ahead into the second-level cache, and a plain read of each line that is
-// wanted now.
+// Brings scattered vector i into the first-level cache: prefetches one line 64 rows ahead (for the
+// sake of its address) and whole rows 32 ahead into the second-level cache, and reads each line
+// that is used now.
 PREFIXD_INLINE void BringOne(const VectorBlock& x, size_t i) {
   constexpr size_t kFar = 64, kNear = 32;
   if (i + kFar < x.ahead && !x.of_values) __builtin_prefetch(x.refs[i + kFar].key, 0, 2);
@@ -294,13 +295,13 @@ PREFIXD_INLINE void BringOne(const VectorBlock& x, size_t i) {
   }
 }
 
-// Vectors [begin, end), if they are scattered.
+// Brings vectors [begin, end), if they are scattered.
 PREFIXD_INLINE void Bring(const VectorBlock& x, size_t begin, size_t end) {
   if (x.ahead == 0 || !Scattered(x)) return;
   for (size_t i = begin; i < end; ++i) BringOne(x, i);
 }
 
-// Rows in order: the whole of row i.
+// Prefetches the whole of row i, for rows in order.
 PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
   if (Scattered(x) || i >= x.ahead) return;
   if (x.refs == nullptr) {
@@ -311,21 +312,21 @@ PREFIXD_INLINE void PrefetchRow(const VectorBlock& x, size_t i) {
   Prefetch(x.refs[i].value, x.ahead_value_bytes);
 }
 
-// The same line by line: what row i asks for while a pass over keys reads another row. In a pass
-// over keys the values are for a later pass, from the second-level cache.
+// A row to prefetch line by line, while a pass over keys reads another row. In a pass over keys the
+// values are for a later pass, which reads them from the second-level cache.
 struct AheadRow {
   const std::byte* key;
   const std::byte* value;
   size_t key_bytes, value_bytes;
 };
-// The last row for those behind it. REQUIRES: x.ahead > 0.
+// Returns row i, or the last row for i behind it. REQUIRES: x.ahead > 0.
 PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
   if (i >= x.ahead) i = x.ahead - 1;
   const std::byte* key = x.refs ? x.refs[i].key : x.data + i * x.stride;
   return {key, x.refs ? x.refs[i].value : key + x.ahead_key_bytes, x.ahead_key_bytes,
           x.ahead_value_bytes};
 }
-// Rows [i + kAhead, i + kAhead + kRows) into `ahead`; false if nothing is to be asked for.
+// Puts rows [i + kAhead, i + kAhead + kRows) into `ahead`; false if there is nothing to prefetch.
 template <size_t kRows>
 PREFIXD_INLINE bool RowsAhead(const VectorBlock& x, size_t i, AheadRow* ahead) {
   if (i + kAhead >= x.ahead) return false;

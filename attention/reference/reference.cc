@@ -35,7 +35,7 @@ double LogSumExp(const Vector& x) {
   return max + std::log(sum);
 }
 
-// Scores and values of a growing exact set, and the estimate, merged at the end.
+// Collects scores and values of a growing exact set, and the estimate, merged at the end.
 struct Head {
   Vector scores;
   std::vector<Vector> values;
@@ -208,7 +208,7 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
   const Cut cut = CutOf(in, g);
   const double c = TiltCut(cut, mu, sigma, r);
 
-  // C of the mid region, whichever way it is kept.
+  // C of the mid region, whole or multiplied out of its factors.
   Vector cross(moment.cross().begin(), moment.cross().end());
   if (moment.cross_rank() > 0) {
     cross.assign(size_t{dk} * dv, 0.0);

@@ -1,5 +1,6 @@
-// The truth that every kernel is compared with: spec §1-3 in float64, slow and obvious, formula by
-// formula, sharing no arithmetic with the fast paths. For tests and for measuring errors.
+// Computes spec §1-3 in float64, the truth that every kernel is compared with: slow and obvious,
+// formula by formula, sharing no arithmetic with the fast paths. For tests and for measuring
+// errors.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +15,12 @@
 
 namespace prefixd::reference {
 
-// Attention states of n query heads, and what the error bounds of step.h are stated in.
+// Attention states of n query heads, and the quantities in the error bounds of step.h.
 struct States {
   std::vector<double> y;              // [n][value_dim]
-  std::vector<double> lse;            // [n], -inf when there is nothing
+  std::vector<double> lse;            // [n], -inf without any token
   std::vector<double> rho_z;          // [n] (0 for exact attention)
-  std::vector<double> abs_y;          // [n][value_dim] sum p |v|, the remainder's share included
+  std::vector<double> abs_y;          // [n][value_dim] sum p |v|, including the remainder's share
   std::vector<double> max_abs_score;  // [n] max |s|
 };
 
@@ -37,19 +38,19 @@ using prefixd::PhiForm;
 struct Estimate {
   double log_z;
   std::vector<double> y;
-  double share;  // left of the summary after subtraction: rounding is amplified by 1 / share
+  double share;  // left of the summary after subtraction; rounding grows by 1 / share
 };
-// The step's inputs are as in GroupStepInput; `g` is the query head. Mid region not empty after
+// The inputs are those of GroupStep; `g` is the query head. The mid region must not be empty after
 // retrieval.
 Estimate EstimateMoment(const GroupStepInput& in, uint32_t g);
 Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
 
-// kCentroid, kClusterMoment, kScan, from the rows of the remainder themselves: nothing is taken
-// away from a summary. `rest`: the mid region's rows that were not retrieved.
+// kCentroid, kClusterMoment, kScan, computed from the rows of the remainder: nothing is subtracted
+// from a summary. `rest`: the mid region's rows that were not retrieved.
 Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& rest);
 
-// The step with the estimator that `in` names: none, moment in all its forms, phi with features
-// recomputed. Inputs are trusted: nothing is validated.
+// Computes the step with the estimator that `in` names: none, moment in all its forms, phi with
+// features recomputed. Inputs are trusted: nothing is validated.
 States GroupStep(const GroupStepInput& in, uint32_t value_dim);
 
 }  // namespace prefixd::reference

@@ -1,4 +1,4 @@
-// The estimates by clusters, from the remainder's own rows in float64.
+// Estimates by clusters, from the remainder's own rows in float64.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,7 +20,7 @@ Vector Wide(DType dtype, const std::byte* data, size_t n) {
   return {x.begin(), x.end()};
 }
 
-// The nearest centre, ties to the lowest.
+// Returns the nearest centre, ties to the lowest.
 uint32_t Nearest(const Clustering& clustering, const Vector& key) {
   uint32_t best = 0;
   double least = kInfLog;
@@ -51,8 +51,9 @@ Vector MeanOf(const std::vector<Vector>& rows) {
   return mean;
 }
 
-// Variance of the scores as the summary knows it: by channel, or by one number for all of them.
-// whole: the spreads of the cluster in the mid region, of which a negligible share counts as none.
+// Returns the variance of the scores as the summary keeps it: by channel, or by one number for all
+// channels. whole: the cluster's spreads in the mid region; a negligible share of them counts as
+// none.
 double ScoreVariance(const Cluster& cluster, const Vector& scaled_query, bool by_channel,
                      std::span<const double> whole) {
   const Vector mean = MeanOf(cluster.keys);
@@ -70,7 +71,7 @@ double ScoreVariance(const Cluster& cluster, const Vector& scaled_query, bool by
   return (by_channel ? variance : norm * spread) / double(cluster.keys.size());
 }
 
-// log of the mean of exp(score) below the cut, for scores of that mean and variance.
+// Returns log of the mean of exp(score) below the cut, for scores of that mean and variance.
 double LogMean(double mu, double variance, double c, bool parent) {
   if (!(c > mu) || !(variance > kNegligibleVariance)) return mu;
   const double sigma = std::sqrt(variance);

@@ -7,7 +7,7 @@
 namespace prefixd {
 namespace {
 
-// Index of the first non-finite element, or n.
+// Returns the index of the first non-finite element, or n.
 size_t FirstBad(std::span<const float> x) {
   for (size_t i = 0; i < x.size(); ++i) {
     if (!std::isfinite(x[i])) return i;

@@ -1,8 +1,7 @@
-// Finding the culprit once a score or a sum has turned out not to be finite. Internal to
-// attention/.
+// Finds the culprit once a score or a sum is not finite. Internal to attention/.
 //
-// Kernels do not look at their inputs: a NaN or infinity in a query or key makes a score, one in a
-// value makes an output, non-finite. Only then are the inputs searched.
+// Kernels do not check their inputs: a NaN or infinity in a query or key makes a score non-finite,
+// one in a value an output. Only then are the inputs searched.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,8 @@ struct NamedRows {
 
 // queries: [n][key_dim]. Names the first query head with a NaN or infinity.
 Status CheckQueries(std::span<const float> queries, size_t n, uint32_t key_dim);
-// The error for a non-finite score or output: names the first bad row, or says that finite inputs
-// overflowed.
+// Returns the error for a non-finite score or output: it names the first bad row, or reports that
+// finite inputs overflowed.
 Error ExplainNonFinite(std::span<const NamedRows> tensors);
 
 }  // namespace prefixd

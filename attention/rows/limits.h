@@ -1,4 +1,4 @@
-// Constants that several files of attention/ use.
+// Defines constants that several files of attention/ use.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace prefixd {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
-// Of keys and values, in serialised summaries: more is not a model's.
+// Bounds keys and values in serialised summaries: no model has larger ones.
 inline constexpr uint32_t kMaxDim = 1024;
 
 }  // namespace prefixd

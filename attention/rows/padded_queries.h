@@ -1,4 +1,4 @@
-// Queries as the kernels want them. Internal to attention/.
+// Lays queries out for the kernels. Internal to attention/.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace prefixd {
 
-// queries: [n][key_dim] -> [n][PadUp(key_dim)], zeros behind each.
+// queries: [n][key_dim] -> [n][PadUp(key_dim)], each padded with zeros.
 template <typename T>
 std::vector<T> PadQueries(std::span<const float> queries, size_t n, uint32_t key_dim) {
   const size_t ldq = PadUp(key_dim);

@@ -1,4 +1,4 @@
-// Rows as the kernels want them. Internal to attention/.
+// Presents rows to the kernels as vector blocks. Internal to attention/.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace prefixd {
 
-// Keys or values of rows [begin, begin + n), without prefetching.
+// Returns keys or values of rows [begin, begin + n), without prefetching.
 inline VectorBlock KeyBlock(const RowsView& rows, size_t begin, size_t n) {
   VectorBlock block;
   block.n = n;
@@ -30,8 +30,9 @@ inline VectorBlock ValueBlock(const RowsView& rows, size_t begin, size_t n) {
   return block;
 }
 
-// The same, and whole rows up to the last of `rows` are asked for ahead of their use: for a pass
-// over keys that a pass over the values follows. Values of rows in order are not asked for again.
+// Likewise, but kernels prefetch whole rows up to the last of `rows`: for a pass over keys that a
+// pass over the values follows. The second pass does not prefetch the values of rows in order
+// again.
 inline VectorBlock KeyBlockAhead(const RowsView& rows, size_t begin, size_t n) {
   VectorBlock block = KeyBlock(rows, begin, n);
   block.ahead = rows.count - begin;

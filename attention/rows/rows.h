@@ -1,4 +1,4 @@
-// The views that kernels read rows through, and conversions between storage dtypes.
+// Defines the views through which kernels read rows, and conversions between storage dtypes.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ float Bf16ToFloat(uint16_t bits);
 uint16_t FloatToBf16(float value);
 float F16ToFloat(uint16_t bits);
 uint16_t FloatToF16(float value);
-// `src` holds dst.size() elements of `dtype`, no alignment required; and the other way round.
+// ToFloat and its inverse. `src` holds dst.size() elements of `dtype`; no alignment is required.
 void ToFloat(DType dtype, const std::byte* src, std::span<float> dst);
 void FromFloat(DType dtype, std::span<const float> src, std::byte* dst);
 
@@ -38,7 +38,7 @@ struct RowsView {
   }
 };
 
-// Rows read where they lie, in the order of `refs`.
+// Views rows in place, in the order of `refs`.
 inline RowsView ScatteredRows(std::span<const RowRef> refs, RowShape shape) {
   return {nullptr, refs.size(), 0, shape, refs.data()};
 }

@@ -1,11 +1,12 @@
-// Sums in float64 that compilers may take apart.
+// Sums in float64, in a form that compilers may split into several sums.
 #pragma once
 
 #include <cstddef>
 
 namespace prefixd {
 
-// sum_j term(j), in float64 and in several sums: one by itself is a chain of dependent additions.
+// Returns sum_j term(j), in float64 and in several sums: a single one is a chain of dependent
+// additions.
 template <typename Term>
 double SumOf(size_t n, const Term& term) {
   constexpr size_t kSums = 8;

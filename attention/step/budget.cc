@@ -37,7 +37,7 @@ double FeatureTokens(const RowShape& row, uint32_t d_phi, uint32_t bits) {
 
 namespace {
 
-// "66" or "4.1": token-equivalents in a message.
+// Formats token-equivalents for a message: "66" or "4.1".
 std::string Tokens(double tokens) {
   char text[32];
   std::snprintf(text, sizeof text, tokens == std::floor(tokens) ? "%.0f" : "%.1f", tokens);

@@ -1,4 +1,4 @@
-// Exact attention in one streaming pass, plain scores, and the merge of partial states.
+// Computes exact attention in one streaming pass, plain scores, and the merge of partial states.
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -17,11 +17,11 @@ namespace prefixd {
 namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-constexpr size_t kBlockRows = 64;    // scored, then summed, while still in the first-level cache
-constexpr size_t kSuperRows = 1024;  // stay in the second-level cache over all tiles of queries
+constexpr size_t kBlockRows = 64;  // rows scored, then summed, while still in the first-level cache
+constexpr size_t kSuperRows = 1024;  // rows in the second-level cache over all tiles of queries
 constexpr size_t kTileQueries = 32;
 
-// (max, sum, unnormalised output) of each query over the rows seen so far; sums in float64.
+// Keeps (max, sum, unnormalised output) of each query over the rows seen so far; sums in float64.
 struct RunningStates {
   RunningStates(size_t n, uint32_t value_dim) : max(n, kMinusInf), sum(n), acc(n * value_dim) {}
   std::vector<float> max;
@@ -29,8 +29,8 @@ struct RunningStates {
   std::vector<double> acc;  // [n][value_dim]
 };
 
-// Adds at most kBlockRows rows to the states of queries [first, first + n). `ahead`: rows that
-// follow from the block's start on, for prefetching. False when a score is not finite.
+// Adds at most kBlockRows rows to the states of queries [first, first + n). `ahead`: rows from the
+// block's start on that may be prefetched. False when a score is not finite.
 bool AddBlock(const double* q, size_t first, size_t n, const LayerGeometry& layer,
               const RowsView& rows, size_t ahead, float* scores, RunningStates& states) {
   const RowShape& shape = rows.shape;
@@ -116,7 +116,7 @@ void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry&
          scores.size() >= (group - 1) * ld + rows.count);
   const std::vector<float> q = PadQueries<float>(queries, group, key_dim);
   VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
-  keys.ahead_value_bytes = 0;  // nobody reads them
+  keys.ahead_value_bytes = 0;  // the values are not read
   Kernels().dot(q.data(), PadUp(key_dim), group, keys, layer.scale, scores.data(), ld);
   for (uint32_t g = 0; layer.softcap > 0 && g < group; ++g) {
     Kernels().softcap(scores.data() + g * ld, rows.count, layer.softcap);

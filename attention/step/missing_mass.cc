@@ -8,7 +8,7 @@
 namespace prefixd {
 namespace {
 
-// What the real-valued optimum gives a head at price 1 / scale^2 of a token.
+// Returns the real-valued optimum of a head at price 1 / scale^2 per token.
 double Share(const HeadDemand& head, double scale) {
   const double pull = head.missing_mass * std::max(1u, head.k_reference);
   const double k = pull > 0 ? scale * std::sqrt(pull) : 0.0;
@@ -56,7 +56,7 @@ Result<std::vector<uint32_t>> AllocateTokens(std::span<const HeadDemand> heads, 
                                         std::to_string(least)};
   }
   const double target = static_cast<double>(std::min(total, most));
-  // The common scale at which the shares add up: their sum grows with it, piece by piece.
+  // Finds the common scale at which the shares add up to the target; their sum grows with it.
   double low = 0, high = 1;
   for (int step = 0; step < 200 && Total(heads, high) < target && high < 1e150; ++step) high *= 2;
   for (int step = 0; step < 200; ++step) {
@@ -72,7 +72,7 @@ Result<std::vector<uint32_t>> AllocateTokens(std::span<const HeadDemand> heads, 
     part[h] = share - k[h];
     left -= k[h];
   }
-  // Whole tokens: the largest fractions first, then whoever has room.
+  // Rounds to whole tokens: the largest fractions first, then heads with room.
   std::vector<size_t> order(heads.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),

@@ -18,7 +18,6 @@
 namespace prefixd {
 namespace {
 
-
 struct Shape {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
@@ -67,7 +66,7 @@ Result<Shape> CheckShapes(const GroupStepInput& in, const GroupStepOutput& out) 
   return shape;
 }
 
-// True when there is a remainder to estimate.
+// Returns whether there is a remainder to estimate.
 Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
   if (in.estimator == EstimatorKind::kNone) return false;
   if (in.estimator == EstimatorKind::kAuto) {
@@ -91,7 +90,7 @@ Result<bool> CheckEstimator(const GroupStepInput& in, const Shape& shape) {
   return true;
 }
 
-// `known`: [G][rows.count], or empty. sums: null, or those of the keys, to be added to.
+// `known`: [G][rows.count], or empty. sums: null, or added to.
 void ScoreRows(const std::vector<double>& q, const GroupStepInput& in, const RowsView& rows,
                std::span<const float> known, float* scores, size_t ld_scores, KeySums* sums) {
   const VectorBlock keys = KeyBlockAhead(rows, 0, rows.count);
@@ -110,7 +109,7 @@ void ScoreRows(const std::vector<double>& q, const GroupStepInput& in, const Row
   }
 }
 
-// scores: [G][n_exact]; max: [G]. key_sums: of the retrieved rows; null when they are not needed.
+// scores: [G][n_exact]; max: [G]. key_sums: receives sums over the retrieved rows, or null.
 Status ScoreExactSet(const GroupStepInput& in, const Shape& shape, std::span<float> scores,
                      std::span<float> max, KeySums* key_sums) {
   const std::vector<double> q = PadQueries<double>(in.queries, in.group, shape.key_dim);
@@ -134,7 +133,7 @@ Status ScoreExactSet(const GroupStepInput& in, const Shape& shape, std::span<flo
   return {};
 }
 
-// Scores and the estimate that is made from them.
+// Holds the scores, and the estimate made from them.
 struct Scored {
   bool estimate = false;
   std::vector<float> scores;  // [G][n_exact]
@@ -171,8 +170,9 @@ double Coefficient(const Scored& scored, uint32_t g, size_t i, size_t k) {
   return line.first + line.slope * (score - line.centre);
 }
 
-// Scores of one head, the k retrieved rows' first, become weights under `shift`: exp(s_i), less
-// what the estimate of mass z_r still counts of the retrieved rows. Returns the sum of exp(s_i).
+// Turns the scores of one head, the k retrieved rows' first, into weights under `shift`: exp(s_i),
+// less what the estimate of mass z_r still counts for the retrieved rows. Returns the sum of
+// exp(s_i).
 double SignedWeights(const Remainder& remainder, uint32_t g, size_t k, double z_r, float shift,
                      std::span<float> row) {
   const float mass = static_cast<float>(z_r);
@@ -199,7 +199,7 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
   std::vector<float>& weights = scored.scores;
 
   // Scores become signed weights under one shift per head: exp(s_i) of the exact part, less what
-  // the estimate still counts of the retrieved rows.
+  // the estimate still counts for the retrieved rows.
   const size_t k = in.retrieved.count;
   std::vector<double> acc(size_t{in.group} * shape.value_dim);
   std::vector<double> z(in.group);
@@ -208,7 +208,7 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
     const double log_z_r = scored.estimate ? remainder.log_z[g] : -kInf;
     const bool merged = in.merge_estimate && log_z_r != -kInf;
     const double shift = merged ? std::max(double{scored.max[g]}, log_z_r) : scored.max[g];
-    if (shift == -kInf) {  // nothing stored at all
+    if (shift == -kInf) {  // nothing is stored at all
       out.lse[g] = -std::numeric_limits<float>::infinity();
       out.rho_z[g] = log_z_r == -kInf ? 0 : 1;
       continue;
@@ -225,9 +225,9 @@ Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out) {
     }
     z[g] = z_e + z_r;
     out.lse[g] = static_cast<float>(double{float_shift} + std::log(z[g]));
-    // In logs: a dropped remainder may be far above what was read.
+    // The share is computed in logs, because a dropped remainder may be far above what was read.
     out.rho_z[g] = static_cast<float>(1 / (1 + std::exp(float_shift + std::log(z_e) - log_z_r)));
-    // A summary may hold numbers that no rows lead to, and leave no number of the estimate.
+    // A summary may hold numbers that no rows lead to, and make the estimate not finite.
     finite = finite && out.lse[g] < kInf && !std::isnan(out.rho_z[g]);
   }
 

@@ -1,8 +1,9 @@
-// One retrieval-completion step of one KV head and its group of query heads (spec §2):
-// exact attention over anchors and retrieved rows, the estimated remainder, one normalisation.
+// Computes one step of one KV head and its group of query heads (spec §2): exact attention over
+// anchors and retrieved rows, the estimated remainder, one normalisation.
 //
-// CPU. No threads of its own: callers parallelise over groups. The float64 truth with the same
-// signature is in attention/reference/reference.h; gpu/ implements the same contract for device buffers.
+// CPU, without threads of its own: callers parallelise over groups. attention/reference/reference.h
+// has the float64 truth with the same signature; gpu/ implements the same contract for device
+// buffers.
 #pragma once
 
 #include <cstdint>
@@ -16,40 +17,40 @@
 namespace prefixd {
 
 // kInvalidArgument: shapes disagree; NaN or Inf in a query, key or value (the message names the
-// tensor and row); an estimator asked for in a layer with a softcap. On error nothing in `out` is
-// meaningful. Error bound without estimator, for rows of any dtype as stored:
+// tensor and row); an estimator in a layer with a softcap. On error `out` holds nothing meaningful.
+// Error bound without estimator, for rows of any dtype as stored:
 // |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|; scores are float64 sums, so that terms which cancel
 // leave no rounding behind.
 //
-// A summary must be of exactly the mid region: its count is compared with mid_count. A kNone cut
+// A summary must cover exactly the mid region: its count is compared with mid_count. A kNone cut
 // never bounds Z_R from above.
 Status GroupStep(const GroupStepInput& in, const GroupStepOutput& out);
 
-// scores[g][i] = scale * q_g . k_i, [G][rows.count], before any softcap: what GroupStep computes of
-// its retrieved rows, with the same bits, their values asked for meanwhile. Queries finite.
+// scores[g][i] = scale * q_g . k_i, [G][rows.count], before any softcap: the scores that GroupStep
+// computes for its retrieved rows, with the same bits. Prefetches their values meanwhile. Queries
+// must be finite.
 void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
                 const RowsView& rows, std::span<float> scores);
-// The same of rows [begin, begin + n) alone, into their places; those that follow are asked for
-// meanwhile.
+// Scores rows [begin, begin + n) alone, into their places; prefetches the rows that follow.
 void StepScores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
                 const RowsView& rows, size_t begin, size_t n, std::span<float> scores);
 
-// What the step takes the remainder to be: log Z_R [G], after the bracket, and y_R
-// [G][value_dim]; -inf and 0 where there is none. For diagnostics and per-head choice; errors as
-// GroupStep.
+// Returns the step's estimate of the remainder: log Z_R [G], after the bracket, and y_R
+// [G][value_dim]; -inf and 0 where there is none. For diagnostics and per-head choice; errors are
+// those of GroupStep.
 Status EstimateRemainder(const GroupStepInput& in, std::span<float> log_z, std::span<float> y);
 
-// Exact attention of `n_queries` query rows over `rows` in one streaming pass: queries
-// [n][key_dim] -> y [n][value_dim], lse [n]. Used for full attention and for suffix queries.
+// Computes exact attention of `n_queries` query rows over `rows` in one streaming pass: queries
+// [n][key_dim] -> y [n][value_dim], lse [n]. For full attention and suffix queries.
 Status ExactAttention(std::span<const float> queries, uint32_t n_queries,
                       const LayerGeometry& layer, const RowsView& rows, std::span<float> y,
                       std::span<float> lse);
 
-// scores[g * ld + i] = softcap(scale * q_g . k_i) for g < G, i < rows.count <= ld; what lies
-// between stays as it was. For exact selection.
+// scores[g * ld + i] = softcap(scale * q_g . k_i) for g < G, i < rows.count <= ld; the gaps between
+// rows of scores stay unchanged. For exact selection.
 void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
             const RowsView& rows, std::span<float> scores, size_t ld);
-// Densely: [G][rows.count].
+// Writes densely: [G][rows.count].
 inline void Scores(std::span<const float> queries, uint32_t group, const LayerGeometry& layer,
                    const RowsView& rows, std::span<float> scores) {
   Scores(queries, group, layer, rows, scores, rows.count);
