@@ -1,12 +1,13 @@
-// The C++ interface's front door: a store of this process's own, or a running daemon's.
+// Opens stores from C++: an embedded store of this process, or a running daemon's.
 //
-//   auto store = prefixd::Connect("unix:/run/prefixd/prefixd.sock");  // or prefixd::Open({.dir =
-//   D}) auto session = (*store)->Attach({.model = "llama", .tokens = prompt}); for each layer:
-//   (*session)->Step(layer, q, y, lse, nullptr);
+//   auto store = prefixd::Connect("unix:/run/prefixd/prefixd.sock");
+//   // embedded: prefixd::Open({.dir = D})
+//   auto session = (*store)->Attach({.model = "llama", .tokens = prompt});
+//   for each layer: (*session)->Step(layer, q, y, lse, nullptr);
 //                   MergeStates(y_h, &lse_h, y_own_h, lse_own_h);
 //
-// Connect needs nothing but this library. Open loads libprefixd-embedded.so, which holds the store
-// with everything that it is made of.
+// Connect needs nothing but this library. Open loads libprefixd-embedded.so, which holds the whole
+// store.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,9 @@
 
 namespace prefixd {
 
-// A store of this process's own; locks the directory. kFailedPrecondition, with a sentence, where
-// libprefixd-embedded.so is missing or was not built with this library: it is looked for beside the
-// library or program that this is linked into, then where the system keeps libraries.
+// Opens a store in this process and locks its directory. kFailedPrecondition, with a sentence,
+// where libprefixd-embedded.so is missing or was not built with this library: it is searched beside
+// the library or program that contains this code, then where the system keeps libraries.
 Result<std::unique_ptr<Store>> Open(const RuntimeOptions& options);
 
 struct ConnectOptions {
@@ -34,10 +35,10 @@ struct ConnectOptions {
   uint32_t connect_timeout_ms = 5000;
   uint32_t call_timeout_ms = 120000;  // 0: wait forever
   bool shared_memory = true;          // Unix sockets only: tensors go through shared memory
-  std::string token;                  // TCP, where the daemon asks for one
-  bool admin = false;  // every tenant; for the daemon's own user over its Unix socket only
+  std::string token;                  // for TCP, where the daemon requires one
+  bool admin = false;  // serves every tenant; only for the daemon's own user over its Unix socket
 };
-// "unix:/path/to.sock", a plain path, or "tcp:host:port".
+// address: "unix:/path/to.sock", a plain path, or "tcp:host:port".
 Result<std::unique_ptr<Store>> Connect(std::string_view address,
                                        const ConnectOptions& options = {});
 

@@ -1,4 +1,4 @@
-// The storage types of KV rows.
+// Defines the storage types of KV rows.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The ways to estimate the remainder as users name them: an estimator, what it keeps of the mid
+// Names the ways to estimate the remainder for users: an estimator, what it keeps of the mid
 // region, and how it reads that (spec §3).
 //
 //   none
@@ -42,10 +42,10 @@ inline constexpr size_t kEstimatorKinds = 6;  // without kAuto
 inline constexpr std::array<std::string_view, kEstimatorKinds> kEstimatorNames = {
     "none", "phi", "moment", "centroid", "cluster_moment", "scan"};
 
-// Where a remainder that cancels is clamped (spec §3): the signed-weight form on its whole mass, or
-// the paper's parity form [38-43] on each feature, u_R = max(u - u_K, kFeatureEpsilon).
+// Selects where a remainder that cancels is clamped (spec §3): the signed-weight form clamps its
+// whole mass, the paper's parity form [38-43] each feature, u_R = max(u - u_K, kFeatureEpsilon).
 enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
-// How a moment estimate reads its cut (attention/estimators/tilt.h).
+// Selects how a moment estimate reads its cut (attention/estimators/tilt.h).
 enum class MomentForm : uint8_t { kDirect = 0, kParent = 1, kRank = 2 };
 std::string_view MomentFormName(MomentForm form);  // "direct", "parent", "rank"
 
@@ -53,11 +53,11 @@ struct EstimatorVariant {
   static constexpr uint32_t kFullRank = UINT32_MAX;
 
   EstimatorKind kind = EstimatorKind::kAuto;
-  uint32_t rank = 0;                      // kMoment: of C; 0: none of it, kFullRank: all of it
+  uint32_t rank = 0;                      // kMoment: rank of C; 0: no C, kFullRank: all of C
   bool covariance = false;                // kMoment: the keys' full covariance
   MomentForm form = MomentForm::kDirect;  // kMoment, kClusterMoment
   PhiForm phi_form = PhiForm::kSigned;    // kPhi
-  bool bf16 = false;                      // kPhi: u and T of the cache
+  bool bf16 = false;                      // kPhi: keeps u and T of the cache in bf16
 
   EstimatorVariant() = default;
   EstimatorVariant(EstimatorKind k) : kind(k) {}  // NOLINT: an estimator is its plainest variant
@@ -65,7 +65,7 @@ struct EstimatorVariant {
 
   std::string Name() const;
   static Result<EstimatorVariant> Parse(std::string_view name);
-  // How it reads left out: variants that keep the same.
+  // Returns the variant without its way of reading: variants with equal Kept() share one summary.
   EstimatorVariant Kept() const;
   bool clustered() const {
     return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kClusterMoment ||
@@ -73,8 +73,8 @@ struct EstimatorVariant {
   }
 };
 
-// "moment, scan" -> both; kInvalidArgument names the one that is wrong. "auto" is not an element.
+// Parses "moment, scan" into both; kInvalidArgument names the wrong one. "auto" is not an element.
 Result<std::vector<EstimatorVariant>> ParseVariants(std::string_view list);
-std::string VariantNames(std::span<const EstimatorVariant> variants);  // what ParseVariants reads
+std::string VariantNames(std::span<const EstimatorVariant> variants);  // for ParseVariants
 
 }  // namespace prefixd

@@ -1,4 +1,5 @@
-// How features of single tokens are stored beside rows (attention/estimators/stored_features.h).
+// Describes how features of single tokens are stored beside rows
+// (attention/estimators/stored_features.h).
 #pragma once
 
 #include <cstddef>
@@ -14,10 +15,10 @@ struct FeatureFormat {
 
   size_t RowBytes(uint32_t d_phi) const { return size_t{d_phi} * bits / 8; }
   double steps() const { return bits == 8 ? 255 : 65535; }
-  // Nats below m that the log scale reaches.
+  // Range of the log scale below m, in nats.
   double range() const { return bits == 8 ? 16 : 64; }
   // Linear: largest error of exp(log phi - m). Log: largest error of log phi - m within the range;
-  // what lies below the range, exp(-range()) at most, becomes 0.
+  // features below the range, exp(-range()) at most, become 0.
   double error() const {
     return scale == FeatureScale::kLinear ? 0.5 / steps() : 0.5 * range() / (steps() - 1);
   }

@@ -1,4 +1,4 @@
-// Functions that kernels and host tests share.
+// Marks functions that kernels and host tests share.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,4 +1,4 @@
-// The shapes of a model's KV cache.
+// Describes the shapes of a model's KV cache.
 //
 // A *row* is one token of one KV head: its key (key_dim elements, after RoPE and QK-norm)
 // immediately followed by its value (value_dim elements), in the model's storage dtype.
@@ -19,7 +19,7 @@ namespace prefixd {
 std::string_view DTypeName(DType dtype);  // "f32", "f16", "bf16"
 Result<DType> DTypeFromName(std::string_view name);
 
-// Bytes of one row; value follows key without padding.
+// The shape of one row, in elements; value follows key without padding.
 struct RowShape {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
@@ -31,11 +31,11 @@ struct RowShape {
   bool operator==(const RowShape&) const = default;
 };
 
-// Per layer (spec §1). Scores are scale * q.k, softcapped where softcap > 0.
+// One layer's parameters (spec §1). Scores are scale * q.k, softcapped where softcap > 0.
 struct LayerGeometry {
   float scale = 0;              // usually 1/sqrt(key_dim)
-  float softcap = 0;            // 0: none. With one: exact attention or selection only
-  uint32_t sliding_window = 0;  // 0: none. With one: the layer is the engine's own
+  float softcap = 0;            // 0: none; otherwise exact attention or selection only
+  uint32_t sliding_window = 0;  // 0: none; otherwise the engine attends this layer itself
   bool operator==(const LayerGeometry&) const = default;
 };
 
@@ -47,14 +47,14 @@ struct KvGeometry {
   uint32_t key_dim = 0;     // dh
   uint32_t value_dim = 0;   // dv, usually dh
   DType dtype = DType::kBf16;
-  std::vector<LayerGeometry> layers;  // n_layers of them
+  std::vector<LayerGeometry> layers;  // n_layers entries
 
   uint32_t group_size() const { return n_q_heads / n_kv_heads; }  // G
   RowShape row() const { return {key_dim, value_dim, dtype}; }
-  // Bytes of one token over all layers and KV heads.
+  // Returns the bytes of one token over all layers and KV heads.
   size_t token_bytes() const { return size_t{n_layers} * n_kv_heads * row().bytes(); }
-  // Says which field is wrong and what would be right. Limits: 1..1024 layers, heads 1..1024,
-  // dims 1..1024, G <= 64.
+  // Names the wrong field and its bounds. Limits: 1..1024 layers, heads 1..1024, dims 1..1024, G <=
+  // 64.
   Status Validate() const;
   bool operator==(const KvGeometry&) const = default;
 };

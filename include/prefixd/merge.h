@@ -1,5 +1,6 @@
-// One softmax out of two partial attention states: all that a decoder needs to join what prefixd
-// answers with the state of its own tokens (spec §2).
+// Merges two partial attention states into one softmax: all that a decoder needs to join prefixd's
+// answer with the state of its own tokens (spec §2).
+//
 // Thread-safety: a pure function.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Anchors, mid region and remainder of a stored prefix (spec §1, eq. [2]).
+// Divides a stored prefix into anchors, mid region and remainder (spec §1, eq. [2]).
 #pragma once
 
 #include <algorithm>

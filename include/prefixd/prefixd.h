@@ -1,4 +1,4 @@
-/* prefixd's C interface: what prefixd/client.h offers, for any language that can call C.
+/* Offers prefixd/client.h as a C interface, for any language that can call C.
  *
  *   pfx_store *client;
  *   pfx_connect_options connect = PFX_CONNECT_OPTIONS_INIT;
@@ -11,24 +11,24 @@
  *   for each layer: pfx_step(session, layer, q, n_q, y, n_y, lse, n_lse);
  *                   pfx_merge_states(y_own, lse_own, y, lse, n_q_heads, value_dim);
  *
- * Errors. Every call that can fail returns a pfx_code, PFX_OK (0) on success. pfx_last_error() is
- * then a sentence that says what to do; it belongs to the calling thread and lasts until that
- * thread's next failing call. Outputs are written on success only, unless said otherwise. Nothing
- * throws.
+ * Errors. Every call that can fail returns a pfx_code, PFX_OK (0) on success. After a failure
+ * pfx_last_error() returns a sentence with the remedy; it belongs to the calling thread and lasts
+ * until that thread's next failing call. Outputs are written on success only, unless stated
+ * otherwise. Nothing throws.
  *
- * Ownership. Handles are opaque. Whoever got one ends it: pfx_store_close, pfx_put_free,
- * pfx_session_free, pfx_restore_free; NULL is ignored. Sessions and puts keep what they need of
- * their client alive, so the order does not matter. Strings returned through `char **` are freed
- * with pfx_free. Everything passed in is borrowed for the call.
+ * Ownership. Handles are opaque. The caller who got a handle ends it: pfx_store_close,
+ * pfx_put_free, pfx_session_free, pfx_restore_free; NULL is ignored. Sessions and puts keep what
+ * they need of their client alive, so the order does not matter. Strings returned through `char **`
+ * are freed with pfx_free. Everything passed in is borrowed for the call.
  *
  * Threads. A client may be used by any number of threads; so may a session (different layers or
  * batches at once). One put or restore is used by one thread at a time (pfx_restore_cancel: any).
  * Ending a handle while another thread still uses it is an error of the caller.
  *
  * Options. Structs begin with struct_size and are initialised with the macro of their name, which
- * fills it in; what an older caller's struct does not have takes its default. Zero and NULL mean
+ * fills it in; members that an older caller's struct lacks take their default. Zero and NULL mean
  * "the default" everywhere. JSON strings hold one object with the field names of the wire (unknown
- * fields are refused); what is returned as JSON is the same as `prefixctl --json` shows.
+ * fields are refused); JSON results equal those of `prefixctl --json`.
  *
  * Mathematics. Partial attention states are (y, lse): y is normalised, lse is the natural-log
  * sum of exponentials of the scaled scores (FlashInfer's is base 2: multiply it by ln 2 first).
@@ -57,7 +57,7 @@ typedef enum pfx_code {
   PFX_OK = 0,
   PFX_INVALID_ARGUMENT = 1,    /* the request itself is wrong; the same call will fail again */
   PFX_NOT_FOUND = 2,           /* no such model, prefix, session, file */
-  PFX_ALREADY_EXISTS = 3,      /* it is there already, with other contents */
+  PFX_ALREADY_EXISTS = 3,      /* exists already, with other contents */
   PFX_FAILED_PRECONDITION = 4, /* the order or state is wrong (store locked, session detached) */
   PFX_INFEASIBLE = 5,          /* the read budget cannot pay for anchors and estimator */
   PFX_RESOURCE_EXHAUSTED = 6,  /* disk full, quota, too many sessions, no memory */
@@ -76,15 +76,15 @@ typedef struct pfx_restore pfx_restore;
 PFX_API const char* pfx_version(void);            /* "0.1.0", static */
 PFX_API const char* pfx_code_name(pfx_code code); /* "not_found", static */
 PFX_API const char* pfx_last_error(void);         /* "" before the first failure */
-PFX_API void pfx_free(void* memory);              /* what this library allocated; NULL is ignored */
+PFX_API void pfx_free(void* memory);              /* frees memory from this library; ignores NULL */
 
-/* Long calls report how far they are: return 0 to go on, anything else to cancel (PFX_CANCELLED).
- * Called on the calling thread. `unit` lasts for the call. */
+/* Long calls report their progress with this: return 0 to go on, anything else to cancel
+ * (PFX_CANCELLED). Called on the calling thread. `unit` lasts for the call. */
 typedef int (*pfx_progress)(void* user, uint64_t done, uint64_t total, const char* unit);
 
 /* ---- clients ------------------------------------------------------------------------------- */
 
-/* A store of this process's own; locks the directory. */
+/* Options of a store in this process; opening it locks the directory. */
 typedef struct pfx_open_options {
   size_t struct_size;
   const char* dir;          /* created when missing */
@@ -94,16 +94,16 @@ typedef struct pfx_open_options {
 #define PFX_OPEN_OPTIONS_INIT \
   { sizeof(pfx_open_options), NULL, NULL }
 
-/* A running daemon. */
+/* Options of a connection to a running daemon. */
 typedef struct pfx_connect_options {
   size_t struct_size;
   const char* address;         /* "unix:/path", a plain path, or "tcp:host:port" */
-  const char* tenant;          /* of calls that name none */
-  const char* token;           /* TCP, where the daemon asks for one */
+  const char* tenant;          /* default for calls that name none */
+  const char* token;           /* for TCP, where the daemon requires one */
   uint32_t connect_timeout_ms; /* default 5 s */
   uint32_t call_timeout_ms;    /* default 120 s; UINT32_MAX waits for ever */
-  int no_shared_memory;        /* tensors through the socket even where they need not be */
-  int admin;                   /* every tenant; only the daemon's own user over its Unix socket */
+  int no_shared_memory;        /* sends tensors through the socket in any case */
+  int admin; /* serves every tenant; only for the daemon's own user over its Unix socket */
 } pfx_connect_options;
 #define PFX_CONNECT_OPTIONS_INIT \
   { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0 }
@@ -120,11 +120,11 @@ PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
  *               "dtype": "bf16",
  *               "layers": [{"scale": 0.125, "softcap": 0, "sliding_window": 0}, ...]},
  *  "feature_maps": ["/path/phi-8192.safetensors"]}
- * Identity and geometry make the fingerprint: a prefix is only ever matched under the same one, so
+ * Identity and geometry make the fingerprint: prefixes only match under an equal fingerprint, so
  * put everything into it that changes keys or values. Idempotent for an equal description;
  * PFX_ALREADY_EXISTS when the name is taken by another model. */
 PFX_API pfx_code pfx_register_model(pfx_store* client, const char* model_json);
-PFX_API pfx_code pfx_models(pfx_store* client, char** json); /* a list of them */
+PFX_API pfx_code pfx_models(pfx_store* client, char** json); /* a list of models */
 
 /* ---- storing a prompt ---------------------------------------------------------------------- */
 
@@ -134,20 +134,20 @@ typedef struct pfx_put_options {
   const char* tenant;
   const uint32_t* tokens; /* the whole prompt, from position 0 */
   size_t n_tokens;
-  const char* label;    /* for people */
+  const char* label;    /* shown to people */
   int pinned;           /* never evicted */
   uint64_t ttl_seconds; /* from the commit on; 0: for ever */
-  const char* encoding; /* of the rows that are stored, e.g. "int8"; default: the store's */
+  const char* encoding; /* encoding of stored rows, e.g. "int8"; default: the store's */
 } pfx_put_options;
 #define PFX_PUT_OPTIONS_INIT \
   { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL }
 
 typedef struct pfx_put_result {
   size_t struct_size;
-  char prefix[40];        /* id, zero-terminated: where the prompt is stored */
-  uint32_t n_tokens;      /* of the prompt that was put */
+  char prefix[40];        /* id of the stored prompt, zero-terminated */
+  uint32_t n_tokens;      /* length of the prompt */
   uint32_t stored_tokens; /* newly stored by this put */
-  uint64_t bytes;         /* written to disk for rows */
+  uint64_t bytes;         /* bytes written to disk for rows */
   double seconds;         /* from pfx_begin_put until durable */
 } pfx_put_result;
 #define PFX_PUT_RESULT_INIT \
@@ -156,19 +156,20 @@ typedef struct pfx_put_result {
 PFX_API pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_put** put);
 /* Tokens [begin, end) that are not stored yet: only these need rows; others are skipped. */
 PFX_API pfx_code pfx_put_missing(const pfx_put* put, uint32_t* begin, uint32_t* end);
-/* Keys and values of tokens [first, first + n) of one layer, in any order and chunking, so that a
- * put overlaps with the prefill. k: [n][n_kv_heads][key_dim] and v: [n][n_kv_heads][value_dim] in
- * the model's dtype; keys after RoPE and QK-norm. NaN and Inf are refused. */
+/* Writes keys and values of tokens [first, first + n) of one layer, in any order and chunking, so
+ * that a put overlaps with the prefill. k: [n][n_kv_heads][key_dim] and v:
+ * [n][n_kv_heads][value_dim] in the model's dtype; keys after RoPE and QK-norm. NaN and Inf are
+ * refused. */
 PFX_API pfx_code pfx_put_write(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
                                const void* k, size_t k_bytes, const void* v, size_t v_bytes);
-/* Optional: the prefill's own queries [n][n_q_heads][key_dim], q_count floats in all. A sample of
- * them is kept to choose and measure estimators per head. */
+/* Optional: passes the prefill's own queries [n][n_q_heads][key_dim], q_count floats in all. A
+ * sample of them is kept to choose and measure estimators per head. */
 PFX_API pfx_code pfx_put_write_queries(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
                                        const float* q, size_t q_count);
-/* Durable and visible when it returns; summaries and indexes follow in the background
- * (pfx_wait_ready). `result` may be NULL. The put is used up either way. */
+/* Makes the put durable and visible before it returns; summaries and indexes follow in the
+ * background (pfx_wait_ready). `result` may be NULL. The put is used up, also after a failure. */
 PFX_API pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result);
-/* Not committed: aborted, nothing visible, nothing leaked. */
+/* Aborts a put that was not committed: nothing becomes visible, nothing leaks. */
 PFX_API void pfx_put_free(pfx_put* put);
 
 /* ---- stored prefixes ------------------------------------------------------------------------ */
@@ -176,25 +177,26 @@ PFX_API void pfx_put_free(pfx_put* put);
 typedef struct pfx_match_result {
   size_t struct_size;
   char prefix[40];        /* id, zero-terminated; "" when nothing matches */
-  uint32_t n_tokens;      /* that match */
-  uint32_t stored_tokens; /* of that prefix */
+  uint32_t n_tokens;      /* matching tokens */
+  uint32_t stored_tokens; /* length of that prefix */
 } pfx_match_result;
 #define PFX_MATCH_RESULT_INIT \
   { sizeof(pfx_match_result), "", 0, 0 }
 
-/* The longest stored prefix of `tokens`; nothing stored is no error. */
+/* Finds the longest stored prefix of `tokens`; an empty match is no error. */
 PFX_API pfx_code pfx_match(pfx_store* client, const char* model, const char* tenant,
                            const uint32_t* tokens, size_t n_tokens, pfx_match_result* result);
 PFX_API pfx_code pfx_prefixes(pfx_store* client, char** json); /* a list of summaries */
 PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
 PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);
-/* {"pinned": true, "ttl_seconds": 3600}: what is absent stays as it is. */
+/* {"pinned": true, "ttl_seconds": 3600}: absent fields stay unchanged. */
 PFX_API pfx_code pfx_set_retention(pfx_store* client, const char* prefix,
                                    const char* retention_json);
-/* Waits until summaries, indexes and choices are ready, or says why not. `progress` may be NULL. */
+/* Waits until summaries, indexes and choices are ready; fails with the reason otherwise.
+ * `progress` may be NULL. */
 PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress,
                                 void* user);
-/* Reads everything of a prefix (NULL or "": of the store) and checks it; `json` may be NULL. */
+/* Reads and verifies a whole prefix (NULL or "": the whole store); `json` may be NULL. */
 PFX_API pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress,
                             void* user, char** json);
 
@@ -204,10 +206,10 @@ typedef struct pfx_attach_options {
   size_t struct_size;
   const char* model;
   const char* tenant;
-  const uint32_t* tokens; /* attaches to their longest stored prefix ... */
+  const uint32_t* tokens; /* attaches to their longest stored prefix, */
   size_t n_tokens;
-  const char* prefix; /* ... or to this one, when there are no tokens */
-  uint32_t cut;       /* use only so many of its tokens; 0: as long as it matches */
+  const char* prefix; /* or to this one, when there are no tokens */
+  uint32_t cut;       /* bound on the tokens used of it; 0: all that match */
   /* How steps read, e.g. {"budget": 0.01, "estimator": "moment"}, {"k": 64}, {"mode": "full"}. */
   const char* policy_json;
 } pfx_attach_options;
@@ -216,9 +218,9 @@ typedef struct pfx_attach_options {
 
 typedef struct pfx_session_shape {
   size_t struct_size;
-  uint32_t n_tokens; /* of the prefix; the engine goes on at this position */
+  uint32_t n_tokens; /* length of the prefix; the engine continues at this position */
   uint32_t n_layers, n_q_heads, n_kv_heads, key_dim, value_dim;
-  uint32_t row_bytes; /* of one token of one KV head: key, then value */
+  uint32_t row_bytes; /* bytes of one token of one KV head: key, then value */
   char dtype[8];      /* "f32", "f16", "bf16" */
 } pfx_session_shape;
 #define PFX_SESSION_SHAPE_INIT \
@@ -228,20 +230,20 @@ typedef struct pfx_session_shape {
 PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options,
                             pfx_session** session);
 PFX_API pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* shape);
-/* Replaces how steps read; fields that are absent take their default. */
+/* Replaces the policy of later steps; absent fields take their default. */
 PFX_API pfx_code pfx_session_set_policy(pfx_session* session, const char* policy_json);
 
-/* Attention of one decode step over the stored prefix, for all heads of one layer:
+/* Computes attention of one decode step over the stored prefix, for all heads of one layer:
  *   q: [n_q_heads][key_dim] after RoPE -> y: [n_q_heads][value_dim], lse: [n_q_heads].
  * The counts are in floats. */
 PFX_API pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q_count,
                           float* y, size_t y_count, float* lse, size_t lse_count);
 
-/* One layer step of each of several sessions of one client, run together. */
+/* One layer step of one session, in a batch of several sessions of one client. */
 typedef struct pfx_step_request {
   pfx_session* session;
   uint32_t layer;
-  pfx_code code; /* out: of this request alone */
+  pfx_code code; /* out: this request's own code */
   const float* q;
   size_t q_count;
   float* y;
@@ -249,26 +251,26 @@ typedef struct pfx_step_request {
   float* lse;
   size_t lse_count;
 } pfx_step_request;
-/* request_size is sizeof(pfx_step_request). Returns the first failing request's code; the others
- * were run all the same. */
+/* request_size is sizeof(pfx_step_request). Returns the first failing request's code; the other
+ * requests run all the same. */
 PFX_API pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
                                 size_t request_size);
 
-/* Exact attention of n queries (the new question) in one pass over the prefix:
+/* Computes exact attention of n queries (the new question) in one pass over the prefix:
  *   q: [n][n_q_heads][key_dim] -> y: [n][n_q_heads][value_dim], lse: [n][n_q_heads]. */
 PFX_API pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t n, const float* q,
                                   size_t q_count, float* y, size_t y_count, float* lse,
                                   size_t lse_count);
 
-/* For engines that compute themselves: verified rows, key then value, in the model's dtype.
+/* Read verified rows, key then value, in the model's dtype, for engines that compute themselves.
  * ids ascend; out holds n_ids * row_bytes (or (end - begin) * row_bytes) bytes. */
 PFX_API pfx_code pfx_read_rows(pfx_session* session, uint32_t layer, uint32_t kv_head,
                                const uint32_t* ids, size_t n_ids, void* out, size_t out_bytes);
 PFX_API pfx_code pfx_read_range(pfx_session* session, uint32_t layer, uint32_t kv_head,
                                 uint32_t begin, uint32_t end, void* out, size_t out_bytes);
 
-/* How far a cut may be trusted (0: none): an exact one says that no token of the mid region that
- * was not selected scores above it. */
+/* Tells how far a cut may be trusted (0: there is no cut): under an exact cut no token of the mid
+ * region that was not selected scores above it. */
 typedef enum pfx_cut_kind {
   PFX_CUT_NONE = 0,
   PFX_CUT_APPROXIMATE = 1,
@@ -278,45 +280,46 @@ typedef struct pfx_cut {
   float score; /* scaled score, natural */
   pfx_cut_kind kind;
 } pfx_cut;
-/* Selection alone, of one KV head for its group's queries q [n_q_heads / n_kv_heads][key_dim].
- * At most k ids, ascending, into ids[k]; their number into n_ids; one cut per query head of the
- * group into cuts[n_cuts] (may be NULL with n_cuts 0). */
+/* Selects alone, in one KV head for its group's queries q [n_q_heads / n_kv_heads][key_dim].
+ * Writes at most k ids, ascending, into ids[k]; their number into n_ids; one cut per query head of
+ * the group into cuts[n_cuts] (may be NULL with n_cuts 0). */
 PFX_API pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_head, const float* q,
                             size_t q_count, uint32_t k, uint32_t* ids, size_t* n_ids, pfx_cut* cuts,
                             size_t n_cuts);
 
-/* What the session read so far: info, total, per_head. */
+/* Reports what the session has read so far: info, total, per_head. */
 PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
 /* Ends the session and returns its report (`json` may be NULL); later calls with it fail with
- * PFX_FAILED_PRECONDITION. The handle is still freed with pfx_session_free, which detaches by
- * itself where this was not called. */
+ * PFX_FAILED_PRECONDITION. Free the handle with pfx_session_free all the same; that also
+ * detaches where this was not called. */
 PFX_API pfx_code pfx_session_detach(pfx_session* session, char** json);
 PFX_API void pfx_session_free(pfx_session* session);
 
 /* ---- restoring ------------------------------------------------------------------------------ */
 
-/* How rows of several tokens and KV heads lie. */
+/* The order of rows of several tokens and KV heads. */
 typedef enum pfx_kv_order {
   PFX_TOKEN_MAJOR = 0, /* [n][n_kv_heads][dim] */
   PFX_HEAD_MAJOR = 1   /* [n_kv_heads][n][dim] */
 } pfx_kv_order;
 
-/* All rows back into the engine's own cache, the first layer first; the next runs are read while
- * the engine works on this one. Absent: everything, token-major, 128 MiB of buffers. */
+/* Options for restoring rows into the engine's own cache, the first layer first; the next runs are
+ * read while the engine works on this one. Defaults: everything, token-major, 128 MiB of buffers.
+ */
 typedef struct pfx_restore_options {
   size_t struct_size;
   uint32_t begin, end;             /* tokens; end 0: to the end of the prefix */
   uint32_t first_layer, end_layer; /* [first, end); end 0: to the last */
   pfx_kv_order order;
-  uint64_t buffer_bytes; /* read ahead and in the caller's hands; never less than two runs */
+  uint64_t buffer_bytes; /* rows read ahead and rows handed out; never less than two runs */
   pfx_progress progress; /* bytes handed out, from pfx_restore_next; may be NULL */
   void* user;
 } pfx_restore_options;
 #define PFX_RESTORE_OPTIONS_INIT \
   { sizeof(pfx_restore_options), 0, 0, 0, 0, PFX_TOKEN_MAJOR, 0, NULL, NULL }
 
-/* Verified keys and values of tokens [begin, end) of one layer, of every KV head, in the model's
- * dtype. Borrowed: until the next pfx_restore_next or pfx_restore_free. */
+/* Verified keys and values of tokens [begin, end) in one layer, for every KV head, in the model's
+ * dtype. Borrowed until the next pfx_restore_next or pfx_restore_free. */
 typedef struct pfx_restored_run {
   size_t struct_size;
   uint32_t layer, begin, end;
@@ -328,14 +331,15 @@ typedef struct pfx_restored_run {
 #define PFX_RESTORED_RUN_INIT \
   { sizeof(pfx_restored_run), 0, 0, 0, NULL, 0, NULL, 0 }
 
-/* Begins to read in a thread of its own. `options` may be NULL. Keeps what it needs of the session.
- */
+/* Begins to read in its own thread. `options` may be NULL. The restore keeps the session's parts
+ * that it needs alive. */
 PFX_API pfx_code pfx_restore_begin(pfx_session* session, const pfx_restore_options* options,
                                    pfx_restore** restore);
-/* Waits for the next run, in order of layers and in them of tokens. Once all were handed out, `run`
- * has k NULL. After a failure every call fails so. */
+/* Waits for the next run, in order of layers and within them of tokens. After the last run, `run`
+ * has k NULL. After a failure every call returns it. */
 PFX_API pfx_code pfx_restore_next(pfx_restore* restore, pfx_restored_run* run);
-/* pfx_restore_next fails with PFX_CANCELLED from now on, also where it waits. From any thread. */
+/* Makes pfx_restore_next fail with PFX_CANCELLED from now on, also where it waits. Callable from
+ * any thread. */
 PFX_API void pfx_restore_cancel(pfx_restore* restore);
 PFX_API void pfx_restore_free(pfx_restore* restore); /* cancels */
 

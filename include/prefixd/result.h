@@ -1,5 +1,5 @@
-// Errors as values. Every fallible function of prefixd returns Result<T> (or Status, which is
-// Result<void>); nothing throws across a public interface. Both are [[nodiscard]].
+// Returns errors as values. Every fallible function of prefixd returns Result<T> (or Status, which
+// is Result<void>); nothing throws across a public interface. Both are [[nodiscard]].
 //
 // Thread-safety: plain values.
 #pragma once
@@ -13,11 +13,11 @@
 
 namespace prefixd {
 
-// What a caller can do about a failure; the message says it in a sentence.
+// Tells a caller what to do about a failure; the message explains it in a sentence.
 enum class Code {
   kInvalidArgument,     // the request itself is wrong; the same call will fail again
   kNotFound,            // no such model, prefix, session, file
-  kAlreadyExists,       // it is there already, with other contents
+  kAlreadyExists,       // exists already, with other contents
   kFailedPrecondition,  // the order or state is wrong (store locked, session detached)
   kInfeasible,          // the read budget cannot pay for anchors and estimator (spec §4)
   kResourceExhausted,   // disk full, quota, too many sessions
@@ -28,9 +28,9 @@ enum class Code {
   kInternal,            // a broken invariant: a bug in prefixd
 };
 
-// Stable lower-case name of a code, e.g. "not_found"; used in JSON and on the wire.
+// Returns the stable lower-case name of a code, e.g. "not_found"; JSON and the wire use it.
 std::string_view CodeName(Code code);
-// Inverse of CodeName; kInternal for an unknown name.
+// Inverts CodeName; kInternal for an unknown name.
 Code CodeFromName(std::string_view name);
 
 struct Error {
@@ -121,7 +121,7 @@ inline Error InvalidArgument(std::string message) {
 
 #define PREFIXD_CONCAT_INNER_(a, b) a##b
 #define PREFIXD_CONCAT_(a, b) PREFIXD_CONCAT_INNER_(a, b)
-// PREFIXD_ASSIGN(auto x, Compute()): x holds the value, or the error is returned.
+// Assigns the value of a Result, or returns its error: PREFIXD_ASSIGN(auto x, Compute()).
 #define PREFIXD_ASSIGN(lhs, expr)                                         \
   auto PREFIXD_CONCAT_(prefixd_result_, __LINE__) = (expr);               \
   if (!PREFIXD_CONCAT_(prefixd_result_, __LINE__).ok()) {                 \

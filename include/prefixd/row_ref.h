@@ -1,11 +1,11 @@
-// Where one row lies.
+// Locates one row.
 #pragma once
 
 #include <cstddef>
 
 namespace prefixd {
 
-// One row whose key and value lie wherever they lie. Owns nothing.
+// One row whose key and value may lie anywhere. Owns nothing.
 struct RowRef {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;

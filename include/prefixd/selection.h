@@ -1,5 +1,6 @@
-// What a selector returns: which mid tokens to read, and a cut per query head (spec §2); and what a
-// step has left unread.
+// Defines a selector's result, the mid tokens to read and a cut per query head (spec §2), and the
+// mass that a step has left unread.
+//
 // Thread-safety: plain values.
 #pragma once
 
@@ -9,8 +10,8 @@
 
 namespace prefixd {
 
-// How far a cut may be trusted: an exact cut c_g means that no unread token of query head g
-// scores above it; an approximate one comes from an index that may have missed some.
+// Tells how far a cut may be trusted: under an exact cut c_g no unread token of query head g scores
+// above it; an approximate one comes from an index that may have missed some.
 enum class CutKind : uint8_t { kNone = 0, kApproximate = 1, kExact = 2 };
 
 struct Cut {

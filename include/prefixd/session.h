@@ -1,4 +1,4 @@
-// A decoder's hold on one stored prefix: steps in, partial attention states out.
+// Attaches a decoder to one stored prefix: it passes queries in and gets partial attention states.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace prefixd {
 
-// How the rows of several tokens and KV heads lie: as puts bring them, or head by head.
+// The order of the rows of several tokens and KV heads: that of puts, or head by head.
 enum class KvOrder : uint8_t {
   kTokenMajor = 0,  // [n][n_kv_heads][dim]
   kHeadMajor = 1,   // [n_kv_heads][n][dim]
@@ -29,16 +29,16 @@ struct LayerSlice {
   KvOrder order = KvOrder::kTokenMajor;
 };
 
-// Rows read in place: verified bytes that stay as they are until the last copy of this is gone,
-// also after Detach. Those of a remote session do so while its connection lives; after that they
-// may change. Keep them for a step, not for a session: what is held cannot make room for others.
-// Thread-safety: a plain value; letting go of the last copy may talk to the daemon.
+// Rows read in place: verified bytes that do not change until the last copy of this object is gone,
+// also after Detach. Rows of a remote session keep this promise while its connection lives; after
+// that they may change. Keep them for a step, not for a session: held rows cannot make room for
+// others. Thread-safety: a plain value; destroying the last copy may send a message to the daemon.
 struct BorrowedRows {
-  // What all rows of a tenant lie in.
+  // The mapped memory of all rows of a tenant.
   struct Region {
     uint64_t id = 0;
     std::span<const std::byte> bytes;
-    int fd = -1;  // for passing on, read-only; -1: cannot be. Owned by the region.
+    int fd = -1;  // to pass on, read-only; -1: not possible. The region owns it.
   };
   std::vector<RowRef> rows;  // in the order of the ids; both pointers lie in the region
   Region region;
@@ -51,43 +51,44 @@ class Session {
   virtual ~Session() = default;
   virtual const SessionInfo& info() const = 0;
   virtual StepPolicy policy() const = 0;
-  // kInfeasible when the budget cannot pay for anchors and estimator: said here, never ignored.
+  // kInfeasible when the budget cannot pay for anchors and estimator; the policy is then unchanged.
   virtual Status SetPolicy(const StepPolicy& policy) = 0;
 
-  // Attention of one decode step over the stored prefix (spec §2), for all heads of a layer:
+  // Computes attention of one decode step over the stored prefix (spec §2), for all heads of a
+  // layer:
   //   q: [n_q_heads][key_dim] float32, after RoPE -> y: [n_q_heads][value_dim], lse: [n_q_heads]
   //   (natural log). The decoder merges (y, lse) with the state of its own tokens: MergeStates.
   virtual Status Step(uint32_t layer, std::span<const float> q, std::span<float> y,
                       std::span<float> lse, StepInfo* info) = 0;
-  // Exact attention of a block of queries (the new question) in one pass over the prefix:
+  // Computes exact attention of a block of queries (the new question) in one pass over the prefix:
   //   q: [n][n_q_heads][key_dim] -> y: [n][n_q_heads][value_dim], lse: [n][n_q_heads].
   virtual Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
                              std::span<float> y, std::span<float> lse) = 0;
 
-  // For engines that compute themselves. ids ascending; out: [ids.size()][row bytes].
+  // Reads rows for engines that compute themselves. ids ascending; out: [ids.size()][row bytes].
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                           std::span<std::byte> out) = 0;
-  // The same rows where they lie in the host tier, without a copy; all of them or an error.
+  // Returns the same rows in place in the host tier, without a copy; all of them or an error.
   // kFailedPrecondition: rows larger than a page, no host tier, or a client over TCP; use ReadRows.
   // kResourceExhausted: the tenant reads as much in place as it may (half its share of the tier).
   virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids) = 0;
-  // A run of rows of one head: out [range.size()][row bytes].
+  // Reads a run of rows of one head: out [range.size()][row bytes].
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                            std::span<std::byte> out) = 0;
-  // Keys and values apart, in the geometry's dtype: k [n][n_heads][key_dim] and v
-  // [n][n_heads][value_dim], or head-major. Runs that end where info().parts have their chunks end
-  // (RunEnd) cost the least. prefixd/restore.h reads a whole prefix with it.
+  // Reads keys and values apart, in the geometry's dtype: k [n][n_heads][key_dim] and v
+  // [n][n_heads][value_dim], or head-major. Runs that end at chunk ends of info().parts (RunEnd)
+  // cost the least. prefixd/restore.h reads a whole prefix with it.
   virtual Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                            std::span<std::byte> v) = 0;
-  // The token ids of a run of the prefix, as they were put: out [range.size()].
+  // Reads the token ids of a run of the prefix, as they were put: out [range.size()].
   virtual Status ReadTokens(TokenRange range, std::span<uint32_t> out) = 0;
-  // Selection alone: ids and cuts of one KV head for its group's queries q [G][key_dim].
+  // Selects alone: ids and cuts of one KV head for its group's queries q [G][key_dim].
   virtual Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                    uint32_t k) = 0;
-  // What an estimator reads of the mid region of one head, serialized (attention/estimators/moments.h,
-  // phi_cache.h, clusters.h). kNotFound for phi when the model has no feature maps;
-  // kInvalidArgument for none and auto, which have no summary.
+  // Returns the serialised summary of one head's mid region that the estimator reads
+  // (attention/estimators/moments.h, phi_cache.h, clusters.h). kNotFound for phi when the model has
+  // no feature maps; kInvalidArgument for none and auto, which have no summary.
   virtual Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
                                                       const EstimatorVariant& variant) = 0;
   Result<std::vector<std::byte>> PhiCacheBytes(uint32_t layer, uint32_t kv_head) {

@@ -1,5 +1,5 @@
-// Where prefixes are stored: one interface over a store of this process's own and over a running
-// daemon (prefixd/client.h opens either); both behave alike.
+// Stores prefixes: one interface over an embedded store and a running daemon's, which behave alike
+// (prefixd/client.h opens either).
 //
 // Thread-safety: a Store and its Sessions may be used by any number of threads; one PutStream is
 // used by one thread at a time. Sessions and PutStreams keep what they need of their Store alive.
@@ -19,8 +19,8 @@
 
 namespace prefixd {
 
-// One put: rows stream in layer by layer (or in any order), so that it overlaps with the prefill.
-// Destroyed without Commit: aborted, nothing visible, nothing leaked.
+// Runs one put: rows stream in layer by layer (or in any order), so that the put overlaps with the
+// prefill. Destruction without Commit aborts: nothing becomes visible, nothing leaks.
 class PutStream {
  public:
   virtual ~PutStream() = default;
@@ -28,24 +28,24 @@ class PutStream {
   virtual TokenRange missing() const = 0;
   // k: [n][n_kv_heads][key_dim], v: [n][n_kv_heads][value_dim], in the geometry's dtype, for tokens
   // [first, first + n) of `layer`. Borrowed for the call. Tokens outside missing() are skipped.
-  // kInvalidArgument: sizes, NaN or Inf (named by layer and token), tokens written before. Nothing
-  // of a refused run was written; a remote run that takes several messages may have been written up
-  // to the one refused, as progress() says. The put can go on, or be aborted.
+  // kInvalidArgument: sizes, NaN or Inf (named by layer and token), tokens written before. No part
+  // of a refused run is written; a remote run that takes several messages may have been written up
+  // to the refused one, which progress() shows. The put can go on, or be aborted.
   virtual Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
                        std::span<const std::byte> v) = 0;
-  // How much of missing() was written. Commit asks for all of it.
+  // Returns how much of missing() was written. Commit requires all of it.
   virtual PutProgress progress() const = 0;
-  // Optional: the prefill's own queries q [n][n_q_heads][key_dim] float32 of tokens
+  // Optional: passes the prefill's own queries q [n][n_q_heads][key_dim] float32, for tokens
   // [first, first + n). A reservoir of them is kept to choose estimators per head.
   virtual Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
                               std::span<const float> q) = 0;
-  // Durable and visible when it returns. Summaries and indexes follow in the background
-  // (Store::WaitReady).
+  // Makes the put durable and visible before it returns. Summaries and indexes follow in the
+  // background (Store::WaitReady).
   virtual Result<PutResult> Commit() = 0;
   virtual void Abort() = 0;
 };
 
-// One layer step of each of several sessions (they may stand on different prefixes and models).
+// One layer step of one session; a batch may mix prefixes and models.
 struct StepRequest {
   Session* session = nullptr;
   uint32_t layer = 0;
@@ -53,7 +53,7 @@ struct StepRequest {
   std::span<float> y;        // [n_q_heads][value_dim]
   std::span<float> lse;      // [n_q_heads]
   StepInfo* info = nullptr;  // optional
-  Status status;             // out: of this request alone
+  Status status;             // out: this request's own status
 };
 
 class Store {
@@ -65,18 +65,20 @@ class Store {
   virtual Result<std::vector<ModelSpec>> Models() = 0;
 
   virtual Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) = 0;
-  // The longest stored prefix of `tokens`; nothing stored is no error.
+  // Returns the longest stored prefix of `tokens`; an empty match is no error.
   virtual Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
                                     std::span<const uint32_t> tokens) = 0;
-  // Waits until the prefix's summaries, indexes and choices are ready, or says why not.
+  // Waits until the prefix's summaries, indexes and choices are ready; fails with the reason
+  // otherwise.
   virtual Status WaitReady(std::string_view prefix, const ProgressFn& progress) = 0;
 
   // kNotFound when no stored prefix matches.
   virtual Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) = 0;
-  // Layer steps of several sessions of this store, run together: selection, reads and attention of
+  // Runs layer steps of several sessions of this store together: selection, reads and attention of
   // every (session, KV head) are spread over the compute threads, and sessions on one prefix are
-  // searched for in one pass; each gets what it would get alone. Over a connection one message
-  // carries them all. Every request gets its own status; one of another store's session fails.
+  // searched in one pass; each gets the result of a step alone. Over a connection one message
+  // carries them all. Every request gets its own status; a request for another store's session
+  // fails.
   virtual void StepBatch(std::span<StepRequest> requests) = 0;
 
   virtual Result<std::vector<PrefixSummary>> Prefixes() = 0;
@@ -84,7 +86,7 @@ class Store {
   virtual Status Remove(std::string_view prefix) = 0;
   // Durable when it returns. kNotFound when the prefix was removed or has expired.
   virtual Status SetRetention(std::string_view prefix, const Retention& retention) = 0;
-  // prefix "": everything.
+  // prefix "": the whole store.
   virtual Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) = 0;
   virtual Result<RuntimeStats> Stats() = 0;
 };

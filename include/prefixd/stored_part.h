@@ -1,4 +1,5 @@
-// How the tokens of a stored prefix lie: what a reader needs to know to ask well.
+// Describes how the tokens of a stored prefix lie on disk, so that readers can choose efficient
+// runs.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once
@@ -12,8 +13,8 @@
 
 namespace prefixd {
 
-// How the rows of a segment are encoded on the disk. Above storage nobody notices: reads give rows
-// back in the dtype they were put in. docs/format.md has the bytes and the errors measured.
+// How the rows of a segment are encoded on disk. Layers above storage do not notice: reads return
+// rows in the dtype they were put in. docs/format.md has the bytes and the measured errors.
 enum class RowEncoding : uint8_t {
   kAsGiven = 0,  // the geometry's dtype, bit for bit
   kInt8 = 1,
@@ -21,9 +22,9 @@ enum class RowEncoding : uint8_t {
 std::string_view RowEncodingName(RowEncoding encoding);  // "as_given", "int8"
 Result<RowEncoding> RowEncodingFromName(std::string_view name);
 
-// What encoding changed: the distance between a row as it is read and as it was given, relative to
-// the norm of the given one, apart for keys and values; the largest and the root of the mean square
-// over all rows of a segment. Zero where rows are kept as given.
+// The change that encoding made: the distance between a row as read and as given, relative to the
+// norm of the given one, for keys and values separately; the largest, and the root mean square over
+// all rows of a segment. Zero where rows are kept as given.
 struct EncodingError {
   float key_max = 0, key_rms = 0, value_max = 0, value_rms = 0;
   bool operator==(const EncodingError&) const = default;
@@ -33,13 +34,13 @@ struct EncodingError {
 struct StoredPart {
   TokenRange tokens;
   RowEncoding encoding = RowEncoding::kAsGiven;
-  uint32_t chunk_tokens = 0;  // of the settled layout, counted from tokens.begin; 0: arrival
+  uint32_t chunk_tokens = 0;  // settled layout, from tokens.begin; 0: not settled
   bool operator==(const StoredPart&) const = default;
 };
 
-// Where a sequential read that begins at `begin` had best end: `max_tokens` further, but in the
-// settled layout at the end of a chunk, because part of a chunk costs the pages of all of it; and
-// never beyond `begin`'s part. The prefix's end when `begin` lies behind it.
+// Returns where a sequential read that begins at `begin` should end: `max_tokens` further, but in
+// the settled layout at the end of a chunk, because part of a chunk costs the pages of all of it;
+// never beyond `begin`'s part. Returns the prefix's end when `begin` lies behind it.
 uint32_t RunEnd(std::span<const StoredPart> parts, uint32_t begin, uint32_t max_tokens);
 
 }  // namespace prefixd

@@ -1,4 +1,4 @@
-// The CUDA device: is there one that can run this build's kernels, and what is it.
+// Finds out whether a CUDA device can run this build's kernels, and describes it.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 #include "prefixd/result.h"
 
-struct CUstream_st;  // what a cudaStream_t points to: no CUDA header is needed to name a stream
+struct CUstream_st;  // the target of a cudaStream_t: naming a stream needs no CUDA header
 
 namespace prefixd::gpu {
 
@@ -21,9 +21,9 @@ struct DeviceInfo {
   size_t shared_bytes_max = 0;  // dynamic shared memory that one block can opt in to
 };
 
-// Looks at one device and checks that the kernels of this build load on it. kUnavailable, with a
-// sentence that says why: no driver, no device, or a device this build was not compiled for.
-// Thread-safety: any thread; leaves the calling thread's current device as it was.
+// Probes one device and checks that the kernels of this build load on it. kUnavailable, with the
+// reason: no driver, no device, or a device that this build was not compiled for. Thread-safety:
+// any thread; leaves the calling thread's current device unchanged.
 Result<DeviceInfo> ProbeDevice(int ordinal = 0);
 
 }  // namespace prefixd::gpu

@@ -1,16 +1,17 @@
-// Exact attention of a block of queries over a whole stored prefix on CUDA, in one streaming pass:
-// the suffix of a prompt (a new question) against what is stored. The contract is ExactAttention's
-// of attention/step/step.h: the same partial state (y, lse) as a step's, so that it merges like one.
+// Computes exact attention of a block of queries over a whole stored prefix on CUDA, in one
+// streaming pass: the suffix of a prompt (a new question) against the stored rows. The contract is
+// that of ExactAttention in attention/step/step.h: the same partial state (y, lse) as a step's, so
+// that it merges like one.
 //
 // Queries of all tokens and heads that share a KV head are rows of one matrix, so that each row of
-// the prefix is read once for 64 of them. Products run on tensor cores: numbers are taken apart
-// into bf16 parts (three of a float32, two of an fp16, one of a bf16), the parts' products are
-// summed in float32 beside the tensor cores' own truncating sum, and what is dropped is below
-// 2^-24; so the error bound is that of the CPU's path,
+// the prefix is read once for 64 of them. Products run on tensor cores: numbers are split into bf16
+// parts (three of a float32, two of an fp16, one of a bf16), the parts' products are summed in
+// float32 beside the tensor cores' own truncating sum, and the dropped rest is below 2^-24; so the
+// error bound is that of the CPU's path,
 //     |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|.
 //
-// Device memory laid out by the caller, nothing allocated, nothing waited for; may be captured in a
-// graph. Thread-safety: as prefixd/gpu/step.h.
+// The caller lays out device memory; a launch allocates nothing and waits for nothing, and may be
+// captured in a graph. Thread-safety: that of prefixd/gpu/step.h.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +25,9 @@
 namespace prefixd::gpu {
 
 inline constexpr uint32_t kMaxExactRows = 1u << 26;
-inline constexpr uint32_t kMaxExactQueries = 1u << 20;  // of one group: tokens times G
+inline constexpr uint32_t kMaxExactQueries = 1u << 20;  // per group: tokens times G
 
-// One (session, KV head). Rows in device memory or pinned host memory.
+// The input of one (session, KV head). Rows lie in device memory or pinned host memory.
 struct ExactSource {
   const float* queries = nullptr;  // [n_queries][key_dim]
   uint32_t n_queries = 0;
@@ -40,7 +41,7 @@ struct ExactShape {
   uint32_t n_groups = 0;
   RowShape row;
   LayerGeometry layer;
-  uint32_t max_queries = 0, max_rows = 0;  // of any group
+  uint32_t max_queries = 0, max_rows = 0;  // largest of any group
 };
 struct ExactPlan {
   ExactShape shape;
@@ -51,7 +52,7 @@ struct ExactPlan {
 // kInvalidArgument: a size is outside the limits, or needs more shared memory than the device has.
 Result<ExactPlan> PlanExact(const ExactShape& shape, const DeviceInfo& device);
 
-// Device pointers.
+// Outputs and inputs of a launch: device pointers.
 struct ExactArgs {
   const ExactSource* sources = nullptr;  // [n_groups]
   float* y = nullptr;                    // [n_groups][max_queries][value_dim]
@@ -60,7 +61,7 @@ struct ExactArgs {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
 };
-// Enqueues two kernels. Errors as LaunchStep.
+// Enqueues two kernels. Errors are those of LaunchStep.
 Status LaunchExact(const ExactPlan& plan, const ExactArgs& args, Stream stream);
 
 }  // namespace prefixd::gpu

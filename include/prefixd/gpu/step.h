@@ -1,21 +1,22 @@
-// The retrieval-completion step of one layer on CUDA, batched over groups (spec §2, §3).
+// Computes the retrieval-completion step of one layer on CUDA, batched over groups (spec §2, §3).
 //
-// A *group* is one (session, KV head) with its G query heads. The contract is attention/step/step.h's
-// GroupStep, with every estimator of attention/estimators/estimator.h; what differs is where things lie:
-// everything here is device memory, laid out by the caller, and only sizes are known to the host.
-// Nothing is allocated, nothing waits for the device, nothing is read back: a launch can be
-// captured in a CUDA graph and replayed with new contents.
+// A *group* is one (session, KV head) with its G query heads. The contract is that of GroupStep in
+// attention/step/step.h, with every estimator of attention/estimators/estimator.h; only the memory
+// differs: everything here is device memory, laid out by the caller, and the host knows sizes
+// alone. A launch allocates nothing, does not wait for the device, and reads nothing back, so it
+// can be captured in a CUDA graph and replayed with new contents.
 //
 //   Result<StepPlan> plan = PlanStep(shape, device);       // once per shape, host only
 //   ... workspace of plan->workspace_bytes ...
 //   LaunchStep(*plan, args, stream);                       // three or four kernels on `stream`
 //   ... later: errors[] copied back, GroupError(...) for each word that is not kGroupOk
 //
-// float32 accumulation; float64 for scores, which must not suffer from terms that cancel, and for
-// the few scalars of the estimators. phi_k of retrieved rows is computed on tensor cores in three
-// bf16 products; its error bound is in prefixd/gpu/phi_pack.h. All logs are natural.
-// Thread-safety: functions may be called from any thread; a workspace and the outputs belong to
-// one launch at a time.
+// Sums are float32; scores, which must not suffer from terms that cancel, and the few scalars of
+// the estimators are float64. phi_k of retrieved rows is computed on tensor cores in three bf16
+// products; prefixd/gpu/phi_pack.h has its error bound. All logs are natural.
+//
+// Thread-safety: functions may be called from any thread; a workspace and the outputs belong to one
+// launch at a time.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,8 @@ inline constexpr uint32_t kMaxRows = 1u << 20;  // exact rows of one group
 inline constexpr uint32_t kMaxClusters = 1024;
 
 // One head's map of queries in device memory. Weights are float32 and *transposed* with respect to
-// attention/estimators/feature_map.h: [in][out], so that neighbouring threads read neighbouring outputs.
+// attention/estimators/feature_map.h: [in][out], so that neighbouring threads read neighbouring
+// outputs.
 struct DeviceQueryMap {
   uint32_t in_dim = 0, d_emb = 0, d_phi = 0;
   float alpha = 0;
@@ -47,7 +49,7 @@ struct DeviceQueryMap {
   const float *w_out = nullptr, *b_out = nullptr;  // [d_emb][d_phi], [d_phi]
 };
 
-// One head's map of keys: weights as PackWeights (prefixd/gpu/phi_pack.h) lays them out, 16-byte
+// One head's map of keys: weights in the layout of PackWeights (prefixd/gpu/phi_pack.h), 16-byte
 // aligned.
 struct DeviceKeyMap {
   uint32_t in_dim = 0, d_emb = 0, d_phi = 0;
@@ -56,29 +58,30 @@ struct DeviceKeyMap {
   const float *b_in = nullptr, *b1 = nullptr, *b2 = nullptr, *b_out = nullptr;
 };
 
-// The summary of one group's mid region M, in device memory; members of other estimators than the
-// one named may be null.
+// The summary of one group's mid region M, in device memory; members that `estimator` does not use
+// may be null.
 struct DeviceSummary {
   EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
   MomentForm moment_form = MomentForm::kDirect;    // kMoment, kClusterMoment
   PhiForm phi_form = PhiForm::kSigned;
   uint32_t mid_count = 0;  // |M|, retrieved tokens included
-  // False: y and lse are of what was read alone, and rho_z says what was dropped.
+  // False: y and lse cover only what was read, and rho_z is the share of the dropped remainder.
   bool merge_estimate = true;
 
-  // kPhi (attention/estimators/phi_cache.h). d_phi of all maps and caches of a launch is StepShape::d_phi.
+  // kPhi (attention/estimators/phi_cache.h). All maps and caches of a launch have the d_phi of
+  // StepShape.
   const float *phi_m = nullptr, *phi_u = nullptr;  // [d_phi] each
   const float* phi_t = nullptr;                    // [d_phi][value_dim]
   const DeviceQueryMap* phi_q = nullptr;           // [G], or one where it is shared
   bool phi_q_shared = false;                       // symmetric: one map for all heads
-  // Features of retrieved rows: recomputed by phi_k, or, where it is null, read from
+  // Features of retrieved rows are recomputed with phi_k or, where it is null, read from
   // BatchStepArgs::features (attention/estimators/stored_features.h).
   const DeviceKeyMap* phi_k = nullptr;
   FeatureFormat feature_format;
   const float* feature_m = nullptr;  // [feature_chunks][d_phi]
   uint32_t feature_chunks = 0;
 
-  // kMoment (attention/estimators/moments.h). With the other kinds mean_key alone may be given: it is the
+  // kMoment (attention/estimators/moments.h). Other estimators may use mean_key alone: it gives the
   // lower side of the bracket on Z_R.
   const float *mean_key = nullptr, *key_m2 = nullptr;  // [key_dim] each; m2: sum, centred
   const float* mean_value = nullptr;                   // [value_dim]
@@ -89,19 +92,19 @@ struct DeviceSummary {
   const float* value_factor = nullptr;  // [cross_rank][value_dim]
   uint32_t cross_rank = 0;
 
-  // kCentroid, kClusterMoment, kScan (attention/estimators/clusters.h); for kScan counts and mean values
-  // alone.
+  // kCentroid, kClusterMoment, kScan (attention/estimators/clusters.h); kScan uses counts and mean
+  // values alone.
   uint32_t n_clusters = 0;
   uint32_t spread_dim = 0;                       // 1 or key_dim
   const uint32_t* cluster_counts = nullptr;      // [n_clusters]
   const float* cluster_keys = nullptr;           // [n_clusters][key_dim], means
   const float* cluster_spreads = nullptr;        // [n_clusters][spread_dim], sums
   const float* cluster_values = nullptr;         // [n_clusters][value_dim], means
-  const float* scan_log_mass = nullptr;          // kScan: [G][n_clusters], of a complete scan
+  const float* scan_log_mass = nullptr;          // kScan: [G][n_clusters], from a complete scan
   const float* scan_retrieved_scores = nullptr;  // kScan: [G][K]
 };
 
-// What the host knows of a launch. A launch reads less where the device-side counts say so.
+// The host's bounds of a launch. A launch reads less where the device-side counts are smaller.
 struct StepShape {
   uint32_t n_groups = 0;
   uint32_t group = 0;  // G
@@ -113,7 +116,7 @@ struct StepShape {
   uint32_t max_clusters = 0;  // largest n_clusters in use; 0 when no group uses clusters
 };
 
-// How a shape is run. Plain value; host arithmetic only.
+// Tells how a shape is run. Plain value; host arithmetic only.
 struct StepPlan {
   StepShape shape;
   uint32_t n_splits = 1;       // blocks that share one group's rows
@@ -122,20 +125,20 @@ struct StepPlan {
   size_t shared_limit = 0;     // the most that the device gives a block
 };
 
-// kInvalidArgument: a size is outside the limits above, or needs more shared memory than the
-// device has; the message names it.
+// kInvalidArgument, naming the size: it is outside the limits above, or needs more shared memory
+// than the device has.
 Result<StepPlan> PlanStep(const StepShape& shape, const DeviceInfo& device);
 
-// One exact row: its key and its value lie wherever they lie, each aligned to its element size
-// (16-byte loads where both are aligned to 16 bytes). Device memory, or pinned host memory at the
+// One exact row: its key and its value may lie anywhere, each aligned to its element size (16-byte
+// loads where both are aligned to 16 bytes), in device memory, or in pinned host memory at the
 // address that kernels see.
 struct DeviceRow {
   const void* key = nullptr;
   const void* value = nullptr;
 };
 
-// Device pointers, except where said. Rows may lie in device memory or in pinned host memory: the
-// kernel gathers straight from their addresses, each row once.
+// Device pointers, unless stated otherwise. Rows may lie in device memory or in pinned host memory:
+// the kernel gathers straight from their addresses, each row once.
 struct BatchStepArgs {
   const float* queries = nullptr;  // [n_groups][G][key_dim]
   // The exact rows of all groups, group after group, anchors before retrieved: either addresses
@@ -144,14 +147,13 @@ struct BatchStepArgs {
   const void* rows = nullptr;
   size_t row_stride = 0;                     // bytes, a multiple of the element size
   const uint32_t* row_offsets = nullptr;     // [n_groups + 1], ascending from 0
-  const uint32_t* anchor_counts = nullptr;   // [n_groups] rows of each group that are anchors
+  const uint32_t* anchor_counts = nullptr;   // [n_groups] each group's anchor rows
   const DeviceSummary* summaries = nullptr;  // [n_groups]
   const Cut* cuts = nullptr;                 // [n_groups][G]; null: CutKind::kNone for all
-  // By row like row_addresses, what is there for anchors is not looked at. Null where no group
-  // needs them.
+  // Indexed like row_addresses; entries of anchors are not read. Null where no group needs them.
   const uint16_t* row_clusters = nullptr;   // the cluster of each retrieved row
   const void* const* features = nullptr;    // its stored features, aligned to a code
-  const uint32_t* feature_chunk = nullptr;  // whose m they are relative to; null: all of the first
+  const uint32_t* feature_chunk = nullptr;  // the chunk whose m they refer to; null: all the first
 
   float* y = nullptr;          // [n_groups][G][value_dim]
   float* lse = nullptr;        // [n_groups][G], natural; -inf (and y = 0) for an empty prefix
@@ -165,12 +167,12 @@ struct BatchStepArgs {
 inline constexpr uint32_t kGroupOk = 0xffffffffu;
 
 // Enqueues the step. kInvalidArgument before anything is enqueued: a pointer is missing or
-// misaligned, or the workspace is too small. Otherwise what CUDA says of the launch. Errors in the
+// misaligned, or the workspace is too small. Otherwise CUDA's error for the launch. Errors in the
 // contents (NaN, counts beyond the shape) are per group, in args.errors: such a group's outputs
 // mean nothing, and other groups are not affected.
 Status LaunchStep(const StepPlan& plan, const BatchStepArgs& args, Stream stream);
 
-// What an error word says; `word` as read back from args.errors, `anchors` that group's
+// Explains an error word; `word` as read back from args.errors, `anchors` that group's
 // anchor_counts. Ok for kGroupOk.
 Status GroupError(uint32_t word, uint32_t anchors);
 
