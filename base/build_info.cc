@@ -17,7 +17,7 @@ std::string VersionText(std::string_view program, std::string_view more) {
 
 std::string_view CpuLevel() {
 #if defined(__x86_64__)
-  // By the features that tell the levels apart: clang 16 cannot ask for a level by its name.
+  // Levels are told apart by their features, because clang 16 has no test for a level by name.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return "x86-64-v4";

@@ -1,5 +1,6 @@
-// What a piece of work throws, as an error: memory runs out in the standard library's containers,
-// and no thread of the store may end by it, nor leave others waiting for it.
+// Captures exceptions of a piece of work as errors: the standard library's containers throw when
+// memory runs out, and that must neither end a thread of the store nor leave other threads waiting
+// for it.
 //
 // Thread-safety: a free function.
 #pragma once
@@ -13,7 +14,8 @@
 
 namespace prefixd {
 
-// What `work` returns; kResourceExhausted for std::bad_alloc, kInternal for other exceptions.
+// Returns the status of `work`; kResourceExhausted for std::bad_alloc, kInternal for other
+// exceptions.
 template <typename Work>
 Status Caught(Work&& work) {
   try {

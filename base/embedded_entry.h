@@ -1,6 +1,6 @@
-// What libprefixd-embedded.so exports: one function, by which the client library opens a store of
-// its own process (client_lib/open_embedded.cc). Both are of one build: C++ values cross between
-// them.
+// Declares the one function that libprefixd-embedded.so exports. With it the client library opens a
+// store in its own process (client_lib/open_embedded.cc). Both must come from one build: C++ values
+// cross between them.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,7 @@
 namespace prefixd {
 
 struct EmbeddedEntry {
-  const char*
-      version;  // PREFIXD_VERSION of the library; nothing else is looked at before it agrees
+  const char* version;  // PREFIXD_VERSION of the library; the client checks it first
   Result<std::unique_ptr<Store>> (*open)(const RuntimeOptions& options);
 };
 

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <string>
 
-
 namespace prefixd {
 
 std::string_view EstimatorName(EstimatorKind kind) {
@@ -41,7 +40,7 @@ constexpr std::string_view kKnown =
     "none, moment[/rR | /full][/cov][/parent | /rank], phi[/per_feature][/bf16], centroid, "
     "cluster_moment[/parent], scan, auto";
 
-// "r8" -> 8; 0 when it is no rank.
+// Parses "r8" as 8; returns 0 for anything else.
 uint32_t RankFrom(std::string_view option) {
   uint32_t rank = 0;
   if (option.size() < 2 || option[0] != 'r') return 0;
