@@ -1,4 +1,5 @@
-// The bound that attention/step/step.h promises of the exact part: for rows of any dtype as stored,
+// Tests the bound that attention/step/step.h promises for the exact part: for rows of any dtype as
+// stored,
 //   |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|
 // over random cases, cancelling terms included, and over every hard case by name.
 #include <cmath>
@@ -20,12 +21,12 @@ using testing::StepOutput;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// How the keys of a case are made.
+// Selects how the keys of a case are made.
 enum class Keys { kNormal, kCancelling, kLargeMean, kIdentical, kEighty, kTiny, kCount };
 
-// Rows and queries whose scores are of the named kind. Cancelling: pairs of channels hold the same
-// large number, the query weighs them with opposite signs; what is left of the terms is 1e-3 of
-// them and less.
+// Makes rows and queries whose scores are of the named kind. Cancelling: pairs of channels hold the
+// same large number and the query weighs them with opposite signs, so that 1e-3 of the terms and
+// less remains.
 StepCase MakeCase(Random& random, Keys kind, uint32_t n, RowShape shape, Anchors anchors,
                   uint32_t group) {
   const uint32_t dim = shape.key_dim;
@@ -64,7 +65,7 @@ StepCase MakeCase(Random& random, Keys kind, uint32_t n, RowShape shape, Anchors
   return StepCase(std::move(rows), anchors, group, std::move(queries), scale);
 }
 
-// Largest error in units of the bound, with the kernels that are in use.
+// Returns the largest error in units of the bound, with the kernels in use.
 double WorstRatioHere(const StepCase& c, const GroupStepInput& in, const reference::States& want) {
   StepOutput out = c.Buffers();
   const Status status = GroupStep(in, out.spans());
@@ -86,8 +87,8 @@ double WorstRatioHere(const StepCase& c, const GroupStepInput& in, const referen
   return worst;
 }
 
-// The same over every instruction set's kernels, for rows copied together and for rows read where
-// they lie in the prefix.
+// Returns the same over every instruction set's kernels, for rows copied together and for rows read
+// in place.
 double WorstRatio(const StepCase& c) {
   GroupStepInput in = c.Input(EstimatorKind::kNone);
   const reference::States want = reference::GroupStep(in, c.shape().value_dim);
@@ -177,7 +178,7 @@ TEST(ErrorBound, HoldsOverAMillionTokensWithAChannelOfMeanThirty) {
   EXPECT_LE(WorstRatio(c), 1);
 }
 
-// The streaming pass promises the same.
+// The streaming pass promises the same bound.
 TEST(ErrorBound, HoldsForSuffixQueries) {
   Random random(testing::Seed("ErrorBound.Suffix"));
   for (int round = 0; round < 60; ++round) {

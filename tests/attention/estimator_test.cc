@@ -1,4 +1,5 @@
-// All estimators behind their one interface: what every one of them must do, and what is exact.
+// Tests all estimators behind their one interface: the contract that every one must meet, and the
+// cases that are exact.
 #include "attention/estimators/estimator.h"
 
 #include <cmath>
@@ -19,7 +20,7 @@ using testing::StepCase;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// One way to estimate, with all that it borrows.
+// One way to estimate, with everything that it borrows.
 struct Method {
   std::string name;
   EstimatorSpec spec;
@@ -59,7 +60,7 @@ struct Estimates {
   std::vector<float> log_z, y;
 };
 
-// The estimate of `mid` less `retrieved`, evaluated through the interface.
+// Estimates `mid` less `retrieved` through the interface.
 Estimates Evaluate(const StepCase& c, const Method& method, const EstimatorSummary& summary,
                    const RowsView& mid, const RowsView& retrieved, std::span<const Cut> cuts) {
   GroupStepInput in;
@@ -97,7 +98,8 @@ StepCase AnyCase(Random& random, uint32_t n) {
   return c;
 }
 
-// One-way subtraction: the summary of M less K says what the summary of M \ K says.
+// One-way subtraction: the summary of M less K must estimate like the summary of M
+// K.
 TEST(Estimators, SubtractingRetrievedRowsIsAsIfTheyHadNeverBeenAdded) {
   Random random(testing::Seed("Estimators.Subtract"));
   for (int round = 0; round < 40; ++round) {
@@ -112,7 +114,7 @@ TEST(Estimators, SubtractingRetrievedRowsIsAsIfTheyHadNeverBeenAdded) {
           Evaluate(c, method, Build(method.spec, c.Mid()), c.Mid(), c.retrieved.view(), c.cuts);
       const Estimates want =
           Evaluate(c, method, Build(method.spec, rest.view()), rest.view(), none, c.cuts);
-      double share = 1;  // rounding is amplified by what phi's retrieved rows took away
+      double share = 1;  // removing retrieved rows amplifies phi's rounding
       if (method.spec.kind == EstimatorKind::kPhi && !method.symmetric) {
         c.phi = PhiCache(c.phi_k.d_phi, c.shape().value_dim);
         c.phi.Add(c.Mid(), c.phi_k);
@@ -184,7 +186,7 @@ TEST(Estimators, RefuseWhatDoesNotBelongTogether) {
   for (EstimatorKind kind : {EstimatorKind::kPhi, EstimatorKind::kCentroid, EstimatorKind::kAuto}) {
     EXPECT_FALSE(EstimatorSummary::Create({kind, 4, 4}).ok());
   }
-  // A step names what is missing.
+  // A step names the missing part.
   GroupStepInput in = c.Input(EstimatorKind::kNone);
   const EstimatorSummary scan = Build(methods[9].spec, c.Mid());
   scan.AttachTo(in);
@@ -203,8 +205,8 @@ TEST(Estimators, RefuseWhatDoesNotBelongTogether) {
   EXPECT_NE(status.error().message.find("too little"), std::string::npos);
 }
 
-// What float32 scores and values of retrieved rows may do to the means of what they leave of a
-// cluster: their rounding counts for as many rows as were taken, and is shared by those left.
+// Bounds the error that float32 scores and values of retrieved rows cause in the means of the rest
+// of a cluster: every retrieved row adds its rounding, and the rows left share it.
 double RoundingOfMeans(const StepCase& c, const Clustering& clustering, uint32_t g) {
   const RowsView retrieved = c.retrieved.view();
   std::vector<double> left(clustering.size()), rounding(clustering.size());
@@ -251,11 +253,11 @@ TEST(Estimators, ClustersMatchTheReference) {
       for (uint32_t g = 0; g < c.group; ++g) {
         const reference::Estimate want = reference::EstimateClusters(in, g, rest.view());
         const double rounding = RoundingOfMeans(c, clustering, g);
-        // A scan's masses are float32, too; what is left of a mass is no surer than the whole.
+        // A scan's masses are float32, too; the rest of a mass has the error of the whole.
         double mass = 0;
         if (method.spec.kind == EstimatorKind::kScan) {
           mass = 1e-5 * std::exp(reference::EstimateClusters(in, g, c.Mid()).log_z - want.log_z);
-          if (mass > 0.1) continue;  // all but nothing is left of it
+          if (mass > 0.1) continue;  // next to nothing is left
         }
         ASSERT_NEAR(got.log_z[g], want.log_z,
                     2 * mass + rounding + 1e-4 * (1 + std::abs(want.log_z)));
@@ -268,7 +270,7 @@ TEST(Estimators, ClustersMatchTheReference) {
   }
 }
 
-// With every token a cluster of its own, centroids and scans know the remainder exactly.
+// With a cluster for every token, centroids and scans know the remainder exactly.
 TEST(Estimators, ClustersOfOneTokenAreExact) {
   Random random(testing::Seed("Estimators.Exact"));
   for (int round = 0; round < 20; ++round) {

@@ -1,4 +1,4 @@
-// The names of estimators, and what each variant keeps of what was gathered.
+// Tests the names of estimators, and what each variant keeps of the gathered summary.
 #include "prefixd/estimator_variant.h"
 
 #include <cmath>
@@ -43,7 +43,7 @@ TEST(EstimatorVariants, NamesAreReadBack) {
   }
 }
 
-// Each variant keeps what it costs, comes back from storage, and estimates as the whole does.
+// Each variant keeps what it costs, survives storage, and estimates as the whole summary does.
 TEST(EstimatorVariants, KeepWhatTheyCost) {
   Random random(testing::Seed("EstimatorVariants.Keep"));
   for (int round = 0; round < 20; ++round) {
@@ -76,7 +76,7 @@ TEST(EstimatorVariants, KeepWhatTheyCost) {
       EXPECT_NEAR(kept->Tokens(shape), VariantTokens(variant, shape, 10, 5), 1e-9);
       if (variant.kind == EstimatorKind::kNone) continue;
       EXPECT_EQ(kept->count(), c.Mid().count);
-      // The same directions found again, or given.
+      // The directions are found again, or given; both must agree.
       const auto again = all.Keep(variant, {}, &*kept);
       ASSERT_TRUE(again.ok());
       GroupStepInput in = c.Input(EstimatorKind::kNone);
@@ -102,7 +102,7 @@ TEST(EstimatorVariants, KeepWhatTheyCost) {
         EXPECT_GE(a.rho_z[g], 0);
         EXPECT_LE(a.rho_z[g], 1);
       }
-      // Not merged, the estimate is still told, and nothing else of it.
+      // Without the merge, the step still reports the estimate, and uses nothing else of it.
       in.merge_estimate = false;
       testing::StepOutput apart = c.Buffers(), none = c.Buffers();
       ASSERT_TRUE(GroupStep(in, apart.spans()).ok());
@@ -112,7 +112,7 @@ TEST(EstimatorVariants, KeepWhatTheyCost) {
       EXPECT_EQ(apart.lse, none.lse);
       for (size_t g = 0; g < c.group; ++g) EXPECT_NEAR(apart.rho_z[g], b.rho_z[g], 1e-5);
     }
-    // Too little is said, not made up.
+    // A summary that holds too little is an error, not a guess.
     const auto plain = moment.Keep(EstimatorKind::kMoment, {}, nullptr);
     ASSERT_TRUE(plain.ok());
     for (const char* more : {"moment/r2", "moment/full", "moment/cov", "phi", "scan"}) {
@@ -129,7 +129,7 @@ TEST(EstimatorVariants, KeepWhatTheyCost) {
   }
 }
 
-// Clusters put together are the clusters of a coarser partition, whatever the pieces.
+// Joined clusters equal the clusters of a coarser partition, whatever the pieces.
 TEST(EstimatorVariants, CoarsenedClustersEqualThoseBuiltCoarse) {
   Random random(testing::Seed("EstimatorVariants.Coarsen"));
   const RowShape shape{8, 6, DType::kF32};

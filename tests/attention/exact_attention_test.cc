@@ -1,4 +1,4 @@
-// ExactAttention, Scores and MergeStates against the float64 reference.
+// Tests ExactAttention, Scores and MergeStates against the float64 reference.
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,6 @@
-// Linked into the tests of attention/: with PREFIXD_TEST_KERNELS=NAME in the environment they run
-// with that instruction set's kernels, and are skipped (exit code 77) where there are none.
+// Selects kernels for the tests of attention/ that link this: with PREFIXD_TEST_KERNELS=NAME in the
+// environment they run with that instruction set's kernels, and are skipped (exit code 77) where
+// there are none.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

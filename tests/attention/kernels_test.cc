@@ -1,4 +1,4 @@
-// Every instruction set's kernels against plain float64 loops.
+// Tests every instruction set's kernels against plain float64 loops.
 #include "attention/kernels/kernels.h"
 #include "attention/rows/row_blocks.h"
 
@@ -30,7 +30,7 @@ std::vector<const KernelTable*> Tables() {
 
 VectorBlock KeysOf(const RowsView& rows) { return KeyBlockAhead(rows, 0, rows.count); }
 
-// The same rows, each in memory of its own that ends where the row does (which the address
+// Holds the same rows, each in its own memory that ends where the row does (which the address
 // sanitizer watches), at any address: kernels must not depend on a stride.
 struct Scattered {
   explicit Scattered(const RowsView& rows) : shape(rows.shape) {
@@ -51,14 +51,14 @@ struct Scattered {
   RowShape shape;
 };
 
-// Mostly any, at times one where loops end or kernels change.
+// Returns mostly any dimension, at times one where loops end or kernels change.
 uint32_t AnyDim(Random& random) {
   constexpr uint32_t kEdges[] = {16, 32, 33, 80, 96, 256, 257, 512, 1024, 1040};
   return random.Chance(0.2) ? kEdges[random.Int(0, std::size(kEdges) - 1)] : random.Int(1, 270);
 }
 
 TEST(Kernels, ChosenTableIsTheWidestThisMachineHas) {
-  if (std::getenv("PREFIXD_TEST_KERNELS") != nullptr) return;  // chosen by hand
+  if (std::getenv("PREFIXD_TEST_KERNELS") != nullptr) return;  // these kernels are given
   EXPECT_EQ(&Kernels(), Tables().back());
 }
 
@@ -161,12 +161,12 @@ TEST(Kernels, CombineMatchesFloat64) {
   }
 }
 
-// Dimensions in which scores take centred sums along, and others.
+// Returns dimensions in which scores take centred sums along, and others.
 uint32_t SumsDim(Random& random) {
   return random.Chance(0.5) ? 32 * random.Int(1, 8) : random.Int(1, 150);
 }
 
-// Centred sums, by themselves or along with scores, which are to be those without them.
+// Sums alone or along with scores; the results must be equal.
 void Sum(const KernelTable& table, const VectorBlock& keys, Random& random,
          const std::vector<float>& centre, std::vector<double>& first,
          std::vector<double>& second) {
@@ -233,8 +233,8 @@ TEST(Kernels, WeightedSumAndCentredSumsMatchFloat64) {
   }
 }
 
-// A channel of large mean and small spread: what is left about the centre has only the rounding of
-// its own size, for every dtype.
+// For a channel of large mean and small spread, the sums about the centre may only have the
+// rounding of their own size, for every dtype.
 TEST(Kernels, CentredSumsKeepSmallSpreadsAboutLargeMeans) {
   Random random(testing::Seed("Kernels.Centred"));
   for (int round = 0; round < 60; ++round) {

@@ -1,4 +1,5 @@
-// The worked example of docs/mathematics.md: its table is read from the page and computed anew.
+// Tests the worked example of docs/mathematics.md: reads its table from the page and computes it
+// anew.
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -15,7 +16,7 @@ using testing::OwnedRows;
 using testing::StepCase;
 using testing::StepOutput;
 
-// name -> value, from the table that follows the marker.
+// Returns name -> value from the table that follows the marker.
 std::map<std::string, double> ReadExample() {
   std::ifstream page(std::string(PREFIXD_SOURCE_DIR) + "/docs/mathematics.md");
   std::map<std::string, double> values;

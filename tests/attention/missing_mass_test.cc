@@ -88,13 +88,13 @@ TEST(AllocateTokens, FollowsTheSquareRootOfWhatIsMissing) {
   const auto k = AllocateTokens(heads, 300);
   ASSERT_TRUE(k.ok());
   EXPECT_EQ(*k, (std::vector<uint32_t>{200, 100, 0}));
-  // A head that is full leaves its share to the others.
+  // A head at its limit leaves its share to the others.
   const std::vector<HeadDemand> capped = {
       {0.4, 100, 0, 150}, {0.1, 100, 10, 1000}, {0.0, 100, 5, 1000}};
   EXPECT_EQ(*AllocateTokens(capped, 300), (std::vector<uint32_t>{150, 145, 5}));
 }
 
-// No exchange of one token between two heads would lower the modelled missing mass by more than
+// No exchange of one token between two heads may lower the modelled missing mass by more than
 // rounding to whole tokens explains.
 TEST(AllocateTokens, NoExchangeOfTwoTokensHelps) {
   testing::Random random(testing::Seed("AllocateTokens.Optimal"));

@@ -1,4 +1,5 @@
-// The forms of the moment estimate against the float64 reference, and its factored cross moment.
+// Tests the forms of the moment estimate against the float64 reference, and its factored cross
+// moment.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -49,14 +50,14 @@ TEST(Moments, EveryFormMatchesTheReference) {
   }
 }
 
-// For Gaussian scores under an exact cut the parent form is right, and the direct one low; with the
-// keys' full covariance, since a cut along the query makes channels depend on one another.
+// For Gaussian scores under an exact cut the parent form is right, and the direct one low. The test
+// uses the keys' full covariance, since a cut along the query makes channels depend on one another.
 TEST(Moments, ParentAndRankFormsAreRightForGaussianScores) {
   Random random(testing::Seed("Moments.Gaussian"));
   StepCase c = RandomCase(random, 40000, {16, 4, DType::kF32}, {}, 4, 1.6);
   c.moment = MomentSummary(16, 4, false, true);
   c.moment.Add(c.Mid());
-  // Each head by itself, so that its cut is its own.
+  // Heads are tested separately, each with its own cut.
   for (uint32_t g = 0; g < c.group; ++g) {
     StepCase one(c.rows, {}, 1, {c.queries.begin() + g * 16, c.queries.begin() + (g + 1) * 16},
                  c.layer.scale);
@@ -94,7 +95,7 @@ TEST(Moments, FactorsApproachTheWholeCrossMoment) {
   }
   MomentSummary whole(12, 10, true);
   whole.Add(rows.view());
-  // The norm that the factor minimises the error in: channels weighed by the queries' rms.
+  // The factor minimises the error in this norm: channels weighed by the queries' rms.
   std::vector<float> rms = random.Normals(12);
   for (float& x : rms) x = std::abs(x) + 0.1f;
   const auto error = [&](const MomentSummary& factored) {
@@ -116,7 +117,7 @@ TEST(Moments, FactorsApproachTheWholeCrossMoment) {
     const double now = error(whole.Factored(rank, rms));
     EXPECT_LE(now, before * (1 + 1e-9)) << "rank " << rank;
     before = now;
-    // Weighted for these queries it serves them better than unweighted, up to equality.
+    // The factor weighted for these queries serves them better than the unweighted one, or equally.
     EXPECT_LE(now, error(whole.Factored(rank, {})) * (1 + 1e-6) + 1e-9) << "rank " << rank;
   }
   EXPECT_NEAR(error(whole.Factored(9, rms)), 0, 0.02 * error(whole.Factored(1, rms)));

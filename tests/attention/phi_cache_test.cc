@@ -18,7 +18,7 @@ using testing::Random;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// sum over features of exp(log_q + m) u and of exp(log_q + m) T: what the cache is for.
+// The cache must give sum over features of exp(log_q + m) u, and of exp(log_q + m) T.
 TEST(PhiCache, MatchesItsDefinition) {
   Random random(testing::Seed("PhiCache.Definition"));
   for (int round = 0; round < 15; ++round) {
@@ -52,7 +52,7 @@ TEST(PhiCache, MatchesItsDefinition) {
   }
 }
 
-// Equal up to float32 rounding: u and T under the shifts they came with.
+// Expects equality up to float32 rounding: of u and T under their shifts.
 void ExpectSame(const PhiCache& a, const PhiCache& b) {
   ASSERT_EQ(a.count(), b.count());
   for (uint32_t f = 0; f < a.d_phi(); ++f) {

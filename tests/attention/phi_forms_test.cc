@@ -1,5 +1,5 @@
-// The phi estimator's two subtraction forms, its bf16 caches, and features read where they are
-// stored.
+// Tests the phi estimator's two subtraction forms, its bf16 caches, and features that are read
+// where they are stored.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -38,7 +38,7 @@ StepCase PhiCase(Random& random, uint32_t n, uint32_t k) {
   return c;
 }
 
-// Smallest share of the surrogate mass that is left, over the group.
+// Returns the smallest share of the surrogate mass that is left, over the group.
 double Share(const StepCase& c) {
   double share = 1;
   for (uint32_t g = 0; g < c.group; ++g) {
@@ -48,8 +48,8 @@ double Share(const StepCase& c) {
   return share;
 }
 
-// Largest difference of log Z between the two forms, over cases that leave between low and high
-// of the mass.
+// Returns the largest difference of log Z between the two forms, over cases that leave between low
+// and high of the mass.
 double FormDifference(Random& random, bool bf16, double low, double high) {
   double worst = 0;
   int cases = 0;
@@ -72,9 +72,9 @@ double FormDifference(Random& random, bool bf16, double low, double high) {
 }
 
 // Where no feature is clamped both forms are the same sum. A float32 cache clamps nothing while a
-// feature keeps more than rounding; a bf16 one is off by up to 2^-8 of each u[f], so that once
-// little is left some features turn negative, and there the parity form clamps what the signed form
-// lets cancel against the others.
+// feature keeps more than rounding. A bf16 cache is off by up to 2^-8 of each u[f], so some
+// features turn negative once little is left: the parity form clamps these, and the signed form
+// lets them cancel against the others.
 TEST(PhiForms, AgreeInFloat32AndDifferInBf16OnlyWhereLittleIsLeft) {
   Random random(testing::Seed("PhiForms.Agree"));
   const double f32_much = FormDifference(random, false, 0.5, 1);
@@ -91,7 +91,7 @@ TEST(PhiForms, AgreeInFloat32AndDifferInBf16OnlyWhereLittleIsLeft) {
   EXPECT_LT(bf16_little, 1);
 }
 
-// What bf16 costs: up to 2^-8 of the mass, amplified by what was retrieved.
+// bf16 costs up to 2^-8 of the mass, amplified by what was retrieved.
 TEST(PhiForms, Bf16CachesAreOffByTheirRoundingOverTheShareLeft) {
   Random random(testing::Seed("PhiForms.Bf16"));
   for (int round = 0; round < 200; ++round) {
@@ -122,7 +122,7 @@ TEST(PhiForms, EverythingRetrievedLeavesNothingInEitherForm) {
     ASSERT_TRUE(GroupStep(in, out.spans()).ok());
     for (float rho : out.rho_z) EXPECT_EQ(rho, 0);
   }
-  // The summary says one more token than was retrieved, of no mass: rounding noise counts as none.
+  // The summary has one token more than was retrieved, without mass: rounding noise counts as none.
   GroupStepInput in = c.Input(EstimatorKind::kPhi);
   PhiCache more(12, 8);
   more.Add(c.Mid(), c.phi_k);
@@ -179,12 +179,12 @@ TEST(StoredFeatures, ComeBackWithinTheStatedError) {
   }
 }
 
-// Codes of the mid region in two chunks, each relative to its own m.
+// Holds codes of the mid region in two chunks, each relative to its own m.
 struct Stored {
   std::vector<float> m;
   std::vector<std::byte> codes;
   std::vector<uint32_t> chunks;
-  PhiCache consistent;  // built from what the codes say
+  PhiCache consistent;  // built from the codes
 
   Stored(const StepCase& c, const FeatureFormat& format) {
     const uint32_t d_phi = c.phi_k.d_phi;
@@ -233,7 +233,7 @@ TEST(StoredFeatures, StepsReadThemInsteadOfRecomputing) {
       in.phi_k = nullptr;  // not needed any more
       in.features = {format, picked.data(), row, stored.m, chunks};
       const Estimates read = Evaluate(in, 8);
-      // Subtracting what was rounded from what was not: the codes' error, over the share left.
+      // Rounded features leave a cache of unrounded ones: the codes' error, over the share left.
       const double error = format.scale == FeatureScale::kLinear
                                ? format.error() * 12 * static_cast<double>(c.ids.size())
                                : format.error() + 1e-6;
@@ -242,8 +242,8 @@ TEST(StoredFeatures, StepsReadThemInsteadOfRecomputing) {
           EXPECT_NEAR(read.log_z[g], recomputed.log_z[g], 5 * error / 0.3 + 1e-4);
         }
       }
-      // From a cache of the codes themselves nothing but float32 rounding is left: retrieving all
-      // but one token leaves exactly that token's surrogate mass.
+      // A cache built from the codes themselves leaves float32 rounding alone: retrieving all but
+      // one token leaves exactly that token's surrogate mass.
       in.phi = &stored.consistent;
       const Estimates consistent = Evaluate(in, 8);
       std::vector<uint32_t> rest;

@@ -1,4 +1,5 @@
-// The reference itself, against worked numbers and against the truth that estimators approximate.
+// Tests the reference itself, against worked numbers and against the truth that estimators
+// approximate.
 #include "attention/reference/reference.h"
 
 #include <cmath>
@@ -88,7 +89,7 @@ TEST(Reference, SignedAndPerFeatureFormsAgreeWhereNothingIsClamped) {
   }
 }
 
-// Keys jointly Gaussian with values: without a cut the direct form is exact but for sampling.
+// For keys jointly Gaussian with values the direct form without a cut is exact but for sampling.
 TEST(Reference, MomentEstimateIsTheGaussianTruthWithoutACut) {
   Random random(testing::Seed("Reference.Gaussian"));
   constexpr uint32_t kDim = 16, kTokens = 60000;

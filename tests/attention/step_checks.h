@@ -1,4 +1,4 @@
-// What the tests of GroupStep ask of a case: it runs, and agrees with the float64 reference.
+// Checks a case of GroupStep: it runs, and agrees with the float64 reference.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ inline StepOutput StepOf(const StepCase& c, EstimatorKind kind) {
   return out;
 }
 
-// The step of `kind` agrees with the float64 reference within the bound of step.h.
+// Expects the step of `kind` to agree with the float64 reference within the bound of step.h.
 // `amplified(in, g)`: how far the estimate's own rounding exceeds the exact part's, 0 without one.
 inline void ExpectMatches(const StepCase& c, EstimatorKind kind,
                           const std::function<double(const GroupStepInput&, uint32_t)>& amplified) {

@@ -1,4 +1,4 @@
-// A stored prefix for one KV head, its summaries, and the step over it.
+// Provides a stored prefix for one KV head, its summaries, and the step over it.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ struct StepCase {
     ids = std::move(tokens);
     retrieved = rows.Pick(ids);
   }
-  // The mid tokens that are not retrieved.
+  // Returns the mid tokens that are not retrieved.
   OwnedRows Rest() const {
     std::vector<uint32_t> rest;
     for (uint32_t i = parts.mid.begin; i < parts.mid.end; ++i) {
@@ -54,7 +54,7 @@ struct StepCase {
     }
     return rows.Pick(rest);
   }
-  // The k mid tokens that the exact selector takes, with its cuts.
+  // Retrieves the k mid tokens that the exact selector takes, with its cuts.
   void RetrieveTop(uint32_t k) {
     std::vector<float> scores(size_t{group} * parts.mid.size());
     Scores(queries, group, layer, Mid(), scores);
@@ -102,7 +102,7 @@ struct StepCase {
   }
 };
 
-// A prefix of `n` random tokens whose scores have the given standard deviation.
+// Makes a prefix of `n` random tokens whose scores have the given standard deviation.
 inline StepCase RandomCase(Random& random, uint32_t n, RowShape shape, Anchors anchors,
                            uint32_t group, double score_deviation) {
   OwnedRows rows = RandomRows(random, shape, n);
@@ -112,7 +112,7 @@ inline StepCase RandomCase(Random& random, uint32_t n, RowShape shape, Anchors a
   return StepCase(std::move(rows), anchors, group, std::move(queries), scale);
 }
 
-// The bound of step.h.
+// Returns the factor in the bound of step.h.
 inline double ExactBound(double max_abs_score) { return 2e-6 + 4e-7 * max_abs_score; }
 
 }  // namespace prefixd::testing

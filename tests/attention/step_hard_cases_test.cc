@@ -1,5 +1,5 @@
-// GroupStep where it is hardest: nothing and everything retrieved, equal keys, huge scores and
-// means.
+// Tests GroupStep where it is hardest: nothing and everything retrieved, equal keys, huge scores
+// and means.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -78,7 +78,7 @@ TEST(GroupStepHard, NothingRetrieved) {
   for (EstimatorKind kind : {EstimatorKind::kMoment, EstimatorKind::kPhi}) {
     ExpectMatches(c, kind, [](const GroupStepInput&, uint32_t) { return 5e-5; });
   }
-  // No exact set at all: the state is the estimate alone.
+  // Without an exact set the state is the estimate alone.
   StepCase bare = RandomCase(random, 300, {32, 16, DType::kBf16}, {0, 0}, 4, 1);
   BuildAll(bare, random);
   for (EstimatorKind kind : {EstimatorKind::kMoment, EstimatorKind::kPhi}) {
@@ -94,7 +94,7 @@ TEST(GroupStepHard, OneTokenLeft) {
     StepCase c = RandomCase(random, 60, {16, 8, DType::kF32}, {2, 3}, 2, 1);
     BuildAll(c, random);
     c.RetrieveTop(c.parts.mid.size() - 1);
-    // The remainder's mean is the token itself: its mass is known, its value too.
+    // The remainder's mean is the token itself, so its mass and its value are known.
     const StepOutput out = StepOf(c, EstimatorKind::kMoment);
     const reference::States want =
         reference::ExactAttention(c.queries, c.group, c.layer, c.rows.view());
@@ -167,7 +167,7 @@ TEST(GroupStepHard, OneTokenOwningAFeature) {
       EXPECT_LT(std::abs(y), 10) << ids.size() << " retrieved";
     }
   }
-  // With the owner retrieved what is left is noise against its mass, and counts as none.
+  // With the owner retrieved the rest is noise against its mass, and counts as none.
   owner.Retrieve({50});
   EXPECT_EQ(StepOf(owner, EstimatorKind::kPhi).rho_z[0], 0);
 }
@@ -208,7 +208,7 @@ TEST(GroupStepHard, CutsOfEachKindAndInfinity) {
       for (float y : phi.y) EXPECT_TRUE(std::isfinite(y));
     }
   }
-  // An exact cut bounds the mass from above, whatever the estimator says.
+  // An exact cut bounds the mass from above, under every estimator.
   c.RetrieveTop(15);
   for (EstimatorKind kind : {EstimatorKind::kMoment, EstimatorKind::kPhi}) {
     const GroupStepInput in = c.Input(kind);

@@ -1,4 +1,4 @@
-// What GroupStep refuses, and that its sentence names what is wrong.
+// Tests what GroupStep refuses, and that its message names the wrong input.
 #include <cmath>
 #include <limits>
 #include <string>

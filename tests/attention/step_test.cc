@@ -1,4 +1,4 @@
-// GroupStep against the float64 reference on random shapes, and what its estimate is for.
+// Tests GroupStep against the float64 reference on random shapes, and the benefit of its estimate.
 #include "attention/step/step.h"
 
 #include <cmath>
@@ -116,7 +116,7 @@ TEST(GroupStep, ScoresComputedBeforehandChangeNoBit) {
       ASSERT_TRUE(GroupStep(in, plain.spans()).ok());
       std::vector<float> scores(c.group * in.retrieved.count);
       StepScores(in.queries, c.group, in.layer, in.retrieved, scores);
-      // Run by run it is the same.
+      // Scoring run by run gives the same bits.
       std::vector<float> by_runs(scores.size());
       const size_t run = 1 + random.Int(0, 99);
       for (size_t begin = 0; begin < in.retrieved.count; begin += run) {
