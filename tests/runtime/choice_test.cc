@@ -1,4 +1,4 @@
-// The choice of estimators per head: what is recorded is what sessions then do.
+// Tests the choice of estimators per head: sessions must do what the choices record.
 #include <cmath>
 #include <map>
 
@@ -11,8 +11,8 @@ namespace {
 
 class ChoiceTest : public RuntimeTest {
  protected:
-  // Mean relative l1 error of each KV head of `layer` over queries [first, last) against exact
-  // attention, on the prefix cut at n.
+  // Returns the mean relative l1 error of each KV head of `layer` over queries [first, last)
+  // against exact attention, on the prefix cut at n.
   std::vector<double> Errors(const SyntheticPrompt& prompt, uint32_t layer, uint32_t n,
                              const StepPolicy& policy, uint32_t last) {
     const KvGeometry& g = prompt.geometry;
@@ -39,7 +39,7 @@ class ChoiceTest : public RuntimeTest {
 
 TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
   const uint64_t seed = Seed("RecordsTheErrorsThatSessionsMake");
-  options_.query_samples = 100;  // all of the last quarter
+  options_.query_samples = 100;  // the whole last quarter
   options_.choice_budgets = {0.01, 0.1, 0.4};
   options_.clusters = 6;
   auto all = ParseVariants(
@@ -115,7 +115,7 @@ TEST_F(ChoiceTest, AContinuationWithoutQueriesUsesItsParentsChoice) {
       << session->info().estimator;
 }
 
-// Cheapest first, as they are measured.
+// Returns the kinds by preference; errors are given cheapest first, as they are measured.
 std::vector<EstimatorKind> Order(std::vector<EstimatorError> errors) {
   OrderByPreference(errors);
   std::vector<EstimatorKind> order;
@@ -125,14 +125,14 @@ std::vector<EstimatorKind> Order(std::vector<EstimatorError> errors) {
 
 TEST(Choices, RoundingNoiseChoosesNothing) {
   using enum EstimatorKind;
-  // A head whose retrieved tokens hold all: what is left differs in the last digits.
+  // Retrieval holds all of this head's mass: the errors differ in the last digits only.
   EXPECT_EQ(Order({{kNone, 1.8793045e-7}, {kMoment, 1.8793045e-7}, {kPhi, 1.8790507e-7}}),
             (std::vector{kNone, kMoment, kPhi}));
   EXPECT_EQ(Order({{kNone, 0.3}, {kMoment, 0.0204}, {kScan, 0.05}, {kPhi, 0.02}}),
             (std::vector{kMoment, kPhi, kScan, kNone}));
   EXPECT_EQ(Order({{kNone, 0.3}, {kMoment, 0.0206}, {kPhi, 0.02}}),
             (std::vector{kPhi, kMoment, kNone}));
-  // Each is compared with the best of those that are left, not with its neighbour.
+  // Each is compared with the best of those left, not with its neighbour.
   EXPECT_EQ(Order({{kNone, 0.0209}, {kMoment, 0.0206}, {kPhi, 0.0202}}),
             (std::vector{kMoment, kPhi, kNone}));
   EXPECT_TRUE(Order({}).empty());

@@ -1,5 +1,5 @@
-// A store that computes on a CUDA device, emulated: it answers what the CPU answers, and goes on
-// when the device is lost.
+// Tests a store that computes on an emulated CUDA device: it answers what the CPU answers, and
+// continues when the device is lost.
 #include <vector>
 
 #include "tests/gpu/emulated_cuda.h"
@@ -60,7 +60,7 @@ TEST_F(ComputeCudaTest, SuffixQueriesAttendExactly) {
   const uint64_t seed = Seed("ComputeCuda.SuffixQueriesAttendExactly");
   gpu::emulated::SetSeed(seed);
   options_.settle_min_tokens = 100;
-  options_.settle_chunk_tokens = 512;  // each a run of its own
+  options_.settle_chunk_tokens = 512;  // each chunk is a run
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 2150, seed);
   ASSERT_NE(Put(prompt), "");
@@ -68,11 +68,11 @@ TEST_F(ComputeCudaTest, SuffixQueriesAttendExactly) {
   const auto session = Attach(prompt, {});
   ASSERT_TRUE(session);
   const uint64_t before = KernelsRun();
-  ExpectSuffix(*session, prompt, 1, 900, 5);  // few: not worth the copy of the rows
+  ExpectSuffix(*session, prompt, 1, 900, 5);  // few queries are not worth the copy of the rows
   EXPECT_EQ(KernelsRun(), before);
   ExpectSuffix(*session, prompt, 1, 900, 37, 3);
   EXPECT_GT(KernelsRun(), before);
-  // What is wrong is said as the CPU says it.
+  // Errors read like the CPU's.
   const KvGeometry& g = spec_.geometry;
   std::vector<float> q(37 * g.n_q_heads * g.key_dim, 1e38f);
   std::vector<float> y(37 * g.n_q_heads * g.value_dim), lse(37 * g.n_q_heads);
@@ -97,7 +97,7 @@ TEST_F(ComputeCudaTest, ALostDeviceIsNoLostStep) {
   ExpectSuffix(*session, prompt, 1, 100, 40, 3);
   FailWith(cudaSuccess);
   ExpectSuffix(*session, prompt, 1, 100, 40, 3);
-  EXPECT_EQ(KernelsRun(), before);  // what failed once is not asked again
+  EXPECT_EQ(KernelsRun(), before);  // a failed device is not used again
 }
 
 }  // namespace

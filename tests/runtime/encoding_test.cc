@@ -1,5 +1,5 @@
-// Prompts stored as int8, seen from the runtime: what a put reports, and that everything above the
-// rows goes on as before, within the error reported.
+// Tests prompts stored as int8 in the runtime: a put reports the encoding, and everything above the
+// rows works within the reported error.
 #include <cmath>
 #include <cstring>
 
@@ -71,7 +71,7 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
   EXPECT_GE(put->encoding_error.key_max, put->encoding_error.key_rms);
   ASSERT_OK(store_->WaitReady(put->prefix, nullptr));
   for (const bool settled : {false, true}) {
-    if (settled) ASSERT_OK(store_->WaitSettled(nullptr));  // before that it may be, too
+    if (settled) ASSERT_OK(store_->WaitSettled(nullptr));  // may be settled before, too
     const auto detail = store_->Prefix(put->prefix);
     ASSERT_OK(detail);
     EXPECT_EQ(detail->summary.encoding, RowEncoding::kInt8);
@@ -80,13 +80,15 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
       const auto session = Attach(prompt, i == 0 ? full : few);
       ASSERT_TRUE(session);
       const Output got = Step(*session, 1, prompt.Q(1, 699, 1));
-      // The second selects by scores that have moved a little: other rows near the cut may come.
+      // The second policy selects by scores that have moved a little, so it may take other rows
+      // near the cut.
       ExpectNear(got.y, want[i].y, i == 0 ? 0.03f : 0.1f);
       ExpectNear(got.lse, want[i].lse, 0.02f);
       ASSERT_EQ(session->info().parts.size(), 1u);
       EXPECT_EQ(session->info().parts[0].encoding, RowEncoding::kInt8);
       EXPECT_TRUE(!settled || session->info().parts[0].chunk_tokens == 200);
-      // Counted as stored: 16 bytes and a scale for a key, as much for a value, of two KV heads.
+      // Bytes are counted as stored: 16 bytes and a scale for a key, as much for a value, of two KV
+      // heads.
       const uint64_t rows = i == 0 ? 700 : 60;
       EXPECT_EQ(got.info.ledger.logical_bytes, rows * 40 * 2);
       const std::vector<uint32_t> ids = {1, 5};
@@ -102,7 +104,7 @@ TEST_F(EncodingTest, TheStoresOwnChoiceHoldsForPutsThatNameNone) {
   const auto put = PutAs(prompt, std::nullopt);
   ASSERT_OK(put);
   EXPECT_EQ(put->encoding, RowEncoding::kInt8);
-  // What a put finds stored stays as it is, and the put says how that is.
+  // A put keeps the stored rows as they are, and reports their encoding.
   const auto again = PutAs(prompt, RowEncoding::kAsGiven);
   ASSERT_OK(again);
   EXPECT_EQ(again->stored_tokens, 0u);
@@ -135,7 +137,7 @@ TEST_F(EncodingTest, NotFiniteRowsAreRefusedByName) {
       << put.error().message;
 }
 
-// A run is written in pieces, inside; one that is refused must not have been written in part.
+// A run is written in pieces internally; no piece of a refused run may be written.
 TEST_F(EncodingTest, ARefusedRunIsNotWrittenInPart) {
   Open();
   const uint32_t n = 6000;
@@ -152,7 +154,7 @@ TEST_F(EncodingTest, ARefusedRunIsNotWrittenInPart) {
     EXPECT_EQ((*put)->progress().done, 0u);
     EXPECT_EQ((*put)->progress().total, 2u * n);
     ASSERT_OK(write(0, 5000, 100));
-    EXPECT_CODE(write(0, 0, n), Code::kInvalidArgument);  // 5000 and on were written
+    EXPECT_CODE(write(0, 0, n), Code::kInvalidArgument);  // rows from 5000 on were written
     EXPECT_EQ((*put)->progress().done, 100u);
     EXPECT_CODE((*put)->Commit(), Code::kFailedPrecondition);
     ASSERT_OK(write(0, 0, 5000));
@@ -181,7 +183,7 @@ TEST_F(EncodingTest, ARefusedPutCanStillBeAborted) {
   EXPECT_EQ(store_->Stats().value().bytes_on_disk, 0u);
 }
 
-// A budget is a share of what is stored: the same summary is more of smaller rows.
+// A budget is a share of the stored bytes: the same summary costs more tokens beside smaller rows.
 TEST_F(EncodingTest, ASummaryCostsMoreTokensBesideSmallerRows) {
   Open();
   const RowShape row = spec_.geometry.row();

@@ -1,5 +1,5 @@
-// Every estimator through the whole runtime: those by clusters, what is fixed per head, what a step
-// tells of what it has not read, and tokens spread by missing mass.
+// Tests every estimator through the whole runtime: those by clusters, those fixed per head, a
+// step's report of its missing mass, and tokens spread by missing mass.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -38,7 +38,7 @@ class EstimatorsTest : public RuntimeTest {
   }
 };
 
-// With a cluster for every token nothing is estimated any more.
+// With a cluster for every token nothing is left to estimate.
 TEST_F(EstimatorsTest, ClustersOfOneTokenAreExact) {
   const uint64_t seed = Seed("ClustersOfOneTokenAreExact");
   options_.clusters = 128;
@@ -61,7 +61,7 @@ TEST_F(EstimatorsTest, ClustersOfOneTokenAreExact) {
   }
 }
 
-// A chain of segments has several clusterings; a scan's mass is exact whatever the clusters.
+// A chain of segments has several clusterings; a scan's mass is exact with any clusters.
 TEST_F(EstimatorsTest, ChainsAreClusteredAsOne) {
   const uint64_t seed = Seed("ChainsAreClusteredAsOne");
   options_.clusters = 8;
@@ -104,12 +104,12 @@ TEST_F(EstimatorsTest, ChainsAreClusteredAsOne) {
   }
 }
 
-// By codes, too, the scan's mass is that of the keys, although few of them are read.
+// With codes, too, the scan's mass is that of the keys, although few of them are read.
 TEST_F(EstimatorsTest, ScansByCodes) {
   const uint64_t seed = Seed("ScansByCodes");
   options_.build_codes = options_.build_ivf = true;
   options_.codes_min_tokens = options_.ivf_min_tokens = 1024;
-  options_.recall_target = 0.5;  // random keys are as hard as it gets
+  options_.recall_target = 0.5;  // random keys are the hardest case
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 3000, seed);
   ASSERT_NE(PutReady(prompt), "");
@@ -145,7 +145,8 @@ TEST_F(EstimatorsTest, ScansByCodes) {
   EXPECT_LT(codes_error, 1.5 * keys_error);
   EXPECT_LT(codes_error, 0.8 * none_error);
 
-  // Most of them retrieved, where keys are searched exactly, and all, where nothing is estimated.
+  // First most tokens are retrieved, so keys are searched exactly; then all, so nothing is
+  // estimated.
   policy.estimator = EstimatorKind::kScan;
   for (const uint32_t k : {2900u, 2980u}) {
     policy.k = k;
@@ -159,7 +160,7 @@ TEST_F(EstimatorsTest, ScansByCodes) {
       }
     }
   }
-  // What scores too few keys has no scan, and says so.
+  // A selector that scores too few keys cannot serve a scan, and the info tells why.
   policy.k = 30;
   policy.selector = "ivf";
   const auto by_lists = Attach(prompt, policy);
@@ -167,7 +168,7 @@ TEST_F(EstimatorsTest, ScansByCodes) {
   const std::string why =
       "moment in place of scan, for which selector ivf scores too few keys (use codes or exact)";
   EXPECT_EQ(by_lists->info().estimator, why);
-  // Heads that are fixed are told all the same, and a fixed scan says why it is none, too.
+  // The info also lists fixed heads, and explains a fixed scan that cannot be served.
   policy.fixed = {{0, 1, EstimatorKind::kNone}};
   EXPECT_EQ(Attach(prompt, policy)->info().estimator, "chosen per head: none 1, moment 3; " + why);
   policy.estimator = EstimatorKind::kNone;
@@ -188,7 +189,7 @@ TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
     EXPECT_CODE(refused, Code::kFailedPrecondition);
     EXPECT_NE(refused.error().message.find("none, moment"), std::string::npos);
   }
-  // Configured differently, the store builds what is missing.
+  // With another configuration the store builds what is missing.
   Use("none, moment, moment/r2, scan");
   Open();
   const auto session = [&] {
@@ -216,7 +217,7 @@ TEST_F(EstimatorsTest, HeadsCanBeFixed) {
   EXPECT_CODE(session->SetPolicy(policy), Code::kInvalidArgument);
 }
 
-// Under an exact cut the bound holds; whatever the estimator, it is told, also without one.
+// Under an exact cut the bound holds; every estimator reports missing mass, and so does none.
 TEST_F(EstimatorsTest, MissingMassIsCertifiedUnderExactCuts) {
   const uint64_t seed = Seed("MissingMassIsCertified");
   Open();
@@ -294,23 +295,23 @@ TEST(AdaptiveBudget, SpreadsByMissingMassWithinItsTotal) {
   EXPECT_EQ(budget.Take(1), (std::vector<uint32_t>{40, 0}));
   budget.Note(0, 0.4, 40);
   budget.Note(1, 0.1, 40);
-  budget.Note(2, std::nan(""), 40);  // says nothing: keeps its own
+  budget.Note(2, std::nan(""), 40);  // unknown mass: the head keeps its own tokens
   auto first = budget.Take(0), second = budget.Take(1);
   EXPECT_EQ(second, (std::vector<uint32_t>{40, 0}));
   EXPECT_EQ(first[0] + first[1], 80u);
   EXPECT_NEAR(double(first[0]) / first[1], 2, 0.1);  // the root of the masses' ratio
   budget.Note(2, 0.0, 40);
   first = budget.Take(0), second = budget.Take(1);
-  EXPECT_EQ(second[0], 10u);  // a quarter stays
+  EXPECT_EQ(second[0], 10u);  // a head keeps at least a quarter
   EXPECT_EQ(first[0] + first[1] + second[0], 120u);
-  // Nobody gets more than there is.
+  // No head gets more tokens than there are.
   AdaptiveBudget little({40, 40}, 2, 45);
   little.Take(0);
   little.Note(0, 1, 40), little.Note(1, 0, 40);
   EXPECT_EQ(little.Take(0)[0], 45u);
 }
 
-// Whatever the format, tokens leave what they brought: with all retrieved nothing is left over, and
+// In every format tokens take away what they added: with all tokens retrieved nothing remains, and
 // a chain reads the features of its segments.
 TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
   const uint64_t seed = Seed("FeaturesAreRead");
@@ -354,7 +355,7 @@ TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
   EXPECT_CODE(LocalStore::Open(options_), Code::kInvalidArgument);
 }
 
-// What was read before a step failed was read all the same.
+// Reads before a step failed are charged all the same.
 TEST_F(EstimatorsTest, AFailedStepKeepsItsReads) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 400, 3);

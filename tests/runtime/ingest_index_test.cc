@@ -1,4 +1,5 @@
-// Indexes that are made at ingest: built, measured, used, and made again where they are not sound.
+// Tests indexes that are made at ingest: they are built, measured, used, and made again where they
+// are not sound.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -48,7 +49,7 @@ TEST_F(IngestIndexTest, CodesAreBuiltForLongSegmentsAndUsed) {
   const uint64_t seed = Seed("CodesAreBuiltForLongSegmentsAndUsed");
   options_.build_codes = true;
   options_.codes_min_tokens = 1500;
-  options_.recall_target = 0.5;  // random keys are as hard as it gets
+  options_.recall_target = 0.5;  // random keys are the hardest case
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
   const std::string id = PutReady(prompt);
@@ -58,7 +59,7 @@ TEST_F(IngestIndexTest, CodesAreBuiltForLongSegmentsAndUsed) {
   EXPECT_EQ(std::count(detail->blobs.begin(), detail->blobs.end(), "ivf.1.1"), 0);
   StepPolicy policy;
   policy.k = 25;
-  std::map<std::string, std::vector<std::vector<uint32_t>>> ids;  // of 20 queries
+  std::map<std::string, std::vector<std::vector<uint32_t>>> ids;  // for 20 queries
   for (const char* selector : {"auto", "codes", "exact"}) {
     policy.selector = selector;
     const auto session = Attach(prompt, policy);
@@ -82,7 +83,7 @@ TEST_F(IngestIndexTest, CodesAreBuiltForLongSegmentsAndUsed) {
     std::ranges::set_intersection(ids["codes"][i], ids["exact"][i], std::back_inserter(common));
     both += common.size();
   }
-  EXPECT_GE(both, 20 * 10u);  // of 25 each
+  EXPECT_GE(both, 20 * 10u);  // out of 25 each
 }
 
 TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
@@ -116,7 +117,7 @@ TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
       ASSERT_OK(selection);
       EXPECT_EQ(selection->cuts[0].kind, target < 1 ? CutKind::kApproximate : CutKind::kExact);
     }
-    // Another start measures nothing anew.
+    // A restart measures nothing again.
     Open();
     ASSERT_OK(store_->WaitReady(id, nullptr));
     EXPECT_EQ(store_->Prefix(id)->indexes, detail->indexes);
@@ -128,12 +129,11 @@ TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
   ASSERT_EQ(detail->indexes.size(), 8u);
   for (const IndexRecall& r : detail->indexes) {
     EXPECT_EQ(r.queries, 0u);
-    EXPECT_TRUE(r.used);  // nothing says that it should not be
+    EXPECT_TRUE(r.used);  // no measurement speaks against it
   }
 }
 
-// A store of an older build may have indexes of kinds that are gone: it opens, serves, and drops
-// them.
+// A store of an older build may have indexes of retired kinds: it opens, serves, and drops them.
 TEST_F(IngestIndexTest, IndexesOfRetiredKindsAreDropped) {
   options_.build_codes = true;
   options_.codes_min_tokens = 1500;
@@ -179,7 +179,7 @@ TEST_F(IngestIndexTest, IndexesOfRetiredKindsAreDropped) {
   }
 }
 
-// An index that is not what this build wrote for these tokens is never used, and made again.
+// An index that this build did not write for these tokens is never used, and made again.
 TEST_F(IngestIndexTest, UnsoundIndexesAreMadeAgain) {
   const uint64_t seed = Seed("UnsoundIndexesAreMadeAgain");
   options_.build_codes = options_.build_ivf = true;

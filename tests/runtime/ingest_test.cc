@@ -1,4 +1,4 @@
-// Derived data: summaries of chains and branches, resumption, replacement.
+// Tests derived data: summaries of chains and branches, resumption, replacement.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -16,7 +16,7 @@ namespace {
 
 class IngestTest : public RuntimeTest {
  protected:
-  // The summaries of a session's mid region are those of its rows, taken in one go.
+  // Expects the summaries of a session's mid region to equal those of its rows, added in one go.
   void ExpectSummariesOf(const SyntheticPrompt& prompt, uint32_t n_tokens, Session& session,
                          const FeatureMapSet* maps) {
     const KvGeometry& g = prompt.geometry;
@@ -156,7 +156,7 @@ TEST_F(IngestTest, ResumesWhatARestartInterrupted) {
   ExpectSummariesOf(prompt, 1500, *session, &*maps);
 }
 
-// The one blob that cannot be made again is not lost in silence.
+// The loss of the one blob that cannot be made again is reported.
 TEST_F(IngestTest, ADamagedSampleOfQueriesIsReported) {
   Open();
   const std::string id = PutReady(MakePrompt(spec_.geometry, 1500, Seed("ADamagedSample")));
@@ -229,7 +229,7 @@ TEST_F(IngestTest, MapsOfTheNearestLengthAreUsed) {
   }
 }
 
-// What does not fit into the memory for selection is read where it lies, to the same result.
+// Keys that do not fit into the memory for selection are read from the store, with the same result.
 TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
   const uint64_t seed = Seed("KeysAreHeldAsFarAsThereIsRoom");
   options_.build_codes = options_.build_ivf = true;
@@ -238,7 +238,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
   options_.host_tier_bytes = 0;
   const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
   const auto q = prompt.Q(1, 2499, 1);
-  const uint64_t key_bytes = 4ull * 2480 * spec_.geometry.row().key_bytes();  // of all 4 heads
+  const uint64_t key_bytes = 4ull * 2480 * spec_.geometry.row().key_bytes();  // in all 4 heads
   std::map<std::pair<std::string, std::string>, Output> held;
   for (const uint64_t bytes : {uint64_t{64} << 20, uint64_t{0}}) {
     options_.selector_memory_bytes = bytes;
@@ -275,7 +275,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
         EXPECT_EQ(again.y, first.y);
       }
     }
-    EXPECT_LE(store_->Stats().value().selector_memory_bytes, bytes);  // what is idle stays within
+    EXPECT_LE(store_->Stats().value().selector_memory_bytes, bytes);  // idle prefixes, too
   }
 }
 

@@ -1,4 +1,5 @@
-// The maintenance thread: tasks run again and again, errors do not stop it, stopping is prompt.
+// Tests the maintenance thread: tasks run again and again, errors do not stop it, stopping is
+// prompt.
 #include "runtime/work/maintenance.h"
 
 #include <atomic>

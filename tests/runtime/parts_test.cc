@@ -1,4 +1,4 @@
-// The runtime's small parts: pool, packed blobs, query reservoir.
+// Tests the runtime's small parts: pool, packed blobs, query reservoir.
 #include <pthread.h>
 #include <sched.h>
 
@@ -62,12 +62,12 @@ cpu_set_t Only(size_t core) {
 void AllThreadsTo(const cpu_set_t& mask) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
     const pid_t thread = std::stoi(entry.path().filename().string());
-    static_cast<void>(sched_setaffinity(thread, sizeof mask, &mask));  // it may have ended
+    static_cast<void>(sched_setaffinity(thread, sizeof mask, &mask));  // the thread may have ended
   }
 }
 
-// Two items that wait for each other are on two threads; the worker's is not on the caller's core,
-// and whatever others allow it counts.
+// Two items that wait for each other run on two threads; the worker's thread keeps off the caller's
+// core, and within the cores that others allow it.
 TEST(ThreadPool, WorkersKeepOffTheirCallersCore) {
   cpu_set_t all;
   if (pthread_getaffinity_np(pthread_self(), sizeof all, &all) != 0 ||
@@ -109,7 +109,8 @@ TEST(ThreadPool, WorkersKeepOffTheirCallersCore) {
     const cpu_set_t mask = MaskOf(worker);
     EXPECT_EQ(CPU_COUNT(&mask), static_cast<int>(cores.size()) - 1);
   }
-  // Somebody leaves the whole process one core, as `taskset -a` does: there all of it stays.
+  // Another process restricts the whole process to one core, as `taskset -a` does: all threads stay
+  // there.
   for (const size_t core : {cores[0], cores[1]}) {
     AllThreadsTo(Only(core));
     for (int i = 0; i < 5; ++i) {
@@ -185,7 +186,7 @@ TEST(BlobPack, RoundTripAndEveryTruncation) {
 
 TEST(QueryReservoir, KeepsAUniformSampleOfTheLastQuarter) {
   const KvGeometry geometry = SmallGeometry(1, 2, 1, 4);
-  for (uint32_t n = 400; n < 600; ++n) {  // other prompts, other samples of the same rule
+  for (uint32_t n = 400; n < 600; ++n) {  // other prompts sample by the same rule
     QueryReservoir reservoir(geometry, n, 10);
     std::vector<float> q(8);
     for (uint32_t t = 0; t < n; ++t) {

@@ -1,4 +1,4 @@
-// Which steps share a retrieved set, restated plainly; and queries to share them.
+// Restates plainly which steps share a retrieved set, and makes queries that share them.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline double Cosine(std::span<const float> a, std::span<const float> b) {
   return ab / std::sqrt(aa * bb);
 }
 
-// The least cosine of a group's heads.
+// Returns the least cosine over a group's heads.
 inline double Alike(std::span<const float> a, std::span<const float> b, uint32_t group) {
   double least = 1;
   const size_t dim = a.size() / group;
@@ -31,7 +31,7 @@ inline double Alike(std::span<const float> a, std::span<const float> b, uint32_t
   return least;
 }
 
-// Queries that wander: neighbours in time are alike, and now and then one is not.
+// Makes queries that wander: neighbours in time are alike, and now and then one is not.
 inline std::vector<std::vector<float>> Wander(Random& random, size_t n, size_t size) {
   std::vector<std::vector<float>> out;
   std::vector<float> q = random.Normals(size);
@@ -44,7 +44,7 @@ inline std::vector<std::vector<float>> Wander(Random& random, size_t n, size_t s
   return out;
 }
 
-// Which step retrieved the set that step t uses, by the words of the spec.
+// Returns for each step t the step that retrieved the set it uses, by the words of the spec.
 inline std::vector<size_t> PlainSharing(const std::vector<std::vector<float>>& queries,
                                         uint32_t group, const StepPolicy::Sharing& sharing) {
   std::vector<size_t> from;

@@ -1,4 +1,5 @@
-// What sessions have loaded of a prefix serves the next ones, as far as nobody needs the memory.
+// Tests that what sessions have loaded of a prefix serves the next ones while no other prefix needs
+// the memory.
 #include "runtime/store/local_store.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -10,7 +11,7 @@ class PreparedCacheTest : public RuntimeTest {
   PreparedCacheTest() {
     options_.build_codes = true;
     options_.codes_min_tokens = 1500;
-    options_.host_tier_bytes = 0;  // whatever is read comes from the disk
+    options_.host_tier_bytes = 0;  // every read comes from the disk
     options_.settle = false;
     policy_.k = 25;
     policy_.selector = "codes";
@@ -18,7 +19,7 @@ class PreparedCacheTest : public RuntimeTest {
 
   static constexpr uint32_t kTokens = 2500;
 
-  // The keys of all heads, as they are held.
+  // Returns the bytes of all heads' keys in memory.
   uint64_t KeyBytes() const {
     const KvGeometry& g = spec_.geometry;
     return uint64_t{g.n_layers} * g.n_kv_heads * (kTokens - 20) * g.row().key_bytes();
@@ -26,15 +27,15 @@ class PreparedCacheTest : public RuntimeTest {
   static uint64_t Ssd(const Output& out) {
     return out.info.ledger.physical_bytes[static_cast<size_t>(Tier::kSsd)];
   }
-  // The pages that hold the rows of two heads, once: what a step reads at most if it knows all
-  // keys.
+  // Bytes of the pages that hold the rows of two heads, once: the most that a step reads when all
+  // keys are in memory.
   static constexpr uint64_t kRowPages = 2 * (kTokens / 64 + 1) * 4096;
 
-  // What a session reads until all that a layer's steps want is in memory.
+  // Returns what a session reads until everything that a layer's steps need is in memory.
   uint64_t SsdUntilLoaded(Session& session, uint32_t layer, std::span<const float> q) {
     Step(session, layer, q);
     WaitLoaded();
-    Step(session, layer, q);  // charged with what was loaded ahead
+    Step(session, layer, q);  // pays for what was loaded ahead of it
     return session.report().total.physical_bytes[static_cast<size_t>(Tier::kSsd)];
   }
 
@@ -59,7 +60,7 @@ TEST_F(PreparedCacheTest, TheNextSessionReadsValuesAlone) {
   EXPECT_LE(Ssd(again), kRowPages);
   EXPECT_EQ(again.y, first.y);
   EXPECT_EQ(again.lse, first.lse);
-  // Another length of it is another prefix.
+  // The same segment with another length is another prefix.
   AttachSpec shorter;
   shorter.model = spec_.name;
   shorter.prefix = prefix;
@@ -76,7 +77,7 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
   const std::string prefix = PutReady(prompt);
   Open();
   const auto q = prompt.Q(1, kTokens - 1, 1);
-  // With keys in memory, some of them, or none: the same tokens, the same sums.
+  // Steps return the same bits with all keys in memory, some of them, or none.
   auto session = Attach(prompt, policy_);
   ASSERT_TRUE(session);
   const Output first = Step(*session, 1, q);
@@ -84,12 +85,12 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
   const Output loaded = Step(*session, 1, q);
   EXPECT_EQ(loaded.y, first.y);
   EXPECT_EQ(loaded.lse, first.lse);
-  // What was loaded ahead was charged, all keys of both heads among it.
+  // The session was charged for all background loads, including the keys of both heads.
   Step(*session, 0, prompt.Q(0, kTokens - 1, 1));
   const auto report = session->report();
   EXPECT_GT(report.total.physical_bytes[static_cast<size_t>(Tier::kSsd)], KeyBytes());
   session.reset();
-  // What is being loaded holds nothing open once the last session is gone.
+  // Running loads hold nothing open once the last session is gone.
   for (int i = 0; i < 20; ++i) {
     Open();
     session = Attach(prompt, policy_);
@@ -113,7 +114,7 @@ TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
     const auto session = Attach(*prompt, policy_);
     ASSERT_TRUE(session);
     EXPECT_GT(SsdUntilLoaded(*session, 1, q), kRowPages);
-    EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);  // its keys have found room
+    EXPECT_LE(Ssd(Step(*session, 1, q)), kRowPages);  // other keys made room for this prompt's
     const auto stats = store_->Stats().value();
     EXPECT_GE(stats.selector_memory_bytes, KeyBytes());
     EXPECT_LE(stats.selector_memory_bytes, stats.selector_memory_capacity);

@@ -1,4 +1,4 @@
-// Background rewriting as a user of the store sees it: nothing changes but where rows lie.
+// Tests background rewriting from a user's side: nothing changes but where rows lie.
 #include <cstring>
 #include <numeric>
 
@@ -49,7 +49,7 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   EXPECT_EQ(store_->Stats().value().settled, 1u);
   EXPECT_GT(store_->Stats().value().bytes_rewritten, 0u);
   ExpectSame(before, Steps(prompt, retrieve, 3));
-  // Exact attention runs over other pieces: equal but for rounding.
+  // Exact attention runs over other pieces, so results are equal but for rounding.
   const auto settled = Steps(prompt, full, 3);
   ASSERT_EQ(settled.size(), exact.size());
   for (size_t i = 0; i < exact.size(); ++i) {
@@ -59,11 +59,11 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   }
   Open();
   ASSERT_OK(store_->WaitSettled(nullptr));
-  EXPECT_EQ(store_->Stats().value().settled, 0u);  // it is already
+  EXPECT_EQ(store_->Stats().value().settled, 0u);  // it is settled already
   ExpectSame(before, Steps(prompt, retrieve, 3));
 }
 
-// Nobody who attaches at the very moment of a merge lacks what the two segments had.
+// A session that attaches at the very moment of a merge has all derived data of the two segments.
 TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
   AddMaps(4096, testing::Seed("AMergedSegmentHasWhatItsPartsHad"));
   options_.phi_features = "log8";
@@ -93,7 +93,7 @@ TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
   }
 }
 
-// Who waits for a prefix need not know that its segments become one meanwhile.
+// WaitReady works even while the prefix's segments are merged.
 TEST_F(RewriteTest, WaitingForAPrefixGoesOnThroughAMerge) {
   Open();
   PutReady(MakePrompt(spec_.geometry, 60, 31));

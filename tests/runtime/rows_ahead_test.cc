@@ -1,5 +1,5 @@
-// Rows read ahead of the step that may want them: found there, verified, counted apart, and of no
-// consequence to any answer.
+// Tests prefetched rows: steps find them, they are verified and counted apart, and they change no
+// answer.
 #include "runtime/prefix/rows_ahead.h"
 
 #include <filesystem>
@@ -16,7 +16,7 @@ constexpr uint32_t kTokens = 1200, kRowsPerPage = 8;  // rows of 512 bytes
 TEST(AheadBytes, AreEqualPartsOfAPageAtLeast) {
   constexpr uint64_t kMib = 1 << 20;
   const StepPolicy::Prefetch prefetch{4, 0, 4};
-  EXPECT_EQ(AheadBytes(8, prefetch, 20 * kMib).value(), 2 * kMib / 8);   // the tier's tenth
+  EXPECT_EQ(AheadBytes(8, prefetch, 20 * kMib).value(), 2 * kMib / 8);   // a tenth of the tier
   EXPECT_EQ(AheadBytes(8, prefetch, 200 * kMib).value(), 4 * kMib / 8);  // max_mib
   EXPECT_EQ(AheadBytes(0, prefetch, 0).value(), 0u);
   const auto refused = [&](uint64_t heads, uint64_t mib, Code code, const std::string& what) {
@@ -63,7 +63,7 @@ class RowsAheadTest : public RuntimeTest {
     prompt_ = MakePrompt(spec_.geometry, kTokens, 17);
   }
 
-  // Stored, and nothing of it in memory.
+  // Stores the prompt and reopens the store, so that memory holds none of its rows.
   void PutCold() {
     Open();
     id_ = PutReady(prompt_);
@@ -72,7 +72,7 @@ class RowsAheadTest : public RuntimeTest {
     ASSERT_OK(store_->WaitReady(id_, nullptr));
   }
 
-  // What looks for token t of a layer: the token's own key, for each query head.
+  // Returns queries that find token t of a layer: the token's own key, for each query head.
   std::vector<float> Looking(uint32_t layer, uint32_t t) const {
     const KvGeometry& g = spec_.geometry;
     std::vector<float> q;
@@ -103,7 +103,7 @@ class RowsAheadTest : public RuntimeTest {
     return policy;
   }
 
-  // Walks over the prompt, step by step of all layers; what each answered.
+  // Walks over the prompt, step by step of all layers; returns each step's answer.
   std::vector<Output> Walk(Session& session, uint32_t from, uint32_t stride, uint32_t steps,
                            bool wait) {
     std::vector<Output> out;
@@ -185,7 +185,7 @@ TEST_F(RowsAheadTest, LayoutsEncodingsAndKeysOnDiskAllServe) {
   }
 }
 
-// In a tier that holds little, and with steps that never wait: answers and sums stay right.
+// With a tier that holds little and steps that never wait, answers and sums stay right.
 TEST_F(RowsAheadTest, LedgersAddUpHoweverLateTheyCome) {
   options_.host_tier_bytes = 64 * kPage;
   PutCold();
@@ -215,7 +215,7 @@ TEST_F(RowsAheadTest, LedgersAddUpHoweverLateTheyCome) {
 
 TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
   PutCold();
-  uint64_t read = 0;  // when the last session ended
+  uint64_t read = 0;  // until the last session ended
   for (int round = 0; round < 24; ++round) {
     EXPECT_EQ(store_->Stats().value().ahead_bytes, read);
     auto session = Attach(prompt_, Policy(32, {64, 64}));
@@ -232,7 +232,7 @@ TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
         session.reset();
         break;
       case 3:
-        store_.reset();  // the session goes on
+        store_.reset();  // the session continues
         Walk(*session, 50, 2, 2, false);
         session.reset();
         ASSERT_NO_FATAL_FAILURE(Open());
@@ -261,7 +261,7 @@ TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
   PutCold();
   const auto session = Attach(prompt_, Policy(1, {kRowsPerPage}));
   ASSERT_TRUE(session);
-  // The search has read all keys when they are damaged; values are read from then on.
+  // The search reads all keys before the damage; later steps read values.
   Step(*session, 0, Looking(0, 500));
   Step(*session, 1, Looking(1, 500));
   WaitAhead();
@@ -274,7 +274,7 @@ TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
   Step(*session, 0, Looking(0, 300));
   Step(*session, 0, Looking(0, 100));
   WaitAhead();
-  EXPECT_EQ(store_->Stats().value().checksum_failures, failures);  // once is enough
+  EXPECT_EQ(store_->Stats().value().checksum_failures, failures);  // damage is read once, not again
   Step(*session, 1, Looking(1, 108));
   const KvGeometry& g = spec_.geometry;
   std::vector<float> y(g.n_q_heads * g.value_dim), lse(g.n_q_heads);
@@ -321,7 +321,8 @@ TEST_F(RowsAheadTest, AStepReadsAheadNoMoreThanItMay) {
   spec_.geometry = SmallGeometry(1, 1, 1, 512);  // a row of 2 KiB, two to a page
   prompt_ = MakePrompt(spec_.geometry, 4000, 19);
   PutCold();
-  // Far more than either bound lies around the set: a tenth of the tier, and max_mib.
+  // Both bounds, a tenth of the tier and max_mib, are far smaller than the neighbourhood of the
+  // set.
   for (const uint64_t tier : {uint64_t{8} << 20, uint64_t{80} << 20}) {
     options_.host_tier_bytes = tier;
     ASSERT_NO_FATAL_FAILURE(Open());

@@ -1,4 +1,4 @@
-// A store in a directory of its own, a model, and prompts put into it.
+// Provides a store in its own directory, a model, and prompts put into it.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 
 namespace prefixd::testing {
 
-// Random maps of a whole model, as a file that LoadFeatureMaps reads.
+// Writes random maps of a whole model into a file that LoadFeatureMaps reads.
 inline Status WriteRandomMaps(const std::filesystem::path& path, const KvGeometry& geometry,
                               uint32_t length, uint32_t d_emb, uint32_t d_phi, Random& random) {
   struct Owned {
@@ -106,7 +106,7 @@ class RuntimeTest : public ::testing::Test {
     ASSERT_OK(store_->RegisterModel(spec_));
   }
 
-  // Until what steps have asked for is in memory.
+  // Waits until the background has loaded everything that steps have requested.
   void WaitLoaded() const {
     while (store_->Stats().value().load_queue > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -154,7 +154,7 @@ class RuntimeTest : public ::testing::Test {
     return out;
   }
 
-  // The same to the bit.
+  // Expects equal bits.
   static void ExpectSame(const std::vector<Output>& a, const std::vector<Output>& b) {
     ASSERT_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size(); ++i) {
@@ -163,8 +163,8 @@ class RuntimeTest : public ::testing::Test {
     }
   }
 
-  // Exact attention of n tokens from `first` on, each head's every `every`-th compared with
-  // float64.
+  // Computes exact attention of n tokens from `first` on, and compares every `every`-th of each
+  // head with float64.
   void ExpectSuffix(Session& session, const SyntheticPrompt& prompt, uint32_t layer, uint32_t first,
                     uint32_t n, uint32_t every = 1) {
     const KvGeometry& g = spec_.geometry;

@@ -1,4 +1,4 @@
-// Sessions: policies and their refusals, limits, rows, batches, concurrency.
+// Tests sessions: policies and their refusals, limits, rows, batches, concurrency.
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -29,8 +29,8 @@ TEST_F(SessionTest, InfeasibleBudgetsAreSaid) {
   StepPolicy moment = policy;
   moment.estimator = EstimatorKind::kMoment;
   EXPECT_CODE(session->SetPolicy(moment), Code::kInfeasible);
-  EXPECT_EQ(session->policy(), policy);  // as before
-  moment.k = 3;                          // a fixed K asks for no budget
+  EXPECT_EQ(session->policy(), policy);  // unchanged
+  moment.k = 3;                          // a fixed K needs no budget
   ASSERT_OK(session->SetPolicy(moment));
   EXPECT_EQ(Step(*session, 0, prompt.Q(0, 999, 1)).info.k, 3u);
   policy.budget = 1.5;
@@ -45,7 +45,7 @@ TEST_F(SessionTest, InfeasibleBudgetsAreSaid) {
   policy = {};
   policy.l_gen = 0;
   EXPECT_CODE(session->SetPolicy(policy), Code::kInvalidArgument);
-  // Left to choose, what cannot be paid is not chosen.
+  // `auto` does not choose what the budget cannot pay for.
   StepPolicy any;
   any.budget = 0.02;
   const auto untuned = Attach(prompt, any);
@@ -88,7 +88,7 @@ TEST_F(SessionTest, LimitsAndDetach) {
   std::vector<float> y(64), lse(4);
   EXPECT_CODE(a->Step(0, prompt.Q(0, 99, 1), y, lse, nullptr), Code::kFailedPrecondition);
   EXPECT_CODE(a->SetPolicy(policy), Code::kFailedPrecondition);
-  auto c = store_->Attach({"tiny", "", prompt.tokens, "", 0, policy});  // its place is free
+  auto c = store_->Attach({"tiny", "", prompt.tokens, "", 0, policy});  // a's place is free
   ASSERT_OK(c);
   EXPECT_EQ(store_->Stats().value().sessions, 2u);
 }

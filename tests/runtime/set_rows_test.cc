@@ -1,4 +1,4 @@
-// Copies of shared sets' rows: what they hold, the memory they take, and what steps do with them.
+// Tests copies of shared sets' rows: their contents, their memory, and their use in steps.
 #include "runtime/step/set_rows.h"
 
 #include <algorithm>
@@ -69,14 +69,14 @@ TEST(SetRows, MemoryIsUsedAgainWithinTheBound) {
   EXPECT_EQ(copy->bytes.data(), place);
   EXPECT_EQ(pool.used(), used);
   EXPECT_EQ(pool.Take(Ids(4 * kRoom / shape.bytes()), shape), nullptr);
-  // While it is in use nobody else gets it.
+  // No other set gets memory that is in use.
   auto second = pool.Take(Ids(1000), shape), third = pool.Take(Ids(1000), shape);
   ASSERT_TRUE(second && third);
   EXPECT_NE(second->bytes.data(), place);
   EXPECT_EQ(pool.used(), 3 * used);
   EXPECT_EQ(pool.Take(Ids(1000), shape), nullptr);
   EXPECT_EQ(pool.used(), 3 * used);
-  // Small sets leave large memory to large ones, and large ones get what small ones left.
+  // Small sets leave large buffers to large sets, and large sets free the buffers of small ones.
   second.reset();
   third.reset();
   const auto small = pool.Take(Ids(10), shape);
@@ -118,7 +118,7 @@ TEST(SetRows, ManyThreadsTakeAndLeave) {
 
 class SetRowsStepTest : public RuntimeTest {
  protected:
-  // A block of steps that share one set of each head, all with one query.
+  // Runs a block of steps that share one set of each head, all with one query.
   std::vector<Output> Block(const SyntheticPrompt& prompt, uint32_t dilation, int steps,
                             uint32_t block = 64) {
     StepPolicy policy;
@@ -134,8 +134,8 @@ class SetRowsStepTest : public RuntimeTest {
   }
 };
 
-// Rows are found once, and read side by side from then on, with the same result to the bit; without
-// room for copies they are found by every step, with the same result again.
+// Steps find rows once, and read them side by side from then on, with the same bits. Without room
+// for copies every step finds them, again with the same bits.
 TEST_F(SetRowsStepTest, StepsThatShareFindRowsOnce) {
   for (const bool settled : {false, true}) {
     for (const uint32_t dilation : {0u, 2u}) {
@@ -150,7 +150,8 @@ TEST_F(SetRowsStepTest, StepsThatShareFindRowsOnce) {
       ASSERT_OK(store_->WaitSettled(nullptr));
       const auto with = Block(prompt, dilation, 6);
       ASSERT_EQ(with.size(), 6u);
-      // One finds the set that it retrieves, one what it shares.
+      // Step 0 finds rows of the set that it retrieves, step 1 those of the set that it shares;
+      // later steps read the copy.
       for (size_t t = 2; t < with.size(); ++t) {
         const Ledger& ledger = with[t].info.ledger;
         EXPECT_EQ(ledger.physical_bytes[kHost], 0u) << t;
@@ -188,7 +189,7 @@ TEST_F(SetRowsStepTest, OfEncodedRowsTheCopyIsDecoded) {
   }
 }
 
-// The next session takes the memory that one has left; the last step of a block copies for nobody.
+// The next session reuses the memory of the last one; the last step of a block makes no copy.
 TEST_F(SetRowsStepTest, MemoryStaysForTheNextSession) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 1200, 3);
@@ -199,7 +200,7 @@ TEST_F(SetRowsStepTest, MemoryStaysForTheNextSession) {
   const uint64_t left = store_->Stats().value().shared_rows_bytes;
   EXPECT_GT(left, 0u);
   ASSERT_EQ(Block(prompt, 1, 5).size(), 5u);
-  // By which head comes first a set may find a place that is a page too small.
+  // The order of heads decides whether a set finds a buffer that is a page too small.
   EXPECT_LE(store_->Stats().value().shared_rows_bytes, left + 8192);
   EXPECT_GE(store_->Stats().value().shared_rows_capacity, left);
 }

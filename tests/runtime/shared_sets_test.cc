@@ -1,5 +1,5 @@
-// Which set a step uses, what becomes of it and what a window hides, against plain restatements of
-// spec §8.
+// Tests which set a step uses, how sets widen and age, and what a window hides, against plain
+// restatements of spec §8.
 #include "runtime/prefix/visible_mid.h"
 #include "runtime/step/shared_sets.h"
 
@@ -34,7 +34,7 @@ TEST(SharedSets, FollowTheSpec) {
           ASSERT_EQ(set->ids.at(0), want[t]) << "step " << t << ", block " << block;
           ++shared;
         }
-        EXPECT_EQ(sets.Find(0, queries[0]), nullptr);  // heads know nothing of one another
+        EXPECT_EQ(sets.Find(0, queries[0]), nullptr);  // heads share nothing
       }
     }
   }
@@ -64,10 +64,10 @@ TEST(SharedSets, CutsMoveWithTheSetsScores) {
   ASSERT_EQ(moved.size(), 3u);
   EXPECT_NEAR(moved[0].score, 1, 1e-5);
   EXPECT_NEAR(moved[1].score, 1, 1e-5);
-  EXPECT_EQ(moved[0].kind, CutKind::kApproximate);  // nobody has looked for this query
+  EXPECT_EQ(moved[0].kind, CutKind::kApproximate);  // no search was made for this query
   EXPECT_EQ(moved[1].kind, CutKind::kApproximate);
   EXPECT_EQ(moved[2].kind, CutKind::kNone);
-  // All that there is: nothing lies beyond.
+  // The set is the whole mid region, so nothing lies beyond it.
   const std::vector<Cut> all = MakeCutOffsets(std::vector<Cut>{{-inf, CutKind::kExact}}, now);
   EXPECT_EQ(CutsFromOffsets(all, now)[0].score, -inf);
   EXPECT_EQ(CutsFromOffsets(offsets, {})[0].kind, CutKind::kNone);

@@ -1,5 +1,5 @@
-// Steps that share sets, or see a window only: their outputs are those of the set that they should
-// use, with the rest estimated.
+// Tests steps that share sets, or see only a window: their outputs must be those of the set that
+// the spec assigns, with the rest estimated.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,7 +14,8 @@ namespace {
 
 class SharedStepTest : public RuntimeTest {
  protected:
-  // A step over the anchors and `ids`, the rest estimated by moments, as far as the layer has them.
+  // Returns a step over the anchors and `ids`, the rest estimated by moments where the layer has
+  // them.
   reference::States Expected(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
                              std::span<const float> group_q, const std::vector<uint32_t>& ids,
                              std::span<const Cut> cuts) {
@@ -40,7 +41,7 @@ class SharedStepTest : public RuntimeTest {
     return reference::GroupStep(in, row.value_dim);
   }
 
-  // [G] log-sum-exp of the scores that group_q gives to `ids`.
+  // Returns [G] log-sum-exps of the scores that group_q gives to `ids`.
   std::vector<double> LogSumExps(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
                                  std::span<const float> group_q, const std::vector<uint32_t>& ids) {
     const KvGeometry& g = prompt.geometry;
@@ -76,8 +77,8 @@ class SharedStepTest : public RuntimeTest {
     return q.subspan(kv_head * size, size);
   }
 
-  // The third (of `k`) of `ids` that scores best, by the largest of the group's probabilities among
-  // them.
+  // Returns the third (of `k`) of `ids` that scores best, by the largest of the group's
+  // probabilities among them.
   std::vector<uint32_t> BestThird(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
                                   std::span<const float> group_q, const std::vector<uint32_t>& ids,
                                   size_t k) {
@@ -102,7 +103,8 @@ class SharedStepTest : public RuntimeTest {
     return out;
   }
 
-  // Steps of layer 1 that wander and retrieve k tokens. check: of each step's tokens.
+  // Runs steps of layer 1 whose queries wander and retrieve k tokens. check: called with each
+  // step's tokens.
   template <typename Check>
   void ExpectSharedSets(Random& random, uint32_t k, const Check& check) {
     Open();
@@ -138,8 +140,8 @@ class SharedStepTest : public RuntimeTest {
         ASSERT_OK(selected);
         const std::vector<uint32_t>& first = selected->ids;
         std::vector<uint32_t> ids = first;
-        // The retrieving query's cuts, as far from the scores of what is read as they were from
-        // those of what was read then, and no longer certain.
+        // Expects the retrieving query's cuts moved with the log-sum-exp of the set that was read,
+        // and no longer certified.
         std::vector<Cut> cuts = selected->cuts;
         if (from != t) {
           std::set<uint32_t> wide(selected->ids.begin(), selected->ids.end());
@@ -165,7 +167,7 @@ class SharedStepTest : public RuntimeTest {
       }
     }
     const SessionReport report = session->report();
-    const uint64_t asked = queries.size() * g.n_kv_heads;  // of the selector, by this test
+    const uint64_t asked = queries.size() * g.n_kv_heads;  // this test's own selections
     EXPECT_EQ(report.total.selections, 2 * asked);
     EXPECT_EQ(report.total.retrievals, asked + searches);
     EXPECT_LT(searches, asked / 2);
@@ -177,20 +179,21 @@ class SharedStepTest : public RuntimeTest {
   MomentSummary moment_;
 };
 
-// A decode under CIS: every step's output is that of the set which the spec's words give it.
+// In a decode with clustered index sharing every step's output is that of the set which the spec
+// assigns.
 TEST_F(SharedStepTest, StepsReadTheSetsTheyShare) {
   Random random(Seed("StepsReadTheSetsTheyShare"));
   ExpectSharedSets(random, 30, [](const auto& ids) { EXPECT_GE(ids.size(), 30u); });
 }
 
-// Scores are compared after the softcap, and what is attended to is capped once.
+// Scores are compared after the softcap, and capped once for attention.
 TEST_F(SharedStepTest, UnderASoftcapTheyDoToo) {
   Random random(Seed("UnderASoftcapTheyDoToo"));
   spec_.geometry.layers[1].softcap = 10;
   ExpectSharedSets(random, 30, [](const auto& ids) { EXPECT_GE(ids.size(), 30u); });
 }
 
-// With no two queries alike enough, or blocks of one, it is Top-K each step, to the bit.
+// Without two queries alike enough, or with blocks of one, every step is Top-K, to the bit.
 TEST_F(SharedStepTest, WithoutSharingItIsTopKEachStep) {
   Random random(Seed("WithoutSharingItIsTopKEachStep"));
   Open();
@@ -232,12 +235,12 @@ TEST_F(SharedStepTest, BlocksBoundTheRatioFromBelowAndReuseGoesBeyond) {
   EXPECT_EQ(blocks->report().total.retrieval_ratio(), 1.0 / 16);
   EXPECT_EQ(across->report().total.retrieval_ratio(), 1.0 / 64);
   EXPECT_EQ(last->report().total.retrieval_ratio(), 1.0 / 64);
-  // A new policy begins anew.
+  // A new policy starts a new block.
   ASSERT_OK(last->SetPolicy(policy));
   EXPECT_EQ(Step(*last, 0, prompt.Q(0, 600, 1)).info.ledger.retrieval_ratio(), 1);
 }
 
-// What the window hides is not retrieved, and still estimated: together with sharing.
+// Tokens hidden by the window are not retrieved, but still estimated; the test adds sharing.
 TEST_F(SharedStepTest, WindowHidesFromRetrievalNotFromTheEstimate) {
   Random random(Seed("Window"));
   spec_.geometry = SmallGeometry(4, 4, 2, 16);
@@ -252,7 +255,7 @@ TEST_F(SharedStepTest, WindowHidesFromRetrievalNotFromTheEstimate) {
   const auto session = Attach(prompt, policy);
   ASSERT_TRUE(session);
   // floor(3 * 4 / 4) = 3 is the first narrowed layer, and with depth 0 it sees everything; so does
-  // every layer of a model with four. One of eight has two.
+  // every layer of a model with four. A model with eight layers has two narrowed ones.
   const auto q = prompt.Q(3, 700, 1);
   const auto all = session->Select(3, 0, GroupOf(q, 0), 40);
   ASSERT_OK(all);
@@ -269,7 +272,7 @@ TEST_F(SharedStepTest, WindowHidesFromRetrievalNotFromTheEstimate) {
   for (uint32_t t = 0; t < 6; ++t) {
     const auto queries = deep.Q(7, 700 + t, 1);
     const Output out = Step(*narrowed, 7, queries);
-    if (t % 4 != 0) continue;  // of a retrieved set the test knows the tokens
+    if (t % 4 != 0) continue;  // the test knows a retrieved set's tokens
     for (uint32_t h = 0; h < 2; ++h) {
       const auto selected = narrowed->Select(7, h, GroupOf(queries, h), 40);
       ASSERT_OK(selected);

@@ -1,4 +1,5 @@
-// Steps of several sessions at once: joined by the queue, searched together, each as if alone.
+// Tests steps of several sessions at once: the queue joins them, and they are searched together,
+// each with the result of a step alone.
 #include <atomic>
 #include <thread>
 
@@ -13,7 +14,7 @@ class StepBatchTest : public RuntimeTest {
  protected:
   static constexpr uint32_t kTokens = 4500;
 
-  // Sessions on one prompt that differ in all that may differ.
+  // Attaches sessions on one prompt that differ in everything that may differ.
   void AttachSome(const SyntheticPrompt& prompt) {
     std::vector<StepPolicy> policies(7);
     for (size_t i = 0; i < policies.size(); ++i) {
@@ -29,7 +30,7 @@ class StepBatchTest : public RuntimeTest {
       sessions_.push_back(Attach(prompt, policy));
       ASSERT_TRUE(sessions_.back());
     }
-    // On the same prefix, too, and searched for by exact keys as the fifth is.
+    // This session is on the same prefix, too, and searches exact keys like the fifth.
     policies[4].k = 200;
     sessions_.push_back(Attach(prompt, policies[4]));
     ASSERT_TRUE(sessions_.back());
@@ -41,7 +42,7 @@ class StepBatchTest : public RuntimeTest {
 TEST_F(StepBatchTest, SessionsOnOnePrefixGetWhatTheyGetAlone) {
   const uint64_t seed = Seed("SessionsOnOnePrefixGetWhatTheyGetAlone");
   options_.build_codes = true;
-  // With keys in memory, and with keys that are read for every search.
+  // Keys are in memory first, and then read for every search.
   for (const uint64_t memory : {64ull << 20, 0ull}) {
     options_.selector_memory_bytes = memory;
     for (const uint32_t threads : {1u, 2u, 7u}) {
@@ -142,7 +143,7 @@ TEST_F(StepBatchTest, ThreadsThatStepAtOnceGetWhatTheyGetAlone) {
   EXPECT_EQ(store_->Stats().value().steps, sessions_.size() * 31);
 }
 
-// Calls of one task; those of one head are related.
+// Calls have one task each; calls for one head are related.
 class StepQueueTest : public ::testing::Test {
  protected:
   StepQueue::Call& NewCall(size_t head) {

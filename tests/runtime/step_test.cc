@@ -1,4 +1,5 @@
-// Steps through the whole runtime against attention/reference/reference.h on the rows that were put.
+// Tests steps through the whole runtime against attention/reference/reference.h, on the rows that
+// were put.
 #include <cmath>
 #include <cstring>
 
@@ -13,7 +14,8 @@ namespace {
 
 class StepTest : public RuntimeTest {
  protected:
-  // What a step of one group must return, from the rows as put and summaries built in one go.
+  // Returns what a step of one group must return, from the rows as put and summaries built in one
+  // go.
   reference::States Expected(const SyntheticPrompt& prompt, uint32_t layer, uint32_t kv_head,
                              std::span<const float> q, EstimatorKind estimator,
                              const Selection& selection, const FeatureMapSet* maps) {
@@ -63,7 +65,7 @@ TEST_F(StepTest, FullBudgetIsExactAttention) {
     spec_.geometry = SmallGeometry(2, 6, 3, 24, dtype);
     const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
     options_.settle_min_tokens = 100;
-    options_.settle_chunk_tokens = 256;  // each a run of its own
+    options_.settle_chunk_tokens = 256;  // each chunk is a run
     Open();
     ASSERT_NE(Put(prompt), "");
     ASSERT_OK(store_->WaitSettled(nullptr));

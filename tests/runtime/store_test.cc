@@ -1,4 +1,4 @@
-// Store: models, puts, refusals, sessions' registry, restart.
+// Tests the store: models, puts, refusals, the registry of sessions, restart.
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -40,7 +40,7 @@ TEST_F(StoreTest, ModelsAreCheckedAndKept) {
   other.geometry = SmallGeometry(2, 4, 2, 32);
   other.identity = {{"weights", "w1"}};
   other.feature_maps = spec_.feature_maps;
-  EXPECT_CODE(store_->RegisterModel(other), Code::kInvalidArgument);  // maps of 16 dimensions
+  EXPECT_CODE(store_->RegisterModel(other), Code::kInvalidArgument);  // the maps have 16 dimensions
   other.geometry.layers.clear();
   EXPECT_CODE(store_->RegisterModel(other), Code::kInvalidArgument);
   other = spec_;
@@ -274,7 +274,7 @@ TEST_F(StoreTest, AFullStoreEvictsWhatIsUsedTheLeast) {
   EXPECT_CODE(store_->Attach({"tiny", "", idle.tokens, "", 0, policy}), Code::kNotFound);
 }
 
-// A damaged summary is not used, and is made again.
+// A damaged summary is not used, and made again.
 TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
   const uint64_t seed = Seed("DamagedDerivedDataAreMadeAgain");
   options_.scrub_bytes_per_second = 0;
@@ -296,8 +296,8 @@ TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
   EXPECT_FALSE(store_->Prefixes().value().at(0).quarantined);
 }
 
-// A page that goes bad under an open session is an error of the steps that need it, and a miss for
-// whoever comes next; others do not notice, and the prompt can be put anew.
+// Damage to a page under an open session makes the steps that need the page fail, and later matches
+// miss; other sessions do not notice, and the prompt can be put anew.
 TEST_F(StoreTest, DamageUnderAnOpenSession) {
   const uint64_t seed = Seed("DamageUnderAnOpenSession");
   options_.host_tier_bytes = 0;
@@ -311,7 +311,7 @@ TEST_F(StoreTest, DamageUnderAnOpenSession) {
   const auto session = Attach(prompt, full), sound = Attach(apart, full);
   ASSERT_TRUE(session && sound);
   const std::vector<float> q(spec_.geometry.n_q_heads * spec_.geometry.key_dim, 0.5f);
-  FlipByte(options_.dir / "segments" / (id + ".seg"), 4 * 4096 + 9);  // of layer 0, KV head 0
+  FlipByte(options_.dir / "segments" / (id + ".seg"), 4 * 4096 + 9);  // layer 0, KV head 0
   std::vector<float> y(spec_.geometry.n_q_heads * spec_.geometry.value_dim);
   std::vector<float> lse(spec_.geometry.n_q_heads);
   EXPECT_CODE(session->Step(0, q, y, lse, nullptr), Code::kCorrupt);
@@ -328,7 +328,7 @@ TEST_F(StoreTest, DamageUnderAnOpenSession) {
   Step(*Attach(prompt, full), 0, q);
 }
 
-// However slowly it is told to go, it does not hold up the closing of the store.
+// Closing the store does not wait for the scrub, at any rate.
 TEST_F(StoreTest, TheScrubEndsWithTheStore) {
   options_.scrub_bytes_per_second = 1;
   options_.scrub_interval_hours = 1;
