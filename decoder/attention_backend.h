@@ -1,7 +1,7 @@
-// Attention as a plug: the one interface between the decoder and whatever holds its KV cache.
+// Defines the interface between the decoder and whatever holds its KV cache.
 //
-// The model computes queries, keys and values of its new tokens and hands them over, layer by
-// layer; how and where attention is computed is the backend's business. Three are here:
+// The model computes queries, keys and values of its new tokens and passes them on, layer by layer;
+// the backend decides how and where attention is computed. There are three:
 //   LocalAttention    keys and values in memory, exact (local_attention.h)
 //   SplicedAttention  a stored prefix in prefixd, own tokens in memory (spliced_attention.h)
 //   PutAttention      wraps another and streams what passes into prefixd (put_attention.h)
@@ -35,12 +35,13 @@ class AttentionBackend {
                         std::span<float> out) = 0;
 };
 
-// Sees the queries of every call before they are attended with: for sampling or logging.
+// The observer receives the queries of every call before attention is computed, for sampling or
+// logging.
 //   q: [n][n_q_heads][key_dim] of tokens [first, first + n)
 using QueryObserver =
     std::function<void(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q)>;
 
-// Forwards to another backend, which must outlive it, showing the queries to `observer`.
+// Shows the queries to `observer` and forwards the call to another backend, which must outlive it.
 class ObservedAttention : public AttentionBackend {
  public:
   ObservedAttention(AttentionBackend& inner, QueryObserver observer)

@@ -60,7 +60,7 @@ float ExpRow(float* s, uint32_t n, float shift) {
   return sum;
 }
 
-// Tokens [begin, end) of the queries: their rows are (token, head of the group).
+// A tile holds the query tokens [begin, end); its rows are (token, head of the group).
 class QueryTile {
  public:
   QueryTile(const CausalShape& shape, uint32_t begin, uint32_t end, const float* q)
@@ -112,7 +112,8 @@ class QueryTile {
   uint32_t Token(uint32_t row) const { return begin_ + row / shape_.group; }
   uint32_t Head(uint32_t row) const { return row % shape_.group; }
 
-  // Scores to weights relative to the row's new maximum; what was summed before is rescaled.
+  // Turns scores into weights relative to the row's new maximum and rescales what was summed
+  // before.
   void SoftmaxRow(uint32_t r, float* row, uint32_t seen) {
     if (seen == 0) return;
     const float new_max = std::max(max_[r], RowMax(row, seen));
@@ -140,7 +141,7 @@ void CausalAttentionTile(const CausalShape& shape, const CausalHead& head, uint3
   constexpr uint32_t kScoreFloats = 128 * 1024;
   const uint32_t begin = tile * kTileTokens, end = std::min(shape.n, begin + kTileTokens);
   QueryTile queries(shape, begin, end, head.q);
-  const uint32_t visible = shape.n_past + end;  // to the last token of the tile
+  const uint32_t visible = shape.n_past + end;  // up to the last token of the tile
   const uint32_t block = std::clamp(kScoreFloats / queries.rows(), 256u, 1024u);
   std::vector<float> scores;
   for (uint32_t first = 0; first < visible; first += block) {

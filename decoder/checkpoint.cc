@@ -15,8 +15,8 @@ namespace {
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// The shards named in the index, sorted. They must be plain names: an index must not be able to
-// make us read outside its directory.
+// Returns the shards that the index names, sorted. Names with a path are refused, because an index
+// must not make us read outside its directory.
 Result<std::set<std::string>> ShardNames(const std::filesystem::path& index) {
   PREFIXD_ASSIGN(const std::string text, ReadTextFile(index));
   PREFIXD_ASSIGN(const nlohmann::json object, ParseJsonObject(text, index.string()));
@@ -67,7 +67,7 @@ const SafetensorsFile& Checkpoint::FileOf(std::string_view name) const {
   for (const SafetensorsFile& file : files_) {
     if (file.Find(name) != nullptr) return file;
   }
-  return files_.front();  // whose error says that the tensor is missing
+  return files_.front();  // its error says that the tensor is missing
 }
 
 Result<std::vector<float>> Checkpoint::ReadFloats(std::string_view name,

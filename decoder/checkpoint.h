@@ -1,7 +1,7 @@
-// The weight files of a Hugging Face checkpoint directory: one model.safetensors, or the shards
-// named by model.safetensors.index.json.
+// Opens the weight files of a Hugging Face checkpoint directory: one model.safetensors, or the
+// shards that model.safetensors.index.json names.
 //
-// Thread-safety: const methods from any number of threads.
+// Thread-safety: any number of threads may call const methods.
 #pragma once
 
 #include <filesystem>
@@ -19,15 +19,15 @@ namespace prefixd::decoder {
 
 class Checkpoint {
  public:
-  // Opens and validates every file; truncated ones are refused here.
+  // Opens and validates every file; refuses truncated ones.
   static Result<Checkpoint> Open(const std::filesystem::path& directory);
 
-  // As SafetensorsFile::ReadFloats, from whichever file has the tensor.
+  // Reads like SafetensorsFile::ReadFloats, from the file that has the tensor.
   Result<std::vector<float>> ReadFloats(std::string_view name,
                                         std::span<const uint64_t> shape) const;
   bool Has(std::string_view name) const;
 
-  // BLAKE2b-256 in hex over the weight files' bytes, in the order of their names: reads all.
+  // Returns BLAKE2b-256 in hex over the bytes of all weight files, in the order of their names.
   Result<std::string> Digest() const;
 
  private:
@@ -38,8 +38,9 @@ class Checkpoint {
   std::vector<SafetensorsFile> files_;  // at least one, sorted by path
 };
 
-// What makes stored keys and values of this model usable by another run of it: digest of the
-// weights, architecture, RoPE. For ModelSpec::identity (prefixd/types.h).
+// Describes the digest of the weights, the architecture and RoPE: another run of the model can use
+// stored keys and values only if all three agree. The result goes into ModelSpec::identity
+// (prefixd/types.h).
 Result<std::vector<std::pair<std::string, std::string>>> ModelIdentity(
     const std::filesystem::path& directory, const ModelConfig& config);
 

@@ -11,14 +11,14 @@ namespace {
 
 using nlohmann::json;
 
-// Typed access to one JSON object with messages that name the key.
+// Reads typed members of one JSON object; errors name the key.
 class Fields {
  public:
   Fields(const json& object, std::string label) : object_(object), label_(std::move(label)) {}
 
   Error Refuse(const std::string& what) const { return InvalidArgument(label_ + ": " + what); }
 
-  // nullptr when absent or null: the two mean the same in these files.
+  // Returns nullptr when the key is absent or null: both mean the same in these files.
   const json* Find(const char* key) const {
     const auto it = object_.find(key);
     return it == object_.end() || it->is_null() ? nullptr : &*it;
@@ -74,7 +74,7 @@ constexpr uint32_t kMaxVocab = 1 << 24, kMaxWidth = 1 << 20, kMaxHeads = 1024;
 constexpr uint32_t kMaxPositions = 1u << 31;
 
 Result<RopeType> RopeTypeOf(const Fields& fields) {
-  // Older files say "type", newer ones "rope_type".
+  // Older files write "type", newer ones "rope_type".
   PREFIXD_ASSIGN(const std::string old_name, fields.Text("type", "default"));
   PREFIXD_ASSIGN(const std::string name, fields.Text("rope_type", old_name.c_str()));
   if (name == "default") return RopeType::kDefault;
@@ -88,7 +88,7 @@ Result<RopeType> RopeTypeOf(const Fields& fields) {
                        " is not supported; default, linear and llama3 are");
 }
 
-// One description of RoPE: "rope_parameters" (newer), or "rope_scaling" beside "rope_theta".
+// Reads RoPE from "rope_parameters" (newer), or from "rope_scaling" beside "rope_theta".
 Result<RopeConfig> ParseRopeObject(const json& object, double theta, const std::string& label) {
   const Fields fields(object, label);
   for (const auto& [key, value] : object.items()) {
@@ -137,7 +137,7 @@ Status RefuseUnsupported(const Fields& fields) {
     PREFIXD_ASSIGN(const bool on, fields.Flag(key, false));
     if (on) return fields.Refuse(std::string(key) + " is not supported");
   }
-  // Qwen3 files may give a window that use_sliding_window switches off.
+  // Qwen3 files may contain a window that use_sliding_window switches off.
   if (fields.Find("sliding_window") != nullptr && fields.Find("use_sliding_window") == nullptr) {
     return fields.Refuse("sliding_window is not supported: such layers are the engine's own");
   }
@@ -224,7 +224,7 @@ Result<ModelConfig> ParseConfig(std::string_view text, std::string_view label_vi
   PREFIXD_ASSIGN(config.n_q_heads, fields.Count("num_attention_heads", kMaxHeads));
   PREFIXD_ASSIGN(config.n_kv_heads,
                  fields.Count("num_key_value_heads", kMaxHeads, config.n_q_heads));
-  // Hugging Face's default for an absent head_dim: 128 in Qwen3, hidden / heads in Llama.
+  // An absent head_dim has Hugging Face's default: 128 in Qwen3, hidden / heads in Llama.
   if (fields.Find("head_dim") == nullptr && config.family == Family::kLlama &&
       config.hidden % config.n_q_heads != 0) {
     return fields.Refuse("num_attention_heads does not divide hidden_size and head_dim is absent");

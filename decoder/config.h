@@ -1,9 +1,9 @@
-// What a Hugging Face config.json says about a model of the Llama or Qwen3 family.
+// Reads the config.json of a Hugging Face model of the Llama or Qwen3 family.
 //
-// Everything that would change the numbers and is not implemented is refused by name: another
-// model_type, RoPE that is scaled by anything but "linear" or "llama3", sliding windows, biases,
-// activations other than SiLU, quantised weights. RoPE whose frequencies depend on the current
-// length (dynamic, longrope) could not be stored anyway (spec §1).
+// A setting that changes the numbers and is not implemented is refused by name: another model_type,
+// RoPE scaling other than "linear" or "llama3", sliding windows, biases, activations other than
+// SiLU, quantised weights. RoPE whose frequencies depend on the current length (dynamic, longrope)
+// cannot be stored at all (spec §1).
 #pragma once
 
 #include <cstdint>
@@ -39,17 +39,17 @@ struct ModelConfig {
   uint32_t max_positions = 0;
   bool tied_embeddings = false;
   bool qk_norm = false;        // RMSNorm of every query and key head before RoPE (Qwen3)
-  DType dtype = DType::kBf16;  // of the checkpoint; a natural choice for the KV cache
+  DType dtype = DType::kBf16;  // the checkpoint's; a natural choice for the KV cache
   std::vector<uint32_t> eos;   // ids that end a text; may be empty
   std::optional<uint32_t> bos;
 };
 
-// `label` opens every message. kInvalidArgument for anything missing, impossible or unsupported.
+// `label` opens every message. A missing, impossible or unsupported setting is kInvalidArgument.
 Result<ModelConfig> ParseConfig(std::string_view json, std::string_view label);
 // Reads `directory`/config.json.
 Result<ModelConfig> LoadConfig(const std::filesystem::path& directory);
 
-// The shapes of the model's KV cache when it is kept in `dtype`.
+// Returns the shapes of the model's KV cache when it is kept in `dtype`.
 KvGeometry GeometryOf(const ModelConfig& config, DType dtype);
 
 }  // namespace prefixd::decoder

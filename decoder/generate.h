@@ -1,4 +1,4 @@
-// Decoding and scoring on top of Model::Forward.
+// Decodes and scores texts on top of Model::Forward.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace prefixd::decoder {
 
-// Index of the largest logit; the first of equals.
+// Returns the index of the largest logit; the first one among equals.
 uint32_t Argmax(std::span<const float> logits);
-// -log softmax(logits)[token], natural logarithm, in float64.
+// Returns -log softmax(logits)[token], natural logarithm, in float64.
 double NegativeLogLikelihood(std::span<const float> logits, uint32_t token);
 
 struct GreedyOptions {
@@ -24,15 +24,15 @@ struct GreedyOptions {
   std::function<bool(uint32_t token)> on_token;
 };
 
-// Continues greedily. `logits` are those of the last token that `attention` holds, and `position`
-// is the first free one. The last token returned is not run through the model.
+// Continues greedily. `logits` belong to the last token that `attention` holds, and `position` is
+// the first free one. The model does not run the last token that is returned.
 Result<std::vector<uint32_t>> GreedyDecode(const Model& model, AttentionBackend& attention,
                                            std::span<const float> logits, uint32_t position,
                                            const GreedyOptions& options);
 
-// Teacher-forced: for each token of `continuation` its negative log-likelihood given all before
-// it. `logits` and `position` as above; `block` tokens go through the model together (1: as in
-// decoding). The last token is not run through the model.
+// Returns the negative log-likelihood of each token of `continuation`, given all tokens before it
+// (teacher forcing). `logits` and `position` are as above. `block` tokens go through the model
+// together; 1 is as in decoding. The model does not run the last token.
 Result<std::vector<double>> ContinuationNll(const Model& model, AttentionBackend& attention,
                                             std::span<const float> logits, uint32_t position,
                                             std::span<const uint32_t> continuation,

@@ -1,4 +1,5 @@
-// Small JSON files of a checkpoint. Included by .cc files only: it shows nlohmann/json.
+// Reads small JSON files of a checkpoint. Only .cc files include it, because it includes
+// nlohmann/json.
 #pragma once
 
 #include <filesystem>
@@ -10,9 +11,10 @@
 
 namespace prefixd::decoder {
 
-// The text of a file of at most 64 MB. kNotFound, kIo, kInvalidArgument; names the file.
+// Returns the text of a file of at most 64 MB. The error (kNotFound, kIo, kInvalidArgument) names
+// the file.
 Result<std::string> ReadTextFile(const std::filesystem::path& path);
-// A JSON object; `label` opens the message.
+// Parses a JSON object; `label` opens the message of an error.
 Result<nlohmann::json> ParseJsonObject(std::string_view text, std::string_view label);
 
 }  // namespace prefixd::decoder

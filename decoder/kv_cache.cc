@@ -8,7 +8,7 @@
 namespace prefixd::decoder {
 namespace {
 
-// src: [n][heads][dim] float32 -> appended to rows of one head, rounded to `dtype`.
+// Appends src [n][heads][dim] float32 to the rows of one head, rounded to `dtype`.
 void AppendHead(DType dtype, std::span<const float> src, uint32_t n, uint32_t heads, uint32_t head,
                 uint32_t dim, std::vector<float>& rows) {
   std::vector<std::byte> stored(dim * DTypeBytes(dtype));

@@ -1,8 +1,8 @@
-// Keys and values of consecutive tokens in memory, for the decoder's own attention.
+// Keeps keys and values of consecutive tokens in memory, for the decoder's own attention.
 //
-// They are rounded to the geometry's dtype when stored and kept in float32: what is attended here
-// is exactly what a stored prefix would hold. Thread-safety: const methods from any thread while
-// nobody appends.
+// Rows are rounded to the geometry's dtype when stored and kept in float32, so that attention here
+// sees exactly what a stored prefix would hold. Thread-safety: any thread may call const methods
+// while no thread appends.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class KvCache {
   explicit KvCache(const KvGeometry& geometry);
 
   const KvGeometry& geometry() const { return geometry_; }
-  // Tokens of one layer; of all layers (the smallest).
+  // Returns the tokens of one layer; without a layer, the smallest number that any layer has.
   uint32_t size(uint32_t layer) const { return sizes_[layer]; }
   uint32_t size() const;
 
@@ -29,12 +29,12 @@ class KvCache {
   // Forgets all tokens from number n_tokens on, in every layer.
   void Truncate(uint32_t n_tokens);
 
-  // Contiguous rows of one KV head: [size(layer)][key_dim] and [size(layer)][value_dim]. Valid
-  // until the next Append or Truncate.
+  // Return the contiguous rows of one KV head: [size(layer)][key_dim] and [size(layer)][value_dim].
+  // They are valid until the next Append or Truncate.
   std::span<const float> keys(uint32_t layer, uint32_t kv_head) const;
   std::span<const float> values(uint32_t layer, uint32_t kv_head) const;
 
-  // Tokens [first, first + n) as PutStream::Write takes them, in the geometry's dtype:
+  // Writes tokens [first, first + n) as PutStream::Write takes them, in the geometry's dtype:
   //   k: n * n_kv_heads * key_bytes, v: n * n_kv_heads * value_bytes.
   // kInvalidArgument when the tokens are not there or a buffer has another size.
   Status Export(uint32_t layer, uint32_t first, uint32_t n, std::span<std::byte> k,

@@ -1,4 +1,4 @@
-// The default backend: all keys and values in memory, exact causal attention.
+// The default backend keeps all keys and values in memory and computes exact causal attention.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,27 @@ namespace prefixd::decoder {
 
 class LocalAttention : public AttentionBackend {
  public:
-  // `first_position`: of the first token it will hold; 0 unless something else attends over what
-  // comes before (SplicedAttention).
+  // `first_position` is the position of the first token that the backend will hold. It is above 0
+  // where another backend attends over the tokens before it (SplicedAttention).
   explicit LocalAttention(const KvGeometry& geometry, uint32_t first_position = 0)
       : first_position_(first_position), cache_(geometry) {}
 
   Status Attend(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q,
                 std::span<const float> k, std::span<const float> v, std::span<float> out) override;
-  // The same, and the logsumexp of each query's scores: lse [n][n_q_heads], natural logarithm.
+  // Attends as above and also writes the log-sum-exp of each query's scores: lse [n][n_q_heads],
+  // natural logarithm.
   Status AttendWithLse(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q,
                        std::span<const float> k, std::span<const float> v, std::span<float> out,
                        std::span<float> lse);
 
-  // Position of the next token.
+  // Returns the position of the next token.
   uint32_t position() const { return first_position_ + cache_.size(); }
-  // Forgets the tokens at `position` and after: to ask another question about the same prompt.
+  // Removes the tokens at `position` and after, so that another question can follow the same
+  // prompt.
   void TruncateTo(uint32_t position) {
     cache_.Truncate(position > first_position_ ? position - first_position_ : 0);
   }
-  // What was stored, to be persisted (KvCache::Export) or looked at.
+  // Returns the stored rows, to persist (KvCache::Export) or inspect.
   const KvCache& cache() const { return cache_; }
 
  private:

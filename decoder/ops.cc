@@ -24,7 +24,7 @@ float Dot(const float* a, const float* b, size_t n) {
   return sum;
 }
 
-// Decoding: reading the matrix once is all there is to it.
+// Multiplies one token, as decoding does. Its time is the time to read the matrix once.
 void LinearOne(const Matrix& weights, const float* x, float* y) {
   constexpr size_t kRows = 128;
   const size_t rows = weights.rows, cols = weights.cols;
@@ -40,7 +40,7 @@ void LinearOne(const Matrix& weights, const float* x, float* y) {
 
 void Linear(const Matrix& weights, std::span<const float> x, uint32_t n, std::span<float> y) {
   if (n == 1) return LinearOne(weights, x.data(), y.data());
-  // Pieces of the output: so many tokens by so many rows of the matrix.
+  // Each task computes one block of the output: up to kTokens tokens by kRows rows of the matrix.
   constexpr size_t kTokens = 128, kRows = 256;
   const size_t rows = weights.rows, cols = weights.cols;
   const size_t row_blocks = (rows + kRows - 1) / kRows, token_blocks = (n + kTokens - 1) / kTokens;

@@ -1,4 +1,5 @@
-// The decoder's arithmetic outside attention, float32. Shapes open each comment; row-major.
+// Computes the decoder's arithmetic outside attention, float32. Shapes open each comment;
+// row-major.
 #pragma once
 
 #include <cstdint>

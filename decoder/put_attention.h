@@ -1,5 +1,5 @@
-// Persists a prompt while it is prefilled: forwards to another backend and streams the keys, values
-// and queries that pass into a PutStream.
+// Persists a prompt during its prefill: forwards to another backend and streams the keys, values
+// and queries into a PutStream.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace prefixd::decoder {
 
 class PutAttention : public AttentionBackend {
  public:
-  // `inner` and `put` must outlive it. The geometry is the registered model's; keys and values are
-  // rounded to its dtype just as KvCache rounds them, so that what is stored is what `inner`
-  // attended to. The caller commits `put`.
+  // `inner` and `put` must outlive it. `geometry` is the registered model's. Keys and values are
+  // rounded to its dtype just as KvCache rounds them, so that the stored rows are those that
+  // `inner` attended to. The caller commits `put`.
   PutAttention(AttentionBackend& inner, PutStream& put, const KvGeometry& geometry)
       : inner_(inner), put_(put), geometry_(geometry) {}
 
@@ -31,7 +31,7 @@ class PutAttention : public AttentionBackend {
   std::vector<std::byte> k_bytes_, v_bytes_;
 };
 
-// Persists what a cache already holds: tokens [first, first + n) of every layer, in blocks.
+// Persists rows that a cache already holds: tokens [first, first + n) of every layer, in blocks.
 Status PutCache(const KvCache& cache, uint32_t first, uint32_t n, PutStream& put);
 
 }  // namespace prefixd::decoder

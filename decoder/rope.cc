@@ -6,7 +6,8 @@
 namespace prefixd::decoder {
 namespace {
 
-// Llama 3's stretching: long waves are slowed by `factor`, short ones kept, those between blended.
+// Llama 3 scales frequencies: long waves are slowed by `factor`, short ones kept, those between
+// blended.
 double Llama3Frequency(double frequency, const RopeConfig& config) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   const double original = config.original_max_positions;

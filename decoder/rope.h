@@ -1,5 +1,5 @@
-// Rotary position embedding, rotate-half form, as Hugging Face computes it: frequencies and angles
-// in float32, so that keys of long prompts agree with it.
+// Rotates heads by their position, in rotate-half form as Hugging Face does. Frequencies and angles
+// are float32, so that keys of long prompts agree with Hugging Face's.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace prefixd::decoder {
 
-// Cosines and sines of consecutive positions: [n][dim / 2].
+// Holds cosines and sines of consecutive positions: [n][dim / 2].
 struct RopeTable {
   uint32_t dim = 0;
   std::vector<float> cos, sin;

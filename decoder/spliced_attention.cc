@@ -14,12 +14,12 @@ Status SplicedAttention::Attend(uint32_t layer, uint32_t first, uint32_t n,
                                 std::span<const float> q, std::span<const float> k,
                                 std::span<const float> v, std::span<float> out) {
   const KvGeometry& g = local_.cache().geometry();
-  // 1. The new tokens among themselves: exact, in the decoder's own memory.
+  // 1. The decoder computes exact attention over the new tokens, in its own memory.
   own_lse_.resize(size_t{n} * g.n_q_heads);
   PREFIXD_TRY(local_.AttendWithLse(layer, first, n, q, k, v, out, own_lse_));
-  // 2. The stored prefix: prefixd's.
+  // 2. The session computes the state over the stored prefix.
   PREFIXD_TRY(AttendPrefix(layer, n, q));
-  // 3. One softmax over both.
+  // 3. MergeStates joins both under one softmax.
   for (size_t head = 0; head < own_lse_.size(); ++head) {
     const auto own = out.subspan(head * g.value_dim, g.value_dim);
     const auto prefix = std::span(prefix_y_).subspan(head * g.value_dim, g.value_dim);

@@ -1,5 +1,6 @@
-// A stored prefix spliced into a decoder. This is all that an engine must do to use prefixd: ask
-// the session for the attention state over the prefix, compute its own over the new tokens, merge.
+// Splices a stored prefix into a decoder. An engine needs three calls to use prefixd: the session
+// computes the attention state over the prefix, the engine computes its own over the new tokens,
+// and a merge joins them.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,10 @@
 
 namespace prefixd::decoder {
 
-// How a call with several new tokens (the question after a stored document) sees the prefix. All
-// of them see all of it: no mask is needed there.
+// Selects how a call with several new tokens (the question after a stored document) attends to the
+// prefix. Every new token sees the whole prefix, so no mask is needed.
 enum class BlockMode : uint8_t {
-  kExact,  // Session::AttendExact: one pass over the prefix for all of them
+  kExact,  // Session::AttendExact: one pass over the prefix for all tokens
   kStep,   // Session::Step for each, under the session's read budget: as if decoded one by one
 };
 
@@ -29,19 +30,19 @@ class SplicedAttention : public AttentionBackend {
   Status Attend(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q,
                 std::span<const float> k, std::span<const float> v, std::span<float> out) override;
 
-  // As in LocalAttention; the stored prefix itself is never cut.
+  // These work like LocalAttention's; the stored prefix itself is never cut.
   uint32_t position() const { return local_.position(); }
   void TruncateTo(uint32_t position) { local_.TruncateTo(position); }
 
   void set_block_mode(BlockMode mode) { block_mode_ = mode; }
   Session& session() { return *session_; }
-  // Of the tokens after the prefix.
+  // Returns the rows of the tokens after the prefix.
   const KvCache& cache() const { return local_.cache(); }
-  // What the steps read so far (exact blocks are counted by the session's own report only).
+  // Returns what the steps read so far; only the session's own report counts exact blocks.
   const Ledger& step_ledger() const { return step_ledger_; }
 
  private:
-  // The state over the prefix of n tokens' queries, into prefix_y_ and prefix_lse_.
+  // Writes the prefix's states for n tokens' queries into prefix_y_ and prefix_lse_.
   Status AttendPrefix(uint32_t layer, uint32_t n, std::span<const float> q);
 
   std::shared_ptr<Session> session_;

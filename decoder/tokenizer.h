@@ -1,5 +1,5 @@
-// The byte-level vocabulary of the model in models/: ids 0..255 are bytes, 256 begins a prompt
-// (BOS), 257 ends a text (EOS).
+// Encodes text in the byte-level vocabulary of the model in models/: ids 0..255 are bytes, 256
+// begins a prompt (BOS), 257 ends a text (EOS).
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,15 @@ class ByteTokenizer {
  public:
   static constexpr uint32_t kBos = 256, kEos = 257;
 
-  // kInvalidArgument when the vocabulary cannot hold the 256 bytes, or the configuration names
-  // other ids for BOS or EOS: then the model needs its own tokenizer.
+  // kInvalidArgument: the vocabulary cannot hold the 256 bytes, or the configuration gives BOS or
+  // EOS other ids, so that the model needs its own tokenizer.
   static Result<ByteTokenizer> For(const ModelConfig& config);
 
   bool has_bos() const { return vocab_size_ > kBos; }
-  // One id per byte, after BOS where `with_bos` and the vocabulary has it. Any bytes will do.
+  // Returns one id per byte, after BOS if `with_bos` is set and the vocabulary has it. Any bytes
+  // are valid.
   std::vector<uint32_t> Encode(std::string_view text, bool with_bos) const;
-  // The bytes of ids below 256; others are left out.
+  // Returns the bytes of ids below 256; other ids are skipped.
   std::string Decode(std::span<const uint32_t> ids) const;
 
  private:

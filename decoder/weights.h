@@ -1,4 +1,4 @@
-// The weights of a model, float32, as the decoder multiplies with them. Upcast once at load.
+// Loads a model's weights and converts them to float32 once.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace prefixd::decoder {
 
-// y = W x; row-major [rows][cols] = [out][in], as in the checkpoint.
+// A matrix computes y = W x. It is row-major [rows][cols] = [out][in], as in the checkpoint.
 struct Matrix {
   uint32_t rows = 0, cols = 0;
   std::vector<float> data;
@@ -32,8 +32,9 @@ struct Weights {
   const Matrix& output() const { return lm_head.rows == 0 ? embedding : lm_head; }
 };
 
-// Reads the checkpoint in `directory`. kNotFound, kIo, kCorrupt, or kInvalidArgument for a tensor
-// that is missing or of another shape than `config` says (the message names file and tensor).
+// Reads the checkpoint in `directory`. Errors: kNotFound, kIo, kCorrupt; kInvalidArgument for a
+// tensor that is missing or has another shape than `config` says (the message names file and
+// tensor).
 Result<Weights> LoadWeights(const std::filesystem::path& directory, const ModelConfig& config);
 
 }  // namespace prefixd::decoder
