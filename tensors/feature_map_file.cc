@@ -11,7 +11,7 @@
 namespace prefixd {
 namespace {
 
-constexpr uint32_t kMaxDim = 4096;  // of every count and width: a sanity bound, not a tuning knob
+constexpr uint32_t kMaxDim = 4096;  // bounds every count and width for sanity; no tuning knob
 
 Error Refuse(const SafetensorsFile& file, const std::string& what) {
   return InvalidArgument(file.path().string() + ": " + what);

@@ -19,7 +19,7 @@ Error OsError(const std::filesystem::path& path, const char* what, int error) {
 }  // namespace
 
 Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a FIFO by mistake must be an error below, not a wait for a writer.
+  // O_NONBLOCK makes a FIFO an error below; without it, open would wait for a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return OsError(path, "open", errno);
   struct stat info;

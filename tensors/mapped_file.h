@@ -1,7 +1,7 @@
-// A whole file mapped read-only. Move-only; unmaps on destruction.
+// Maps a whole file read-only. Move-only; unmaps on destruction.
 //
-// The mapping is private and read-only, but another process that truncates the file while it is
-// mapped makes later reads fault (SIGBUS): files given to prefixd are replaced by rename, never
+// The mapping is private and read-only, but later reads fault (SIGBUS) when another process
+// truncates the file meanwhile. Files for prefixd are therefore replaced by rename and never
 // rewritten in place (WriteSafetensors does that).
 #pragma once
 
@@ -28,7 +28,8 @@ class MappedFile {
   }
   ~MappedFile();
 
-  // Valid as long as this object (or the one it was moved to) lives; empty for an empty file.
+  // Returns bytes that are valid as long as this object (or the one it was moved to) lives; empty
+  // for an empty file.
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
  private:

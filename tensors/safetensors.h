@@ -1,8 +1,8 @@
-// Reading and writing safetensors files (the format: tensors/safetensors_header.h).
+// Reads and writes safetensors files (the format: tensors/safetensors_header.h).
 //
-// A SafetensorsFile maps the file and validates all of it that can be validated without reading
-// the tensors: once Open has returned, every span it hands out is inside the file. Move-only; its
-// const methods may be called from any number of threads. Spans live as long as the file object.
+// SafetensorsFile maps the file and validates everything that it can without reading the tensors:
+// once Open has returned, every span lies inside the file. Spans live as long as the file object.
+// Move-only; any number of threads may call its const methods.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ namespace prefixd {
 
 class SafetensorsFile {
  public:
-  // kNotFound or kIo when the file cannot be read, kCorrupt when it is damaged, truncated or
-  // something else.
+  // Errors: kNotFound or kIo when the file cannot be read; kCorrupt when it is damaged, truncated
+  // or no safetensors file.
   static Result<SafetensorsFile> Open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -34,11 +34,11 @@ class SafetensorsFile {
   std::span<const std::byte> file_bytes() const { return file_.bytes(); }
 
   const TensorInfo* Find(std::string_view name) const;  // nullptr if there is none
-  // Little-endian elements, row-major; not aligned. `info` is one of tensors().
+  // Returns little-endian elements, row-major and not aligned. `info` is one of tensors().
   std::span<const std::byte> Bytes(const TensorInfo& info) const;
 
-  // The elements of a tensor that must be there with this shape, as float32.
-  // kInvalidArgument: missing, another shape, or a dtype other than F32, F16, BF16.
+  // Returns the elements of tensor `name`, which must have this shape, as float32.
+  // kInvalidArgument: it is missing, has another shape, or a dtype other than F32, F16, BF16.
   Result<std::vector<float>> ReadFloats(std::string_view name,
                                         std::span<const uint64_t> shape) const;
 
@@ -51,7 +51,8 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-// One tensor to write; everything is borrowed for the call. `bytes` holds little-endian elements.
+// Describes a tensor to write; the writer borrows everything for the call. `bytes` holds
+// little-endian elements.
 struct TensorToWrite {
   std::string name;
   TensorType type = TensorType::kF32;
@@ -59,24 +60,27 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;
 };
 
-// A file whose tensors come piece by piece, in any order: for what does not fit into memory. It is
-// a temporary file beside `path` until Commit. Move-only; used by one thread at a time.
+// Writes a file whose tensors come in pieces and in any order, because they may not fit into
+// memory. Until Commit it is a temporary file beside `path`. Move-only; one thread uses it at a
+// time.
 class SafetensorsWriter {
  public:
-  // tensors: names, types and shapes. They are laid out by falling element size, then name, so that
-  // all are aligned to their size. mode: of the file, as chmod's. kInvalidArgument: a bad or
-  // repeated name, an impossible shape; kIo, kResourceExhausted (disk full).
+  // `tensors` gives names, types and shapes. The writer lays them out by falling element size, then
+  // name, so that all are aligned to their size. `mode` is the file's mode, as chmod takes it.
+  // Errors: kInvalidArgument for a bad or repeated name or an impossible shape; kIo;
+  // kResourceExhausted when the disk is full.
   static Result<SafetensorsWriter> Create(const std::filesystem::path& path,
                                           std::vector<TensorInfo> tensors,
                                           const std::map<std::string, std::string>& metadata,
                                           uint32_t mode = 0644);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
-  ~SafetensorsWriter();  // without Commit nothing is left behind
+  ~SafetensorsWriter();  // removes the file unless committed
 
-  // Bytes of tensor `name` from its byte `at` on, each once. kInvalidArgument: no such place.
+  // Writes bytes of tensor `name` from its byte `at` on; each byte is written once.
+  // kInvalidArgument: the tensor has no such bytes.
   Status Write(std::string_view name, uint64_t at, std::span<const std::byte> bytes);
-  // The file is there, all of it, and durable. kFailedPrecondition when bytes are missing.
+  // Makes the complete file durable and visible at `path`. kFailedPrecondition: bytes are missing.
   Status Commit();
 
  private:
@@ -85,9 +89,9 @@ class SafetensorsWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes a file that Open accepts: all of it or nothing (temporary file beside `path`, fsync,
-// rename, fsync of the directory), as SafetensorsWriter lays it out. kInvalidArgument also: bytes
-// that do not fit the shape.
+// Writes all of a file that Open accepts, or nothing: temporary file beside `path`, fsync, rename,
+// fsync of the directory. The layout is SafetensorsWriter's. Further kInvalidArgument: bytes that
+// do not fit the shape.
 Status WriteSafetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
                         const std::map<std::string, std::string>& metadata);
 

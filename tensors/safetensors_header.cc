@@ -12,7 +12,7 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-// {"name": {"shape": [..]}}: nothing well-formed is deeper.
+// A well-formed header nests {"name": {"shape": [..]}} and nothing deeper.
 constexpr int kMaxDepth = 3;
 
 uint64_t ReadLittleEndian64(std::span<const std::byte> bytes) {
@@ -21,7 +21,7 @@ uint64_t ReadLittleEndian64(std::span<const std::byte> bytes) {
   return value;
 }
 
-// Errors about one file, all in one shape.
+// Makes errors about one file, all in one form.
 class Complaint {
  public:
   explicit Complaint(std::string_view label) : label_(label) {}
@@ -35,8 +35,8 @@ class Complaint {
   std::string label_;
 };
 
-// The JSON, or why not. nlohmann keeps the last of equal keys: the format forbids them, since two
-// readers could see two different tensors.
+// Returns the JSON or why it is invalid. nlohmann keeps the last of equal keys; they are refused,
+// because two readers could see two different tensors.
 Result<json> ParseObject(std::string_view text, const Complaint& complaint) {
   std::vector<std::set<std::string>> keys;  // of the objects open now
   std::optional<std::string> duplicate;
@@ -58,7 +58,7 @@ Result<json> ParseObject(std::string_view text, const Complaint& complaint) {
       default:
         break;
     }
-    // Discarding what is too deep keeps a hostile header from building a deep tree.
+    // Deeper values are discarded, so that a hostile header cannot build a deep tree.
     if (depth > kMaxDepth) too_deep = true;
     return !too_deep;
   };
@@ -89,7 +89,8 @@ Result<std::map<std::string, std::string>> ParseMetadata(const json& value,
   return metadata;
 }
 
-// Product of the shape and the bytes it takes, or nothing on overflow or a broken byte.
+// Returns the product of the shape and the bytes it takes; nothing on overflow or when the bits
+// fill no whole number of bytes.
 std::optional<std::pair<uint64_t, uint64_t>> ElementsAndBytes(std::span<const uint64_t> shape,
                                                               TensorType type) {
   uint64_t elements = 1, bits = 0;

@@ -1,11 +1,11 @@
-// The header of a safetensors file: parsing and strict validation, apart from any file.
+// Parses and strictly validates the header of a safetensors file, independently of any file.
 //
 //   u64 little-endian N | N bytes of JSON, beginning with '{' | tensor data
 //   {"__metadata__": {string: string}, "name": {"dtype", "shape", "data_offsets": [begin, end]}}
 //
 // Offsets count from the end of the header. As in the reference implementation
-// (github.com/huggingface/safetensors), tensors cover the data exactly: no hole, no overlap,
-// nothing behind the last one.
+// (github.com/huggingface/safetensors), tensors cover the data exactly, without holes, overlap or
+// trailing bytes.
 #pragma once
 
 #include <cstddef>
@@ -38,12 +38,12 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;  // "__metadata__"
 };
 
-// `file` is the whole file; `label` (its path) opens every message. kCorrupt for anything that is
-// not a complete, well-formed file.
+// `file` is the whole file; `label` (its path) opens every message. kCorrupt: the file is
+// incomplete or not well-formed.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> file,
                                                  std::string_view label);
 
-// A name or key as it may stand in a one-line message: quoted, control characters replaced, cut
+// Quotes a name or key for a one-line message: control characters are replaced, and the text is cut
 // at 120 bytes.
 std::string QuoteName(std::string_view name);
 // "[2, 3]"; "[]" for a scalar.

@@ -20,7 +20,7 @@ Error WriteError(const std::filesystem::path& path, const char* what, int error)
           path.string() + ": cannot " + what + ": " + std::strerror(error)};
 }
 
-// A file under construction: closed and removed unless committed.
+// Owns a file under construction: closes it, and removes it unless it was committed.
 class TemporaryFile {
  public:
   static Result<TemporaryFile> Create(const std::filesystem::path& target) {
@@ -76,7 +76,7 @@ class TemporaryFile {
   std::string name_;
 };
 
-// Gives it its size, as `end`.
+// Checks a tensor's name and shape and sets `end` to its size in bytes.
 Status CheckTensor(TensorInfo& tensor, const std::filesystem::path& path) {
   const auto refuse = [&](const char* what) {
     return InvalidArgument(path.string() + ": tensor " + QuoteName(tensor.name) + " " + what);
@@ -95,8 +95,8 @@ Status CheckTensor(TensorInfo& tensor, const std::filesystem::path& path) {
   return {};
 }
 
-// Length and JSON, padded with spaces to a multiple of 8 bytes so that the data stays aligned.
-// Nothing if a name or a metadata string is not UTF-8.
+// Returns length and JSON, padded with spaces to a multiple of 8 bytes so that the data stays
+// aligned. Returns nothing if a name or a metadata string is not UTF-8.
 std::optional<std::string> BuildHeader(std::span<const TensorInfo> tensors,
                                        const std::map<std::string, std::string>& metadata) {
   nlohmann::json object = nlohmann::json::object();

@@ -10,7 +10,7 @@ struct Row {
   uint32_t bits;
 };
 
-// Indexed by TensorType, in its order.
+// This table is indexed by TensorType.
 constexpr std::array<Row, 20> kTypes = {{
     {"BOOL", 8}, {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
     {"I8", 8},   {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"I16", 16},

@@ -1,5 +1,5 @@
-// Element types of a safetensors file. prefixd computes with F32, F16 and BF16; the others are
-// listed so that a file holding them can be opened, and refused when read as floats.
+// Lists the element types of a safetensors file. prefixd computes with F32, F16 and BF16. The
+// others are listed so that a file with them can be opened; reading them as floats is refused.
 #pragma once
 
 #include <cstddef>
@@ -34,12 +34,13 @@ enum class TensorType : uint8_t {
   kU64,
 };
 
-// The name used in the file: "F32", "BF16", ...
+// Returns the name used in the file: "F32", "BF16", ...
 std::string_view TensorTypeName(TensorType type);
 std::optional<TensorType> TensorTypeFromName(std::string_view name);
-// Bits of one element (some types are smaller than a byte).
+// Returns the bits of one element (some types are smaller than a byte).
 uint32_t TensorTypeBits(TensorType type);
-// The dtype that attention/ knows it as; empty for types that prefixd does not compute with.
+// Returns the dtype that attention/ uses for it; empty for types that prefixd does not compute
+// with.
 std::optional<DType> FloatDType(TensorType type);
 TensorType TensorTypeOf(DType dtype);
 
