@@ -23,7 +23,7 @@ uint64_t TotalBytes(const auto& tensors) {
   return total;
 }
 
-// Lays tensors out one after another from *offset on, as [[offset, length], ...].
+// Lays tensors out one after another, starting at *offset, as [[offset, length], ...].
 wire::Json Layout(const auto& tensors, uint64_t* offset, uint64_t alignment) {
   wire::Json list = wire::Json::array();
   for (const auto& t : tensors) {
@@ -126,9 +126,9 @@ Result<Connection::Reply> Connection::DoLocked(Call& call) {
                            std::to_string(hello_.max_payload_bytes) + " (limits.max_frame_mib)");
   }
   Status sent = SendRequest(call, id, shared, CallDeadline());
-  if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent.error();  // not sent
+  if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent.error();  // unsent
   if (!sent.ok()) {
-    // The daemon may have said why before it closed the connection.
+    // The daemon may have sent the reason before it closed the connection.
     const auto soon = Socket::Clock::now() + std::chrono::milliseconds(200);
     Result<Reply> last_words = ReceiveReply(call, id, shared, soon);
     if (broken_.empty()) broken_ = sent.error().message;
@@ -145,7 +145,7 @@ Status Connection::SendRequest(Call& call, uint64_t id, bool shared, Socket::Dea
   if (!call.in.empty()) call.control["in"] = Layout(call.in, &offset, alignment);
   const uint64_t payload_bytes = shared ? 0 : offset;
   if (!call.out.empty()) {
-    if (!shared) offset = 0;  // offsets into the reply's payload
+    if (!shared) offset = 0;  // offsets of outputs count in the reply's payload
     call.control["out"] = Layout(call.out, &offset, alignment);
   }
   if (shared) {
@@ -189,7 +189,7 @@ Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
       bytes, {wire::kMaxReplyControlBytes,
               hello_.max_payload_bytes ? hello_.max_payload_bytes : wire::kMaxPayloadBytes});
   if (fd >= 0) {
-    // Its size comes with the control part; until then as long as the file is.
+    // The control part says how large it is; until it is read, the file's length counts.
     const off_t size = ::lseek(fd, 0, SEEK_END);
     if (!header.ok() || (header->flags & wire::kFlagRegion) == 0 || size <= 0) {
       ::close(fd);
@@ -206,7 +206,7 @@ Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
 
 Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool shared,
                                                    Socket::Deadline deadline) {
-  bool cancelled = false;  // then so is the call, also where the daemon was done before it heard
+  bool cancelled = false;  // makes the call fail with kCancelled, even where it was finished
   const auto fail = [&](Error error) {
     broken_ = error.message;
     socket_.Close();
@@ -224,7 +224,7 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
     if (header->type == MessageType::kError) {
       const Error error = wire::ErrorFromJson(*json);
       if (header->request_id == id) return error;
-      if (header->request_id != 0) continue;  // of an earlier call that was given up
+      if (header->request_id != 0) continue;  // answers an earlier call that was given up
       broken_ = "the daemon closed the connection: " + error.message;
       socket_.Close();
       return error;

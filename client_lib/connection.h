@@ -1,7 +1,7 @@
-// One connection of a client to the daemon: hello, then one call at a time. Internal to client_lib.
+// Connects a client to the daemon: hello, then one call at a time. Internal to client_lib.
 //
-// Tensors of a call go through the shared region when there is one and they fit, else inline.
-// Because calls take turns, the region is laid out afresh by every call: no allocator is needed.
+// Tensors of a call go through the shared region when there is one and they fit, else inline. Every
+// call lays the region out afresh, because calls take turns: no allocator is needed.
 //
 // Thread-safety: Do may be called concurrently; calls take turns. After a broken connection or a
 // timeout every call fails with kUnavailable.
@@ -29,12 +29,12 @@ class Connection {
     wire::Json control = wire::Json::object();
     std::vector<std::span<const std::byte>> in;  // borrowed
     std::vector<std::span<std::byte>> out;       // filled when Do succeeds; borrowed
-    const ProgressFn* progress = nullptr;        // long calls; then there is no timeout
+    const ProgressFn* progress = nullptr;        // for long calls, which then have no timeout
   };
   struct Reply {
     wire::Json control;
     std::vector<std::byte> payload;  // empty when the call has outputs
-    SharedRegion region;             // what came along; writable in the reply to hello only
+    SharedRegion region;             // came with the reply; writable in the reply to hello only
   };
 
   static Result<std::shared_ptr<Connection>> Open(const Address& address,
@@ -44,12 +44,14 @@ class Connection {
 
   bool alive() const;
   const wire::HelloReply& hello() const { return hello_; }
-  // Where rows lie that are read in place, by the daemon's number of the region; null: not mapped.
+  // Returns the memory of rows that are read in place, by the daemon's number of the region; null
+  // when it is not mapped.
   std::shared_ptr<const SharedRegion> FindTierRegion(uint64_t id) const;
   std::vector<uint64_t> TierRegionIds() const;
-  // Keeps a region that arrived, and those still in use.
+  // Keeps a region that arrived with a reply, and the regions that are still in use.
   std::shared_ptr<const SharedRegion> AddTierRegion(uint64_t id, SharedRegion region);
-  // Largest sum of tensor bytes that one call should carry: splitting above it is the caller's.
+  // Returns the largest sum of tensor bytes that one call should carry; the caller splits larger
+  // ones.
   uint64_t chunk_bytes() const;
 
  private:
@@ -61,7 +63,7 @@ class Connection {
   Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, SharedRegion* region);
   Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   Socket::Deadline CallDeadline() const;
-  // Where a call's tensor lies in the shared region.
+  // Returns the bytes of a call's tensor in the shared region.
   std::span<std::byte> RegionPart(uint64_t at, uint64_t bytes) const;
 
   mutable std::mutex mutex_;
@@ -72,7 +74,7 @@ class Connection {
   uint64_t next_id_ = 1;
   mutable std::mutex tier_mutex_;
   std::map<uint64_t, std::shared_ptr<const SharedRegion>> tier_regions_;
-  std::string broken_;  // why the connection can no longer be used; empty: it can
+  std::string broken_;  // why the connection can no longer be used; empty while it can
 };
 
 }  // namespace prefixd

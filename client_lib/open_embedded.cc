@@ -1,5 +1,5 @@
-// Open: the store of a process's own lies in a library of its own, so that those who only speak to
-// a daemon load none of what it is made of.
+// Opens a store in the process itself. The store lies in a library that is loaded here, so that
+// clients of a daemon load none of its dependencies.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 namespace prefixd {
 namespace {
 
-// The folder of the library or program that this code is linked into; empty: not known.
+// Returns the folder of the library or program that contains this code; empty when it is unknown.
 std::filesystem::path OwnFolder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&OwnFolder), &info) == 0 || !info.dli_fname) return {};
@@ -26,7 +26,7 @@ Error CannotLoad(const std::string& why) {
               "); install it beside this library, or connect to a running daemon instead"};
 }
 
-// Loaded once and never unloaded: stores run threads of its code.
+// The library is loaded once and never unloaded, because threads of stores run its code.
 Result<const EmbeddedEntry*> LoadEmbedded() {
   void* library = nullptr;
   if (const auto folder = OwnFolder(); !folder.empty()) {

@@ -1,4 +1,4 @@
-// A put over a connection: rows go layer by layer, in runs of tokens that fit the connection.
+// Streams a put over a connection, layer by layer, in runs of tokens that fit into a message.
 #include <algorithm>
 #include <utility>
 
@@ -31,7 +31,7 @@ class RemotePut final : public PutStream {
     }
     const uint32_t run = TokensPerMessage(k_token + v_token);
     uint32_t done = 0;
-    do {  // once even for n = 0: the daemon judges the arguments
+    do {  // sends once even for n = 0, because the daemon checks the arguments
       const uint32_t m = std::min(run, n - done);
       PREFIXD_TRY(
           Send(MessageType::kPutWrite, layer, first + done, m,
@@ -69,7 +69,7 @@ class RemotePut final : public PutStream {
 
   Result<PutResult> Commit() override {
     PREFIXD_TRY(CheckOpen());
-    // However long the disk takes: given up only when the daemon is gone.
+    // Commit waits as long as the disk takes and fails only when the daemon is gone.
     static const ProgressFn keep_waiting = [](uint64_t, uint64_t, std::string_view) {
       return true;
     };
@@ -82,7 +82,7 @@ class RemotePut final : public PutStream {
   void Abort() override {
     if (!open_) return;
     open_ = false;
-    // Best effort: a broken connection aborts its puts by itself.
+    // The result is ignored: a broken connection aborts its puts by itself.
     (void)connection_->Do({MessageType::kPutAbort, {{"put", put_}}, {}, {}, nullptr});
   }
 
@@ -93,7 +93,7 @@ class RemotePut final : public PutStream {
   }
 
   uint32_t TokensPerMessage(size_t token_bytes) const {
-    // Each tensor may be padded up to the alignment in shared memory.
+    // Shared memory may pad each tensor up to the alignment.
     const uint64_t room =
         connection_->chunk_bytes() -
         std::min<uint64_t>(connection_->chunk_bytes() / 2, 4 * wire::kTensorAlignment);

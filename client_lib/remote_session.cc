@@ -1,4 +1,4 @@
-// A session over a connection.
+// Implements a session over a connection.
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -15,13 +15,14 @@ using wire::Field;
 using wire::FromJson;
 using wire::MessageType;
 
-// Borrowed rows of one call: what they lie in, and the daemon's pins, given up at the end.
+// Holds the rows that one call reads in place: their region, and the daemon's pins until
+// destruction.
 class RemoteHold {
  public:
   RemoteHold(std::shared_ptr<Connection> connection, uint64_t borrow)
       : connection_(std::move(connection)), borrow_(borrow) {}
   ~RemoteHold() {
-    // Without a connection the daemon has released them itself.
+    // This fails only without a connection; the daemon has then released the rows itself.
     (void)connection_->Do({MessageType::kReleaseRows, {{"borrow", borrow_}}, {}, {}, nullptr});
   }
   RemoteHold(const RemoteHold&) = delete;
@@ -136,8 +137,8 @@ class RemoteSession final : public Session {
     return {};
   }
 
-  // A slice that is too large for one message is cut by heads where they lie one after another, so
-  // that the daemon reads whole runs, and by tokens otherwise.
+  // A slice that is too large for one message is split. Where heads lie one after another it is
+  // split by heads, so that the daemon reads whole runs, and otherwise by tokens.
   Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                    std::span<std::byte> v) override {
     const KvGeometry& g = info_.geometry;
@@ -169,7 +170,7 @@ class RemoteSession final : public Session {
       }
       return {};
     }
-    // One head of a head-major slice is token-major too.
+    // A head-major slice of one head is token-major, too.
     const auto step = static_cast<uint32_t>(std::clamp<size_t>(fit / heads, 1, UINT32_MAX));
     for (uint32_t t = 0; t < n; t += part.tokens.size()) {
       part.tokens.begin = slice.tokens.begin + t;
@@ -237,7 +238,7 @@ class RemoteSession final : public Session {
         }
       }
     }
-    std::lock_guard lock(mutex_);  // detached or unreachable: the last one known
+    std::lock_guard lock(mutex_);  // detached or unreachable: the last report
     SessionReport report = last_;
     report.info = info_;
     return report;
@@ -325,7 +326,7 @@ class RemoteSession final : public Session {
   const uint64_t session_;
   const SessionInfo info_;
   std::atomic<bool> open_ = true;
-  mutable std::mutex mutex_;  // policy_, last_
+  mutable std::mutex mutex_;  // guards policy_ and last_
   StepPolicy policy_;
   mutable SessionReport last_;
 };

@@ -12,7 +12,7 @@ namespace {
 
 using wire::Json;
 
-// One message with all of `steps`, which are of this connection.
+// Sends one message with all of `steps`; they share this connection.
 void SendMessage(Connection& connection, std::span<const RemoteStep> steps) {
   Connection::Call call{wire::MessageType::kStep, Json::object(), {}, {}, nullptr};
   Json sent = Json::array();
@@ -53,7 +53,7 @@ void SendMessage(Connection& connection, std::span<const RemoteStep> steps) {
 }  // namespace
 
 void SendSteps(std::vector<RemoteStep> steps) {
-  // Usually one message: all sessions of a client share its connection.
+  // Sorting usually makes one message, because all sessions of a client share its connection.
   std::ranges::stable_sort(steps, std::less<>{}, &RemoteStep::connection);
   for (size_t begin = 0; begin < steps.size();) {
     Connection* const connection = steps[begin].connection;

@@ -1,4 +1,4 @@
-// Steps of sessions over connections, in as few messages as they fit in.
+// Sends steps of sessions over their connections, in as few messages as possible.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace prefixd {
 
 struct RemoteStep {
-  StepRequest* request;    // gets its outcome, and its output where that is success
-  Connection* connection;  // alive for the call
+  StepRequest* request;    // receives its status, and its output on success
+  Connection* connection;  // must live until SendSteps returns
   uint64_t session;        // the daemon's handle
 };
 
-// Returns when all are answered, or cannot be any more; one message waits for the other.
+// Returns when every step has an answer or has failed. Messages are sent one after another.
 void SendSteps(std::vector<RemoteStep> steps);
 
 }  // namespace prefixd

@@ -1,5 +1,5 @@
-// The store of a running daemon. Engines use it through Store; tools such as prefixctl
-// use what it has beyond that interface. Internal to client_lib and prefixctl.
+// Implements the store of a running daemon. Engines use it through Store; tools such as prefixctl
+// also use its further methods. Internal to client_lib and prefixctl.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace prefixd {
 
-// A connection that broke (a restarted daemon, say) is replaced by the next call that belongs to
-// no session and no put; sessions and puts of the old one fail with kUnavailable.
+// The next call that belongs to no session and no put replaces a broken connection (after a restart
+// of the daemon, for example). Sessions and puts of the old connection fail with kUnavailable.
 class RemoteStore final : public Store {
  public:
   static Result<std::unique_ptr<RemoteStore>> Connect(std::string_view address,
@@ -36,9 +36,9 @@ class RemoteStore final : public Store {
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override;
   Result<RuntimeStats> Stats() override;
 
-  // The daemon's own counters.
+  // Returns the daemon's own counters.
   Result<wire::ServerStats> Server();
-  // True when tensors of this client go through shared memory.
+  // Returns whether tensors of this client go through shared memory.
   bool shared_memory() const;
 
  private:
@@ -46,7 +46,7 @@ class RemoteStore final : public Store {
       : address_(std::move(address)), options_(std::move(options)) {}
   Result<std::shared_ptr<Connection>> Live();
   Result<Connection::Reply> Do(Connection::Call call);
-  // Long calls have a connection of their own, so that steps need not wait for them.
+  // Runs a long call on a connection of its own, so that steps need not wait for it.
   Result<Connection::Reply> DoAside(Connection::Call call);
 
   const Address address_;
@@ -55,12 +55,12 @@ class RemoteStore final : public Store {
   std::shared_ptr<Connection> connection_;
 };
 
-// Made by RemoteStore; they keep the connection alive.
+// RemoteStore makes these; they keep the connection alive.
 std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
                                          TokenRange missing, const KvGeometry& geometry);
 std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connection, uint64_t session,
                                            SessionInfo info, StepPolicy policy);
-// The steps of sessions of one daemon; requests of any other session fail on their own.
+// Runs steps of sessions of one daemon; a request with any other session fails alone.
 void RemoteStepBatch(std::span<StepRequest> requests);
 
 }  // namespace prefixd

@@ -14,7 +14,8 @@
 namespace prefixd {
 namespace {
 
-// A read that keeps the disk busy, and few enough bytes that the first layer is soon there.
+// One read is large enough to keep the disk busy, and small enough that the first layer arrives
+// soon.
 constexpr uint64_t kRunBytes = 8ull << 20;
 
 struct Buffer {
@@ -98,7 +99,7 @@ class RestoreImpl final : public Restore {
 
   static Error Cancelled() { return {Code::kCancelled, "the restore was cancelled"}; }
 
-  // The reading thread.
+  // Runs on the reading thread.
   void Read() {
     for (uint32_t layer = options_.first_layer; layer < options_.end_layer; ++layer) {
       for (const TokenRange& tokens : runs_) {
@@ -127,7 +128,7 @@ class RestoreImpl final : public Restore {
     changed_.notify_all();
   }
 
-  // Nothing: it is over.
+  // Waits for a free buffer; returns nothing when the restore has failed or was cancelled.
   std::optional<Buffer> TakeFree() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !free_.empty() || !failed_.ok(); });
@@ -140,15 +141,15 @@ class RestoreImpl final : public Restore {
   const std::shared_ptr<Session> session_;
   const RestoreOptions options_;
   size_t k_token_ = 0, v_token_ = 0;  // bytes of one token of one layer
-  std::vector<TokenRange> runs_;      // of each layer
-  uint32_t longest_ = 0;              // of the runs, in tokens
+  std::vector<TokenRange> runs_;      // runs of tokens, the same in each layer
+  uint32_t longest_ = 0;              // the longest run's tokens
   uint64_t total_bytes_ = 0, done_bytes_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Buffer> free_;
   std::deque<Ready> ready_;
-  std::optional<Buffer> lent_;  // what the caller looks at
+  std::optional<Buffer> lent_;  // the buffer that the caller reads at the moment
   bool read_all_ = false;
   Status failed_;
   std::thread reader_;

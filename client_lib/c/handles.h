@@ -1,4 +1,5 @@
-// What the C API's files share: handles, options of any age, errors out of values and exceptions.
+// Defines the handles of the C API, reads options structs of any age, and turns errors and
+// exceptions into codes.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +32,10 @@ struct pfx_restore {
 
 namespace prefixd::capi {
 
-// Remembers the message for this thread.
+// Remembers the message for the calling thread.
 pfx_code Fail(const Error& error);
 
-// Runs what fails by value; nothing escapes.
+// Runs `body` and turns its error or exception into a code; no exception escapes to C.
 template <typename F>
 pfx_code Guard(F&& body) {
   try {
@@ -52,7 +53,8 @@ pfx_code Guard(F&& body) {
 inline Error Null(const char* what) { return InvalidArgument(std::string(what) + " is NULL"); }
 inline std::string_view Text(const char* text) { return text ? text : ""; }
 
-// A caller's struct of any size that this library knows; what it does not have is zero.
+// Reads a caller's struct of any size up to this library's; members that the caller's struct lacks
+// are zero.
 template <typename T>
 Result<T> ReadOptions(const T* given, const char* name) {
   if (given == nullptr) return Null(name);
@@ -69,7 +71,7 @@ Result<T> ReadOptions(const T* given, const char* name) {
   return options;
 }
 
-// Into a caller's struct: no more than it has room for.
+// Fills a caller's struct, up to the size that it has.
 template <typename T>
 Status WriteResult(T filled, T* out, const char* name) {
   PREFIXD_ASSIGN(const T given, ReadOptions(out, name));
@@ -85,7 +87,7 @@ void CopyText(std::string_view text, char (&out)[n]) {
   out[length] = '\0';
 }
 
-// A copy for the caller to pfx_free; `out` NULL: not wanted.
+// Returns a copy that the caller frees with pfx_free; none when `out` is NULL.
 Status ReturnText(const std::string& text, char** out);
 
 ProgressFn Progress(pfx_progress progress, void* user);

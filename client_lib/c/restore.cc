@@ -1,4 +1,4 @@
-// The C API's restore.
+// Implements the C API's restore.
 #include <algorithm>
 #include <utility>
 
@@ -36,7 +36,7 @@ pfx_code pfx_restore_begin(pfx_session* session, const pfx_restore_options* opti
 pfx_code pfx_restore_next(pfx_restore* restore, pfx_restored_run* run) {
   return Guard([&]() -> Status {
     if (restore == nullptr) return Null("restore");
-    PREFIXD_TRY(ReadOptions(run, "run"));  // before a run is taken
+    PREFIXD_TRY(ReadOptions(run, "run"));  // checked before a run is taken
     PREFIXD_ASSIGN(const auto next, restore->restore->Next());
     pfx_restored_run out{};
     if (next) {

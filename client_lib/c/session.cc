@@ -1,4 +1,4 @@
-// The C API's puts and sessions.
+// Implements the C API's puts and sessions.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -23,7 +23,7 @@ std::span<std::byte> Bytes(void* data, size_t bytes) {
   return {static_cast<std::byte*>(data), bytes};
 }
 
-// A put that has not been committed.
+// Returns the stream of a put that has not been committed.
 Result<PutStream*> Open(const pfx_put* put) {
   if (put == nullptr) return Null("put");
   if (!put->put) {
@@ -32,7 +32,7 @@ Result<PutStream*> Open(const pfx_put* put) {
   return put->put.get();
 }
 
-// A pointer with a count must not be NULL where something is expected behind it.
+// Refuses a NULL array whose count is above 0.
 Status CheckPointers(std::initializer_list<std::pair<const void*, size_t>> arrays) {
   for (const auto& [data, count] : arrays) {
     if (data == nullptr && count > 0) return InvalidArgument("an array of this call is NULL");
@@ -95,7 +95,7 @@ pfx_code pfx_put_write_queries(pfx_put* put, uint32_t layer, uint32_t first, uin
 pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
   return Guard([&]() -> Status {
     PREFIXD_TRY(Open(put));
-    if (result != nullptr) {  // before anything is stored
+    if (result != nullptr) {  // checked before anything is stored
       PREFIXD_TRY(ReadOptions(result, "result"));
     }
     const std::unique_ptr<PutStream> stream = std::move(put->put);

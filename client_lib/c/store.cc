@@ -1,4 +1,4 @@
-// The C API's clients, models and stored prefixes.
+// Implements the C API's clients, models and stored prefixes.
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -45,7 +45,7 @@ Result<RuntimeOptions> OpenOptions(const pfx_open_options& o) {
 pfx_code Fail(const Error& error) {
   try {
     LastError() = error.message;
-  } catch (const std::bad_alloc&) {  // the code says enough
+  } catch (const std::bad_alloc&) {  // the caller still gets the code
   }
   return kCodes[static_cast<size_t>(error.code)];
 }
