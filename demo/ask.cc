@@ -23,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-// Whether a number is a budget that can be paid is for the daemon to say.
+// This only parses the budget; the daemon decides whether it can be paid.
 Result<StepPolicy> PolicyOf(std::string_view budget) {
   if (budget == "all") return StepPolicy{.mode = StepMode::kFull};
   const bool per_cent = budget.ends_with('%');
@@ -37,7 +37,7 @@ Result<StepPolicy> PolicyOf(std::string_view budget) {
   return StepPolicy{.budget = per_cent ? value / 100 : value};
 }
 
-// Questions begin on a line of their own, as those the model was trained on.
+// A question begins on its own line, like those in the model's training.
 Result<std::string> QuestionOf(const AskOptions& options, const DemoState& state) {
   if (!options.question) {
     if (!state.facts.empty()) return state.facts.front().Question();
@@ -49,7 +49,8 @@ Result<std::string> QuestionOf(const AskOptions& options, const DemoState& state
   return options.question->starts_with('\n') ? *options.question : "\n" + *options.question;
 }
 
-// A byte of text as it may stand on a terminal: a model's output must not move the cursor.
+// Returns a byte of text in a form that is safe on a terminal: a model's output must not move the
+// cursor.
 char Shown(char c) {
   const auto byte = static_cast<unsigned char>(c);
   const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
@@ -81,8 +82,8 @@ struct Asked {
   uint64_t prompt_bytes = 0;
   double attach_ms = 0, first_token_ms = 0, generate_ms = 0;
   std::string text;
-  Ledger question;          // attach and the exact pass
-  Ledger generated;         // everything after it
+  Ledger question;          // attaching and the exact pass
+  Ledger generated;         // everything after the question
   uint64_t step_count = 0;  // tokens run under the budget, each through all layers
 
   double PerStep(double sum) const {
@@ -96,7 +97,8 @@ struct Asked {
 // Streams the text to stdout unless JSON is wanted.
 Result<Asked> Generate(const AskOptions& options, const DemoState& state, const StepPolicy& policy,
                        const std::string& question) {
-  // The question in one piece, so that the prompt is read once for it, however long it is.
+  // The question goes through in one piece, so that the prompt is read once for it, however long it
+  // is.
   const auto piece = static_cast<uint32_t>(std::max<size_t>(question.size(), 512));
   PREFIXD_ASSIGN(const decoder::Model model,
                  decoder::Model::Load(state.model_dir, {.chunk_tokens = piece}));
@@ -106,8 +108,8 @@ Result<Asked> Generate(const AskOptions& options, const DemoState& state, const 
   asked.prompt_tokens = static_cast<uint32_t>(state.prompt.size());
   asked.question_tokens = static_cast<uint32_t>(tokens.size());
 
-  // By its name: a damaged prefix is refused with the reason, where its tokens would only not be
-  // found.
+  // Attaching by name refuses a damaged prefix with the reason. Attaching by tokens would only fail
+  // to find it.
   const auto start = Clock::now();
   PREFIXD_ASSIGN(const std::unique_ptr<Store> store, Connect(options.address));
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session,

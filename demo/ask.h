@@ -1,5 +1,5 @@
-// One question about the stored prompt: attach, ask, generate under a read budget, say what was
-// read.
+// Answers one question about the stored prompt: attaches, asks, generates under a read budget, and
+// prints what was read.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 namespace prefixd::demo {
 
 struct AskOptions {
-  std::string address;  // of the daemon
+  std::string address;  // the daemon's address
   std::filesystem::path state_file;
-  std::optional<std::string> question;  // none: that of the first planted fact
+  std::optional<std::string> question;  // none: the question of the first planted fact
   std::string budget = "0.02";          // "0.01", "1%", or "all": everything is read
   uint32_t tokens = 7;                  // to generate; the answer to a planted fact is 7 bytes
   bool json = false;                    // print an object instead of text
 };
 
-// The question's tokens attend exactly, in one pass over the prompt; so does the first token
-// generated, which follows from them. Every further token is a step under the budget.
-// kInvalidArgument: a budget that is none, an empty question. Refusals of the daemon are passed on:
-// kInfeasible, kNotFound (the prefix is gone), kCorrupt (damaged).
+// The question's tokens attend exactly, in one pass over the prompt, and the first generated token
+// follows from them. Every further token is a step under the budget. kInvalidArgument: an invalid
+// budget or an empty question. Errors of the daemon are passed on: kInfeasible, kNotFound (the
+// prefix is gone), kCorrupt (damaged).
 Status RunAsk(const AskOptions& options);
 
 }  // namespace prefixd::demo

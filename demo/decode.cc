@@ -23,7 +23,7 @@ constexpr double kBudgets[] = {0.01, 0.02, 0.03, 0.04, 0.05};
 constexpr size_t kColdTokens = 33;
 constexpr uint32_t kSweep[] = {1, 2, 3, 5, 7, 10};  // multiples of k_phi = 1% of the prompt
 
-// Rows of the table: everything at once, then each method under each budget.
+// Measures the rows of the table: one full read, then each method under each budget.
 Result<std::vector<Row>> MeasureRows(Evaluator& evaluator) {
   ProgressLine progress("decoding under budgets");
   const size_t total = 1 + (Methods().size() - 1) * std::size(kBudgets);
@@ -68,7 +68,7 @@ Status RunDecode(const DecodeOptions& options) {
   PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(state.model_dir, {}));
   PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model.config()));
 
-  // Resume: connect, attach, run the question through, until the first answer token.
+  // Resuming means to connect, attach and run the question through, up to the first answer token.
   Report report{.state = state};
   const auto resume_start = Clock::now();
   PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
@@ -130,7 +130,7 @@ Status RunCold(const DecodeOptions& options) {
       const Status set = session->SetPolicy(Evaluator::PolicyOf(method, of_row));
       if (!set.ok() && set.error().code == Code::kInfeasible) continue;
       PREFIXD_TRY(set);
-      // The first token brings the selector's keys into memory; it is not counted.
+      // The first token is not counted, because it loads the selector's keys into memory.
       PREFIXD_ASSIGN(Evaluator::Continuation run, evaluator.Continue(2));
       PREFIXD_ASSIGN(run, evaluator.Continue(kColdTokens));
       rows.push_back({method.name, of_row, run.ssd_bytes + run.host_bytes, run.ms_per_token});

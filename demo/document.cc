@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMinPromptBytes = 256;
 
-// A pronounceable word of three syllables; the model never saw a list of them.
+// Returns a pronounceable word of three syllables; the model never saw a list of them.
 std::string RandomWord(std::mt19937_64& rng) {
   constexpr std::string_view kConsonants = "bdfgklmnprstvz";
   constexpr std::string_view kVowels = "aeiou";
@@ -38,14 +38,14 @@ Result<std::string> ReadFile(const std::filesystem::path& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// The first position at or after `from` that starts a line; text.size() if there is none.
+// Returns the first position at or after `from` that starts a line; text.size() if there is none.
 size_t NextLineStart(const std::string& text, size_t from) {
   if (from == 0) return 0;
   const size_t newline = text.find('\n', from - 1);
   return newline == std::string::npos ? text.size() : newline + 1;
 }
 
-// Moves a cut back so that it does not split a UTF-8 sequence. JSON files take whole ones only.
+// Moves a cut back so that it splits no UTF-8 sequence, because JSON files accept only whole ones.
 size_t CharacterStart(const std::string& text, size_t at) {
   while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
   return at;
@@ -94,7 +94,7 @@ Result<Document> LoadDocument(const DocumentOptions& options) {
   while (facts.size() < options.facts) {
     Fact fact{RandomWord(rng), std::to_string(10000 + rng() % 90000)};
     if (!words.insert(fact.word).second || text.find(fact.word) != std::string::npos) continue;
-    planted_bytes += fact.Line().size() + 1;  // and a newline where it splits a line
+    planted_bytes += fact.Line().size() + 1;  // plus a newline where it splits a line
     facts.push_back(std::move(fact));
   }
 
@@ -112,7 +112,8 @@ Result<Document> LoadDocument(const DocumentOptions& options) {
   Document document;
   size_t copied = 0;
   for (size_t i = 0; i < facts.size(); ++i) {
-    // Evenly spread, the first some way in and the last some way before the end.
+    // Facts are spread evenly; the first keeps some distance from the start and the last from the
+    // end.
     const size_t target = (2 * i + 1) * text_bytes / (2 * facts.size());
     size_t at = NextLineStart(text, target);
     if (at > text_bytes) at = CharacterStart(text, target);

@@ -1,4 +1,4 @@
-// The demo's prompt: a real document with facts planted in it, questions about them, and the
+// Makes the demo's prompt: a real document with facts planted in it, questions about them, and the
 // document's own continuation, held out.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace prefixd::demo {
 
-// A planted line "[key of WORD is 12345.]"; asked by the same line begun again. Documented in
-// models/README.md: the small model was trained on this form.
+// A fact is a planted line "[key of WORD is 12345.]"; a question begins the same line again.
+// models/README.md documents this form, on which the small model was trained.
 struct Fact {
   std::string word;
   std::string answer;     // five digits
@@ -23,23 +23,23 @@ struct Fact {
 
 struct DocumentOptions {
   std::filesystem::path file;
-  uint32_t prompt_tokens = 8000;       // upper bound of the prompt, bytes of text included
-  uint32_t continuation_tokens = 192;  // held out, right after the prompt
+  uint32_t prompt_tokens = 8000;       // upper bound of the prompt with its facts
+  uint32_t continuation_tokens = 192;  // held out, directly after the prompt
   uint32_t facts = 16;
   uint64_t seed = 1;
 };
 
 struct Document {
-  std::string prompt;        // with the facts in it
+  std::string prompt;        // contains the facts
   std::string continuation;  // text that follows the prompt in the file
-  std::vector<Fact> facts;   // by position
+  std::vector<Fact> facts;   // sorted by position
 };
 
-// Checks that `text` is UTF-8; the offset of the first offending byte otherwise.
+// Checks that `text` is UTF-8; the error gives the offset of the first offending byte.
 Status CheckUtf8(const std::string& text);
 
-// kNotFound: no such file; kInvalidArgument: not UTF-8, or too short for one fact and a
-// continuation. Facts are planted at line starts, spread evenly over the prompt.
+// Plants facts at line starts, spread evenly over the prompt. kNotFound: there is no such file;
+// kInvalidArgument: it is not UTF-8, or too short for one fact and a continuation.
 Result<Document> LoadDocument(const DocumentOptions& options);
 
 }  // namespace prefixd::demo

@@ -72,7 +72,7 @@ Result<Evaluator::Agreement> Evaluator::RecordTruth() {
     }
   }
 
-  // Queries of evenly spaced tokens of the continuation, as the decoder asks them when it reads
+  // The queries of evenly spaced tokens of the continuation are recorded while the decoder reads
   // everything.
   const KvGeometry& geometry = session_->info().geometry;
   const uint32_t n = session_->info().n_tokens;
@@ -247,7 +247,7 @@ Result<Evaluator::Timing> Evaluator::TimeAtK(const EstimatorVariant& estimator, 
   PREFIXD_TRY(session_->SetPolicy({.estimator = estimator, .k = k}));
   std::vector<float> y(size_t{geometry.n_q_heads} * geometry.value_dim), lse(geometry.n_q_heads);
   Ledger before;
-  for (const bool warm : {false, true}) {  // the first round brings the rows into memory
+  for (const bool warm : {false, true}) {  // the first round loads the rows into memory
     if (warm) before = session_->report().total;
     for (const Recorded& token : recorded_) {
       for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {

@@ -1,4 +1,4 @@
-// Measures one way of reading the stored prompt: answers, likelihood, output error, reads, time.
+// Measures one method of reading the stored prompt: answers, likelihood, output error, reads, time.
 #pragma once
 
 #include <memory>
@@ -24,9 +24,9 @@ const std::vector<Method>& Methods();
 
 struct Row {
   std::string method;
-  std::optional<double> budget;  // none: everything is read
+  std::optional<double> budget;  // none: a full read
   bool feasible = true;
-  std::string reason;  // why not
+  std::string reason;  // why the budget is not feasible
   uint32_t correct = 0, questions = 0;
   double nll = 0;                          // nats per token of the held-out continuation
   double rel_l1 = 0;                       // mean over heads and queries
@@ -34,13 +34,13 @@ struct Row {
   std::vector<double> rel_l1_by_quartile;  // [4], heads by entropy
   double tokens_per_step = 0;              // token-equivalents per KV head, summary included
   uint32_t k = 0;
-  // Physical, per generated token, all layers and heads.
+  // Physical bytes per generated token, over all layers and heads.
   double bytes_per_step = 0, ssd_bytes_per_step = 0, host_bytes_per_step = 0;
   double scan_bytes_per_step = 0;
   double ms_per_token = 0;
 };
 
-// The decoder spliced onto one session, and the truth to compare with.
+// Decodes over one session and compares the results with the truth.
 class Evaluator {
  public:
   Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
@@ -56,23 +56,24 @@ class Evaluator {
 
   Result<Row> Run(const Method& method, std::optional<double> budget);
 
-  // Teacher-forced decoding of the continuation's first tokens under the session's policy.
+  // Decodes the continuation's first tokens with teacher forcing, under the session's policy.
   struct Continuation {
     double nll = 0;  // per token
     double ms_per_token = 0;
-    // Physical, per token.
+    // Physical bytes per token.
     double ssd_bytes = 0, host_bytes = 0, scan_bytes = 0;
     double tokens = 0;            // token-equivalents per layer step and KV head, as accounted
-    double retrieved_tokens = 0;  // of these
+    double retrieved_tokens = 0;  // the part of them that was retrieved
   };
   Result<Continuation> Continue(size_t max_tokens);
-  // The policy for one row of the table.
+  // Returns the policy for one row of the table.
   static StepPolicy PolicyOf(const Method& method, std::optional<double> budget);
 
   struct Timing {
     double load_ms = 0, compute_ms = 0, select_ms = 0;  // per generated token
   };
-  // Attention of the recorded queries alone at a fixed K, rows warm: for the break-even map.
+  // Times the attention of the recorded queries at a fixed K with rows in memory, for the
+  // break-even map.
   Result<Timing> TimeAtK(const EstimatorVariant& estimator, uint32_t k);
 
   const std::vector<double>& entropy() const { return entropy_; }  // [n_layers * n_q_heads]
@@ -83,7 +84,8 @@ class Evaluator {
   };
 
   Result<std::vector<uint32_t>> Answer(const Fact& fact, std::vector<std::vector<float>>* logits);
-  // Mean relative l1 error per head over the recorded queries, under the session's policy.
+  // Returns the mean relative l1 error per head over the recorded queries, under the session's
+  // policy.
   Result<std::vector<double>> Errors();
   Status MeasureEntropy();
   std::vector<double> ByQuartile(const std::vector<double>& errors) const;

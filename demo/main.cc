@@ -1,4 +1,4 @@
-// prefixd-demo: the processes of scripts/demo.sh.
+// Runs prefixd-demo: one subcommand for each process of scripts/demo.sh.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

@@ -25,12 +25,12 @@ using decoder::Model;
 using Clock = std::chrono::steady_clock;
 
 constexpr DType kKvDtype = DType::kBf16;
-constexpr uint32_t kUntrainedPromptTokens = 2048;  // when no feature maps say a length
+constexpr uint32_t kUntrainedPromptTokens = 2048;  // without feature maps, which give a length
 constexpr uint32_t kRoomForAnswers = 192;          // positions kept free after the prompt
 
 struct ModelFiles {
   std::vector<std::filesystem::path> feature_maps;
-  uint32_t longest = 0;  // prefix length the longest of them was trained for
+  uint32_t longest = 0;  // longest prefix length that the maps were trained for
 };
 
 Result<ModelFiles> FindFeatureMaps(const std::filesystem::path& model_dir) {
@@ -47,16 +47,16 @@ Result<ModelFiles> FindFeatureMaps(const std::filesystem::path& model_dir) {
   return files;
 }
 
-// Keeps the queries that pass, layer by layer, for the put's sample.
+// Keeps the queries of each layer for the put's sample.
 struct QueryLog {
   std::vector<std::vector<float>> layers;  // [n][n_q_heads][key_dim] each, tokens from `first`
-  uint32_t first = 0;                      // tokens before are not kept
+  uint32_t first = 0;                      // earlier tokens are not kept
 };
 
-// Runs a question and its answer; the attention is cut back afterwards.
+// Holds the answer to a question; Ask truncates the attention to the prompt afterwards.
 struct Answer {
   std::vector<uint32_t> tokens;
-  std::vector<std::vector<float>> logits;  // of every question and answer token but the last
+  std::vector<std::vector<float>> logits;  // for every question and answer token but the last
 };
 
 Result<Answer> Ask(const Model& model, const ByteTokenizer& tokenizer, const Fact& fact,
@@ -110,7 +110,7 @@ Status RunPrefill(PrefillOptions options) {
   std::printf("   %s: %u tokens with %zu facts planted; model %s\n", state.document.c_str(), n,
               state.facts.size(), state.model.c_str());
 
-  // Cold prefill until the first answer token, as a decoder without prefixd does it.
+  // Times a cold prefill until the first answer token, as a decoder without prefixd does it.
   LocalAttention local(spec.geometry);
   QueryLog queries{std::vector<std::vector<float>>(spec.geometry.n_layers), n - n / 4};
   decoder::ObservedAttention observed(
@@ -135,7 +135,7 @@ Status RunPrefill(PrefillOptions options) {
   local.TruncateTo(n);
   std::printf("   cold prefill until the first answer token: %.2f s\n", state.cold_prefill_s);
 
-  // Persist: durable when Commit returns.
+  // The prompt is durable when Commit returns.
   const auto put_start = Clock::now();
   PREFIXD_ASSIGN(const std::unique_ptr<PutStream> put,
                  client->BeginPut({spec.name, "", state.prompt, state.document}));

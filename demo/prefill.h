@@ -1,4 +1,4 @@
-// First half of the demo: cold prefill, answers without prefixd, put.
+// Runs the first half of the demo: cold prefill, answers without prefixd, put.
 #pragma once
 
 #include <filesystem>
@@ -10,9 +10,9 @@
 namespace prefixd::demo {
 
 struct PrefillOptions {
-  std::string address;  // of the daemon
+  std::string address;  // the daemon's address
   std::filesystem::path model_dir, state_file;
-  DocumentOptions document;  // prompt_tokens = 0: as long as the feature maps are good for
+  DocumentOptions document;  // prompt_tokens = 0: as long as the feature maps are trained for
 };
 
 Status RunPrefill(PrefillOptions options);

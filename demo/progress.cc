@@ -17,7 +17,8 @@ ProgressLine::~ProgressLine() {
 void ProgressLine::Update(uint64_t done, uint64_t total, std::string_view unit) {
   const int per_cent = total == 0 ? 100 : static_cast<int>(100 * done / total);
   const auto now = std::chrono::steady_clock::now();
-  // Elsewhere than on a terminal long work says a line every ten seconds, short work none.
+  // On a terminal the line is redrawn. Elsewhere long work prints a line every ten seconds, short
+  // work none.
   if (last_ == std::chrono::steady_clock::time_point{}) last_ = now;
   const auto pause = std::chrono::milliseconds(terminal_ ? 100 : 10000);
   if (per_cent == shown_per_cent_ || now - last_ < pause) return;

@@ -1,4 +1,4 @@
-// One-line progress on stderr: redrawn on a terminal, a few plain lines elsewhere.
+// Shows progress on stderr in one line: redrawn on a terminal, a few plain lines elsewhere.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// What the demo measured, as a table and as JSON.
+// Holds what the demo measured, as a table and as JSON.
 #pragma once
 
 #include <filesystem>
@@ -15,11 +15,11 @@
 
 namespace prefixd::demo {
 
-// Times per generated token at fixed K, rows in host memory (spec §6).
+// Holds times per generated token at fixed K, with rows in host memory (spec §6).
 struct BreakEven {
   uint32_t k_phi = 0;
-  std::vector<std::pair<uint32_t, Evaluator::Timing>> topk;           // by K
-  std::vector<std::pair<std::string, Evaluator::Timing>> completion;  // by method, at k_phi
+  std::vector<std::pair<uint32_t, Evaluator::Timing>> topk;           // for each K
+  std::vector<std::pair<std::string, Evaluator::Timing>> completion;  // for each method, at k_phi
 };
 
 struct Report {
@@ -35,7 +35,7 @@ struct Report {
   Ledger ledger;
 };
 
-// One row measured against a daemon without host tier.
+// Holds one row measured against a daemon without host tier.
 struct ColdRow {
   std::string method;
   std::optional<double> budget;
@@ -46,7 +46,7 @@ void PrintTable(const Report& report);
 Status WriteJson(const Report& report, const std::filesystem::path& path);
 
 void PrintCold(const std::vector<ColdRow>& rows);
-// kNotFound, kCorrupt: `path` is not a report that WriteJson wrote.
+// kNotFound; kCorrupt: `path` is not a report that WriteJson wrote.
 Status AddColdToJson(const std::vector<ColdRow>& rows, const std::filesystem::path& path);
 
 }  // namespace prefixd::demo

@@ -1,5 +1,5 @@
-// What the prefilling process leaves for the decoding one, besides the stored prefix: the prompt,
-// the questions, its timings, and its own answers, which prefixd was not asked for.
+// Holds what the prefilling process passes to the decoding one beside the stored prefix: the
+// prompt, the questions, its timings, and its own answers, computed without prefixd.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct DemoState {
   std::vector<uint32_t> prompt;  // token ids
   std::string continuation;
   std::vector<Fact> facts;
-  double cold_prefill_s = 0;  // prompt and first question until the first answer token
+  double cold_prefill_s = 0;  // prompt and first question, until the first answer token
   double put_s = 0, ingest_s = 0;
   uint64_t put_bytes = 0;
-  // Without prefixd: the answers, and all logits of the first question and its answer.
+  // Computed without prefixd: the answers, and all logits of the first question and its answer.
   std::vector<std::vector<uint32_t>> own_answers;
   std::vector<std::vector<float>> own_logits;
 };
