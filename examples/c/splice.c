@@ -1,6 +1,6 @@
-/* An engine in C: it stores the keys and values of a prompt, ends, comes back in a second store
- * handle, and goes on decoding over the stored prompt. Every state is checked against attention
- * over the whole cache in plain loops.
+/* Acts as an engine in C: it stores the keys and values of a prompt, closes the store, opens it
+ * again, and goes on decoding over the stored prompt. It checks every state against attention over
+ * the whole cache in plain loops.
  *
  *   cc -std=c99 splice.c $(pkg-config --cflags --libs prefixd) -lm -o splice
  *   ./splice DIR            a store of its own in DIR
@@ -23,7 +23,7 @@ enum {
 };
 static const float kScale = 0.25f; /* 1 / sqrt(DIM) */
 
-/* What a real engine has in its cache: [layer][token][KV head][dim]. */
+/* A real engine has these in its cache: [layer][token][KV head][dim]. */
 static float keys[LAYERS][TOKENS][KV_HEADS][DIM], values[LAYERS][TOKENS][KV_HEADS][DIM];
 static uint32_t tokens[TOKENS];
 
@@ -40,7 +40,7 @@ static float noise(void) { /* roughly normal */
   return sum - 6;
 }
 
-/* One head's attention over tokens [begin, end) of the engine's own memory: (y, lse). */
+/* Computes one head's attention over tokens [begin, end) of the engine's own memory: (y, lse). */
 static void attend(int layer, int head, const float* q, int begin, int end, float* y, float* lse) {
   const int kv = head / (Q_HEADS / KV_HEADS);
   float score[TOKENS], top = -INFINITY;
@@ -80,7 +80,7 @@ static const char kModel[] =
     " \"geometry\": {\"n_layers\": 2, \"n_q_heads\": 4, \"n_kv_heads\": 2, \"key_dim\": 16,"
     "  \"value_dim\": 16, \"dtype\": \"f32\", \"layers\": [{\"scale\": 0.25}, {\"scale\": 0.25}]}}";
 
-/* During the prefill: each layer's rows go to the store as soon as they are there. */
+/* During the prefill, each layer's rows go to the store as soon as they are computed. */
 static void store_prompt(const char* where) {
   pfx_store* client = open_client(where);
   pfx_put_options options = PFX_PUT_OPTIONS_INIT;
@@ -108,7 +108,7 @@ static void store_prompt(const char* where) {
   pfx_store_close(client);
 }
 
-/* One decode step of every layer; returns the largest error against attention over everything. */
+/* Runs one decode step of every layer; returns the largest error against attention over all. */
 static float decode(pfx_session* session) {
   float worst = 0;
   int layer, head, d, i;
@@ -156,7 +156,7 @@ int main(int argc, char** argv) {
 
   client = open_client(argv[1]);
   options.model = "c-example";
-  options.tokens = tokens; /* the new prompt: what is stored, and a question after it */
+  options.tokens = tokens; /* the new prompt: the stored one and a question after it */
   options.n_tokens = TOKENS;
   options.policy_json = "{\"mode\": \"full\"}";
   must(pfx_attach(client, &options, &session), "attach");

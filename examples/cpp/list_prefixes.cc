@@ -1,4 +1,5 @@
-// What a store holds, through the C++ interface: list_prefixes DIR | unix:/path | tcp:host:port
+// Lists what a store holds, through the C++ interface: list_prefixes DIR | unix:/path |
+// tcp:host:port
 #include <cstdio>
 #include <string>
 

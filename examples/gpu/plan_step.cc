@@ -1,6 +1,6 @@
-// What one layer's step of an 8B model takes on this machine's device: the first call that an
-// engine with a CUDA stream of its own makes, once per shape. LaunchStep (prefixd/gpu/step.h) then
-// runs it.
+// Plans one layer's step of an 8B model on this machine's device and prints what it takes. An
+// engine with a CUDA stream of its own makes this call first, once per shape; LaunchStep
+// (prefixd/gpu/step.h) then runs the step.
 #include <prefixd/gpu/device.h>
 #include <prefixd/gpu/step.h>
 
@@ -16,7 +16,7 @@ int main() {
   }
   StepShape shape;
   shape.n_groups = 8;  // KV heads of one session
-  shape.group = 4;     // query heads of each
+  shape.group = 4;     // query heads per KV head
   shape.row = {128, 128, prefixd::DType::kBf16};
   shape.layer.scale = 1 / std::sqrt(128.0f);
   shape.max_rows = 20 + 1311;  // anchors, and 1% of 128k tokens
