@@ -1,5 +1,5 @@
-// Arrays from NumPy, PyTorch or anything else with DLPack or the buffer protocol, without a copy:
-// what they must look like is checked here, and said when they do not.
+// Takes arrays from NumPy, PyTorch or anything else with DLPack or the buffer protocol, without a
+// copy, and explains what is wrong with arrays of another dtype, shape or layout.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,7 +15,7 @@ namespace prefixd::python {
 
 namespace nb = nanobind;
 
-// A C++ Error on its way to becoming an exception of prefixd.errors.
+// Carries a C++ Error until it becomes an exception of prefixd.errors.
 struct Failure {
   Error error;
 };
@@ -58,7 +58,7 @@ inline std::span<float> Floats(const char* name, const Out& array) {
   return {static_cast<float*>(array.data()), array.size()};
 }
 
-// Bits of the storage dtype: its own type, or unsigned integers of its width (NumPy has no bf16).
+// Accepts the storage dtype, or unsigned integers of its width as its bits (NumPy has no bf16).
 template <typename Array>
 void CheckStored(const char* name, const Array& array, DType dtype) {
   const auto given = array.dtype();

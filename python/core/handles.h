@@ -1,4 +1,4 @@
-// What the module's classes hold, and the files that bind them.
+// Declares the module's classes, and the functions of other files that bind them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,19 +26,19 @@ struct PyPut {
   }
 };
 
-// Lets go of its store when it is detached, so that an embedded one can be opened again.
+// Releases its store on detach, so that an embedded one can be opened again.
 struct PySession {
   std::shared_ptr<Store> store;
   std::shared_ptr<Session> session;
 
-  // Call with the interpreter's lock: another thread may detach meanwhile.
+  // The caller holds the interpreter's lock, because another thread may detach meanwhile.
   std::shared_ptr<Session> get() const {
     if (session) return session;
     throw Failure{{Code::kFailedPrecondition, "the session was detached; attach again"}};
   }
 };
 
-// One run at a time: Next takes it, Copy hands it out.
+// Holds one run at a time: Next takes it, Copy returns its rows.
 struct PyRestore {
   std::shared_ptr<Store> store;
   std::unique_ptr<Restore> restore;
@@ -62,7 +62,7 @@ class StoreHandle {
   }
 
  private:
-  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // movable
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // a pointer can be moved
   PyStore store_;
 };
 

@@ -1,6 +1,7 @@
-// The extension module prefixd._core: prefixd/client.h for Python. Specs, policies and reports
-// cross as JSON text (protocol/json_text.h), so that a new field of the C++ types needs no change
-// here; tensors cross in place. Everything that may take time runs without the interpreter's lock.
+// Defines the extension module prefixd._core: prefixd/client.h for Python. Specs, policies and
+// reports cross as JSON text (protocol/json_text.h), so that a new field of the C++ types needs no
+// change here; tensors cross in place. Everything that may take time runs without the interpreter's
+// lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -15,7 +16,7 @@
 namespace prefixd::python {
 namespace {
 
-// y_a, lse_a <- merged with y_b, lse_b; y [n][value_dim], lse [n].
+// Merges y_b, lse_b into y_a, lse_a; y [n][value_dim], lse [n].
 void Merge(const Out& y_a, const Out& lse_a, const In& y_b, const In& lse_b) {
   const auto a = Floats("y_a", y_a), la = Floats("lse_a", lse_a);
   const auto b = Floats("y_b", y_b), lb = Floats("lse_b", lse_b);
@@ -30,7 +31,7 @@ void Merge(const Out& y_a, const Out& lse_a, const In& y_b, const In& lse_b) {
   }
 }
 
-// prefixd.errors makes the exception for a code.
+// Raises the exception that prefixd.errors makes for the code.
 void Raise(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);

@@ -49,7 +49,7 @@ void BindPut(nb::module_& m) {
           "commit",
           [](PyPut& p) {
             p.open();
-            const auto store = std::move(p.store);  // outlives the put
+            const auto store = std::move(p.store);  // must outlive the put
             const auto put = std::move(p.put);
             return wire::ToText(Unwrap(put->Commit()));
           },

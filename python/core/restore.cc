@@ -31,7 +31,7 @@ void BindRestore(nb::module_& m) {
           },
           nb::arg("session"), nb::arg("begin"), nb::arg("end"), nb::arg("first_layer"),
           nb::arg("end_layer"), nb::arg("head_major"), nb::arg("buffer_bytes"))
-      // (layer, begin, end) of the next run; None: that was all.
+      // Returns (layer, begin, end) of the next run; None after the last one.
       .def(
           "next",
           [](PyRestore& r) -> std::optional<std::tuple<uint32_t, uint32_t, uint32_t>> {
@@ -41,7 +41,7 @@ void BindRestore(nb::module_& m) {
             return std::make_tuple(next->layer, next->tokens.begin, next->tokens.end);
           },
           Unlocked())
-      // The rows of that run.
+      // Copies the rows of that run.
       .def(
           "copy",
           [](const PyRestore& r, const Out& k, const Out& v) {

@@ -103,7 +103,7 @@ void BindSession(nb::module_& m) {
         return report;
       });
 
-  // One layer step of each of several sessions of one store:
+  // Runs one layer step of each of several sessions of one store:
   //   q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads].
   m.def(
       "step_batch",

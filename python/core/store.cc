@@ -15,8 +15,8 @@
 namespace prefixd::python {
 namespace {
 
-// The caller's progress function, from a thread without the lock. An exception in it cancels and is
-// raised again when the call is over.
+// Calls the caller's progress function from a thread without the interpreter's lock. An exception
+// in it cancels the call and is raised again when the call is over.
 class Progress {
  public:
   explicit Progress(nb::object callback) : callback_(std::move(callback)) {}
