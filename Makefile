@@ -1,5 +1,5 @@
-# One word per task; `make` alone explains. `make demo` and `make test` work on a fresh Debian 12 with
-# only git and make.
+# Each task is one word; `make` alone lists them. `make demo` and `make test` work on a fresh Debian
+# 12 with only git and make.
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,7 +12,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 STAGE := scripts/stage.sh
 PROGRAMS := prefixd prefixctl prefixd-demo
-# Kernels are compiled where a test wants them, device or not.
+# Tests compile the kernels wherever nvcc is, device or not.
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 WITH_CUDA := $(if $(NVCC),-DPREFIXD_CUDA=ON)
 

@@ -1,5 +1,6 @@
-# Run at every build: writes OUTPUT (commit.h) with the commit of SOURCE, and leaves the file alone
-# when nothing changed. COMMIT, where given, is taken instead (packages are built without git).
+# Runs at every build: writes OUTPUT (commit.h) with the commit of SOURCE, and leaves the file alone
+# when nothing changed. COMMIT replaces git's answer where it is given (packages are built without
+# git).
 cmake_policy(VERSION 3.25)
 if(NOT COMMIT)
   execute_process(COMMAND git -C ${SOURCE} describe --always --dirty=\ with\ changes --exclude=*

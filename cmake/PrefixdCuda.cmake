@@ -1,4 +1,5 @@
-# Decides whether gpu/ is built: kernels take long to compile, and only a device runs them. CMake 3.25 does not know -std=c++20 for nvcc, so it is spelled out.
+# Decides whether gpu/ is built: kernels take long to compile, and only a device runs them. CMake
+# 3.25 does not know -std=c++20 for nvcc, so this file passes it.
 set(PREFIXD_HAVE_CUDA OFF)
 file(GLOB PREFIXD_DEVICES /dev/nvidia[0-9]*)
 if(PREFIXD_CUDA STREQUAL "OFF" OR (PREFIXD_CUDA STREQUAL "AUTO" AND NOT PREFIXD_DEVICES))

@@ -1,4 +1,4 @@
-# Everything beyond the standard library; why each was chosen: docs/dependencies.md.
+# Finds every dependency beyond the standard library; docs/dependencies.md says why each was chosen.
 find_package(PkgConfig REQUIRED)
 find_package(OpenMP REQUIRED)  # before faiss, whose config file expects it
 find_package(RocksDB CONFIG REQUIRED)

@@ -1,9 +1,10 @@
-# `cmake --install`: the daemon and its tool, the libraries for C and C++, all of include/prefixd, a
-# CMake package and a pkg-config file. Everything is relocatable (DESTDIR and any prefix).
+# `cmake --install` installs the daemon and its tool, the libraries for C and C++, all of
+# include/prefixd, a CMake package and a pkg-config file. Everything is relocatable (DESTDIR and any
+# prefix).
 include(CMakePackageConfigHelpers)
 set(PREFIXD_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/prefixd)
 
-# What programs link: the rooms of each in one archive.
+# Programs link one archive with the objects of all rooms that they need.
 add_library(prefixd_cpp STATIC
   $<TARGET_OBJECTS:prefixd_base> $<TARGET_OBJECTS:prefixd_protocol> $<TARGET_OBJECTS:prefixd_client>)
 target_link_libraries(prefixd_cpp INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
@@ -51,7 +52,8 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/prefixdConfigVersion.cmake
 install(FILES ${CMAKE_BINARY_DIR}/prefixdConfig.cmake ${CMAKE_BINARY_DIR}/prefixdConfigVersion.cmake
   DESTINATION ${PREFIXD_PACKAGE_DIR} COMPONENT development)
 
-# From the pkg-config file up to the prefix: one level more where LIBDIR has an architecture in it.
+# The way from the pkg-config file up to the prefix depends on LIBDIR: one with an architecture in
+# it is a level deeper.
 file(RELATIVE_PATH PREFIXD_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/prefixd.pc.in ${CMAKE_BINARY_DIR}/prefixd.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/prefixd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig

@@ -1,13 +1,13 @@
-# Compiler settings shared by every target, carried by one interface library.
+# One interface library carries the compiler settings that every target shares.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-# Where this build's shared libraries lie, side by side as they do when installed.
+# Shared libraries of this build lie side by side, as they do when installed.
 set(PREFIXD_LIBRARY_DIR ${CMAKE_BINARY_DIR}/lib)
 set(PREFIXD_PROGRAM_DIR ${CMAKE_BINARY_DIR}/bin)
-# Programs of this build find the embedded store where it is built; installing takes the path out.
+# Programs of this build find the embedded store where it is built; installing removes the path.
 set(CMAKE_BUILD_RPATH ${PREFIXD_LIBRARY_DIR})
 # Before 1.0 a minor version may change the interface.
 set(PREFIXD_SOVERSION ${PROJECT_VERSION_MAJOR})
@@ -17,8 +17,9 @@ endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
-  # Precompiled headers need the sloppiness; whoever edits a header sees it rebuilt all the same.
-  # Paths below the checkout are taken as relative, so that checkouts share what they compiled.
+  # Precompiled headers need the sloppiness; an edited header is rebuilt all the same.
+  # CCACHE_BASEDIR makes paths below the checkout relative, so that checkouts share compiled
+  # objects.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
     CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
     CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
@@ -33,21 +34,21 @@ target_include_directories(prefixd_options INTERFACE
   $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_compile_features(prefixd_options INTERFACE cxx_std_20)
-# Warnings are this build's own: who links the installed libraries keeps theirs.
+# Only this build uses the warnings; programs that link the installed libraries keep their own.
 add_library(prefixd_warnings INTERFACE)
 target_link_libraries(prefixd_options INTERFACE $<BUILD_INTERFACE:prefixd_warnings>)
 target_compile_options(prefixd_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor
-  # Designated initialisers that leave the rest at its default are how options are written here.
+  # Options are written as designated initialisers that leave the rest at its default.
   -Wno-missing-field-initializers>)
-# g++ 12 warns of impossible overlaps, overflows and bounds inside std::string and std::vector when it
-# optimises (GCC bugs 105329, 105651 and 105762).
+# g++ 12 warns of impossible overlaps, overflows and bounds inside std::string and std::vector when
+# it optimises (GCC bugs 105329, 105651 and 105762).
 target_compile_options(prefixd_warnings INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>")
 if(PREFIXD_WERROR)
   target_compile_options(prefixd_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
-# A compiler that rarely collects its garbage is 5% faster and takes some 300 MB more.
+# A compiler that rarely collects its garbage is 5% faster and uses some 300 MB more.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(prefixd_warnings INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-expand=300>
@@ -56,7 +57,7 @@ endif()
 if(PREFIXD_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${PREFIXD_SANITIZE}>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
-  # dlopen is the sanitizer's there, which does not look where the caller's RUNPATH says; the older
-  # RPATH of a program holds for everything that it loads.
+  # The sanitizer's dlopen does not search the caller's RUNPATH. The older RPATH of a program holds
+  # for everything that the program loads.
   add_link_options(-fsanitize=${PREFIXD_SANITIZE} -Wl,--disable-new-dtags)
 endif()

@@ -1,9 +1,9 @@
-# What a target may include follows from what it links: each library shows its headers through a
-# folder of its own that holds links to them, and nothing has the source tree on its include path.
-# tests/layering reads the same from the #include lines.
+# The libraries that a target links decide which headers it may include: each library shows its
+# headers through its own folder of links, and no target has the source tree on its include path.
+# tests/layering checks the same from the #include lines.
 
-# prefixd_headers(TARGET PATH...): shows folders or files (relative to the source tree) as they are
-# named in #include lines, to the target and to those that link it.
+# prefixd_headers(TARGET PATH...) shows folders or files (relative to the source tree) to the target
+# and to those that link it, by the names in #include lines.
 function(prefixd_headers target)
   set(root ${CMAKE_BINARY_DIR}/rooms/${target})
   foreach(path ${ARGN})
@@ -26,7 +26,8 @@ endfunction()
 function(prefixd_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE;HEADERS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
-  # Half of a small file's time goes into the headers that it shares with its neighbours.
+  # Compiling files together saves time: half of a small file's time goes into headers that it
+  # shares with its neighbours.
   set_target_properties(${name} PROPERTIES UNITY_BUILD ${PREFIXD_UNITY} UNITY_BUILD_BATCH_SIZE 12)
   target_link_libraries(${name} PUBLIC prefixd_options ${ARG_LINK} PRIVATE ${ARG_PRIVATE})
   if(NOT ARG_HEADERS)

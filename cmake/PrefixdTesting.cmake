@@ -1,9 +1,10 @@
 # prefixd_test(NAME SOURCES... LINK libs... [LABELS unit|e2e|gpu|fuzz|threads ...] [TIMEOUT seconds])
-# attention/ and gpu/ tests include "tests/support/test.h", which is GoogleTest where it is
-# installed and a small subset of it on machines that have only a compiler.
+# Tests of attention/ and gpu/ include "tests/support/test.h". It is GoogleTest where that is
+# installed, and a small subset of it on machines that have only a compiler.
 find_package(GTest QUIET)
 if(TARGET GTest::gtest)
-  # An executable: its code is position-independent as that of those that use the header.
+  # This is an executable so that its code is position-independent like that of the tests that use
+  # the header.
   add_executable(prefixd_test_headers EXCLUDE_FROM_ALL
     ${CMAKE_SOURCE_DIR}/tests/support/precompiled.cc)
   target_link_libraries(prefixd_test_headers PRIVATE prefixd_options GTest::gtest)
@@ -11,11 +12,11 @@ if(TARGET GTest::gtest)
   target_precompile_headers(prefixd_test_headers PRIVATE
     ${CMAKE_SOURCE_DIR}/tests/support/precompiled.h)
 endif()
-# What sanitizers run, without the programs that only tests of processes need.
+# Sanitizers run these tests; programs that only tests of processes need are not built for them.
 add_custom_target(prefixd_unit_tests)
-# What the thread sanitizer runs: tests that have more than one thread, label "threads". All of
-# storage/ (its I/O has threads) and runtime/, and what of the other rooms is shared between threads.
-# attention/, base/, tensors/, decoder/ and the codec of protocol/ have none.
+# The thread sanitizer runs the tests with the label "threads", which have more than one thread: all
+# of storage/ (its I/O has threads) and runtime/, and the parts of other rooms that threads share.
+# attention/, base/, tensors/, decoder/ and the codec of protocol/ have no threads.
 add_custom_target(prefixd_threaded_tests)
 function(prefixd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
