@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs every benchmark of a build folder, one after the other, those that store something under
-# BENCH_DIR (default: the build folder). With a second argument, JSON goes there. A benchmark that
-# fails is named at the end; one without the device that it needs (status 3) is left out.
+# Runs every benchmark of a build folder, one after the other; those that store something do it
+# under BENCH_DIR (default: the build folder). With a second argument, JSON goes there. A benchmark
+# that fails is named at the end; one without the device that it needs (status 3) is left out.
 set -euo pipefail
 build=${1:?usage: bench.sh BUILD_DIR [JSON_DIR]}
 json=${2:-}

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Debian packages of this tree, in build/deb: exported, built, and checked by lintian.
+# Makes the Debian packages of this tree in build/deb: exports it, builds, and checks them with
+# lintian.
 #   deb.sh [--suffix TEXT] [--dbgsym]
-# --suffix is appended to the version (0.2.0+1 is newer than 0.2.0); --dbgsym makes packages of debug
-# symbols, too, which takes twice as long. The package build runs no tests.
+# --suffix is appended to the version (0.2.0+1 is newer than 0.2.0); --dbgsym also makes packages of
+# debug symbols, which takes twice as long. The package build runs no tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +20,7 @@ done
 [ -n "$dbgsym" ] || options+=" noautodbgsym"
 
 step() { printf 'deb: %s\n' "$1"; }
-# Runs a command with its output in the log, which is shown when it fails.
+# Runs a command with its output in the log, and shows the log when the command fails.
 logged() {
   if ! "$@" >>"$log" 2>&1; then
     tail -n 40 "$log" >&2
@@ -44,7 +45,7 @@ fi
 
 out=$PWD/build/deb
 log=$out/build.log
-# The same path for every suffix: what has not changed comes out of ccache.
+# Every suffix builds in the same path, so that ccache has what did not change.
 work=$out/source
 mkdir -p "$out"
 rm -rf "$work" "$out"/prefixd_* "$out"/lib*.deb "$out"/*.changes
@@ -54,7 +55,8 @@ step "export the tree"
 mkdir "$work"
 commit=
 if commit=$(git describe --always --dirty=' with changes' --exclude='*' 2>/dev/null); then
-  # What git has or would take, as it lies there; deleted files are listed, too.
+  # The export holds the files that git has or would add, as they are now; git also lists deleted
+  # files.
   git ls-files -z --cached --others --exclude-standard |
     while IFS= read -r -d '' file; do
       if [ -e "$file" ] || [ -L "$file" ]; then printf '%s\0' "$file"; fi
@@ -68,7 +70,7 @@ fi
 
 step "build prefixd $version$suffix (log: build/deb/build.log)"
 export DEB_BUILD_OPTIONS=$options PREFIXD_COMMIT=$commit
-# debhelper gives the build a home of its own.
+# debhelper sets another HOME, so ccache's folder is named here.
 export CCACHE_DIR=${CCACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/ccache} CCACHE_BASEDIR=$work
 logged env -C "$work" nice dpkg-buildpackage -us -uc
 rm -rf "$work"

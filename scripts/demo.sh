@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on a real document: prefill, persist, stop everything, start again, decode from disk
-# under small read budgets. Writes report.json and index.html.
+# Runs the main job on a real document: prefill, persist, stop everything, start again, decode from
+# disk under small read budgets. Writes report.json and index.html.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 

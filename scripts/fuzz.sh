@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets of build/fuzz, as many at a time as there are cores: those of what a damaged
-# disk or a stranger's file puts before a store (headers, footers, catalogue values, safetensors) for
-# FUZZ_SECONDS (60) each, the others for a sixth of it. With FUZZ_RUNS=N each runs until N executions are done in all, over any number of calls:
-# stop it and start it again. Inputs that reached something new are kept in build/fuzz/corpus, the
-# executions done there too (remove that folder to begin anew). What breaks a target is kept in
-# build/fuzz/findings and fails the run; `build/fuzz/tests/fuzz/fuzz_TARGET FILE` shows it again.
+# Runs the fuzz targets of build/fuzz, as many at a time as there are cores. Targets for bytes that
+# a damaged disk or a stranger's file gives a store (headers, footers, catalogue values,
+# safetensors) run for FUZZ_SECONDS (60) each, the others for a sixth of it. With FUZZ_RUNS=N each
+# runs until it has N executions over any number of calls: stop it and start it again. Inputs that
+# reached new code are kept in build/fuzz/corpus beside the count of executions (remove that folder
+# to begin anew). Inputs that break a target are kept in build/fuzz/findings and fail the run;
+# `build/fuzz/tests/fuzz/fuzz_TARGET FILE` repeats the failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/fuzz
@@ -12,10 +13,11 @@ seconds=${FUZZ_SECONDS:-60}
 runs=${FUZZ_RUNS:-0}
 slice=2000000  # executions between two entries in the books
 long=" records safetensors segment_footer segment_header "
-# Half of the time went into stacks of allocations and fresh pages for a quarantine of 256 MB.
+# These options save half of the time, which stacks of allocations and fresh pages for a quarantine
+# of 256 MB took.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-malloc_context_size=2:quarantine_size_mb=8:detect_stack_use_after_return=0}
 
-# One libFuzzer process. Prints "executions seconds".
+# Runs one libFuzzer process and prints "executions seconds".
 once() {
   local target=$1 log=$root/logs/$1.log
   shift
@@ -57,7 +59,7 @@ fuzz() {
 if [ "${1:-}" = --one ]; then
   fuzz "$2"
 else
-  # A target that fails does not stop the others; xargs then exits with 123.
+  # A failing target does not stop the others; xargs then exits with 123.
   find "$root/tests/fuzz" -maxdepth 1 -name 'fuzz_*' -type f -executable ! -name fuzz_seeds \
     -printf '%f\n' | sed 's/^fuzz_//' | sort | xargs -r -n 1 -P "$(nproc)" "$0" --one
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of lists beside this file that are missing (setup_debian.sh LIST...;
-# packages.txt where none is named). Does nothing when all are there. Needs root or sudo only if
-# something has to be installed.
+# Installs the missing Debian packages of the lists beside this file (setup_debian.sh LIST...;
+# packages.txt where none is named). Does nothing when none is missing. Needs root or sudo only if
+# it has to install something.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 

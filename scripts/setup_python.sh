@@ -11,7 +11,7 @@ venv=$root/.venv
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
 
-# Installs a list once; `from` are further options of pip.
+# Installs a list once; `from` holds further options of pip.
 install() {
   local list=$root/python/requirements-$1.txt stamp=$venv/$1.sha256 want
   shift
@@ -25,7 +25,7 @@ install() {
 install core
 if [ "$what" = torch ]; then
   if [ -n "${TORCH_INDEX:-}" ]; then
-    # An index of one's own may have builds with a local version (+cpu) of the pinned one.
+    # An index of one's own may have builds of the pinned version with a local version (+cpu).
     pinned=$(sed -n 's/^torch==//p' "$root/python/requirements-torch.txt")
     "$venv/bin/pip" install -q --disable-pip-version-check --progress-bar off \
       --index-url "$TORCH_INDEX" "torch==$pinned"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs one stage of a longer task: one line with its time, its own output only where it fails.
+# Runs one stage of a longer task: prints one line with its time, and its output only when it fails.
 #   stage.sh NAME COMMAND...         all output goes to build/logs/NAME.log
-#   stage.sh --show NAME COMMAND...  the output is shown as it comes (what a person waits to read)
-# On a terminal the last line of that output is shown meanwhile.
+#   stage.sh --show NAME COMMAND...  shows the output as it comes (for what a person waits to read)
+# On a terminal it shows the last line of that output meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 show=0
@@ -38,12 +38,12 @@ status=0
 wait "$pid" || status=$?
 if [ "$status" -ne 0 ]; then
   printf '== %s: FAILED after %s (status %d); the end of %s:\n' "$name" "$(spent)" "$status" "$log" >&2
-  # What the first failing command said stands before ninja's later lines.
+  # The first failing command's messages come before ninja's later lines.
   grep -nE '(FAILED:|error:|Error|\*\*\*Failed|[0-9]+ failed)' "$log" | head -n 20 >&2 || true
   tail -n 60 "$log" >&2
   exit "$status"
 fi
-# What test runners count, where it is one.
+# The summary is the count that a test runner prints.
 summary=$(grep -E '(tests passed, [0-9]+ tests failed|^[0-9]+ passed|Success: no issues)' "$log" | tail -n 1 || true)
 printf '== %-44s %7s\n' "$name" "$(spent)"
 [ -z "$summary" ] || printf '%s\n' "$summary"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# clang-tidy (.clang-tidy says which checks), every finding an error.
+# Runs clang-tidy with the checks of .clang-tidy; every finding is an error.
 #   tidy.sh          the files that a change touches: what differs from TIDY_BASE, or from where this
 #                    branch left origin/main, or from the commit before; changes not committed count
 #   tidy.sh --all    every file
 #   tidy.sh FILE...  these
-# A file that was only renamed is not touched. For a header the .cc file of the same name is checked,
-# or the first that includes it. TIDY_SECONDS=N begins no file after N seconds and says how many were
-# left out. JOBS=N: how many at once.
+# A file that was only renamed is not touched. A header is checked through the .cc file of the same
+# name, or the first that includes it. With TIDY_SECONDS=N it begins no file after N seconds and
+# says how many it left out. JOBS=N files are checked at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${TIDY_SECONDS:-0} jobs=${JOBS:-$(nproc)} build=build/tidy
@@ -30,13 +30,13 @@ changed() {
     return
   fi
   echo "tidy: files that differ from $(git rev-parse --short "$from")" >&2
-  # R100 is a renaming alone.
+  # R100 is a pure rename.
   git diff --name-status -M --diff-filter=AMRC "$from" -- '*.cc' '*.h' |
     awk -F '\t' '$1 != "R100" && $1 != "C100" {print $NF}'
   git ls-files --others --exclude-standard -- '*.cc' '*.h'
 }
 
-# Configuring is enough: each file has a command of its own, and the one generated header is made.
+# Configuring is enough: it writes each file's compile command and the one generated header.
 cmake --preset tidy >"$work/configure" || { cat "$work/configure" >&2; exit 1; }
 cmake --build "$build" --target prefixd_commit >"$work/configure" || { cat "$work/configure" >&2; exit 1; }
 python3 - "$build" >"$work/known" <<'PYTHON'
@@ -54,7 +54,7 @@ case ${1:-} in
   *) printf '%s\n' "$@" >"$work/files" ;;
 esac
 
-# The .cc file that stands for a header; nothing where none of the build includes it.
+# Prints the .cc file that stands for a header; nothing where the build has none that includes it.
 stands_for() {
   local source=${1%.h}.cc
   if grep -qxF "$source" "$work/known"; then echo "$source"; return; fi

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes a wheel in build/wheels that needs NumPy and a glibc no older than this system's, and no other
-# library: package, daemon, prefixctl, the embedded store, and the shared libraries of all of them.
-# PYTHON names the interpreter that it is for.
+# Makes a wheel in build/wheels that needs NumPy and a glibc no older than this system's, and no
+# other library. It contains the package, daemon, prefixctl, the embedded store, and the shared
+# libraries of all of them. PYTHON names the interpreter for it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-/usr/bin/python3}
 [ -x "$(command -v "$python")" ] || python=python3
 jobs=${JOBS:-$(nproc)}
 
-# An environment of its own: no PyTorch, and none of what the tests need.
+# The build has an environment of its own, without PyTorch and the packages of the tests.
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 env=build/wheel-env-$tag
 stamp=$env/requirements.sha256
@@ -25,7 +25,7 @@ rm -rf "$raw" && mkdir -p "$raw" build/wheels
 CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$env/bin/pip" wheel -q --disable-pip-version-check \
   --no-build-isolation --no-deps -w "$raw" ./python
 
-# Debian's alternatives may name another BLAS than the one this build was measured with.
+# The build is measured with one of these BLAS variants; Debian's alternatives may name another.
 for variant in openblas-openmp openblas-pthread; do
   folder=/usr/lib/$(uname -m)-linux-gnu/$variant
   [ ! -d "$folder" ] || export AUDITWHEEL_LD_LIBRARY_PATH=${AUDITWHEEL_LD_LIBRARY_PATH:-$folder}
