@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the build into a directory of its own and uses it as strangers would: the C example through
-# pkg-config and through find_package, the C++ example through find_package; after that the tree is moved
-# elsewhere and must still work.
+# Installs the build into a directory of its own and uses it from outside: the C example through
+# pkg-config and through find_package, the C++ example through find_package. Then it moves the tree,
+# which must still work.
 #   install_test.sh BUILD_DIR SOURCE_DIR C_COMPILER CXX_COMPILER
 set -euo pipefail
 build=$1 source=$2 cc=$3 cxx=$4

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs inside the booted system of deb_test.sh: the service under its unit, with all that the unit
-# forbids. There is a user `engine` in the group prefixd, an `outsider`, and a stored prefix.
+# Runs inside the booted system of deb_test.sh and tests the service under its unit with everything
+# that the unit forbids. There is a user `engine` in the group prefixd, an `outsider`, and a stored
+# prefix.
 set -euo pipefail
 fail() { echo "FAILED: $1"; systemctl status --no-pager prefixd.service || true; exit 1; }
 show() { systemctl show --value -p "$1" prefixd.service; }
@@ -19,7 +20,8 @@ prefixctl prefixes verify --all-tenants --quiet || fail "stored bytes do not ver
 runuser -u engine -- splice unix:/run/prefixd/prefixd.sock || fail "a member of the group"
 if runuser -u outsider -- prefixctl status 2>/dev/null; then fail "anybody can connect"; fi
 
-# Locked memory (block by block, as it is taken), and another tenant's prompt stored under the filter.
+# The daemon locks memory (block by block, as it takes it) and stores another tenant's prompt under
+# the system call filter.
 sed -i 's/^host_tier_mlock = .*/host_tier_mlock = true/; s/^host_tier_mib = .*/host_tier_mib = 64/' /etc/prefixd/prefixd.toml
 systemctl restart prefixd.service || fail "it does not start with locked memory"
 prefixctl prefixes list | grep -q c-example || fail "the prefix is gone after a restart"

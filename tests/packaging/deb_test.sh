@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Debian packages in a fresh Debian 12: installed, used, upgraded, removed, purged. Needs root and
-# the package mirror of this machine's apt, and takes minutes; `make test` does not run it.
+# Tests the Debian packages in a fresh Debian 12: installed, used, upgraded, removed, purged. Needs
+# root and the package mirror of this machine's apt, and takes minutes; `make test` does not run it.
 #   deb_test.sh            builds the packages twice (scripts/deb.sh); everything is below build/deb-test
 #   DEB_TEST_REUSE=1       takes the packages of the run before
 #   DEB_TEST_BOOT=0        does not boot the fresh system (systemd-nspawn) to test the unit there
@@ -18,7 +18,7 @@ fail() { echo "deb_test: FAILED: $1" >&2; exit 1; }
 inside() { chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
   DEBIAN_FRONTEND=noninteractive ${http_proxy:+http_proxy="$http_proxy"} \
   ${https_proxy:+https_proxy="$https_proxy"} "$@"; }
-# As an ordinary user, with its groups.
+# Runs a command as an ordinary user with the user's groups.
 as() { local user=$1; shift; inside setpriv --reuid "$user" --regid "$user" --init-groups "$@"; }
 install_quietly() { inside apt-get -q -y --no-install-recommends install "$@" >>"$work/apt.log" 2>&1 ||
   { tail -n 30 "$work/apt.log" >&2; fail "apt-get install $*"; }; }
@@ -54,7 +54,7 @@ version=$(dpkg-deb -f "$work"/old/prefixd_*.deb Version)
 [ "$(dpkg-deb -f "$work"/new/prefixd_*.deb Version)" = "$version+1" ] || fail "no version $version+1"
 
 # --- a fresh system ------------------------------------------------------------------------------
-# apt's own view of its sources, so that this machine's mirror is taken whichever it is.
+# apt reports its sources, so that the fresh system uses this machine's mirror.
 sources=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Identifier: Packages' |
   grep '^bookworm' | sort -u)
 if [ ! -e "$base" ]; then
@@ -97,7 +97,7 @@ bash -n "$root/usr/share/bash-completion/completions/prefixctl" || fail "complet
 zsh -fn "$root/usr/share/zsh/vendor-completions/_prefixctl" || fail "completion for zsh"
 fish --no-execute "$root/usr/share/fish/vendor_completions.d/prefixctl.fish" || fail "completion for fish"
 
-# What the unit does before it starts the daemon.
+# Makes the directories that the unit makes before it starts the daemon.
 directories() {
   inside install -d -o prefixd -g prefixd -m 750 /run/prefixd
   inside install -d -o prefixd -g prefixd -m 700 /var/lib/prefixd
@@ -173,7 +173,7 @@ WantedBy=multi-user.target
 EOF
   inside systemctl enable -q booted-test.service
   unmount_system
-  # Without the capability nspawn itself forbids mlock to everybody inside.
+  # Without the capability, nspawn itself forbids mlock to every process inside.
   timeout 180 systemd-nspawn -q --register=no --keep-unit --capability=CAP_IPC_LOCK -D "$root" --boot \
     >"$work/boot.log" 2>&1 </dev/null || true
   mount_system

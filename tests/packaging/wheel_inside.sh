@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run by wheel_test.sh in the bare system.
+# wheel_test.sh runs this in the bare system.
 set -euo pipefail
 wheel=$1
 pass() { printf 'ok    %s\n' "$*"; }
@@ -14,7 +14,7 @@ pass "installed: $packages"
 cd /tmp
 export PATH=/opt/p/bin:$PATH
 
-# Every library of every file is found, in the wheel or among those that any glibc system has.
+# Every library of every file must be found, in the wheel or among those that any glibc system has.
 site=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 files=$(find "$site/prefixd" "$site/prefixd.libs" -type f \( -name '*.so*' -o -path '*/bin/*' \))
 for file in $files; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs a wheel into a Debian with nothing but Python and uses all of it. As root; needs debootstrap,
-# and NumPy comes from where this machine's pip finds it.
+# Installs a wheel into a Debian with nothing but Python and uses all of it. Needs root and
+# debootstrap; NumPy comes from the index that this machine's pip uses.
 #
 #   tests/packaging/wheel_test.sh WHEEL [SUITE]       SUITE: bookworm, trixie
 #
@@ -24,14 +24,14 @@ fi
 root=$(mktemp -d "$work/run.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
 cp -a --reflink=auto "$bare/." "$root"
-# How this machine reaches its package index.
+# The bare system reaches the package index in the way that this machine does.
 cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
 [ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
 certificates=/etc/ssl/certs/ca-certificates.crt
 [ ! -f "$certificates" ] || install -D "$certificates" "$root$certificates"
 cp "$wheel" "$here/wheel_inside.sh" "$here/wheel_use.py" "$root/mnt/"
 
-# Mounts and processes of its own: whatever happens, nothing of it stays.
+# Mounts and processes are in namespaces of their own, so that none outlives the test.
 # shellcheck disable=SC2016
 unshare --mount --pid --fork bash -euc '
   mount -t proc proc "$1/proc"
