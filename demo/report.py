@@ -55,7 +55,8 @@ def line_plot(rows: list[dict], key: str, label: str, methods: list[str], log: b
         x, y = series(rows, method, key)
         if x:
             name, colour = METHODS[method]
-            # The choice often is the moment estimator everywhere: dashed, so that both are seen.
+            # The choice often is the moment estimator everywhere: its line is dashed, so that both
+            # are visible.
             style = "o--" if method == "topk_auto" else "o-"
             axes.plot(x, y, style, label=name, color=colour, markersize=4)
             axes.set_xticks(x)
@@ -91,7 +92,8 @@ def quartile_plot(rows: list[dict], budget: float) -> str:
 
 
 def interpolate(k: np.ndarray, t: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Piecewise linear, extrapolated from the nearest segment, clamped at 0 (spec §6)."""
+    """Returns a piecewise linear function, extrapolated from the nearest segment, clamped at 0
+    (spec §6)."""
     if len(k) < 2:
         return np.maximum(np.full_like(at, t[0]), 0)
     i = np.clip(np.searchsorted(k, at) - 1, 0, len(k) - 2)
@@ -100,7 +102,8 @@ def interpolate(k: np.ndarray, t: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def break_even_plot(sweep: dict) -> str:
-    """speedup(ξ, γ; c = 1) of completion at k_φ over Top-K at γ k_φ, for φ and for moment."""
+    """Returns speedup(ξ, γ; c = 1) of completion at k_φ over Top-K at γ k_φ, for φ and for
+    moment."""
     k = np.array(sweep["k"], dtype=float)
     t_load = np.array(sweep["load_ms"])
     t_cmp = np.array(sweep["compute_ms"])

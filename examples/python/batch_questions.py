@@ -1,5 +1,5 @@
-"""A batch of questions with one beginning: it is prefilled and stored once, then all questions are
-answered together, each attending over it.
+"""Answers a batch of questions with one beginning: prefills and stores the beginning once, then
+answers all questions together, each attending over it.
 
     python batch_questions.py --store ./kv --document report.txt "What was decided?" "Who signed?"
 """

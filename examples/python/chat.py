@@ -1,4 +1,4 @@
-"""A chat whose system prompt and past are stored: ended and started again, it goes on without a
+"""Keeps a chat whose system prompt and past are stored: started again, it continues without a
 prefill of what was said.
 
     python chat.py --store ./kv --system "You are a helpful assistant." --history chat.json

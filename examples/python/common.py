@@ -1,4 +1,4 @@
-"""What the examples share: a model with its tokens, and where prompts are stored."""
+"""Loads a model with its tokens for the examples, and says where prompts are stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = Path(__file__).resolve().parents[2] / "models/prefixd-tiny"
 
 
 class Bytes:
-    """The tokens of models/prefixd-tiny, which has no tokenizer file: BOS, then bytes."""
+    """Encodes for models/prefixd-tiny, which has no tokenizer file: BOS, then bytes."""
 
     def encode(self, text: str, first: bool) -> list[int]:
         return [256] * first + list(text.encode())
@@ -25,7 +25,7 @@ class Bytes:
 
 
 class Words:
-    """Any Hugging Face tokenizer."""
+    """Encodes with any Hugging Face tokenizer."""
 
     def __init__(self, folder: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -64,7 +64,7 @@ def open_store(where: str) -> prefixd.Store:
 
 
 def left_padded(rows: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, attention_mask)"""
+    """Returns (input_ids, attention_mask)."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)

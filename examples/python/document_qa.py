@@ -1,11 +1,11 @@
-"""One long document, many questions, several processes: the first prefills and stores the document,
-all others attach to it over the daemon.
+"""Answers many questions about one long document in several processes: the first prefills and
+stores the document, all others attach to it over the daemon.
 
     prefixd --dir /srv/kv --socket /tmp/kv.sock &
     python document_qa.py --store unix:/tmp/kv.sock --document report.txt --processes 4 \\
         "What was decided?" "Who signed?"
 
-With models/prefixd-tiny, which answers planted lines only, ask as "[key of pudeko is ".
+models/prefixd-tiny answers planted lines only; ask it "[key of pudeko is ".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ask(options: dict, questions: list[str], answers: multiprocessing.Queue) -> 
 
 
 def run(options: dict, questions: list[str]) -> list[tuple]:
-    """Each question in a process of its own."""
+    """Answers each question in a process of its own."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     workers = [context.Process(target=ask, args=(options, [q], answers)) for q in questions]
@@ -55,7 +55,7 @@ def run(options: dict, questions: list[str]) -> list[tuple]:
     while len(found) < len(workers):
         try:
             found.append(answers.get(timeout=1))
-        except Exception:  # queue.Empty: is there still somebody to wait for?
+        except Exception:  # queue.Empty: a failed process never answers
             if any(worker.exitcode not in (None, 0) for worker in workers):
                 raise SystemExit("a process failed; its message is above") from None
     for worker in workers:
@@ -80,7 +80,7 @@ def main() -> None:
         "answer_tokens": given.answer_tokens,
         "keep": True,
     }
-    # One process prefills and stores; the others then find it there.
+    # One process prefills and stores the document; the others find it in the store.
     first, rest = given.questions[:1], given.questions[1:]
     found = run(options, first)
     for begin in range(0, len(rest), given.processes):
