@@ -7,8 +7,9 @@
             y, lse = session.step(layer, q)           # attention over the stored prompt
 
 `prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains
-feature maps for them, `prefixd.evaluate` measures their quality by read budget. Everything is loaded
-when it is first asked for.
+`prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains
+feature maps for them, `prefixd.evaluate` measures their quality by read budget. Each module is
+loaded on its first use.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _HOMES = {
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_WHERE)
 
-if TYPE_CHECKING:  # `as`: what a type checker sees as exported
+if TYPE_CHECKING:  # `as` exports the name to a type checker
     __version__: str
     from prefixd.errors import AlreadyExists as AlreadyExists
     from prefixd.errors import Cancelled as Cancelled

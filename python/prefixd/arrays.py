@@ -1,6 +1,7 @@
-"""NumPy arrays, PyTorch tensors and whatever else speaks DLPack side by side, without importing a library
-that is not there yet. Everything crosses host memory: tensors on a device are copied there and back, arrays
-of other libraries that lie on one are refused, since only their own library can copy them."""
+"""Accepts NumPy arrays, PyTorch tensors and other DLPack arrays side by side, without importing a
+library that is not loaded yet. All data crosses host memory: tensors on a device are copied there
+and back. Arrays of other libraries on a device are refused, because only their own library can copy
+them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray | torch.Tensor
 
-# Rows of bf16 are shown to NumPy, which has no such type, as the 16 bits they are.
+# NumPy has no bf16, so it sees such rows as their 16 bits.
 NUMPY_TYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
-# DLPack's device types that the processor reads: its own memory, and what is pinned or managed.
+# DLPack's device types that the processor can read: its own memory, and pinned or managed memory.
 _HOST_MEMORY = (1, 3, 11, 13)
 
 
@@ -34,7 +35,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """Stored rows as a tensor over the same memory."""
+    """Returns stored rows as a tensor over the same memory."""
     import torch
 
     if dtype == "bf16":
@@ -43,7 +44,7 @@ def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """prefixd's name for a torch dtype; None where it stores no such rows."""
+    """Returns prefixd's name for a torch dtype; None when rows cannot have it."""
     import torch
 
     names = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -51,7 +52,7 @@ def dtype_name(dtype: torch.dtype) -> str | None:
 
 
 def tokens_array(tokens: Any) -> np.ndarray:
-    """Token ids as one row of uint32; a list, an array or a tensor, of one prompt."""
+    """Returns the token ids of one prompt (a list, an array or a tensor) as one row of uint32."""
     array = _tensor(tokens).numpy() if is_torch(tokens) else _foreign(tokens)
     array = np.asarray(array)
     if array.ndim == 2 and array.shape[0] == 1:
@@ -66,14 +67,15 @@ def tokens_array(tokens: Any) -> np.ndarray:
 
 
 def _tensor(tensor: Any) -> Any:
-    """In host memory, without a gradient."""
+    """Returns the tensor in host memory, without a gradient."""
     if tensor.is_meta:
         raise InvalidArgument("a tensor on the meta device has no data; compute it on a real one")
     return tensor.detach().to("cpu")
 
 
 def _foreign(array: Any) -> Any:
-    """Arrays of other libraries as NumPy's, over the same memory; anything else as it is."""
+    """Returns arrays of other libraries as NumPy arrays over the same memory; anything else
+    unchanged."""
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
         return array
     kind, index = array.__dlpack_device__()
@@ -87,14 +89,15 @@ def _foreign(array: Any) -> Any:
 
 
 def as_input(array: Any) -> Any:
-    """Something the extension module can read in place: host memory, C order, no gradient."""
+    """Returns an array that the extension module can read in place: host memory, C order, no
+    gradient."""
     if is_torch(array):
         return _tensor(array).contiguous()
     return np.ascontiguousarray(_foreign(array))
 
 
 def as_float32(array: Any) -> Any:
-    """Queries: a float32 array in host memory is taken as it is, anything else is converted."""
+    """Returns queries as float32; an array that is float32 in host memory is not copied."""
     if is_torch(array):
         import torch
 
@@ -103,7 +106,7 @@ def as_float32(array: Any) -> Any:
 
 
 def check_in_place(array: Any) -> None:
-    """Refuses what cannot be written where it lies."""
+    """Refuses outputs that cannot be written in place."""
     if is_torch(array):
         if array.device.type != "cpu":
             raise InvalidArgument(
@@ -115,7 +118,7 @@ def check_in_place(array: Any) -> None:
 
 
 def empty_like(array: Any, shape: tuple[int, ...]) -> Any:
-    """A float32 output in host memory, of the input's library."""
+    """Returns a new float32 output in host memory, of the input's library."""
     if is_torch(array):
         import torch
 
@@ -124,5 +127,5 @@ def empty_like(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def back_to(array: Any, like: Any) -> Any:
-    """Results go where the input came from."""
+    """Moves results to the device of the input."""
     return array.to(like.device) if is_torch(like) else array

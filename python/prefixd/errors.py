@@ -1,5 +1,5 @@
-"""What can go wrong, as exceptions. Each has a `code` (the stable name that prefixctl and the C API use
-too) and a sentence that says what to do."""
+"""Defines the exceptions. Each has a `code` (the stable name that prefixctl and the C API use, too)
+and a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ class PrefixdError(Exception):
 
 
 class InvalidArgument(PrefixdError, ValueError):
-    """The request itself is wrong; the same call will fail again."""
+    """The request itself is wrong; the same call fails again."""
 
     code = "invalid_argument"
 
 
 class NotFound(PrefixdError, LookupError):
-    """No such model, prefix, session or file."""
+    """There is no such model, prefix, session or file."""
 
     code = "not_found"
 
 
 class AlreadyExists(PrefixdError):
-    """It is there already, with other contents."""
+    """The name exists already, with other contents."""
 
     code = "already_exists"
 
@@ -39,7 +39,7 @@ class Infeasible(PrefixdError):
 
 
 class ResourceExhausted(PrefixdError):
-    """Disk full, quota, too many sessions."""
+    """The disk is full, a quota is reached, or there are too many sessions."""
 
     code = "resource_exhausted"
 
@@ -51,7 +51,7 @@ class Corrupt(PrefixdError):
 
 
 class Unavailable(PrefixdError, ConnectionError):
-    """Daemon or tier not reachable now; trying again may work."""
+    """The daemon or tier is not reachable now; trying again may work."""
 
     code = "unavailable"
 
@@ -63,13 +63,13 @@ class IoError(PrefixdError, OSError):
 
 
 class Cancelled(PrefixdError):
-    """Aborted by the caller or by shutdown."""
+    """The caller or a shutdown ended the call."""
 
     code = "cancelled"
 
 
 class Internal(PrefixdError):
-    """A broken invariant: a bug in prefixd."""
+    """An invariant is broken, which is a bug in prefixd."""
 
     code = "internal"
 
@@ -78,5 +78,5 @@ _BY_CODE = {cls.code: cls for cls in PrefixdError.__subclasses__()}
 
 
 def make(code: str, message: str) -> PrefixdError:
-    """The exception for a code; called by the extension module."""
+    """Returns the exception for a code; the extension module calls this."""
     return _BY_CODE.get(code, Internal)(message)

@@ -1,4 +1,5 @@
-"""Quality of a model over stored prompts, by method, budget and length: ``python -m prefixd.evaluate``."""
+"""Measures the quality of a model over stored prompts, by method, budget and length: ``python -m
+prefixd.evaluate``."""
 
 from prefixd.extras import require
 

@@ -1,10 +1,12 @@
-"""Quality of a model over stored prompts: tasks, likelihood and attention errors of each method at each
-read budget and length, through a real store; tables, figures and one page.
+"""Measures the quality of a model over stored prompts: tasks, likelihood and attention errors of
+each method at each read budget and length, through a real store. Writes tables, figures and one
+page.
 
     python -m prefixd.evaluate --model DIR --text BOOK.txt --out quality
 
-Without --model it is the small model of this repository. --out keeps the rows of every document as they
-come: the same command goes on where it was interrupted. --quick is a look in a few minutes."""
+Without --model it evaluates the small model of this repository. --out keeps the rows of every
+document as they come: the same command continues where it was interrupted. --quick gives a first
+look in a few minutes."""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from prefixd.transformers.texts import read_texts
 
 SMALL_MODEL = Path(__file__).resolve().parents[3] / "models/prefixd-tiny"
 DEFAULT_TEXT = Path("/usr/share/common-licenses/GPL-3")
-# Of a plan: what rows do not depend on, or know of themselves, so that a run may be widened.
+# These parts of a plan may change between runs, because rows do not depend on them or record them
+# themselves.
 _WIDER = ("tasks", "lengths", "documents", "methods", "budgets", "maps")
 
 
@@ -122,7 +125,8 @@ def _run(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
         methods = o.method or [m for m in METHODS if maps or not m.startswith("phi")]
         if not maps and any(m.startswith("phi") for m in methods):
             a.error("φ needs feature maps: train them with python -m prefixd.train, name them with --maps")
-        # The completion gain is measured against it, and nothing can be said without full attention.
+        # The completion gain is measured against Top-K, and nothing can be compared without full
+        # attention.
         methods = [*dict.fromkeys(["full", "topk", *methods])]
         methods = [m for m in METHODS if m in methods]
         plan = Plan(
@@ -148,7 +152,7 @@ def _digest(path: Path) -> str:
 
 
 def _check_same(a: argparse.ArgumentParser, path: Path, plan: Plan) -> None:
-    """A directory holds the rows of one plan, which may be widened."""
+    """Checks that the directory holds the rows of this plan, which may be widened."""
     new = json.loads(plan.to_json())
     if path.is_file():
         old = json.loads(path.read_text())

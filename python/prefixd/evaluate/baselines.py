@@ -1,9 +1,9 @@
-"""Quest, SnapKV and StreamingLLM over the same stored rows, in PyTorch.
+"""Runs Quest, SnapKV and StreamingLLM over the same stored rows, in PyTorch.
 
-Each is a LayerSplice (prefixd.transformers.attention): it answers for the stored part with
-(y, lse), so that the model runs as it does with prefixd. Sets are chosen per query head, as the
-originals do on keys that are repeated for the group, and each head may read `tokens` tokens: what
-Quest reads of its page bounds, and the union of a group's sets, is not charged to them.
+Each is a LayerSplice (prefixd.transformers.attention): it returns (y, lse) for the stored part, so
+that the model runs as it does with prefixd. Sets are chosen per query head, as the originals do on
+keys that are repeated for the group, and each head may read `tokens` tokens. The page bounds that
+Quest reads, and the union of a group's sets, are not charged to them.
 
 Quest: Tang et al., 2024, Algorithm 1 (pages of 16, dense in the first two layers).
 SnapKV: Li et al., 2024, Listing 1 (window 16, average pooling over 5).
@@ -30,9 +30,9 @@ SINKS = 16
 
 @dataclass
 class StoredLayer:
-    """Keys and values [Hkv, N, d] of the stored part, float32. What SnapKV observes: queries
-    [Hq, w, d] of the prompt's last tokens (the question's), and the keys [Hkv, m, d] of all tokens
-    after the stored part up to the last of these."""
+    """Holds keys and values [Hkv, N, d] of the stored part, float32, and what SnapKV observes:
+    queries [Hq, w, d] of the prompt's last tokens (the question's), and the keys [Hkv, m, d] of all
+    tokens after the stored part up to the last of these."""
 
     keys: Tensor
     values: Tensor
@@ -43,8 +43,8 @@ class StoredLayer:
 
 def attend(q: Tensor, layer: StoredLayer, chosen: Tensor, shift: Tensor | None = None
            ) -> tuple[Tensor, Tensor]:
-    """q [Hq, n, d], chosen [Hq or Hq x n, N] bool -> y [Hq, n, dv], lse [Hq, n]. `shift`: other keys
-    to use for the chosen (StreamingLLM's)."""
+    """Attends q [Hq, n, d] over chosen [Hq or Hq x n, N] bool -> y [Hq, n, dv], lse [Hq, n].
+    `shift` gives other keys for the chosen tokens (StreamingLLM's)."""
     keys = layer.keys if shift is None else shift
     heads, n, _ = q.shape
     grouped = q.unflatten(0, (len(keys), -1))  # [Hkv, G, n, d]
@@ -58,14 +58,16 @@ def attend(q: Tensor, layer: StoredLayer, chosen: Tensor, shift: Tensor | None =
 
 
 def quest_bounds(q: Tensor, keys: Tensor) -> Tensor:
-    """Upper bounds of q.k over each page: q [Hq, n, d], keys [Hkv, N, d] -> [Hq, n, pages]."""
+    """Returns upper bounds of q.k over each page: q [Hq, n, d], keys [Hkv, N, d] -> [Hq, n,
+    pages]."""
     pad = -keys.shape[1] % PAGE
     low = torch.nn.functional.pad(keys, (0, 0, 0, pad), value=torch.inf)
     high = torch.nn.functional.pad(keys, (0, 0, 0, pad), value=-torch.inf)
     low = low.unflatten(1, (-1, PAGE)).amin(2)[:, None]  # [Hkv, 1, pages, d]
     high = high.unflatten(1, (-1, PAGE)).amax(2)[:, None]
     grouped = q.unflatten(0, (len(keys), -1))
-    # max(q_j low_j, q_j high_j) summed: positive parts meet the maxima, negative ones the minima.
+    # Each dimension adds max(q_j low_j, q_j high_j): positive parts of q meet the maxima, negative
+    # ones the minima.
     bound = grouped.clamp_min(0) @ high.transpose(-1, -2)
     bound = bound + grouped.clamp_max(0) @ low.transpose(-1, -2)
     both: Tensor = bound.flatten(0, 1)
@@ -84,7 +86,8 @@ def quest(q: Tensor, layer: StoredLayer, tokens: int, index: int) -> tuple[Tenso
 
 
 def snapkv_set(layer: StoredLayer, tokens: int) -> Tensor:
-    """[Hq, N]: the last window of the prompt votes, its own stored part is kept."""
+    """Returns the chosen tokens [Hq, N]: the prompt's last window votes, and its own stored part is
+    kept."""
     assert layer.observed is not None and layer.own_keys is not None
     n, w, own = layer.keys.shape[1], layer.observed.shape[1], layer.own_keys.shape[1]
     keys = torch.cat((layer.keys, layer.own_keys), 1)
@@ -101,8 +104,8 @@ def snapkv_set(layer: StoredLayer, tokens: int) -> Tensor:
 
 
 def rotate(keys: Tensor, by: int, frequencies: Tensor) -> Tensor:
-    """RoPE moved by `by` positions: keys [..., d] already rotated, frequencies [d / 2] (rotate-half;
-    what lies beyond 2 x len(frequencies) is not rotated)."""
+    """Moves the RoPE of keys [..., d] by `by` positions; frequencies [d / 2] (rotate-half;
+    dimensions beyond 2 x len(frequencies) are not rotated)."""
     half = len(frequencies)
     angle = by * frequencies.double()
     cos, sin = angle.cos().to(keys.dtype), angle.sin().to(keys.dtype)
@@ -122,14 +125,14 @@ def streaming(
     chosen[:, n - recent :] = True
     if frequencies is None or tokens == n:
         return attend(q, layer, chosen)
-    # Positions inside the cache: what lies before the gap moves up to it.
+    # Positions count inside the cache: tokens before the gap move up to it.
     keys = layer.keys.clone()
     keys[:, :sinks] = rotate(keys[:, :sinks], n - recent - sinks, frequencies)
     return attend(q, layer, chosen, keys)
 
 
 class BaselineLayer(DynamicLayer):
-    """The stored part through a baseline, later tokens in memory."""
+    """Attends the stored part through a baseline and later tokens in memory."""
 
     def __init__(self, owner: BaselineCache, index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers' constructor
@@ -167,8 +170,8 @@ class BaselineLayer(DynamicLayer):
 
 @dataclass
 class BaselineCache(Cache):
-    """One prompt whose stored part is attended by a baseline; `own`: keys and values
-    [1, Hkv, n, d] of the tokens after it that have been run already."""
+    """Runs one prompt whose stored part a baseline attends. `own`: keys and values [1, Hkv, n, d]
+    of the tokens after it that have been run already."""
 
     method: str
     stored: Sequence[StoredLayer]
@@ -186,6 +189,7 @@ class BaselineCache(Cache):
 
 
 def rope_frequencies(model: torch.nn.Module) -> Tensor | None:
-    """Of a model with one kind of RoPE; None where layers differ (their positions stay as they are)."""
+    """Returns the frequencies of a model with one kind of RoPE; None where layers differ (their
+    positions stay)."""
     found = [x for m in model.modules() if isinstance(x := getattr(m, "inv_freq", None), Tensor)]
     return found[0].float().cpu() if len(found) == 1 else None

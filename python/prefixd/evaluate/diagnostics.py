@@ -1,4 +1,4 @@
-"""What attention itself shows, per layer and query head, on decode queries behind a document
+"""Measures attention itself, per layer and query head, on decode queries behind a document
 (docs/mathematics.md; the paper's Appendix H): entropy of the middle, output errors of every cell,
 completion share, mass curves."""
 
@@ -21,26 +21,26 @@ GRID_POINTS = 24
 
 
 def mass_grid(n_mid: int) -> list[int]:
-    """Values of K, geometric from 1 to all of the middle."""
+    """Returns values of K, geometric from 1 to all of the middle."""
     return sorted({int(round(k)) for k in np.geomspace(1, n_mid, GRID_POINTS)})
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Normalized by log of the size [52]; p [..., m] sums to 1."""
+    """Returns the entropy normalised by the log of the size [52]; p [..., m] sums to 1."""
     return -(p * p.clamp_min(1e-38).log()).sum(-1) / float(np.log(p.shape[-1]))
 
 
 def relative_l1(got: Tensor, truth: Tensor) -> Tensor:
-    """[53] over the last dimension."""
+    """Returns the error of [53] over the last dimension."""
     return (got - truth).abs().sum(-1) / (truth.abs().sum(-1) + 1e-12)
 
 
 def measure(
     reader: Reader, continuation: Sequence[int], cells: Sequence[Cell], queries: int
 ) -> dict[str, Any]:
-    """Means over `queries` decode queries, spread over the continuation: "entropy" [L][Hq], "mass"
-    [L][Hq][K of "grid"], and per cell "errors" and "rho" [L][Hq] (null where infeasible; rho of
-    SAME_K cells alone, whose selection-only reading is there to compare with)."""
+    """Returns means over `queries` decode queries, spread over the continuation: "entropy" [L][Hq],
+    "mass" [L][Hq][K of "grid"], and per cell "errors" and "rho" [L][Hq] (null where infeasible; rho
+    only for SAME_K cells, which have a selection-only reading to compare with)."""
     taken: dict[int, Tensor] = {}
 
     def observe(layer: int, query: Tensor) -> None:
@@ -96,7 +96,8 @@ def _steps(session: Session, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
 def _completion_shares(
     norms: Mapping[str, Mapping[int, Tensor]], cells: Sequence[Cell], layers: Sequence[int]
 ) -> dict[str, list[list[float]]]:
-    """[56], from the normalizers with and without the estimate over the same sets: 1 - Z_E / Z."""
+    """Returns [56] from the normalisers with and without the estimate over the same sets: 1 - Z_E /
+    Z."""
     shares = {}
     for cell in cells:
         plain = Cell("topk", SAME_K, cell.fraction).key
@@ -114,8 +115,8 @@ def kernel_scatter(
     reader: Reader, continuation: Sequence[int], maps: Path, layer: int, head: int,
     fraction: float, points: int = 1500,
 ) -> dict[str, Any]:
-    """Sampled query-key pairs of one query head for the paper's Figure 1: teacher scores s, log of the
-    surrogate kernel, and which keys are anchors or retrieved."""
+    """Samples query-key pairs of one query head for the paper's Figure 1: teacher scores s, log of
+    the surrogate kernel, and which keys are anchors or retrieved."""
     from prefixd.train.phi_net import load_phi
 
     taken: list[Tensor] = []
@@ -143,7 +144,7 @@ def kernel_scatter(
             kind = np.zeros(n, int)  # 0 the rest, 1 retrieved, 2 anchors
             kind[ids] = 1
             kind[:N_SINK] = kind[n - N_TAIL :] = 2
-            # All that is exact, and of the rest a sample.
+            # The sample has all exact keys and some of the others.
             rest = np.flatnonzero(kind == 0)
             keep = np.concatenate([np.flatnonzero(kind), rng.choice(
                 rest, min(len(rest), points // q.shape[1]), replace=False)])

@@ -1,4 +1,5 @@
-"""The paper's figures 1, 2 and 4 to 8 for this model, and the likelihood by budget, as PNG."""
+"""Draws the paper's figures 1, 2 and 4 to 8 for this model, and the likelihood by budget, as
+PNG."""
 
 from __future__ import annotations
 
@@ -50,13 +51,13 @@ def _completing(results: Entry) -> list[str]:
 
 
 def _middle(results: Entry) -> float:
-    """The budget that single-budget figures show."""
+    """Returns the budget that single-budget figures show."""
     budgets = results["plan"]["budgets"]
     return 0.02 if 0.02 in budgets else sorted(budgets)[len(budgets) // 2]
 
 
 def draw(results: Entry, directory: Path) -> list[Drawn]:
-    """Those that the rows allow."""
+    """Returns the figures that the rows allow."""
     directory.mkdir(exist_ok=True)
     made: list[Drawn] = []
     if results["scatter"]:
@@ -78,7 +79,7 @@ def draw(results: Entry, directory: Path) -> list[Drawn]:
 
 
 def _kernel(scatter: Entry, directory: Path) -> Drawn:
-    """Figure 1: what each variant uses for exp(s) of a pair."""
+    """Figure 1 shows what each variant uses for exp(s) of a pair."""
     s, z = np.array(scatter["scores"]), np.array(scatter["surrogate"])
     part = np.array(scatter["part"])
     e = np.log10(np.e)
@@ -116,7 +117,7 @@ def _kernel(scatter: Entry, directory: Path) -> Drawn:
 
 
 def _gain(results: Entry, heads: Sequence[Entry], length: int, directory: Path) -> Drawn:
-    """Figure 2: budget-matched gain by entropy."""
+    """Figure 2 shows the budget-matched gain by entropy."""
     fraction = _middle(results)
     plain = Cell("topk", SAME_K, fraction).key
     methods = [m for m in _completing(results)
@@ -142,7 +143,7 @@ def _gain(results: Entry, heads: Sequence[Entry], length: int, directory: Path) 
 
 
 def _entropy(results: Entry, heads: Sequence[Entry], length: int, directory: Path) -> Drawn:
-    """Figure 4: entropy of heads; entropy against completion share."""
+    """Figure 4 shows the entropy of heads, and entropy against completion share."""
     layers = sorted({h["layer"] for h in heads})
     columns = 1 + max(h["head"] for h in heads)
     grid = np.full((len(layers), columns), np.nan)
@@ -182,7 +183,7 @@ def _entropy(results: Entry, heads: Sequence[Entry], length: int, directory: Pat
 
 
 def _mass(heads: Sequence[Entry], length: int, directory: Path) -> Drawn:
-    """Figure 5: mass curves of heads from the sharpest to the most diffuse."""
+    """Figure 5 shows mass curves of heads from the sharpest to the most diffuse."""
     ordered = sorted(heads, key=lambda h: h["entropy"])
     picked = [ordered[int(i)] for i in np.unique(np.linspace(0, len(ordered) - 1, 6).astype(int))]
     figure, (panel,) = _panels(1, 5.4, 3.6)
@@ -202,7 +203,7 @@ def _mass(heads: Sequence[Entry], length: int, directory: Path) -> Drawn:
 
 
 def _by_quartile(results: Entry, heads: Sequence[Entry], length: int, directory: Path) -> Drawn:
-    """Figure 6: budget-matched errors by quartile of heads."""
+    """Figure 6 shows budget-matched errors by quartile of heads."""
     methods = ["topk", *_completing(results)]
     figure, axes = _panels(4, 3.0, 3.2)
     for quartile, panel in enumerate(axes):
@@ -236,7 +237,7 @@ def _by_quartile(results: Entry, heads: Sequence[Entry], length: int, directory:
 def _fixed_k(
     results: Entry, heads: Sequence[Entry], length: int, number: str, method: str, directory: Path
 ) -> Drawn:
-    """Figures 7 and 8: the same K, the summary's cost left out."""
+    """Figures 7 and 8 show the same K, without the summary's cost."""
     fraction = _middle(results)
     plain, own = Cell("topk", SAME_K, fraction).key, Cell(method, SAME_K, fraction).key
     known = [h for h in heads if plain in h["errors"] and own in h["errors"]]

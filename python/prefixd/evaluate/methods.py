@@ -1,4 +1,5 @@
-"""What is compared: methods, read budgets and how they are counted, as policies of real sessions."""
+"""Lists what is compared: methods, read budgets and their accounting, as policies of real
+sessions."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ N_SINK, N_TAIL = 4, 16
 
 @dataclass(frozen=True)
 class Method:
-    """`estimator` of what is not read (None: not a retrieval method). `baseline`: its name in
-    baselines.py instead. `charged`: its summary costs tokens, so that the accountings differ.
-    `mapped`: what it reads depends on the feature maps."""
+    """`estimator` stands for what is not read (None: not a retrieval method). `baseline` is a name
+    in baselines.py instead. `charged`: the summary costs tokens, so that the accountings differ.
+    `mapped`: the tokens read depend on the feature maps."""
 
     name: str
     label: str
@@ -45,9 +46,10 @@ METHODS = {
         Method("streaming", "StreamingLLM", baseline="streaming"),
     )
 }
-# Blocks of steps share what one of them retrieved, where queries are alike (docs/selection.md).
+# Blocks of steps share the set that one of them retrieved, where queries are alike
+# (docs/selection.md).
 CIS = {"block": 16, "similarity": 0.8, "dilation": 1}
-# Fixed choices of `auto` are made among these, which the store therefore builds.
+# Fixed choices of `auto` are made among these, so the store builds them.
 ESTIMATORS = ("none", "moment", "moment/r8", "centroid", "phi", "phi/bf16")
 
 SAME_K, BUDGET, AMORTIZED = "same-k", "budget", "amortized"
@@ -60,7 +62,7 @@ ACCOUNTINGS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of a table for one method. Fraction 0: the budget does not matter."""
+    """A cell is one column of a table for one method. Fraction 0: the budget does not matter."""
 
     method: str
     accounting: str
@@ -72,17 +74,17 @@ class Cell:
 
 
 def budget_tokens(fraction: float, n: int) -> int:
-    """n(f) [13]."""
+    """Returns n(f) [13]."""
     return math.ceil(fraction * n - 1e-9)
 
 
 def k_topk(fraction: float, n: int) -> int:
-    """[14]; what every method retrieves under SAME_K."""
+    """Returns [14], the tokens that every method retrieves under SAME_K."""
     return max(0, budget_tokens(fraction, n) - N_SINK - N_TAIL)
 
 
 def cells(methods: Sequence[str], fractions: Sequence[float]) -> list[Cell]:
-    """Of every method, each cell once: where accountings do not differ, as SAME_K."""
+    """Returns each cell of every method once: as SAME_K where the accountings do not differ."""
     out = []
     for name in methods:
         method = METHODS[name]
@@ -95,7 +97,7 @@ def cells(methods: Sequence[str], fractions: Sequence[float]) -> list[Cell]:
 
 
 def shown(cell_method: str, accounting: str, fraction: float) -> Cell:
-    """The cell that stands in the table of `accounting`."""
+    """Returns the cell that stands in the table of `accounting`."""
     method = METHODS[cell_method]
     if method.mode != "retrieve":
         return Cell(cell_method, SAME_K, 0.0)
@@ -103,7 +105,7 @@ def shown(cell_method: str, accounting: str, fraction: float) -> Cell:
 
 
 def policy(cell: Cell, n: int, l_gen: int, selector: str) -> prefixd.Policy:
-    """How a session over n tokens reads in this cell (not of baselines)."""
+    """Returns how a session over n tokens reads in this cell (not for baselines)."""
     method = METHODS[cell.method]
     if method.mode != "retrieve":
         return prefixd.Policy(mode=method.mode)

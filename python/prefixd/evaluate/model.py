@@ -1,5 +1,5 @@
-"""A model over a store, as the evaluation runs it: documents are stored once, then answered from under
-many policies without running the question again."""
+"""Runs a model over a store for the evaluation: each document is stored once, then answered from
+under many policies without running the question again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATE = ("keys", "values", "is_initialized", "cumulative_length")
 
 
 class Subject:
-    """The model, its text encoding, and the store that it is spliced to."""
+    """Holds the model, its text encoding, and the store that it is spliced to."""
 
     def __init__(
         self, checkpoint: str, directory: Path, *, tokenizer: str = "auto", dtype: str = "auto",
@@ -61,7 +61,8 @@ class Subject:
 
     @torch.no_grad()
     def put(self, tokens: Sequence[int]) -> str:
-        """Prefills and stores what is not stored yet, waits for summaries and choices; the id."""
+        """Prefills and stores tokens that are not stored yet and waits for summaries and choices;
+        returns the prefix's id."""
         match = self.store.match(self.splice.spec.name, list(tokens))
         if match.n_tokens < len(tokens):
             ids = self.ids(tokens)
@@ -76,20 +77,21 @@ class Subject:
 
 
 class Reader:
-    """One stored document, with the tokens that follow it run exactly once; then any number of readings
-    of what comes after those, each under another policy or baseline. Use in a `with` block."""
+    """Holds one stored document, with the tokens that follow it run exactly once. Any number of
+    readings of the tokens after those can follow, each under another policy or baseline. Use it in
+    a `with` block."""
 
     def __init__(self, subject: Subject, document: Sequence[int], follow: Sequence[int]) -> None:
         self.subject = subject
         self._observed: dict[int, list[Tensor]] = {}
         self._rows: list[StoredLayer] | None = None
-        # A cache never attaches to the last token it was made for.
+        # A cache never attaches to the last token of its prompt.
         prompt = [*document, *follow] if follow else [*document, 0]
         self.cache: PrefixCache = subject.splice.cache(
             subject.ids(prompt), store=False, require=True, exact_prompt=bool(follow),
             policy=prefixd.Policy(mode="full"),
         )
-        if not follow:  # nothing is known of what will be read
+        if not follow:  # without following tokens nothing is known of later reads
             self.cache.prompt_ids = self.cache.prompt_ids[:, : len(document)]
         attached = self.cache.attached[0]
         if attached != len(document):
@@ -139,7 +141,7 @@ class Reader:
         return self.cache
 
     def stored_layers(self) -> list[StoredLayer]:
-        """All rows, read back from the store."""
+        """Returns all rows, read back from the store."""
         if self._rows is None:
             spec = self.subject.splice.spec
             self._rows = []
@@ -156,7 +158,7 @@ class Reader:
         return self._rows
 
     def _cache(self, cell: Cell) -> Any:
-        """What the model is run with in this cell; None where its budget is not feasible."""
+        """Returns the cache for this cell; None where its budget is not feasible."""
         method = METHODS[cell.method]
         if not method.baseline:
             try:
@@ -175,12 +177,13 @@ class Reader:
         )
 
     def read(self, cell: Cell, tokens: Sequence[int]) -> Tensor | None:
-        """Logits [n, vocab] after each of `tokens`, given as they are; None: infeasible."""
+        """Returns logits [n, vocab] after each of the given `tokens`; None when infeasible."""
         cache = self._cache(cell)
         return None if cache is None else self._forward(cache, tokens)
 
     def generate(self, cell: Cell, first: int, most: int, stop: str | None) -> str | None:
-        """Greedy text after the token `first`, of at most `most` tokens, until `stop` occurs."""
+        """Returns greedy text after the token `first`, of at most `most` tokens, until `stop`
+        occurs."""
         cache = self._cache(cell)
         if cache is None:
             return None

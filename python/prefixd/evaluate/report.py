@@ -1,4 +1,5 @@
-"""The output directory: results.json, tables.md, figures, report.html (one file, nothing fetched)."""
+"""Writes the output directory: results.json, tables.md, figures, report.html (one file, nothing
+fetched)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ figure{margin:1.2em 0}img{max-width:100%;height:auto}figcaption{color:#555;max-w
 
 
 def write_report(directory: Path) -> dict[str, Any]:
-    """From plan.json and rows.jsonl in `directory`; returns what results.json holds."""
+    """Reads plan.json and rows.jsonl in `directory`; returns what results.json holds."""
     plan = json.loads((directory / "plan.json").read_text())
     results = summarise(plan, Rows(directory / "rows.jsonl").rows)
     results["environment"] = {
@@ -104,7 +105,7 @@ def _processor() -> str:
 
 
 def _html_table(markdown: str) -> str:
-    """Of a table as tables.markdown makes it."""
+    """Turns a table of tables.markdown into HTML."""
     def cells(line: str, tag: str) -> str:
         out = []
         for cell in line.strip().strip("|").split("|"):

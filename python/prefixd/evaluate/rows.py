@@ -1,4 +1,5 @@
-"""What was measured, a line of rows.jsonl for each document: how lines of one document come together."""
+"""Joins measured rows: rows.jsonl has a line for each document, and lines of one document come
+together here."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from prefixd.evaluate.methods import METHODS
 
 
 class Rows:
-    """rows.jsonl: complete lines only; a torn last one is dropped. Of lines with one key the last counts."""
+    """Reads the complete lines of rows.jsonl; a torn last one is dropped. The last line with a key
+    counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +37,8 @@ class Rows:
 
 
 def without_outdated(row: Mapping[str, Any], maps: Sequence[str]) -> dict[str, Any]:
-    """A document's row without the cells that were measured with other feature maps than these."""
+    """Returns a document's row without the cells that were measured with other feature maps than
+    these."""
     if row.get("maps") == list(maps):
         return dict(row)
 
@@ -52,7 +55,7 @@ def without_outdated(row: Mapping[str, Any], maps: Sequence[str]) -> dict[str, A
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Two rows of one document, with cells of their own each."""
+    """Joins two rows of one document, which have cells of their own each."""
     out = {**old, **new}
     out["answers"] = [
         a | {"scores": a["scores"] | b["scores"]}

@@ -1,6 +1,7 @@
-"""The evaluation, document by document. Each document's rows are one line of rows.jsonl, so that a run
-that was interrupted goes on where it was. A run that is widened by methods or budgets, or repeated with
-other feature maps, measures only the cells that a document lacks; its new line takes the old one's place."""
+"""Runs the evaluation, document by document. Each document's rows are one line of rows.jsonl, so
+that an interrupted run continues. A run that is widened by methods or budgets, or repeated with
+other feature maps, measures only the cells that a document lacks; its new line replaces the old
+one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What rows depend on; another plan's rows are not mixed in."""
+    """Holds what rows depend on; rows of another plan are not mixed in."""
 
     checkpoint: str
     weights: str
@@ -87,7 +88,7 @@ class Evaluation:
     # ---- one document ----
 
     def _missing(self, row: Mapping[str, Any] | None) -> list[Cell]:
-        """The cells that a document's row lacks, or has of other maps."""
+        """Returns the cells that a document's row lacks, or has from other maps."""
         if row is None:
             return self.cells
         known = without_outdated(row, self.plan.maps)["answers"][0]["scores"]
@@ -101,7 +102,8 @@ class Evaluation:
             raise SystemExit(f"{task}, {length} tokens: {error}") from error
 
     def _able(self, task: str, length: int) -> bool:
-        """Whether full attention answers anything at all; the other methods are not asked otherwise."""
+        """Returns whether full attention answers any question; otherwise the other methods do not
+        run."""
         row = self.rows.find("probe", task, length)
         if row is None:
             scores = []
@@ -135,7 +137,7 @@ class Evaluation:
                 for q in example.questions
             ],
         }
-        # Likelihood and diagnostics on documents of one task.
+        # Likelihood and diagnostics are measured on documents of one task.
         if task == self.plan.tasks[0] and example.continuation:
             following = self.subject.encoder.encode(example.continuation)[: self.plan.continuation]
             scatter = document == 0 and (old is None or any(METHODS[c.method].mapped for c in asked))
@@ -170,8 +172,8 @@ class Evaluation:
     def _continue(
         self, tokens: Sequence[int], following: Sequence[int], asked: Sequence[Cell], scatter: bool
     ) -> dict[str, Any]:
-        """Mean negative log-likelihood of the continuation's tokens but the first, all of them reading
-        the document as the cell says; and the diagnostics."""
+        """Returns the mean negative log-likelihood of the continuation's tokens but the first,
+        which all read the document as the cell says; and the diagnostics."""
         nll: dict[str, float | None] = {}
         with Reader(self.subject, tokens, []) as reader:
             for cell in asked:
@@ -185,7 +187,7 @@ class Evaluation:
                         logits, torch.tensor(following[1:], device=logits.device)
                     )
                 )
-            # Top-K always: the completion share is measured against it.
+            # Top-K always runs, because the completion share is measured against it.
             own = [c for c in self.cells if (c in asked or c.method == "topk")
                    and not METHODS[c.method].baseline]
             found = {"nll": nll, "diagnostics": diagnostics.measure(
@@ -197,7 +199,8 @@ class Evaluation:
     def _scatter(
         self, reader: Reader, following: Sequence[int], measured: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Of the head whose middle is the most diffuse, with the maps nearest in length."""
+        """Samples pairs of the head whose middle is the most diffuse, with the maps nearest in
+        length."""
         values = np.array(measured["entropy"])
         at, head = (int(i) for i in np.unravel_index(values.argmax(), values.shape))
         maps = min(self.maps, key=lambda m: abs(_length(m) - reader.n))

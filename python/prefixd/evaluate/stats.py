@@ -1,5 +1,6 @@
-"""Intervals: Wilson's for shares of right answers, the bootstrap for means and differences, and Student's
-where there are too few documents to draw from (the bootstrap of a handful is far too sure)."""
+"""Computes intervals: Wilson's for shares of right answers, the bootstrap for means and
+differences, and Student's where there are too few documents to draw from (the bootstrap of a
+handful is far too narrow)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 
 
 def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95% score interval of a share right / n (Wilson, 1927)."""
+    """Returns the 95% score interval of a share right / n (Wilson, 1927)."""
     if n == 0:
         return 0.0, 1.0
     p = right / n
@@ -21,8 +22,8 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def of_mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """The interval of the plain mean of independent quantities, each (value, low, high): their distances
-    to the limits add up in squares (MOVER; Zou and Donner, 2008)."""
+    """Returns the interval of the plain mean of independent quantities, each (value, low, high):
+    their distances to the limits add up in squares (MOVER; Zou and Donner, 2008)."""
     middle = sum(v for v, _, _ in parts) / len(parts)
     below = math.sqrt(sum((v - low) ** 2 for v, low, _ in parts)) / len(parts)
     above = math.sqrt(sum((high - v) ** 2 for v, _, high in parts)) / len(parts)
@@ -30,15 +31,16 @@ def of_mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 
 
 FEW = 10
-# 0.975 quantiles of Student's t for 1 to FEW - 2 degrees of freedom.
+# The 0.975 quantiles of Student's t for 1 to FEW - 2 degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
 
 def jackknife(
     statistic: Callable[[np.ndarray], float], count: int
 ) -> tuple[float, float]:
-    """Student's 95% interval of a statistic of `count` clusters, 2 to FEW - 1, which is given the mask
-    of those that stay; its spread by leaving out one at a time (Efron, 1982)."""
+    """Returns Student's 95% interval of a statistic of `count` clusters, 2 to FEW - 1. The
+    statistic receives the mask of the clusters that stay; leaving out one at a time gives its
+    spread (Efron, 1982)."""
     whole = np.ones(count, bool)
     middle = statistic(whole)
     left = np.array([statistic(whole & (np.arange(count) != i)) for i in range(count)])
@@ -51,9 +53,9 @@ def interval(
     values: Sequence[float], clusters: Sequence[object] | None = None, draws: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The 95% interval of the mean: the bootstrap's percentiles. With `clusters` (of each value: the
-    document it comes from) whole clusters are drawn, since values of one document are alike; fewer than
-    FEW of them: Student's. Of one there is no spread: not a number."""
+    """Returns the 95% interval of the mean from the bootstrap's percentiles. `clusters` gives each
+    value's document: whole documents are drawn, because values of one document are alike. Fewer
+    than FEW of them give Student's interval; a single one has no spread and gives not-a-number."""
     x = np.asarray(values, float)
     labels = list(range(len(x))) if clusters is None else list(clusters)
     names = {c: i for i, c in enumerate(dict.fromkeys(labels))}

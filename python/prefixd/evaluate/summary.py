@@ -1,4 +1,5 @@
-"""From rows to figures: means with intervals of every cell, heads and quartiles, paired comparisons."""
+"""Turns rows into figures: means with intervals of every cell, heads and quartiles, paired
+comparisons."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ _NOTHING = {"feasible": False, "mean": None, "low": None, "high": None, "n": 0}
 
 
 def _accuracy(documents: Iterable[Row], asked: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Per kind, length and cell; kind "" is the mean over kinds (every kind weighs the same)."""
+    """Returns results per kind, length and cell; kind "" is the mean over kinds (all kinds weigh
+    the same)."""
     scores: dict[tuple[str, int, str], list[tuple[float, object]]] = defaultdict(list)
     exact: dict[str, bool] = {}
     seen: set[tuple[str, int]] = set()
@@ -82,7 +84,7 @@ def _accuracy(documents: Iterable[Row], asked: Sequence[Cell]) -> list[dict[str,
                     continue
                 values = [v for v, _ in found]
                 entry = _mean(values, [c for _, c in found])
-                if exact[kind]:  # right or wrong: Wilson's interval
+                if exact[kind]:  # right or wrong needs Wilson's interval
                     entry["low"], entry["high"] = wilson(sum(values), len(values))
                 elif entry["low"] is not None:
                     entry["low"], entry["high"] = max(0, entry["low"]), min(1, entry["high"])
@@ -101,7 +103,8 @@ def _accuracy(documents: Iterable[Row], asked: Sequence[Cell]) -> list[dict[str,
 
 
 def _likelihood(documents: Iterable[Row], asked: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Nats per token of continuations; `excess`: beyond full attention on the same tokens."""
+    """Returns nats per token of continuations; `excess`: beyond full attention on the same
+    tokens."""
     found: dict[tuple[int, str], list[tuple[float, float, int]]] = defaultdict(list)
     lengths = set()
     for r in documents:
@@ -132,7 +135,7 @@ def _diagnosed(documents: Iterable[Row], length: int) -> list[Row]:
 
 
 def _heads(documents: Iterable[Row], length: int) -> list[dict[str, Any]]:
-    """Per head, means over documents."""
+    """Returns means over documents per head."""
     own = _diagnosed(documents, length)
     if not own:
         return []
@@ -157,13 +160,13 @@ def _heads(documents: Iterable[Row], length: int) -> list[dict[str, Any]]:
 
 
 def quartiles(values: np.ndarray) -> np.ndarray:
-    """0 to 3 by rank, of the same shape."""
+    """Returns the quartile 0 to 3 by rank, in the same shape."""
     ranks = np.argsort(np.argsort(values, axis=None, kind="stable"), kind="stable")
     return (ranks * 4 // values.size).reshape(values.shape)
 
 
 def _errors(documents: Iterable[Row], asked: Sequence[Cell], length: int) -> list[dict[str, Any]]:
-    """Mean relative l1 error over heads, and by quartile of heads."""
+    """Returns the mean relative l1 error over heads, and by quartile of heads."""
     own = _diagnosed(documents, length)
     if not own:
         return []
@@ -185,8 +188,9 @@ def _errors(documents: Iterable[Row], asked: Sequence[Cell], length: int) -> lis
 
 
 def _paired(documents: Sequence[Row], plan: Mapping[str, Any], length: int) -> list[dict[str, Any]]:
-    """Each completing method against Top-K at the same budget and accounting, on the same questions,
-    tokens and queries; whole documents are drawn. Above 0: better than Top-K."""
+    """Compares each completing method with Top-K at the same budget and accounting, on the same
+    questions, tokens and queries; whole documents are drawn. Above 0 the method is better than
+    Top-K."""
     out = []
     own = [r for r in documents if r["key"][2] == length]
     for method in plan["methods"]:

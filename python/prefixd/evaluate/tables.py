@@ -1,4 +1,4 @@
-"""The figures as Markdown tables, in the layout of the paper's."""
+"""Writes the figures as Markdown tables, in the layout of the paper's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIVALS = ("quest", "snapkv", "streaming")
 
 
 def spread(entry: Entry, form: str) -> str:
-    """The interval, where there is one."""
+    """Returns the interval, where there is one."""
     if entry["low"] is None:
         return ""
     return f" [{form.format(entry['low'])}, {form.format(entry['high'])}]"
@@ -48,7 +48,8 @@ def _by_budget(
     results: Entry, entries: Sequence[Entry], methods: Sequence[str], accounting: str,
     text: Callable[[Entry], str], *, best: Callable[[Entry], float] | None = None, kind: str = "",
 ) -> str:
-    """Methods down, budgets of every length across; best in bold, infeasible "–"."""
+    """Writes methods as rows and budgets of every length as columns; best in bold, infeasible
+    "–"."""
     index = _index(entries)
     lengths, budgets = results["lengths"], results["plan"]["budgets"]
     columns = [(n, f) for n in lengths for f in budgets]

@@ -1,8 +1,9 @@
-"""Tasks in RULER's manner and BABILong's, generated from a seed and any text; nothing is downloaded.
+"""Generates tasks in the manner of RULER and BABILong from a seed and any text; nothing is
+downloaded.
 
-A task is a document that is stored and questions about it. `exact` questions force the form of their
-answer: right when greedy decoding gives just it. Others are answered in free text, and scored, as RULER
-does, by the share of expected strings that the text contains.
+A task is a stored document and questions about it. `exact` questions force the form of their
+answer: it is right when greedy decoding gives exactly that. Others are answered in free text and
+scored, as in RULER, by the share of expected strings that the text contains.
 
 After RULER (Hsieh et al., 2024, section 3) and BABILong (Kuratov et al., 2024, qa1 and qa2); wording and
 generators are our own."""
@@ -30,7 +31,7 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Question:
-    """`kind`: the row of the table it counts for; "" for the task's own."""
+    """`kind` is the row of the table that the question counts for; "" for the task's own."""
 
     prompt: str
     answers: tuple[str, ...]
@@ -40,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Example:
-    """`continuation`: how the noise goes on behind the document, for its likelihood."""
+    """`continuation` is the noise that goes on behind the document, for its likelihood."""
 
     document: str
     questions: tuple[Question, ...]
@@ -49,7 +50,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Source:
-    """What generators draw from: noise text, and how long a text is to the model."""
+    """Holds what generators draw from: noise text, and a text's length in the model's tokens."""
 
     noise: str
     count: CountTokens
@@ -58,13 +59,13 @@ class Source:
 def fill(
     rng: np.random.Generator, source: Source, lines: Sequence[str], tokens: int
 ) -> tuple[str, str]:
-    """`lines`, in order, at random line ends of `tokens` tokens of noise (lines included); and how the
-    noise goes on."""
+    """Puts `lines`, in order, at random line ends of `tokens` tokens of noise (lines included);
+    also returns how the noise goes on."""
     room = tokens - source.count("\n".join(lines)) - 2 * len(lines) - 8
     if room < tokens // 4:
         raise ValueError(f"{len(lines)} lines do not leave room for text in {tokens} tokens")
     noise = source.noise
-    # Characters for the room, by bisection on a prefix of the rotated text.
+    # Bisection on a prefix of the rotated text finds the characters that fit.
     begin = int(rng.integers(0, len(noise)))
     begin = noise.find("\n", begin) + 1
     text = noise[begin:] + "\n" + noise[:begin]
@@ -100,7 +101,7 @@ _PLANTED = (("key", key_task, 4), ("values", values_task, 3), ("variable", track
 
 
 def planted(rng: np.random.Generator, source: Source, tokens: int) -> Example:
-    """Facts of all four kinds in one document, as in training, each asked for by itself."""
+    """Plants facts of all four kinds in one document, as in training, and asks each by itself."""
     words = fast_words(rng, 64)
     tasks = [(kind, make(rng, words)) for kind, make, count in _PLANTED for _ in range(count)]
     order = [int(i) for i in rng.permutation(len(tasks))]
@@ -163,7 +164,8 @@ def variable_tracking(rng: np.random.Generator, source: Source, tokens: int) -> 
 def _word_list(
     rng: np.random.Generator, source: Source, tokens: int, heavy: Sequence[str], counts: Sequence[int]
 ) -> str:
-    """Words in random order: `heavy` as often as `counts`, the rest all different and rare."""
+    """Writes words in random order: `heavy` as often as `counts`, the rest all different and
+    rare."""
     bag = [w for w, c in zip(heavy, counts, strict=True) for _ in range(c)]
     spare = [w for w in fast_words(rng, 64 + tokens // 4) if w not in heavy]
     low, high = 0, len(spare)
@@ -247,9 +249,9 @@ SUITES = {"planted": PLANTED, "ruler": RULER, "babilong": BABI}
 
 
 def question_file(path: Path) -> Generator:
-    """Questions over the user's own text: JSON lines {"question", "answers": [...]} beside a
+    """Reads questions over the user's own text: JSON lines {"question", "answers": [...]} beside a
     "document" (text) or "file" (path, relative to the JSON file). Documents are cut to the length;
-    those without "answers" in what is left are passed over."""
+    questions whose "answers" were cut off are skipped."""
     records = []
     for number_, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip():
@@ -281,8 +283,9 @@ def question_file(path: Path) -> Generator:
 def _around(
     rng: np.random.Generator, source: Source, text: str, answers: Sequence[str], tokens: int
 ) -> str | None:
-    """At most `tokens` tokens of the text, with every answer that it has; None where they lie too far
-    apart. Answers that the text does not spell out are no reason to choose a part."""
+    """Returns at most `tokens` tokens of the text, with every answer that it has; None where they
+    lie too far apart. Answers that the text does not spell out have no influence on the part
+    chosen."""
     total = source.count(text)
     if total <= tokens:
         return text
@@ -294,7 +297,7 @@ def _around(
         if last - first > width:
             return None
         begin = int(rng.integers(max(0, last - width), min(first, len(text) - width) + 1))
-    while source.count(text[begin : begin + width]) > tokens:  # denser here than elsewhere
+    while source.count(text[begin : begin + width]) > tokens:  # the text is denser here than elsewhere
         width = int(0.9 * width)
     document = text[begin : begin + width]
     return document if all(text[a:e] in document for a, e in found) else None
