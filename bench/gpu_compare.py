@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch beside gpu_step_bench: the paper's step without fusion, and exact attention by SDPA.
+"""Times PyTorch beside gpu_step_bench: the paper's step without fusion, and exact SDPA attention.
 
-One layer of an 8B model (8 KV heads of 4 query heads, dh = d_phi = d_emb = 128, bf16 rows), the
-shapes of gpu_step_bench. Times are medians of events on the device, captured in a graph where
-PyTorch can. With the JSON of gpu_step_bench, the ratios of the two programs are written too:
+It runs one layer of an 8B model (8 KV heads of 4 query heads, dh = d_phi = d_emb = 128, bf16 rows),
+the shapes of gpu_step_bench. Times are medians of events on the device, captured in a graph where
+PyTorch can. With the JSON of gpu_step_bench it also writes the ratios of the two programs:
 
     python3 bench/gpu_compare.py --step gpu_step_bench.json --json gpu_compare.json
 
-Without PyTorch or without a device it says so and measures nothing (exit status 3).
+Without PyTorch or without a device it prints the reason and measures nothing (exit status 3).
 """
 
 import argparse
@@ -19,7 +19,7 @@ KV_HEADS, GROUP, DIM, D_PHI, ANCHORS = 8, 4, 128, 128, 20
 
 
 def median_seconds(torch, run, rounds):
-    """Median over `rounds` replays; returns (seconds, "graph" or "eager")."""
+    """Returns the median over `rounds` replays as (seconds, "graph" or "eager")."""
     how = "graph"
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -47,7 +47,7 @@ def median_seconds(torch, run, rounds):
 
 
 class Step:
-    """Unfused: every operation of the step its own kernel, as the paper's implementation has it."""
+    """Runs each operation of the step in its own kernel, as the paper's implementation does."""
 
     def __init__(self, torch, k):
         self.torch = torch
@@ -126,7 +126,7 @@ def measure(torch, rounds, ours):
         mine = [ours.get(f"host_rows_k{k}_{name}_us", {}).get("median")
                 for name in ("selection_only", "phi_recompute")]
         if all(mine):
-            # The time that phi adds: how many times less of it the fused step takes.
+            # The ratio of the times that phi adds, of the unfused step over the fused one.
             added = max(mine[1] - mine[0], 1e-3)
             ratios[f"phi_time_unfused_over_fused_k{k}"] = (whole - alone) * 1e6 / added
     for n_tokens in (16384, 131072, 1048576):

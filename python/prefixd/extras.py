@@ -1,4 +1,4 @@
-"""What the modules beyond the core need, said before the first import of it fails."""
+"""Names the packages that modules beyond the core need, before the first import of one fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _is_there(package: str) -> bool:
 
 
 def require(module: str, extra: str, *packages: str) -> None:
-    """ModuleNotFoundError with the command that helps, unless all packages are there."""
+    """Raises ModuleNotFoundError with the command that helps, unless all packages are installed."""
     missing = [package for package in packages if not _is_there(package)]
     if missing:
         raise ModuleNotFoundError(

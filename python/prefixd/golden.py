@@ -1,4 +1,4 @@
-"""Make the committed golden checkpoints and logits with Hugging Face transformers (float32).
+"""Makes the committed golden checkpoints and logits with Hugging Face transformers (float32).
 
 ``python -m prefixd.golden --data tests/data --model models/prefixd-tiny``
 """
@@ -42,7 +42,7 @@ LLAMA3_ROPE: dict[str, Any] = {
 
 
 def untied() -> LlamaForCausalLM:
-    """Llama, untied embeddings, three query heads to a KV head, bf16 weights."""
+    """Makes a Llama with untied embeddings, three query heads to a KV head, bf16 weights."""
     return LlamaForCausalLM(LlamaConfig(
         **SHARED, num_attention_heads=6, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, tie_word_embeddings=False,
@@ -50,7 +50,7 @@ def untied() -> LlamaForCausalLM:
 
 
 def llama3_rope() -> LlamaForCausalLM:
-    """Llama with frequencies scaled as Llama 3.1 does, tied embeddings, float32 weights."""
+    """Makes a Llama with frequencies scaled as in Llama 3.1, tied embeddings, float32 weights."""
     return LlamaForCausalLM(LlamaConfig(
         **SHARED, num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5,
         rope_parameters={**LLAMA3_ROPE, "rope_theta": 50000.0}, tie_word_embeddings=True,
@@ -58,7 +58,8 @@ def llama3_rope() -> LlamaForCausalLM:
 
 
 def qwen3() -> Qwen3ForCausalLM:
-    """Qwen3: QK-norm, tied embeddings, head_dim that is not hidden / heads, bf16 weights."""
+    """Makes a Qwen3 with QK-norm, tied embeddings, head_dim that is not hidden / heads, bf16
+    weights."""
     return Qwen3ForCausalLM(Qwen3Config(
         **SHARED, num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}, tie_word_embeddings=True,
@@ -73,7 +74,8 @@ CASES = {
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Normal weights large enough that logits differ by several units and attention is not flat."""
+    """Draws normal weights, large enough that logits differ by several units and attention is not
+    flat."""
     gen = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
@@ -89,7 +91,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def logits_of(folder: Path, prompt: list[int]) -> list[list[float]]:
-    """Logits at the prompt's last positions, weights upcast to float32, eager attention."""
+    """Returns logits at the prompt's last positions, weights upcast to float32, eager attention."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -101,7 +103,7 @@ def logits_of(folder: Path, prompt: list[int]) -> list[list[float]]:
 
 
 def both_rope_forms(path: Path) -> None:
-    """Add ``rope_theta`` and ``rope_scaling`` for readers older than transformers 5."""
+    """Adds ``rope_theta`` and ``rope_scaling`` for readers older than transformers 5."""
     c = json.loads(path.read_text())
     rope = c["rope_parameters"]
     c["rope_theta"] = rope["rope_theta"]
@@ -119,7 +121,8 @@ def golden_json(folder: Path, prompt: list[int], out: Path) -> None:
 
 
 def tiny_prompt() -> list[int]:
-    """About 300 ids for the small model: text, three needles, a question with its first digits."""
+    """Returns about 300 ids for the small model: text, three needles, a question with its first
+    digits."""
     text = (
         "prefixd keeps the keys and values of long prompts on disk.\n[key of bakemo is 40718.]\n"
         "A decoder attends over a stored prompt and reads about one hundredth of it.\n"

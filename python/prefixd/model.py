@@ -1,5 +1,5 @@
-"""How a model and a read policy are described. What Python does not know here (a newer store's options)
-can be given as `extra` fields: names are those of the wire."""
+"""Describes a model and a read policy. Options that this package does not know (a newer store's)
+can be given as `extra` fields under their names on the wire."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """Scores are scale * q.k, softcapped where softcap > 0 (then exact or selection only). A layer with
-    a sliding window is the engine's own: its rows are stored, its attention is not prefixd's."""
+    """Scores are scale * q.k, softcapped where softcap > 0 (then exact or selection only). prefixd
+    stores the rows of a layer with a sliding window, and the engine computes its attention."""
 
     scale: float
     softcap: float = 0.0
@@ -21,17 +21,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Identity and geometry make the fingerprint: a prefix is only ever matched under the same one."""
+    """Identity and geometry make the fingerprint: a prefix is only matched under the same one."""
 
     name: str
     layers: Sequence[Layer]
     n_q_heads: int
     n_kv_heads: int
     key_dim: int
-    dtype: str  # "f32", "f16", "bf16": of the stored rows
+    dtype: str  # dtype of the stored rows: "f32", "f16", "bf16"
     identity: Mapping[str, str] = field(default_factory=dict)  # weights digest, rope, adapter, ...
-    value_dim: int | None = None  # key_dim where not given
-    feature_maps: Sequence[str] = ()  # files, on the machine that runs the store
+    value_dim: int | None = None  # key_dim if None
+    feature_maps: Sequence[str] = ()  # paths on the machine that runs the store
 
     def to_json(self) -> str:
         geometry = {
@@ -73,24 +73,24 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Policy:
-    """How steps read. `Policy(mode="full")` reads everything, `Policy(k=64)` a fixed number of tokens,
-    `Policy(budget=0.01)` a hundredth of the prompt."""
+    """Says how steps read. `Policy(mode="full")` reads everything, `Policy(k=64)` a fixed number of
+    tokens, `Policy(budget=0.01)` a hundredth of the prompt."""
 
     mode: str = "retrieve"  # "full", "anchors", "retrieve"
-    budget: float | None = None  # fraction of the prefix per step; the store's default where None
+    budget: float | None = None  # fraction of the prefix per step; None: the store's default
     k: int | None = None  # fixed K instead of a budget
-    estimator: str = "auto"  # of what is not read: "auto", "none", "moment", "phi", ...
+    estimator: str = "auto"  # for what is not read: "auto", "none", "moment", "phi", ...
     l_gen: int = 1  # generated tokens that share the summary's cost
     selector: str = "auto"  # "auto", "exact", "codes", "ivf"
-    adaptive: bool = False  # the budget is spread over heads by what each is estimated to miss
-    report_missing: bool = False  # steps say what they have not read, with a bound
-    # Sets shared by steps whose queries are alike: {"block": 16, "similarity": 0.8, "dilation": 1}.
+    adaptive: bool = False  # heads share the budget by what each is estimated to miss
+    report_missing: bool = False  # steps report what they have not read, with a bound
+    # Steps whose queries are alike share sets: {"block": 16, "similarity": 0.8, "dilation": 1}.
     sharing: Mapping[str, Any] | None = None
-    # What upper layers may retrieve from: {"phi": 0.7, "alpha": 1}.
+    # The upper layers retrieve only recent tokens: {"phi": 0.7, "alpha": 1}.
     window: Mapping[str, Any] | None = None
-    # Rows that the next step may want are read ahead: {"forward": 4}.
+    # Rows that the next step may want are prefetched: {"forward": 4}.
     prefetch: Mapping[str, Any] | None = None
-    # Anything else a policy has (docs/policy.md), e.g. {"fixed": [...]}.
+    # Any other policy option (docs/policy.md), e.g. {"fixed": [...]}.
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The console commands of the wheel: each becomes the program of its name, so that signals and exit
-code are the program's own and no interpreter stays."""
+"""Runs the console commands of the wheel. Each process becomes the program of its name, so that
+signals and exit code are the program's own and no interpreter stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 def _become(name: str) -> NoReturn:
     program = Path(__file__).resolve().parent / "bin" / name
-    # Python ignores these two, and what is ignored stays so in the program.
+    # Python ignores these two signals, and the program would inherit that.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""Storing a prompt while it is prefilled."""
+"""Stores a prompt while it is prefilled."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from prefixd.errors import FailedPrecondition
 if TYPE_CHECKING:
     from prefixd.arrays import Array
 
-# Writes that may wait for the disk before `write` itself waits, so that a fast prefill cannot fill the
-# memory with rows.
+# This many writes may wait for the disk before `write` itself waits, so that a fast prefill cannot
+# fill the memory with rows.
 MAX_WAITING = 8
 
 
 @dataclass(frozen=True)
 class PutResult:
-    """`prefix` names where the prompt is stored."""
+    """`prefix` is the id of the stored prompt."""
 
     prefix: str
-    n_tokens: int  # of the prompt that was put
+    n_tokens: int  # all tokens of the prompt
     stored_tokens: int  # newly stored by this put
     bytes: int  # written to disk for rows
     seconds: float  # from the beginning until durable
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what else this store reports
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further values that this store reports
 
     @classmethod
     def from_wire(cls, result: Mapping[str, Any]) -> PutResult:
@@ -42,9 +42,9 @@ class PutResult:
 
 
 class Put:
-    """Made by Store.begin_put. Rows are written on a thread of their own, so that a put overlaps with
-    the prefill: `write` returns a future, and what is passed to it must stay unchanged until that is
-    done. The first failure fails everything after it, `commit` at the latest.
+    """Store.begin_put makes it. A thread of its own writes the rows, so that a put overlaps with
+    the prefill: `write` returns a future, and its arguments must stay unchanged until that is done.
+    The first failure fails everything after it, `commit` at the latest.
 
         with store.begin_put("llama", tokens) as put:
             for layer, (k, v) in enumerate(cache):
@@ -84,9 +84,9 @@ class Put:
         return self._worker.submit(run)
 
     def write(self, layer: int, first: int, k: Array, v: Array) -> Future[None]:
-        """Keys and values of tokens [first, first + n) of one layer, in any order and chunking:
-        k [n][n_kv_heads][key_dim] after RoPE and QK-norm, v [n][n_kv_heads][value_dim], in the
-        model's dtype (bf16 also as its bits in uint16)."""
+        """Writes keys and values of tokens [first, first + n) of one layer, in any order and
+        chunking: k [n][n_kv_heads][key_dim] after RoPE and QK-norm, v [n][n_kv_heads][value_dim],
+        in the model's dtype (bf16 also as its bits in uint16)."""
         keys, values = arrays.as_input(k), arrays.as_input(v)
         self._submitted += len(keys)
 
@@ -99,26 +99,26 @@ class Put:
         return self._submit(call)
 
     def write_queries(self, layer: int, first: int, q: Array) -> Future[None]:
-        """Optional: the prefill's own queries [n][n_q_heads][key_dim]. A sample of them is kept to
-        choose and measure estimators per head."""
+        """Writes the prefill's own queries [n][n_q_heads][key_dim]; this is optional. The store
+        keeps a sample of them to choose and measure estimators per head."""
         queries = arrays.as_float32(q)
         return self._submit(lambda: self.core.write_queries(layer, first, queries))
 
     def commit(self) -> Future[PutResult]:
-        """Durable and visible when the future is done; summaries and indexes follow in the background
-        (Store.wait_ready)."""
+        """Makes the prompt durable and visible when the future is done; summaries and indexes
+        follow in the background (Store.wait_ready)."""
         self._result = self._submit(lambda: PutResult.from_wire(json.loads(self.core.commit())))
         self._worker.shutdown(wait=False)
         return self._result
 
     def abort(self) -> None:
-        """Nothing of it stays. Waits for the write that is under way."""
+        """Discards the put. Waits for the write that is under way."""
         self._failed = self._failed or FailedPrecondition("this put was aborted")
         self._worker.shutdown(wait=True)
         self.core.abort()
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """What `commit` came to; waits for it."""
+        """Waits for `commit` and returns its result."""
         if self._result is None:
             raise FailedPrecondition("this put was not committed")
         return self._result.result(timeout)

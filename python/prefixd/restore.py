@@ -1,4 +1,4 @@
-"""All rows of a stored prefix, back into an engine's own cache, the first layer first."""
+"""Reads all rows of a stored prefix into an engine's own cache, the first layer first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Verified keys and values of tokens [begin, end) of one layer, of every KV head:
-    [n][n_kv_heads][dim], or [n_kv_heads][n][dim] where the restore is head-major. In the model's
-    dtype; the bits of bf16 as uint16."""
+    """Holds verified keys and values of tokens [begin, end) of one layer, of every KV head:
+    [n][n_kv_heads][dim], or [n_kv_heads][n][dim] where the restore is head-major. They are in the
+    model's dtype; bf16 as its bits in uint16."""
 
     layer: int
     begin: int
@@ -31,13 +31,13 @@ class Run:
     dtype: str
 
     def torch(self) -> tuple[Any, Any]:
-        """(k, v) as tensors over the same memory."""
+        """Returns (k, v) as tensors over the same memory."""
         return arrays.as_torch(self.k, self.dtype), arrays.as_torch(self.v, self.dtype)
 
 
 class Restore:
-    """Made by Session.restore; iterating yields runs in order of layers and in them of tokens, while
-    a thread reads the next ones. For one thread, except `cancel`."""
+    """Session.restore makes it. Iterating yields runs, ordered by layer and then by token, while a
+    thread reads the next ones. One thread may use it; any thread may call `cancel`."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class Restore:
         self.cancel()
 
     def cancel(self) -> None:
-        """Iterating raises Cancelled from now on, also where it waits. From any thread."""
+        """Makes iterating raise Cancelled from now on, even while it waits. Any thread may call
+        it."""
         self._core.cancel()
 
     def __iter__(self) -> Iterator[Run]:
@@ -88,7 +89,8 @@ class Restore:
             k, v = (
                 np.empty((*shape, dim), arrays.NUMPY_TYPES[self._dtype]) for dim in self._dims
             )
-            # NumPy knows halves by another code than "bits".
+            # NumPy's halves and 16-bit integers have different type codes; the core takes the
+            # integers.
             half = self._dtype == "f16"
             self._core.copy(k.view(np.uint16) if half else k, v.view(np.uint16) if half else v)
             self._done += k.nbytes + v.nbytes

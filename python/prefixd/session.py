@@ -1,4 +1,4 @@
-"""A decoder's hold on one stored prefix: steps in, partial attention states out."""
+"""Runs steps over one stored prefix and returns partial attention states."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Rows:
-    """Verified rows of one KV head: `data` is [n][key_dim + value_dim] in the model's dtype (the bits of
-    bf16 as uint16). Keys and values are views."""
+    """Holds verified rows of one KV head: `data` is [n][key_dim + value_dim] in the model's dtype
+    (bf16 as its bits in uint16). Keys and values are views."""
 
     data: np.ndarray
     dtype: str
@@ -54,14 +54,14 @@ class Rows:
         return self.data[:, self.key_dim :]
 
     def torch(self) -> Any:
-        """(keys, values) as tensors over the same memory."""
+        """Returns (keys, values) as tensors over the same memory."""
         tensor = arrays.as_torch(self.data, self.dtype)
         return tensor[:, : self.key_dim], tensor[:, self.key_dim :]
 
 
 class Session:
-    """Made by Store.attach. Threads may step one session at once (different layers or batches). Ends
-    with `detach`, at the end of its `with` block, or when it is forgotten."""
+    """Store.attach makes it. Threads may step one session at once (different layers or batches). It
+    ends with `detach`, at the end of its `with` block, or when it is garbage-collected."""
 
     def __init__(self, core: _core.Session) -> None:
         self.core = core
@@ -81,7 +81,7 @@ class Session:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """model, tenant, prefix, n_tokens, geometry, anchors, estimator, ..."""
+        """Returns model, tenant, prefix, n_tokens, geometry, anchors, estimator, ..."""
         info: dict[str, Any] = json.loads(self.core.info())
         return info
 
@@ -95,7 +95,8 @@ class Session:
         return policy
 
     def set_policy(self, policy: PolicyLike | None) -> None:
-        """Replaces how steps read. Infeasible when the budget cannot pay for what it asks."""
+        """Replaces the policy of the following steps. Raises Infeasible when the budget cannot pay
+        for it."""
         self.core.set_policy(json.dumps(policy_wire(policy)))
 
     def _shapes(self, *leading: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -104,9 +105,9 @@ class Session:
         return (*heads, geometry["value_dim"]), heads
 
     def step(self, layer: int, q: Array) -> tuple[Array, Array]:
-        """Attention of one decode step over the prefix: q [n_q_heads][key_dim], after RoPE ->
-        y [n_q_heads][value_dim] and lse [n_q_heads] (natural log), float32, of q's library and
-        device. A float32 q in host memory is read in place."""
+        """Computes the attention of one decode step over the prefix: q [n_q_heads][key_dim], after
+        RoPE -> y [n_q_heads][value_dim] and lse [n_q_heads] (natural log), float32, of q's library
+        and device. A float32 q in host memory is read in place."""
         source = arrays.as_float32(q)
         y_shape, lse_shape = self._shapes()
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
@@ -114,8 +115,8 @@ class Session:
         return arrays.back_to(y, q), arrays.back_to(lse, q)
 
     def attend_exact(self, layer: int, q: Array) -> tuple[Array, Array]:
-        """Exact attention of n queries in one pass over the prefix: q [n][n_q_heads][key_dim] ->
-        y [n][n_q_heads][value_dim], lse [n][n_q_heads]."""
+        """Computes exact attention of n queries in one pass over the prefix: q
+        [n][n_q_heads][key_dim] -> y [n][n_q_heads][value_dim], lse [n][n_q_heads]."""
         source = arrays.as_float32(q)
         y_shape, lse_shape = self._shapes(source.shape[0])
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
@@ -129,16 +130,16 @@ class Session:
         return Rows(data, geometry["dtype"], geometry["key_dim"])
 
     def read_rows(self, layer: int, kv_head: int, ids: Sequence[int] | np.ndarray) -> Rows:
-        """The rows of these tokens (ascending)."""
+        """Reads the rows of these tokens (ascending)."""
         positions = arrays.tokens_array(ids)
         rows = self._rows(len(positions))
-        # NumPy knows halves by another code than "bits".
+        # NumPy's halves and 16-bit integers have different type codes; the core takes the integers.
         out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
         self.core.read_rows(layer, kv_head, positions, out)
         return rows
 
     def read_range(self, layer: int, kv_head: int, begin: int, end: int) -> Rows:
-        """The rows of tokens [begin, end)."""
+        """Reads the rows of tokens [begin, end)."""
         rows = self._rows(max(end - begin, 0))
         out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
         self.core.read_range(layer, kv_head, begin, end, out)
@@ -154,10 +155,10 @@ class Session:
         buffer_bytes: int = 128 << 20,
         progress: Progress | None = None,
     ) -> Restore:
-        """Tokens [begin, end) (0: to the end) of layers [first, last) (0: to the last) of every KV
-        head, layer by layer: `for run in session.restore(): ...`. What comes next is read while
-        the loop's body works, within `buffer_bytes`. `progress(done, total, "bytes")` may return
-        False to cancel."""
+        """Restores tokens [begin, end) (0: to the end) of layers [first, last) (0: to the last) of
+        every KV head, layer by layer: `for run in session.restore(): ...`. The next runs are read
+        while the loop's body works, within `buffer_bytes`. `progress(done, total, "bytes")` may
+        return False to cancel."""
         return Restore(
             self,
             begin=begin,
@@ -169,30 +170,30 @@ class Session:
         )
 
     def select(self, layer: int, kv_head: int, q: Array, k: int) -> tuple[np.ndarray, list[Cut]]:
-        """Selection alone: the ids of at most k tokens, and a cut for each of the group's queries
-        q [n_q_heads / n_kv_heads][key_dim]."""
+        """Selects without attending: returns the ids of at most k tokens, and a cut for each of the
+        group's queries q [n_q_heads / n_kv_heads][key_dim]."""
         ids, cuts = self.core.select(layer, kv_head, arrays.as_float32(q), k)
         kinds = ("none", "approximate", "exact")
         return np.asarray(ids, np.uint32), [Cut(score, kinds[kind]) for score, kind in cuts]
 
     def report(self) -> dict[str, Any]:
-        """What was read so far: info, total and per_head (ledgers)."""
+        """Returns what was read so far: info, total and per_head (ledgers)."""
         if self.final_report is not None:
             return self.final_report
         report: dict[str, Any] = json.loads(self.core.report())
         return report
 
     def detach(self) -> dict[str, Any]:
-        """Ends the session; its report. The store is let go of."""
-        _ = self.info  # stays readable
+        """Ends the session and releases the store; returns the report."""
+        _ = self.info  # the last value stays readable
         report: dict[str, Any] = json.loads(self.core.detach())
         self.final_report = report
         return report
 
 
 def step_batch(sessions: Sequence[Session], layer: int, q: Array) -> tuple[Array, Array]:
-    """One layer step of each of several sessions of one store and of one shape, run together:
-    q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]."""
+    """Runs one layer step of each of several sessions of one store and of one shape together: q
+    [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]."""
     source = arrays.as_float32(q)
     if len(source) != len(sessions):
         raise ValueError(f"q has {len(source)} entries for {len(sessions)} sessions")
@@ -207,7 +208,7 @@ def step_batch(sessions: Sequence[Session], layer: int, q: Array) -> tuple[Array
 def merge_states(y_a: Array, lse_a: Array, y_b: Array, lse_b: Array) -> None:
     """Merges the partial states (y_b, lse_b) into (y_a, lse_a), in place: y [...][value_dim],
     lse [...], float32 in host memory, C order. Either side may be empty (lse = -inf)."""
-    outputs: tuple[Any, Any] = (y_a, lse_a)  # tensors too: the stub knows NumPy only
+    outputs: tuple[Any, Any] = (y_a, lse_a)  # tensors are allowed, too; the stub knows NumPy only
     for output in outputs:
         arrays.check_in_place(output)
     _core.merge_states(*outputs, arrays.as_input(y_b), arrays.as_input(lse_b))

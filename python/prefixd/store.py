@@ -1,4 +1,4 @@
-"""Stores: of this process, and of a running daemon. Both behave alike."""
+"""Opens stores of this process and of a running daemon. Both behave alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefixd.model import ModelSpec
 from prefixd.put import Put
 from prefixd.session import PolicyLike, Session, policy_wire
 
-# Called with (done, total, unit); returning False cancels.
+# The store calls it with (done, total, unit); returning False cancels.
 Progress = Callable[[int, int, str], bool | None]
 
 
@@ -26,8 +26,8 @@ class PrefixMatch:
 
 
 class Store:
-    """Made by `open` or `connect`. May be shared by threads. Sessions and puts keep what they need of
-    it alive, also after `close`."""
+    """`open` or `connect` make it. Threads may share it. Sessions and puts keep what they need of
+    it alive, even after `close`."""
 
     def __init__(self, core: _core.Store) -> None:
         self.core = core
@@ -44,13 +44,15 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """An embedded store is unlocked once its last session and put are gone too."""
+        """Closes the store. An embedded store is unlocked once its last session and put are gone,
+        too."""
         self.core.close()
 
     # ---- models ----
 
     def register_model(self, spec: ModelSpec) -> None:
-        """Idempotent for an equal spec; AlreadyExists when the name is another model's."""
+        """Registers a model; an equal spec changes nothing. AlreadyExists when another model has
+        the name."""
         self.core.register_model(spec.to_json())
 
     def models(self) -> list[ModelSpec]:
@@ -70,8 +72,8 @@ class Store:
         encoding: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Put:
-        """Begins to store the keys and values of a whole prompt. `encoding` is that of the rows that
-        are stored ("int8"; None: the store's own). `progress` is called with the token-layers written
+        """Begins to store the keys and values of a whole prompt. `encoding` is the encoding of the
+        stored rows ("int8"; None: the store's own). `progress` receives the token-layers written
         and submitted, on the put's own thread."""
         spec: dict[str, Any] = {
             "model": model,
@@ -85,7 +87,7 @@ class Store:
         return Put(self.core.begin_put(json.dumps(spec), arrays.tokens_array(tokens)), progress)
 
     def match(self, model: str, tokens: Any, *, tenant: str = "") -> PrefixMatch:
-        """The longest stored prefix of these tokens."""
+        """Returns the longest stored prefix of these tokens."""
         return PrefixMatch(*self.core.match(model, tenant, arrays.tokens_array(tokens)))
 
     def attach(
@@ -98,8 +100,8 @@ class Store:
         tenant: str = "",
         policy: PolicyLike | None = None,
     ) -> Session:
-        """A session over the longest stored prefix of `tokens`, or over the prefix named; cut to its
-        first n_tokens where given. NotFound when nothing matches."""
+        """Returns a session over the longest stored prefix of `tokens`, or over the named prefix;
+        over only its first n_tokens where given. NotFound when nothing matches."""
         spec = {
             "model": model,
             "tenant": tenant,
@@ -113,7 +115,8 @@ class Store:
     # ---- what is stored ----
 
     def wait_ready(self, prefix: str, progress: Progress | None = None) -> None:
-        """Waits until the prefix's summaries, indexes and choices are ready, or says why not."""
+        """Waits until the prefix's summaries, indexes and choices are ready; raises when they
+        cannot be."""
         self.core.wait_ready(prefix, progress)
 
     def prefixes(self) -> list[dict[str, Any]]:
@@ -121,7 +124,7 @@ class Store:
         return prefixes
 
     def prefix(self, prefix: str) -> dict[str, Any]:
-        """summary, chain, blobs, choices."""
+        """Returns summary, chain, blobs and choices of a prefix."""
         detail: dict[str, Any] = json.loads(self.core.prefix(prefix))
         return detail
 
@@ -131,14 +134,16 @@ class Store:
     def set_retention(
         self, prefix: str, *, pinned: bool | None = None, ttl_seconds: int | None = None
     ) -> None:
-        """How long it is kept; what is None stays as it is, ttl_seconds = 0 is for ever."""
+        """Sets how long the prefix is kept; None changes nothing, ttl_seconds = 0 keeps it for
+        ever."""
         given = {"pinned": pinned, "ttl_seconds": ttl_seconds}
         self.core.set_retention(
             prefix, json.dumps({k: v for k, v in given.items() if v is not None})
         )
 
     def verify(self, prefix: str = "", progress: Progress | None = None) -> dict[str, Any]:
-        """Reads everything of a prefix (of the store) and checks it: segments, pages, bytes, damaged."""
+        """Reads all of a prefix (or of the store) and checks it; returns segments, pages, bytes,
+        damaged."""
         summary: dict[str, Any] = json.loads(self.core.verify(prefix, progress))
         return summary
 
@@ -148,9 +153,9 @@ class Store:
 
 
 def open(directory: str | os.PathLike[str], **options: Any) -> Store:
-    """A store of this process's own; locks the directory. Options are those of the store
-    (docs/reference.md, column "embedded"); a wrong name is refused with the list, a wrong value with
-    its bounds."""
+    """Opens a store in this process and locks its directory. Options are the store's
+    (docs/reference.md, column "embedded"); an unknown name is refused with the list, a value out of
+    range with its bounds."""
     given: Mapping[str, Any] = {**options, "dir": os.fspath(directory)}
     return Store(_core.open(json.dumps(given)))
 
@@ -165,8 +170,8 @@ def connect(
     shared_memory: bool = True,
     admin: bool = False,
 ) -> Store:
-    """A running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times in seconds; a
-    call_timeout of None waits for ever. `tenant` is that of calls that name none."""
+    """Connects to a running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times
+    are in seconds; a call_timeout of None waits for ever. Calls without a tenant use `tenant`."""
     call_ms = 0 if call_timeout is None else max(1, round(call_timeout * 1000))
     connect_ms = max(1, round(connect_timeout * 1000))
     return Store(_core.connect(address, tenant, token, connect_ms, call_ms, shared_memory, admin))

@@ -1,5 +1,5 @@
-"""Training of feature maps for any model (``python -m prefixd.train``) and of the small model
-(``python -m prefixd.train.model``)."""
+"""Trains feature maps for any model (``python -m prefixd.train``) and the small model (``python -m
+prefixd.train.model``)."""
 
 from prefixd.extras import require
 

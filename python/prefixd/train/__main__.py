@@ -1,12 +1,12 @@
-"""Feature maps (φ) for a model, distilled from its own attention on your texts.
+"""Trains feature maps (φ) for a model, distilled from its own attention on your texts.
 
     python -m prefixd.train --model DIR --text CORPUS --out MAPS --length 8192 --length 32768
 
-The model is frozen. For every length: its queries and keys are captured while it reads windows of the
-texts, then one pair of maps per KV head is trained on them, and MAPS/phi-LENGTH.safetensors is written,
-which stores load (feature_maps of a model's registration, docs/format.md). Interrupted, by Ctrl-C or
-otherwise, the same command goes on where it was. Models: what prefixd.transformers splices (Llama, Qwen,
-Mistral, Gemma families), on the CPU or a CUDA device."""
+The model is frozen. For every length its queries and keys are captured while it reads windows of
+the texts. Then one pair of maps per KV head is trained on them and written to
+MAPS/phi-LENGTH.safetensors, which stores load (feature_maps of a model's registration,
+docs/format.md). After Ctrl-C or another interruption the same command continues. Models: those that
+prefixd.transformers splices (Llama, Qwen, Mistral, Gemma families), on the CPU or a CUDA device."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def windows(
     encoder: Encoder, texts: Sequence[str], tokens: int, count: int, seed: int, from_start: bool,
     log: Log,
 ) -> list[np.ndarray]:
-    """`count` prompts of `tokens` ids: windows of the texts joined, evenly spaced; or, `from_start`, the
-    beginnings of that many texts. In random order, so that the held-out ones are from anywhere."""
+    """Returns `count` prompts of `tokens` ids: windows of the texts joined, evenly spaced; or, with
+    `from_start`, the beginnings of that many texts. They are in random order, so that the held-out
+    ones come from anywhere."""
     rng = np.random.default_rng([seed, tokens])
     own = [] if encoder.bos is None else [encoder.bos]
     room = tokens - len(own)
@@ -70,7 +71,7 @@ def windows(
 
 
 class Job:
-    """One model and its training, over any number of lengths."""
+    """Holds one model and its training, over any number of lengths."""
 
     def __init__(self, o: argparse.Namespace, log: Log) -> None:
         self.o, self.log = o, log
@@ -215,7 +216,8 @@ class Job:
                  f"{r['seconds']:.0f} s")
 
     def _tell(self, n: int, reports: list[dict[str, Any]], path: Path) -> None:
-        """Per head: KL over the middle before and after, estimated over true mass of the middle."""
+        """Returns per head the KL over the middle before and after, and estimated over true mass of
+        the middle."""
         lines = ["| layer, KV head | KL before | KL | mass ratio, median | mean abs. log mass error "
                  "| steps |",
                  "|---|---|---|---|---|---|"]

@@ -1,5 +1,5 @@
-"""Captured queries and keys on disk, memory-mapped: what does not fit in memory streams, and a capture
-that was interrupted goes on at the next prompt."""
+"""Keeps captured queries and keys on disk, memory-mapped: captures larger than memory stream, and
+an interrupted capture continues at the next prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ N_SINK, N_TAIL = 4, 16
 
 @dataclass(frozen=True)
 class Shape:
-    """What is captured: per layer q [prompts, Hq, queries, dh] of the tokens behind the prefix and
-    k [prompts, Hkv, length - sinks - tail, dh] of its middle, bf16. `source` names model and prompts."""
+    """Describes a capture: per layer q [prompts, Hq, queries, dh] of the tokens behind the prefix
+    and k [prompts, Hkv, length - sinks - tail, dh] of its middle, bf16. `source` names model and
+    prompts."""
 
     layers: tuple[int, ...]
     prompts: int
@@ -46,7 +47,7 @@ class Shape:
 
 
 class Captured:
-    """The files of one capture in `directory`."""
+    """Holds the files of one capture in `directory`."""
 
     def __init__(self, directory: Path, shape: Shape) -> None:
         self.directory, self.shape = directory, shape
@@ -54,7 +55,7 @@ class Captured:
 
     @property
     def done(self) -> int:
-        """Prompts captured; 0 where the files are another capture's."""
+        """Returns the prompts captured; 0 where the files belong to another capture."""
         try:
             state = json.loads(self._state.read_text())
         except (OSError, ValueError):
@@ -75,7 +76,8 @@ class Captured:
     def capture(
         self, model: PreTrainedModel, prompts: Sequence[np.ndarray], progress: Callable[[int], None]
     ) -> None:
-        """Runs the model over what is still missing. Prompts are ids [length + queries]."""
+        """Runs the model over the prompts that are still missing. Prompts are ids [length +
+        queries]."""
         s, done = self.shape, self.done
         if done == s.prompts:
             return
@@ -108,7 +110,8 @@ class Captured:
                 progress(at + 1)
 
     def head(self, layer: int, kv_head: int, device: str) -> tuple[Tensor, Tensor]:
-        """(q [P, G, n, dh], k [P, m, dh]) bf16 on `device` of one KV head and its group."""
+        """Returns (q [P, G, n, dh], k [P, m, dh]), bf16 on `device`, of one KV head and its
+        group."""
         s = self.shape
         group = s.q_heads // s.kv_heads
         q = self._map(layer, "q")[:, kv_head * group : (kv_head + 1) * group]

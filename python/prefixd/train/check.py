@@ -1,4 +1,4 @@
-"""Measures of the small model: needle recall by length, and bits per byte of held-out text."""
+"""Measures the small model: needle recall by length, and bits per byte of held-out text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prefixd.train.tasks import Line, fast_words, line_starts, needle, number
 def needle_prompt(
     rng: np.random.Generator, document: bytes, length: int, needles: int
 ) -> tuple[np.ndarray, list[Line]]:
-    """BOS, the document's beginning with ``needles`` planted at line starts; about ``length`` ids.
+    """Returns BOS and a document's beginning with ``needles`` at line starts; about ``length`` ids.
 
     A shorter document is repeated. The prompt ends with a newline, ready for a question.
     """
@@ -56,7 +56,7 @@ def recall(
     one_by_one: bool = False,
     bf16: bool = True,
 ) -> tuple[int, int]:
-    """(answers wholly right, questions asked) on ``prompts`` prompts of ``length`` tokens.
+    """Returns (answers wholly right, questions asked) on ``prompts`` prompts of ``length`` tokens.
 
     An answer is right when every byte of ``12345.]`` is the likeliest one after the true bytes
     before it, which is what greedy decoding gives. ``one_by_one`` asks each question on its own
@@ -90,7 +90,7 @@ def recall(
 def bits_per_byte(
     net: Net, documents: list[bytes], length: int, windows: int, *, bf16: bool = True
 ) -> float:
-    """Mean bits per byte over ``windows`` windows of ``length`` bytes taken evenly."""
+    """Returns the mean bits per byte over ``windows`` windows of ``length`` bytes taken evenly."""
     device = next(net.parameters()).device
     data = np.frombuffer(b"".join(documents), np.uint8)
     total, count = 0.0, 0
@@ -105,7 +105,7 @@ def bits_per_byte(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the recall table and held-out bits per byte of a model as JSON."""
+    """Prints the recall table and held-out bits per byte of a model as JSON."""
     a = argparse.ArgumentParser(prog="python -m prefixd.train.check", description=main.__doc__)
     a.add_argument("--model", type=Path, required=True, help="folder with config.json and weights")
     a.add_argument("--document", type=Path, default=GPL3, help="text to plant in (%(default)s)")

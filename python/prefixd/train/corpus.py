@@ -1,4 +1,4 @@
-"""Text that every Debian machine has, with the documents kept for evaluation filtered out.
+"""Collects text that every Debian machine has, without the documents kept for evaluation.
 
 A training text may share no run of eight words with an evaluation document: the lines around any
 such run are dropped, so near copies (licence headers, other versions of a licence) go with it.
@@ -35,7 +35,7 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def word_spans(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hash, start and end of every word, case folded."""
+    """Returns hash, start and end of every word, case folded."""
     hashes, starts, ends = [], [], []
     for m in _WORD.finditer(data.lower()):
         hashes.append(zlib.crc32(m.group()))
@@ -49,7 +49,7 @@ def word_spans(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def ngram_hashes(words: np.ndarray, n: int = NGRAM) -> np.ndarray:
-    """A 64-bit hash of each run of ``n`` words (empty when there are fewer)."""
+    """Returns a 64-bit hash of each run of ``n`` words (empty when there are fewer)."""
     count = len(words) - n + 1
     if count <= 0:
         return np.zeros(0, dtype=np.uint64)
@@ -70,7 +70,7 @@ class NgramFilter:
         self.banned = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
 
     def flagged(self, data: bytes) -> list[tuple[int, int]]:
-        """Byte ranges, merged and in order, covered by shared runs of words."""
+        """Returns byte ranges, merged and in order, covered by shared runs of words."""
         words, starts, ends = word_spans(data)
         hashes = ngram_hashes(words, self.n)
         if not len(hashes) or not len(self.banned):
@@ -86,7 +86,8 @@ class NgramFilter:
         return ranges
 
     def clean(self, data: bytes, margin: int = 200, least: int = 256) -> list[bytes]:
-        """The pieces of ``data``, cut at line ends, that stay clear of every flagged range."""
+        """Returns the pieces of ``data``, cut at line ends, that stay clear of every flagged
+        range."""
         pieces, at = [], 0
         for lo, hi in [*self.flagged(data), (len(data) + margin, len(data) + margin)]:
             end = len(data) if lo >= len(data) else data.rfind(b"\n", 0, max(lo - margin, 0)) + 1
@@ -98,7 +99,7 @@ class NgramFilter:
 
 
 def read_text(path: Path, most: int = 1 << 20) -> bytes | None:
-    """The file's bytes when they are text (gzip is opened), else None."""
+    """Returns the file's bytes when they are text (gzip is opened), else None."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > 4 * most:
             return None
@@ -124,14 +125,14 @@ def text_files(root: str, endings: tuple[str, ...]) -> Iterator[Path]:
 
 @dataclass
 class Corpus:
-    """Training text as one array, and the documents kept for evaluation."""
+    """Holds training text as one array, and the documents kept for evaluation."""
 
     text: np.ndarray
     starts: np.ndarray
     heldout: list[bytes]
 
     def window(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """``size`` consecutive bytes from a random place."""
+        """Returns ``size`` consecutive bytes from a random place."""
         at = int(rng.integers(0, max(1, len(self.text) - size)))
         got = self.text[at : at + size]
         return got if len(got) == size else np.resize(got, size)
@@ -160,7 +161,7 @@ def gather(
     most: int = 40 << 20, kept_out: tuple[Path, ...] = (GPL3,), heldout_docs: int = 24,
     log: Callable[[str], None] = print,
 ) -> Corpus:
-    """Collect the corpus: up to ``most`` bytes, clear of GPL-3 and of the held-out documents."""
+    """Collects the corpus: up to ``most`` bytes, clear of GPL-3 and of the held-out documents."""
     files: list[bytes] = []
     seen: set[bytes] = set()
     candidates: list[tuple[bytes, bytes]] = []

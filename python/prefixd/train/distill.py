@@ -1,4 +1,4 @@
-"""Distillation of one KV head's maps (and of the query heads that share it) from captured q and k."""
+"""Distils one KV head's maps (and those of its query heads) from captured q and k."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from prefixd.train.phi_net import Pair, phi_loss, set_scale
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained. The last `held` prompts give no gradients: they choose the best state,
-    stop early and are reported on. Keys are a sample of the middle until `whole_after` of the steps,
-    then all of it."""
+    """Sets how a head is trained. The last `held` prompts give no gradients: they choose the best
+    state, decide when to stop, and give the reported figures. Steps use a sample of the middle's
+    keys until `whole_after` of the steps, then all of it."""
 
     d_phi: int
     d_emb: int
@@ -41,7 +41,7 @@ Report = dict[str, float]
 
 
 def measure(pair: Pair, q: Tensor, k: Tensor, scale: float, limit: int = 64) -> Report:
-    """KL and mass ratio over whole prompts; q [P, G, n, dh], k [P, m, dh]."""
+    """Returns KL and mass ratio over whole prompts; q [P, G, n, dh], k [P, m, dh]."""
     kls, ratios = [], []
     with torch.no_grad():
         for p in range(len(q)):
@@ -59,14 +59,15 @@ def measure(pair: Pair, q: Tensor, k: Tensor, scale: float, limit: int = 64) -> 
 
 
 class HeadTraining:
-    """One head's training, which can be saved at any step: going on from there gives the same maps as if
-    it had never stopped, since what a step draws depends on its number alone."""
+    """Trains one head and can be saved at any step: a resumed training gives the same maps as an
+    uninterrupted one, because what a step draws depends on its number alone."""
 
     def __init__(
         self, pair: Pair, q: Tensor, k: Tensor, recipe: Recipe, scale: float, name: tuple[int, int],
         origin: str = "",
     ) -> None:
-        """`name`: (layer, KV head). `origin`: of q, k and the pair; a state of another is not taken."""
+        """`name`: (layer, KV head). `origin` identifies q, k and the pair; a state with another is
+        refused."""
         self.pair, self.recipe, self.scale, self.name = pair.to(q.device), recipe, scale, name
         self.origin = origin
         split = len(q) - recipe.held
@@ -93,7 +94,7 @@ class HeadTraining:
         os.replace(part, path)
 
     def load(self, path: Path) -> bool:
-        """False when there is none, or it is another head's or another recipe's."""
+        """Returns False when there is no state, or it is another head's or another recipe's."""
         if not path.is_file():
             return False
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self._q.device)
@@ -111,7 +112,7 @@ class HeadTraining:
         self, save_to: Path, *, save_every: float = 30.0, seconds: float | None = None,
         progress: Callable[[int, int, float], None] | None = None,
     ) -> Report:
-        """Trains to the end. `seconds`: the number of steps is lowered, once, to what fits into them."""
+        """Trains to the end. `seconds` lowers the number of steps, once, to what fits into them."""
         try:
             self._run(save_to, save_every, seconds, progress)
         except KeyboardInterrupt:
@@ -131,7 +132,7 @@ class HeadTraining:
             now = time.monotonic()
             self.seconds = spent + now - begin
             if seconds is not None and self.step == first + 20 and self.steps == r.steps:
-                # Steps over all keys, at the end, cost more: they are what is planned with.
+                # The last steps run over all keys and cost more, so the plan uses their time.
                 each = (now - begin) / 20 * (1 + (1 - r.whole_after) * self._whole_factor())
                 self.steps = max(self.step, min(r.steps, int(seconds / each)))
             if self.step % r.check_every == 0 and self._check():
@@ -167,7 +168,7 @@ class HeadTraining:
         self.step += 1
 
     def _check(self) -> bool:
-        """Keeps the best state; True when it has not become better for long."""
+        """Keeps the best state; returns True when it has not improved for long."""
         got = measure(self.pair, self._held_q, self._held_k, self.scale)
         if got["kl"] < self._best["kl"] * 0.995:
             self._stale = 0
@@ -182,7 +183,8 @@ class HeadTraining:
         if got["kl"] < self._best["kl"]:
             self._best, self._best_state = got, self._copy()
         self.pair.load_state_dict(self._best_state)
-        # KL does not see a common offset of the logits; it is set last, on prompts with gradients.
+        # KL does not see a common offset of the logits, so it is set last, on prompts with
+        # gradients.
         set_scale(self.pair, self._q[:4], self._k[:4], self.scale)
         final = measure(self.pair, self._held_q, self._held_k, self.scale)
         return {"kl_before": self._first["kl"], **final, "steps": float(self.step),

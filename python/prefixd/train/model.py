@@ -1,4 +1,4 @@
-"""Train the small model: ``python -m prefixd.train.model --out DIR --minutes 60``."""
+"""Trains the small model: ``python -m prefixd.train.model --out DIR --minutes 60``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PHASES = "0:128,0.05:256,0.30:512,0.40:1024,0.50:2048,0.58:4096,0.70:8192"
 
 @dataclass
 class TrainConfig:
-    """Everything that a run depends on besides the corpus."""
+    """Holds everything that a run depends on besides the corpus."""
 
     net: NetConfig = field(default_factory=NetConfig)
     phases: str = PHASES
@@ -45,7 +45,7 @@ class TrainConfig:
 
 
 def parse_phases(text: str) -> list[tuple[float, int]]:
-    """``0:128,0.1:256`` -> [(0.0, 128), (0.1, 256)]; fractions of the run, and lengths."""
+    """Parses ``0:128,0.1:256`` -> [(0.0, 128), (0.1, 256)]; fractions of the run, and lengths."""
     try:
         out = [(float(a), int(b)) for a, b in (p.split(":") for p in text.split(","))]
     except ValueError as e:
@@ -56,7 +56,7 @@ def parse_phases(text: str) -> list[tuple[float, int]]:
 
 
 class Trainer:
-    """The run's state; ``save`` and ``load`` make it continue where it stopped."""
+    """Holds the run's state; ``save`` and ``load`` continue it where it stopped."""
 
     def __init__(self, cfg: TrainConfig, corpus: Corpus, device: torch.device) -> None:
         self.cfg, self.corpus, self.device = cfg, corpus, device
@@ -69,7 +69,7 @@ class Trainer:
         self.by_length: dict[int, dict[str, float]] = {}
 
     def lr_at(self, progress: float) -> float:
-        """Learning rate as a fraction of its peak: warm-up, constant, linear decay."""
+        """Returns the learning rate as a fraction of its peak: warm-up, constant, linear decay."""
         c = self.cfg
         lr = min(1.0, (self.step - self.warm_from + 1) / c.warmup)
         if progress > c.decay_from:
@@ -78,7 +78,7 @@ class Trainer:
         return lr
 
     def length_at(self, progress: float, rng: np.random.Generator) -> int:
-        """The phase's length; one step in six is drawn from the shorter phases."""
+        """Returns the phase's length; one step in six takes a shorter phase's."""
         known = [n for f, n in self.phases if f <= progress]
         if len(known) > 2 and rng.random() < 1 / 6:
             return int(rng.choice(known[1:-1]))
@@ -138,7 +138,7 @@ class Trainer:
         os.replace(tmp, path)
 
     def load(self, path: Path, *, weights_only: bool = False) -> None:
-        """Continue from a saved state; ``weights_only`` starts the optimizers anew."""
+        """Continues from a saved state; ``weights_only`` starts the optimizers anew."""
         try:
             s = torch.load(path, map_location=self.device, weights_only=True)
         except Exception as e:
@@ -168,7 +168,7 @@ def report(t: Trainer, evaluate_at: list[int], log: Log) -> None:
 
 def run(t: Trainer, out: Path, minutes: float | None, steps: int | None, every: dict[str, float],
         log: Log = print) -> None:
-    """Train to the end of the budget; progress lines, evaluations, checkpoints."""
+    """Trains to the end of the budget, with progress lines, evaluations and checkpoints."""
     total = minutes * 60 if minutes is not None else 0.0
     state = out / "state.pt"
     last = {"log": time.monotonic(), "save": time.monotonic(), "eval": time.monotonic()}

@@ -1,4 +1,5 @@
-"""Muon for the matrices inside the layers, AdamW for the rest, behind one small interface."""
+"""Optimises the matrices inside the layers by Muon and the rest by AdamW, behind one small
+interface."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from prefixd.train.net import Net
 
 
 def orthogonalize(g: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrix, about: five Newton-Schulz steps in bf16."""
+    """Returns about the nearest semi-orthogonal matrix, by five Newton-Schulz steps in bf16."""
     x = g.bfloat16()
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
@@ -24,7 +25,7 @@ def orthogonalize(g: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized. ``parts`` splits a fused matrix into the ones it is made of."""
+    """Applies momentum, orthogonalised. ``parts`` splits a fused matrix into its original ones."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, weight_decay: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": 0.95, "weight_decay": weight_decay})
@@ -48,7 +49,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class Optimizers:
-    """Both optimizers as one; ``set_factor`` scales every group's own learning rate."""
+    """Steps both optimizers as one; ``set_factor`` scales every group's own learning rate."""
 
     def __init__(self, net: Net, lr: float, muon_lr: float, weight_decay: float) -> None:
         cfg = net.cfg
@@ -91,7 +92,7 @@ class Optimizers:
         return [opt.state_dict() for opt in self.all]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Momenta come from ``state``; peak rates stay as this run was asked to have them."""
+        """Loads momenta from ``state``; peak rates stay those of this run's options."""
         for opt, s in zip(self.all, state, strict=True):
             peaks = [group["peak"] for group in opt.param_groups]
             opt.load_state_dict(s)

@@ -1,4 +1,4 @@
-"""A compact Llama for training, with import and export in Hugging Face's naming."""
+"""Defines a compact Llama for training, with import and export in Hugging Face's naming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOS, EOS = 256, 257
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Shape of the model. Ids 0..255 are bytes, 256 begins a prompt, 257 ends a text."""
+    """Holds the model's shape. Ids 0..255 are bytes, 256 begins a prompt, 257 ends a text."""
 
     vocab_size: int = 264
     hidden: int = 256
@@ -37,7 +37,7 @@ class NetConfig:
 
 
 def rope_tables(cfg: NetConfig, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [max_positions, head_dim / 2], in float32."""
+    """Returns cos and sin, each [max_positions, head_dim / 2], in float32."""
     half = cfg.head_dim // 2
     freq = cfg.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
     pos = torch.arange(cfg.max_positions, dtype=torch.float64, device=device)
@@ -46,7 +46,8 @@ def rope_tables(cfg: NetConfig, device: torch.device | None = None) -> tuple[Ten
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate-half RoPE as Hugging Face has it; x [B, T, H, dh], cos, sin [B or 1, T, 1, dh/2]."""
+    """Applies rotate-half RoPE as Hugging Face does; x [B, T, H, dh], cos, sin [B or 1, T, 1,
+    dh/2]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -100,7 +101,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Forward to hidden states; ``logits`` applies the head where it is needed."""
+    """Computes hidden states; ``logits`` applies the head where it is needed."""
 
     cos: Tensor
     sin: Tensor
@@ -145,7 +146,7 @@ class Net(nn.Module):
 
 
 def to_hf(net: Net) -> dict[str, Tensor]:
-    """Weights under Hugging Face's names, float32."""
+    """Returns the weights under Hugging Face's names, float32."""
     c = net.cfg
     dq, dk = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
     out = {
@@ -173,7 +174,7 @@ def to_hf(net: Net) -> dict[str, Tensor]:
 
 
 def from_hf(cfg: NetConfig, tensors: dict[str, Tensor]) -> Net:
-    """The inverse of ``to_hf``."""
+    """Inverts ``to_hf``."""
     net = Net(cfg)
     own: dict[str, Tensor] = {
         "embed.weight": tensors["model.embed_tokens.weight"],
@@ -197,7 +198,8 @@ def from_hf(cfg: NetConfig, tensors: dict[str, Tensor]) -> Net:
 
 
 def hf_config(cfg: NetConfig) -> dict[str, object]:
-    """config.json; both ``rope_theta`` (older readers) and ``rope_parameters`` (transformers 5)."""
+    """Returns config.json with ``rope_theta`` (older readers) and ``rope_parameters`` (transformers
+    5)."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -234,7 +236,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def export_hf(net: Net, folder: Path, notes: dict[str, str] | None = None) -> str:
-    """Write config.json and model.safetensors (bf16); returns the SHA-256 of the weights file."""
+    """Writes config.json and model.safetensors (bf16); returns the SHA-256 of the weights file."""
     from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +249,7 @@ def export_hf(net: Net, folder: Path, notes: dict[str, str] | None = None) -> st
 
 
 def load_hf(folder: Path) -> Net:
-    """Read a checkpoint of this family back (weights upcast to float32)."""
+    """Reads a checkpoint of this family back (weights upcast to float32)."""
     from safetensors.torch import load_file
 
     try:

@@ -1,4 +1,4 @@
-"""The feature maps (positive, learned per head), their loss, and their file format."""
+"""Defines the feature maps (positive, learned per head), their loss, and their file format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAMBDA_KL, W_TOP, W_FAR, W_MASS = 0.99, 1.0, 2.0, 4.0
 
 
 class FeatureMap(nn.Module):
-    """``heads`` maps side by side: x [H, n, dh] -> log phi(x) [H, n, d_phi]."""
+    """Computes ``heads`` maps side by side: x [H, n, dh] -> log phi(x) [H, n, d_phi]."""
 
     def __init__(self, heads: int, dh: int, d_emb: int, d_phi: int, gen: torch.Generator) -> None:
         super().__init__()
@@ -51,18 +51,18 @@ class FeatureMap(nn.Module):
 
 
 class Pair(nn.Module):
-    """One KV head: its phi_k and the phi_q of the query heads that share it."""
+    """Holds one KV head's phi_k and the phi_q of the query heads that share it."""
 
     def __init__(self, group: int, dh: int, d_emb: int, d_phi: int, seed: int) -> None:
         super().__init__()
         gen = torch.Generator().manual_seed(seed)
         self.phi_k = FeatureMap(1, dh, d_emb, d_phi, gen)
         self.phi_q = FeatureMap(group, dh, d_emb, d_phi, gen)
-        with torch.no_grad():  # the same random directions on both sides: z grows with q.k
+        with torch.no_grad():  # both sides have the same random directions: z grows with q.k
             self.phi_q.W_out.copy_(self.phi_k.W_out.expand_as(self.phi_q.W_out))
 
     def log_kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """q [G, n, dh], k [m, dh] -> log z [G, n, m], through one shifted product."""
+        """Maps q [G, n, dh], k [m, dh] -> log z [G, n, m], through one shifted product."""
         lq, lk = self.phi_q(q), self.phi_k(k[None])[0]
         shift = lk.detach().amax(0)
         a = lq + shift
@@ -73,7 +73,8 @@ class Pair(nn.Module):
 
 
 def phi_loss(s: Tensor, s_hat: Tensor, tau: float = 1.0) -> dict[str, Tensor]:
-    """The loss over teacher and student logits [..., m]; every term is a mean over queries."""
+    """Returns the loss over teacher and student logits [..., m]; every term is a mean over
+    queries."""
     b = s.amax(-1, keepdim=True)
     r, rh = s - b, s_hat - b
     lp, lph = F.log_softmax(r / tau, -1), F.log_softmax(rh / tau, -1)
@@ -98,7 +99,7 @@ def phi_loss(s: Tensor, s_hat: Tensor, tau: float = 1.0) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def set_scale(pair: Pair, q: Tensor, k: Tensor, scale: float, queries: int = 12) -> list[float]:
-    """Move each query head's ``b_out`` to the minimum of the loss along its common offset.
+    """Moves each query head's ``b_out`` to the minimum of the loss along its common offset.
 
     KL does not see that direction and the other terms weigh 1%, so gradient steps are slow there;
     a search over one number is not. q [P, G, n, dh], k [P, m, dh]; returns the offsets.
@@ -122,7 +123,7 @@ def set_scale(pair: Pair, q: Tensor, k: Tensor, scale: float, queries: int = 12)
 
 
 def pack(pairs: dict[tuple[int, int], Pair]) -> dict[str, Tensor]:
-    """(layer, KV head) -> tensors named ``layers.{l}.phi_q.W_in`` and so on."""
+    """Turns (layer, KV head) -> pair into tensors named ``layers.{l}.phi_q.W_in`` and so on."""
     out: dict[str, Tensor] = {}
     layers = sorted({layer for layer, _ in pairs})
     for layer in layers:
@@ -135,7 +136,7 @@ def pack(pairs: dict[tuple[int, int], Pair]) -> dict[str, Tensor]:
 
 
 def unpack(tensors: dict[str, Tensor], meta: dict[str, str]) -> dict[tuple[int, int], Pair]:
-    """The inverse of ``pack``."""
+    """Inverts ``pack``."""
     n_layers, hq, hkv = (int(meta[k]) for k in ("n_layers", "n_q_heads", "n_kv_heads"))
     group = hq // hkv
     pairs = {}
@@ -153,7 +154,7 @@ def unpack(tensors: dict[str, Tensor], meta: dict[str, str]) -> dict[tuple[int, 
 
 
 def export_phi(pairs: dict[tuple[int, int], Pair], meta: dict[str, str], path: Path) -> None:
-    """Write the maps, float32, with their metadata (all strings)."""
+    """Writes the maps, float32, with their metadata (all strings)."""
     write_atomic(path, save(pack(pairs), metadata=meta))
 
 
@@ -170,12 +171,12 @@ def load_phi(path: Path) -> tuple[dict[tuple[int, int], Pair], dict[str, str]]:
 
 
 def file_digest(path: Path) -> str:
-    """As the C++ side names weights: BLAKE2b-256 of the file's bytes."""
+    """Returns the name that the C++ side gives weights: BLAKE2b-256 of the file's bytes."""
     return "blake2b:" + hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest()
 
 
 def write_golden(path: Path, phi_file: Path, seed: int = 0) -> None:
-    """Three random vectors through one phi_q and one phi_k in float64, for the C++ tests."""
+    """Sends three random vectors through one phi_q and one phi_k in float64, for the C++ tests."""
     with safe_open(str(phi_file), framework="pt") as f:
         tensors = {k: f.get_tensor(k).double() for k in f.keys()}
     gen = torch.Generator().manual_seed(seed)

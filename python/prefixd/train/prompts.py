@@ -1,5 +1,6 @@
-"""The small model's prompts for its feature maps, as files: text with planted needles and, behind the
-prefix, questions and text. ``python -m prefixd.train.prompts --out DIR --length 8192``."""
+"""Writes the small model's prompts for its feature maps as files: text with planted needles and,
+behind the prefix, questions and text. ``python -m prefixd.train.prompts --out DIR --length
+8192``."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from prefixd.train.corpus import Corpus, gather
 
 
 def prompt_text(rng: np.random.Generator, corpus: Corpus, length: int, extra: int) -> bytes:
-    """``length`` - 1 bytes with needles (BOS comes before them), then ``extra`` of questions and text."""
+    """Returns ``length`` - 1 bytes with needles (BOS precedes them), then ``extra`` of questions
+    and text."""
     text = corpus.window(rng, length + extra).tobytes()
     count = int(rng.integers(2, max(3, min(24, length // 100) + 1)))
     ids, lines = needle_prompt(rng, text[:length], length, count)

@@ -1,4 +1,4 @@
-"""Recall tasks planted in real text. ``models/README.md`` describes every format.
+"""Plants recall tasks in real text. ``models/README.md`` describes every format.
 
 A task sequence is real text with lines planted between its lines; the questions come at the end.
 Each byte carries a loss weight: answers 4, text 0.5, digits that nobody could know 0.
@@ -15,13 +15,13 @@ from prefixd.train.net import BOS
 
 W_ANSWER, W_DRILL, W_TEXT, W_WORD, W_NONE = 4.0, 1.0, 0.5, 0.1, 0.0
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
-# (rng, n) -> n bytes of real text.
+# A source maps (rng, n) to n bytes of real text.
 Source = Callable[[np.random.Generator, int], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One planted or asked line: the text up to ``answer`` is given, the answer follows."""
+    """A line is planted or asked: the text up to ``answer`` is given, the answer follows."""
 
     prompt: str
     answer: str
@@ -33,14 +33,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Task:
-    """Lines to plant, in this order, and one question about them."""
+    """Holds lines to plant, in this order, and one question about them."""
 
     plant: tuple[Line, ...]
     question: Line
 
 
 def word(rng: np.random.Generator) -> str:
-    """A random pronounceable lowercase word of 4 to 8 letters."""
+    """Returns a random pronounceable lowercase word of 4 to 8 letters."""
     letters = []
     for i in range(int(rng.integers(4, 9))):
         letters.append(str(rng.choice(list(_CONSONANTS if i % 2 == 0 else _VOWELS))))
@@ -48,7 +48,7 @@ def word(rng: np.random.Generator) -> str:
 
 
 def fast_words(rng: np.random.Generator, count: int) -> list[str]:
-    """``count`` distinct words (as ``word`` makes them, drawn at once)."""
+    """Returns ``count`` distinct words (as ``word`` makes them, drawn at once)."""
     out: list[str] = []
     while len(out) < count:
         c = rng.integers(0, len(_CONSONANTS), (count, 4))
@@ -75,21 +75,21 @@ def key_task(rng: np.random.Generator, words: list[str]) -> Task:
 
 
 def values_task(rng: np.random.Generator, words: list[str]) -> Task:
-    """Several values under one key."""
+    """Plants several values under one key."""
     vals = " ".join(number(rng) for _ in range(int(rng.integers(2, 4))))
     line = Line(f"[keys of {words.pop()} are ", f"{vals}.]")
     return Task((line,), line)
 
 
 def track_task(rng: np.random.Generator, words: list[str]) -> Task:
-    """A variable assigned from another one: the question needs both lines."""
+    """Plants a variable that is assigned from another one: the question needs both lines."""
     a, b, v = words.pop(), words.pop(), number(rng)
     plant = (Line(f"[let {a} be ", f"{v}.]"), Line(f"[let {b} be ", f"{a}.]"))
     return Task(plant, Line(f"[value of {b} is ", f"{a} is {v}.]"))
 
 
 def frequent_task(rng: np.random.Generator, words: list[str]) -> Task:
-    """A list of words; one of them occurs most often."""
+    """Plants a list of words; one of them occurs most often."""
     pool = [words.pop() for _ in range(3)]
     counts = [int(rng.integers(4, 7)), int(rng.integers(1, 3)), 1]
     bag = [w for w, c in zip(pool, counts, strict=True) for _ in range(c)]
@@ -99,7 +99,7 @@ def frequent_task(rng: np.random.Generator, words: list[str]) -> Task:
 
 
 def draw_tasks(rng: np.random.Generator, count: int, plain: float = 0.8) -> list[Task]:
-    """``count`` tasks of mixed kinds with distinct words; at most one list."""
+    """Returns ``count`` tasks of mixed kinds with distinct words; at most one is a list."""
     words = fast_words(rng, 3 * count + 3)
     kinds = [key_task, values_task, track_task, frequent_task]
     rest = 1.0 - plain
@@ -113,14 +113,15 @@ def draw_tasks(rng: np.random.Generator, count: int, plain: float = 0.8) -> list
 
 
 def line_starts(text: np.ndarray) -> np.ndarray:
-    """Places where a planted line may stand: the beginning and after every newline."""
+    """Returns where a planted line may stand: the beginning and after every newline."""
     return np.concatenate(([0], np.flatnonzero(text == 10) + 1))
 
 
 def plant_lines(
     rng: np.random.Generator, text: np.ndarray, lines: list[bytes], groups: list[int]
 ) -> list[int]:
-    """A byte position for each line, in text coordinates; lines of one group keep their order."""
+    """Returns a byte position for each line, in text coordinates; a group's lines keep their
+    order."""
     at = line_starts(text)
     places = rng.choice(at, size=len(lines), replace=True)
     anywhere = rng.random(len(lines)) < 0.15
@@ -144,7 +145,7 @@ def _emit(
 def task_sequence(
     rng: np.random.Generator, source: Source, length: int, plain: float = 0.8
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """ids and loss weights (weight i belongs to id i), and where the questions begin.
+    """Returns ids and loss weights (weight i belongs to id i), and where the questions begin.
 
     ``source(rng, n)`` gives n bytes of real text. The sequence begins with BOS.
     """
@@ -190,7 +191,7 @@ def task_sequence(
 def _fit(
     ids: np.ndarray, w: np.ndarray, length: int, begin: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Cut or pad to ``length`` (padding has weight 0)."""
+    """Cuts or pads to ``length`` (padding has weight 0)."""
     short = length - len(ids)
     if short > 0:
         ids = np.concatenate([ids, np.full(short, 10, np.int64)])
@@ -199,7 +200,7 @@ def _fit(
 
 
 def text_sequence(rng: np.random.Generator, source: Source, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Plain text, sometimes with an earlier part repeated (copying is the root of recall)."""
+    """Returns plain text, sometimes with an earlier part repeated (recall grows out of copying)."""
     text = source(rng, length - 1).astype(np.int64)
     w = np.full(length, W_TEXT, np.float32)
     w[0] = 0.0
@@ -212,7 +213,7 @@ def text_sequence(rng: np.random.Generator, source: Source, length: int) -> tupl
 
 
 def drill_sequence(rng: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of words and values, listed again and again in new orders: recall at every line."""
+    """Lists pairs of words and values again and again in new orders: every line is a recall."""
     link = str(rng.choice([" ", " is ", ": ", " = "]))
     least, most = 2, max(2, min(40, length // 36))
     words = fast_words(rng, int(rng.integers(least, most + 1)))
@@ -234,7 +235,7 @@ def drill_sequence(rng: np.random.Generator, length: int) -> tuple[np.ndarray, n
 
 
 def skip_positions(rng: np.random.Generator, length: int, limit: int) -> np.ndarray:
-    """Positions with random gaps: a short sequence that sees far distances (as PoSE does)."""
+    """Returns positions with random gaps: a short sequence sees far distances (as in PoSE)."""
     spare = limit - length
     pos = np.arange(length, dtype=np.int64)
     if spare <= 0:
@@ -261,7 +262,7 @@ def batch(
     skip_share: float = 0.4,
     limit: int = 16384,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids [B, T+1], weights [B, T] for predicting ids[:, 1:], positions [B, T]."""
+    """Returns ids [B, T+1], weights [B, T] for predicting ids[:, 1:], positions [B, T]."""
     ids, weights, pos = [], [], []
     for _ in range(size):
         kind = rng.random()
