@@ -1,12 +1,13 @@
-"""Stored prompts spliced into Hugging Face models.
+"""Splices stored prompts into Hugging Face models.
 
     store = prefixd.open("/srv/kv")                       # or prefixd.connect(...)
     splice = prefixd.transformers.Splice(store, model)
     with splice.cache(input_ids) as cache:                # attaches to the longest stored prefix
         output = model.generate(input_ids, past_key_values=cache)
 
-The prompt's new tokens are stored while they are prefilled; the next prompt that begins alike attends
-over them without a prefill. `generate` is the model's own; its weights and its code are untouched.
+The prompt's new tokens are stored while they are prefilled; the next prompt that begins alike
+attends over them without a prefill. `generate` is the model's own; its weights and its code are
+untouched.
 """
 
 from prefixd.extras import require

@@ -1,7 +1,8 @@
-"""The attention function that Hugging Face models call when their implementation is "prefixd".
+"""Defines the attention function that Hugging Face models call under the implementation "prefixd".
 
-Keys that come out of a PrefixCache carry their layer's splice. Everything else (a model without a cache,
-sliding-window layers, training) is attended natively, just as "sdpa" would, softcap included."""
+Keys that come out of a PrefixCache carry their layer's splice. Everything else (a model without a
+cache, sliding-window layers, training) gets native attention, just as with "sdpa", softcap
+included."""
 
 from __future__ import annotations
 
@@ -16,30 +17,31 @@ from prefixd.errors import InvalidArgument
 
 NAME = "prefixd"
 _ATTRIBUTE = "_prefixd_splice"
-# Scores that exist at once while the own tokens are attended to, so that a long question after a long
-# conversation does not need memory for all of them.
+# This many scores exist at once in attention over the own tokens, so that a long question after a
+# long conversation does not need memory for all of them.
 _SCORES_AT_ONCE = 1 << 24
 
 
 class LayerSplice(Protocol):
-    """What a PrefixCache's layer knows of the stored part."""
+    """Describes the stored part to a PrefixCache's layer."""
 
     def observe(self, query: torch.Tensor) -> None:
-        """The queries [B, Hq, n, dh] of the tokens that were just appended."""
+        """Receives the queries [B, Hq, n, dh] of the tokens that were just appended."""
 
     def prefix_state(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(y [B, Hq, n, dv], lse [B, Hq, n]) float32 over the stored prefix; None when there is none."""
+        """Returns (y [B, Hq, n, dv], lse [B, Hq, n]) float32 over the stored prefix; None without
+        one."""
 
 
 def mark(keys: torch.Tensor, splice: LayerSplice) -> torch.Tensor:
-    """A view of `keys` that names its splice."""
+    """Returns a view of `keys` that names its splice."""
     marked = keys.view(keys.shape)
     setattr(marked, _ATTRIBUTE, splice)
     return marked
 
 
 def register() -> None:
-    """Both interfaces: without the second the mask silently vanishes."""
+    """Registers both interfaces: without the second the mask silently vanishes."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
@@ -55,7 +57,7 @@ def attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [B, Hq, n, dh], key and value [B, Hkv, m, d] -> [B, n, Hq, dv]."""
+    """Attends query [B, Hq, n, dh], key and value [B, Hkv, m, d] -> [B, n, Hq, dv]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     splice: LayerSplice | None = getattr(key, _ATTRIBUTE, None)
     if splice is not None:
@@ -89,8 +91,9 @@ def partial_state(
     scale: float,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention with its normaliser: y [B, Hq, n, dv] and lse [B, Hq, n], float32. Mask None: the
-    n queries are the last of the keys' tokens. A query that sees nothing has lse = -inf and y = 0."""
+    """Computes exact attention with its normaliser: y [B, Hq, n, dv] and lse [B, Hq, n], float32.
+    With mask None the n queries belong to the last of the keys' tokens. A query that sees nothing
+    has lse = -inf and y = 0."""
     batch, q_heads, n, _ = query.shape
     kv_heads, m = key.shape[1], key.shape[2]
     group = q_heads // kv_heads
@@ -124,7 +127,8 @@ def partial_state(
 def merge(
     a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """One softmax over both parts: y [..., dv], lse [...] (natural log); either may be empty (-inf)."""
+    """Joins both parts in one softmax: y [..., dv], lse [...] (natural log); either may be empty
+    (-inf)."""
     (y_a, lse_a), (y_b, lse_b) = a, b
     both = torch.logaddexp(lse_a, lse_b)
     both = both.masked_fill(both == -torch.inf, 0)

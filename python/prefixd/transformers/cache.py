@@ -1,4 +1,4 @@
-"""A Cache whose first tokens are stored in prefixd and whose later ones are in memory.
+"""Implements a Cache whose first tokens are stored in prefixd and whose later ones are in memory.
 
 Columns and positions. A batch is left-padded: row b's token at position p lies in column pads[b] + p. The
 stored part ends at one column for all rows, `columns`; row b's session is cut to columns - pads[b] tokens.
@@ -24,8 +24,8 @@ from prefixd.transformers.recorder import Recorder
 
 
 class Rows:
-    """The stored part of a batch: which session each row has (None: its prompt begins later), and how the
-    tokens in memory lie to it."""
+    """Holds the stored part of a batch: each row's session (None: its prompt begins later), and how
+    the tokens in memory are placed relative to it."""
 
     def __init__(
         self, sessions: Sequence[Session | None], pads: Sequence[int], columns: int, prompt: int
@@ -33,7 +33,7 @@ class Rows:
         self.sessions = list(sessions)
         self.pads = list(pads)
         self.columns = columns
-        self.prompt = prompt  # columns of the prompt: its queries attend exactly
+        self.prompt = prompt  # columns of the prompt, whose queries attend exactly
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -47,7 +47,7 @@ QueryObserver = Callable[[int, torch.Tensor], None]
 
 
 class _Layer:
-    """What both kinds of layer share: rows are checked and recorded as they come."""
+    """Checks and records rows as they come, for both kinds of layer."""
 
     observer: QueryObserver | None = None
 
@@ -69,7 +69,7 @@ class _Layer:
                 raise InvalidArgument(
                     f"the cache was made for {len(self.rows)} prompts, the model was given {len(keys)}"
                 )
-            # Beams and several answers per prompt: generate repeats each row.
+            # With beams and several answers per prompt, generate repeats each row.
             times = len(keys) // len(self.rows)
             self.rows.select([i for i in range(len(self.rows)) for _ in range(times)])
         if self.recorder is not None:
@@ -77,7 +77,7 @@ class _Layer:
 
 
 class PrefixLayer(_Layer, DynamicLayer):
-    """Full attention: the stored part through the session, later tokens in memory."""
+    """Attends fully: the stored part through the session, later tokens in memory."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -132,7 +132,7 @@ class PrefixLayer(_Layer, DynamicLayer):
         source = (
             query.detach().to("cpu", torch.float32).transpose(1, 2).contiguous()
         )  # [B, n, Hq, dh]
-        # The question's tokens see the prefix exactly, what is generated under the read budget.
+        # The question's tokens attend to the prefix exactly, generated ones under the read budget.
         exact = max(0, min(n, self.rows.prompt - (self.get_seq_length() - n)))
         for b, session in zip(active, sessions, strict=True):
             if exact > 0:
@@ -145,12 +145,12 @@ class PrefixLayer(_Layer, DynamicLayer):
 
 
 def _tensors(state: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, lse) of tensors are tensors."""
+    """Declares states of tensors to be tensors, for the type checker."""
     return state
 
 
 class WindowLayer(_Layer, DynamicSlidingWindowLayer):
-    """A sliding window: the model's own, but filled from the store."""
+    """Fills the model's own sliding window from the store."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -162,7 +162,7 @@ class WindowLayer(_Layer, DynamicSlidingWindowLayer):
         return keys, values
 
     def restore(self, device: torch.device) -> None:
-        """The last window - 1 columns of the stored part."""
+        """Reads the last window - 1 columns of the stored part."""
         end = self.rows.columns
         begin = max(0, end - (self.sliding_window - 1))
         heads = self.spec.n_kv_heads
@@ -172,7 +172,7 @@ class WindowLayer(_Layer, DynamicSlidingWindowLayer):
         for b, (session, pad) in enumerate(zip(self.rows.sessions, self.rows.pads, strict=True)):
             if session is None:
                 continue
-            first = max(begin, pad)  # columns before are padding, which the mask hides
+            first = max(begin, pad)  # the mask hides earlier columns, which are padding
             for head in range(heads):
                 rows = session.read_range(self.index, head, first - pad, end - pad)
                 keys[b, head, first - begin :], values[b, head, first - begin :] = rows.torch()
@@ -183,13 +183,14 @@ class WindowLayer(_Layer, DynamicSlidingWindowLayer):
 
 
 class PrefixCache(Cache):
-    """Made by Splice.cache; given to the model as past_key_values. One use: a prompt and what is
-    generated after it. Ends with its `with` block, which waits until what was recorded is durable."""
+    """Splice.cache makes it; pass it to the model as past_key_values. It serves one prompt and what
+    is generated after it. It ends with its `with` block, which waits until the recorded rows are
+    durable."""
 
     def __init__(
         self, spec: ModelSpec, rows: Rows, recorder: Recorder | None, device: torch.device
     ) -> None:
-        layers: list[Any] = []  # a list of its own kind is not the one that Cache takes
+        layers: list[Any] = []  # Cache does not accept a list of another kind
         for index, layer in enumerate(spec.layers):
             made: PrefixLayer | WindowLayer
             if layer.sliding_window:
@@ -207,7 +208,7 @@ class PrefixCache(Cache):
         self.prompt_ids = torch.empty((len(rows), 0), dtype=torch.long)
 
     def given(self, ids: torch.Tensor) -> None:
-        """The tokens [B, n] that the model is about to run."""
+        """Takes the tokens [B, n] that the model is about to run."""
         first, n = self.get_seq_length(), ids.shape[1]
         expected = self.prompt_ids[:, first : first + n]
         times = max(1, len(ids) // len(expected))
@@ -238,7 +239,7 @@ class PrefixCache(Cache):
 
     @property
     def attached(self) -> list[int]:
-        """Tokens of each row that are attended in the store and need no prefill."""
+        """Returns each row's tokens that are attended in the store and need no prefill."""
         return [s.n_tokens if s is not None else 0 for s in self.rows.sessions]
 
     @property
@@ -246,26 +247,27 @@ class PrefixCache(Cache):
         return list(self.rows.sessions)
 
     def observe_queries(self, observer: QueryObserver | None) -> None:
-        """`observer(layer, q [B, Hq, n, dh])` sees the queries of every layer with full attention, after
-        RoPE, as they attend."""
+        """Registers `observer(layer, q [B, Hq, n, dh])`, which sees the queries of every layer with
+        full attention, after RoPE, as they attend."""
         for layer in self.layers:
             assert isinstance(layer, _Layer)
             layer.observer = observer
 
     def reports(self) -> list[dict[str, Any] | None]:
-        """What each row's session read so far."""
+        """Returns what each row's session read so far."""
         return [s.report() if s is not None else None for s in self.rows.sessions]
 
     def stored(self) -> list[PutResult | None]:
-        """Waits until the prompts' new tokens are durable; None for rows that were stored already."""
+        """Waits until the prompts' new tokens are durable; None for rows that were stored
+        already."""
         if self.recorder is None:
             raise FailedPrecondition("this cache was made with store=False")
         return self.recorder.results()
 
     def persist(self) -> list[PutResult | None]:
-        """Stores what has been generated since, as a continuation of the prompt: the next turn of the
-        conversation attaches to all of it. Waits until it is durable. The last token generated was not
-        yet given to the model, so it is not part of it."""
+        """Stores what has been generated since, as a continuation of the prompt: the next turn of
+        the conversation attaches to all of it. Waits until it is durable. The last token generated
+        is not part of it, because the model has not run it."""
         if self.recorder is None:
             raise FailedPrecondition("this cache was made with store=False")
         return self.recorder.persist_conversation()
@@ -300,7 +302,7 @@ class PrefixCache(Cache):
         super().crop(tokens_to_remove)
 
     def _forget_recording(self) -> None:
-        # Rows of a prompt are recorded before generate moves beams about; what follows is no
-        # conversation that could be continued.
+        # Rows of a prompt are recorded before generate moves beams about. Beams cannot be continued
+        # as a conversation, so their rows are not recorded.
         if self.recorder is not None:
             self.recorder.end_conversation()

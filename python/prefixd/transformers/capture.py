@@ -1,5 +1,5 @@
-"""The queries and keys that a model's attention sees (after RoPE and any norms of them, unscaled), taken
-where the splice takes them: through the attention interface."""
+"""Captures the queries and keys that a model's attention sees (after RoPE and any norms of them,
+unscaled) through the attention interface, where the splice takes them, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prefixd.transformers.identity import attention_layers
 
 NAME = "prefixd-capture"
 _ATTRIBUTE = "_prefixd_capture"
-# (layer, q [B, Hq, n, dh], k [B, Hkv, m, dh]) of each layer, as it attends.
+# A sink receives (layer, q [B, Hq, n, dh], k [B, Hkv, m, dh]) of each layer, as it attends.
 Sink = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
@@ -30,7 +30,8 @@ def _attention(
 
 @contextmanager
 def captured(model: PreTrainedModel, sink: Sink) -> Iterator[None]:
-    """Within it, every forward pass tells `sink`. The model attends as it did, and is left as it was."""
+    """Passes every forward pass inside the block to `sink`. The model attends as before and is left
+    unchanged."""
     config = model.config.get_text_config(decoder=True)
     modules = attention_layers(model, config)[1]
     before = config._attn_implementation

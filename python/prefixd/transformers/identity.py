@@ -1,5 +1,5 @@
-"""What a Hugging Face model is, as prefixd must know it: geometry, and an identity that changes whenever
-keys or values would. What cannot be spliced is refused here, with a sentence that says why."""
+"""Describes a Hugging Face model to prefixd: geometry, and an identity that changes whenever keys
+or values would. Models that cannot be spliced are refused with a sentence that says why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from prefixd.errors import InvalidArgument
 from prefixd.model import Layer, ModelSpec
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-# Of the configuration: what neither keys nor values depend on, and what has a field of its own.
+# Keys and values do not depend on these entries of the configuration, or the entry has a field of
+# its own.
 _IRRELEVANT = {
     "architectures",
     "bos_token_id",
@@ -46,9 +47,9 @@ def describe(
     feature_maps: Sequence[str | Path] = (),
     checkpoint: str | Path | None = None,
 ) -> ModelSpec:
-    """The spec under which this model's prompts are stored. `name` None makes one of the family and the
-    fingerprint, so that two models never meet. Feature maps are checked against the digest of the
-    checkpoint's files, so they need `checkpoint`."""
+    """Returns the spec under which this model's prompts are stored. `name` None makes a name of the
+    family and the fingerprint, so that two models never meet. Feature maps are checked against the
+    digest of the checkpoint's files, so they need `checkpoint`."""
     config = model.config.get_text_config(decoder=True)
     layers, attention = attention_layers(model, config)
     dtype = arrays.dtype_name(_cache_dtype(attention))
@@ -94,7 +95,7 @@ def describe(
 
 
 def differences(stored: ModelSpec, own: ModelSpec) -> str:
-    """What makes two models' prefixes incompatible, as a phrase; "" when nothing does."""
+    """Returns what makes two models' prefixes incompatible, as a phrase; "" when nothing does."""
     found = []
     words = {"tensors": "weights", "weights": "checkpoint files", "rope": "RoPE settings"}
     for tag in sorted({*stored.identity, *own.identity}):
@@ -123,7 +124,7 @@ def differences(stored: ModelSpec, own: ModelSpec) -> str:
 
 
 def _same_layer(a: Layer, b: Layer) -> bool:
-    # The store keeps float32.
+    # The store keeps both as float32.
     same = all(
         abs(x - y) <= 1e-6 * max(abs(x), abs(y))
         for x, y in ((a.scale, b.scale), (a.softcap, b.softcap))
@@ -138,7 +139,8 @@ def _short(text: str) -> str:
 def attention_layers(
     model: PreTrainedModel, config: Any
 ) -> tuple[list[Layer], list[torch.nn.Module]]:
-    """Every layer's geometry and its attention module, in order; refuses what cannot be spliced."""
+    """Returns every layer's geometry and attention module, in order; refuses what cannot be
+    spliced."""
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise InvalidArgument(f"{kind} is an encoder-decoder; only decoders can be spliced")
@@ -190,7 +192,7 @@ def attention_layers(
 def _cache_dtype(attention: list[torch.nn.Module]) -> torch.dtype:
     keys: Any = attention[0].k_proj
     dtype: torch.dtype = keys.weight.dtype
-    if not dtype.is_floating_point:  # quantised weights: what they compute in
+    if not dtype.is_floating_point:  # quantised weights compute in another dtype
         dtype = getattr(keys, "compute_dtype", None) or torch.get_default_dtype()
     return dtype
 
@@ -226,7 +228,8 @@ def _config_digest(config: Any) -> str:
 
 
 def _tensor_digest(model: PreTrainedModel) -> str:
-    """Of every parameter as it is in memory. Kept with the model until one of them changes."""
+    """Returns the digest of every parameter in memory. The model keeps it until a parameter
+    changes."""
     parameters = sorted(model.named_parameters(remove_duplicate=False), key=lambda item: item[0])
     state = [(name, p.data_ptr(), p._version, p.dtype) for name, p in parameters]
     known = getattr(model, "_prefixd_digest", None)
@@ -238,7 +241,7 @@ def _tensor_digest(model: PreTrainedModel) -> str:
             raise InvalidArgument(f"{name} has no data (meta device); load the model first")
         tensor = parameter.detach().to("cpu").contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        data: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # a buffer, which its stub does not say
+        data: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # a buffer, although its stub does not say so
         digest.update(data)
     # nn.Module declares that its attributes are tensors and modules, so a plain assignment has no type.
     setattr(model, "_prefixd_digest", (state, digest.hexdigest()))  # noqa: B010
@@ -256,7 +259,7 @@ def _checkpoint_files(directory: Path) -> list[Path]:
 
 
 def _check_loaded_from(model: PreTrainedModel, directory: Path) -> None:
-    """Feature maps of a checkpoint must not serve weights that were changed after it was loaded."""
+    """Refuses feature maps of a checkpoint for weights that were changed after loading it."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     compared = 0
     for path in _checkpoint_files(directory):
@@ -277,7 +280,8 @@ def _check_loaded_from(model: PreTrainedModel, directory: Path) -> None:
 
 
 def checkpoint_digest(directory: Path) -> str:
-    """As the feature maps and the C++ decoder name a checkpoint: BLAKE2b-256 over its safetensors files."""
+    """Returns the name that feature maps and the C++ decoder give a checkpoint: BLAKE2b-256 over
+    its safetensors files."""
     digest = hashlib.blake2b(digest_size=32)
     for path in _checkpoint_files(directory):
         with path.open("rb") as file:

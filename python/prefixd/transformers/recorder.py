@@ -1,5 +1,5 @@
-"""Stores what passes through a PrefixCache: the prompt's new tokens while they are prefilled, on the puts'
-own threads, and what is generated after it when the conversation is to be continued."""
+"""Stores the rows that a PrefixCache sees: the prompt's new tokens while they are prefilled, on the
+puts' own threads, and generated ones when the conversation is to be continued."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Recorder:
         self._commits: list[Future[PutResult] | None] = [None] * len(pads)
         self._done: list[set[int]] = [set() for _ in pads]
         self._conversing = True
-        # Of the tokens after the prompt, per layer: chunks [B, Hkv, n, d] on the host, in order.
+        # Rows of the tokens after the prompt, per layer: chunks [B, Hkv, n, d] on the host, in
+        # order.
         self._later: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(n_layers)]
         self._later_ids: list[torch.Tensor] = []
-        begun: dict[tuple[int, ...], Put | None] = {}  # prompts may be the same in several rows
+        begun: dict[tuple[int, ...], Put | None] = {}  # several rows may have the same prompt
         try:
             for row, pad in zip(prompts, pads, strict=True):
                 tokens = tuple(row[pad:].tolist())
@@ -55,7 +56,8 @@ class Recorder:
             raise
 
     def first_missing(self) -> list[int]:
-        """Of each row, the first column that its put must be given; all of them where it is stored."""
+        """Returns each row's first column that its put needs; the row's end where it is stored
+        already."""
         firsts: list[int] = []
         begun: dict[tuple[int, ...], int] = {}
         for row, pad, put in zip(self._prompts, self._pads, self._puts, strict=True):
@@ -67,7 +69,7 @@ class Recorder:
     # ---- as the model runs ----
 
     def note_tokens(self, first_column: int, ids: torch.Tensor) -> None:
-        """The tokens [B, n] that the model is given, which `write` will see the rows of."""
+        """Takes the tokens [B, n] that the model runs; `write` receives their rows."""
         later = ids[:, max(0, self._columns - first_column) :]
         if self._conversing and later.shape[1]:
             self._later_ids.append(later.to("cpu"))
@@ -95,7 +97,7 @@ class Recorder:
             )
 
     def write_queries(self, layer: int, first_column: int, query: torch.Tensor) -> None:
-        """Of the last quarter of a prompt, which estimators are chosen on."""
+        """Keeps queries of the last quarter of a prompt, on which estimators are chosen."""
         times = len(query) // len(self._puts)
         for b, put in enumerate(self._puts):
             if put is None or self._commits[b] is not None:
@@ -109,7 +111,7 @@ class Recorder:
                 put.write_queries(layer, begin - pad, part.transpose(0, 1))
 
     def commit_finished(self) -> None:
-        """After a forward pass: prompts all of whose layers came to their end. Does not wait."""
+        """Commits prompts whose layers are all complete, after a forward pass. Does not wait."""
         for b, put in enumerate(self._puts):
             if (
                 put is not None
@@ -119,7 +121,7 @@ class Recorder:
                 self._commits[b] = put.commit()
 
     def crop(self, tokens: int) -> None:
-        """The last tokens were not accepted."""
+        """Drops the last tokens, which were not accepted."""
         if not self._conversing:
             return
         self._later = [_cut(chunks, tokens) for chunks in self._later]
@@ -176,14 +178,15 @@ class Recorder:
         return results
 
     def _answer(self, tokens: list[int]) -> list[int]:
-        """Without what generate appends to rows that ended before others did."""
+        """Returns rows without the tokens that generate appends to rows that ended before others
+        did."""
         end = len(tokens)
         while end > 0 and self._pad_token is not None and tokens[end - 1] == self._pad_token:
             end -= 1
         return tokens[: min(len(tokens), end + 1)] if end < len(tokens) else tokens
 
     def close(self, abort: bool) -> None:
-        """Waits for commits that are under way; puts whose prompt was not finished are aborted."""
+        """Waits for commits that are under way; aborts puts whose prompt was not finished."""
         failed = None
         for put, commit in zip(self._puts, self._commits, strict=False):
             if commit is not None:
@@ -198,7 +201,7 @@ class Recorder:
 def _rows(
     keys: torch.Tensor, values: torch.Tensor, row: int, part: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, Hkv, d] on the host, owned by nobody else, of [B, Hkv, n, d]."""
+    """Copies [B, Hkv, n, d] to [n, Hkv, d] on the host, which no other tensor shares."""
     k, v = (t[row, :, part].detach().transpose(0, 1) for t in (keys, values))
     return (
         k.to("cpu", copy=True).contiguous(),

@@ -1,4 +1,4 @@
-"""One model, one store: makes caches whose beginnings are stored."""
+"""Joins one model and one store: makes caches whose beginnings are stored."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger("prefixd.transformers")
 
 
 class Splice:
-    """Registers the model with the store and makes it attend through prefixd. The model works on without
-    a PrefixCache as it did before (as with "sdpa").
+    """Registers the model with the store and makes it attend through prefixd. Without a PrefixCache
+    the model works as before (as with "sdpa").
 
     policy: how steps read while decoding; None is the store's default budget, and everything where a
       prefix is too short for a budget to pay for its anchors.
@@ -64,7 +64,7 @@ class Splice:
                 f"{type(model).__name__} does not take its attention from AttentionInterface, so nothing "
                 "can be spliced into it"
             )
-        # Once, however many stores a model is spliced with.
+        # The hooks are registered once, even if a model is spliced with several stores.
         if _before_forward not in model._forward_pre_hooks.values():
             model.register_forward_pre_hook(_before_forward, with_kwargs=True)
             model.register_forward_hook(_after_forward, with_kwargs=True)
@@ -102,7 +102,7 @@ class Splice:
         pads = _pads(ids, attention_mask)
         if prefix is not None:
             self.check_prefix(prefix)
-        # The last token is always the model's to run: its logits are what is wanted.
+        # The model always runs the last token, because its logits are needed.
         matches = [
             self.store.match(self.spec.name, row[pad:-1], tenant=self.tenant)
             for row, pad in zip(ids, pads, strict=True)
@@ -125,8 +125,8 @@ class Splice:
         try:
             ends = [pad + match.n_tokens for pad, match in zip(pads, matches, strict=True)]
             if recorder is not None:
-                # A put may want more than what no prefix has: what little two prompts have in common
-                # is stored twice rather than making one depend on the other.
+                # A put may begin before the end of the stored part: a short beginning that two
+                # prompts share is stored twice, so that one prompt does not depend on the other.
                 wanted = zip(ends, recorder.first_missing(), strict=True)
                 ends = [min(end, first) for end, first in wanted]
             columns = min(ends)
@@ -152,8 +152,8 @@ class Splice:
         label: str = "",
         pinned: bool = False,
     ) -> list[PutResult]:
-        """Stores the prompts [B, T] of which an ordinary DynamicCache holds every token (after a prefill
-        without a PrefixCache). Caches that dropped or quantised tokens are refused."""
+        """Stores the prompts [B, T] of an ordinary DynamicCache that holds every token (after a
+        prefill without a PrefixCache). Caches that dropped or quantised tokens are refused."""
         self._check_weights()
         ids = input_ids.detach().to("cpu")
         layers = _plain_layers(past_key_values, self.spec, ids.shape[1])
@@ -225,7 +225,7 @@ class Splice:
             )
 
     def _why_nothing(self, ids: torch.Tensor, pads: Sequence[int]) -> str:
-        """Nothing matched: says under which other model it would have, and what differs."""
+        """Says why nothing matched: the other model under which it would have, and what differs."""
         for spec in self.store.models():
             if spec.name == self.spec.name:
                 continue
@@ -240,7 +240,7 @@ class Splice:
 
 
 def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What the model is given must be what its cache was made for."""
+    """Checks that the model gets the tokens that its cache was made for."""
     cache = kwargs.get("past_key_values")
     if not isinstance(cache, PrefixCache):
         return

@@ -1,4 +1,4 @@
-"""Texts as a model's token ids: its own tokenizer, or bytes for a byte-level model."""
+"""Encodes texts as a model's token ids: its own tokenizer, or bytes for a byte-level model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 
 
 class Encoder:
-    """Both ways between text and ids. Thread-safe as far as the tokenizer is."""
+    """Converts between text and ids. It is thread-safe if the tokenizer is."""
 
     def __init__(self, tokenizer: Any | None, bos: int | None) -> None:
         self._tokenizer = tokenizer
@@ -23,13 +23,13 @@ class Encoder:
         return self._tokenizer is None
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
+        """Encodes without special tokens."""
         if self._tokenizer is None:
             return list(text.encode(errors="surrogateescape"))
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def prompt(self, text: str) -> list[int]:
-        """As a prompt begins."""
+        """Encodes as the beginning of a prompt."""
         return ([] if self.bos is None else [self.bos]) + self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -39,8 +39,9 @@ class Encoder:
 
 
 def load_encoder(name: str, checkpoint: str | Path, config: Any) -> Encoder:
-    """`name` "auto": the checkpoint's own tokenizer; where it has none and the vocabulary is one of
-    bytes (256 to 512 ids), bytes. Else "bytes", or another checkpoint whose tokenizer to use."""
+    """Chooses the tokenizer. `name` "auto": the checkpoint's own; bytes where it has none and the
+    vocabulary is one of bytes (256 to 512 ids). Otherwise "bytes", or another checkpoint whose
+    tokenizer to use."""
     directory = Path(checkpoint)
     if name == "auto":
         local = directory.is_dir()
@@ -60,8 +61,8 @@ def load_encoder(name: str, checkpoint: str | Path, config: Any) -> Encoder:
 
 
 def read_texts(paths: Iterable[str | Path], encoder: Encoder) -> list[str]:
-    """The files named, and every file below the directories named, as UTF-8. What is not UTF-8 stays as
-    it is for a byte-level model, and is replaced for others."""
+    """Reads the named files, and every file below the named directories, as UTF-8. Other bytes stay
+    as they are for a byte-level model, and are replaced for others."""
     named = [Path(path) for path in paths]
     files: list[Path] = []
     for path in named:
