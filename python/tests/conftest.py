@@ -1,4 +1,4 @@
-"""Shared by all tests; needs NumPy and the built module alone."""
+"""Provides fixtures for all tests; needs only NumPy and the built module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_report_header() -> str | None:
 
 
 def run_python(*arguments: str, stdin: str = "") -> str:
-    """What a Python of its own prints, with the package in reach; it must end well."""
+    """Returns what a new Python prints, with the package on its path; it must exit with 0."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -41,7 +41,7 @@ def run_python(*arguments: str, stdin: str = "") -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[str]:
-    """The address of a real daemon with an empty store."""
+    """Provides the address of a real daemon with an empty store."""
     build = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release"))
     socket = tmp_path / "s"
     read, write = os.pipe()
@@ -67,7 +67,7 @@ def daemon(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["embedded", "daemon"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[prefixd.Store]:
-    """With the model of `tests.prompts`."""
+    """Provides a store with the model of `tests.prompts`."""
     if request.param == "embedded":
         with prefixd.open(tmp_path / "store", **SMALL) as opened:
             opened.register_model(spec())

@@ -1,4 +1,4 @@
-"""A small model and prompts of random numbers, with attention over them from its definition."""
+"""Makes a small model and prompts of random numbers, with attention over them by definition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Prompt:
         return put.result()
 
     def reference(self, layer: int, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """q [Hq, d] over the whole prompt, in float64."""
+        """Attends q [Hq, d] over the whole prompt, in float64."""
         k = self.k[layer].repeat(Q_HEADS // KV_HEADS, axis=1).astype(np.float64)
         v = self.v[layer].repeat(Q_HEADS // KV_HEADS, axis=1).astype(np.float64)
         scores = 0.25 * np.einsum("hd,thd->ht", q.astype(np.float64), k)

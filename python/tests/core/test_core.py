@@ -1,4 +1,4 @@
-"""The package's core with NumPy alone: embedded and against the real daemon."""
+"""Tests the package's core with NumPy alone: embedded and against the real daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.prompts import (
 
 @pytest.mark.parametrize("queries", [True, False])
 def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: bool) -> None:
-    """A budget of one token beyond the anchors, which a summary shared by 1000 steps would take."""
+    """Returns a budget of one token beyond the anchors, which a summary shared by 1000 steps would
+    use up."""
     prompt = Prompt()
     with prefixd.open(tmp_path / "store", **SMALL) as store:
         store.register_model(spec())
@@ -49,7 +50,8 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
         assert not completes(21 / TOKENS)
         assert completes(23 / TOKENS)
 
-        # Neither do the neighbours that a shared set may bring: the best third of one token is none.
+        # The budget also pays for the neighbours that a shared set may add; the best third of one
+        # token is none.
         sharing = {"block": 16, "similarity": 0.8, "dilation": 1}
         for tokens, k in ((1, 1), (2, 2), (3, 2), (5, 3), (12, 8), (80, 48)):
             policy = prefixd.Policy(budget=(20 + tokens) / TOKENS, estimator="none", sharing=sharing)
@@ -120,7 +122,7 @@ def test_merging_with_own_tokens_is_one_softmax(store: prefixd.Store) -> None:
 
 
 class Elsewhere:
-    """An array of another library, in host memory or (as it says) on a device."""
+    """Imitates an array of another library, in host memory or (as it claims) on a device."""
 
     def __init__(self, data: np.ndarray, kind: int = 1) -> None:
         self.data, self.kind = data, kind
@@ -214,11 +216,11 @@ def test_a_put_that_fails_leaves_nothing(store: prefixd.Store) -> None:
     with pytest.raises(prefixd.InvalidArgument, match="is not f32"):
         with store.begin_put("m", prompt.tokens) as put:
             put.write(0, 0, prompt.k[0].astype(np.float64), prompt.v[0]).result()
-    with pytest.raises(KeyError):  # the block's own exception is the one that is seen
+    with pytest.raises(KeyError):  # the block's own exception must come out
         with store.begin_put("m", prompt.tokens) as put:
             put.write(0, 0, prompt.k[0], prompt.v[0])
             raise KeyError("the engine failed")
-    with pytest.raises(prefixd.PrefixdError):  # rows of a layer are missing: seen at the end
+    with pytest.raises(prefixd.PrefixdError):  # rows of a layer are missing, which the end detects
         with store.begin_put("m", prompt.tokens) as put:
             put.write(0, 0, prompt.k[0], prompt.v[0])
     bad = prompt.k[1].copy()

@@ -1,4 +1,4 @@
-"""The package where only NumPy is: what it imports, how quickly, and what it says of the rest."""
+"""Tests the package with only NumPy: what it imports, how fast, and its messages about the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import run_python
 
-# A finder before all others, so that importing any of these by any road fails.
+# This finder comes before all others, so that every way to import one of these fails.
 BLOCK = """
 import sys
 
@@ -19,7 +19,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
-# Everything beside the modules that an extra is for.
+# These modules need no extra.
 CORE = """
 import importlib, pkgutil, prefixd
 core = [m.name for m in pkgutil.iter_modules(prefixd.__path__)
@@ -69,7 +69,7 @@ except ModuleNotFoundError as error:
 
 
 def test_importing_is_quick_and_small() -> None:
-    """No more than the standard library's small modules: NumPy comes with the first store."""
+    """Imports only small modules of the standard library: NumPy comes with the first store."""
     program = """
 import sys, time
 begin = time.perf_counter()
@@ -94,7 +94,7 @@ def test_one_version() -> None:
 
 
 def test_a_command_without_its_program_says_so() -> None:
-    """As in a tree where the module is built in place."""
+    """Tests a tree where the module is built in place."""
     program = """
 import prefixd.programs as programs
 programs.__file__ = "/nowhere/prefixd/programs.py"

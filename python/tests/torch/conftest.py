@@ -1,4 +1,4 @@
-"""Shared by the tests that need PyTorch: one thread, small shapes, a corpus made up on the spot."""
+"""Provides fixtures for tests that need PyTorch: one thread, small shapes, a generated corpus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def corpus() -> Corpus:
-    """Repetitive prose, so that a few steps of training already help."""
+    """Returns repetitive prose, so that a few steps of training already help."""
     from prefixd.train.corpus import Corpus
 
     rng = np.random.default_rng(0)

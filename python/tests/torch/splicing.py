@@ -1,4 +1,4 @@
-"""Small models of every family, natively and spliced: what the tests of PrefixCache share."""
+"""Runs small models of every family, natively and spliced, for the tests of PrefixCache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "initializer_range": 0.15,  # scores that are not all alike
+    "initializer_range": 0.15,  # makes scores differ
 }
 CONFIGS = {
     "llama": LlamaConfig(num_hidden_layers=2, **SIZES),
@@ -84,9 +84,9 @@ def tokens(n: int, seed: int = 0, batch: int = 1) -> torch.Tensor:
 def native(
     model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Logits of a fresh pass, by the model's own eager attention."""
+    """Returns logits of a fresh pass, by the model's own eager attention."""
     own = copy.deepcopy(model)
-    # Eager where it is affordable or the only one that knows softcap.
+    # Eager attention is used where it is affordable, or alone supports softcap.
     softcap = getattr(own.config, "attn_logit_softcapping", None)
     own.set_attn_implementation("eager" if ids.shape[1] < 1000 or softcap else "sdpa")
     positions = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -95,7 +95,7 @@ def native(
 
 @torch.no_grad()
 def spliced(model: PreTrainedModel, ids: torch.Tensor, cache: PrefixCache) -> torch.Tensor:
-    """Logits of the tokens that are not stored."""
+    """Returns logits of the tokens that are not stored."""
     return model(ids[:, cache.get_seq_length() :], past_key_values=cache).logits
 
 

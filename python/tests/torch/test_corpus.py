@@ -1,4 +1,4 @@
-"""The filter that keeps evaluation texts, and near copies of them, out of training."""
+"""Tests the filter that keeps evaluation texts, and near copies of them, out of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature maps for any model: what is captured, a training that can be interrupted, maps that stores load."""
+"""Tests feature maps for any model: the capture, an interrupted training, maps that stores load."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_maps_improve_and_stores_complete_with_them(
             with store.attach(splice.spec.name, prefix=prefix, policy=policy) as session:
                 found[name] = session.step(max(layers), q)
         assert all(np.isfinite(y).all() for y, _ in found.values())
-        # Completion adds the mass that selection leaves out.
+        # The completion adds the mass that the selection leaves out.
         assert (found["phi"][1] > found["none"][1]).all()
         short = np.abs(found["full"][1] - found["none"][1]).mean()
         assert np.abs(found["full"][1] - found["phi"][1]).mean() < short

@@ -1,4 +1,5 @@
-"""The evaluation: its tasks, baselines against their definitions, intervals, and a whole small run."""
+"""Tests the evaluation: its tasks, baselines against their definitions, intervals, and a small
+run."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def test_snapkv_keeps_what_the_window_votes_for() -> None:
 
 
 def test_streaming_counts_positions_inside_its_cache() -> None:
-    """Keys rotated by position: with the gap closed, scores are those of a shorter prompt."""
+    """Rotates keys by position: with the gap closed, scores must be those of a shorter prompt."""
     frequencies = torch.tensor([1.0, 0.3, 0.1, 0.03])
     g = torch.Generator().manual_seed(0)
     plain, values = torch.randn(1, 100, 8, generator=g), torch.randn(1, 100, 6, generator=g)
@@ -190,7 +191,7 @@ def test_intervals() -> None:
     values = list(np.random.default_rng(0).normal(1, 2, 400))
     low, high = stats.interval(values)
     assert low < 1 < high and high - low == pytest.approx(4 * 2 / 20, rel=0.2)
-    # Values of 20 documents that are alike within each: as 20 values.
+    # Values of 20 documents that are equal within each document count as 20 values.
     alike = np.repeat(np.random.default_rng(1).normal(1, 2, 20), 20)
     low, high = stats.interval(list(alike), [i // 20 for i in range(400)])
     assert high - low == pytest.approx(3.9 * alike.std() / np.sqrt(20), rel=0.15)
@@ -203,7 +204,7 @@ def test_the_interval_of_a_mean_of_shares() -> None:
 
 
 def test_few_documents_have_students_interval() -> None:
-    """Of a plain mean, the jackknife is the textbook's interval."""
+    """Compares the jackknife of a plain mean with the textbook's interval."""
     x = np.array([1.0, 2.0, 4.0, 5.5])
     reach = 3.182 * x.std(ddof=1) / 2
     assert stats.interval(list(x)) == (pytest.approx(x.mean() - reach), pytest.approx(x.mean() + reach))
@@ -261,7 +262,7 @@ def test_a_run_reports_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture
         return found[0][what]
 
     # Full attention is its own measure; a set of 60 tokens is nearer to it than the anchors alone;
-    # with 2% of 600 tokens not even the anchors can be paid.
+    # 2% of 600 tokens cannot pay even for the anchors.
     assert value("errors", "full", "same-k", 0.0) == pytest.approx(0, abs=1e-5)
     assert value("errors", "topk", "same-k", 0.1) < 0.5 * value("errors", "sink-tail", "same-k", 0.0)
     assert value("errors", "phi", "budget", 0.02) is None
@@ -275,14 +276,15 @@ def test_a_run_reports_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture
     assert page.count("data:image/png;base64,") == len(list((out / "figures").glob("*.png"))) == 8
     assert "–" in (out / "tables.md").read_text()
 
-    # Again: nothing is run anew; wider: only what is new.
+    # The same run again measures nothing; a wider one measures only the new cells.
     before = (out / "rows.jsonl").read_text()
     assert program.main(argv) == 0
     assert (out / "rows.jsonl").read_text() == before
     assert program.main([*argv, "--documents", "2"]) == 0
     after = (out / "rows.jsonl").read_text()
     assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
-    # Wider by a method: what was measured stays (as this mark does), what is missing is added.
+    # A run wider by a method keeps what was measured (this mark proves it) and adds what is
+    # missing.
     rows = Rows(out / "rows.jsonl")
     kept, outdated = "moment/budget/0.1", "phi/same-k/0.1"
     for row in rows.rows:
@@ -297,7 +299,7 @@ def test_a_run_reports_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture
             scores = row["answers"][0]["scores"]
             assert scores[kept] == scores[outdated] == 0.125 and "centroid/same-k/0.1" in scores
             assert "centroid/same-k/0.1" in row["diagnostics"]["rho"] and "topk/same-k/0.1" in row["nll"]
-    # Other maps: what depends on them is measured anew, and nothing else.
+    # With other maps, only the cells that depend on maps are measured again.
     maps = tmp_path / "phi-600.safetensors"
     maps.write_bytes((model / "phi-2048.safetensors").read_bytes())
     assert program.main([*argv, "--maps", str(maps)]) == 0
@@ -307,7 +309,7 @@ def test_a_run_reports_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture
     assert second["answers"][0]["scores"][outdated] == 0.125  # --documents 1
     assert first["maps"][0].startswith("phi-600.safetensors@") and "scatter" in first
     results = json.loads((out / "results.json").read_text())
-    assert value("errors", "phi", "same-k", 0.1, "n") == 1  # the other document's are of other maps
+    assert value("errors", "phi", "same-k", 0.1, "n") == 1  # the other document's cells have other maps
     assert value("errors", "moment", "same-k", 0.1, "n") == 2
     with pytest.raises(SystemExit):
         program.main([*argv, "--seed", "5"])

@@ -1,4 +1,4 @@
-"""The examples, as their users run them, at small size."""
+"""Runs the examples as their users do, at small size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def example(name: str, *arguments: str, stdin: str = "") -> list[str]:
 
 @pytest.fixture
 def document(tmp_path: Path) -> str:
-    """A page with two planted lines, which the small model can find."""
+    """Writes a page with two planted lines, which the small model can find."""
     text = LICENCE.read_text()
     facts = "[key of pudeko is 40721.]\n", "[key of sarimu is 98315.]\n"
     path = tmp_path / "document.txt"
@@ -30,7 +30,8 @@ def document(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/attach-your-engine.md"])
 def test_the_lines_that_are_shown_are_enough(page: str, tmp_path: Path) -> None:
-    """What is shown, as it is shown: with a model and a prompt, and the store elsewhere."""
+    """Runs the lines of a page unchanged, with a model and a prompt, but with the store in another
+    place."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     setup = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs/attach-your-engine.md").read_text(), re.DOTALL
@@ -78,5 +79,5 @@ def test_a_batch_of_questions_over_one_document(document: str, tmp_path: Path) -
     assert lines[0].startswith("stored ")
     assert "40721" in lines[1] and "98315" in lines[2]
     read = [int(re.search(r"(\d+) read per step", line).group(1)) for line in lines[1:]]
-    assert all(20 < tokens < 110 for tokens in read)  # of about 1950
+    assert all(20 < tokens < 110 for tokens in read)  # whole prompt: about 1950
     assert not example("batch_questions.py", *options, *questions)[0].startswith("stored ")

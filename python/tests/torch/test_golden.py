@@ -1,4 +1,5 @@
-"""The committed golden logits are what transformers computes from the committed checkpoints."""
+"""Compares the committed golden logits with those that transformers computes from the
+checkpoints."""
 
 from __future__ import annotations
 

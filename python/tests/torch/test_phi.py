@@ -1,4 +1,4 @@
-"""The feature maps: their loss against numpy in float64, their file."""
+"""Tests the feature maps: their loss against numpy in float64, and their file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 
 
 def reference(s: np.ndarray, s_hat: np.ndarray) -> float:
-    """The loss for one query, written from its definition."""
+    """Computes the loss for one query from its definition."""
     b = s.max()
     r, rh = s - b, s_hat - b
     p, ph = np.exp(r), np.exp(rh)

@@ -1,4 +1,4 @@
-"""Stored prompts in Hugging Face models: with a full budget, spliced is native."""
+"""Tests stored prompts in Hugging Face models: with a full budget, spliced must equal native."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_spliced_logits_are_native_across_a_restart(
         for ids in prompts.values():
             with splice.cache(ids) as cache:
                 assert cache.attached == [0]
-                logits = spliced(model, ids, cache)  # the prefill that stores
+                logits = spliced(model, ids, cache)  # this prefill stores the prompt
             assert torch.allclose(logits, native(model, ids), atol=1e-3)
             assert cache.stored()[0].stored_tokens == ids.shape[1]
     with open_store(tmp_path) as store:
-        splice = Splice(store, make(family), policy=FULL)  # another load of the same weights
+        splice = Splice(store, make(family), policy=FULL)  # loads the same weights again
         for n, prompt in prompts.items():
             ids = torch.cat([prompt, tokens(5, seed=n + 1)], dim=1)
             with splice.cache(ids, store=False) as cache:
@@ -75,14 +75,14 @@ def test_spliced_logits_are_native_across_a_restart(
                 want = native(splice.model, more)
                 got = spliced(splice.model, ids, cache)  # the question in one block ...
                 assert torch.allclose(got, want[:, n : n + 5], atol=1e-3), n
-                for t in range(ids.shape[1], more.shape[1]):  # ... and decoding, one by one
+                for t in range(ids.shape[1], more.shape[1]):  # ... and decoding, token by token
                     with torch.no_grad():
                         got = splice.model(more[:, t : t + 1], past_key_values=cache).logits
                     assert torch.allclose(got[:, 0], want[:, t], atol=1e-3), (n, t)
 
 
 def test_the_comparison_above_can_fail() -> None:
-    """What the prefix adds is far above the tolerance, on every family."""
+    """Checks that the prefix changes the output far more than the tolerance, on every family."""
     for family in CONFIGS:
         model = make(family)
         ids = tokens(300)
@@ -106,7 +106,7 @@ def test_generate_gives_the_same_tokens(family: str, store: prefixd.Store) -> No
         assert cache.attached == [200]
         assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
     with splice.cache(ids) as cache:
-        assert cache.attached == [208]  # the question was stored too; the last token is always run
+        assert cache.attached == [208]  # the question was stored, too; the last token always runs
         beams = model.generate(ids, past_key_values=cache, num_beams=3, **options)
     assert torch.equal(beams, copy.deepcopy(model).generate(ids, num_beams=3, **options))
     with splice.cache(ids) as cache:
@@ -160,7 +160,7 @@ def test_a_batch_of_prompts_of_different_lengths(family: str, store: prefixd.Sto
 def test_a_conversation_goes_on_in_new_segments(family: str, store: prefixd.Store) -> None:
     model = make(family)
     Splice(store, model)
-    splice = Splice(store, model, policy=FULL)  # a second one changes nothing
+    splice = Splice(store, model, policy=FULL)  # a second splice changes nothing
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     ids, lengths = tokens(60), []
     for turn in range(3):
@@ -197,7 +197,7 @@ def test_decoding_reads_a_part_and_the_question_everything(store: prefixd.Store)
         heads = model.config.num_key_value_heads * model.config.num_hidden_layers
         assert total["steps"] == heads and total["retrieved_tokens"] == 40 * heads
     shown, whole = got.softmax(-1), want[0, -1].softmax(-1)
-    assert 0 < (shown - whole).abs().sum() < 0.5  # an estimate, and a near one
+    assert 0 < (shown - whole).abs().sum() < 0.5  # an estimate that is close
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,4 +1,4 @@
-"""What may be stored of an ordinary cache, whose prefixes a model may use, and what is refused."""
+"""Tests which caches may be stored, which prefixes a model may use, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def store(tmp_path: Path) -> Iterator[prefixd.Store]:
 
 
 class Quantised(QuantizedLayer):
-    """What transformers' own are on top of: these need packages for their arithmetic."""
+    """Implements transformers' base class, whose own subclasses need packages for their
+    arithmetic."""
 
     def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         return (tensor * 8).round().to(torch.int8)
@@ -85,7 +86,7 @@ def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Store
             other.cache(longer, prefix=prefix)
         with pytest.raises(prefixd.NotFound, match=sentence):
             other.cache(longer, require=True)
-        with other.cache(longer, store=False) as nothing:  # without being asked: simply no hit
+        with other.cache(longer, store=False) as nothing:  # without `require` nothing matches and nothing fails
             assert nothing.attached == [0]
         with pytest.raises(prefixd.AlreadyExists, match=sentence):
             Splice(store, model, name=splice.spec.name)
@@ -139,7 +140,7 @@ def test_misuse_is_said(store: prefixd.Store) -> None:
             cache.stored()
         with pytest.raises(prefixd.InvalidArgument, match="no_grad"):
             model(ids, past_key_values=cache)
-    assert store.prefixes() == []  # nothing of a prompt that was not finished
+    assert store.prefixes() == []  # an unfinished prompt leaves nothing
     with pytest.raises(prefixd.InvalidArgument, match="input_ids"):
         splice.cache(tokens(40)[0])
     with torch.no_grad():

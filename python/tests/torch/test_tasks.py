@@ -1,4 +1,4 @@
-"""The generated prompts hold what is needed to answer their questions."""
+"""Checks that the generated prompts hold what is needed to answer their questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors where the core takes arrays."""
+"""Tests tensors where the core takes arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny training run: it learns, it resumes exactly, and its export is a Hugging Face model."""
+"""Runs a tiny training: it learns, resumes exactly, and exports a Hugging Face model."""
 
 from __future__ import annotations
 
