@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""docs/results.md from the figures of the last runs.
+"""Writes docs/results.md from the figures of the last runs.
 
     results.py                    write the page
     results.py --check            fail when the page is not what the figures give
     results.py take FILE RUN      keep the JSON that a benchmark wrote as the run RUN, and write the page
 
-docs/results/promises.toml says what is promised and where its figure is; docs/results/*.json are what
-the benchmarks wrote. RUN is a file's name there ("step"), or a part of one ("storage/rows") where it
-takes several calls of a benchmark. Standard library alone.
+docs/results/promises.toml lists the promises and where their figures are; docs/results/*.json are
+the output of the benchmarks. RUN is a file's name there ("step"), or a part of one ("storage/rows")
+where it takes several calls of a benchmark. The script needs only the standard library.
 """
 import argparse
 import json
@@ -22,13 +22,14 @@ COLUMNS = ("measured", "target", "today", "floor or peer", "command", "commit", 
 
 
 class Mistake(Exception):
-    """What is wrong with promises.toml or the figures, in a sentence."""
+    """Says what is wrong with promises.toml or the figures, in a sentence."""
 
 
 def select(figures, pointer):
-    """The number at `pointer`, "/speed/name=random rows, cold/ratio/median": a member, a position, or the
-    first element of a list whose members are as named ("method=topk&budget=0.01"). A "/" within a name
-    is "~1", "#" how long a list is; " | 1e-6" multiplies."""
+    """Returns the number at `pointer`, "/speed/name=random rows, cold/ratio/median". Each part is a
+    member, a position, or the first element of a list whose members match
+    ("method=topk&budget=0.01"). A "/" within a name is "~1", "#" is the length of a list; " | 1e-6"
+    multiplies."""
     path, _, factor = pointer.partition(" | ")
     at = figures
     for step in (part.replace("~1", "/") for part in path.strip("/").split("/")):
@@ -52,7 +53,8 @@ def select(figures, pointer):
 
 
 class Runs:
-    """The kept figures, and the facts of each run: what its JSON says of itself, else promises.toml."""
+    """Returns the kept figures, and the facts of each run from its JSON, else from
+    promises.toml."""
 
     def __init__(self, folder, stated):
         self.figures = {f.stem: json.loads(f.read_text()) for f in sorted(folder.glob("*.json"))}
@@ -92,7 +94,7 @@ def is_parted(figures):
 
 
 def met(row, values):
-    """Whether the row's target is reached; None where it has none."""
+    """Returns whether the row's target is reached; None where it has none."""
     value = values[row.get("compare", next(iter(values)))]
     for bound, holds in (("at_least", float.__ge__), ("at_most", float.__le__)):
         if bound in row:
@@ -158,7 +160,8 @@ def page(folder):
 
 
 def public_command(command):
-    """The command as others call it: folders of this machine become words, --json goes."""
+    """Returns the command as others call it: words replace folders of this machine, --json is
+    dropped."""
     out, words = [], iter(shlex.split(command))
     for word in words:
         if word == "--json":

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The counts that torture and fuzzing reached, from their state, into one JSON and one table.
+"""Collects the counts that torture and fuzzing reached, from their state, into one JSON and one
+table.
 
 torture_figures.py STATE_DIR JSON [--fuzz CORPUS_DIR] [--commit ID]
 

@@ -1,8 +1,9 @@
-"""The last step of scripts/wheel.sh: checks a repaired wheel, adds the licences of what it carries.
+"""Runs as the last step of scripts/wheel.sh: checks a repaired wheel and adds the licences of its
+contents.
 
     wheel_finish.py WHEEL DIRECTORY
 
-Refused are paths of this machine in what the loader reads, and libraries of unknown origin."""
+It refuses paths of this machine in what the loader reads, and libraries of unknown origin."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ LIBRARIES = [
     f"/usr/lib/{os.uname().machine}-linux-gnu",
     "/usr/lib",
 ]
-# Compiled in: the packages that these belong to.
+# These headers are compiled in; the names are their packages.
 COMPILED_IN = [
     "/usr/include/CLI/CLI.hpp",
     "/usr/include/boost/version.hpp",
@@ -37,7 +38,8 @@ COMMON = Path("/usr/share/common-licenses")
 
 
 def owner(path: Path) -> str | None:
-    """The Debian package of a file; before trixie some are known by their name in /lib alone."""
+    """Returns the Debian package of a file; before trixie dpkg knows some by their name in /lib
+    alone."""
     for name in (str(path), str(path).removeprefix("/usr")):
         found = subprocess.run(["dpkg", "-S", name], capture_output=True, text=True)
         if found.returncode == 0:
@@ -46,7 +48,8 @@ def owner(path: Path) -> str | None:
 
 
 def original(name: str) -> Path | None:
-    """The file that auditwheel copied: its name has the first digits of the file's digest."""
+    """Returns the original of a file that auditwheel copied: its name has the digest's first
+    digits."""
     match = re.fullmatch(r"(.+?)-([0-9a-f]{8})(\..+)", name)
     if not match:
         return None
@@ -67,7 +70,8 @@ def packages(names: list[str]) -> Iterator[str]:
 
 
 def licences(names: list[str]) -> dict[str, bytes]:
-    """By name in the wheel's licences: what each package says, and the texts that it refers to."""
+    """Returns each package's text and the texts that it refers to, by name in the wheel's
+    licences."""
     texts: dict[str, bytes] = {}
     for package in sorted(set(packages(names))):
         texts[f"debian/{package}"] = Path("/usr/share/doc", package, "copyright").read_bytes()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What `prefixd-demo ask` says to bad input, and its JSON. The tutorial's test has the rest.
+"""Tests the answers of `prefixd-demo ask` to bad input, and its JSON; the tutorial's test covers
+the rest.
 
     ask_test.py SOURCE_DIR BUILD_DIR
 """
@@ -72,7 +73,8 @@ def with_prefix(demo: Demo) -> None:
     got = demo.asked("--question", f"[key of {other['word']} is ", "--tokens", "5")
     check(got["text"] == other["answer"], "another question, its answer")
     check(demo.asked("--tokens", "1")["steps"] == 0, "the first token needs no step")
-    # Longer than what goes through the layers together: still one exact pass.
+    # This question is longer than a chunk that goes through the layers, and still takes one exact
+    # pass.
     long = demo.asked("--question", "x" * 600 + " ", "--tokens", "3")
     check(long["question_tokens"] == 602 and long["steps"] == 2, "a long question")
     check(long["question_bytes"] < 1.5 * long["prompt_bytes"], "reads the prompt once")

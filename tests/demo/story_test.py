@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The demo's story at small size: prefill, persist, restart, decode; checks the report it writes.
+"""Runs the demo's story at small size: prefill, persist, restart, decode; checks its report.
 
     story_test.py SOURCE_DIR BUILD_DIR
 """
@@ -99,7 +99,8 @@ def bad_input(source: Path, build: Path, out: Path) -> None:
 
 
 def full_store(source: Path, build: Path, out: Path) -> None:
-    """A put that the store has no room for: refused in one line, the daemon lives on."""
+    """Makes a put that the store has no space for: it is refused in one line, and the daemon lives
+    on."""
     socket = out / "s"
     daemon = subprocess.Popen([build / "bin/prefixd", "--dir", out / "full", "--socket", socket,
                                "--quota-mib", "1"], stdout=subprocess.DEVNULL,

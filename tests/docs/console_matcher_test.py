@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""That console_test.py fails where it should: python3 -m unittest console_matcher_test"""
+"""Tests that console_test.py fails where it should: python3 -m unittest console_matcher_test"""
 
 from __future__ import annotations
 
