@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs what a Markdown page shows: every command of its ```console blocks, in one bash session,
-and compares what is printed with what the page says.
+"""Runs what a Markdown page shows: every command of its ```console blocks, in one bash session, and
+compares the output with what the page shows.
 
     console_test.py FILE.md [--source DIR] [--build DIR] [--timeout SECONDS]
 
@@ -8,9 +8,9 @@ In a block, `$ ` begins a command, `> ` right after it continues it, and all els
 `...` within a line stands for any text (at least a character); a line that is `...`, for any
 lines, or none. A command may fail only if the next one is `echo $?`, which shows the status.
 
-The session runs in a temporary directory that looks like the checkout: links to what is in
-SOURCE, and build/release, which is BUILD; TMPDIR is beside it. Whatever the page leaves running or
-in these is gone afterwards.
+The session runs in a temporary directory that looks like the checkout: links to what is in SOURCE,
+and build/release, which is BUILD; TMPDIR is beside it. Everything that the page leaves running or
+in these is removed afterwards.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SHOW_STATUS = "echo $?"
 
 
 class Failure(Exception):
-    """The page and what happens differ; the message is for people."""
+    """Reports that the page and what happens differ; the message is for people."""
 
 
 @dataclass
 class Example:
-    line: int  # in the page, from 1
+    line: int  # line of the page, from 1
     command: str
     expected: list[str] = field(default_factory=list)
 
@@ -49,9 +49,9 @@ class Example:
 
 
 def extract(page: str) -> list[Example]:
-    """All commands of the page, in order, with the output that it shows for them."""
+    """Returns all commands of the page, in order, with the output that it shows for them."""
     examples: list[Example] = []
-    fence: str | None = None  # indentation of the block we are in
+    fence: str | None = None  # indentation of the block that contains the line
     begun = continues = False
     for number, line in enumerate(page.splitlines(), start=1):
         if fence is None:
@@ -81,7 +81,7 @@ def extract(page: str) -> list[Example]:
 
 @functools.cache
 def _pattern(shown: str) -> re.Pattern[str]:
-    # Of four dots, the first is a full stop: "0....%" shows a number that begins with "0.".
+    # The first of four dots is a full stop: "0....%" shows a number that begins with "0.".
     parts = re.split(re.escape(ANYTHING) + r"(?!\.)", shown)
     return re.compile(".+".join(re.escape(part) for part in parts))
 
@@ -91,11 +91,11 @@ def line_matches(shown: str, printed: str) -> bool:
 
 
 def compare(shown: list[str], printed: list[str]) -> list[tuple[str, str]] | None:
-    """None if they agree; otherwise the shortest way from one to the other, as lines marked
+    """Returns None if they agree; otherwise the shortest way from one to the other, as lines marked
     "-" (shown, not printed), "+" (printed, not shown) and " " (in both)."""
     shown, printed = _without_blank_end(shown), _without_blank_end(printed)
     n, m = len(shown), len(printed)
-    # cost[i][j]: marked lines that shown[i:] and printed[j:] need.
+    # cost[i][j] is the number of marked lines that shown[i:] and printed[j:] need.
     cost = [[0] * (m + 1) for _ in range(n + 1)]
     move = [[""] * (m + 1) for _ in range(n + 1)]
     for i in range(n, -1, -1):
@@ -140,9 +140,9 @@ def _without_blank_end(lines: list[str]) -> list[str]:
 
 
 class Shell:
-    """One bash session; what it prints to both outputs comes through one pipe, in order."""
+    """Runs one bash session; both its outputs come through one pipe, in order."""
 
-    # What its processes are told at the end, and the seconds that they get for it.
+    # The session's processes get these signals at the end, each with seconds to react.
     STOP = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
 
     def __init__(self, directory: Path, temporary: Path, deadline: float):
@@ -153,17 +153,17 @@ class Shell:
         self._deadline = deadline
         self._nonce = secrets.token_hex(8)
         self._status = 0
-        # A session of its own: that is how everything that was started in it is found again.
+        # A session of its own makes it possible to find everything that was started in it.
         self._bash = subprocess.Popen(["bash", "--noprofile", "--norc"], cwd=directory,
                                       env=environment, stdin=subprocess.PIPE,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       start_new_session=True)
 
     def run(self, command: str) -> tuple[list[str], int]:
-        """Lines that the command printed, and its status."""
+        """Returns the lines that the command printed, and its status."""
         assert self._bash.stdin is not None
-        # eval, so that a mistake in a command ends that command and not the session; its $? is the
-        # last command's, although ours came between.
+        # eval makes a mistake in a command end that command and not the session. The saved $? is
+        # the last command's, although the commands around it ran between.
         script = (f"(exit {self._status}); eval {shlex.quote(command)} </dev/null\n"
                   f"printf '\\n%s %d\\n' {self._nonce} $?\n")
         try:
@@ -193,9 +193,9 @@ class Shell:
             raise Failure("the shell has ended; printed so far:" + _quote(_lines(output)))
 
     def stop(self) -> None:
-        """Ends bash and everything started in it: first kindly."""
+        """Ends bash and everything started in it, gently at first."""
         for number, patience in self.STOP:
-            # Again and again: somebody may just be starting another.
+            # The loop repeats, because a process may just be starting another.
             until = time.monotonic() + patience
             told: set[int] = set()
             while (left := _members(self._bash.pid)) and time.monotonic() < until:
@@ -216,13 +216,14 @@ class Shell:
 
 
 def _members(session: int) -> set[int]:
-    """Processes of the session that run."""
+    """Returns the running processes of the session."""
     members = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            # pid (name) state parent group session ...; the name may hold anything
+            # The fields are: pid (name) state parent group session ...; the name may contain
+            # anything.
             state, _, _, of = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
         except OSError:
             continue  # it has just ended
@@ -254,7 +255,7 @@ def check(example: Example, following: Example | None, shell: Shell) -> None:
 
 
 def lay_out(directory: Path, source: Path, build: Path) -> None:
-    """The directory becomes one that looks like the checkout."""
+    """Makes the directory look like the checkout."""
     directory.mkdir()
     for entry in source.iterdir():
         if entry.name != "build" and not entry.name.startswith("."):
@@ -264,14 +265,14 @@ def lay_out(directory: Path, source: Path, build: Path) -> None:
 
 
 def run_page(page: Path, source: Path, build: Path, timeout: float) -> int:
-    """How many commands there are; all did what the page shows, or Failure says what did not."""
+    """Runs all commands and returns their number; raises Failure when one differs from the page."""
     try:
         examples = extract(page.read_text())
         if not examples:
             raise Failure("the page has no console blocks")
     except (OSError, Failure) as error:
         raise Failure(f"{page}: {error}") from None
-    # Not below TMPDIR, which may be deep: the path of a socket has 107 bytes at most.
+    # The directory is not below TMPDIR, which may be deep: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="console-", dir="/tmp") as folder:
         checkout, temporary = Path(folder) / "checkout", Path(folder) / "tmp"
         lay_out(checkout, source, build)
@@ -302,7 +303,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     source = given.source.resolve()
     build = (given.build or source / "build/release").resolve()
-    # Whoever ends this early must not leave a daemon behind.
+    # A signal that ends the test early must not leave a daemon behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         count = run_page(source / given.file, source, build, given.timeout)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""That links_test.py fails where it should."""
+"""Tests that links_test.py fails where it should."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import links_test
 
-DOCS = "docs"  # apart: links_test.py reads this file, too
+DOCS = "docs"  # written in parts, because links_test.py reads this file, too
 
 PAGE = """# One page
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What the pages and the comments of the sources point to is there.
+"""Checks that the targets of links in pages and in comments of sources exist.
 
     links_test.py [--source DIR]
 
-Relative links of every page, and their anchors; pages that sources name ("docs/format.md"); and files
-that pages name between backticks (`storage/segment_file.h`). Each decision note is in its index, and short.
+It checks relative links of every page and their anchors, pages that sources name
+("docs/format.md"), and files that pages name between backticks (`storage/segment_file.h`). Each
+decision note must be in its index, and short.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def files(root: Path):
 
 
 def outside_code(text: str) -> str:
-    """The page with blocks of code left empty, so that lines keep their numbers."""
+    """Returns the page with blocks of code left empty, so that lines keep their numbers."""
     inside, out = False, []
     for line in text.split("\n"):
         fence = line.lstrip().startswith("```")
@@ -41,7 +42,7 @@ def outside_code(text: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """Returns the anchor that GitHub gives a heading."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
     return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
 
@@ -76,7 +77,7 @@ def named_but_missing(root: Path, page: Path):
     text = outside_code(page.read_text())
     for match in NAMED_FILE.finditer(text):
         room = match[1].split("/")[0]
-        # Folders of the reader's own, and what a build makes, are not ours to check.
+        # Folders of the reader's own and build outputs are not checked.
         if room in rooms - SKIPPED and not (root / match[1]).exists():
             yield text.count("\n", 0, match.start()) + 1, f"`{match[1]}`: there is no such file"
 
@@ -103,7 +104,7 @@ def findings(root: Path):
     for file in files(root):
         if file.suffix == ".md":
             found = [*broken_links(root, file)]
-            if file.name != "CHANGELOG.md":  # it names what was there
+            if file.name != "CHANGELOG.md":  # the changelog names files of older versions
                 found += named_but_missing(root, file)
         elif file.suffix in SOURCES:
             found = [*unknown_pages(root, file)]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""That docs/results.md is what its figures give, and that scripts/results.py refuses what it should."""
+"""Tests that docs/results.md follows from its figures, and that scripts/results.py refuses bad
+input."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Page(unittest.TestCase):
         (self.root / f"docs/results/{name}.json").write_text(json.dumps(figures))
 
     def call(self, *args):
-        """Exit code, and what was said."""
+        """Returns the exit code and the output."""
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             return results.main(["--root", str(self.root), *args]), said.getvalue()

@@ -1,4 +1,5 @@
-"""wheel_use.py put|attach STORE: a small prefix, checked against attention from its definition."""
+"""Stores a small prefix or checks it against attention by definition: wheel_use.py put|attach
+STORE"""
 
 import sys
 

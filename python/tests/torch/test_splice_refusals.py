@@ -86,7 +86,7 @@ def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Store
             other.cache(longer, prefix=prefix)
         with pytest.raises(prefixd.NotFound, match=sentence):
             other.cache(longer, require=True)
-        with other.cache(longer, store=False) as nothing:  # without `require` nothing matches and nothing fails
+        with other.cache(longer, store=False) as nothing:  # an absent prefix is no error here
             assert nothing.attached == [0]
         with pytest.raises(prefixd.AlreadyExists, match=sentence):
             Splice(store, model, name=splice.spec.name)
