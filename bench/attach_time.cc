@@ -33,7 +33,7 @@ class AttachBench {
     std::vector<double> attach, first, next;
     for (uint32_t i = 0; i <= repeats; ++i) {
       PREFIXD_ASSIGN(const Times warm, Once(*store));
-      if (i == 0) continue;  // it warms up
+      if (i == 0) continue;  // warm-up
       attach.push_back(warm.attach);
       first.push_back(warm.first.ms);
       next.push_back(warm.next.ms);
@@ -74,7 +74,7 @@ class AttachBench {
     StepTime first, next;
   };
 
-  // One session: attach and two steps of every layer, with queries of their own.
+  // Runs one session: attach and two steps of every layer, each with its own queries.
   Result<Times> Once(Store& store) {
     AttachSpec spec;
     spec.model = kModelName;

@@ -1,5 +1,6 @@
-// How long a decoder waits for a stored prompt: attach, and the first completed step, with a store
-// that was just opened (cold) and with one that has served the prompt before (warm).
+// Measures how long a decoder waits for a stored prompt, from attach through the first completed
+// step, with a store that was just opened (cold) and with one that has served the prompt before
+// (warm).
 #pragma once
 
 #include <filesystem>
@@ -14,26 +15,26 @@ struct StageMs {
 };
 
 struct AttachReport {
-  bool found = false;  // the prefix was there before; then these two are what was left to do
-  // After the commit, in the background: until summaries are ready, and until rows are settled.
+  bool found = false;  // the prefix was stored before; the next two then time the remaining work
+  // Background work after the commit: until summaries are ready, and until rows are settled.
   double ingest_seconds = 0, settled_seconds = 0;
   double cold_attach_ms = 0, cold_step_ms = 0;
-  double cold_step_bytes = 0;    // that the cold step read from the disk
-  double cold_next_step_ms = 0;  // the second one of the same session
+  double cold_step_bytes = 0;    // read from the disk by the cold step
+  double cold_next_step_ms = 0;  // second step of the same session
   Spread warm_attach_ms, warm_step_ms;
-  Spread next_step_ms;  // the second one of the same sessions
-  // In milliseconds of its threads, what a step spent reading, selecting and computing: the cold
-  // one, and of the last warm session the first and the second.
+  Spread next_step_ms;  // second step of the same sessions
+  // Thread time that a step spent reading, selecting and computing, in milliseconds: the cold step,
+  // and the first and second step of the last warm session.
   StageMs cold_stages, first_stages, next_stages;
 };
 
-// A completed step: all layers, K and the moment estimator by a budget of 2%. Cold means an empty
-// host tier; small files beside the segment may be in the kernel's page cache either way. Between
-// two warm attaches no session is left.
+// Times a completed step: all layers, with K and the moment estimator by a budget of 2%. Cold means
+// an empty host tier; small files beside the segment may be in the kernel's page cache either way.
+// No session is left between two warm attaches.
 //
-// `dir` holds the store. With `keep` it is left there, and a later call with the same prompt and
-// directory finds the prefix stored and ready (what was interrupted goes on): building summaries
-// and indexes takes minutes. Without, the directory is removed.
+// `dir` holds the store. With `keep` the store stays there, because building summaries and indexes
+// takes minutes: a later call with the same prompt and directory finds the prefix stored and ready,
+// and resumes interrupted work. Without it, the directory is removed.
 Result<AttachReport> MeasureAttach(const Prompt& prompt, const std::filesystem::path& dir,
                                    bool keep, uint32_t repeats);
 

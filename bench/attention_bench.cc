@@ -1,14 +1,14 @@
-// The CPU step of attention/ by itself: what it costs given the retrieved set, what completion adds
-// to it, and how much of the machine's memory bandwidth the exact pass reaches. Beside each stands
-// its floor, measured in the same rounds: the bytes over the bandwidth of reading in sequence, and
-// reading the same number of rows at random with nothing done to them.
+// Measures the CPU step of attention/ by itself: its cost given the retrieved set, the cost that
+// completion adds, and the share of the machine's memory bandwidth that the exact pass reaches.
+// Each figure has a floor that is measured in the same rounds: the bytes over the bandwidth of
+// reading in sequence, and reading the same number of random rows without using them.
 //
-// One layer of an 8B model (32 query heads, 8 KV heads, dh 128, bf16), all cores. Rows lie in
-// memory as a store keeps them and are read there; layers and sets rotate over at least four times
-// the last-level cache. What is reported is the median of the rounds and, for ratios, of each
+// The layer is one of an 8B model (32 query heads, 8 KV heads, dh 128, bf16); all cores work. Rows
+// lie in memory as a store keeps them and are read in place; layers and sets rotate over at least
+// four times the last-level cache. Figures are medians of the rounds; a ratio is the median of each
 // round's ratio.
 //
-// Needs the standard library alone, like attention/ itself.
+// It needs only the standard library, like attention/ itself.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +32,7 @@ constexpr const char* kUsage =
     "usage: attention_bench [--json FILE] [--max-tokens N] [--rounds R] [--threads T]\n"
     "                       [--kernels generic|avx2|avx512]\n";
 
-// nullptr when there are no such kernels here.
+// Returns nullptr when this machine has no such kernels.
 const KernelTable* Named(const std::string& name) {
   if (name.empty()) return &Kernels();
   for (Isa isa : kAllIsas) {

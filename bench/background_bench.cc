@@ -1,5 +1,5 @@
-// What the background work of one prompt does to the steps of another: a session decodes while the
-// summaries, choices and indexes of a second prompt are made, and in turn while nothing is.
+// Measures how the background work of one prompt slows the steps of another: a session decodes
+// while the summaries, choices and indexes of a second prompt are made, and in turn without.
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -24,7 +24,7 @@ struct Options {
   std::string json_file;
 };
 
-// The model in models/: 4 layers, 4 query heads, 2 KV heads of 64.
+// Returns the shape of the model in models/: 4 layers, 4 query heads, 2 KV heads of 64.
 KvGeometry TinyGeometry() {
   KvGeometry geometry = Llama1B();
   geometry.n_layers = 4;
@@ -42,7 +42,7 @@ class Bench {
   Status Run() {
     RuntimeOptions runtime;
     runtime.dir = options_.dir;
-    runtime.settle = false;  // builds, not rewriting
+    runtime.settle = false;  // only builds are measured, no rewriting
     PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const std::string served, Put(*store));
@@ -53,13 +53,13 @@ class Bench {
     spec.policy.budget = 0.01;
     PREFIXD_ASSIGN(const auto session, store->Attach(spec));
     MakeQueries();
-    for (int i = 0; i < 200; ++i) PREFIXD_TRY(StepAllLayers(*session));  // warms up
+    for (int i = 0; i < 200; ++i) PREFIXD_TRY(StepAllLayers(*session));  // warm-up
 
     std::vector<double> quiet_ms, busy_ms, p99, slowdown, build_seconds, steps;
     for (uint32_t round = 0; round < options_.rounds; ++round) {
       std::vector<double> quiet, busy;
       while (quiet.size() < 300) PREFIXD_TRY(Timed(*session, quiet));
-      prompt_.tokens[0] = 1000003 + round;  // nothing in common
+      prompt_.tokens[0] = 1000003 + round;  // the prompts share no prefix
       const auto begun = Clock::now();
       PREFIXD_ASSIGN(const std::string other, Put(*store));
       for (;;) {
@@ -92,7 +92,7 @@ class Bench {
     return stored.prefix;
   }
 
-  // As many as a step takes, many times over: no step repeats the one before.
+  // Makes the queries of many steps, so that no step repeats the one before.
   void MakeQueries() {
     const KvGeometry& g = prompt_.geometry;
     queries_.resize(64 * size_t{g.n_layers} * g.n_q_heads * g.key_dim);

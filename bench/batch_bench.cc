@@ -1,5 +1,5 @@
-// Many sessions on one prefix: their steps in one batch, whose searches pass over the codes once,
-// against the same steps one session after the other, in turns.
+// Measures many sessions on one prefix: their steps in one batch, whose searches read the codes
+// once, and in turn the same steps one session after the other.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -27,14 +27,14 @@ struct Options {
   std::string json_file;
 };
 
-// Layers of an 8B model.
+// The layers are those of an 8B model.
 KvGeometry Geometry(uint32_t layers) {
   KvGeometry g{layers, 32, 8, 128, 128, DType::kBf16, {}};
   g.layers.assign(layers, {.scale = 1.0f / std::sqrt(float(g.key_dim))});
   return g;
 }
 
-// Of one session's step of one layer.
+// Holds the cost of one session's step of one layer.
 struct Cost {
   std::vector<double> ms;
   double select_ms = 0, scan_bytes = 0;  // means
@@ -43,7 +43,7 @@ struct Cost {
 struct Line {
   uint32_t sessions = 0;
   Cost batched, alone;
-  std::vector<double> speedup;  // of the pairs
+  std::vector<double> speedup;  // of each pair
 };
 
 class Bench {
@@ -130,7 +130,7 @@ class Bench {
   }
   size_t QueryFloats() const { return size_t{geometry_.n_q_heads} * geometry_.key_dim; }
 
-  // One step of all layers of `n` sessions; every session has a query of its own.
+  // Runs one step of all layers of `n` sessions; every session has its own query.
   Status Steps(uint32_t n, bool batched, Cost& cost) {
     const size_t values = size_t{geometry_.n_q_heads} * geometry_.value_dim;
     std::vector<StepInfo> infos(n);

@@ -1,10 +1,11 @@
-// When does completion pay? The trade-off map of spec §6 (paper 001, App. F and G) on this machine:
-// reading gamma times as many tokens (Top-K) against reading k_phi = 1% and estimating the rest.
+// Measures when completion pays: the trade-off map of spec §6 (paper 001, App. F and G) on this
+// machine. It compares reading gamma times as many tokens (Top-K) with reading k_phi = 1% and
+// estimating the rest.
 //
-// One layer of an 8B model (32 query heads, 8 KV heads, dh 128, bf16) over synthetic keys of
-// realistic shape, through the whole stack: put, attach, step. Times are of one layer step, from
+// It runs one layer of an 8B model (32 query heads, 8 KV heads, dh 128, bf16) over synthetic keys
+// of realistic shape through the whole stack: put, attach, step. Times are for one layer step, from
 // the session's own ledger: thread time of selecting, reading and computing, summed over KV heads.
-// Tiers are measured, not assumed: rows in host memory, and rows on the SSD (host tier disabled).
+// Both tiers are measured: rows in host memory, and rows on the SSD (host tier disabled).
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -45,7 +46,7 @@ KvGeometry OneLayer() {
   return g;
 }
 
-// Feature maps with random weights: what they cost does not depend on what they learned.
+// The feature maps have random weights: training does not change their cost.
 Status WriteRandomMaps(const std::filesystem::path& path, uint32_t length) {
   std::mt19937_64 rng(7);
   std::normal_distribution<float> normal(0, 0.05f);
@@ -114,8 +115,8 @@ struct Point {
   Spread select_ms, load_ms, compute_ms;
 };
 
-// Steps with fresh queries at a fixed K. Every query comes `repeats` times and only the last is
-// counted: with 2 its rows are in the host tier, if there is one.
+// Runs steps with fresh queries at a fixed K. Every query comes `repeats` times and only the last
+// counts: with 2 its rows are in the host tier, if there is one.
 Result<Point> Measure(Session& session, EstimatorKind estimator, uint32_t k, const Options& options,
                       int repeats) {
   PREFIXD_TRY(session.SetPolicy({.estimator = estimator, .k = k, .selector = "exact"}));
@@ -140,7 +141,7 @@ Result<Point> Measure(Session& session, EstimatorKind estimator, uint32_t k, con
 
 struct Tier {
   std::string name;
-  std::vector<std::pair<uint32_t, Point>> topk;             // by gamma
+  std::vector<std::pair<uint32_t, Point>> topk;             // (gamma, point)
   std::vector<std::pair<EstimatorKind, Point>> completion;  // at k_phi
 };
 
@@ -167,7 +168,7 @@ Result<Tier> MeasureTier(const std::string& name, const std::filesystem::path& d
   return tier;
 }
 
-// t at gamma, piecewise linear over the measured points, clamped at 0 (spec §6).
+// Interpolates t at gamma, piecewise linear over the measured points, clamped at 0 (spec §6).
 double Interpolate(const Tier& tier, double gamma, Spread Point::*what) {
   size_t i = 1;
   while (i + 1 < tier.topk.size() && tier.topk[i].first < gamma) ++i;
@@ -181,7 +182,8 @@ double Cost(const Point& p, double xi, bool selection) {
   return p.compute_ms.median + xi * p.load_ms.median + (selection ? p.select_ms.median : 0);
 }
 
-// The smallest gamma in [1, 10] from which completion is at least as fast; 0 if none.
+// Returns the smallest gamma in [1, 10] from which completion is at least as fast; 0 if there is
+// none.
 double BreakEvenGamma(const Tier& tier, const Point& completed, double xi, bool selection) {
   for (double gamma = 1; gamma <= 10.001; gamma += 0.05) {
     const double topk = Interpolate(tier, gamma, &Point::compute_ms) +

@@ -15,7 +15,7 @@
 namespace prefixd::bench {
 namespace {
 
-// A key as a reader gets it.
+// Encodes a key and decodes it as a reader does.
 class Coder {
  public:
   Coder(uint32_t dim, DType dtype) : row_{dim, 1, dtype}, encoder_(row_) {}
@@ -39,7 +39,7 @@ double Dot(const float* a, const float* b, size_t n) {
   return std::inner_product(a, a + n, b, 0.0);
 }
 
-// Indices of the `k` largest.
+// Returns the indices of the `k` largest scores.
 std::vector<uint32_t> Top(const std::vector<double>& scores, size_t k) {
   std::vector<uint32_t> ids(scores.size());
   std::iota(ids.begin(), ids.end(), 0);

@@ -1,8 +1,8 @@
-// How well does each estimator complete a step? Prefills a document with a real decoder, stores it,
-// and measures the mean relative l1 error of attention over the stored prompt, against exact
-// attention, on the queries of the text that follows: each estimator alone, the choice per head,
-// and tokens spread over heads by missing mass, all at equal budgets. And how well the scores that
-// a search by codes tells give the mass of what it did not retrieve.
+// Measures how well each estimator completes a step. It prefills a document with a real decoder,
+// stores it, and measures the mean relative l1 error of attention over the stored prompt, against
+// exact attention, on the queries of the text that follows: each estimator alone, the choice per
+// head, and tokens spread over heads by missing mass, all at equal budgets. It also measures how
+// well the scores that a search by codes returns give the mass of what the search did not retrieve.
 
 #include <unistd.h>
 
@@ -34,18 +34,18 @@ struct Options {
   std::filesystem::path document = "/usr/share/common-licenses/GPL-3";
   std::filesystem::path dir;
   uint32_t prompt_tokens = 8000;
-  uint32_t queries = 48;  // of the continuation
+  uint32_t queries = 48;  // taken from the continuation
   std::vector<double> budgets = {0.01, 0.02, 0.05};
   std::string estimators =
       "none, moment, moment/r2, moment/r4, moment/r8, moment/r16, moment/full, moment/full/cov, "
       "moment/r8/parent, moment/r8/rank, centroid, cluster_moment, scan, phi";
   std::vector<std::string> selectors = {"exact"};
-  std::vector<uint32_t> heads;  // synthetic ones of so many keys, beside the model's own
+  std::vector<uint32_t> heads;  // numbers of keys of synthetic heads, beside the model's own
   uint32_t clusters = 32;
   std::string json_file;
 };
 
-// One decode step's queries and the truth: per layer [n_q_heads * dim].
+// Holds one decode step's queries and the truth: per layer [n_q_heads * dim].
 struct Recorded {
   std::vector<std::vector<float>> q, y;
 };
@@ -136,7 +136,7 @@ class Bench {
     return Record(tokenizer.Encode(document.continuation, false), n, local);
   }
 
-  // Evenly spaced tokens of the continuation, decoded exactly.
+  // Records evenly spaced tokens of the continuation, decoded exactly.
   Status Record(const std::vector<uint32_t>& text, uint32_t n, decoder::LocalAttention& local) {
     const size_t spacing = std::max<size_t>(1, text.size() / options_.queries);
     decoder::ObservedAttention observed(

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU: the device tests, again under compute-sanitizer, and the GPU
+# Runs everything that needs a GPU: the device tests, the same under compute-sanitizer, and the GPU
 # benchmarks. Needs a compiler, CMake and the CUDA Toolkit; PyTorch for one comparison.
 #
 #   bench/gpu_all.sh [RESULTS_DIR [STAGE...]]
 #
-# Stages, all of them unless some are named, in this order: build, tests, memcheck, racecheck,
-# synccheck, initcheck, step, scan, compare. For machines that are lent for minutes each can be a
-# command of its own; `compare` reads what `step` wrote. Writes JSON and logs to RESULTS_DIR (default build/gpu-results) and says at its
-# end what passed: 0 all of it, 1 not all. Without a device it builds and runs the tests that need
-# none, says so, and ends with status 3.
+# It runs the named stages, or all of them, in this order: build, tests, memcheck, racecheck,
+# synccheck, initcheck, step, scan, compare. Each can be a command of its own, for machines that are
+# lent for minutes; `compare` reads what `step` wrote. JSON and logs go to RESULTS_DIR (default
+# build/gpu-results). The exit status is 0 when everything passed, otherwise 1, and the last lines
+# name what failed. Without a device it builds, runs the tests that need none, prints that, and ends
+# with status 3.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 results=$(mkdir -p "${1:-build/gpu-results}" && cd "${1:-build/gpu-results}" && pwd)
@@ -24,7 +25,7 @@ for stage in $stages; do
 done
 wanted() { [[ "$stages" == *" $1 "* ]]; }
 
-# One machine-code version, of the device at hand; without one the build's default.
+# The build has machine code for the device of this machine alone; without one the build's default.
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d '.')
 if wanted build; then
   echo "== build (${capability:-no device: default architecture})"

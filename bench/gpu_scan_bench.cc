@@ -1,8 +1,9 @@
-// What reads everything on CUDA: exhaustive Top-K over keys and over compact codes, and exact
-// attention of a block of suffix queries. One layer of an 8B model, rows on the device; beside each
-// stands its roofline, the bytes it must read over the bandwidth measured in the same run.
+// Measures the scans on CUDA: exhaustive Top-K over keys and over compact codes, and exact
+// attention of a block of suffix queries. The data is one layer of an 8B model with rows on the
+// device. Each figure has its roofline: the bytes it must read over the bandwidth measured in the
+// same run.
 //
-// Without a device it says so and measures nothing (exit status 3).
+// Without a device it prints that and measures nothing (exit status 3).
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -47,8 +48,8 @@ struct Run {
     figures.AddRatio(name + "_bandwidth_fraction", roofline / time.median);
   }
 
-  // Codes in blocks, as they are stored, whose contents do not matter to the time: the same for all
-  // heads but not the same memory; a book along the axes with one digit a dimension.
+  // Holds codes in blocks, as they are stored. Their content does not change the time, so all heads
+  // have the same in different memory; the book is along the axes with one digit a dimension.
   struct Codes {
     gpu::DeviceBuffer memory;
     BlockLayout layout{kDim, 0};
@@ -60,7 +61,7 @@ struct Run {
       std::vector<std::byte> arrays(codes.layout.end, std::byte{0x1b});
       auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + codes.layout.tokens);
       for (size_t i = 0; i < codes.layout.n_blocks * kCodeBlockKeys; ++i) {
-        // Neighbours in a block are any keys of the window.
+        // Neighbours in a block may be any keys of the window.
         tokens[i] = i < n_tokens ? static_cast<uint16_t>(i * 389 % kWindowKeys) : kNoKey;
       }
       for (uint32_t h = 0; h < kKvHeads; ++h) {
@@ -75,7 +76,7 @@ struct Run {
       return {book, at, at + layout.means, reinterpret_cast<const uint16_t*>(at + layout.tokens),
               static_cast<uint32_t>(layout.n_keys)};
     }
-    // What a scan reads of one head: all but the spreads.
+    // Returns the bytes that a scan reads per head: all but the spreads.
     size_t bytes() const { return layout.spreads + layout.end - layout.tokens; }
   };
 
@@ -118,7 +119,7 @@ struct Run {
     PREFIXD_ASSIGN(const Spread time, TimeGraph(stream, rounds, 1, [&] {
                      return gpu::LaunchTopK(plan, args, stream);
                    }));
-    // Keys lie in rows, whose values the scan skips.
+    // Keys lie in rows; the scan skips the rows' values.
     const double bytes = codes ? static_cast<double>(kKvHeads * of_keys.bytes())
                                : static_cast<double>(kKvHeads) * rows.n_tokens * kRow.key_bytes();
     Report(std::string(codes ? "topk_codes_" : "topk_keys_") +

@@ -1,9 +1,10 @@
-// The CUDA step of gpu/: completion's cost with rows in pinned host memory, how much of the link's
-// bandwidth the gather reaches, and how much faster a step is than exact attention, with rows on
-// the device. One layer of an 8B model (32 query heads, 8 KV heads, dh 128, bf16). Retrieved sets
-// rotate, so that rows come from memory and not from a cache; launches are replayed from a graph.
+// Measures the CUDA step of gpu/: completion's cost with rows in pinned host memory, the share of
+// the link's bandwidth that the gather reaches, and the speedup of a step over exact attention with
+// rows on the device. The layer is one of an 8B model (32 query heads, 8 KV heads, dh 128, bf16).
+// Retrieved sets rotate, so that rows come from memory and not from a cache; launches are replayed
+// from a graph.
 //
-// Without a device it says so and measures nothing (exit status 3).
+// Without a device it prints that and measures nothing (exit status 3).
 #include <cstdio>
 #include <iterator>
 #include <string>
@@ -42,7 +43,7 @@ struct Run {
     return time;
   }
 
-  // Rows stay in pinned host memory; the kernel gathers them.
+  // Measures steps whose rows stay in pinned host memory, where the kernel gathers them.
   Status HostRows() const {
     PREFIXD_ASSIGN(LayerRows rows, LayerRows::Make(131072, Where::kHost, stream));
     for (const uint32_t k : {1311u, 4096u}) {
@@ -62,7 +63,7 @@ struct Run {
     return {};
   }
 
-  // Exact attention of one token's queries over everything, rows on the device.
+  // Times exact attention of one token's queries over all rows, which lie on the device.
   Result<Spread> Exact(const LayerRows& rows, const float* queries) const {
     gpu::ExactShape shape;
     shape.n_groups = kKvHeads;

@@ -1,5 +1,5 @@
-// How long the derived data of a prompt take, and how much memory: put, then wait until ready. The
-// store's log says how long each stage took.
+// Measures the time and memory that a prompt's derived data take: puts, then waits until ready. The
+// store's log has the time of each stage.
 
 #include <sys/resource.h>
 #include <unistd.h>

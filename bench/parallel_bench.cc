@@ -1,8 +1,8 @@
-// What it costs to spread a step's KV heads over the cores: pieces of equal length, as many as a
-// layer has heads, in loops that come after pauses of different lengths. A decoder sleeps between
-// its steps, waiting for a device or a socket, and the threads that help it sleep too.
+// Measures the cost of spreading a step's KV heads over the cores: pieces of equal length, as many
+// as a layer has heads, in loops after pauses of different lengths. A decoder sleeps between its
+// steps, waiting for a device or a socket, and its helper threads sleep, too.
 //
-// Beside it the floor: the pieces' own time on as many cores.
+// The floor is the pieces' own time on as many cores.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -60,7 +60,7 @@ Status Run(const Options& options) {
         return {};
       }));
       whole.push_back(Microseconds(begun, Clock::now()));
-      // One that never came could not have come later.
+      // A helper that never came counts with the whole time of the loop.
       helped.push_back(any ? first : whole.back());
     }
     const Spread all = Summarise(whole), help = Summarise(helped);

@@ -1,6 +1,6 @@
-// What reading rows ahead by the set that a step retrieved does for the time of the next: on the
-// queries of a real decode (half of the steps continue the document, half answer questions about
-// it) and of synthetic heads.
+// Measures how prefetching rows near the set that a step retrieved changes the time of the next
+// step, on the queries of a real decode (half of the steps continue the document, half answer
+// questions about it) and of synthetic heads.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Times of one case, of all its rounds.
+// Holds the times of one case over all its rounds.
 struct Samples {
   std::vector<double> ms, read_ms;
   double tokens = 0, ssd_pages = 0, ahead_pages = 0, ahead_used_pages = 0;
@@ -43,7 +43,7 @@ class Decode {
     return store_->WaitSettled(nullptr);
   }
 
-  // One decode; the tier holds what its first step read.
+  // Runs one decode; the tier holds what its first step read.
   Status Run(const PrefetchCase& of, Samples& samples) {
     PREFIXD_TRY(Open(of.tier));
     AttachSpec spec;
@@ -119,7 +119,7 @@ Result<std::vector<PrefetchCase>> MeasurePrefetch(std::span<const HeadTrace> hea
                                            " exists, and would be removed in the end; name another "
                                            "--dir, or remove it"};
   }
-  std::filesystem::create_directories(setting.dir.parent_path(), ec);  // else opening says why
+  std::filesystem::create_directories(setting.dir.parent_path(), ec);  // Put reports an error
   Decode decode(heads, setting);
   PREFIXD_TRY(decode.Put());
   std::vector<PrefetchCase> cases;

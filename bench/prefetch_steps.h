@@ -1,6 +1,6 @@
-// What reading rows ahead does for the time of a decode's steps: the queries of head traces,
-// stepped through a real store whose host tier begins with one step's rows, with a pause after each
-// token as a decoder makes it.
+// Measures how prefetching rows changes the time of a decode's steps. The queries of head traces
+// are stepped through a real store whose host tier begins with one step's rows, with a pause after
+// each token as a decoder makes it.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,24 @@ namespace prefixd::bench {
 struct PrefetchCase {
   uint32_t pause_ms = 0;
   StepPolicy::Prefetch prefetch;
-  double tier = 0;  // the host tier's size, of all rows
-  // Of a token: all layers.
+  double tier = 0;  // the host tier's size as a share of all rows
+  // Per token, over all layers.
   Spread ms, read_ms;
-  double ssd_pages = 0;                          // that steps waited for
-  double ahead_pages = 0, ahead_used_pages = 0;  // read ahead, and of those used by a step
+  double ssd_pages = 0;                          // pages that steps waited for
+  double ahead_pages = 0, ahead_used_pages = 0;  // prefetched, and the part that a step used
 };
 
 struct PrefetchSetting {
-  std::filesystem::path dir;  // is made (must not exist), removed in the end
+  std::filesystem::path dir;  // is made (must not exist) and removed at the end
   uint32_t n_layers = 0;      // the heads are split evenly among them, in order
-  double fraction = 0.01;     // K, of the mid region
-  uint32_t rounds = 3;        // of every case, in turns
+  double fraction = 0.01;     // K as a share of the mid region
+  uint32_t rounds = 3;        // rounds of every case, in turns
   std::vector<double> tiers;
   std::vector<uint32_t> pauses_ms;
   std::vector<StepPolicy::Prefetch> prefetch;
 };
 
-// The heads have one shape, and as many tokens and steps.
+// All heads have the same shape, number of tokens and number of steps.
 Result<std::vector<PrefetchCase>> MeasurePrefetch(std::span<const HeadTrace> heads,
                                                   const PrefetchSetting& setting);
 

@@ -14,7 +14,7 @@
 namespace prefixd::bench {
 namespace {
 
-constexpr uint32_t kClusters = 32;  // RuntimeOptions' default
+constexpr uint32_t kClusters = 32;  // default of RuntimeOptions
 
 double LogSumExp(std::span<const double> x) {
   const double top = *std::max_element(x.begin(), x.end());
@@ -23,7 +23,7 @@ double LogSumExp(std::span<const double> x) {
   return top + std::log(sum);
 }
 
-// Keys as their codes have them, [n][key_dim].
+// Returns keys as their codes represent them, [n][key_dim].
 Result<std::vector<float>> Decoded(const RowsView& keys) {
   PREFIXD_ASSIGN(const index::EncodedKeys encoded, index::EncodeKeys(keys));
   const uint32_t dim = keys.shape.key_dim;
@@ -111,7 +111,7 @@ class Head {
         .count();
   }
 
-  // Of the query head whose scores begin at `first`.
+  // Adds the errors of the query head whose scores begin at `first`.
   void Judge(size_t first, const std::vector<bool>& taken, Sums& sums) const {
     std::vector<double> all, left, told, alone;
     for (size_t i = 0; i < n_; ++i) {
@@ -120,7 +120,7 @@ class Head {
       if (taken[i]) continue;
       left.push_back(truth);
       told.push_back(said);
-      // Of the short list the exact scores are known.
+      // The search knows the exact scores of the short list.
       const bool exact = std::fabs(said - truth) < 1e-6 * (1 + std::fabs(truth));
       alone.push_back(exact ? truth : double{by_codes_[first + i]});
     }

@@ -1,5 +1,5 @@
-// Which tokens to read: what each index costs and finds, on queries of a real decode and on
-// synthetic heads of a realistic shape, one thread.
+// Measures which tokens to read: the cost and recall of each index, on queries of a real decode and
+// on synthetic heads of a realistic shape, with one thread.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ struct Options {
   std::string json_file;
 };
 
-// The length at which `bytes_amortized_1m` is measured.
+// `bytes_amortized_1m` is measured at this length.
 constexpr uint32_t kMillion = 1048576;
 
 json ToJson(const IndexResult& r) {
@@ -60,8 +60,8 @@ void Print(const IndexResult& r) {
       r.median_ms, r.p99_ms, r.speedup);
 }
 
-// On the captured decode: the least that sharing sets loses with a search in at most a tenth of the
-// steps.
+// Measures on the captured decode the least mass that sharing sets loses with searches in at most a
+// tenth of the steps.
 Status MeasureRealSharing(const RetrievalTrace& trace, json& ratios) {
   constexpr StepPolicy::Sharing kSettings[] = {
       {16, -1, 1, false}, {16, -1, 8, false}, {20, -1, 1, false}, {20, -1, 8, false}};
@@ -73,7 +73,7 @@ Status MeasureRealSharing(const RetrievalTrace& trace, json& ratios) {
   return {};
 }
 
-// On a synthetic head; at a million tokens these are ratios.
+// Measures a synthetic head; at a million tokens the figures also go into the ratios.
 Status MeasureSyntheticSharing(const HeadTrace& head, json& out, json& ratios) {
   constexpr StepPolicy::Sharing kSettings[] = {
       {1, 0.8, 0, false},   {16, 0.99, 1, false}, {16, 0.98, 1, false}, {16, 0.95, 1, false},
@@ -96,7 +96,7 @@ Status MeasureSyntheticSharing(const HeadTrace& head, json& out, json& ratios) {
                     {"tokens", r.tokens},
                     {"recall_at_k", r.recall_k},
                     {"relative_mass", r.relative_mass}});
-    // Of those that share, the one that finds most.
+    // Among the settings that share, the one that finds most is reported.
     if (r.sharing.on() && (!within || r.recall_k > within->recall_k)) within = &r;
   }
   out["cases"].back()["sharing"] = rows;

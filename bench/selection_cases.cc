@@ -53,15 +53,15 @@ index::SearchRequest RequestOf(const HeadTrace& head, size_t step, uint32_t k) {
   return request;
 }
 
-// A row of the table: an index, and how hard it is searched.
+// A candidate is a row of the table: an index and its search effort.
 struct Candidate {
   std::string name;
-  Build build;                  // null: the index of the row before
-  std::optional<float> effort;  // none: as built
+  Build build;                  // null: same index as the row before
+  std::optional<float> effort;  // none: the built one
 };
 
-// The put's sample in two halves, as the runtime takes it (runtime/ingest/index_build.cc); all of them saw
-// at least the first three quarters.
+// Splits the put's sample in two halves, as the runtime does (runtime/ingest/index_build.cc); every
+// query saw at least the first three quarters.
 struct Halves {
   index::CausalQueries tune, held_out;
 };
@@ -118,7 +118,7 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
   return all;
 }
 
-// Sums over the heads; divided at the end.
+// The members are sums over the heads; they are divided at the end.
 struct Sums {
   IndexResult result;
   std::vector<double> times, speedups;
@@ -129,7 +129,7 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
                    std::span<const Candidate> candidates, std::vector<Sums>& sums) {
   const RowsView keys = head.view();
   const auto k = static_cast<uint32_t>(std::ceil(0.01 * double(keys.count)));
-  std::vector<std::shared_ptr<KeyIndex>> indexes;  // of each row; rows may have one in common
+  std::vector<std::shared_ptr<KeyIndex>> indexes;  // one per row; rows may share one
   double build_seconds = 0;
   size_t stored_bytes = 0;
   for (size_t c = 0; c < candidates.size(); ++c) {
@@ -245,7 +245,7 @@ Result<std::vector<SharedResult>> MeasureSharedSearches(
     PREFIXD_ASSIGN(const Selection own, codes->Search(request));
     const Selection exact = SelectByGroupMax(scores, head.group, static_cast<uint32_t>(n), k, 0,
                                              /*scores_complete=*/true);
-    // What scores best of the retrieved set, for dilation.
+    // Dilation takes the best of the retrieved set.
     std::vector<float> of_own;
     for (uint32_t g = 0; g < head.group; ++g) {
       for (const uint32_t id : own.ids) of_own.push_back(scores[g * n + id]);
@@ -291,9 +291,9 @@ Result<std::vector<SharedResult>> MeasureSharedSearches(
 
 Result<ScanResult> MeasureScan(uint32_t rounds) {
   constexpr uint32_t kDim = 128, kFields = CodeFields(kDim), kHeads = 4;
-  constexpr size_t kKeys = size_t{1} << 20, kPieces = 64;  // 2 GiB: a store's many heads
+  constexpr size_t kKeys = size_t{1} << 20, kPieces = 64;  // 2 GiB, like a store's many heads
   const size_t piece = CodeBlocks(kKeys) * CodeBlockBytes(kDim);
-  index::CodeMemory codes(kPieces * piece);  // as an index keeps them
+  index::CodeMemory codes(kPieces * piece);  // memory as an index keeps it
   uint64_t state = 1;
   for (size_t i = 0; i + 8 <= codes.bytes().size(); i += 8) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -302,7 +302,7 @@ Result<ScanResult> MeasureScan(uint32_t rounds) {
   std::vector<int8_t> weights(kHeads * kFields);
   for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<int8_t>(i * 37 % 255 - 127);
   const std::vector<int32_t> bias(kHeads, 0);
-  // A search takes its codes in one go, but what it writes stays in cache.
+  // A search reads its codes in one run, but what it writes stays in the cache.
   constexpr size_t kRun = 4096 / kCodeBlockKeys;
   std::vector<int16_t> out(kHeads * kRun * kCodeBlockKeys);
   size_t turn = 0;

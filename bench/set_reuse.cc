@@ -15,8 +15,8 @@ namespace {
 struct Step {
   std::span<const float> q;
   std::vector<uint32_t> set, wide;  // Top-K, and dilated; ascending
-  std::vector<double> probability;  // of each token, mean over the group
-  double mass = 0;                  // of the set
+  std::vector<double> probability;  // per token, mean over the group
+  double mass = 0;                  // mass of `set`
 };
 
 double MassOf(const Step& step, std::span<const uint32_t> set) {
@@ -64,7 +64,7 @@ void AddReuse(std::span<const Step> steps, ReuseResult& sum) {
   }
 }
 
-// The least cosine over the group's heads, which share a set.
+// Returns the least cosine over the group's heads, which share a set.
 double Alike(std::span<const float> a, std::span<const float> b, uint32_t group) {
   const size_t dim = a.size() / group;
   double least = 1;

@@ -1,5 +1,6 @@
-// How much consecutive steps of a decode have in common, whatever rule one shares sets by: what of
-// a step's Top-K earlier steps read, and how few searches would do if one knew which set to share.
+// Measures how much consecutive steps of a decode have in common, independently of any sharing
+// rule: the part of a step's Top-K that earlier steps read, and how few searches would do with the
+// best choice of a set to share.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +11,25 @@
 
 namespace prefixd::bench {
 
-// Of a step's Top-K, what the last `steps` steps had retrieved; means over heads and steps.
+// Compares a step's Top-K with what the last `steps` steps retrieved; means over heads and steps.
 struct ReuseResult {
   uint32_t steps = 0;  // 0: all earlier ones
   double found = 0;    // share of the set
-  double held = 0;     // distinct tokens retrieved by them, in multiples of K
+  double held = 0;     // distinct tokens that they retrieved, in multiples of K
 };
 
-// Sets remembered for the whole decode, each widened by the neighbours of its best third.
+// Measures sets that are remembered for the whole decode, each widened by the neighbours of its
+// best third.
 struct RememberedResult {
   enum class Rule {
     kNearest,  // share the set whose query is the nearest, if its cosine is above `limit`
     kOracle,   // share the set with most of this step's attention, if it lacks at most `limit` of
-               // what Top-K has: what no rule can do better
+               // Top-K's attention: no rule can do better
   };
   Rule rule = Rule::kOracle;
   double limit = 0;
-  double rho = 0;        // searches, of one for each step
-  double mass_loss = 0;  // below Top-K in every step
+  double rho = 0;        // searches per step
+  double mass_loss = 0;  // relative to Top-K in every step
 };
 
 struct SetReuse {
@@ -35,7 +37,7 @@ struct SetReuse {
   std::vector<RememberedResult> remembered;
 };
 
-// fraction: K of the mid region.
+// `fraction` is K as a share of the mid region.
 Result<SetReuse> MeasureSetReuse(const RetrievalTrace& trace, double fraction);
 
 }  // namespace prefixd::bench

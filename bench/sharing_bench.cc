@@ -1,5 +1,5 @@
-// What sharing retrieved sets between steps (CIS, spec §8) saves and loses, on the queries of a
-// real decode: half of the steps continue the document, half answer questions about it.
+// Measures what sharing retrieved sets between steps (CIS, spec §8) saves and loses, on the queries
+// of a real decode: half of the steps continue the document, half answer questions about it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>

@@ -14,7 +14,7 @@
 namespace prefixd::bench {
 namespace {
 
-// One head of the trace: its rows, and for every step what the step is compared with.
+// Holds one head of the trace: its rows, and for every step what its results are compared with.
 class Head {
  public:
   Head(const RetrievalTrace& trace, size_t index, const HeadTrace& head)
@@ -70,7 +70,7 @@ class Head {
   }
 
  private:
-  // Of `ids` alone, [G][ids.size()].
+  // Returns the scores of `ids` alone, [G][ids.size()].
   std::vector<float> ScoresOf(std::span<const float> scores, std::span<const uint32_t> ids) const {
     std::vector<float> out;
     for (uint32_t g = 0; g < head_.group; ++g) {
@@ -78,7 +78,7 @@ class Head {
     }
     return out;
   }
-  // Mean over the group.
+  // Returns the mass of `ids`, mean over the group.
   double Mass(std::span<const float> scores, std::span<const uint32_t> ids) const {
     double mean = 0;
     for (uint32_t g = 0; g < head_.group; ++g) {
@@ -130,7 +130,7 @@ class Head {
   MomentSummary moment_;
 };
 
-// What one search of the default index reads, of all keys.
+// Returns what one search of the default index reads, as a share of all keys.
 Result<double> CodesBytes(const HeadTrace& head, uint32_t k) {
   const TokenRange all{0, static_cast<uint32_t>(head.view().count)};
   PREFIXD_ASSIGN(const auto index, index::BuildCodesIndex(head.view(), all));

@@ -1,14 +1,14 @@
-// A whole decode step, selection included, over a long prompt in host memory: through a store and a
-// session as a decoder takes it, against exact attention over everything, both its roofline (bytes
-// over the bandwidth measured in the same rounds) and our own pass over rows that lie in order.
+// Measures a whole decode step, selection included, over a long prompt in host memory: through a
+// store and a session as a decoder runs it. It is compared with exact attention over all rows: with
+// its roofline (bytes over the bandwidth measured in the same rounds) and with our own pass over
+// rows that lie in order.
 //
-// Layers of an 8B model (32 query heads, 8 KV heads, dh 128, bf16), all cores; layers rotate, and
-// before each step twice the last-level cache is read, as the layers between would be: what a step
-// wants is in memory. Keys and queries are those of synthetic heads
-// (bench/support/head_trace.h): K is 1% of the tokens, read by the exact selector, by codes, and by
-// codes with sets shared between steps; and full steps, which read every row. Beside steps by codes
-// stands their floor: as many places of memory of each kind as they read, read at random, and
-// nothing computed.
+// The layers are those of an 8B model (32 query heads, 8 KV heads, dh 128, bf16); all cores work.
+// Layers rotate, and before each step twice the last-level cache is read, as the layers between
+// would be, so that a step's data comes from memory. Keys and queries are those of synthetic heads
+// (bench/support/head_trace.h). K is 1% of the tokens, read by the exact selector, by codes, and by
+// codes with sets shared between steps; full steps read every row. The floor of steps by codes
+// reads as many random places of memory of each kind as they read, and computes nothing.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
@@ -39,29 +39,29 @@ struct Options {
   uint32_t tokens = 131072, layers = 4, rounds = 5, steps = 16;
   StepPolicy::Sharing sharing = {.block = 8, .across = true};
   double fraction = 0.01;
-  uint32_t tier_mib = 0;  // 0: room for every row
+  uint32_t tier_mib = 0;  // 0: large enough for every row
   std::string only;
   std::filesystem::path dir;
   std::string json_file;
 };
 
-// Steps by which the attention that is read is measured; those after them are timed.
+// The first steps measure the mass of the attention that is read; those after them are timed.
 constexpr size_t kMassSteps = 32;
 
 struct Mode {
   const char* name;
   const char* key;  // in JSON
   StepPolicy policy;
-  std::vector<double> ms;  // of a layer's step, each round's mean
+  std::vector<double> ms;  // a layer's step, mean of each round
   Ledger spent;
-  double mass = 0;  // of the attention, in what is read
-  // With codes: ms in which what a layer's step reads is read, and nothing computed. Where sets are
-  // shared: of searches and of steps that read copies, weighted by how many there were; what the
+  double mass = 0;  // share of the attention that is read
+  // With codes: ms to read what a layer's step reads, without computing. Where sets are shared it
+  // is the mean of searches and of steps that read copies, weighted by their numbers; what the
   // first step to share a set finds and copies is left out.
   std::vector<double> floor_ms;
 };
 
-// Those whose key contains options.only.
+// Returns the modes whose key contains options.only.
 std::vector<Mode> Modes(uint32_t k, const Options& options) {
   StepPolicy policy;
   policy.k = k;
@@ -171,7 +171,7 @@ class Bench {
     return {};
   }
 
-  // Every row into the host tier, and what selection holds into memory.
+  // Loads every row into the host tier, and the selectors' data into memory.
   Status Warm(const std::vector<Mode>& modes) {
     StepPolicy full;
     full.mode = StepMode::kFull;
@@ -189,7 +189,7 @@ class Bench {
     return {};
   }
 
-  // Of the first steps: what part of the attention each mode reads.
+  // Measures on the first steps the part of the attention that each mode reads.
   Status Mass(std::vector<Mode>& modes) {
     StepPolicy full;
     full.mode = StepMode::kFull;
@@ -200,7 +200,7 @@ class Bench {
       whole.push_back(lse_);
     }
     for (Mode& mode : modes) {
-      StepPolicy policy = mode.policy;  // of what is read alone
+      StepPolicy policy = mode.policy;  // without an estimate, to measure only what is read
       policy.estimator = EstimatorKind::kNone;
       PREFIXD_ASSIGN(const auto session, Attach(policy));
       for (size_t step = 0; step < kMassSteps; ++step) {
@@ -220,7 +220,7 @@ class Bench {
   }
 
   Status Time(std::vector<Mode>& modes) {
-    // A team spins while it has nothing to do: it is there while it works.
+    // A team spins while it has nothing to do, so it exists only while it works.
     auto team = std::make_unique<Team>(threads_);
     const RowMemory memory(*team, MemoryBytes());
     const Layers layers(memory, options_.tokens);
@@ -234,7 +234,7 @@ class Bench {
       team.reset();
       for (size_t m = 0; m < modes.size(); ++m) {
         Mode& mode = modes[(m + round) % modes.size()];
-        // The steps of one round follow one another, as sharing wants them.
+        // The steps of one round follow one another, because sharing needs that.
         PREFIXD_ASSIGN(const auto session, Attach(mode.policy));
         std::vector<double> ms;
         for (uint32_t s = 0; s < options_.steps; ++s) {
@@ -246,7 +246,7 @@ class Bench {
             mode.spent += info.ledger;
           }
         }
-        // Of a decode some steps search and others share: their mean is what a token waits for.
+        // Some steps of a decode search and others share; a token waits for their mean.
         double sum = 0;
         for (const double x : ms) sum += x;
         mode.ms.push_back(sum / double(ms.size()));
@@ -290,7 +290,7 @@ class Bench {
     }
   }
 
-  // Empties the caches of what the last steps left there.
+  // Empties the caches of the last steps' data.
   void Sweep(const RowMemory& memory) {
     const size_t bytes = std::min(memory.bytes(), 2 * LastLevelCacheBytes());
     Team team(threads_);
@@ -375,7 +375,7 @@ class Bench {
   std::string prefix_;
   std::vector<float> y_, lse_;
   double seconds_ = 0;
-  size_t swept_ = 0;  // where the last sweep began
+  size_t swept_ = 0;  // start of the last sweep
   std::vector<double> bandwidth_, roofline_, exact_;
 };
 

@@ -19,9 +19,9 @@ namespace {
 
 using storage::PrefixStore;
 
-constexpr double kStepShare = 0.01;  // of the prompt's tokens, for every KV head
+constexpr double kStepShare = 0.01;  // share of the prompt's tokens, for every KV head
 
-// Tokens by head, ascending.
+// [head]: tokens, ascending.
 using Sets = std::vector<std::vector<uint32_t>>;
 
 size_t CountRows(const Sets& sets) {
@@ -137,7 +137,7 @@ class StepBench {
     return Read(all);
   }
 
-  // Where there is a tier, it is filled first, as far as the rows fit.
+  // Where there is a host tier, it is filled first, as far as the rows fit.
   Result<Paired> MeasureDisk(const std::string& name, uint64_t host_bytes) {
     PREFIXD_TRY(Open(host_bytes, storage::StoreOptions{}.max_gap_pages));
     if (host_bytes > 0) PREFIXD_TRY(ReadEverything());
@@ -193,8 +193,8 @@ class StepBench {
         });
   }
 
-  // Steps that come one after the other, with time between them for the engine: how many layers'
-  // reads a second of reading answers.
+  // Runs steps one after the other, with time between them for the engine, and returns how many
+  // layers' reads one second of reading answers.
   Result<Sample> Steps() {
     constexpr int kSteps = 12;
     constexpr std::chrono::milliseconds kBetween(10);
@@ -217,7 +217,7 @@ class StepBench {
     return Sample{double(kSteps * prompt_.geometry.n_layers) / seconds, 0};
   }
 
-  // scrub: at the background's rate; else a verification at full speed.
+  // scrub: at the background's rate; otherwise a verification at full speed.
   Result<Paired> MeasureDisturbed(const std::string& name, bool scrub) {
     PREFIXD_TRY(Open(0, storage::StoreOptions{}.max_gap_pages));
     const auto verify = [&](const std::stop_token& stop) {
@@ -229,7 +229,7 @@ class StepBench {
             std::this_thread::sleep_for(pause);
             return !stop.stop_requested();
           };
-          (void)store_->Scrub(options);  // kCancelled at the end
+          (void)store_->Scrub(options);  // the stop ends it with kCancelled
         } else {
           (void)store_->Verify(
               &id_, [&](uint64_t, uint64_t, std::string_view) { return !stop.stop_requested(); });
@@ -245,7 +245,7 @@ class StepBench {
         [&] { return Steps(); });
   }
 
-  // Rows of pages with `gap` others between them: read with one operation, or each with its own.
+  // Reads rows of pages with `gap` others between them, with one operation or each with its own.
   Result<Paired> MeasureNear(uint32_t gap) {
     const auto pages = static_cast<uint32_t>(prompt_.tokens.size() / per_page_);
     Sets sets(heads());

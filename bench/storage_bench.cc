@@ -1,8 +1,9 @@
-// Is storage as fast as the disk? Durable put, full restore and random rows beside fio on the same
-// file system, the host tier beside memcpy, attach of a stored prompt, and how many pages a real
-// model's retrieval reads. Every pair is measured in turns; checksums are on throughout.
+// Measures whether storage is as fast as the disk: durable put, full restore and random rows beside
+// fio on the same file system, the host tier beside memcpy, attach of a stored prompt, and the
+// pages that a real model's retrieval reads. Every pair is measured in turns; checksums are on
+// throughout.
 //
-// A put counts until Commit returned: rows durable, summaries not yet built. Geometry:
+// A put counts until Commit returned: rows are durable, summaries are not yet built. Geometry:
 // Llama-3.2-1B (16 layers, 8 KV heads of 64, bf16), 16384 tokens, so 512 MiB of rows.
 
 #include <CLI/CLI.hpp>
@@ -28,7 +29,8 @@ namespace {
 
 using nlohmann::json;
 
-// Lines of the table, with the names of their ratios, and the other parts of the report.
+// These are the lines of the table with the names of their ratios, and the other parts of the
+// report.
 const std::vector<std::pair<std::string, std::string>> kLines = {
     {"put", "put_vs_fio"},
     {"segment", "put_segment_vs_fio"},
@@ -54,9 +56,9 @@ struct Options {
   uint32_t tokens = 16384;
   SpeedOptions speed{.dir = std::filesystem::temp_directory_path()};
   std::string source_pages = "small";
-  std::filesystem::path keep;  // the store of the attach part; empty: a temporary one
+  std::filesystem::path keep;  // store of the attach part; empty: a temporary one
   TraceOptions trace;
-  std::vector<std::string> parts;  // of kParts; empty: all
+  std::vector<std::string> parts;  // from kParts; empty: all
   std::string json_file;
 };
 
@@ -87,7 +89,7 @@ void PrintPaired(const Paired& p) {
       p.ratio.low, p.ratio.high, p.ours_cpu, p.floor_cpu);
 }
 
-// The measurements' own folder on the disk, removed at the end.
+// Owns the measurements' folder on the disk and removes it at the end.
 struct Scratch {
   std::filesystem::path dir;
   explicit Scratch(const std::filesystem::path& parent)
@@ -222,7 +224,7 @@ Status MeasureAmplification(const Options& options, const RetrievalTrace& trace,
     std::printf("\n");
     report["amplification"].push_back({{"order", result.name}, {"reads", reads}});
   }
-  // Steps read values alone where the exact keys are in memory for selection.
+  // Steps read values alone where selection has the exact keys in memory.
   json& ratios = report["ratios"];
   ratios["ssd_amplification"] = stored.back().reads.front().amplification;
   ratios["ssd_amplification_rows"] = stored[1].reads.front().amplification;
@@ -231,7 +233,7 @@ Status MeasureAmplification(const Options& options, const RetrievalTrace& trace,
   return {};
 }
 
-// What int8 rows change, on the real model's keys.
+// Measures what int8 rows change on the real model's keys.
 void MeasureEncoding(const RetrievalTrace& trace, uint32_t rounds, json& report) {
   std::printf("\nkeys of the model stored as int8\n%9s %9s %9s %11s %9s\n", "bytes", "rms",
               "largest", "score rms", "recall@1%");

@@ -20,8 +20,8 @@ namespace {
 using storage::PrefixStore;
 using storage::StoredPrefix;
 
-// What the store does by default, and so what fio is asked to do: 16 MiB in flight, in writes of
-// 1 MiB and sequential reads of 512 KiB; 64 operations when they are pages.
+// The store's defaults, which fio gets, too: 16 MiB in flight, in writes of 1 MiB and sequential
+// reads of 512 KiB; 64 operations when they are pages.
 constexpr uint64_t kInflightBytes = 16u << 20, kWriteBytes = 1u << 20, kReadBytes = 512u << 10;
 constexpr uint32_t kRowDepth = 64;
 
@@ -71,7 +71,7 @@ class SpeedBench {
  private:
   std::filesystem::path StoreDir() const { return options_.dir / "store"; }
 
-  // fio uses what the store uses, where it can.
+  // fio uses the store's I/O interface, where it can.
   Status FindBackend(SpeedReport& report) {
     PREFIXD_TRY(OpenStore(0));
     report.io_backend = store_->stats().io_backend;
@@ -100,13 +100,14 @@ class SpeedBench {
     return sample;
   }
 
-  // The durable put of the runtime: keys and values as an engine has them, until Commit returned.
+  // Measures the durable put of the runtime: keys and values as an engine has them, until Commit
+  // returned.
   Result<Paired> MeasurePut() {
     RuntimeOptions runtime;
     runtime.dir = options_.dir / "runtime";
     runtime.io = options_.io;
     runtime.host_tier_bytes = 0;
-    runtime.settle = false;  // the put is what is measured
+    runtime.settle = false;  // only the put is measured
     PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     std::string prefix;
@@ -122,14 +123,15 @@ class SpeedBench {
                            prefix = result.prefix;
                            return {};
                          }));
-          // Also ends what the background has begun for it: fio's turn is undisturbed.
+          // Removing also ends the background work for the prefix, so that fio's turn is
+          // undisturbed.
           PREFIXD_TRY(store->Remove(prefix));
           return sample;
         },
         [&] { return FioWrite(); });
   }
 
-  // One pass over the prompt, with the caches as a put finds them.
+  // Reads the prompt once, with the caches as a put finds them.
   Result<Spread> MeasureSource() const {
     std::vector<double> rates;
     for (uint32_t i = 0; i < std::max(3u, options_.pairs / 2); ++i) {
@@ -153,7 +155,7 @@ class SpeedBench {
     return Summarise(std::move(rates));
   }
 
-  // The same through storage's SegmentWriter alone: rows interleaved beforehand.
+  // Measures the same through storage's SegmentWriter alone; rows are interleaved beforehand.
   Result<Paired> MeasureSegmentPut() {
     PREFIXD_TRY(OpenStore(0));
     PREFIXD_TRY(RemoveStored());
@@ -222,7 +224,7 @@ class SpeedBench {
     return store_->PutModel({kModelName, {}, g, "{}"});
   }
 
-  // The prompt stored and opened, its rows in no memory of ours.
+  // Stores and opens the prompt; its rows are in no memory of this process.
   Status OpenStored(uint64_t host_bytes) {
     PREFIXD_TRY(OpenStore(host_bytes));
     if (!stored_) PREFIXD_TRY(PutSegment(InterleavedRows()));
@@ -230,10 +232,10 @@ class SpeedBench {
     return {};
   }
 
-  // The stored rows in an order that has nothing to do with that of the tokens.
+  // Rewrites the stored rows in an order that is independent of the tokens' order.
   Status Settle() {
     storage::SettleOptions settle;
-    settle.chunk_tokens = 16384;  // as a daemon does
+    settle.chunk_tokens = 16384;  // like a daemon
     const size_t row_bytes = prompt_.geometry.row().bytes();
     settle.order = [row_bytes](uint32_t layer, uint32_t head, uint32_t chunk,
                                std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
@@ -249,7 +251,7 @@ class SpeedBench {
     return {};
   }
 
-  // All rows, first layer first; the heads of a layer are shared out among the threads.
+  // Restores all rows, first layer first; the threads share the heads of a layer.
   Status Restore() {
     const KvGeometry& g = prompt_.geometry;
     const TokenRange all{0, prefix_->n_tokens()};
@@ -267,7 +269,7 @@ class SpeedBench {
     FioJob job;
     job.pattern = pattern;
     job.file = StoreDir() / "segments" / (id_.ToString() + ".seg");
-    job.offset = storage::kPageBytes;  // after the header: the very rows that we read
+    job.offset = storage::kPageBytes;  // the rows begin after the header
     job.bytes = prompt_.row_bytes();
     return job;
   }
@@ -283,8 +285,8 @@ class SpeedBench {
         [&] { return Fio(job, false); });
   }
 
-  // Single rows, each in a page of its own and no two pages near, so that every row costs one
-  // read; all heads of all layers, in the order in which a step would ask.
+  // Reads single rows, each in a page of its own and no two pages near, so that every row costs one
+  // read. They cover all heads of all layers, in the order of a step.
   Result<Paired> MeasureRows() {
     const KvGeometry& g = prompt_.geometry;
     const auto per_page =
@@ -319,8 +321,8 @@ class SpeedBench {
         [&] { return Fio(job, true); });
   }
 
-  // The same restore from pages that the host tier holds, against memcpy of as much to the same
-  // place on the same number of threads.
+  // Measures the same restore from pages in the host tier, against memcpy of as many bytes to the
+  // same place on the same number of threads.
   Result<Paired> MeasureHost(const char* name) {
     const auto bytes = double(prompt_.row_bytes());
     storage::AlignedBuffer source(prompt_.row_bytes());
@@ -353,7 +355,7 @@ class SpeedBench {
   const Prompt& prompt_;
   const SpeedOptions& options_;
   ThreadPool pool_;
-  storage::AlignedBuffer layer_;  // where a restore's layer goes: [n_kv_heads][n][row bytes]
+  storage::AlignedBuffer layer_;  // destination of a restored layer: [n_kv_heads][n][row bytes]
   std::string fio_engine_;
   std::unique_ptr<PrefixStore> store_;
   storage::SegmentId id_;

@@ -1,5 +1,5 @@
-// Put, restore and row reads through storage/ and runtime/, each in turns with its floor on the
-// same file system: fio for the disk, memcpy for the host tier.
+// Measures put, restore and row reads through storage/ and runtime/, each in turns with its floor
+// on the same file system: fio for the disk, memcpy for the host tier.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ struct SpeedOptions {
   std::filesystem::path dir;  // empty, on the disk to be measured
   std::vector<std::string> parts = {"put", "segment", "restore", "rows", "host", "settled"};
   uint32_t pairs = 7;
-  uint32_t threads = 0;  // of a restore; 0: one per core
+  uint32_t threads = 0;  // threads of a restore; 0: one per core
   std::string io = "auto";
 };
 
 struct SpeedReport {
   std::string io_backend, fio_engine;
   uint32_t threads = 0;
-  std::map<std::string, Paired> lines;  // by part
-  // Of `put`: the prompt's keys and values looked at once by one thread, after fio wrote. A put
-  // must at least do this, and fio, which writes the same 16 MiB again and again, need not.
+  std::map<std::string, Paired> lines;  // key: the part
+  // Speed at which one thread reads the prompt's keys and values once, after fio wrote, for `put`.
+  // A put must read them; fio writes the same 16 MiB again and again and need not.
   Spread source_read;  // bytes per second
 };
 

@@ -22,7 +22,7 @@ class Replay {
   Replay(const RetrievalTrace& trace, const std::filesystem::path& dir) : trace_(trace) {
     runtime_.dir = dir;
     runtime_.host_tier_bytes = 0;
-    runtime_.build_codes = runtime_.build_ivf = false;  // the sets are given
+    runtime_.build_codes = runtime_.build_ivf = false;  // the trace gives the sets
     storage_.dir = dir;
     storage_.host_tier_bytes = 0;
   }
@@ -38,7 +38,7 @@ class Replay {
   }
 
  private:
-  // Puts the prompt, if it is not there yet, and waits for what the background does with it.
+  // Puts the prompt, if it is not there yet, and waits for the background work on it.
   Status Store(bool settle) {
     runtime_.settle = settle;
     PREFIXD_ASSIGN(const auto store, prefixd::LocalStore::Open(runtime_));
@@ -55,7 +55,7 @@ class Replay {
     return store->WaitSettled(nullptr);
   }
 
-  // [n][n_kv_heads][dim] in the stored dtype.
+  // Returns [n][n_kv_heads][dim] in the stored dtype.
   std::vector<std::byte> Bytes(uint32_t layer, std::vector<float> RetrievalTrace::Head::*part,
                                uint32_t dim) const {
     const KvGeometry& g = trace_.geometry;

@@ -16,9 +16,10 @@ constexpr int kStepsPerRound = 9;
 
 using Times = std::vector<double>[std::size(kVariants)];  // [variant][round]
 
-// All variants, step by step, so that a drift of the machine meets all of them alike; in another
-// order each time, so that none always follows one that leaves the caches full of its own.
-// in_cache: one set for all, after a step that does not count; otherwise each step its own rows.
+// Runs all variants step by step, so that a drift of the machine affects all of them alike. Each
+// step has another order, so that no variant always follows one that fills the caches with its own
+// data. in_cache: all steps use one set, after a step that does not count; otherwise each step has
+// its own rows.
 void MeasureVariants(Stepper& stepper, const Layers& layers, int rounds, bool in_cache,
                      Times& times) {
   std::mt19937_64 rng(stepper.k());

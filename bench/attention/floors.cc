@@ -8,13 +8,14 @@
 namespace prefixd::bench {
 namespace {
 
-// How far ahead of their use pieces are asked for, in pieces: the first line, with which comes
-// their page's address (0: not by itself), and all of them, a line every so many bytes.
+// Says how many pieces ahead of their use the cache prefetch runs: `first` for the first line,
+// which also brings the address of its page (0: no prefetch of its own), and `all` for every line,
+// `step` bytes apart.
 struct Ahead {
   size_t first = 0, all = 0, step = 64;
 };
-// What was the fastest of some twenty ways here. Of rows every other line, since the second-level
-// cache brings lines in pairs.
+// These distances were the fastest of some twenty on the development machine. Rows fetch every
+// other line, because the second-level cache brings lines in pairs.
 constexpr Ahead kRowsAhead{64, 32, 128};
 constexpr Ahead PiecesAhead(size_t bytes) { return {0, (size_t{8} << 10) / bytes, 64}; }
 

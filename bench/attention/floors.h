@@ -1,26 +1,26 @@
-// What the memory of this machine allows, measured beside what is held to it.
+// Measures the floors of this machine's memory beside the figures that are compared with them.
 #pragma once
 
 #include "bench/attention/layers.h"
 
 namespace prefixd::bench {
 
-// Bytes per second at which all threads read memory in sequence: `bytes` from `begin` on.
+// Returns the bytes per second at which all threads read `bytes` bytes from `begin` on in sequence.
 double ReadBandwidth(Team& team, const RowMemory& memory, size_t begin, size_t bytes);
 
-// Seconds in which all threads read the given rows, and do nothing else with them: [head][k] rows
-// of one layer, one head after another per thread, asked for ahead of their use.
+// Returns the seconds in which all threads read the given rows and do nothing else with them:
+// [head][k] rows of one layer, one head after another per thread, prefetched into the cache.
 double GatherSeconds(Team& team, const Layers& layers, size_t layer,
                      const std::vector<uint32_t>& ids);
 
-// Pieces of memory at places `at` of an array: what a search or a step reads of it.
+// Holds places `at` of an array that a search or a step reads.
 struct Pieces {
   const std::byte* array = nullptr;
-  size_t stride = 0, bytes = 0;  // of a piece: whole lines
-  std::vector<uint32_t> at;      // not descending
+  size_t stride = 0, bytes = 0;  // bytes: per piece, whole lines
+  std::vector<uint32_t> at;      // never descending
 };
-// heads: [head][list]. Seconds in which all threads read, for each head, all its lists one after
-// the other, asked for ahead of their use, and do nothing else.
+// Returns the seconds in which all threads read all lists of each head, one after the other and
+// prefetched into the cache, and do nothing else. heads: [head][list].
 double PiecesSeconds(Team& team, const std::vector<std::vector<Pieces>>& heads);
 
 }  // namespace prefixd::bench

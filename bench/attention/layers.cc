@@ -55,7 +55,8 @@ RowMemory::RowMemory(Team& team, size_t bytes)
 #if defined(MADV_HUGEPAGE)
   static_cast<void>(madvise(data_, mapped_ - kHugePage, MADV_HUGEPAGE));
 #endif
-  // Random rows of unit variance, then copies of them: rows' contents do not change their cost.
+  // The memory has random rows of unit variance, then copies of them: the content of rows does not
+  // change their cost.
   const size_t piece = std::min<size_t>(bytes_, size_t{16} << 20);
   std::vector<uint16_t> table(1 << 16);
   std::mt19937_64 rng(1);

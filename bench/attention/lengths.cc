@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kFixedK = 1024, kSuffixTokens = 16;
 constexpr int kStepsPerRound = 9;
 
-// The samples of one number of retrieved tokens, one a round.
+// Holds the samples for one number of retrieved tokens, one per round.
 struct StepSamples {
   uint32_t k;
   std::vector<double> step, gather;
@@ -24,7 +24,8 @@ struct Samples {
   StepSamples fixed, percent;
 };
 
-// Steps and gathers of the same number of rows in turn, each over rows that nobody read before.
+// Measures steps and gathers of the same number of rows in turn, each over rows that were not read
+// before.
 void MeasureSteps(Team& team, const Layers& layers, const Model& model, std::mt19937_64& rng,
                   StepSamples& out) {
   Stepper stepper(team, layers, model, out.k);
@@ -107,7 +108,8 @@ void MeasureLengths(Team& team, const RowMemory& memory, int rounds, Report& rep
     AddValues(s, static_cast<double>(layers.count() * layers.bytes()),
               "_" + std::to_string(n / 1024) + "k", report);
     if (!s.suffix.empty()) {
-      // Two multiply-adds per element of each row for every query head of every suffix token.
+      // Each element of each row costs two multiply-adds for every query head of every suffix
+      // token.
       const double flop = 4.0 * kDim * n * kKvHeads * kGroup * kSuffixTokens;
       std::printf("  exact, %u suffix tokens    %9.3f ms   %.0f GFLOP/s, %.1f one-token passes\n",
                   kSuffixTokens, Median(s.suffix) * 1e3, flop / Median(s.suffix) / 1e9,

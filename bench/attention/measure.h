@@ -1,4 +1,4 @@
-// Exact attention and the step given its set, against the number of stored tokens.
+// Measures exact attention and the step given its set, against the number of stored tokens.
 #pragma once
 
 #include "bench/attention/layers.h"
@@ -9,7 +9,7 @@ namespace prefixd::bench {
 // Appends to `report`; lengths beyond the memory are left out.
 void MeasureLengths(Team& team, const RowMemory& memory, int rounds, Report& report);
 
-// What completion adds to a step over 128k tokens.
+// Measures what completion adds to a step over 128k tokens.
 void MeasureCompletion(Team& team, const RowMemory& memory, int rounds, Report& report);
 
 }  // namespace prefixd::bench

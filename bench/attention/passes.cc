@@ -17,8 +17,8 @@ void Check(const Status& status) {
   std::abort();
 }
 
-// A KV head is cut into pieces, merged afterwards, so that all cores have work to the end.
-// queries: [heads][n][dim].
+// Splits each KV head into pieces and merges them afterwards, so that all cores have work to the
+// end. queries: [heads][n][dim].
 double StreamingPass(Team& team, const Layers& layers, size_t layer,
                      const std::vector<float>& queries, uint32_t n) {
   constexpr size_t kPieces = 4;

@@ -1,5 +1,5 @@
-// The passes that the attention bench times: one layer's decode step given its retrieved set, and
-// exact attention over everything.
+// Runs the passes that the attention bench times: one layer's decode step given its retrieved set,
+// and exact attention over everything.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ inline constexpr Variant kVariants[] = {Variant::kNone,      Variant::kMean,
 const char* VariantName(Variant variant);
 const char* VariantKey(Variant variant);  // in JSON
 
-// Random retrieved sets, as selectors return them: ascending, one token from each of k equal runs.
+// Draws retrieved sets as selectors return them: ascending, one token from each of k equal runs.
 std::vector<uint32_t> RandomSets(std::mt19937_64& rng, uint32_t n_tokens, uint32_t k);
 
-// One layer step: every KV head computes over its retrieved rows where they lie. Aborts on an
-// error, since nothing measured would mean anything.
+// Runs one layer step: every KV head computes over its retrieved rows in place. Aborts on an error,
+// because a failed step gives no meaningful time.
 class Stepper {
  public:
   Stepper(Team& team, const Layers& layers, const Model& model, uint32_t k);
@@ -41,10 +41,10 @@ class Stepper {
   std::vector<float> y_, lse_, rho_;
 };
 
-// Exact attention of every query head over all rows of a layer.
+// Computes exact attention of every query head over all rows of a layer.
 double ExactPass(Team& team, const Layers& layers, size_t layer, const Model& model);
 
-// The same for the queries of `n_tokens` suffix tokens at once.
+// Computes the same for the queries of `n_tokens` suffix tokens at once.
 double SuffixPass(Team& team, const Layers& layers, size_t layer, const Model& model,
                   uint32_t n_tokens);
 

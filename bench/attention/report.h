@@ -1,4 +1,4 @@
-// What the attention bench found: written as a table while it runs, as JSON at the end.
+// Collects what the attention bench found: prints a table while it runs, writes JSON at the end.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace prefixd::bench {
 class Report {
  public:
   void Fact(const std::string& name, const std::string& json) { facts_.push_back({name, json}); }
-  // Median and quartiles of the rounds.
+  // Records the median and quartiles of the rounds.
   void Value(const std::string& name, const std::vector<double>& samples);
   void Ratio(const std::string& name, const std::vector<double>& samples);
   void PrintRatios() const;

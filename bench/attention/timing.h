@@ -1,4 +1,4 @@
-// Times and ratios of the attention bench.
+// Computes times and ratios of the attention bench.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ inline double Seconds(const std::function<void()>& run) {
 
 inline double Median(const std::vector<double>& samples) { return Summarise(samples).median; }
 
-// Each round's ratio.
+// Returns each round's ratio.
 inline std::vector<double> Ratios(const std::vector<double>& a, const std::vector<double>& b) {
   std::vector<double> ratios;
   for (size_t i = 0; i < a.size(); ++i) ratios.push_back(a[i] / b[i]);

@@ -8,7 +8,7 @@
 namespace prefixd::bench {
 namespace {
 
-// n of `of` places, ascending: one of each of n equal runs.
+// Draws n of `of` places, ascending: one from each of n equal runs.
 std::vector<uint32_t> Some(std::mt19937_64& rng, size_t n, size_t of) {
   std::vector<uint32_t> at(n);
   for (size_t i = 0; i < n; ++i) {
@@ -27,7 +27,8 @@ std::vector<std::vector<Pieces>> ReadBySearch(const Ledger& spent, uint32_t k, c
   const size_t tokens = layers.n_tokens(), blocks = CodeBlocks(tokens);
   const size_t windows = (blocks + kWindowBlocks - 1) / kWindowBlocks;
   const size_t chosen = std::min(blocks, of_search(spent.keys_scanned) / kCodeBlockKeys);
-  // The rest of what a search scans are the short list's keys, 2 bytes each for their tokens.
+  // The other bytes that a search scans are the short list's keys, and 2 bytes for each of their
+  // tokens.
   const size_t of_means = windows * (block_bytes + kWindowBlocks * sizeof(uint16_t));
   const size_t of_book = kDim * sizeof(float) + size_t{kDim} * kDim * sizeof(uint16_t);
   const size_t of_codes = chosen * block_bytes + of_means + of_book;

@@ -1,4 +1,4 @@
-// What the benchmarks' command lines have in common.
+// Runs the command line that all benchmarks share.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,8 +11,8 @@
 
 namespace prefixd::bench {
 
-// Adds --json to the options of `app`, parses the arguments and runs. The exit code: 0; CLI11's for
-// arguments that it does not understand; 1, with the error on stderr, when `run` fails.
+// Adds --json to the options of `app`, parses the arguments and runs. Returns the exit code: 0;
+// CLI11's for invalid arguments; 1, with the error on stderr, when `run` fails.
 inline int BenchMain(CLI::App& app, int argc, char** argv, std::string& json_file,
                      const std::function<Status()>& run) {
   app.add_option("--json", json_file, "Also write the figures here");

@@ -13,7 +13,7 @@
 namespace prefixd::bench {
 namespace {
 
-constexpr uint32_t kBlockTokens = 1024;  // of a put: what a chunked prefill hands over at once
+constexpr uint32_t kBlockTokens = 1024;  // tokens per write, as in a chunked prefill
 
 }  // namespace
 
@@ -51,7 +51,7 @@ Prompt SyntheticPrompt(const KvGeometry& geometry, uint32_t n_tokens, bool huge_
     }
     return {};
   });
-  static_cast<void>(made);  // nothing in it fails
+  static_cast<void>(made);  // the work cannot fail
   return prompt;
 }
 

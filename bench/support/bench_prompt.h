@@ -1,4 +1,4 @@
-// A synthetic prompt and the model it is of, for benchmarks that put one into a store.
+// Makes a synthetic prompt and its model, for benchmarks that put one into a store.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace prefixd::bench {
 
-// One prompt's keys and values of a geometry, in memory.
+// Holds one prompt's keys and values of a geometry in memory.
 struct Prompt {
   KvGeometry geometry;
   std::vector<uint32_t> tokens;
@@ -19,13 +19,14 @@ struct Prompt {
   uint64_t row_bytes() const { return tokens.size() * geometry.token_bytes(); }
 };
 
-// Llama-3.2-1B: 16 layers, 32 query heads, 8 KV heads of 64, bf16.
+// Returns Llama-3.2-1B: 16 layers, 32 query heads, 8 KV heads of 64, bf16.
 KvGeometry Llama1B();
-// In huge pages where the system has them, as NumPy's large arrays are; or in small ones.
+// Makes the prompt in huge pages where the system has them, like NumPy's large arrays, or in small
+// ones.
 Prompt SyntheticPrompt(const KvGeometry& geometry, uint32_t n_tokens, bool huge_pages);
 inline constexpr char kModelName[] = "bench";
 ModelSpec BenchModel(const KvGeometry& geometry);
-// Writes all of it, layer by layer in blocks as a prefill does, without committing.
+// Writes the whole prompt, layer by layer in blocks as a prefill does, without committing.
 Status WritePrompt(const Prompt& prompt, PutStream& put);
 
 }  // namespace prefixd::bench

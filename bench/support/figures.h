@@ -1,4 +1,5 @@
-// Named figures of a benchmark: a table while it runs, JSON at the end. Standard library only.
+// Prints named figures of a benchmark as a table while it runs, and writes JSON at the end. It
+// needs only the standard library.
 #pragma once
 
 #include <cstdio>
@@ -12,7 +13,7 @@ namespace prefixd::bench {
 
 class Figures {
  public:
-  // A line of the table and a member of "values": median, low and high (quartiles).
+  // Adds a line of the table and a member of "values": median, low and high (quartiles).
   void Add(const std::string& name, const char* unit, double divisor, Spread value,
            const std::string& remark = "") {
     std::printf("  %-44s %10.3f %-5s (%.3f .. %.3f)  %s\n", name.c_str(), value.median / divisor,
@@ -25,13 +26,14 @@ class Figures {
     std::printf("  %-44s %10.3f\n", name.c_str(), value);
     ratios_.push_back({name, value, value, value});
   }
-  // What was left out, and why.
+  // Records what was left out, and why.
   void Skip(const std::string& what) {
     std::printf("  skipped: %s\n", what.c_str());
     skipped_.push_back(what);
   }
 
-  // False when the file cannot be written. device: its name, or empty where there is none.
+  // Returns false when the file cannot be written. `device` is the device's name, or empty without
+  // one.
   bool Write(const std::string& file, const std::string& benchmark,
              const std::string& device) const {
     std::FILE* out = std::fopen(file.c_str(), "w");

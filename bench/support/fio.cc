@@ -13,7 +13,7 @@
 namespace prefixd::bench {
 namespace {
 
-// Runs a program found on PATH and returns what it wrote to stdout; stderr stays ours.
+// Runs a program found on PATH and returns its stdout; stderr is inherited.
 Result<std::string> Capture(std::vector<std::string> words) {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) return Error{Code::kIo, "pipe: " + std::string(strerror(errno))};
@@ -80,7 +80,7 @@ Result<FioFigure> RunFio(const FioJob& job) {
   if (job.total_bytes > 0) words.push_back("--io_size=" + std::to_string(job.total_bytes));
   if (writes) {
     std::error_code ec;
-    std::filesystem::remove(job.file, ec);  // fresh, unwritten blocks: as a put meets them
+    std::filesystem::remove(job.file, ec);  // new, unwritten blocks, as in a put
     words.push_back("--fallocate=native");
     words.push_back("--end_fsync=1");
   } else {

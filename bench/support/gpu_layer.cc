@@ -39,7 +39,7 @@ const uint32_t* Packed(std::mt19937_64& rng, HostImage& image) {
   });
 }
 
-// A summary of each kind for one KV head; contents are random, as only the time matters.
+// Makes a summary of each kind for one KV head; contents are random, because only the time matters.
 std::vector<gpu::DeviceSummary> Summaries(std::mt19937_64& rng, uint32_t mid_count,
                                           HostImage& image) {
   const auto floats = [&](size_t n, float scale, float mean = 0) {

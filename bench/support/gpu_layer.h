@@ -1,5 +1,6 @@
-// One layer of an 8B model for benchmarks of gpu/: 8 KV heads of 4 query heads, dh 128, bf16.
-// Random rows in pinned host memory or on the device, summaries of every kind, sets that rotate.
+// Makes one layer of an 8B model for benchmarks of gpu/: 8 KV heads of 4 query heads, dh 128, bf16.
+// It has random rows in pinned host memory or on the device, summaries of every kind, and sets that
+// rotate.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ inline constexpr uint32_t kAnchors = 20;
 
 enum class Where { kHost, kDevice };
 
-// Rows [KV head][token], random of unit variance.
+// Holds rows [KV head][token], random with unit variance.
 struct LayerRows {
   uint32_t n_tokens = 0;
   gpu::PinnedBuffer host;
@@ -34,17 +35,18 @@ struct LayerRows {
 
 enum class Completion { kNone, kMean, kRank8, kFullCross, kPhiStored, kPhiRecompute };
 
-// All that a step of the whole layer needs beside its rows, in one block of device memory.
+// Holds all that a step of the whole layer needs beside its rows, in one block of device memory.
 class LayerStep {
  public:
-  // `sets` retrieved sets of k random tokens per KV head; the anchors are the first and last rows.
+  // Makes `sets` retrieved sets of k random tokens per KV head; the anchors are the first and last
+  // rows.
   static Result<LayerStep> Make(const LayerRows& rows, uint32_t k, uint32_t sets,
                                 const gpu::DeviceInfo& device, gpu::Stream stream);
-  // Enqueues one step with set `set` of those made.
+  // Enqueues one step with set number `set`.
   Status Launch(Completion completion, uint32_t set, gpu::Stream stream);
-  // The first group's error, after the stream has been waited for.
+  // Returns the first group's error; call it after waiting for the stream.
   Status Errors(gpu::Stream stream) const;
-  // Of the rows of one step.
+  // Returns the bytes of one step's rows.
   size_t row_bytes() const { return size_t{kKvHeads} * (k_ + kAnchors) * kRow.bytes(); }
   uint32_t sets() const { return static_cast<uint32_t>(addresses_.size()); }
   const float* queries() const { return args_.queries; }
@@ -57,7 +59,7 @@ class LayerStep {
   gpu::PinnedBuffer features_;
   std::vector<const gpu::DeviceRow*> addresses_;       // [sets], on the device
   std::vector<const void* const*> feature_addresses_;  // [sets]
-  std::vector<const gpu::DeviceSummary*> summaries_;   // by Completion
+  std::vector<const gpu::DeviceSummary*> summaries_;   // [Completion]
 };
 
 }  // namespace prefixd::bench

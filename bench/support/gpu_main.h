@@ -1,5 +1,4 @@
-// The GPU benchmarks' command line, and what each does where there is a device and where there is
-// none.
+// Runs the command line of the GPU benchmarks, with and without a device.
 #pragma once
 
 #include <cstdio>
@@ -12,13 +11,13 @@
 
 namespace prefixd::bench {
 
-// --json FILE, --rounds N, --max-tokens N.
+// Holds --json FILE, --rounds N, --max-tokens N.
 struct GpuBenchOptions {
   std::string json_file;
   int rounds = 30;
   unsigned long max_tokens = 1 << 20;
 
-  // False, with a usage line on stderr, when an argument is not understood.
+  // Returns false, with a usage line on stderr, when an argument is invalid.
   bool Parse(int argc, char** argv) {
     for (int i = 1; i < argc; i += 2) {
       const std::string flag = argv[i];
@@ -38,10 +37,10 @@ struct GpuBenchOptions {
   }
 };
 
-inline constexpr int kNoDevice = 3;  // the exit code of what needs a device and finds none
+inline constexpr int kNoDevice = 3;  // exit code where a device is needed and none is found
 
-// Measures, and writes the figures; without a device says and writes why there are none. The exit
-// code.
+// Measures and writes the figures; without a device it prints and writes why there are none.
+// Returns the exit code.
 inline int GpuBenchMain(int argc, char** argv, const std::string& name,
                         Status (*measure)(const GpuBenchOptions&, const gpu::DeviceInfo&,
                                           Figures&)) {

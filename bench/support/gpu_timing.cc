@@ -5,7 +5,7 @@
 namespace prefixd::bench {
 namespace {
 
-// Events and a graph that go away with the scope.
+// Owns events and a graph until the end of the scope.
 struct Timer {
   cudaEvent_t begin = nullptr, end = nullptr;
   cudaGraph_t graph = nullptr;

@@ -13,19 +13,19 @@
 
 namespace prefixd::bench {
 
-// What a CUDA call said, as a value.
+// Turns the result of a CUDA call into a value.
 inline Status Cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   return Error{Code::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
 }
 
-// Seconds of one launch: `enqueue` puts `launches` of them on the stream; of `rounds` replays after
-// two that do not count, each divided by `launches`.
+// Returns the seconds of one launch. `enqueue` puts `launches` of them on the stream; the spread is
+// over `rounds` replays, each divided by `launches`, after two warm-up replays.
 Result<Spread> TimeGraph(gpu::Stream stream, int rounds, double launches,
                          const std::function<Status()>& enqueue);
 
-// Bytes per second between pinned host memory and the device, and within the device (reads and
-// writes counted), by the copy engine.
+// Holds the copy engine's bytes per second between pinned host memory and the device, and within
+// the device (reads and writes counted).
 struct CopySpeeds {
   Spread link, device;
 };

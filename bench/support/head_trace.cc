@@ -8,19 +8,20 @@ namespace prefixd::bench {
 namespace {
 
 constexpr double kRopeBase = 500000;
-constexpr uint32_t kRank = 24;     // of what keys say about the text
+constexpr uint32_t kRank = 24;     // rank of what keys say about the text
 constexpr uint32_t kTopics = 256;  // kinds of things a text is about
-constexpr uint32_t kOutliers = 4;  // channel pairs whose mean dwarfs the rest, as in trained heads
+constexpr uint32_t kOutliers = 4;  // channel pairs with a dominating mean, as in trained heads
 constexpr float kOutlierMean = 6;
-constexpr float kKeyNoise = 0.35f;  // what a key holds besides its topics, each channel
+constexpr float kKeyNoise = 0.35f;  // what a key holds besides its topics, in each channel
 constexpr float kQueryNoise = 0.25f;
 constexpr float kQueryGain = 1.6f;    // scores then spread over some 5 nats: a few per cent of the
                                       // tokens carry most of the mass
-constexpr double kStepMemory = 0.92;  // of a query, from one step to the next
+constexpr double kStepMemory = 0.92;  // correlation of a query with the one of the step before
 constexpr double kNewTopic = 0.06;    // chance that a step turns to something else
 constexpr double kRunTokens = 48;     // mean length of a run of text about one thing
 
-// Numbers from one distribution, drawn from a table: generating a million keys takes seconds.
+// Draws numbers from one distribution out of a table, because generating a million keys takes
+// seconds.
 class Normals {
  public:
   explicit Normals(uint64_t seed) : rng_(seed), table_(1 << 16) {
@@ -58,7 +59,7 @@ class Generator {
         key_mean_(dim_),
         query_mean_(size_t{options.group} * dim_) {
     for (float& x : basis_) x = random_() / std::sqrt(float(kRank));
-    // Some directions of topic space say much more than others.
+    // Some directions of topic space have a much larger part than others.
     for (uint32_t t = 0; t < kTopics; ++t) {
       for (uint32_t r = 0; r < kRank; ++r) {
         topics_[t * kRank + r] = random_() * 2.5f / std::sqrt(1 + 0.5f * float(r));
@@ -66,7 +67,7 @@ class Generator {
     }
     for (float& x : key_mean_) x = 0.5f * random_();
     for (float& x : query_mean_) x = 0.4f * random_();
-    // Outliers sit in pairs that RoPE turns slowly, in keys and queries alike.
+    // Outliers are pairs of channels that RoPE turns slowly, in keys and queries alike.
     for (uint32_t o = 0; o < kOutliers; ++o) {
       const uint32_t channel = dim_ / 2 - 1 - o * 3;
       key_mean_[channel] += o % 2 ? -kOutlierMean : kOutlierMean;
@@ -105,7 +106,7 @@ class Generator {
   }
 
  private:
-  // The next token's key before RoPE.
+  // Makes the next token's key before RoPE.
   void Key(std::vector<float>& row) {
     if (random_.Uniform() < 1 / kRunTokens) topic_ = random_.Below(kTopics);
     const float* topic = topics_.data() + topic_ * kRank;
@@ -117,7 +118,7 @@ class Generator {
     }
   }
 
-  // Appends [group][dim]: each head aims at a mixture of a few topics, drifting.
+  // Appends [group][dim]: each head aims at a drifting mixture of a few topics.
   void Query(uint32_t position, std::vector<float>& out) {
     const bool fresh = aim_.empty() || random_.Uniform() < kNewTopic;
     aim_.resize(size_t{options_.group} * kRank);
@@ -161,7 +162,7 @@ class Generator {
   std::vector<float> basis_, topics_, key_mean_, query_mean_;
   std::vector<double> turns_;
   uint32_t topic_ = 0;
-  std::vector<float> aim_, noise_;  // of the last step's queries
+  std::vector<float> aim_, noise_;  // state of the last step's queries
 };
 
 }  // namespace

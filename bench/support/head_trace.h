@@ -1,5 +1,6 @@
-// What one KV head sees while it decodes: stored keys, a sample of the prefill's queries, and the
-// queries of consecutive steps. Captured from a real decoder, or synthetic of a realistic shape.
+// Describes what one KV head sees during a decode: stored keys, a sample of the prefill's queries,
+// and the queries of consecutive steps. It is captured from a real decoder, or synthetic with a
+// realistic shape.
 #pragma once
 
 #include <cstddef>
@@ -30,20 +31,20 @@ struct HeadTrace {
   }
 };
 
-// Of every (layer, KV head) of the captured decode.
+// Returns the trace of every (layer, KV head) of the captured decode.
 std::vector<HeadTrace> HeadTraces(const RetrievalTrace& trace);
 
-// Keys and queries as decoders make them (what each part stands for: head_trace.cc): text drifts
-// through topics of low rank, some channels are outliers, queries are shifted away from where keys
-// are and look for a few topics at once, RoPE turns both. Steps follow one another as in decoding:
-// mostly alike, now and then about something else.
+// Makes keys and queries like those of decoders (head_trace.cc says what each part stands for).
+// Text drifts through topics of low rank, some channels are outliers, queries are shifted away from
+// the keys and aim at a few topics at once, and RoPE turns both. Steps follow one another as in
+// decoding: mostly alike, now and then about something else.
 struct SyntheticOptions {
   uint32_t n_tokens = 131072, key_dim = 128, group = 4;
   uint32_t samples = 64, steps = 64;
   uint64_t seed = 1;
 };
 HeadTrace SyntheticHead(const SyntheticOptions& options);
-// The token of each of its sample queries, ascending.
+// Returns the token of each of the head's sample queries, ascending.
 std::vector<uint32_t> SampledAt(const SyntheticOptions& options);
 
 }  // namespace prefixd::bench

@@ -1,4 +1,4 @@
-// The figures of a benchmark as JSON, and in a file with the facts of the run.
+// Writes the figures of a benchmark as JSON to a file, with the facts of the run.
 #pragma once
 
 #include <fstream>
@@ -15,7 +15,7 @@ inline void to_json(nlohmann::json& out, const Spread& s) {
   out = {{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
 }
 
-// `figures` is an object; its member "run" is added here.
+// `figures` is an object; this adds its member "run".
 inline Status WriteJson(const std::string& file, nlohmann::json figures) {
   for (const auto& [name, value] : RunFacts()) figures["run"][name] = value;
   std::ofstream out(file);

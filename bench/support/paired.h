@@ -1,5 +1,5 @@
-// A figure beside its floor, measured in turns (ours, floor, ours, floor, ...), so that a machine
-// that others use too slows both alike.
+// Measures a figure beside its floor in turns (ours, floor, ours, floor, ...), so that other work
+// on the machine slows both alike.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace prefixd::bench {
 
-// One run of either side: work per second, and the CPU it took.
+// Holds one run of either side: work per second, and its CPU time.
 struct Sample {
   double rate = 0;
   double cpu_seconds_per_gb = 0;
@@ -19,14 +19,14 @@ struct Sample {
 
 struct Paired {
   std::string name, unit, floor_name;
-  double unit_divisor = 1;             // rates are shown divided by it
-  Spread ours, floor, ratio;           // ratio: of the pairs, ours / floor
+  double unit_divisor = 1;             // the table shows rates divided by it
+  Spread ours, floor, ratio;           // ratio: ours / floor of each pair
   double ours_cpu = 0, floor_cpu = 0;  // medians, CPU seconds per GB
 };
 
 using Measurement = std::function<Result<Sample>()>;
 
-// `pairs` pairs after one of each that does not count.
+// Measures `pairs` pairs after a first one that does not count.
 inline Result<Paired> MeasurePairs(Paired what, uint32_t pairs, const Measurement& ours,
                                    const Measurement& floor) {
   std::vector<double> a, b, ratio, a_cpu, b_cpu;

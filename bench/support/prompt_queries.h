@@ -1,4 +1,4 @@
-// The queries of a synthetic prompt's last quarter, of which a put keeps a sample.
+// Writes the queries of a synthetic prompt's last quarter, from which a put keeps a sample.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace prefixd::bench {
 
 inline Status WriteQueries(const Prompt& prompt, PutStream& put) {
-  constexpr uint32_t kBlockTokens = 512;  // of queries: float32, wider than keys
+  constexpr uint32_t kBlockTokens = 512;  // queries are float32 and wider than keys
   const KvGeometry& g = prompt.geometry;
   const auto n = static_cast<uint32_t>(prompt.tokens.size());
   for (uint32_t layer = 0; layer < g.n_layers; ++layer) {

@@ -1,6 +1,6 @@
-// Reading memory and doing nothing with it, in the widest loads that the machine has: narrow ones
-// keep too few lines in flight to reach the bandwidth (on one Sapphire Rapids 16-byte loads read 21
-// GB/s where 64-byte ones read 29).
+// Reads memory without using it, in the widest loads that the machine has. Narrow loads keep too
+// few lines in flight to reach the bandwidth (on one Sapphire Rapids 16-byte loads read 21 GB/s
+// where 64-byte ones read 29).
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace prefixd::bench {
 
-// The sum of [at, at + n) in words, n a multiple of 64.
+// Returns the sum of [at, at + n) in words; n is a multiple of 64.
 template <typename Vec>
 inline __attribute__((always_inline)) uint64_t SumOfLines(const std::byte* at, size_t n) {
   constexpr size_t kVecs = 64 / sizeof(Vec);
@@ -47,7 +47,8 @@ inline uint64_t TouchLines(const std::byte* at, size_t n) {
   return SumOfLines<Words2>(at, n);
 }
 
-// Bytes per second that one thread reads. `bytes` should be several times the last-level cache.
+// Returns the bytes per second that one thread reads. `bytes` should be several times the
+// last-level cache.
 inline double ReadBandwidth(std::span<const std::byte> bytes) {
   const auto begun = std::chrono::steady_clock::now();
   volatile uint64_t sink = TouchLines(bytes.data(), bytes.size() / 64 * 64);

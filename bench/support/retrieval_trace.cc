@@ -26,14 +26,15 @@ class Capture {
                              const decoder::ByteTokenizer& tokenizer) {
     const std::vector<uint32_t> prompt = tokenizer.Encode(document.prompt, /*with_bos=*/true);
     PREFIXD_TRY(Prefill(prompt));
-    // Two kinds of decoding: going on with the text, and being asked about facts.
+    // Half of the steps continue the text, the other half answer questions about facts.
     const std::vector<uint32_t> text = tokenizer.Encode(document.continuation, false);
     PREFIXD_TRY(Decode(std::span(text).first(std::min<size_t>(options_.steps / 2, text.size()))));
     for (const demo::Fact& fact : document.facts) {
       const uint32_t done = Steps();
       if (done == options_.steps) break;
       const auto question = tokenizer.Encode(fact.Question() + fact.answer, false);
-      // The answer's digits are what retrieval is for: the end of each, 8 tokens.
+      // Retrieval serves the answer's digits, so only the last 8 tokens of each question are
+      // recorded.
       const size_t counted = std::min<size_t>(8, options_.steps - done);
       PREFIXD_TRY(Decode(question, question.size() - counted));
     }
@@ -77,8 +78,8 @@ class Capture {
     return {};
   }
 
-  // Feeds `tokens` one by one after the prompt and cuts them off again; steps from number
-  // `counted_from` on are recorded.
+  // Runs `tokens` one by one after the prompt and removes them again; records steps from number
+  // `counted_from` on.
   Status Decode(std::span<const uint32_t> tokens, size_t counted_from = 0) {
     Status recorded;
     size_t step = 0;
@@ -95,7 +96,7 @@ class Capture {
     return {};
   }
 
-  // q: [n_q_heads][key_dim] of one token.
+  // Records q, [n_q_heads][key_dim] of one token.
   Status Record(uint32_t layer, std::span<const float> q) {
     const KvGeometry& g = trace_.geometry;
     const auto exact = index::MakeExactIndex(trace_.mid);
@@ -134,7 +135,7 @@ Result<RetrievalTrace> CaptureTrace(const TraceOptions& options) {
   PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model.config()));
   demo::DocumentOptions from;
   from.file = options.document;
-  // One token is the BOS.
+  // The BOS takes one token.
   from.prompt_tokens =
       std::min(options.prompt_tokens, model.config().max_positions - kRoomForQuestions) - 1;
   from.continuation_tokens = std::max(2u, options.steps / 2);

@@ -1,5 +1,6 @@
-// What a real model retrieves: the exact Top-K sets of every (layer, KV head) over the steps of a
-// decode, with the keys they were chosen from and the queries that a put would have sampled.
+// Captures what a real model retrieves: the exact Top-K sets of every (layer, KV head) over the
+// steps of a decode, with the keys they were chosen from and the queries that a put would have
+// sampled.
 #pragma once
 
 #include <cstdint>
@@ -16,30 +17,30 @@ struct TraceOptions {
   std::filesystem::path model_dir = "models/prefixd-tiny";
   std::filesystem::path document = "/usr/share/common-licenses/GPL-3";
   uint32_t prompt_tokens = 8192;  // upper bound; the document with planted facts
-  uint32_t steps = 64;            // half of them text that follows, half questions about facts
-  std::vector<double> fractions = {0.01, 0.04};  // of the mid region: K
-  uint32_t query_samples = 32;                   // tokens of the last quarter
+  uint32_t steps = 64;            // one half continues the text, the other asks about facts
+  std::vector<double> fractions = {0.01, 0.04};  // K as a share of the mid region
+  uint32_t query_samples = 32;                   // sampled in the last quarter
 };
 
 struct RetrievalTrace {
   KvGeometry geometry;
   std::vector<uint32_t> tokens;  // [n_tokens]
   uint32_t n_tokens = 0;
-  TokenRange mid;  // where retrieved tokens lie: all but sinks and tail
+  TokenRange mid;  // retrieved tokens lie here: all but sinks and tail
 
   struct Head {
     std::vector<float> keys;            // [n_tokens][key_dim], as stored (rounded to the dtype)
     std::vector<float> values;          // [n_tokens][value_dim]
     std::vector<float> sample_queries;  // [samples * group][key_dim]
     std::vector<float> step_queries;    // [steps][group][key_dim], in the order of decoding
-    // [fraction][step]: the tokens retrieved, ascending
+    // [fraction][step]: the retrieved tokens, ascending
     std::vector<std::vector<std::vector<uint32_t>>> sets;
   };
   std::vector<Head> heads;  // [n_layers * n_kv_heads]
 };
 
 // Prefills the model's own decoder with the document (seconds to a minute) and decodes with exact
-// attention, so that what is retrieved does not depend on any approximation.
+// attention, so that the retrieved sets do not depend on any approximation.
 Result<RetrievalTrace> CaptureTrace(const TraceOptions& options);
 
 }  // namespace prefixd::bench

@@ -10,7 +10,7 @@
 namespace prefixd::bench {
 namespace {
 
-// Arguments as the process was given them: each ends with a zero.
+// Returns the arguments as the process received them: each ends with a zero.
 std::vector<std::string> Arguments() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> out;

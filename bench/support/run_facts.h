@@ -1,6 +1,6 @@
-// What a benchmark's figures are worth nothing without: which program, called how, built from which
-// commit, on which day and machine. Every benchmark's JSON carries them as its member "run", and
-// scripts/results.py shows them. Standard library alone, like what uses it.
+// Collects the facts without which a benchmark's figures mean nothing: program, command, commit,
+// date and machine. Every benchmark's JSON has them as its member "run", and scripts/results.py
+// shows them. It needs only the standard library, because its users have nothing else.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace prefixd::bench {
 
-// Name and value of each fact of this process: program, command, commit, date, machine.
+// Returns name and value of each fact of this process: program, command, commit, date, machine.
 std::vector<std::pair<std::string, std::string>> RunFacts();
 
-// The same as a JSON object, for writers that have no JSON library.
+// Returns the same as a JSON object, for writers that have no JSON library.
 std::string RunFactsJson();
 
-// `text` between quotation marks, as JSON wants it.
+// Returns `text` as a JSON string in quotation marks.
 std::string QuotedJson(const std::string& text);
 
 }  // namespace prefixd::bench

@@ -1,4 +1,4 @@
-// Median and spread of repeated measurements.
+// Computes the median and spread of repeated measurements.
 #pragma once
 
 #include <algorithm>

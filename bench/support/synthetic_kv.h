@@ -1,5 +1,5 @@
-// Keys, values and queries of a realistic shape for one layer: keys gather around topics, a few
-// channels carry a large mean, queries are shifted towards some topics.
+// Makes keys, values and queries of a realistic shape for one layer: keys gather around topics, a
+// few channels carry a large mean, queries are shifted towards some topics.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ class SyntheticKv {
     for (float& x : topics_) x = normal_(rng_);
   }
 
-  // Next token: k and v [kv_heads][dim].
+  // Writes the next token's k and v [kv_heads][dim].
   void Token(float* k, float* v) {
     if (rng_() % 32 == 0) topic_ = static_cast<uint32_t>(rng_() % kTopics);  // topics come in runs
     for (uint32_t h = 0; h < heads_; ++h) {
@@ -29,7 +29,7 @@ class SyntheticKv {
       }
     }
   }
-  // A query row of KV head h, [dim].
+  // Writes a query row [dim] of KV head h.
   void Query(uint32_t h, float* q) {
     const float* centre = Topic(h, static_cast<uint32_t>(rng_() % kTopics));
     for (uint32_t j = 0; j < dim_; ++j) q[j] = 0.6f * centre[j] + 0.8f * normal_(rng_);

@@ -1,4 +1,4 @@
-// A fixed team of threads that runs one function on all of them, with little delay between runs.
+// Runs one function on all threads of a fixed team, with little delay between runs.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace prefixd::bench {
 
-// The caller is member 0. Members spin for their next job: for measuring, not for servers.
+// The caller is member 0. Members spin for their next job, which suits measurements and no server.
 class Team {
  public:
   explicit Team(unsigned size) {
@@ -24,7 +24,7 @@ class Team {
 
   unsigned size() const { return static_cast<unsigned>(threads_.size()) + 1; }
 
-  // Calls job(item) for each item in [0, n), divided over the team as it comes.
+  // Calls job(item) for each item in [0, n); members take items as they become free.
   void ForEach(size_t n, const std::function<void(size_t)>& job) {
     job_ = &job;
     n_ = n;

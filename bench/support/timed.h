@@ -1,4 +1,4 @@
-// How long a piece of work takes, and the CPU of this process in it.
+// Times a piece of work, and this process's CPU time in it.
 #pragma once
 
 #include <sys/resource.h>

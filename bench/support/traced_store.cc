@@ -43,7 +43,7 @@ Status TracedPrompt::Register(Store& store) const {
 Result<std::string> TracedPrompt::Put(Store& store, std::span<const uint32_t> sampled_at) const {
   PREFIXD_ASSIGN(const auto put, store.BeginPut({model(), "", tokens(), "traced"}));
   const size_t key_bytes = geometry_.row().key_bytes(), n_heads = geometry_.n_kv_heads;
-  // One run of values for all: making them would take longer than storing them.
+  // All heads share one run of values, because making values would take longer than storing them.
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   std::vector<float> floats(kRunTokens * n_heads * geometry_.value_dim);

@@ -1,4 +1,5 @@
-// Head traces as a prompt of a real store, and their queries as the steps of its sessions.
+// Stores head traces as a prompt of a real store, and replays their queries as steps of its
+// sessions.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace prefixd::bench {
 
-// Borrows the traces. They have one shape and as many tokens and steps, and are split evenly among
-// n_layers layers (at least 1), in order.
+// Borrows the traces. All have the same shape, number of tokens and number of steps. They are split
+// evenly among n_layers layers (at least 1), in order.
 class TracedPrompt {
  public:
   TracedPrompt(std::span<const HeadTrace> heads, uint32_t n_layers);
@@ -25,12 +26,12 @@ class TracedPrompt {
   uint64_t row_bytes() const;
   const char* model() const { return "traced"; }
   Status Register(Store& store) const;
-  // Writes and commits the prompt; returns its prefix. Keys are the traces'; values mean nothing
-  // and decide nothing that is measured.
+  // Writes and commits the prompt; returns its prefix. Keys are the traces'; values are arbitrary,
+  // because no figure depends on them.
   //   sampled_at: the token of each of the traces' sample queries, ascending, for the put to keep;
   //               empty: it keeps none
   Result<std::string> Put(Store& store, std::span<const uint32_t> sampled_at) const;
-  // What a step of `layer` asks: [n_q_heads][key_dim].
+  // Returns the queries of a step of `layer`: [n_q_heads][key_dim].
   std::vector<float> Queries(uint32_t layer, size_t step) const;
 
  private:
