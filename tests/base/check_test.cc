@@ -1,4 +1,4 @@
-// Checks stay on in every build type, say what was broken, and cost one evaluation.
+// Tests checks: they stay on in every build type, name what was broken, and evaluate once.
 #include "base/check.h"
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The C interface, embedded and against the real daemon. Links libprefixd.so alone: what is not
-// exported cannot be used here.
+// Tests the C interface, embedded and against the real daemon. Links libprefixd.so alone, so that a
+// symbol that is not exported cannot be used here.
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -112,7 +112,7 @@ class CApi : public ::testing::TestWithParam<bool> {
     return session;
   }
 
-  // Head `head` of `layer` over the whole prefix, in doubles.
+  // Computes head `head` of `layer` over the whole prefix, in doubles.
   void Reference(uint32_t layer, uint32_t head, const float* q, double* y, double* lse) const {
     std::vector<double> s(kTokens);
     double sum = 0;
@@ -275,7 +275,7 @@ TEST_P(CApi, WhatIsWrongIsSaid) {
   options.policy_json = nullptr;
   options.struct_size = sizeof(options) + 8;
   EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INVALID_ARGUMENT);
-  // A caller built before the policy was added: its struct ends earlier, the rest is the default.
+  // A caller built before the policy was added has a shorter struct; the rest takes its default.
   options.struct_size = offsetof(pfx_attach_options, policy_json);
   options.policy_json = "never looked at";
   options.cut = 200;
@@ -298,7 +298,7 @@ TEST_P(CApi, WhatIsWrongIsSaid) {
   EXPECT_EQ(pfx_step(session_, 0, q_.data(), kQ, y, kQ, lse, kQHeads), PFX_INVALID_ARGUMENT);
   EXPECT_EQ(pfx_step(session_, 0, nullptr, kQ, y, kQ, lse, kQHeads), PFX_INVALID_ARGUMENT);
   EXPECT_EQ(pfx_step(session_, 0, q_.data(), kQ - 1, y, kQ, lse, kQHeads), PFX_INVALID_ARGUMENT);
-  // Messages belong to their thread.
+  // Each thread has its own message.
   const std::string mine = pfx_last_error();
   std::thread([] { EXPECT_STREQ(pfx_last_error(), ""); }).join();
   EXPECT_EQ(mine, pfx_last_error());
@@ -342,7 +342,7 @@ TEST_P(CApi, RestoreBringsEveryRowBackLayerByLayer) {
   EXPECT_EQ(pfx_restore_next(restore, &run), PFX_CANCELLED);
   pfx_restore_free(restore);
 
-  // Head-major, of one layer; it outlives the session's handle.
+  // The run is head-major and has one layer; it outlives the session's handle.
   options = PFX_RESTORE_OPTIONS_INIT;
   options.first_layer = 1;
   options.end_layer = 2;

@@ -1,4 +1,4 @@
-// Rows through every kind of client: stored as the put asks, restored, read in place.
+// Tests rows through every kind of client: stored as the put specifies, restored, read in place.
 #include <cstring>
 
 #include "prefixd/restore.h"
@@ -63,7 +63,7 @@ TEST_P(ClientRows, RestoresWhatWasPut) {
     }
     EXPECT_EQ(layer, 2u);
   }
-  // The session goes on; and when it has gone, a restore says so.
+  // The session goes on. A restore after its detach returns an error.
   std::vector<std::byte> k(kTokens * 2 * kDim * 2), v(k.size());
   ASSERT_TRUE(session->ReadLayer({1, {0, kTokens}, 0, 0, KvOrder::kTokenMajor}, k, v).ok());
   EXPECT_EQ(k, prompt_.k[1]);
@@ -122,7 +122,7 @@ TEST_P(ClientRows, RowsAreReadInPlace) {
   EXPECT_TRUE(none.ok() && none->rows.empty());
   ASSERT_TRUE(session->Detach().ok());
   EXPECT_FALSE(session->BorrowRows(1, 1, ids).ok());
-  expect_rows(*rows);  // also after the session
+  expect_rows(*rows);  // rows stay valid after the session
   *rows = {};
   EXPECT_EQ(pinned(), 0u);
 }

@@ -1,5 +1,5 @@
-// A client of each kind, embedded, over a Unix socket with and without shared memory, over TCP;
-// beside it an embedded store that holds the same prompt, with which its answers must agree.
+// Provides a client of each kind: embedded, over a Unix socket with and without shared memory, over
+// TCP. An embedded store beside it holds the same prompt and must give the same results.
 #pragma once
 
 #include <cmath>
@@ -44,7 +44,7 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
       client_ = *std::move(client);
     } else {
       std::vector<std::string> args = {"--listen", "127.0.0.1:0"};
-      if (GetParam() == Kind::kUnixSmallRegion) {  // rows must be cut into several messages
+      if (GetParam() == Kind::kUnixSmallRegion) {  // rows need several messages
         args.insert(args.end(), {"--shared-memory-mib", "1"});
       }
       daemon_ = std::make_unique<DaemonProcess>(dir_.path(), args);
@@ -75,7 +75,7 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
     prefix_ = result->prefix;
   }
 
-  // 2% of 400 tokens would not pay for the anchors: a fixed K by default.
+  // The default is a fixed K, because 2% of 400 tokens would not pay for the anchors.
   std::shared_ptr<Session> Attach(Store& client,
                                   StepPolicy policy = {.estimator = EstimatorKind::kMoment,
                                                        .k = 24}) {

@@ -1,5 +1,5 @@
-// One story told by every kind of client: prompts put, kept, matched, attached to, stepped and
-// removed.
+// Runs one scenario on every kind of client: prompts are put, kept, matched, attached to, stepped
+// and removed.
 #include <cmath>
 #include <memory>
 
@@ -117,7 +117,7 @@ TEST_P(ClientScenario, ExactAttentionRowsSelectionAndSummaries) {
   ExpectNear(y, y2);
   ExpectNear(lse, lse2);
 
-  // Rows are the bytes that were put: key, then value, of each token.
+  // Rows are the bytes that were put: for each token its key, then its value.
   const size_t row = prompt_.model.geometry.row().bytes(), half = row / 2;
   const auto expected = [&](uint32_t layer, uint32_t head, uint32_t token) {
     const size_t at = (size_t{token} * 2 + head) * half;

@@ -1,5 +1,5 @@
-// Restoring a prefix run by run: right, in order, ahead of its consumer, bounded, and stopped at
-// any moment.
+// Tests restoring a prefix run by run: right, in order, ahead of its consumer, bounded, and stopped
+// at any moment.
 #include "prefixd/restore.h"
 
 #include <atomic>
@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 class RestoreTest : public RuntimeTest {
  protected:
-  // Everything that comes, put back into one cache per layer [n_tokens][heads][dim].
+  // Copies every run into one cache per layer [n_tokens][heads][dim].
   struct Cache {
     std::vector<std::vector<std::byte>> k, v;
     size_t runs = 0;
@@ -34,7 +34,7 @@ class RestoreTest : public RuntimeTest {
       ASSERT_OK(next);
       if (!next->has_value()) break;
       const RestoredRun& run = **next;
-      // First layer first, each in order of tokens.
+      // Runs come first layer first, and in order of tokens within a layer.
       if (run.layer != layer) {
         ASSERT_EQ(run.layer, layer + 1);
         layer = run.layer;
@@ -65,7 +65,7 @@ TEST_F(RestoreTest, GivesBackWhatWasPut) {
   options_.settle = false;
   spec_.geometry.value_dim = 8;
   Open();
-  // Three segments, one after another.
+  // The chain has three segments.
   SyntheticPrompt prompt;
   for (const uint32_t n : {300u, 500u, 900u}) {
     prompt = MakePrompt(spec_.geometry, n, 11);
@@ -74,7 +74,7 @@ TEST_F(RestoreTest, GivesBackWhatWasPut) {
   const auto session = Attach(prompt, {.k = 10});
   ASSERT_TRUE(session);
   ASSERT_EQ(session->info().parts.size(), 3u);
-  const uint64_t before = session->report().total.logical_bytes;  // the summary
+  const uint64_t before = session->report().total.logical_bytes;  // bytes of the summary
   for (const KvOrder order : {KvOrder::kTokenMajor, KvOrder::kHeadMajor}) {
     for (const uint64_t buffer : {uint64_t{1}, uint64_t{20'000}, uint64_t{128} << 20}) {
       RestoreOptions options;
@@ -154,7 +154,7 @@ TEST_F(RestoreTest, PartsOfItAndBadRequests) {
   options.end_layer = 3;
   EXPECT_CODE(Restore::Begin(session, options), Code::kInvalidArgument);
   EXPECT_CODE(Restore::Begin(nullptr, {}), Code::kInvalidArgument);
-  // Slices of heads.
+  // This part reads slices of heads.
   const size_t key = spec_.geometry.row().key_bytes();
   std::vector<std::byte> k(10 * key), v(10 * key);
   ASSERT_OK(session->ReadLayer({0, {5, 15}, 1, 1, KvOrder::kTokenMajor}, k, v));
@@ -182,7 +182,7 @@ TEST_F(RestoreTest, DamageEndsIt) {
     if (entry.path().extension() != ".seg") continue;
     FILE* f = std::fopen(entry.path().c_str(), "r+b");
     ASSERT_NE(f, nullptr);
-    std::fseek(f, (1 + 3 * 7) * 4096 + 100, SEEK_SET);  // of the last head of the last layer
+    std::fseek(f, (1 + 3 * 7) * 4096 + 100, SEEK_SET);  // in the last head of the last layer
     std::fputc(0x55, f);
     std::fputc(0xaa, f);
     std::fclose(f);
@@ -200,7 +200,7 @@ TEST_F(RestoreTest, DamageEndsIt) {
   EXPECT_CODE((*restore)->Next(), Code::kCorrupt);
 }
 
-// A session whose reads wait until they are let through.
+// Blocks its reads until the test lets them through.
 class GatedSession final : public Session {
  public:
   GatedSession() {
@@ -213,7 +213,7 @@ class GatedSession final : public Session {
     allowed_ += reads;
     changed_.notify_all();
   }
-  // Whether so many reads have begun within a while.
+  // Returns whether `reads` reads have begun within the given time.
   bool Begun(int reads, milliseconds within) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, within, [&] { return begun_ >= reads; });
@@ -277,16 +277,16 @@ TEST(RestorePipeline, ReadsAheadWithinItsMemory) {
   options.buffer_bytes = 3 * 16 * 2 * 64;  // three runs of 16 tokens, 2 heads of 64 bytes
   auto restore = Restore::Begin(session, options);
   ASSERT_TRUE(restore.ok());
-  EXPECT_TRUE(session->Begun(1, kSoon));  // before anybody asks
+  EXPECT_TRUE(session->Begun(1, kSoon));  // before the first Next
   session->LetThrough(100);
   EXPECT_TRUE(session->Begun(3, kSoon));
-  EXPECT_FALSE(session->Begun(4, kAWhile));  // there is no room for more
+  EXPECT_FALSE(session->Begun(4, kAWhile));  // no buffer is left for a fourth
   for (uint32_t i = 0; i < 16; ++i) {
     const auto run = (*restore)->Next();
     ASSERT_TRUE(run.ok() && run->has_value());
     EXPECT_EQ((*run)->layer, i / 4);
     EXPECT_EQ((*run)->tokens, (TokenRange{i % 4 * 16, i % 4 * 16 + 16}));
-    // While the caller holds it, the others are filled, and it is left alone.
+    // While the caller holds this run, the others are filled, and this one is not overwritten.
     EXPECT_TRUE(session->Begun(static_cast<int>(std::min(16u, i + 3)), kSoon));
     if (i < 13) {
       EXPECT_FALSE(session->Begun(static_cast<int>(i + 4), milliseconds(5)));
@@ -306,7 +306,7 @@ TEST(RestorePipeline, CancelWakesWhoWaits) {
   EXPECT_TRUE(session->Begun(1, kSoon));
   std::thread consumer([&] { EXPECT_CODE((*restore)->Next(), Code::kCancelled); });
   (*restore)->Cancel();
-  consumer.join();  // though the read is still under way
+  consumer.join();  // does not wait for the read under way
   EXPECT_CODE((*restore)->Next(), Code::kCancelled);
   session->LetThrough(1);
   restore->reset();

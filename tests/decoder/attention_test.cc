@@ -1,4 +1,4 @@
-// Blocked causal attention, the KV cache and the plug's contract against plain float64.
+// Tests blocked causal attention, the KV cache and the backends' contract against plain float64.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -44,7 +44,7 @@ TEST(CausalAttention, AgreesWithFloat64) {
     s.group = 1 + uint32_t(random() % 4);
     s.key_dim = 2 + uint32_t(random() % 30);
     s.value_dim = 1 + uint32_t(random() % 30);
-    s.n_q_heads = s.group + uint32_t(random() % 3);  // others of the layer lie beside
+    s.n_q_heads = s.group + uint32_t(random() % 3);  // the layer's other heads lie beside
     s.scale = 1.0f / std::sqrt(float(s.key_dim));
     const uint32_t keys = s.n_past + s.n;
     const float spread = round % 5 == 0 ? 6.0f : 1.0f;  // sharp heads too
@@ -98,7 +98,7 @@ TEST(KvCache, StoresWhatItAttends) {
     const auto k = Normal(random, 7 * 2 * 6, 1), v = Normal(random, 7 * 2 * 5, 1);
     cache.Append(0, 7, k, v);
     EXPECT_EQ(cache.size(0), 7u);
-    EXPECT_EQ(cache.size(), 0u);  // layer 1 is behind
+    EXPECT_EQ(cache.size(), 0u);  // layer 1 has no tokens yet
     cache.Append(1, 3, std::span(k).first(3 * 12), std::span(v).first(3 * 10));
     cache.Append(1, 4, std::span(k).subspan(3 * 12), std::span(v).subspan(3 * 10));
     EXPECT_EQ(cache.size(), 7u);

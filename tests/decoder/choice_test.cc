@@ -1,5 +1,6 @@
-// The choice of estimators per head on a real model: on queries that it has not seen, sessions that
-// take it are not clearly worse than with the best single estimator, whatever selects.
+// Tests the choice of estimators per head on a real model: on queries that were not used for the
+// choice, sessions that use it are not clearly worse than with the best single estimator, under
+// each selector.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,7 +18,7 @@ namespace prefixd::decoder {
 namespace {
 
 constexpr uint32_t kPrompt = 6000;
-constexpr uint32_t kHeldOut = 96, kSpacing = 4;  // of what follows, every fourth
+constexpr uint32_t kHeldOut = 96, kSpacing = 4;  // every fourth query of the text that follows
 constexpr double kBudget = 0.05;
 
 class ModelChoiceTest : public ::testing::Test {
@@ -96,7 +97,7 @@ class ModelChoiceTest : public ::testing::Test {
     return outputs;
   }
 
-  // Mean relative l1 error per query head.
+  // Returns the mean relative l1 error per query head.
   std::vector<double> Errors(const StepPolicy& policy) {
     const auto outputs = Outputs(policy);
     std::vector<double> errors;
@@ -137,7 +138,7 @@ TEST_F(ModelChoiceTest, IsNeverClearlyWorseThanTheBestFixedEstimator) {
     ASSERT_EQ(chosen.size(), size_t{geometry_.n_layers} * geometry_.n_q_heads);
     size_t compared = 0;
     for (const EstimatorVariant& estimator : DefaultEstimators()) {
-      // By codes the scan is not chosen: it makes searches longer, which no budget counts.
+      // By codes the scan is not chosen, because it makes searches longer, which no budget counts.
       if (estimator.kind == EstimatorKind::kScan && selector == "codes") continue;
       policy.estimator = estimator;
       const std::vector<double> fixed = Errors(policy);

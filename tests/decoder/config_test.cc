@@ -51,7 +51,7 @@ TEST(Config, ReadsAQwen3File) {
   const auto config = Parse(file);
   ASSERT_TRUE(config.ok()) << config.error().message;
   EXPECT_TRUE(config->qk_norm);
-  EXPECT_EQ(config->head_dim, 128u);  // this family's default, whatever hidden / heads is
+  EXPECT_EQ(config->head_dim, 128u);  // this family's default, independent of hidden / heads
   EXPECT_EQ(config->n_kv_heads, 4u);
   EXPECT_EQ(config->eos, (std::vector<uint32_t>{3, 4}));
   EXPECT_EQ(config->dtype, DType::kF32);
@@ -79,7 +79,7 @@ TEST(Config, ReadsRopeInBothForms) {
   EXPECT_EQ(config->rope.original_max_positions, 8192u);
 }
 
-// The stretched frequencies against the published rule, at its three regimes.
+// The scaled frequencies must follow the published rule in its three regimes.
 TEST(Config, RopeFrequencies) {
   RopeConfig config;
   config.theta = 10000;

@@ -24,7 +24,7 @@ class GenerateTest : public ::testing::Test {
  protected:
   GenerateTest() : model_(TinyModel::Random("llama", 11).Load()) {}
 
-  // A prompt's logits, and its keys and values in a fresh backend.
+  // Holds a prompt's logits, and its keys and values in a fresh backend.
   LocalAttention Prefill(std::vector<float>& logits) const {
     const std::vector<uint32_t> prompt = {256, 72, 101, 108, 108, 111};
     LocalAttention attention(model_.Geometry(DType::kBf16));
@@ -36,8 +36,8 @@ class GenerateTest : public ::testing::Test {
   Model model_;
 };
 
-// What greedy decoding chose is what scoring finds most likely at each place, and the likelihoods
-// do not depend on how many tokens go through together.
+// Scoring must find the tokens of greedy decoding the likeliest at each place, and the likelihoods
+// must not depend on how many tokens go through together.
 TEST_F(GenerateTest, GreedyAndScoringAgree) {
   std::vector<float> logits;
   LocalAttention attention = Prefill(logits);
@@ -72,7 +72,7 @@ TEST_F(GenerateTest, StopsWhereTold) {
   options.max_tokens = 8;
   const auto text = GreedyDecode(model_, attention, logits, 6, options);
   ASSERT_TRUE(text.ok());
-  // Stop at the token that would come third (or at its first occurrence).
+  // Decoding stops at the token that would come third (or at its first occurrence).
   options.stop = {(*text)[2]};
   const auto first = std::find(text->begin(), text->end(), (*text)[2]);
   LocalAttention again = Prefill(logits);
@@ -116,7 +116,7 @@ TEST(Tokenizer, BytesThereAndBack) {
   config.eos.clear();
   const auto bare = ByteTokenizer::For(config);
   ASSERT_TRUE(bare.ok());
-  EXPECT_EQ(bare->Encode("a", true), (std::vector<uint32_t>{97}));  // no room for BOS
+  EXPECT_EQ(bare->Encode("a", true), (std::vector<uint32_t>{97}));  // the vocabulary has no BOS
   config.vocab_size = 255;
   EXPECT_FALSE(ByteTokenizer::For(config).ok());
   config.vocab_size = 32000;

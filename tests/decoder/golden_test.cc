@@ -1,4 +1,5 @@
-// Logits against Hugging Face transformers (float32), made once by python -m prefixd.golden.
+// Compares logits with those of Hugging Face transformers (float32), which python -m prefixd.golden
+// made once.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -29,7 +30,7 @@ void CheckGolden(const std::filesystem::path& checkpoint, const std::filesystem:
   const auto model = Model::Load(checkpoint, options);
   ASSERT_TRUE(model.ok()) << model.error().message;
   const size_t vocab = model->config().vocab_size, rows = expected.size();
-  // f32: the golden run rounds no keys and values.
+  // The dtype is f32, because the golden run rounds no keys and values.
   LocalAttention attention(model->Geometry(DType::kF32));
   std::vector<float> logits(rows * vocab);
   const Status status = model->Forward(prompt, 0, attention, static_cast<uint32_t>(rows), logits);

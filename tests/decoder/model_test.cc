@@ -25,7 +25,7 @@ double MaxDifference(std::span<const float> a, std::span<const float> b) {
   return max;
 }
 
-// One shot, chunks of several sizes, and token by token: the same logits.
+// One call, chunks of several sizes, and token by token must give the same logits.
 TEST(Model, AnyWayToPrefillIsTheSame) {
   const uint64_t seed = prefixd::testing::Seed("AnyWayToPrefillIsTheSame");
   for (const char* family : {"llama", "qwen3"}) {
@@ -36,7 +36,7 @@ TEST(Model, AnyWayToPrefillIsTheSame) {
     ModelOptions options;
     options.chunk_tokens = 4096;
     const Model whole = tiny.Load(options);
-    // f32, so that no rounding of the cache can flip between the ways
+    // The cache is f32, so that its rounding makes no difference.
     LocalAttention attention(whole.Geometry(DType::kF32));
     std::vector<float> truth(n_logits * size_t{264});
     ASSERT_TRUE(whole.Forward(tokens, 0, attention, n_logits, truth).ok());
@@ -51,7 +51,7 @@ TEST(Model, AnyWayToPrefillIsTheSame) {
       EXPECT_LT(MaxDifference(logits, truth), 2e-4)
           << family << " chunk " << chunk << " seed " << seed;
     }
-    // Several calls on one cache.
+    // Several calls use one cache.
     LocalAttention stepped(whole.Geometry(DType::kF32));
     std::vector<float> one(264);
     for (uint32_t i = 0; i < tokens.size(); ++i) {

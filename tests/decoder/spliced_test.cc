@@ -1,5 +1,5 @@
-// The splice: a prompt persisted through an embedded store, attended to by SplicedAttention, gives
-// what LocalAttention gives with everything in memory.
+// Tests the splice: a prompt that is stored in an embedded store and attended to by
+// SplicedAttention gives what LocalAttention gives with everything in memory.
 #include <cmath>
 #include <memory>
 #include <random>
@@ -33,7 +33,7 @@ T Take(Result<T> result) {
   return std::move(result).value();
 }
 
-// A model, a prompt, a question, and a store that holds the prompt.
+// Holds a model, a prompt, a question, and a store that contains the prompt.
 class SplicedTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -41,7 +41,7 @@ class SplicedTest : public ::testing::TestWithParam<const char*> {
     model_.emplace(TinyModel::Random(GetParam(), random()).Load());
     for (uint32_t i = 0; i < kPrompt; ++i) prompt_.push_back(uint32_t(random() % kVocab));
     for (uint32_t i = 0; i < 11; ++i) question_.push_back(uint32_t(random() % kVocab));
-    // f32, so that rounding cannot flip between the two ways of summing
+    // The cache is f32, so that rounding makes no difference between the two ways of summing.
     geometry_ = model_->Geometry(DType::kF32);
     RuntimeOptions options;
     options.dir = dir_ / "store";
@@ -81,7 +81,7 @@ class SplicedTest : public ::testing::TestWithParam<const char*> {
     return policy;
   }
 
-  // Logits of the question's tokens.
+  // Returns the logits of the question's tokens.
   std::vector<float> Ask(AttentionBackend& attention) const {
     std::vector<float> logits(question_.size() * kVocab);
     const auto n = static_cast<uint32_t>(question_.size());
@@ -124,7 +124,7 @@ TEST_P(SplicedTest, DecodesTheSameText) {
   options.max_tokens = 24;
   const uint32_t position = kPrompt + static_cast<uint32_t>(question_.size());
   const auto text = Take(GreedyDecode(*model_, local, last(a), position, options));
-  // Teacher-forced, so that a near tie cannot send the two apart.
+  // Teacher forcing keeps a near tie from sending the two apart.
   local.TruncateTo(position);
   const auto truth = Take(ContinuationNll(*model_, local, last(a), position, text, 1));
   const auto nll = Take(ContinuationNll(*model_, spliced, last(b), position, text, 1));
@@ -175,7 +175,7 @@ TEST_P(SplicedTest, AnotherQuestionOnTheSameSession) {
   const std::vector<float> first = Ask(spliced);
   spliced.TruncateTo(kPrompt);
   EXPECT_EQ(Ask(spliced), first);
-  // A detached session refuses, and says so.
+  // A detached session returns an error.
   ASSERT_TRUE(spliced.session().Detach().ok());
   spliced.TruncateTo(kPrompt);
   std::vector<float> logits(kVocab);

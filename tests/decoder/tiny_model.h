@@ -1,4 +1,4 @@
-// A random checkpoint of a few thousand parameters, to be written whole or damaged.
+// Makes a random checkpoint of a few thousand parameters, which tests write whole or damaged.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct TinyModel {
   // name -> shape and values (written as float32)
   std::map<std::string, std::pair<std::vector<uint64_t>, std::vector<float>>> tensors;
 
-  // family: "llama" (tied embeddings) or "qwen3" (untied). 3 layers, 4 query and 2 KV heads of 16,
-  // width 48, byte-level vocabulary of 264.
+  // `family` is "llama" (tied embeddings) or "qwen3" (untied). The model has 3 layers, 4 query and
+  // 2 KV heads of 16, width 48, and a byte-level vocabulary of 264.
   static TinyModel Random(const std::string& family, uint64_t seed);
 
-  // config.json and model.safetensors, or with n_shards > 1 an index and that many shards.
+  // Writes config.json and model.safetensors, or with n_shards > 1 an index and that many shards.
   void Write(const std::filesystem::path& directory, int n_shards = 1) const;
-  // Through a temporary directory.
+  // Loads the model through a temporary directory.
   Model Load(const ModelOptions& options = {}) const;
 };
 

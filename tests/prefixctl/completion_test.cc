@@ -1,4 +1,4 @@
-// Completion in real shells, beside a real daemon. zsh and fish are tested where they are
+// Tests completion in real shells, beside a real daemon. zsh and fish are tested where they are
 // installed.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ class CompletionTest : public testing::PrefixctlFixture {
 
   void SetUp() override {
     PrefixctlFixture::SetUp();
-    // The scripts ask the prefixctl that a user would run.
+    // The scripts call the prefixctl that a user would run.
     path_ = std::filesystem::path(PREFIXCTL_BINARY).parent_path().string() + ":" +
             (std::getenv("PATH") ? std::getenv("PATH") : "/bin:/usr/bin");
     for (const char* shell : {"bash", "zsh", "fish"}) {
@@ -41,7 +41,7 @@ class CompletionTest : public testing::PrefixctlFixture {
 
   std::string Script(const std::string& shell) const { return dir_.path() / ("complete." + shell); }
 
-  // What bash offers for the last word of a line, words split as bash splits them.
+  // Returns what bash offers for the last word of a line; words are split as bash splits them.
   std::string Bash(const std::string& words) const {
     const Finished f = RunProgram(
         "/bin/bash", {"--norc", "-c",
@@ -79,7 +79,7 @@ TEST_F(CompletionTest, BashAsksTheDaemon) {
   EXPECT_EQ(Bash("prefixctl prefixes show " + where + " --tenant = team-a ''"), prefix_);
   EXPECT_EQ(Bash("prefixctl " + where + " --all-tenants prefixes pin " + prefix_.substr(0, 5)),
             prefix_);
-  EXPECT_EQ(Bash("prefixctl prefixes show " + where + " ''"), "");  // of another tenant
+  EXPECT_EQ(Bash("prefixctl prefixes show " + where + " ''"), "");  // another tenant's prefix
   EXPECT_EQ(Bash("prefixctl prefixes show --socket /nonexistent ''"), "");
 }
 
@@ -88,7 +88,7 @@ TEST_F(CompletionTest, ZshOffersTheSame) {
   if (zsh.empty()) GTEST_SKIP() << "zsh is not installed";
   const Finished syntax = RunProgram(zsh, {"-f", "-n", Script("zsh")});
   EXPECT_EQ(syntax.code, 0) << syntax.err;
-  // What is handed to zsh's completion system, which then picks what fits.
+  // Returns what zsh's completion system receives, which then picks what fits.
   const auto offers = [&](const std::string& words) {
     const Finished f =
         RunProgram(zsh, {"-f", "-c",

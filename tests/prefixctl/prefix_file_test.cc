@@ -1,4 +1,4 @@
-// Prefixes that leave a store as files and come back, through prefixctl and the real daemon.
+// Tests prefixes that leave a store as files and come back, through prefixctl and the real daemon.
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -37,7 +37,7 @@ class PrefixFileTest : public testing::PrefixctlFixture {
   }
   std::string File(const char* name) const { return dir_.path() / name; }
 
-  // The tensors of an export of prompt_, to be changed.
+  // Returns the tensors of an export of prompt_, which the tests change.
   std::vector<TensorToWrite> Tensors() const {
     std::vector<TensorToWrite> tensors = {
         {"tokens", TensorType::kU32, {kTokens}, std::as_bytes(std::span(prompt_.tokens))}};
@@ -81,7 +81,7 @@ TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
   ASSERT_EQ(Run({"export", id, File("b")}, "team-b").code, 0);
   EXPECT_EQ(ReadFile(File("a")), ReadFile(File("b")));
 
-  // In a store that has never heard of the model.
+  // This store has never registered the model.
   DaemonDir other;
   ASSERT_NO_FATAL_FAILURE(StartIn(other.path()));
   const Finished moved = Run({"put", File("a"), "--quiet"});
@@ -180,7 +180,7 @@ TEST_F(PrefixFileTest, AStoppedExportSaysSoAndWritesNothing) {
   EXPECT_EQ(Run({"export", prefix_, File("stopped")}).code, 0);
 }
 
-// What replaces a byte that is not UTF-8 is longer than it, and labels have an end.
+// The replacement of a byte that is not UTF-8 is longer than the byte, and labels have a limit.
 TEST_F(PrefixFileTest, ALabelOfOtherBytesComesBack) {
   const Prompt other = testing::MakePrompt(100, testing::Seed("PrefixFileTest.Label"));
   const auto stored = testing::PutPrompt(*client_, other, std::string(4095, '\xff') + "\xc3");

@@ -1,4 +1,4 @@
-// A daemon that holds a prompt of tenant "team-a", and prefixctl against it.
+// Runs a daemon that holds a prompt of tenant "team-a", and prefixctl against it.
 #pragma once
 
 #include <filesystem>
@@ -31,7 +31,7 @@ class PrefixctlFixture : public ::testing::Test {
     prefix_ = put->prefix;
   }
 
-  // A daemon with its store there, in place of the one there was.
+  // Replaces the running daemon with one whose store lies in `dir`.
   void StartIn(const std::filesystem::path& dir) {
     daemon_ = std::make_unique<DaemonProcess>(dir);
     ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();

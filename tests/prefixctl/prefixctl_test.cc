@@ -1,4 +1,4 @@
-// prefixctl against the real daemon: every command, as text and as JSON, and its exit codes.
+// Tests prefixctl against the real daemon: every command, as text and as JSON, and its exit codes.
 #include <signal.h>
 
 #include <filesystem>
@@ -43,7 +43,7 @@ TEST_F(PrefixctlTest, JsonOfEveryCommand) {
   EXPECT_EQ(RunJson({"stats"})["runtime"]["host_tenants"].size(), 0u);
   EXPECT_EQ(RunJson({"models", "list"})[0]["name"], "test-model");
   EXPECT_EQ(RunJson({"models", "show", "test-model"})["geometry"]["n_kv_heads"], 2);
-  EXPECT_EQ(RunJson({"prefixes", "list"}).size(), 0u);  // of tenant ""
+  EXPECT_EQ(RunJson({"prefixes", "list"}).size(), 0u);  // tenant ""
   const json all = RunJson({"prefixes", "list", "--all-tenants"});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0]["id"], prefix_);
@@ -106,7 +106,7 @@ TEST_F(PrefixctlTest, PinsUnpinsAndLimitsTheTimeToLive) {
   ASSERT_EQ(tenants.size(), 1u);
   EXPECT_EQ(tenants[0]["tenant"], "team-a");
   EXPECT_GT(tenants[0]["bytes"], 0);
-  EXPECT_EQ(RunJson({"stats"})["runtime"]["tenants"].size(), 0u);  // of tenant ""
+  EXPECT_EQ(RunJson({"stats"})["runtime"]["tenants"].size(), 0u);  // tenant ""
   EXPECT_NE(Run({"stats", "--all-tenants"}).out.find("team-a"), std::string::npos);
 }
 

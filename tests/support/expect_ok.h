@@ -1,4 +1,5 @@
-// Of a Status or a Result: that it succeeded, or failed with a given code; the message otherwise.
+// Expects that a Status or a Result succeeded, or failed with a given code; prints its message
+// otherwise.
 #pragma once
 
 #include "prefixd/result.h"

@@ -1,4 +1,4 @@
-// Directories and files of tests.
+// Makes directories and files for tests.
 #pragma once
 
 #include <cstdio>
@@ -14,7 +14,7 @@
 
 namespace prefixd::testing {
 
-// A directory of a test's own, removed at its end with everything in it.
+// Makes a directory for a test and removes it at the end with everything in it.
 class TempDir {
  public:
   explicit TempDir(const std::filesystem::path& base = std::filesystem::temp_directory_path()) {

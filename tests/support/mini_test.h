@@ -1,4 +1,4 @@
-// A small subset of GoogleTest, for machines without it (tests/support/test.h chooses):
+// Implements a small subset of GoogleTest for machines without it (tests/support/test.h chooses):
 //
 //   TEST, TEST_F; EXPECT_/ASSERT_ TRUE FALSE EQ NE LT LE GT GE NEAR FLOAT_EQ DOUBLE_EQ STREQ;
 //   ADD_FAILURE, FAIL, SUCCEED, GTEST_SKIP, SCOPED_TRACE; `<< message` after each of them.
@@ -26,7 +26,7 @@
 
 namespace testing {
 
-// The base of fixtures (TEST_F).
+// Test is the base of fixtures (TEST_F).
 class Test {
  public:
   virtual ~Test() = default;
@@ -47,11 +47,12 @@ struct TestCase {
   std::string full_name() const { return suite + "." + name; }
 };
 
-// All that the run keeps: made on first use, so that tests register from any file, in any order.
+// Holds all that the run keeps. It is made on first use, so that tests register from any file, in
+// any order.
 struct State {
   std::vector<TestCase> tests;
   std::vector<std::string> traces;  // SCOPED_TRACE messages in force, outermost first
-  bool failed = false;              // of the test that is running
+  bool failed = false;              // the running test has failed
   bool skipped = false;
 };
 inline State& TheState() {
@@ -65,7 +66,7 @@ inline bool Register(std::string suite, std::string name,
   return true;
 }
 
-// Collects what is streamed behind an assertion.
+// Collects the text that is streamed behind an assertion.
 class Message {
  public:
   template <typename T>
@@ -128,7 +129,7 @@ std::string Show(const T& value) {
   return out.str();
 }
 
-// Empty: the assertion holds; otherwise what to print.
+// Returns "" if the assertion holds, otherwise the text to print.
 struct Check {
   std::string failure;
   explicit operator bool() const { return failure.empty(); }
@@ -154,7 +155,7 @@ inline Check CheckNear(double a, double b, double bound, const char* a_text, con
           "\n    left:  " + Show(a) + "\n    right: " + Show(b)};
 }
 
-// Within 4 units in the last place, as GoogleTest's FLOAT_EQ and DOUBLE_EQ.
+// Accepts 4 units in the last place, like GoogleTest's FLOAT_EQ and DOUBLE_EQ.
 template <typename Float>
 Check CheckUlps(Float a, Float b, const char* a_text, const char* b_text) {
   using Bits = std::conditional_t<sizeof(Float) == 4, uint32_t, uint64_t>;

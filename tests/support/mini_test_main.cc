@@ -1,4 +1,5 @@
-// main() and the reporting of mini_test.h; prefixd_test() adds it where GoogleTest is missing.
+// Defines main() and the reporting of mini_test.h; prefixd_test() adds it where GoogleTest is
+// missing.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -21,7 +22,7 @@ void Report(Outcome outcome, const char* file, int line, const std::string& what
 
 namespace {
 
-// A test without SetUp's success runs no body, as in GoogleTest.
+// The body does not run when SetUp fails, as in GoogleTest.
 void RunOne(const TestCase& test) {
   State& state = TheState();
   state.failed = state.skipped = false;

@@ -1,2 +1,2 @@
-// Compiles precompiled.h once; nobody runs it.
+// Compiles precompiled.h once; the program is never run.
 int main() { return 0; }

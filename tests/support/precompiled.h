@@ -1,5 +1,5 @@
-// What nearly every test includes, compiled once for all of them (cmake/PrefixdTesting.cmake). No
-// test relies on it: each includes what it uses.
+// Includes what nearly every test includes, compiled once for all of them
+// (cmake/PrefixdTesting.cmake). No test relies on it: each includes what it uses.
 #pragma once
 
 #include <gtest/gtest.h>

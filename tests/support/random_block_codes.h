@@ -1,4 +1,5 @@
-// Random codes of keys in blocks, as index/ stores them, and what they stand for in float64.
+// Makes random codes of keys in blocks, as index/ stores them, and the keys that they represent in
+// float64.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace prefixd::testing {
 
-// Any codes: nothing was approximated by them.
+// The codes are arbitrary: they approximate no given keys.
 struct RandomBlockCodes {
   BlockCodeBook book;
   size_t n_keys = 0;
@@ -45,7 +46,7 @@ struct RandomBlockCodes {
 
   BlockCodes view() const { return {book.keys.key_dim, n_keys, arrays}; }
 
-  // k^ of the key at `place`: [key_dim]
+  // Returns k^ of the key at `place`: [key_dim].
   std::vector<double> Key(size_t place) const {
     const BlockCodes codes = view();
     std::vector<double> key(book.keys.centre.begin(), book.keys.centre.end());

@@ -1,4 +1,4 @@
-// Serialized bytes, damaged as disks and mistakes do it.
+// Damages serialized bytes as disks and mistakes do.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace prefixd::testing {
 
-// A few bits flipped, more often in the first `header` bytes than elsewhere; now and then cut
-// short.
+// Flips a few bits, more often in the first `header` bytes than elsewhere; sometimes also
+// truncates.
 inline std::vector<std::byte> Damaged(Random& random, std::vector<std::byte> bytes,
                                       uint32_t header) {
   const auto size = static_cast<uint32_t>(bytes.size());

@@ -1,4 +1,4 @@
-// Random KV rows, queries and feature maps for tests of attention/, gpu/ and what builds on them.
+// Makes random KV rows, queries and feature maps for tests of attention/, gpu/ and the rooms above.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,15 @@
 
 namespace prefixd::testing {
 
-// Cheap reproducible randomness; normals come from a table, which is plenty for test data.
+// Draws cheap reproducible random numbers; normals come from a table, which is enough for test
+// data.
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed), normals_(1 << 15) {
     std::normal_distribution<float> normal;
     for (float& x : normals_) x = normal(engine_);
   }
-  // Uniform in [low, high].
+  // Draws uniformly from [low, high].
   uint32_t Int(uint32_t low, uint32_t high) {
     return low + static_cast<uint32_t>(engine_() % (uint64_t{high} - low + 1));
   }
@@ -40,7 +41,7 @@ class Random {
   std::vector<float> normals_;
 };
 
-// Rows that own their bytes; the stride may leave a gap, so that rows are misaligned.
+// Owns the bytes of rows; the stride may leave a gap, so that rows are misaligned.
 class OwnedRows {
  public:
   OwnedRows() = default;
@@ -67,7 +68,7 @@ class OwnedRows {
     ToFloat(shape_.dtype, view().value(i), value);
     return value;
   }
-  // The rows `ids`, in that order.
+  // Returns the rows `ids`, in that order.
   OwnedRows Pick(std::span<const uint32_t> ids) const {
     OwnedRows out(shape_, ids.size(), stride_ - shape_.bytes());
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -92,7 +93,7 @@ inline OwnedRows RandomRows(Random& random, RowShape shape, size_t count, float 
   return rows;
 }
 
-// `k` distinct ids out of [begin, end), ascending.
+// Returns `k` distinct ids out of [begin, end), ascending.
 inline std::vector<uint32_t> RandomSubset(Random& random, uint32_t begin, uint32_t end, size_t k) {
   std::vector<uint32_t> ids;
   for (uint32_t i = begin; i < end; ++i) {
@@ -104,7 +105,7 @@ inline std::vector<uint32_t> RandomSubset(Random& random, uint32_t begin, uint32
   return ids;
 }
 
-// A map whose log features spread over a few nats for inputs of unit variance.
+// Makes a map whose log features spread over a few nats for inputs of unit variance.
 inline FeatureMap RandomFeatureMap(Random& random, uint32_t in_dim, uint32_t d_emb,
                                    uint32_t d_phi) {
   const auto fan = [](uint32_t n) { return 1 / std::sqrt(static_cast<float>(n)); };

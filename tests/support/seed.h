@@ -1,5 +1,5 @@
-// A seed for a randomised test: PREFIXD_SEED if set, else fresh entropy; always printed, so that a
-// failure can be replayed with PREFIXD_SEED=<n>.
+// Returns a seed for a randomised test: PREFIXD_SEED if set, else fresh entropy. It is always
+// printed, so that PREFIXD_SEED=<n> can repeat a failure.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Keys, values and queries of a prompt, shaped like those of real attention heads: each token
-// belongs to a topic (low rank), some channels have large means (outliers), the first tokens are
-// sinks, keys and queries are rotated by position, and queries are distributed differently from
-// keys (a shift of their own), looking for one topic each.
+// Makes keys, values and queries of a prompt, shaped like those of real attention heads: each token
+// belongs to a topic (low rank), some channels have large means (outliers), and the first tokens
+// are sinks. Keys and queries are rotated by position. Queries are distributed differently from
+// keys (a shift of their own) and aim at one topic each.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,12 @@ struct SyntheticPrompt {
   KvGeometry geometry;
   uint32_t n_tokens = 0;
   std::vector<uint32_t> tokens;
-  // Per layer, in the geometry's dtype: k [n][n_kv_heads][key_dim], v [n][n_kv_heads][value_dim].
+  // Each is per layer, in the geometry's dtype: k [n][n_kv_heads][key_dim], v
+  // [n][n_kv_heads][value_dim].
   std::vector<std::vector<std::byte>> k, v;
   std::vector<std::vector<float>> q;  // per layer [n][n_q_heads][key_dim]
 
-  // Tokens [first, first + n) of one of them.
+  // Returns tokens [first, first + n) of one of them.
   std::span<const std::byte> K(uint32_t layer, uint32_t first, uint32_t n) const {
     const size_t token = geometry.n_kv_heads * geometry.row().key_bytes();
     return std::span(k[layer]).subspan(first * token, n * token);
@@ -36,7 +37,7 @@ struct SyntheticPrompt {
     const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
     return std::span(q[layer]).subspan(first * token, n * token);
   }
-  // All rows of one head, as the store returns them.
+  // Returns all rows of one head, as the store does.
   std::vector<std::byte> Rows(uint32_t layer, uint32_t kv_head) const {
     const RowShape row = geometry.row();
     std::vector<std::byte> rows(n_tokens * row.bytes());
@@ -76,8 +77,8 @@ inline void Rotate(std::span<float> x, uint32_t position) {
   }
 }
 
-// The first tokens of two prompts of one seed and geometry agree, rows included: a prompt that
-// another one continues.
+// Makes a prompt. The first tokens of two prompts of one seed and geometry agree, rows included, so
+// that one can continue the other.
 inline SyntheticPrompt MakePrompt(const KvGeometry& geometry, uint32_t n_tokens, uint64_t seed) {
   constexpr uint32_t kTopics = 12;
   const uint32_t dim = geometry.key_dim;
@@ -130,7 +131,7 @@ inline SyntheticPrompt MakePrompt(const KvGeometry& geometry, uint32_t n_tokens,
   return prompt;
 }
 
-// The first n tokens of `prompt`, then those of `other` from there on: a branch.
+// Makes a branch: the first n tokens of `prompt`, then the tokens of `other` from position n on.
 inline SyntheticPrompt Branch(const SyntheticPrompt& prompt, uint32_t n,
                               const SyntheticPrompt& other) {
   SyntheticPrompt out = other;
@@ -139,7 +140,7 @@ inline SyntheticPrompt Branch(const SyntheticPrompt& prompt, uint32_t n,
   };
   take(out.tokens, prompt.tokens, n);
   if (n < out.n_tokens && n < prompt.n_tokens && out.tokens[n] == prompt.tokens[n]) {
-    out.tokens[n] ^= 1;  // they part here
+    out.tokens[n] ^= 1;  // the prompts differ from here on
   }
   for (uint32_t l = 0; l < out.geometry.n_layers; ++l) {
     take(out.k[l], prompt.k[l], prompt.K(l, 0, n).size());

@@ -1,4 +1,4 @@
-// GoogleTest where it is installed; otherwise the small subset of it in mini_test.h, so that
+// Includes GoogleTest where it is installed, otherwise its small subset in mini_test.h, so that
 // attention/ and gpu/ can be tested on a machine with only a compiler, CMake and CUDA.
 #pragma once
 

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using testing::TempDir;
 
-// The tensors and metadata of a small feature-map file, to be written whole or damaged.
+// Holds the tensors and metadata of a small feature-map file, which tests write whole or damaged.
 struct MapFile {
   static constexpr uint32_t kLayers = 2, kQ = 4, kKv = 2, kDh = 6, kEmb = 5, kPhi = 7;
 
@@ -67,7 +67,7 @@ struct MapFile {
   }
 };
 
-// log phi(x) in float64, straight from the formula, for head h of stacked tensors.
+// Computes log phi(x) in float64 from the formula, for head h of stacked tensors.
 std::vector<double> ReferenceLogPhi(const MapFile& file, const std::string& prefix, uint32_t h,
                                     std::span<const float> x) {
   const auto value = [&](const char* name, size_t i) {
@@ -179,7 +179,7 @@ TEST(FeatureMapFile, SaysWhatIsWrong) {
   EXPECT_EQ(missing.error().code, Code::kNotFound);
 }
 
-// log phi of the model in models/, in float64, made once by python -m prefixd.golden.
+// These are log phi of the model in models/ in float64, which python -m prefixd.golden made once.
 TEST(FeatureMapFile, AgreesWithTheGoldenMaps) {
   const std::filesystem::path source(PREFIXD_SOURCE_DIR);
   const json golden =

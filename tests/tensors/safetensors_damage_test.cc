@@ -1,5 +1,5 @@
-// Whatever happens to the bytes of a file, opening it either fails in one line or yields tensors
-// that lie inside the file and can be read.
+// Tests damaged files: opening one either fails with a one-line error or yields tensors that lie
+// inside the file and can be read.
 #include <random>
 
 #include "tensors/safetensors.h"
@@ -24,7 +24,7 @@ std::string GoodFile(const TempDir& dir) {
   return testing::ReadFile(dir / "good");
 }
 
-// True if it opened.
+// Returns whether the file opened.
 bool CheckDamaged(const std::string& bytes) {
   const auto file = std::as_bytes(std::span(bytes));
   const auto header = ParseSafetensorsHeader(file, "damaged");
@@ -72,7 +72,7 @@ TEST(SafetensorsDamage, BitFlipsNeverEscapeTheFile) {
     (CheckDamaged(bytes) ? opened : refused)++;
     if (::testing::Test::HasFailure()) FAIL() << "seed " << seed << " round " << round;
   }
-  EXPECT_GT(refused, opened);  // flips inside names are harmless and open
+  EXPECT_GT(refused, opened);  // flips inside names are harmless
   EXPECT_GT(opened, 0);
 }
 

@@ -20,14 +20,14 @@ std::span<const std::byte> Bytes(const std::vector<float>& values) {
   return std::as_bytes(std::span(values));
 }
 
-// A file of the given header text and data, with the length in front.
+// Writes a file with the given header text and data, and the length in front.
 std::string FileOf(std::string_view header, std::string_view data) {
   std::string file(8, '\0');
   for (size_t i = 0; i < 8; ++i) file[i] = static_cast<char>(header.size() >> (8 * i));
   return file.append(header).append(data);
 }
 
-// The message of opening `bytes`, or "" if it opens.
+// Returns the message of opening `bytes`, or "" if it opens.
 std::string OpenError(const TempDir& dir, std::string_view bytes) {
   WriteFile(dir / "x.safetensors", bytes);
   const auto file = SafetensorsFile::Open(dir / "x.safetensors");
@@ -215,7 +215,7 @@ TEST(Safetensors, WriterRefusesAndLeavesTheOldFileAlone) {
   expect_refused(write({}, {{"k", "\xff"}}));
   expect_refused(
       write({{"a", TensorType::kF32, {uint64_t{1} << 62, 4}, std::span<const std::byte>()}}));
-  // Piece by piece: there only when all of it is, and nothing beyond it.
+  // A file written in pieces appears only when it is complete, and has nothing else in it.
   {
     const TensorInfo a{"a", TensorType::kF32, {2}, 0, 0, 0};
     auto writer = SafetensorsWriter::Create(dir / "x.safetensors", {a}, {}, 0600);
@@ -246,7 +246,7 @@ TEST(Safetensors, WriterRefusesAndLeavesTheOldFileAlone) {
     EXPECT_EQ(std::filesystem::status(dir / "x.safetensors").permissions(),
               std::filesystem::perms(0600));
   }
-  // Nothing but the file itself is left behind.
+  // Only the file itself remains.
   size_t files = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) {
     ++files;
