@@ -21,7 +21,7 @@ using storage::PrefixStore;
 
 constexpr double kStepShare = 0.01;  // share of the prompt's tokens, for every KV head
 
-// [head]: tokens, ascending.
+// Holds the tokens of each head, ascending.
 using Sets = std::vector<std::vector<uint32_t>>;
 
 size_t CountRows(const Sets& sets) {

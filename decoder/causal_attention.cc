@@ -15,8 +15,8 @@ constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kTileTokens = 128;
 constexpr uint32_t kLanes = 16;  // independent sums, so that the compiler can use vectors
 
-// exp(x) for x <= 0 within 2e-7 of it, relative; 0 below -87. Branch-free, so that loops over it
-// become vector code: x = n ln 2 + r, a polynomial for exp(r), n into the exponent bits.
+// Returns exp(x) for x <= 0 within 2e-7 of it, relative; 0 below -87. Branch-free, so that loops
+// over it become vector code: x = n ln 2 + r, a polynomial for exp(r), n into the exponent bits.
 inline float ExpOfNegative(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float clamped = x < -87.0f ? -87.0f : x;

@@ -19,7 +19,7 @@ struct CausalShape {
 //   q     [n][n_q_heads][key_dim]   -> q + h * group * key_dim
 //   keys  [n_past + n][key_dim], values [n_past + n][value_dim]
 //   y     [n][n_q_heads][value_dim] -> y + h * group * value_dim
-//   lse   [n][n_q_heads]            -> lse + h * group; natural logarithm; nullptr if not wanted
+//   lse   [n][n_q_heads]            -> lse + h * group; natural logarithm; may be nullptr
 struct CausalHead {
   const float* q = nullptr;
   const float* keys = nullptr;

@@ -94,7 +94,7 @@ struct Asked {
   double PerCentPerStep() const { return 100 * BytesPerStep() / static_cast<double>(prompt_bytes); }
 };
 
-// Streams the text to stdout unless JSON is wanted.
+// Streams the text to stdout unless options.json is set.
 Result<Asked> Generate(const AskOptions& options, const DemoState& state, const StepPolicy& policy,
                        const std::string& question) {
   // The question goes through in one piece, so that the prompt is read once for it, however long it

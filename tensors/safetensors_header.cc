@@ -38,7 +38,7 @@ class Complaint {
 // Returns the JSON or why it is invalid. nlohmann keeps the last of equal keys; they are refused,
 // because two readers could see two different tensors.
 Result<json> ParseObject(std::string_view text, const Complaint& complaint) {
-  std::vector<std::set<std::string>> keys;  // of the objects open now
+  std::vector<std::set<std::string>> keys;  // keys of each open object
   std::optional<std::string> duplicate;
   bool too_deep = false;
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {

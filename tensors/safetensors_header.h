@@ -46,7 +46,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> file
 // Quotes a name or key for a one-line message: control characters are replaced, and the text is cut
 // at 120 bytes.
 std::string QuoteName(std::string_view name);
-// "[2, 3]"; "[]" for a scalar.
+// Returns "[2, 3]", for example; "[]" for a scalar.
 std::string ShapeString(std::span<const uint64_t> shape);
 
 }  // namespace prefixd
