@@ -1,4 +1,4 @@
-// Every option of an embedded store through options_json of the C interface.
+// Tests every option of an embedded store through options_json of the C interface.
 #include <unistd.h>
 
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The code and the message of opening a store with one option given.
+// Returns the code and the message of opening a store with only this option set.
 std::pair<pfx_code, std::string> Open(const std::string& dir, const Option& option) {
   Json json;
   std::visit([&](const auto& value) { json[option.name] = value; },
@@ -34,7 +34,7 @@ TEST(COptions, EveryOptionIsKnownAndBounded) {
   const std::string nowhere = ::testing::TempDir() + "no/such/parent";
   RuntimeOptions options;
   for (const Option& option : OptionsOf(options)) {
-    if (option.name == "dir") continue;  // a member of the struct
+    if (option.name == "dir") continue;  // the struct has a member for it
     ForEachValueOutOfBounds(option, [&] {
       const auto [code, why] = Open(nowhere, option);
       EXPECT_EQ(code, PFX_INVALID_ARGUMENT) << option.name;
@@ -42,7 +42,7 @@ TEST(COptions, EveryOptionIsKnownAndBounded) {
     });
     const OptionValue value = OtherValue(option, OptionForm::kMember);
     ASSERT_TRUE(SetOption(option, value, OptionForm::kMember, option.name).ok()) << option.name;
-    // Taken: what fails then is the directory, or memory that this machine has not.
+    // The option is valid: opening fails for the directory, or for memory that this machine lacks.
     const auto [code, why] = Open(nowhere, option);
     EXPECT_NE(code, PFX_OK) << option.name;
     EXPECT_EQ(why.find("options."), std::string::npos) << why;

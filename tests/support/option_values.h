@@ -1,5 +1,5 @@
-// Values for tests of options, whatever the option: another one than it has, and those that it must
-// not have.
+// Makes values for tests of any option: a valid one that differs from its present value, and
+// invalid ones.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct OfType : F... {
   using F::operator()...;
 };
 
-// Within the bounds, and not what the option has now.
+// Returns a value within the bounds that differs from the option's present one.
 inline OptionValue OtherValue(const Option& option, OptionForm form) {
   OptionValue value = GetOption(option, form);
   const uint64_t times = form == OptionForm::kWritten ? 1 : option.unit.times;
@@ -48,8 +48,9 @@ inline OptionValue OtherValue(const Option& option, OptionForm form) {
   return value;
 }
 
-// Puts values out of bounds into the member, one after another, and calls `each` every time. The
-// member has its old value afterwards. Options without bounds (any text, true or false) have none.
+// Sets the member to values out of bounds, one after another, and calls `each` for every one. The
+// member has its old value afterwards. Options without bounds (any text, true or false) have no
+// such values.
 template <typename F>
 void ForEachValueOutOfBounds(const Option& option, F&& each) {
   const uint64_t times = option.unit.times;
