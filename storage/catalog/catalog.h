@@ -1,5 +1,6 @@
-// What is small and must be transactional: models, segment records, block hashes. Each mutation is
-// one atomic write; those marked synced are durable when they return. Segment bytes never go here.
+// Stores what is small and must be transactional: models, segment records, block hashes. Each
+// mutation is one atomic write; those marked synced are durable when they return. Segment bytes
+// never go here.
 //
 // The number of a segment's children is not stored: it follows from the records' parents.
 // Thread-safety: all methods may be called concurrently. Errors: kIo from the database, kCorrupt
@@ -27,23 +28,23 @@ struct CatalogMeta {
   uint32_t block_tokens = 0;  // fixed when the store is made: stored hashes depend on it
   Uuid store{};
 };
-// Version 1 stores are upgraded when they are opened.
+// Opening a store of version 1 upgrades it.
 inline constexpr uint32_t kStoreFormatVersion = 2;
 
-// One row as loaded at open.
+// A CatalogSegment is one segment's row as loaded when the store opens.
 struct CatalogSegment {
   SegmentRecord record;
-  std::string quarantine;  // why; empty: sound
+  std::string quarantine;  // the reason; empty: sound
   int64_t last_used_unix_ms = 0;
   float heat = 1;                // uses, those before the last one decayed (eviction.h)
-  int64_t verified_unix_ms = 0;  // when all of it last verified; at first, when it was stored
+  int64_t verified_unix_ms = 0;  // last full verification; at first, the put's time
 };
 
-// What changes together.
+// A CatalogChange lists the rows that change in one atomic write.
 struct CatalogChange {
   struct Put {
     SegmentRecord record;
-    // Of the blocks that end in the segment; absent: those it has already.
+    // The hashes of the blocks that end in the segment; absent: the stored ones stay.
     std::optional<std::vector<BlockHash>> hashes;
   };
   std::vector<SegmentId> remove;  // with their hashes; applied before `put`
@@ -52,7 +53,7 @@ struct CatalogChange {
   std::vector<AliasRecord> put_aliases;
 };
 
-// Where the scrub stands inside the segment it is at; all zero: nowhere.
+// A ScrubPosition says which page of which file the scrub reads next; all zero: no file.
 struct ScrubPosition {
   Uuid file{};
   uint64_t next_page = 0;
@@ -60,8 +61,8 @@ struct ScrubPosition {
 
 class Catalog {
  public:
-  // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write
-  // and refuses it where the disk is so full that the database would fail in the middle.
+  // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write and
+  // refuses it where the disk is so full that the database would fail in the middle.
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
                                                const CatalogMeta& fresh,
                                                std::function<Status()> make_room = {});
@@ -71,20 +72,21 @@ class Catalog {
   virtual Status PutModel(const ModelRecord& model) = 0;  // synced
   virtual Result<std::vector<ModelRecord>> LoadModels() const = 0;
 
-  // Numbers for segment files; every Apply writes down which of them are decided.
+  // Returns the numbers for segment files; every Apply stores which of them are decided.
   virtual Sequences& sequences() = 0;
-  // Synced and atomic: the commit point of puts, removals, rewrites and merges. One at a time.
+  // Writes synced and atomically: the commit point of puts, removals, rewrites and merges. Apply
+  // calls never overlap.
   virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) = 0;  // not synced
   virtual Status SetVerified(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
   virtual Status SetScrubPosition(const ScrubPosition& position) = 0;                // not synced
   virtual Result<ScrubPosition> LoadScrubPosition() const = 0;
-  // A row that does not decode comes with its id alone and no tokens.
+  // A row that does not decode is returned with its id alone and no tokens.
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
   virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;
 
-  // Segments in which a block with this chained hash ends; usually none or one.
+  // Returns the segments in which a block with this chained hash ends; usually none or one.
   virtual Result<std::vector<SegmentId>> FindBlock(const BlockHash& hash) const = 0;
 };
 

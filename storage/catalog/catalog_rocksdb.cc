@@ -1,16 +1,15 @@
-// The catalog in RocksDB. Keys, by first byte:
+// Keeps the catalog in RocksDB. Keys, by first byte:
 //   v                        -> store meta
 //   m <name>                 -> model record
 //   s <segment id>           -> segment record
-//   b <segment id>           -> its block hashes, concatenated (what removal has to delete)
+//   b <segment id>           -> its block hashes, concatenated (removal deletes these)
 //   h <hash> <segment id>    -> empty
 //   q <segment id>           -> why it is quarantined
 //   a <alias id>             -> alias record
 //   u <segment id>           -> last use, unix ms; decayed uses, float32 (written without sync)
 //   c <segment id>           -> when it last verified, unix ms (written without sync)
-//   p                        -> where the scrub stands: file uuid, next page (written without sync)
-//   n                        -> sequence numbers: the highest, then the undecided ones (uint64
-//   each)
+//   p                        -> the scrub's position: file uuid, next page (written without sync)
+//   n                        -> sequence numbers: the highest, then the undecided (uint64 each)
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
@@ -31,7 +30,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint32_t kMetaBytes = 4 + 4 + 16;
-constexpr size_t kUseBytes = sizeof(int64_t) + sizeof(float);  // older rows: the time alone
+constexpr size_t kUseBytes = sizeof(int64_t) + sizeof(float);  // older rows hold the time alone
 constexpr size_t kScrubPositionBytes = 16 + 8;
 
 Error DbError(const rocksdb::Status& status, const char* what) {
@@ -50,7 +49,7 @@ std::string_view Raw(const std::array<uint8_t, N>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), N};
 }
 
-// RocksDB's own log file is noise; only its errors are passed on.
+// RocksDB's own log file is noise, so this logger passes on errors alone.
 class QuietLogger final : public rocksdb::Logger {
  public:
   QuietLogger() : rocksdb::Logger(rocksdb::InfoLogLevel::ERROR_LEVEL) {}
@@ -73,8 +72,8 @@ class RocksCatalog final : public Catalog {
     options.create_if_missing = true;
     options.paranoid_checks = true;
     options.track_and_verify_wals_in_manifest = true;
-    // The log is cut at the first damage (a power cut may tear its last record). Commits that go
-    // with it are not lost: their sealed segments carry numbers that the catalog then has not
+    // RocksDB cuts the log at the first damage (a power cut may tear its last record). Commits that
+    // go with it are not lost: their sealed segments carry numbers that the catalog has then not
     // decided about, and recovery commits them again.
     options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
     options.info_log = std::make_shared<QuietLogger>();
@@ -86,7 +85,7 @@ class RocksCatalog final : public Catalog {
     options.max_background_jobs = 2;
     options.keep_log_file_num = 1;
     // Opening a store starts no threads that outlive their use: it has a few dozen table files at
-    // most, and nobody reads the statistics.
+    // most, and no code reads the statistics.
     options.max_file_opening_threads = 1;
     options.stats_dump_period_sec = 0;
     options.stats_persist_period_sec = 0;
@@ -344,7 +343,7 @@ class RocksCatalog final : public Catalog {
                        ". It was left unchanged"};
     }
     if (meta_.format_version == fresh.format_version) return {};
-    // Every older record is still read: the number is all there is to raise.
+    // Every older record is still read, so the upgrade raises the number alone.
     meta_.format_version = fresh.format_version;
     std::memcpy(value.data(), &meta_.format_version, 4);
     rocksdb::WriteBatch batch = NewBatch();

@@ -71,8 +71,8 @@ uint64_t EvictionPlan::freed_of(const std::string& tenant) const {
   return it == tenants_.end() ? 0 : it->second.freed;
 }
 
-// What is useless goes first, wherever it is; then the least worth of those over their share, then
-// of the others.
+// Useless leaves go first, whichever tenant holds them; then the leaf worth least of the tenants
+// over their share, then of the other tenants.
 EvictionPlan::Tenant* EvictionPlan::NextToGive() {
   if (tenants_.empty()) return nullptr;
   const uint64_t share = stored_ / tenants_.size();

@@ -1,5 +1,5 @@
-// Which prefixes go when the store has to make room. Pure: a snapshot goes in, a plan comes out;
-// nothing is removed here.
+// Chooses which prefixes go when the store has to make room. The functions are pure: a snapshot
+// goes in, a plan comes out; nothing is removed here.
 //
 // The worth of a segment is the prefill that keeping it is expected to save, per byte kept:
 //
@@ -7,16 +7,16 @@
 //   heat  = sum over its uses of 2^-(age / 24 h)            [recent uses]
 //   cost  = sum over its tokens at positions t of 1 + t / 32768
 //
-// A use is an attach (or the put) of a prefix whose chain it belongs to: how often something was
-// used lately is how often it is expected to be used again, and a use a day ago counts half. The
-// cost is in tokens prefilled at position 0; a token at 32768 costs two of them, because there
-// attention takes about as much work as the rest of a layer (8B models: 30k tokens, 1B: 18k, 70B:
-// 53k). Of two prefixes used alike the longer one is therefore worth more per byte.
+// A use is an attach (or the put) of a prefix whose chain the segment belongs to: the number of
+// recent uses is the number of uses expected, and a use a day ago counts half. The cost is in
+// tokens prefilled at position 0; a token at 32768 costs two of them, because there attention takes
+// about as much work as the rest of a layer (8B models: 30k tokens, 1B: 18k, 70B: 53k). Of two
+// prefixes used alike the longer one is therefore worth more per byte.
 //
-// Only leaves go: what others continue, what is open and what is pinned stays. First goes what
-// nobody can be served from: quarantined or expired segments. To relieve the whole store, tenants
-// that hold more than their fair share (an equal part of what is stored) give first, so that one
-// tenant's flood never empties another's cache; among them the least worth.
+// Only leaves go: segments that others continue, open and pinned segments stay. Segments that
+// cannot serve anyone, quarantined or expired ones, go first. To relieve the whole store, tenants
+// that hold more than their fair share (an equal part of all stored bytes) give first, so that one
+// tenant's flood never empties another's cache; among their leaves the one worth least goes first.
 //
 // Thread-safety: plain values.
 #pragma once
@@ -33,19 +33,19 @@
 
 namespace prefixd::storage {
 
-// Uses that weighed `heat` weigh this much `elapsed_ms` later.
+// Returns the weight, `elapsed_ms` later, of uses that weighed `heat`.
 float DecayedHeat(float heat, int64_t elapsed_ms);
-// What prefilling these positions costs, in tokens at position 0.
+// Returns the cost of prefilling these positions, in tokens at position 0.
 double PrefillCost(TokenRange tokens);
 
-// One segment, now.
+// An EvictionNode describes one segment at the moment of the snapshot.
 struct EvictionNode {
   SegmentId id, parent;
   std::string tenant;
-  uint64_t bytes = 0;  // freed when it goes: rows and blobs
+  uint64_t bytes = 0;  // bytes freed when it goes: rows and blobs
   TokenRange tokens;
   float heat = 0;
-  bool named = false;    // a prefix ends in it; false: it goes with the last that continues it
+  bool named = false;    // a prefix ends in it; false: it goes with its last continuation
   bool useless = false;  // quarantined or expired
   bool held = false;     // open, or pinned by its user
 
@@ -56,10 +56,10 @@ class EvictionPlan {
  public:
   explicit EvictionPlan(std::vector<EvictionNode> nodes);
 
-  // Plans on until `bytes` more are free, of one tenant (or of all: null). False: there is not so
-  // much to free, even with everything that may go.
+  // Adds victims to the plan until `bytes` more are free, in one tenant (null: in the whole store).
+  // False: everything that may go frees fewer bytes.
   bool Free(uint64_t bytes, const std::string* tenant);
-  // In this order. Unnamed segments that go with them are not listed.
+  // Victims in the order of eviction. Unnamed segments that go with them are not listed.
   const std::vector<EvictionNode>& victims() const { return victims_; }
   uint64_t freed() const { return freed_; }
   uint64_t freed_of(const std::string& tenant) const;
@@ -81,7 +81,7 @@ class EvictionPlan {
 
   void AddLeaf(size_t node);
   void Take(Tenant& tenant);
-  void Drop(size_t node);  // and unnamed ancestors that nothing else continues
+  void Drop(size_t node);  // also drops unnamed ancestors that nothing else continues
   Tenant* NextToGive();
 
   std::vector<EvictionNode> nodes_;

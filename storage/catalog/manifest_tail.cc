@@ -17,7 +17,7 @@ constexpr uint8_t kFull = 1, kLast = 4;  // the types of records in a MANIFEST: 
 
 using Crc32c = boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true>;
 
-// The bytes of the record at `at` if it is sound, else 0.
+// Returns the size in bytes of the record at `at` if it is sound, else 0.
 size_t SoundRecord(std::span<const std::byte> bytes, size_t at) {
   const size_t room = std::min(bytes.size(), (at / kBlock + 1) * kBlock) - at;
   if (room < kHeader) return 0;
@@ -27,7 +27,7 @@ size_t SoundRecord(std::span<const std::byte> bytes, size_t at) {
   const uint32_t type = byte(6);
   if (type < kFull || type > kLast || kHeader + length > room) return 0;
   Crc32c crc;
-  crc.process_bytes(&bytes[at + kHeader - 1], 1 + length);  // the type too
+  crc.process_bytes(&bytes[at + kHeader - 1], 1 + length);  // the checksum covers the type too
   const uint32_t rotated = crc.checksum() >> 15 | crc.checksum() << 17;
   return rotated + 0xa282ead8u == masked ? kHeader + length : 0;
 }
@@ -59,7 +59,7 @@ std::optional<size_t> TornManifestTail(std::span<const std::byte> manifest) {
     at += record;
   }
   if (at >= manifest.size()) return std::nullopt;
-  // Sound records anywhere behind it: damage in the middle, which cutting would make worse.
+  // A sound record further on means damage in the middle, which cutting would make worse.
   for (size_t later = at + 1; later + kHeader <= manifest.size(); ++later) {
     if (SoundRecord(manifest, later) > kHeader) return std::nullopt;
   }

@@ -266,7 +266,7 @@ uint32_t PrefixTree::MatchBound(const SegmentRecord& root, std::span<const uint3
       lead.begin());
   const bool ends_here = common < lead.size() || lead.size() == root.tokens.size();
   if (!ends_here) return all;
-  // What branches off inside the common part may go on with the prompt.
+  // Segments that branch off inside the common part may continue the prompt.
   const auto child = children_.lower_bound({root.id.bytes, 0, 0});
   const bool branches = child != children_.end() && std::get<0>(child->first) == root.id.bytes &&
                         std::get<1>(child->first) <= common;

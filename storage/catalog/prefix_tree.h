@@ -1,13 +1,13 @@
-// Which segments exist and how they continue one another: the catalog's segment rows in memory.
-// Pins are objects: while one lives, no segment of its chain can be removed or merged.
+// Holds which segments exist and how they continue one another: the catalog's segment rows in
+// memory. Pins are objects: while one lives, no segment of its chain can be removed or merged.
 //
-// A segment stays while somebody needs it: a prompt that was put ends there (it is listed, or an
-// alias names a place in it), or others continue it. It is alive, and matched, while one of these
-// names has not expired; what expired is swept away later.
+// A segment stays while it is needed: a prompt that was put ends there (the segment is listed, or
+// an alias names a place in it), or other segments continue it. It is alive, and matched, while one
+// of these names has not expired; a sweep later removes what expired.
 //
-// Thread-safety: all methods may be called concurrently; every call is short and does no I/O, save
-// the `commit` that some take: it runs under the tree's lock, so that what the catalog and the tree
-// say changes at once, and when it fails nothing has changed.
+// Thread-safety: all methods may be called concurrently; every call is short and does no I/O,
+// except for the `commit` that some take: it runs under the tree's lock, so that catalog and tree
+// change together, and when it fails nothing has changed.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct SegmentIdHash {
   }
 };
 
-// A pinned chain, root first. Move-only; must not outlive the tree.
+// A ChainPin holds a pinned chain, root first. Move-only; must not outlive the tree.
 class ChainPin {
  public:
   ChainPin() = default;
@@ -68,76 +68,81 @@ class PrefixTree {
   struct Entry {
     CatalogSegment segment;
     BlockHash scope{};  // identity.h: separates models and tenants
-    // False: what it says of its parent is wrong; nothing is reached through it.
+    // False: the record names a wrong parent, and the tree reaches nothing through this segment.
     bool linked = true;
   };
-  // A linked segment's parent must be there already.
+  // REQUIRES: a linked segment's parent is in the tree.
   void Insert(const Entry& entry);
-  // kNotFound; kFailedPrecondition when continued or open. On success it is out of the tree, and
-  // with it the names that stand for it.
+  // Erases the segment and the names that stand for it. kNotFound; kFailedPrecondition when the
+  // segment is continued or open.
   Result<SegmentRecord> Erase(const SegmentId& id, const Commit& commit);
   Result<SegmentRecord> Record(const SegmentId& id) const;  // kNotFound
-  // Replaces the record of a segment; id, parent and tokens stay. kUnavailable when it is not the
-  // one in `file` any more.
+  // Replaces the record of a segment; id, parent and tokens stay. kUnavailable when the segment's
+  // file is not `file` any more.
   Status Update(const SegmentRecord& record, const Uuid& file, const Commit& commit);
-  // `merged` takes the place of `leaf` and of its parent, which nothing else continues: neither may
-  // be pinned or quarantined. kFailedPrecondition says what stands in the way.
+  // Puts `merged` in the place of `leaf` and of its parent, which only `leaf` continues: neither
+  // may be pinned or quarantined. The message of kFailedPrecondition names the obstacle.
   Status Merge(const SegmentId& leaf, const SegmentRecord& merged,
                std::span<const AliasRecord> aliases, const Commit& commit);
-  // The leaf's parent, if the two may be merged now.
+  // Returns the leaf's parent, if the two may be merged now.
   Result<SegmentRecord> MergeParent(const SegmentId& leaf) const;
-  // Unlisted segments that nothing continues, names or holds.
+  // Returns unlisted segments that nothing continues, names or holds.
   std::vector<SegmentId> Unneeded() const;
 
-  // Names that outlived their segments.
+  // Aliases are names that outlived their segments.
   void InsertAlias(const AliasRecord& alias);
   Result<AliasRecord> EraseAlias(const SegmentId& id, const Commit& commit);  // kNotFound
   Status UpdateAlias(const AliasRecord& alias, const Commit& commit);         // kNotFound
   std::vector<AliasRecord> Aliases() const;
   std::vector<AliasRecord> AliasesInto(const SegmentId& segment) const;
-  // The segment that a prefix's name stands for, and its length (0: all of it).
+  // Returns the segment that a prefix's name stands for, and the prefix's length (0: the whole
+  // segment).
   std::pair<SegmentId, uint32_t> Resolve(const SegmentId& id) const;
-  // kNotFound, or kCorrupt when a segment of the chain is quarantined.
+  // Errors: kNotFound, or kCorrupt when a segment of the chain is quarantined.
   Result<ChainPin> Pin(const SegmentId& id);
-  // As Pin, for the segment alone, quarantined or not.
+  // Pins like Pin, but the segment alone, quarantined or not.
   Result<ChainPin> PinSegment(const SegmentId& id);
-  // Whether a name that has not expired needs the segment: its own, or of what continues it.
+  // Returns whether an unexpired name needs the segment: its own name, or one of a segment that
+  // continues it.
   bool Alive(const SegmentId& id, int64_t now_unix_ms) const;
-  // False for segments that are unknown or not alive, and when any of the chain is quarantined.
+  // Returns false for segments that are unknown or not alive, and when any segment of the chain is
+  // quarantined.
   bool Usable(const SegmentId& id, int64_t now_unix_ms) const;
-  // Names whose time is over, of segments and aliases.
+  // Returns the expired names of segments and aliases.
   std::vector<SegmentId> ExpiredNames(int64_t now_unix_ms) const;
 
-  // Segments that branch off `parent` at token position `begin` with this token.
+  // Returns the segments that branch off `parent` at token position `begin` with this token.
   std::vector<SegmentId> ChildrenOf(const SegmentId& parent, uint32_t begin, uint32_t token) const;
-  // Segments that begin at 0 with the prompt's first token, the most promising first.
+  // A Root is a segment that begins at 0 with the prompt's first token; the most promising comes
+  // first.
   struct Root {
     SegmentId id;
-    uint32_t at_most = 0;  // no more of the prompt's tokens can match in it or below it
+    uint32_t at_most = 0;  // an upper bound of the prompt's tokens that can match in it or below it
   };
   std::vector<Root> Roots(const BlockHash& scope, std::span<const uint32_t> tokens) const;
 
-  // An empty reason lifts it. False when the segment is unknown or nothing changed.
+  // An empty reason lifts the quarantine. False when the segment is unknown or nothing changed.
   bool SetQuarantine(const SegmentId& id, const std::string& reason);
   struct Use {
     SegmentId id;
     float heat = 0;
   };
-  // A use of the segment, and so of the chain that it ends. Returns those whose last recorded use
-  // is at least `step_ms` ago: worth writing down.
+  // Counts a use of the segment, and so of the chain that it ends. Returns the segments whose last
+  // recorded use is at least `step_ms` ago, so that the caller stores only those.
   std::vector<Use> Touch(const SegmentId& id, int64_t unix_ms, int64_t step_ms);
 
-  // The segment whose last verification is the longest ago, and when that was.
+  // Returns the segment whose last verification is the longest ago, and when that was.
   std::optional<std::pair<SegmentRecord, int64_t>> LeastRecentlyVerified() const;
-  // False when the segment is unknown.
+  // Returns false when the segment is unknown.
   bool SetVerified(const SegmentId& id, int64_t unix_ms);
 
-  // Of a segment or an alias. own_bytes is that of the segment file; the caller adds blobs.
+  // Describes a segment or an alias. own_bytes is the size of the segment file; the caller adds
+  // blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
-  // Everything as the eviction sees it now; `bytes` is that of the segment files.
+  // Returns a snapshot for the eviction; `bytes` is the size of the segment files.
   std::vector<EvictionNode> EvictionNodes(int64_t now_unix_ms) const;
-  TenantBytes Usage() const;  // of the segment files
+  TenantBytes Usage() const;  // bytes of the segment files
   uint64_t file_bytes() const;
   size_t size() const;
 
@@ -148,7 +153,7 @@ class PrefixTree {
     BlockHash scope{};
     std::string quarantine;
     int64_t last_used_unix_ms = 0, last_recorded_unix_ms = 0;
-    float heat = 0;  // as of the last use
+    float heat = 0;  // at the time of the last use
     uint32_t pins = 0, children = 0;
     bool linked = true;
     std::set<SegmentId> aliases;
@@ -159,16 +164,16 @@ class PrefixTree {
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
   static ChildKey KeyOf(const Node& node);
-  // All need mutex_.
+  // The methods below require mutex_.
   Result<Node*> MergeParentNode(const SegmentId& leaf) const;
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
   void PutAlias(const AliasRecord& alias);
   bool Named(const Node& node, int64_t now_unix_ms) const;
   bool AliveNode(const Node& node, int64_t now_unix_ms) const;
-  // Root first; stops at the first unknown or unlinked segment.
+  // Returns the chain, root first; it stops at the first unknown or unlinked segment.
   std::vector<const Node*> ChainOf(const SegmentId& id) const;
-  // Whether a chain reaches back to token 0.
+  // Returns whether a chain reaches back to token 0.
   static bool Complete(const std::vector<const Node*>& chain);
   uint32_t MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const;
   void Unpin(const std::vector<SegmentRecord>& chain);

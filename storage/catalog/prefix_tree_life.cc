@@ -1,4 +1,4 @@
-// What the tree knows of how long its segments live: names that expire, uses, what may be evicted.
+// Implements how long the tree's segments live: names that expire, uses, eviction candidates.
 #include <algorithm>
 
 #include "storage/catalog/eviction.h"

@@ -1,4 +1,4 @@
-// Names that are no segments of their own any more: they stand for a part of another one.
+// Implements aliases: names whose own segment is gone and that stand for a part of another one.
 #include <cassert>
 #include <utility>
 

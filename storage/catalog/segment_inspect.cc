@@ -56,7 +56,7 @@ Result<SegmentEnds> ReadSegmentEnds(IoEngine& engine, const std::filesystem::pat
                                     bool direct) {
   auto ends = ReadEndsOnce(engine, path, direct);
   if (ends.ok() || ends.error().code != Code::kCorrupt) return ends;
-  return ReadEndsOnce(engine, path, direct);  // a transient fault must not condemn it
+  return ReadEndsOnce(engine, path, direct);  // a transient fault must not condemn the file
 }
 
 bool IsUnfinished(IoEngine& engine, const std::filesystem::path& path, bool direct) {

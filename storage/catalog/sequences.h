@@ -1,8 +1,8 @@
-// The numbers of segment files, and which of them the catalog has decided about. A file gets its
-// number before it is sealed and its commit comes later: a sealed file that the catalog does not
-// name either never committed, or was removed, or its commit was lost with the catalog's tail. The
-// row that every commit writes tells them apart: it says which numbers were given out and which of
-// those had no fate yet.
+// Gives segment files their numbers and records which of them the catalog has decided about. A file
+// gets its number before it is sealed and its commit comes later: a sealed file that the catalog
+// does not name either never committed, or was removed, or its commit was lost with the catalog's
+// tail. The row that every commit writes tells these cases apart: it says which numbers were given
+// out and which of those were undecided.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -21,7 +21,8 @@ namespace prefixd::storage {
 
 class Sequences;
 
-// A number on its way to its commit. Destroyed: decided, one way or the other.
+// A SequenceTicket is a number on its way to its commit. Its destruction means that the number is
+// decided, one way or the other.
 class SequenceTicket {
  public:
   SequenceTicket(Sequences* owner, uint64_t number) : owner_(owner), number_(number) {}
@@ -31,7 +32,8 @@ class SequenceTicket {
   ~SequenceTicket();
 
   uint64_t number() const { return number_; }
-  // Nobody knows whether the commit reached the disk: it stays undecided until the next opening.
+  // Keeps the number undecided until the next opening: it is unknown whether the commit reached the
+  // disk.
   void LeaveOpen() { owner_ = nullptr; }
 
  private:
@@ -43,17 +45,18 @@ class Sequences {
  public:
   SequenceTicket Next();
   void Decide(uint64_t number);
-  // A file with this number exists: later numbers are higher.
+  // Notes that a file with this number exists: later numbers are higher.
   void Saw(uint64_t number);
-  // A file whose fate the catalog does not know, found at open.
+  // Notes a file, found at open, whose fate the catalog does not know.
   void FoundUndecided(uint64_t number);
 
-  // The catalog's row: the highest number given out and those without a fate, uint64 each. The
-  // numbers in `deciding` have one once the row is committed.
+  // Returns the catalog's row: the highest number given out and the undecided ones, uint64 each.
+  // The numbers in `deciding` are decided once the row is committed.
   std::string Row(std::span<const uint64_t> deciding) const;
-  // Takes over the row of an opened catalog; none (an older prefixd wrote it): all is decided.
+  // Takes over the row of an opened catalog; an absent row (an older prefixd wrote it) means that
+  // all numbers are decided.
   Status Restore(std::string_view row);
-  // Whether the catalog that was opened knew what became of the file with this number.
+  // Returns whether the opened catalog had decided about the file with this number.
   bool WasDecided(uint64_t number) const;
 
  private:

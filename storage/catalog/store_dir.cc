@@ -42,7 +42,8 @@ Result<DirLock> DirLock::Acquire(const fs::path& dir) {
                                                 (pid.empty() ? "(unknown)" : pid)};
   }
   const std::string pid = std::to_string(::getpid()) + "\n";
-  // A full disk must not keep the store from being opened, and made smaller: the pid is for people.
+  // The pid only informs people: a full disk must not keep anyone from opening the store to shrink
+  // it.
   const bool noted =
       ::ftruncate(lock.fd_.get(), 0) == 0 &&
       ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) == static_cast<ssize_t>(pid.size());

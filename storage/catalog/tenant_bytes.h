@@ -1,4 +1,4 @@
-// Physical bytes by tenant. Not thread-safe: whoever counts guards it.
+// Counts physical bytes by tenant. Not thread-safe: the owner guards it.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class TenantBytes {
     by_tenant_[tenant] += bytes;
     total_ += bytes;
   }
-  // At most what was added before.
+  // REQUIRES: `bytes` is at most what was added before.
   void Subtract(std::string_view tenant, uint64_t bytes) {
     if (bytes == 0) return;
     const auto it = by_tenant_.find(tenant);
@@ -33,7 +33,7 @@ class TenantBytes {
     const auto it = by_tenant_.find(tenant);
     return it == by_tenant_.end() ? 0 : it->second;
   }
-  // Tenants that have any.
+  // Lists the tenants with bytes.
   const std::map<std::string, uint64_t, std::less<>>& by_tenant() const { return by_tenant_; }
 
  private:

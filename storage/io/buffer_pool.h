@@ -1,5 +1,5 @@
-// Scratch buffers of one size that are used again: the first touch of fresh memory costs as much as
-// reading into it from a fast disk.
+// Reuses scratch buffers of one size: the first touch of fresh memory costs as much as reading into
+// it from a fast disk.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -15,7 +15,7 @@ namespace prefixd::storage {
 
 class BufferPool {
  public:
-  // At most `keep` idle buffers of `bytes` are held.
+  // The pool holds at most `keep` idle buffers of `bytes` each.
   BufferPool(size_t bytes, size_t keep) : bytes_(bytes), keep_(keep) {}
 
   AlignedBuffer Take() {
@@ -29,7 +29,7 @@ class BufferPool {
     return buffer;
   }
 
-  // Takes back what Take gave; an empty buffer is ignored.
+  // Takes back a buffer of Take and ignores an empty one.
   void Give(AlignedBuffer buffer) {
     if (buffer.size() == 0) return;
     std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// Named moments at which a test may let the process die. In the product no hook is ever set, and a
-// point costs one relaxed load. Names are "what.where", told apart by nothing else; tests find them
+// Names moments at which a test may let the process die. In the product no hook is ever set, and a
+// point costs one relaxed load. The name "what.where" alone identifies a point; tests find points
 // by running (tests/reliability/kill_harness.cc).
 //
 // Thread-safety: the hook is set before stores are opened and may be called from any thread.

@@ -19,8 +19,8 @@ namespace {
 
 constexpr const char* kLogger = "prefixd";
 
-// The program's own, else one that says on standard error what needs attention: standard output
-// belongs to whoever embeds the store.
+// Returns the program's own logger, else one that writes warnings to standard error: standard
+// output belongs to the program that embeds the store.
 std::shared_ptr<spdlog::logger> Logger() {
   if (auto logger = spdlog::get(kLogger)) return logger;
   try {

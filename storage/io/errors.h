@@ -1,4 +1,4 @@
-// Operating-system errors as values, and the few log lines of a store.
+// Turns operating-system errors into values and writes the few log lines of a store.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace prefixd::storage {
 // `error` is an errno value. ENOSPC and EDQUOT become kResourceExhausted, everything else kIo.
 Error ErrnoError(int error, std::string what);
 
-// To the logger named "prefixd" where the program has made one (spdlog), else warnings alone, to
-// standard error.
+// These log to the logger named "prefixd" where the program has made one (spdlog), else warnings
+// alone to standard error.
 void LogInfo(std::string_view message);
 void LogWarning(std::string_view message);
 

@@ -75,7 +75,7 @@ Result<bool> Preallocate(int fd, uint64_t bytes, const std::filesystem::path& pa
     return ErrnoError(errno,
                       "cannot allocate " + std::to_string(bytes) + " bytes for " + path.string());
   }
-  // The file system cannot reserve; a full disk will then show as a failed write.
+  // The file system cannot reserve; a full disk then shows as a failed write.
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     return ErrnoError(errno, "cannot size " + path.string());
   }
@@ -100,11 +100,12 @@ size_t AlignedBuffer::Footprint(size_t bytes) {
 }
 
 AlignedBuffer::AlignedBuffer(size_t bytes) : size_(bytes) {
-  // Huge pages where they fit: the kernel pins one instead of 512 for every direct read or write.
+  // Huge pages are used where they fit: the kernel pins one instead of 512 for every direct read or
+  // write.
   const size_t unit = UnitOf(bytes), rounded = Footprint(bytes);
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(unit, rounded)));
   if (!data_) throw std::bad_alloc();
-  if (unit == kHugePageBytes) ::madvise(data_.get(), rounded, MADV_HUGEPAGE);  // a wish
+  if (unit == kHugePageBytes) ::madvise(data_.get(), rounded, MADV_HUGEPAGE);  // advisory
 }
 
 void AlignedBuffer::Free::operator()(std::byte* p) const { std::free(p); }

@@ -1,4 +1,4 @@
-// Files and directories of the store: an owned descriptor and the few system calls around it.
+// Wraps files and directories of the store: an owned descriptor and the few system calls around it.
 #pragma once
 
 #include <cstddef>
@@ -32,21 +32,21 @@ class UniqueFd {
 // Opens with O_CLOEXEC. The error names the path.
 Result<UniqueFd> OpenFile(const std::filesystem::path& path, int flags, int mode = 0600);
 Status SyncDirectory(const std::filesystem::path& dir);
-// A file that is already gone is fine.
+// A missing file is no error.
 Status RemoveFile(const std::filesystem::path& path);
-// Free bytes for unprivileged writers on the file system of `path`.
+// Returns the free bytes for unprivileged writers on the file system of `path`.
 Result<uint64_t> FreeBytes(const std::filesystem::path& path);
-// Allocates the blocks of [0, bytes): a full disk is found before anything is written. False where
-// the file system cannot; the file then has the size alone.
+// Allocates the blocks of [0, bytes), so that a full disk shows before anything is written. False
+// where the file system cannot allocate; the file then has the size alone.
 Result<bool> Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path);
 Result<uint64_t> FileBytes(int fd, const std::filesystem::path& path);
 
-// Page-aligned memory, fit for O_DIRECT; contents are unspecified.
+// AlignedBuffer is page-aligned memory, fit for O_DIRECT; contents are unspecified.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   explicit AlignedBuffer(size_t bytes);
-  // What one of so many bytes takes: whole pages, huge ones where they fit.
+  // Returns the memory that a buffer of `bytes` takes: whole pages, huge ones where they fit.
   static size_t Footprint(size_t bytes);
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }

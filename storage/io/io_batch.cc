@@ -25,9 +25,9 @@ void IoBatch::Add(size_t n) {
 }
 
 void IoBatch::Complete(size_t n) {
-  // Outlives the lock: it may hold the last reference to this batch.
+  // `owner` outlives the lock: it may hold the last reference to this batch.
   std::shared_ptr<const void> owner;
-  // Notified under the lock: the waiter may destroy the batch as soon as it gets the lock.
+  // The waiter is notified under the lock: it may destroy the batch as soon as it gets the lock.
   std::lock_guard lock(mutex_);
   PREFIXD_CHECK(n <= pending_, n, pending_);
   pending_ -= n;

@@ -1,5 +1,4 @@
-// What a caller of an I/O engine waits for: a group of operations, and how long it is ready to
-// wait.
+// Lets a caller of an I/O engine wait for a group of operations, up to a deadline.
 //
 // Thread-safety: SetDeadline before Submit; everything else from any thread.
 #pragma once
@@ -12,8 +11,8 @@
 
 namespace prefixd::storage {
 
-// Counts what is outstanding. Must outlive its operations: wait before destroying it, or submit
-// with an owner (IoEngine::SubmitOwned).
+// IoBatch counts outstanding operations. It must outlive its operations: wait before destroying it,
+// or submit with an owner (IoEngine::SubmitOwned).
 class IoBatch {
  public:
   using Clock = std::chrono::steady_clock;
@@ -22,22 +21,24 @@ class IoBatch {
   IoBatch(const IoBatch&) = delete;
   IoBatch& operator=(const IoBatch&) = delete;
 
-  // For everything submitted to this batch from now on. time_point::max(), the default: none.
+  // Sets the deadline of everything submitted to this batch from now on. The default,
+  // time_point::max(), means none.
   void SetDeadline(Clock::time_point deadline) { deadline_ = deadline; }
   Clock::time_point deadline() const { return deadline_; }
 
-  // Until nothing is outstanding, however long that takes; the deadline plays no part.
+  // Waits until nothing is outstanding, however long that takes; the deadline plays no part.
   void Wait();
-  // False when something is still outstanding at `t`.
+  // Returns false when an operation is still outstanding at `t`.
   bool WaitUntil(Clock::time_point t);
 
-  // For engines. A Submit adds all its operations before the first one completes.
+  // Engines call the methods below. A Submit adds all its operations before the first one
+  // completes.
   void Add(size_t n);
   void Complete(size_t n);
-  // Whether Complete(n) would wake whoever waits.
+  // Returns whether Complete(n) would wake a waiter.
   bool EndsWith(size_t n) const;
-  // Keeps `owner` until nothing is outstanding; then the completing thread lets go of it. Counts as
-  // outstanding itself: Complete(1) once the operations are added.
+  // Keeps `owner` until nothing is outstanding; then the completing thread releases it. The owner
+  // counts as outstanding itself: call Complete(1) once the operations are added.
   void Own(std::shared_ptr<const void> owner);
   bool owned() const;
 

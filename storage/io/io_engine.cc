@@ -65,7 +65,7 @@ void IoEngine::SubmitOwned(std::span<IoOp> ops, IoBatch& batch, std::shared_ptr<
 bool IoEngine::Finish(IoBatch& batch) {
   if (batch.WaitUntil(batch.deadline())) return true;
   Cancel(batch, ETIMEDOUT);
-  if (batch.WaitUntil(batch.deadline())) return true;  // all of it was still waiting
+  if (batch.WaitUntil(batch.deadline())) return true;  // all operations were still queued
   if (batch.owned()) return false;
   batch.Wait();
   return true;

@@ -10,10 +10,11 @@ namespace {
 
 constexpr uint32_t kMaxRetries = 16;
 
-// Ageing: an operation goes next after kPatience times its own bytes went before it. Counted in
-// bytes and not in operations or time, so that each less urgent class gets at least 1/17 of what
-// the disk moves, whatever the sizes and however fast the disk, and takes little more from those
-// that are more urgent: a 1 MiB write waits for 4096 single pages, a scrub page for 16.
+// The queue ages operations: an operation goes next after kPatience times its own bytes went before
+// it. The measure is bytes, not operations or time, so that each less urgent class gets at least
+// 1/17 of the bytes that the disk moves, whatever the sizes and however fast the disk, and takes
+// little more from the more urgent classes: a 1 MiB write waits for 4096 single pages, a scrub page
+// for 16.
 constexpr uint64_t kPatience = 16;
 constexpr uint64_t kLeastCost = 4096;  // a sync is not free
 
@@ -24,9 +25,9 @@ constexpr auto kScrub = static_cast<size_t>(IoPriority::kScrub);
 
 bool IsBackground(size_t priority) { return priority >= static_cast<size_t>(IoPriority::kWrite); }
 
-// What writes and scrub may take of the caps. The rest is there for a step read at once, instead of
-// after the next of their large operations; with the default caps the disk's own queue is what one
-// waits for, and the share makes no difference that was seen.
+// Limits the part of the caps that writes and scrub may take. The rest leaves room for a step read
+// at once, instead of after the next of their large operations; with the default caps the wait is
+// in the disk's own queue, and the share made no measurable difference.
 IoLimits BackgroundShare(const IoLimits& limits) {
   return {limits.max_inflight_bytes / 4 * 3, std::max(1u, limits.max_inflight_ops * 3 / 4)};
 }
@@ -73,8 +74,8 @@ bool IoQueue::MayGo(size_t priority) const {
          Fits(background_, classes_[priority].waiting.front(), background_limits_);
 }
 
-// Whose turn it is. It is kept even if the operation does not fit yet: smaller ones passing it
-// could hold up a large one for ever.
+// Returns the class whose turn it is. The turn is kept even if the operation does not fit yet:
+// smaller ones passing it could hold up a large one for ever.
 std::optional<size_t> IoQueue::Next(std::optional<TimePoint>& held_until) const {
   held_until.reset();
   for (size_t p = kIoPriorities; p-- > 1;) {
@@ -99,7 +100,7 @@ std::optional<size_t> IoQueue::Next(std::optional<TimePoint>& held_until) const 
 IoQueue::TimePoint IoQueue::MayScrubAt() const {
   const TimePoint latest = scrub_waits_since_ + manners_.longest_hold;
   if (step_reads_ > 0 || !classes_[kStepRead].waiting.empty()) return latest;
-  if (step_ended_ == TimePoint::min()) return step_ended_;  // there was none
+  if (step_ended_ == TimePoint::min()) return step_ended_;  // no step has read yet
   return std::min(latest, step_ended_ + manners_.quiet);
 }
 
@@ -149,7 +150,7 @@ bool IoQueue::Done(QueuedOp& queued, int64_t result, Completions& done) {
     --step_reads_;
     step_ended_ = IoBatch::Clock::now();
   }
-  // A cancellation may come late and hit what took the place of its target.
+  // A cancellation may come late and hit the operation that took its target's slot.
   const bool interrupted = result == -EINTR || result == -EAGAIN || result == -ECANCELED;
   if (queued.cancel_error != 0 && interrupted) {
     result = -queued.cancel_error;

@@ -1,4 +1,4 @@
-// What waits for its turn in an I/O engine: one FIFO per priority, released within the caps.
+// Queues the operations of an I/O engine: one FIFO per priority, released within the caps.
 // Not thread-safe: engines guard it with their own lock.
 #pragma once
 
@@ -23,13 +23,13 @@ struct QueuedOp {
   int cancel_error = 0;  // an errno once it was cancelled in flight
 };
 
-// Finished operations, told to their batches when the engine's lock is free again: one wake for all
-// of a batch that finished together.
+// Completions collects finished operations and reports them to their batches when the engine's lock
+// is free again, with one wake for all operations of a batch that finished together.
 class Completions {
  public:
   void Add(const QueuedOp& done, int64_t result);
   void Tell();
-  // Whether telling wakes somebody.
+  // Returns whether Tell wakes a waiter.
   bool Wakes() const;
   bool empty() const { return batches_.empty(); }
 
@@ -37,9 +37,10 @@ class Completions {
   std::vector<std::pair<IoBatch*, size_t>> batches_;
 };
 
-// How scrub gives way. A disk that has one of its large reads answers nobody else meanwhile, and a
-// step reads little but often: while steps read, and until `quiet` after the last of it, scrub is
-// held, but an operation goes at least every `longest_hold`, so that it never stands still.
+// ScrubManners says how scrub gives way. A disk busy with one of scrub's large reads delays all
+// other reads, and a step reads little but often: while steps read, and until `quiet` after the
+// last step read, the queue holds scrub back, but releases one operation at least every
+// `longest_hold`, so that scrub never stands still.
 struct ScrubManners {
   std::chrono::microseconds quiet{2000}, longest_hold{20000};
 };
@@ -49,19 +50,20 @@ class IoQueue {
   explicit IoQueue(const IoLimits& limits, const ScrubManners& manners = {});
 
   void Push(const QueuedOp& queued);
-  // The next operation that fits; one larger than the byte cap goes alone. Those whose deadline has
-  // passed complete with -ETIMEDOUT instead.
+  // Returns the next operation that fits; one larger than the byte cap goes alone. Operations whose
+  // deadline has passed complete with -ETIMEDOUT instead.
   std::optional<QueuedOp> Pop(Completions& done);
-  // Whether Pop has something to find: an operation that may go, or one that is held for a time, so
-  // that somebody must wait for that (HeldUntil).
+  // Returns whether Pop has something to find: an operation that may go, or one held back for a
+  // time, so that a thread must wait for that (HeldUntil).
   bool Ready() const;
-  // What the last Pop, if it found nothing, says it found held: when that may go if nothing else
-  // happens. Of the same moment as that Pop, so that nothing falls between the two.
+  // Returns when the operation that the last Pop found held may go if nothing else happens; nullopt
+  // if Pop found none held. The value is from the same moment as that Pop, so that no event falls
+  // between the two.
   std::optional<IoBatch::Clock::time_point> HeldUntil() const { return held_until_; }
-  // Ends what Pop returned. False: it was interrupted and waits in the queue again.
+  // Ends an operation of Pop. False: it was interrupted and is queued again.
   bool Done(QueuedOp& queued, int64_t result, Completions& done);
 
-  // Takes out what waits for `batch` (null: everything) with -error.
+  // Takes out the queued operations of `batch` (null: all) with -error.
   void Cancel(const IoBatch* batch, int error, Completions& done);
 
   uint32_t inflight_ops() const { return inflight_.ops; }
@@ -79,10 +81,9 @@ class IoQueue {
 
   static bool Fits(const Load& load, const QueuedOp& next, const IoLimits& limits);
   bool MayGo(size_t priority) const;
-  // held_until: set to when scrub may go where it would be its turn and it is held, else to
-  // nothing.
+  // Sets held_until to the time when a held scrub whose turn it is may go, else to nothing.
   std::optional<size_t> Next(std::optional<TimePoint>& held_until) const;
-  // Of the scrub that waits.
+  // Returns when the queued scrub may go.
   TimePoint MayScrubAt() const;
 
   const ScrubManners manners_;
@@ -93,7 +94,7 @@ class IoQueue {
   Load background_;          // the part of inflight_ that is writes and scrub
   uint32_t step_reads_ = 0;  // in flight
   TimePoint step_ended_ = TimePoint::min();
-  TimePoint scrub_waits_since_{};  // since it waits, or since the last of it went
+  TimePoint scrub_waits_since_{};  // since it waits, or since the last scrub operation went
   std::optional<TimePoint> held_until_;
 };
 

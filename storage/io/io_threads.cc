@@ -1,5 +1,5 @@
-// The plain backend: a few threads with preadv2, pwritev2 and fdatasync. A call under way cannot be
-// cancelled.
+// Implements the plain backend: a few threads with preadv2, pwritev2 and fdatasync. A call under
+// way cannot be cancelled.
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ int64_t Execute(const IoOp& op) {
   return rc < 0 ? -int64_t{errno} : rc;
 }
 
-// One thread carries one operation: more in flight than threads is not in flight.
+// One thread carries one operation, so the operations in flight cannot outnumber the threads.
 IoLimits WithinThreads(IoLimits limits) {
   limits.max_inflight_ops = std::clamp(limits.max_inflight_ops, 1u, kMaxThreads);
   return limits;
@@ -89,7 +89,7 @@ class ThreadEngine final : public IoEngine {
     queue_.Cancel(batch, error, done);
     for (QueuedOp& running : running_) {
       if (running.op != nullptr && (batch == nullptr || running.batch == batch)) {
-        running.cancel_error = error;  // if it is interrupted, it is not started again
+        running.cancel_error = error;  // an interrupted call is then not started again
       }
     }
   }
@@ -123,7 +123,7 @@ class ThreadEngine final : public IoEngine {
     }
   }
 
-  std::mutex mutex_;  // guards everything below but threads_
+  std::mutex mutex_;  // guards everything below except threads_
   std::condition_variable wake_;
   IoQueue queue_;
   std::vector<QueuedOp> running_;  // [thread]; op is null between operations

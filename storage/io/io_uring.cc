@@ -1,8 +1,8 @@
-// The io_uring backend: one ring, filled and reaped by one thread of its own. Callers must not
-// submit themselves: when a thread ends, the kernel cancels what it submitted and waits for it, so
-// a caller that gave up on a silent disk would hang in its exit. The hop costs less than 1 us per
-// operation. No SQPOLL (it collapses on few cores), no registration and no deferred task work (they
-// gained nothing measurable).
+// Implements the io_uring backend: one ring, which one thread of its own fills and reaps. Callers
+// must not submit themselves: when a thread ends, the kernel cancels what it submitted and waits
+// for it, so a caller that gave up on a silent disk would hang in its exit. The hop costs less than
+// 1 us per operation. SQPOLL (it collapses on few cores), registration and deferred task work (no
+// measurable gain) are not used.
 #include <liburing.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -27,12 +27,13 @@
 namespace prefixd::storage {
 namespace {
 
-// User data of what is no operation; operations have the number of their slot.
+// kWakeMark is the user data of a wake; operations have the number of their slot.
 constexpr uint64_t kWakeMark = ~uint64_t{0};
 constexpr uint64_t kCancelMark = kWakeMark - 1;
 constexpr uint64_t kMaxPlainBytes = 1u << 30;  // lengths of plain reads have 32 bits
-// Operations taken and given at once. Disks, virtual ones above all, answer many together and then
-// have nothing to do: they get the first of the next before all that ended has been looked at.
+// The thread takes and submits operations in portions. Disks, virtual ones above all, answer many
+// together and then idle, so the thread submits the first of the next operations before it has
+// looked at all that ended.
 constexpr unsigned kPortion = 8;
 
 class UringEngine final : public IoEngine {
@@ -85,7 +86,7 @@ class UringEngine final : public IoEngine {
  private:
   enum class Next : uint8_t { kTurn, kWait, kEnd };
   struct Slot {
-    QueuedOp queued;  // op is null: free
+    QueuedOp queued;  // op is null: the slot is free
     bool cancel_wanted = false;
   };
 
@@ -124,7 +125,7 @@ class UringEngine final : public IoEngine {
     }
   }
 
-  // Needs mutex_.
+  // REQUIRES mutex_.
   void CancelLocked(const IoBatch* batch, int error, Completions& done) {
     queue_.Cancel(batch, error, done);
     for (Slot& slot : slots_) {
@@ -135,15 +136,15 @@ class UringEngine final : public IoEngine {
     }
   }
 
-  // Takes what the kernel has finished, hands it what may go next, and waits for more. False: the
-  // engine is being destroyed and the kernel holds nothing of it any more.
+  // Takes what the kernel has finished, submits what may go next, and waits for more. False: the
+  // engine is being destroyed and the kernel holds none of its operations any more.
   bool Round() {
     Next next = Next::kTurn;
-    // However fast the disk, whoever waits hears of what is done.
+    // The bound on `taken` lets the batches learn of finished operations however fast the disk is.
     for (size_t taken = 0; next == Next::kTurn && taken < slots_.size();) {
       next = Turn(taken);
-      // What fails stays in the ring for the next call. Who is woken may take this very core and
-      // verify for a while: the disk gets its work first.
+      // An entry whose submission fails stays in the ring for the next call. A woken thread may
+      // take this very core and verify for a while, so the disk gets its work first.
       if (next == Next::kTurn || done_.Wakes()) (void)io_uring_submit(&ring_);
     }
     done_.Tell();
@@ -151,7 +152,7 @@ class UringEngine final : public IoEngine {
     return next != Next::kEnd;
   }
 
-  // One portion. Adds to `taken` how many operations ended.
+  // Handles one portion and adds to `taken` how many operations ended.
   Next Turn(size_t& taken) {
     std::lock_guard lock(mutex_);
     unsigned head = 0, seen = 0, prepared = 0;
@@ -165,7 +166,7 @@ class UringEngine final : public IoEngine {
     }
     io_uring_cq_advance(&ring_, seen);
     taken += seen;
-    // Entries that could not be submitted last time may still be there.
+    // Entries whose submission failed last time may still be there.
     while (prepared < kPortion && !free_slots_.empty() &&
            io_uring_sq_space_left(&ring_) > slots_.size() + 1) {
       const std::optional<QueuedOp> next = queue_.Pop(done_);
@@ -173,7 +174,7 @@ class UringEngine final : public IoEngine {
       Prepare(*next);
       ++prepared;
     }
-    // Also while there is always more to do.
+    // Cancellations are prepared even while more work keeps coming.
     if (cancels_wanted_) PrepareCancels();
     if (seen == kPortion || prepared == kPortion) return Next::kTurn;
     held_until_ = queue_.HeldUntil();
@@ -235,7 +236,7 @@ class UringEngine final : public IoEngine {
     }
   }
 
-  // A read of the event counter: Wake ends it, and with it the wait for completions.
+  // Prepares a read of the event counter: Wake ends it, and with it the wait for completions.
   void PrepareWake() {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
     io_uring_prep_read(sqe, wake_fd_.get(), &wakes_, sizeof(wakes_), 0);
@@ -253,7 +254,7 @@ class UringEngine final : public IoEngine {
   void SubmitAndWait() {
     const int rc = held_until_ ? SubmitAndWaitFor(*held_until_ - IoBatch::Clock::now())
                                : io_uring_submit_and_wait(&ring_, 1);
-    // What was not submitted now is still in the ring and goes with the next call.
+    // Entries not submitted now stay in the ring and go with the next call.
     if (rc >= 0 || rc == -ETIME || rc == -EINTR || rc == -EBUSY) return;
     if (rc == -EAGAIN) {  // the kernel is short of memory
       std::this_thread::yield();
@@ -266,12 +267,12 @@ class UringEngine final : public IoEngine {
 
   std::mutex mutex_;  // guards queue_ to stop_
   IoQueue queue_;
-  std::vector<Slot> slots_;  // in the kernel's hands
+  std::vector<Slot> slots_;  // operations that the kernel holds
   std::vector<size_t> free_slots_;
   bool cancels_wanted_ = false;
-  bool asleep_ = false;  // nobody has woken the thread since it last looked
+  bool asleep_ = false;  // no call has woken the thread since it last looked
   bool stop_ = false;
-  // The ring thread's alone.
+  // The ring thread alone uses these.
   io_uring ring_{};
   Completions done_;
   bool wake_armed_ = false;

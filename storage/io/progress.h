@@ -1,4 +1,4 @@
-// How long work tells how far it has come.
+// Declares how long-running work reports its progress.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace prefixd::storage {
 
-// (done, total, unit) for long work; called from the working thread, must be quick. Returning
-// false asks to stop (kCancelled).
+// Long-running work calls it with (done, total, unit) from its own thread; it must be quick.
+// Returning false stops the work (kCancelled).
 using Progress = std::function<bool(uint64_t done, uint64_t total, std::string_view unit)>;
 
 }  // namespace prefixd::storage

@@ -1,6 +1,6 @@
-// Copying that does not pass through the caches: for long runs whose bytes the copying core does
-// not need again. Several times memcpy's speed on memory laid out in pages, since nothing is read
-// before it is overwritten.
+// Copies past the caches: for long runs whose bytes the copying core does not need again. This is
+// several times faster than memcpy on memory laid out in pages, since nothing is read before it is
+// overwritten.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace prefixd::storage {
 
-// As memcpy; but other threads may be told of it only after a StreamFence.
+// Copies like memcpy; the bytes may be published to other threads only after a StreamFence.
 inline void StreamCopyUnfenced(std::byte* to, const std::byte* from, size_t bytes) {
 #if defined(__SSE2__)
   constexpr size_t kStep = 64;
@@ -32,7 +32,7 @@ inline void StreamCopyUnfenced(std::byte* to, const std::byte* from, size_t byte
 #endif
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
-// Other threads that learn of earlier copies in any usual way see all of them.
+// After the fence, other threads that learn of earlier copies in any usual way see all of them.
 inline void StreamFence() {
 #if defined(__SSE2__)
   _mm_sfence();
