@@ -11,7 +11,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint64_t kBlockPages = (2ull << 20) / kPageBytes;
-constexpr uint64_t kMinBlocks = 32;  // in a tier too small for blocks of 2 MiB
+constexpr uint64_t kMinBlocks = 32;  // for a tier too small for blocks of 2 MiB
 
 }  // namespace
 
@@ -35,7 +35,7 @@ Result<std::unique_ptr<HostTier>> HostTier::Create(const HostTierOptions& option
                  "a host tier of " + std::to_string(options.capacity_bytes) +
                      " bytes is more than prefixd can address (16 TiB); choose a smaller one"};
   }
-  // Said now rather than when the first tenant comes.
+  // The test mapping reports a missing pool here rather than when the first tenant comes.
   if (options.hugetlb) {
     tier->hugetlb_ = true;
     auto probe = TierMemory::Create(tier->n_blocks_ * tier->block_bytes(), true);
@@ -65,7 +65,7 @@ HostTier::HostTier(const HostTierOptions& options) : options_(options) {
 std::shared_ptr<TierRegion> HostTier::ForTenant(std::string_view tenant) {
   std::lock_guard lock(mutex_);
   if (const auto it = regions_.find(tenant); it != regions_.end()) return it->second;
-  // Regions without memory that nobody reads through are only addresses and a descriptor.
+  // A region without memory that no reader holds is only addresses and a descriptor.
   std::erase_if(regions_, [](const auto& entry) {
     return entry.second.use_count() == 1 && entry.second->blocks() == 0;
   });
@@ -120,7 +120,7 @@ uint64_t HostTier::Share(const TierRegion& region, const Division& division) con
   if (fraction == 0) {
     fraction = std::max(division.rest, 0.0) / double(std::max<uint64_t>(division.equals, 1));
   }
-  // A tenth and nine tenths are the whole, whatever binary fractions make of them.
+  // The rounding term makes a tenth and nine tenths the whole, whatever their binary fractions are.
   return std::max<uint64_t>(1, static_cast<uint64_t>(double(n_blocks_) * fraction + 1e-6));
 }
 
@@ -135,7 +135,8 @@ bool HostTier::Grow(TierRegion& region, Access access) {
     if (access == Access::kScan || access == Access::kAhead) return false;
     const Division division = Divide(region);
     if (region.blocks() >= Share(region, division)) return false;
-    // The tenant most above its share, by blocks; the next one if all of its blocks hold pins.
+    // The tenant most above its share, in blocks, gives first; the next one if all of its blocks
+    // hold pins.
     std::vector<std::pair<uint64_t, TierRegion*>> above;
     for (const auto& [tenant, other] : regions_) {
       const uint64_t share = Share(*other, division);

@@ -1,9 +1,10 @@
-// A bounded cache of verified segment pages in host memory: one region per tenant (tier_region.h)
-// over one budget. Memory is granted in blocks of 2 MiB (less in a small tier) as it is needed:
-// first what nobody has; then, to a tenant below its share, a block of the tenant most above its
-// own, whose memory is really given back in between; otherwise a tenant's pages replace each other.
-// So a tenant may use all of the tier while nobody else needs it, and always keeps its share.
-// Blocks with pinned pages are never taken: they stay above the share until they are released.
+// Bounds a cache of verified segment pages in host memory: one region per tenant (tier_region.h)
+// over one budget. The tier grants memory in blocks of 2 MiB (less in a small tier) as it is
+// needed: first free blocks; then, to a tenant below its share, a block of the tenant most above
+// its own, whose memory really goes back to the system in between; otherwise a tenant's pages
+// replace each other. So a tenant may use all of the tier while no other needs it, and always keeps
+// its share. Blocks with pinned pages are never taken: they stay above the share until they are
+// released.
 //
 // Thread-safety: all methods may be called concurrently. Regions may outlive the tier only in the
 // hands of PagePins.
@@ -25,22 +26,22 @@ namespace prefixd::storage {
 
 struct HostTierOptions {
   uint64_t capacity_bytes = 0;  // whole pages that fit; 0 caches nothing
-  // Fractions of the capacity for tenants by name; the others have equal parts of the rest.
+  // Fractions of the capacity for tenants by name; the other tenants have equal parts of the rest.
   std::vector<std::pair<std::string, double>> shares;
-  bool hugetlb = false;      // memory from the system's pool of huge pages, where it has one
+  bool hugetlb = false;      // memory from the system's pool of huge pages, where there is one
   bool lock_memory = false;  // never swapped out
   BlockHook on_block;
 };
 
 class HostTier final : public TierBudget {
  public:
-  // Takes no memory. kInvalidArgument: shares that are no fractions or exceed the whole.
-  // kResourceExhausted: more than the system can address.
+  // Creates a tier and takes no memory yet. kInvalidArgument: shares that are no fractions or
+  // exceed the whole. kResourceExhausted: more than the system can address.
   static Result<std::unique_ptr<HostTier>> Create(const HostTierOptions& options);
   ~HostTier() override = default;
 
-  // The tenant's region, made when first asked for. One that cannot be mapped is said in the log
-  // and holds nothing: reading goes on without it.
+  // Returns the tenant's region and creates it on first use. When a region cannot be mapped, the
+  // tier logs that and returns one that holds nothing: reading works without it.
   std::shared_ptr<TierRegion> ForTenant(std::string_view tenant);
   void EraseSegment(std::string_view tenant, uint64_t segment);
 
@@ -65,12 +66,12 @@ class HostTier final : public TierBudget {
   explicit HostTier(const HostTierOptions& options);
   Result<std::shared_ptr<TierRegion>> NewRegion(std::string_view tenant);
   uint64_t block_bytes() const { return kPageBytes << block_pages_log2_; }
-  // How the tier is divided among tenants that have memory or ask for some.
+  // A Division says how the tier is divided among the tenants that have memory or request some.
   struct Division {
-    double rest = 1;      // of the whole, for those without a share of their own
-    uint64_t equals = 0;  // how many those are
+    double rest = 1;      // fraction of the whole, for tenants without a share of their own
+    uint64_t equals = 0;  // number of those tenants
   };
-  // These need mutex_.
+  // The methods below require mutex_.
   Division Divide(const TierRegion& asks) const;
   void Count(const TierRegion& region, Division& division) const;
   uint64_t Share(const TierRegion& region, const Division& division) const;  // in blocks; 1 or more

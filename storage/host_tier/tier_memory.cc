@@ -28,7 +28,7 @@ Error Failed(const std::string& what, int error) {
           "host tier: " + what + ": " + std::strerror(error)};
 }
 
-// The chosen word of "always within_size advise [never] deny force".
+// Returns the chosen word of "always within_size advise [never] deny force".
 std::string TransparentHugePages() {
   std::ifstream in("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   const std::string text(std::istreambuf_iterator<char>(in), {});
@@ -53,7 +53,7 @@ TierMemory::~TierMemory() {
   if (!reserved_.empty()) ::munmap(reserved_.data(), reserved_.size());
 }
 
-// Whether small pages of this mapping can be made one huge page, tried on its first ones.
+// Returns whether small pages of this mapping can be made one huge page, tried on its first ones.
 bool TierMemory::CanCollapse() {
 #if defined(MADV_POPULATE_WRITE)
   if (size_ < kHugePage || ::madvise(data_, kSmallPage, MADV_POPULATE_WRITE) != 0) return false;
@@ -76,7 +76,7 @@ Result<TierMemory> TierMemory::Create(uint64_t bytes, bool hugetlb) {
     if (hugetlb) return Error{Code::kUnavailable, Failed("no huge pages", error).message};
     return Failed("a region of " + size, error);
   }
-  // Where huge pages of the file can be huge pages of the mapping too.
+  // The mapping begins where huge pages of the file can be huge pages of the mapping too.
   void* const reserved = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return Failed("mapping " + size, errno);
@@ -110,8 +110,9 @@ Result<TierMemory> TierMemory::Create(uint64_t bytes, bool hugetlb) {
 }
 
 Status TierMemory::Take(uint64_t offset, uint64_t bytes) {
-  // The pool of huge pages may be empty: asked before they are touched. All pages are made at
-  // once, which is cheaper than a fault for each; a kernel that cannot makes them when touched.
+  // The pool of huge pages may be empty, so fallocate takes them before they are touched. All
+  // pages are made at once, which is cheaper than a fault for each; a kernel that cannot makes them
+  // when touched.
   if (hugetlb_ &&
       ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     return Failed("taking " + std::to_string(bytes) + " bytes of huge pages", errno);
@@ -122,8 +123,8 @@ Status TierMemory::Take(uint64_t offset, uint64_t bytes) {
   return Populate(at, offset + bytes - at);
 }
 
-// One small page, which the kernel replaces by a huge one: what is missing it clears itself, six
-// times cheaper than 512 small pages made one by one and copied together.
+// Touches one small page, which the kernel then replaces by a huge one: it clears the missing part
+// itself, six times cheaper than 512 small pages made one by one and copied together.
 Status TierMemory::TakeHugePage(uint64_t offset) {
   PREFIXD_TRY(Populate(offset, kSmallPage));
   if (::madvise(data_ + offset, kHugePage, MADV_COLLAPSE) == 0) return {};
@@ -142,7 +143,7 @@ Status TierMemory::Populate(uint64_t offset, uint64_t bytes) {
 }
 
 Status TierMemory::GiveBack(uint64_t offset, uint64_t bytes) {
-  ::munlock(data_ + offset, bytes);  // nothing to do where nothing was locked
+  ::munlock(data_ + offset, bytes);  // no effect where nothing was locked
   if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes)) != 0) {
     return Failed("giving memory back", errno);

@@ -1,12 +1,12 @@
-// The memory behind one tenant's part of the host tier: a memfd of fixed size, sparse, mapped
-// writable here and readable by whoever receives its read-only descriptor.
+// Holds the memory behind one tenant's part of the host tier: a memfd of fixed size, sparse, mapped
+// writable here and readable by every process that receives its read-only descriptor.
 //
-// Why not F_SEAL_FUTURE_WRITE: under it Linux refuses to punch holes (EPERM), and memory taken from
-// a tenant could then never be given back. Instead the only descriptor that ever leaves is open for
-// reading alone: the kernel refuses writable mappings of it and writes through it, and mode 0 keeps
-// it from being opened again for writing. Root, or the daemon's own user going about it on purpose,
-// can undo that, as they could write into the daemon's memory; nobody can by mistake. The size is
-// sealed, so a mapping never ends in SIGBUS.
+// F_SEAL_FUTURE_WRITE is not used: under it Linux refuses to punch holes (EPERM), and memory taken
+// from a tenant could then never be given back. Instead the only descriptor that ever leaves is
+// open for reading alone: the kernel refuses writable mappings of it and writes through it, and
+// mode 0 keeps it from being opened again for writing. Root, or the daemon's own user going about
+// it on purpose, can undo that, as they could write into the daemon's memory; no process can by
+// mistake. The size is sealed, so a mapping never ends in SIGBUS.
 //
 // Thread-safety: methods may be called concurrently for ranges that do not overlap.
 #pragma once
@@ -23,9 +23,9 @@ namespace prefixd::storage {
 
 class TierMemory {
  public:
-  // Reserves addresses, takes no memory. `hugetlb`: from the system's pool of huge pages.
-  // kResourceExhausted when there are not so many addresses or no descriptor is left; kUnavailable
-  // when the system has no huge pages.
+  // Reserves addresses and takes no memory. `hugetlb`: the memory comes from the system's pool of
+  // huge pages. kResourceExhausted when there are too few addresses or no descriptor is left;
+  // kUnavailable when the system has no huge pages.
   static Result<TierMemory> Create(uint64_t bytes, bool hugetlb);
   TierMemory(TierMemory&& other) noexcept;
   TierMemory& operator=(TierMemory&&) = delete;
@@ -35,17 +35,17 @@ class TierMemory {
   // Takes memory for a range of whole blocks, so that touching it cannot fail.
   // kResourceExhausted: the system has none (left).
   Status Take(uint64_t offset, uint64_t bytes);
-  // Gives it back; the range then reads as zeros, in every process.
+  // Gives the range back; it then reads as zeros, in every process.
   Status GiveBack(uint64_t offset, uint64_t bytes);
   // Keeps a taken range from being swapped out. kResourceExhausted: RLIMIT_MEMLOCK.
   Status Lock(uint64_t offset, uint64_t bytes);
 
-  // For passing on; -1 when /proc is not mounted, so that none could be made.
+  // Returns the descriptor to pass on; -1 when /proc is not mounted, so that none could be made.
   int read_only_fd() const { return read_only_.get(); }
-  // Really taken now, as the kernel counts it.
+  // Returns the bytes of memory taken now, as the kernel counts them.
   uint64_t resident_bytes() const;
-  // "hugetlb", "transparent", "collapsed" (small pages put together one by one, where the system
-  // does not give large ones by itself), or "none (shmem_enabled is deny)".
+  // Returns "hugetlb", "transparent", "collapsed" (small pages put together one by one, where the
+  // system does not give large ones by itself), or "none (shmem_enabled is deny)".
   const std::string& huge_pages() const { return huge_pages_; }
 
  private:

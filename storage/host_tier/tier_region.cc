@@ -11,7 +11,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint64_t kMaxShards = 16;
-// So that what comes together spreads over all.
+// A shard holds several extents, so that pages that come together spread over all shards.
 constexpr uint64_t kMinPagesPerShard = 16 * kExtentPages;
 
 }  // namespace
@@ -191,7 +191,7 @@ void TierRegion::EraseSegment(uint64_t segment) {
     }
     std::lock_guard lock(pool_mutex_);
     for (const uint32_t f : left) {
-      // Nobody finds it any more, so it cannot be pinned anew.
+      // The index does not hold the frame any more, so no reader can pin it anew.
       if (frames_[f].pins.load(std::memory_order_acquire) > 0) {
         limbo_.push_back(f);
       } else {
@@ -223,8 +223,8 @@ uint32_t TierRegion::AcquireFrame(Access access) {
   while (f == kNoFrame && budget_->Grow(*this, access)) f = TakeFree();
   if (f != kNoFrame || access == Access::kScan) return f;
   const size_t n = shards_.size(), first = ShardThatGives();
-  // Of all shards half as many again as the region has pages: who returns must be known, also where
-  // a shard is smaller than what is used of it.
+  // All shards together remember half as many pages again as the region has: a returning page must
+  // be known even where a shard is smaller than its share of the use.
   const uint64_t ghosts = n_blocks_ * frames_.block_pages() * 3 / 2 / n;
   for (size_t i = 0; i < n && f == kNoFrame; ++i) {
     TierShard& shard = *shards_[(first + i) % n];
@@ -234,9 +234,9 @@ uint32_t TierRegion::AcquireFrame(Access access) {
   return f;
 }
 
-// The one with the oldest newcomer; where all have but pages that proved their worth, the one whose
-// oldest has waited longest. By itself a shard would keep the size that its first pages gave it,
-// too small for what comes later.
+// Returns the shard with the oldest newcomer; where all shards hold main-queue pages alone, the one
+// whose oldest has waited longest. Without this choice a shard would keep the size that its first
+// pages gave it, too small for later pages.
 size_t TierRegion::ShardThatGives() const {
   size_t newcomer = 0, main = 0;
   for (size_t s = 1; s < shards_.size(); ++s) {

@@ -1,4 +1,4 @@
-// A region's memory: blocks that come from the tier's budget and go back to the system.
+// Manages a region's memory: blocks that come from the tier's budget and go back to the system.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -28,7 +28,7 @@ Status TierRegion::AddBlock() {
   const std::span<std::byte> where = BlockBytes(index);
   const uint64_t offset = static_cast<uint64_t>(where.data() - bytes().data());
   if (Status taken = memory_->Take(offset, where.size()); !taken.ok()) {
-    (void)memory_->GiveBack(offset, where.size());  // what part of it was taken
+    (void)memory_->GiveBack(offset, where.size());  // releases the part that was taken
     return taken;
   }
   if (options_.lock_memory) {
@@ -41,7 +41,7 @@ Status TierRegion::AddBlock() {
   const uint32_t n = frames_.block_pages();
   auto block = std::make_unique<TierBlock>(index * n, n);
   block->free.reserve(n);
-  // The lowest goes first, so that runs that are read together lie together.
+  // The lowest frame is handed out first, so that runs that are read together lie together.
   for (uint32_t i = n; i > 0; --i) block->free.push_back(block->first + i - 1);
   std::lock_guard lock(pool_mutex_);
   frames_.block(index) = std::move(block);
@@ -79,8 +79,8 @@ bool TierRegion::RemoveBlock() {
   return false;
 }
 
-// Empties a block and gives its memory back. A pin or an insert under way may come in between: then
-// the block stays, with what is left in it.
+// Empties a block and gives its memory back. A concurrent pin or insert may interfere: then the
+// block stays, with its remaining pages.
 bool TierRegion::Retire(uint32_t index) {
   TierBlock& block = *frames_.block(index);
   {

@@ -27,14 +27,15 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
                         std::span<uint32_t> out) {
   uint64_t used_first = 0;
   const auto it = extents_.find(ExtentOf({segment, pages.front()}));
-  // Frames lie in memory as they were taken: all are asked for before the first is written to,
-  // which must wait for its cache line, and with it everything behind.
+  // Frames lie in memory in the order in which they were taken: all are prefetched into the cache
+  // before the first is written to, because a write must wait for its cache line and delays
+  // everything behind.
   for (size_t i = 0; i < pages.size(); ++i) {
     out[i] = it == extents_.end() ? kNoFrame : it->second.frames[pages[i] % kExtentPages];
     if (out[i] != kNoFrame) __builtin_prefetch(&frames_[out[i]], /*rw=*/1);
   }
   for (const uint32_t f : out.first(pages.size())) {
-    // Looking ahead is nobody's hit or miss.
+    // A prefetch counts neither as hit nor as miss.
     if (access != Access::kAhead) ++(f == kNoFrame ? misses : hits);
     if (f == kNoFrame) continue;
     TierFrame& frame = frames_[f];
@@ -71,7 +72,7 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin)
   } else if (access == Access::kAhead) {
     ++ahead.in_vain;
   } else if (access == Access::kPoint && frames_[slot].ahead) {
-    ++ahead.in_vain;  // came while it was read again
+    ++ahead.in_vain;  // it came while this read fetched it
     UseFirst(slot);
   }
   if (access == Access::kAhead) ++ahead.read;
@@ -95,7 +96,7 @@ uint32_t TierShard::EvictOne(uint64_t ghosts) {
     const uint32_t f = (from_small ? small_ : main_).head;
     TierFrame& frame = frames_[f];
     if (frame.uses > 0 || frame.pins.load(std::memory_order_acquire) > 0) {
-      // In use: moves up from the small queue, or stays with one life less.
+      // The page is in use: it moves up from the small queue, or stays with one life less.
       frame.uses = from_small || frame.uses == 0 ? 0 : frame.uses - 1;
       Unlink(f);
       Append(main_, f);

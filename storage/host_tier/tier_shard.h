@@ -1,8 +1,9 @@
-// Which pages of a region are here, and which leaves next: an index and S3-FIFO queues (Yang et
-// al., SOSP 2023) over a part of the region's keys. Newcomers wait in a small queue and reach the
-// main one only when used again, so that pages read once leave first. Internal to the host tier.
+// Tracks which pages of a region are here, and which leaves next: an index and S3-FIFO queues (Yang
+// et al., SOSP 2023) over a part of the region's keys. Newcomers wait in a small queue and reach
+// the main one only when used again, so that pages read once leave first. Internal to the host
+// tier.
 //
-// Thread-safety: everything needs `mutex`, except pins, which are taken under it and given up
+// Thread-safety: everything requires `mutex`, except pins, which are taken under it and released
 // without it.
 #pragma once
 
@@ -25,30 +26,30 @@ struct PageKey {
   bool operator==(const PageKey&) const = default;
 };
 
-// Scans neither raise a page's worth nor evict anything. Who keeps the bytes himself (kOwn, and
-// kOwnLater behind all others) takes what is here and leaves nothing. What nobody has asked for yet
-// (kAhead) is counted apart until a point read uses it. Background reading (rewriting, copying)
-// leaves the tier alone.
+// Scans neither raise a page's worth nor evict anything. Readers that keep the bytes themselves
+// (kOwn, and kOwnLater behind all others) take the pages that are here and insert none. Prefetched
+// pages (kAhead) are counted apart until a point read uses them. Background reading (rewriting,
+// copying) leaves the tier alone.
 enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kAhead, kBackground };
 
 inline constexpr uint32_t kNoFrame = UINT32_MAX;
-inline constexpr uint64_t kExtentPages = 256;  // pages that are found by one look into the index
+inline constexpr uint64_t kExtentPages = 256;  // pages that one look into the index finds
 
-// One page's place in a region. What pinning writes to comes first, in eight bytes that one cache
-// line holds.
+// A TierFrame is one page's place in a region. The fields that pinning writes to come first, in
+// eight bytes that one cache line holds.
 struct TierFrame {
   std::atomic<uint32_t> pins{0};
   std::atomic<uint8_t> shard{0};  // 1 + the shard that holds a page here; 0: none
   uint8_t uses = 0;               // since it entered its queue
   bool in_main = false;
-  bool ahead = false;                         // read ahead, and not used yet
+  bool ahead = false;                         // prefetched, and not used yet
   uint32_t next = kNoFrame, prev = kNoFrame;  // in its queue
   uint64_t since = 0;                         // when it came to the end of its queue
   PageKey key;
 };
 
-// Pages that were read ahead: all, those that a point read used, and those that nobody ever will:
-// they left unused, were here already, or found no room. The others are here still.
+// AheadPages counts prefetched pages: all, those that a point read used, and those that no read can
+// use any more: they left unused, were here already, or found no room. The others are here still.
 struct AheadPages {
   uint64_t read = 0, used = 0, in_vain = 0;
   AheadPages& operator+=(const AheadPages& o) {
@@ -57,7 +58,7 @@ struct AheadPages {
   }
 };
 
-// Frames come and go in blocks; frame numbers stay what they are.
+// A TierBlock is a block of frames that comes and goes as a whole; frame numbers stay the same.
 struct TierBlock {
   TierBlock(uint32_t first_frame, uint32_t n) : first(first_frame), frames(n) {}
   const uint32_t first;
@@ -67,7 +68,7 @@ struct TierBlock {
   bool retiring = false;         // its free frames are not handed out
 };
 
-// Finds frames by number. A block's frames may be looked up while one of them is in use.
+// TierFrames finds frames by number. A block's frames may be looked up while one of them is in use.
 class TierFrames {
  public:
   TierFrames(uint32_t n_blocks, uint32_t block_pages_log2)
@@ -85,30 +86,31 @@ class TierFrames {
 
 class TierShard {
  public:
-  // clock: counts what comes to the end of a queue, of all shards of a region.
+  // `clock` counts the pages that come to the end of a queue, over all shards of a region.
   TierShard(TierFrames& frames, uint8_t number, std::atomic<uint64_t>& clock)
       : frames_(frames), number_(number), clock_(clock) {}
 
-  // `pages` lie in one extent of `segment`. Those here are pinned and counted as used; the others
-  // are kNoFrame in `out`. Returns how many of those here were read ahead and are used now for the
-  // first time.
+  // Pins those of `pages` (in one extent of `segment`) that are here and counts them as used; the
+  // others are kNoFrame in `out`. Returns how many were prefetched and are used now for the first
+  // time.
   uint64_t Pin(uint64_t segment, std::span<const uint64_t> pages, Access access,
                std::span<uint32_t> out);
-  // Makes `frame`, whose bytes are in place, the page's. When the page is here already it stays
-  // where it is. Returns the frame that holds the page; pins it if asked.
+  // Assigns `frame`, whose bytes are in place, to the page. A page that is here already stays where
+  // it is. Returns the frame that holds the page; pins it if `pin` is set.
   uint32_t Add(const PageKey& key, uint32_t frame, Access access, bool pin);
-  // The page worth least that nobody has pinned leaves; its frame, or kNoFrame. ghosts: pages that
-  // left early and are remembered, at most.
+  // Evicts the unpinned page that is worth least and returns its frame, or kNoFrame. `ghosts`
+  // bounds how many early leavers are remembered, in pages.
   uint32_t EvictOne(uint64_t ghosts);
-  // One certain page leaves, if it is still here and nobody has pinned it.
+  // Evicts one certain page, if it is still here and not pinned.
   bool Evict(uint32_t frame);
-  // All pages of a segment leave, the pinned ones too (their bytes stay until they are unpinned).
+  // Removes all pages of a segment, the pinned ones too (their bytes stay until they are unpinned).
   void EraseSegment(uint64_t segment, std::vector<uint32_t>& left);
 
   uint64_t pages() const { return small_.size + main_.size; }
 
-  // Since when the page that EvictOne looks at first has been in its queue: in one of newcomers, or
-  // else in the main one. kNever: there is none. Needs no mutex, and may be a moment old.
+  // The clock time at which the page that EvictOne looks at first came to its queue: a queue of
+  // newcomers, or else the main one. kNever: there is none. Needs no mutex, and may be a moment
+  // old.
   static constexpr uint64_t kNever = UINT64_MAX;
   uint64_t oldest_newcomer() const { return oldest_newcomer_.load(std::memory_order_relaxed); }
   uint64_t oldest_main() const { return oldest_main_.load(std::memory_order_relaxed); }
@@ -133,7 +135,7 @@ class TierShard {
   bool EvictsNewcomers() const {
     return small_.size > 0 && (small_.size * 10 >= pages() || main_.size == 0);
   }
-  // A point read uses what was read ahead: it ranks from now on as if that read had brought it.
+  // A point read uses a prefetched page: the page ranks from now on as if that read had brought it.
   void UseFirst(uint32_t f);
   void Append(Queue& queue, uint32_t f);
   void Unlink(uint32_t f);

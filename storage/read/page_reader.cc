@@ -16,17 +16,17 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kWindows = 3;        // in flight: the disk works while one is verified and copied
-constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
-constexpr uint64_t kStreamBytes = 4u << 20;  // scans from here on go past the caches
-// Read ahead at a time. So few that who else waits at the scrub's place in the queue (the scrub,
-// and keys on their way into memory) soon has his turn, and that a step that comes meanwhile finds
-// the disk free.
+constexpr size_t kWindows = 3;  // in flight: the disk works while one window is verified and copied
+constexpr size_t kLookupPages = 256;         // looked up, pinned and copied together
+constexpr uint64_t kStreamBytes = 4u << 20;  // scans of at least this size go past the caches
+// Prefetch reads this many pages at a time. They are so few that others at the scrub's place in the
+// queue (the scrub, and preloading of keys) soon have their turn, and that a step that comes
+// meanwhile finds the disk free.
 constexpr size_t kAheadPages = 4;
 
 void CountAhead(uint64_t pages, ReadStats& stats) { stats.ahead_used_bytes += pages * kPageBytes; }
 
-// The pieces of one window and which of its pages they belong to.
+// WindowPieces lists the pieces of one window and which of its pages they belong to.
 struct WindowPieces {
   struct Group {
     size_t begin, end;  // pieces of one page that was not in the tier
@@ -34,7 +34,7 @@ struct WindowPieces {
   std::vector<Group> missing;
 };
 
-// Where pieces lie that are not copied.
+// InPlace says where the pieces lie that are not copied.
 struct InPlace {
   std::span<const std::byte*> where;  // [pieces]
   PagePins& pins;
@@ -53,18 +53,18 @@ class PieceReader {
         access_(access),
         stats_(stats),
         decode_(deliver == Deliver::kDecoded && file.header().encoding == RowEncoding::kInt8) {
-    // Ascending by page, so the last piece speaks for all; only pages before the table have a
-    // checksum.
+    // Pieces ascend by page, so the check of the last one covers all; only pages before the table
+    // have a checksum.
     PREFIXD_CHECK(pieces.empty() || (pieces.front().page <= pieces.back().page &&
                                      pieces.back().page < file.layout().table_page),
                   pieces.front().page, pieces.back().page, file.layout().table_page);
-    // What is copied for who views rows in place he reads at once.
+    // A viewing reader reads its copied pieces at once, so they should be in the caches.
     if (access == Access::kPoint || access == Access::kBackground || decode_ || in_place) return;
     uint64_t bytes = 0;
     for (const PagePiece& piece : pieces) bytes += piece.bytes;
     stream_ = bytes >= kStreamBytes;
   }
-  // Once: after every piece it waits for the memory every time.
+  // One fence at the end suffices: one after every piece would wait for the memory each time.
   ~PieceReader() {
     if (stream_) StreamFence();
   }
@@ -95,7 +95,7 @@ class PieceReader {
   }
 
  private:
-  // Serves what the tier has and starts reading the rest of the next window. False: none left.
+  // Serves pieces from the tier and starts reading the rest of the next window. False: none left.
   bool Start(PageWindow& window, WindowPieces& wanted) {
     wanted.missing.clear();
     std::vector<uint64_t> pages;
@@ -153,7 +153,7 @@ class PieceReader {
       const PageKey key{file_.record().sequence, window.pages()[i]};
       const auto [begin, end] = wanted.missing[i];
       if (in_place_ != nullptr) {
-        // A window's buffer is needed again; the tier has taken a copy anyway.
+        // The window's buffer is reused, so the piece stays in the tier, which takes a copy anyway.
         const uint32_t frame = access_ == Access::kPoint
                                    ? services_.tier->TryInsertPinned(key, page, in_place_->pins)
                                    : kNoFrame;
@@ -172,7 +172,7 @@ class PieceReader {
     return {};
   }
 
-  // Of a page of the tier.
+  // Delivers pieces of a page of the tier.
   void Take(ConstPageBytes page, size_t begin, size_t end, Tier from) {
     if (in_place_ == nullptr) return Copy(page, begin, end, from);
     for (size_t i = begin; i < end; ++i) {
@@ -181,7 +181,7 @@ class PieceReader {
     }
   }
 
-  // Pieces that follow one another on both sides are copied as one.
+  // Pieces that are adjacent on both sides are copied as one.
   void Copy(ConstPageBytes page, size_t begin, size_t end, Tier from) {
     for (size_t i = begin; i < end; ++i) {
       const PagePiece& piece = pieces_[i];
@@ -221,7 +221,7 @@ class PieceReader {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
     size_t bytes = 0;
-  } copy_;  // not done yet
+  } copy_;  // the copy not done yet
 };
 
 }  // namespace
@@ -290,7 +290,7 @@ Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
   TierRegion& tier = *services.tier;
   const uint64_t segment = file.record().sequence;
   uint64_t left = max_bytes / kPageBytes;
-  // No deadline: nobody waits for what is read but who may stop it.
+  // There is no deadline: only a thread that may set `stop` waits for these reads.
   PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0),
                     /*max_gap=*/0, &stop);
   for (size_t at = 0; at < pages.size() && left > 0;) {

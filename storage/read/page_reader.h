@@ -20,61 +20,62 @@
 
 namespace prefixd::storage {
 
-// Part of one page and where it is wanted.
+// A PagePiece is a part of one page and its destination.
 struct PagePiece {
   uint64_t page = 0;
   uint32_t offset = 0, bytes = 0;
   std::byte* out = nullptr;
 };
 
-inline constexpr size_t kReadBufferBytes = 2u << 20;  // of one window
-// Read and verified in one go, with the next ones on their way.
+inline constexpr size_t kReadBufferBytes = 2u << 20;  // bytes of one window
+// Pages of one window: read and verified in one go, while the next windows are being read.
 inline constexpr size_t kWindowPages = kReadBufferBytes / kPageBytes;
 
 struct ReadServices {
   IoEngine* engine = nullptr;
-  TierRegion* tier = nullptr;  // of the tenant whose pages are read
+  TierRegion* tier = nullptr;  // the tier of the tenant whose pages are read
   std::atomic<uint64_t>* bytes_read = nullptr;
   std::atomic<uint64_t>* checksum_failures = nullptr;
-  // Told when a page did not verify twice.
+  // Called when a page failed to verify twice.
   std::function<void(const SegmentId&, const std::string&)> on_corrupt;
-  // How long ReadPieces waits for the disk, for each of its batches. 0: as long as it takes.
+  // Bounds how long ReadPieces waits for the disk, for each of its batches. 0: no bound.
   std::chrono::milliseconds read_deadline{0};
   uint32_t max_gap_pages = 0;  // StoreOptions
   std::shared_ptr<BufferPool> buffers = std::make_shared<BufferPool>(kReadBufferBytes, 16);
 };
 
-// kDecoded: of a segment whose rows are encoded, each piece is one key or one value, and `out` gets
+// kDecoded: in a segment whose rows are encoded, each piece is one key or one value, and `out` gets
 // its elements in the dtype that the header names. Otherwise the same as kAsStored.
 enum class Deliver : uint8_t { kAsStored, kDecoded };
 
-// `pieces` ascending by page. A failed or mismatching read is tried once more; then kIo or
-// kCorrupt, and nothing in the outputs is meaningful. kUnavailable when the disk did not answer
-// within services.read_deadline: that says nothing about the bytes, and the segment stays in use.
+// Reads `pieces`, ascending by page. A failed or mismatching read is tried once more; then kIo or
+// kCorrupt, and the contents of the outputs are meaningless. kUnavailable when the disk did not
+// answer within services.read_deadline: that says nothing about the bytes, and the segment stays in
+// use.
 Status ReadPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, Access access, ReadStats* stats,
                   Deliver deliver = Deliver::kAsStored);
 
-// As ReadPieces, of bytes as stored, but what the tier has, or of a point read takes, stays there:
-// where[i] is the piece's first byte, in a page of the tier while `pins` (TierRegion::PinsForAStep)
-// live, or else at the piece's `out`. REQUIRES: Access::kPoint or kScan.
+// Reads like ReadPieces, bytes as stored, but leaves in place what the tier has, or takes for a
+// point read: where[i] is the piece's first byte, in a page of the tier while `pins`
+// (TierRegion::PinsForAStep) live, or else at the piece's `out`. REQUIRES: Access::kPoint or kScan.
 Status ViewPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                   Access access, PagePins& pins, ReadStats* stats);
 
-// Pins the pages of `pieces` (ascending by page) in the tier, reading first what is not there:
-// where[i] is the piece's first byte, in place while the pins live. All or an error; as ReadPieces,
-// and kResourceExhausted where the tier can hold no more pinned pages. `out` of a piece is not
-// used.
+// Pins the pages of `pieces` (ascending by page) in the tier and first reads those that are not
+// there: where[i] is the piece's first byte, in place while the pins live. Returns all pins or an
+// error: those of ReadPieces, and kResourceExhausted where the tier can hold no more pinned pages.
+// `out` of a piece is not used.
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
                            std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                            ReadStats* stats);
 
-// Reads into the tier, behind all other reads and a few at a time, what of `pages` (ascending) it
-// lacks: of somebody who may want them, and who waits for nothing. Counts in `stats` what is read;
-// ends when that is max_bytes, or soon after `stop` is set (kCancelled), whatever the disk does.
-// kIo and kCorrupt as ReadPieces, without a deadline; kResourceExhausted once the tier takes no
-// more. What was read before stays.
+// Prefetches into the tier, behind all other reads and a few at a time, those of `pages`
+// (ascending) that it lacks, for a step that may use them and does not wait. Counts the pages read
+// in `stats`; ends at max_bytes, or soon after `stop` is set (kCancelled), whatever the disk does.
+// kIo and kCorrupt as in ReadPieces, without a deadline; kResourceExhausted once the tier takes no
+// more. Pages read before an error stay.
 Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
                       std::span<const uint64_t> pages, uint64_t max_bytes,
                       const std::atomic<bool>& stop, ReadStats* stats);

@@ -11,12 +11,12 @@ namespace prefixd::storage {
 namespace {
 
 constexpr size_t kMaxOpPages = 128;
-constexpr std::chrono::milliseconds kLookForStop{1};  // while a read is waited for
+constexpr std::chrono::milliseconds kLookForStop{1};  // poll interval while waiting for a read
 
 }  // namespace
 
-// What one batch of reads touches. Shared with the engine, because the disk may write into it long
-// after the reader has given up.
+// A Flight owns everything that one batch of reads touches. The engine shares it, because the disk
+// may write into it long after the reader has given up.
 struct PageWindow::Flight {
   explicit Flight(std::shared_ptr<BufferPool> pool)
       : buffers(std::move(pool)), scratch(buffers->Take()) {}
@@ -26,9 +26,9 @@ struct PageWindow::Flight {
 
   const std::shared_ptr<BufferPool> buffers;
   std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
-  std::vector<uint64_t> pages;              // that are wanted
-  std::vector<uint32_t> slots;              // where each of them lies in scratch, in pages
-  uint64_t bytes = 0;                       // of all operations
+  std::vector<uint64_t> pages;              // the requested pages
+  std::vector<uint32_t> slots;              // where each page lies in scratch, in pages
+  uint64_t bytes = 0;                       // bytes of all operations
   AlignedBuffer scratch;
   std::vector<IoOp> ops;
   IoBatch batch;
@@ -101,11 +101,11 @@ Status PageWindow::Await() {
   started_ = false;
   if (stop_ != nullptr && Stopped()) {
     services_.engine->Cancel(flight_->batch, ECANCELED);
-    flight_ = nullptr;  // the engine's alone from now on
+    flight_ = nullptr;  // the engine alone holds it from now on
     return Error{Code::kCancelled, "what was read is not wanted any more"};
   }
   if (services_.engine->Finish(flight_->batch)) return {};
-  flight_ = nullptr;  // the engine's alone from now on
+  flight_ = nullptr;  // the engine alone holds it from now on
   return TimedOut();
 }
 
@@ -125,7 +125,8 @@ Status PageWindow::Again(IoOp& op) {
   return CheckComplete(op, "reading segment " + file_.record().id.ToString());
 }
 
-// A mismatch may be a fault on the way: once more, then the page is damaged.
+// A mismatch may be a fault on the way, so the page is read once more; a second mismatch means
+// damage.
 Status PageWindow::ReadAgain(size_t i) {
   services_.checksum_failures->fetch_add(1, std::memory_order_relaxed);
   flight_->ops.assign(1, ReadOp(pages()[i], flight_->slots[i], 1));

@@ -1,4 +1,4 @@
-// A window of pages read and verified together: the unit in which page readers work, several in
+// Reads and verifies a window of pages together: the unit in which page readers work, several in
 // flight, so that the disk works while one is verified.
 //
 // Thread-safety: used by one thread.
@@ -17,11 +17,11 @@
 
 namespace prefixd::storage {
 
-// Reads sets of ascending pages into scratch memory, verified. Pages with at most `max_gap` others
-// between them share an operation; what lies between is read and ignored.
+// A PageWindow reads sets of ascending pages into scratch memory and verifies them. Pages with at
+// most `max_gap` others between them share an operation; the pages between are read and ignored.
 class PageWindow {
  public:
-  // stop: null, or what ends the waiting once it is set.
+  // stop: null, or a flag that ends the waiting once it is set.
   PageWindow(const ReadServices& services, const SegmentFile& file, IoPriority priority,
              std::chrono::milliseconds deadline, uint32_t max_gap = 0,
              const std::atomic<bool>* stop = nullptr)
@@ -35,28 +35,28 @@ class PageWindow {
   PageWindow(const PageWindow&) = delete;
   PageWindow& operator=(const PageWindow&) = delete;
 
-  // How many more pages fit for certain when so many slots are taken.
+  // Returns how many more pages fit for certain when `slots` are taken.
   size_t Room(size_t slots) const { return (kWindowPages - slots) / (1 + max_gap_); }
-  // Slots taken by `page` behind `before` (null: the first).
+  // Returns the slots taken by `page` behind `before` (null: it is the first page).
   size_t SlotsOf(uint64_t page, const uint64_t* before) const {
     return before != nullptr && page - *before <= 1 + max_gap_ ? page - *before : 1;
   }
 
   void Start(std::vector<uint64_t> pages);
-  // Waits and verifies. On success page(i) are the bytes of pages()[i]. A failed or mismatching
-  // read is tried once more; then kIo, or kCorrupt, which is told to the services. kUnavailable at
-  // the deadline; kCancelled soon after `stop` is set, however long the disk takes.
+  // Waits and verifies. On success page(i) holds the bytes of pages()[i]. A failed or mismatching
+  // read is tried once more; then kIo, or kCorrupt, which is reported to services.on_corrupt.
+  // kUnavailable at the deadline; kCancelled soon after `stop` is set, however long the disk takes.
   Status Finish();
 
   const std::vector<uint64_t>& pages() const;
-  uint64_t bytes() const;  // of all operations
+  uint64_t bytes() const;  // bytes of all operations
   ConstPageBytes page(size_t i) const;
 
  private:
   struct Flight;
 
   IoOp ReadOp(uint64_t page, size_t slot, size_t n) const;
-  void Submit(std::span<IoOp> ops);  // the flight's
+  void Submit(std::span<IoOp> ops);  // operations of the flight
   Status Await();
   bool Stopped();  // while waiting: true once `stop` was set
   Status Again(IoOp& op);

@@ -1,4 +1,4 @@
-// Which part of rows a reader wants, where it goes or lies, and what reading it took.
+// Declares which part of rows a reader reads, where it goes or lies, and what the read cost.
 #pragma once
 
 #include <array>
@@ -16,24 +16,25 @@
 
 namespace prefixd::storage {
 
-// Physical reads of one call, by tier. Bytes count all that moved, pages those that were wanted.
+// ReadStats counts the physical reads of one call, by tier: bytes count everything read, pages only
+// the requested ones.
 struct ReadStats {
   std::array<uint64_t, kTierCount> bytes{};
   uint64_t pages_ssd = 0, pages_host = 0;
-  uint64_t ahead_used_bytes = 0;  // of pages in the tier: read ahead, used now for the first time
+  uint64_t ahead_used_bytes = 0;  // prefetched pages in the tier, used now for the first time
   ReadStats& operator+=(const ReadStats& o);
 };
 
-// What is wanted of a row. Where keys are in memory already, values alone are half the bytes, and
-// in the settled layout half the pages.
+// The part of a row that a reader reads. Where keys are in memory already, values alone are half
+// the bytes, and in the settled layout half the pages.
 enum class RowPart : uint8_t { kRow, kKey, kValue };
 inline size_t PartBytes(const RowShape& row, RowPart part) {
   return (part == RowPart::kValue ? 0 : row.key_bytes()) +
          (part == RowPart::kKey ? 0 : row.value_bytes());
 }
 
-// Where rows go, in the geometry's dtype: item i at bytes[i * stride]. A whole row is its key
-// followed by its value, or, where `values` is given, a key in `bytes` and a value there.
+// A RowSink is where rows go, in the geometry's dtype: item i at bytes[i * stride]. A whole row is
+// its key followed by its value, or, where `values` is given, a key in `bytes` and a value there.
 struct RowSink {
   std::span<std::byte> bytes;
   size_t stride = 0;
@@ -41,35 +42,36 @@ struct RowSink {
   size_t value_stride = 0;
 };
 
-// What becomes of the pages that a run of rows is read from.
+// Says what becomes of the pages that a run of rows is read from.
 enum class RangeUse : uint8_t {
-  kShared,   // others may want them too: the host tier takes what it has free room for
+  kShared,   // other readers may use them too: the host tier takes what it has free room for
   kOwn,      // the reader keeps the bytes: the tier gives what it has and takes nothing
-  kOwnLater  // kOwn, and nobody waits for it: behind all other reads
+  kOwnLater  // kOwn at the lowest priority: no step waits for it
 };
 
-// Rows read in place: verified, and as they are while this lives, even after the prefix is closed.
+// BorrowedRows are rows read in place: verified, and unchanged while this lives, even after the
+// prefix is closed.
 struct BorrowedRows {
   std::vector<RowRef> rows;  // in the order of the ids
-  // The memory all of them lie in: one region per tenant, mappable read-only through `region_fd`
-  // (-1: it cannot be passed on) by whoever receives that. Valid as long as `hold`.
-  uint64_t region_id = 0;  // never the same for two regions of a store
+  // The memory that holds all rows: one region per tenant, mappable read-only through `region_fd`
+  // (-1: it cannot be passed on) by the process that receives it. Valid as long as `hold`.
+  uint64_t region_id = 0;  // unique among the regions of a store
   std::span<const std::byte> region;
   int region_fd = -1;
-  std::shared_ptr<const void> hold;  // letting go of it lets go of the rows
+  std::shared_ptr<const void> hold;  // releasing it releases the rows
 };
 
-// Rows for as long as a step takes: where they lie in the host tier, or in memory of this view's
-// own (encoded rows, rows larger than a page, pages the tier has no room for, and those that a
-// visit finds missing). Keep one and use it again: its memory only grows. Let go of `hold` soon:
-// until then the pages cannot make room.
+// RowViews are rows for the duration of a step: in place in the host tier, or in memory of this
+// view's own (encoded rows, rows larger than a page, pages the tier has no room for, and those that
+// a visit finds missing). Keep one and reuse it: its memory only grows. Release `hold` soon: until
+// then the pages cannot be evicted.
 struct RowViews {
-  std::vector<RowRef> rows;  // in the order of the ids; what was not asked for stays as it was
+  std::vector<RowRef> rows;  // in the order of the ids; parts not requested stay unchanged
   std::vector<std::byte> own;
   std::shared_ptr<const void> hold;
 };
 
-// Takes rows where they lie, valid until it returns; an error ends the visit.
+// A RowVisitor receives rows in place, valid until it returns; an error ends the visit.
 using RowVisitor = std::function<Status(std::span<const RowRef>)>;
 
 }  // namespace prefixd::storage

@@ -14,7 +14,7 @@ uint32_t RowPieces::OwnOf(uint32_t slot) const {
   return slot / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->token_in[slot];
 }
 
-// One piece for each page: items larger than a page take several.
+// Adds one piece for each page: items larger than a page take several.
 void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
   uint64_t page = address / kPageBytes;
   auto offset = static_cast<uint32_t>(address % kPageBytes);
@@ -51,7 +51,7 @@ void RowPieces::AddRow(uint32_t own, const RowTarget& out) {
 }
 
 void RowPieces::AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out) {
-  constexpr size_t kAhead = 16;  // rows whose place in the order is on its way
+  constexpr size_t kAhead = 16;  // rows whose slot is prefetched ahead
   pieces_.reserve(pieces_.size() + tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (order_ != nullptr && i + kAhead < tokens.size()) {
@@ -82,12 +82,12 @@ void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
     return;
   }
   const uint32_t chunk_tokens = layout_.chunk_tokens();
-  // A few of a large chunk (anchors): found one by one.
+  // When a run covers little of a large chunk (anchors), its rows are found one by one.
   if (end - begin < chunk_tokens / 16) {
     for (uint32_t i = begin; i < end; ++i) AddRow(i, out.From(i - begin));
     return;
   }
-  // Slot by slot, keys before values: pieces come ascending, as the pages lie.
+  // The loop goes slot by slot, keys before values: pieces then ascend in the order of the pages.
   for (uint32_t chunk = begin / chunk_tokens; chunk <= (end - 1) / chunk_tokens; ++chunk) {
     const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
     const auto add = [&](bool value) {
@@ -105,7 +105,7 @@ void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
   }
 }
 
-// Whole rows of the arrival layout, densely: one piece per page.
+// Adds whole rows of the arrival layout, densely: one piece per page.
 void RowPieces::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
   const uint64_t base = layout_.run_page(layer_, head_);
   const ItemPages& row = layout_.row;

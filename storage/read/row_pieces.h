@@ -1,6 +1,6 @@
-// Which bytes of which pages make up rows of one (layer, KV head) of a segment, in either layout,
-// and where they go. Of encoded rows every key and every value is a piece of its own, to be decoded
-// on its way out (ReadPieces, Deliver::kDecoded).
+// Computes the gather plan: which bytes of which pages make up rows of one (layer, KV head) of a
+// segment, in either layout, and where they go. Every key and every value of encoded rows is a
+// piece of its own, decoded when it is delivered (ReadPieces, Deliver::kDecoded).
 //
 // Thread-safety: one thread at a time.
 #pragma once
@@ -17,7 +17,8 @@
 
 namespace prefixd::storage {
 
-// Item i goes to key + i * key_stride and value + i * value_stride. What is not wanted may be null.
+// Item i goes to key + i * key_stride and value + i * value_stride. A part that is not read may be
+// null.
 struct RowTarget {
   std::byte* key = nullptr;
   size_t key_stride = 0;
@@ -32,7 +33,7 @@ struct RowTarget {
 
 class RowPieces {
  public:
-  // `order` is the run's in the settled layout, else null. Both are borrowed.
+  // `order` is the run's in the settled layout, else null. RowPieces borrows both arguments.
   RowPieces(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
             RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
       : layout_(layout),
@@ -42,13 +43,13 @@ class RowPieces {
         part_(part),
         decoded_(encoding != RowEncoding::kAsGiven) {}
 
-  // The row with this own index (position minus the segment's first), as item 0.
+  // Adds the row with this own index (position minus the segment's first) as item 0.
   void AddRow(uint32_t own, const RowTarget& out);
-  // Rows of `tokens` less `first` (own indices), as items 0 and so on.
+  // Adds the rows of `tokens` less `first` (own indices) as items 0, 1, ...
   void AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out);
-  // Rows [begin, end), as items 0 and so on.
+  // Adds the rows [begin, end) as items 0, 1, ...
   void AddRun(uint32_t begin, uint32_t end, const RowTarget& out);
-  // Ascending by page.
+  // Returns the pieces, ascending by page.
   std::vector<PagePiece> Take();
 
  private:
@@ -57,10 +58,10 @@ class RowPieces {
   bool wants_key() const { return part_ != RowPart::kValue; }
   bool wants_value() const { return part_ != RowPart::kKey; }
   void AddBytes(uint64_t address, size_t bytes, std::byte* out);
-  // Item i of those that begin at a page.
+  // Adds item i of the items that begin at a page.
   void AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out);
   void AddSlot(uint32_t slot, std::byte* key, std::byte* value);
-  // Stored key and value follow one another here as they do in the arrival layout.
+  // Returns whether stored key and value are adjacent here as they are in the arrival layout.
   bool Adjacent(const std::byte* key, const std::byte* value) const {
     return !decoded_ && !layout_.settled() && part_ == RowPart::kRow &&
            value == key + layout_.shape.key_bytes;
@@ -71,8 +72,8 @@ class RowPieces {
   const RunOrder* const order_;
   const uint32_t layer_, head_;
   const RowPart part_;
-  const bool decoded_;  // on the way out: pieces of different parts must not be joined
-  // Of the settled layout: where the last row was, since one row's chunk is mostly the next one's.
+  const bool decoded_;  // pieces of different parts must then not be joined
+  // Caches the last row's chunk of the settled layout, since it is mostly the next row's too.
   struct {
     uint32_t begin = 0, end = 0;  // own indices
     uint64_t keys = 0, values = 0;

@@ -11,8 +11,8 @@
 namespace prefixd::storage {
 namespace {
 
-// Of rows, in a batch: two of the disk's windows, which are on their way together. What is in the
-// tier stays pinned while a batch is visited, so no more than that.
+// The bytes of rows in a batch: two of the disk's windows, which are in flight together. Pages of
+// the tier stay pinned while a batch is visited, so a batch is no larger.
 constexpr uint32_t kBatchBytes = 4u << 20;
 
 class RowScan {
@@ -27,14 +27,14 @@ class RowScan {
         stats_(stats) {}
 
   Status Run() {
-    room_.rows.clear();  // it may come from another use
+    room_.rows.clear();  // `room_` may come from another use
     const bool in_place = rows_.file.header().encoding == RowEncoding::kAsGiven &&
                           Keys().pages_per_item == 1 && Values().pages_per_item == 1;
     const auto batch = static_cast<uint32_t>(std::max<size_t>(1, kBatchBytes / rows_.row.bytes()));
     for (uint32_t chunk = 0; chunk < layout_.chunks(); ++chunk) {
       const uint32_t first = layout_.chunk_begin(chunk);
       if (first >= rows_.n_tokens) break;
-      // In the arrival layout the tokens that are wanted are the first ones.
+      // In the arrival layout the requested tokens are the first ones.
       const uint32_t n = layout_.settled() ? layout_.chunk_size(chunk)
                                            : std::min(layout_.shape.n_tokens, rows_.n_tokens);
       for (uint32_t begin = 0; begin < n; begin += batch) {
@@ -49,7 +49,7 @@ class RowScan {
   }
 
  private:
-  // Of what a batch holds, however its visit ends.
+  // Releases the batch's pins, however its visit ends.
   struct LetGo {
     RowViews& room;
     ~LetGo() {
@@ -57,10 +57,10 @@ class RowScan {
       room.hold.reset();
     }
   };
-  // Wanted items that follow one another in a page: a piece each.
+  // Pages lists, for each piece, the requested items that are adjacent in a page.
   struct Pages {
     uint32_t item_bytes = 0;
-    std::vector<uint32_t> items;  // of each piece
+    std::vector<uint32_t> items;  // [pieces], items in each
     size_t piece = 0;             // the first
   };
 
@@ -74,7 +74,7 @@ class RowScan {
     return OwnOf(chunk_first, i) < rows_.n_tokens;
   }
 
-  // The wanted of slots [begin, end) of the chunk.
+  // Adds the pages with the requested items of slots [begin, end) of the chunk.
   Pages AddPages(const ItemPages& items, uint64_t base, uint32_t chunk_first, uint32_t begin,
                  uint32_t end) {
     Pages pages{items.bytes, {}, pieces_.size()};
@@ -93,7 +93,7 @@ class RowScan {
     return pages;
   }
 
-  // Calls set(item) for each of them, in their order.
+  // Calls set(item) for each of the items, in their order.
   template <typename Set>
   void ForEachItem(const Pages& pages, const Set& set) const {
     for (size_t p = 0; p < pages.items.size(); ++p) {
@@ -127,7 +127,7 @@ class RowScan {
     return {};
   }
 
-  // Where pieces go that must be copied: one behind the other, each aligned for any element.
+  // Places the pieces that must be copied: one behind the other, each aligned for any element.
   void Place() {
     constexpr size_t kAlign = 64;
     const auto padded = [](const PagePiece& piece) {
@@ -143,7 +143,8 @@ class RowScan {
     }
   }
 
-  // Slots [begin, end) of the run, decoded or from several pages each, one row after the other.
+  // Reads slots [begin, end) of the run, decoded or from several pages each, one row after the
+  // other.
   Status ReadBatch(uint32_t begin, uint32_t end) {
     const size_t stride = rows_.row.bytes(), key_bytes = rows_.row.key_bytes();
     if (room_.own.size() < (end - begin) * stride) room_.own.resize((end - begin) * stride);
@@ -158,7 +159,7 @@ class RowScan {
       own.push_back(token);
     }
     if (own.empty()) return {};
-    // Keys before values, as the settled layout's pages lie: nothing is to be sorted.
+    // Keys are added before values, as the settled layout's pages lie, so that no sort is needed.
     pieces_.clear();
     const auto add = [&](RowPart part) {
       RowPieces pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, part,

@@ -1,5 +1,5 @@
-// All rows of one (layer, KV head) of a segment in the order in which they lie: page after page, in
-// place where the host tier has them. For readers that do not mind the order of tokens; in the
+// Visits all rows of one (layer, KV head) of a segment in stored order: page after page, in place
+// where the host tier has them. It serves readers that do not mind the order of tokens; in the
 // settled layout the order of tokens is another one, and following it means copying every key and
 // every value to a place of its own.
 #pragma once
@@ -12,16 +12,17 @@
 
 namespace prefixd::storage {
 
-// The rows of a segment that are visited: those of its first n_tokens.
+// ScannedRows names the visited rows of a segment: those of its first n_tokens.
 struct ScannedRows {
   const SegmentFile& file;
   const RunOrder* order;  // the run's in the settled layout, else null
   uint32_t layer, kv_head;
   uint32_t n_tokens;
-  RowShape row;  // as delivered
+  RowShape row;  // the row's shape as delivered
 };
 
-// As StoredPrefix::VisitRows, of one segment. Errors as ReadPieces, and those of `visit`.
+// Does what StoredPrefix::VisitRows does, for one segment. Returns the errors of ReadPieces and of
+// `visit`.
 Status ScanRows(const ReadServices& services, const ScannedRows& rows, RowViews& room,
                 const RowVisitor& visit, ReadStats* stats);
 

@@ -1,6 +1,7 @@
-// A remote tier in this process's memory: what tests run against, and the meaning of the interface.
+// Implements a remote tier in this process's memory: tests run against it, and it defines the
+// meaning of the interface.
 //
-// Thread-safety: as RemoteTier.
+// Thread-safety: like RemoteTier.
 #pragma once
 
 #include <map>
