@@ -82,7 +82,7 @@ class Rebuilder {
     return identity.error();
   }
 
-  // Every header names its store. Without STORE they must agree.
+  // Every header names its store. Without STORE the headers must agree.
   Status CheckIdentity() {
     // A STORE that no segment agrees with was written after the loss.
     if (store_ && (scan_.stores.empty() || scan_.stores.contains(*store_))) {
@@ -112,7 +112,7 @@ class Rebuilder {
                                      "); move those of the other store away, or restore STORE"};
   }
 
-  // Root first; kCorrupt, saying why, when it does not lead to token 0.
+  // Returns the chain, root first; kCorrupt, with the reason, when it does not lead to token 0.
   Result<std::vector<SegmentRecord>> ChainOf(const SegmentRecord& leaf) const {
     std::vector<SegmentRecord> chain{leaf};
     while (!chain.back().is_root()) {
@@ -184,7 +184,8 @@ class Rebuilder {
     return {};
   }
 
-  // The next opening frees what the catalog does not know; damaged files are for people to look at.
+  // The next opening frees files that the catalog does not know; people can look at damaged ones,
+  // so these stay.
   Status SetDamagedAside() {
     if (scan_.damaged.empty()) return {};
     const fs::path aside = dir_ / "damaged";
@@ -205,7 +206,7 @@ class Rebuilder {
     return WriteIdentityFile(dir_, {kStoreFormatVersion, *store_});
   }
 
-  // First the new catalog gets the name that the old one will have, then they change places.
+  // The new catalog first gets the name that the old one will have, then the two change places.
   Status Swap() {
     const fs::path catalog = dir_ / "catalog", kept = FreeName();
     PREFIXD_TRY(Step("naming the new catalog"));
@@ -216,7 +217,8 @@ class Rebuilder {
       if (errno != EINVAL && errno != ENOSYS) {
         return ErrnoError(errno, "cannot swap " + kept.string() + " and " + catalog.string());
       }
-      // The file system cannot: in between there is no catalog, and opening says so.
+      // This file system cannot exchange names: in between there is no catalog, and opening reports
+      // that.
       const fs::path old = dir_ / "catalog.old";
       PREFIXD_TRY(Rename(catalog, old));
       PREFIXD_TRY(Rename(kept, catalog));

@@ -1,11 +1,12 @@
-// Makes the catalog anew from the segment files alone, for a store whose catalog (or STORE file) is
+// Rebuilds the catalog from the segment files alone, for a store whose catalog (or STORE file) is
 // lost or damaged. Offline: takes the store's lock.
 //
-// What verifies is committed to a new catalog beside the old one, and the two directories change
-// places at once; the old one is kept as catalog.lost-<n>. Interrupted at any point, the store has
-// either catalog, and recovering again completes it. Segment files that do not verify are moved to
-// damaged/, where nothing touches them. What the files do not hold is lost: pins, times to live,
-// last uses, quarantines, and which names were removed while others continued their tokens.
+// Segments that verify are committed to a new catalog beside the old one, and the two directories
+// change places at once; the old one is kept as catalog.lost-<n>. Interrupted at any point, the
+// store has either catalog, and recovering again completes it. Segment files that do not verify are
+// moved to damaged/, where nothing touches them. Facts that the files do not hold are lost: pins,
+// times to live, last uses, quarantines, and which names were removed while others continued their
+// tokens.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +23,16 @@ namespace prefixd::storage {
 
 struct RecoverOptions {
   std::filesystem::path dir;
-  bool verify_data = false;  // read and verify every page, not only what describes the rows
+  bool verify_data = false;  // read and verify every page, not only metadata
   bool prune = false;        // free unfinished files now; otherwise the next opening does
-  // Asked before every change to the directory; false stops there (kCancelled), as a crash would.
+  // Called before every change to the directory; returning false stops there (kCancelled), as a
+  // crash would.
   std::function<bool(std::string_view step)> before_step;
 };
 
 struct RecoverReport {
   uint64_t models = 0, segments = 0, names = 0, bytes = 0;  // in the new catalog
-  uint64_t freed = 0;                    // files of which a later one took over the rows
+  uint64_t freed = 0;                    // files whose rows a later file took over
   uint64_t unfinished = 0;               // files of puts that were never sealed
   bool identity_rebuilt = false;         // STORE was missing or damaged
   std::filesystem::path old_catalog;     // where it is kept; empty: there was none
@@ -38,9 +40,9 @@ struct RecoverReport {
   std::vector<std::string> set_aside;    // moved to damaged/; one sentence each
 };
 
-// `progress` in pages. kNotFound: no store there. kFailedPrecondition: it is in use, or a newer
-// prefixd wrote parts of it; nothing has changed then. kCorrupt: the segments belong to more than
-// one store and STORE does not say which.
+// Recovers; `progress` counts pages. kNotFound: no store there. kFailedPrecondition: the store is
+// in use, or a newer prefixd wrote parts of it; nothing has changed then. kCorrupt: the segments
+// belong to more than one store and STORE does not say which.
 Result<RecoverReport> RecoverCatalog(const RecoverOptions& options, const Progress& progress);
 
 }  // namespace prefixd::storage

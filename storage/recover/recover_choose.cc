@@ -20,7 +20,8 @@ class Chooser {
   }
 
  private:
-  // Takes out what `drop` says; `why` empty: another file has its rows.
+  // Takes out the segments that `drop` selects; an empty `why` means that another file has their
+  // rows.
   template <typename Drop>
   void TakeOut(const std::string& why, Drop drop) {
     std::erase_if(scan_.found, [&](const FoundSegment& f) {
@@ -34,7 +35,7 @@ class Chooser {
     });
   }
 
-  // A model's last manifest is the one to believe.
+  // A model's last manifest overrides earlier ones.
   void DropOtherModels() {
     std::map<std::string, uint64_t> last;
     for (const FoundSegment& f : scan_.found) {
@@ -50,7 +51,7 @@ class Chooser {
     });
   }
 
-  // Of two files of one segment (a rewrite was cut short) the later is kept, if its rows are sound.
+  // When a segment has two files (a rewrite was cut short), the later one with sound rows is kept.
   void DropTwins() {
     std::map<SegmentId, const FoundSegment*> best;
     for (const FoundSegment& f : scan_.found) {
@@ -65,7 +66,7 @@ class Chooser {
     TakeOut("", [&](const FoundSegment& f) { return !keep.contains(f.record.file); });
   }
 
-  // Segments that were merged into another, unless something still continues them.
+  // Drops segments that were merged into another, unless something still continues them.
   void DropReplaced() {
     std::set<SegmentId> gone;
     for (const FoundSegment& merged : scan_.found) {
@@ -103,7 +104,7 @@ class Chooser {
       choice_.aliases.push_back(std::move(entry.second));
     }
     for (const auto& [id, record] : choice_.segments) named.insert(record.parent);
-    // A segment without a name that nothing needs would be freed: give it back its own.
+    // A segment without a name that nothing needs would be freed, so it becomes listed again.
     for (auto& [id, record] : choice_.segments) record.listed |= !named.contains(id);
   }
 

@@ -1,5 +1,5 @@
-// Which of the segment files that recovery found the new catalog is made of, where several speak of
-// the same thing.
+// Chooses which of the segment files that recovery found make up the new catalog, where several
+// hold the same tokens or model.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ namespace prefixd::storage {
 
 struct RecoverChoice {
   std::map<std::string, ModelRecord> models;
-  std::map<SegmentId, SegmentRecord> segments;  // of what is left in SegmentScan::found
+  std::map<SegmentId, SegmentRecord> segments;  // those left in SegmentScan::found
   std::vector<AliasRecord> aliases;
   std::vector<std::filesystem::path> superseded;  // another file has their rows
   uint64_t last_sequence = 0;
   uint32_t block_tokens = StoreOptions{}.block_tokens;
 };
 
-// Takes what is not believed out of scan.found: into scan.damaged, or the choice's `superseded`.
+// Moves rejected files out of scan.found: into scan.damaged, or into the choice's `superseded`.
 RecoverChoice ChooseSegments(SegmentScan& scan);
 
 }  // namespace prefixd::storage

@@ -1,4 +1,4 @@
-// What recovery finds in the segments directory: which files verify, and what they say.
+// Scans the segments directory for recovery: which files verify, and what they say.
 //
 // Thread-safety: used by one thread.
 #pragma once
@@ -20,22 +20,23 @@ struct FoundSegment {
   std::filesystem::path path;
   SegmentRecord record;
   SegmentManifest manifest;
-  std::string damage;  // of its rows; empty: none seen
+  std::string damage;  // damage to its rows; empty: none seen
 };
 
 struct SegmentScan {
   std::vector<FoundSegment> found;
   std::vector<std::filesystem::path> unfinished;                       // puts never sealed
   std::vector<std::pair<std::filesystem::path, std::string>> damaged;  // and why
-  std::map<Uuid, std::vector<std::filesystem::path>> stores;           // whose the found ones are
+  // Store uuid -> the found files that name it.
+  std::map<Uuid, std::vector<std::filesystem::path>> stores;
 };
 
-// Recovery verifies what is on the disk, where the file system allows it.
+// Recovery bypasses the page cache, where the file system allows it, to verify what is on the disk.
 inline constexpr bool kRecoverDirect = true;
 
-// Inspects every segment file of the store in `dir`; with `verify_data` every page of its rows.
-// Changes nothing. kFailedPrecondition: a newer prefixd wrote one of them. kCancelled: `progress`
-// said to stop.
+// Inspects every segment file of the store in `dir`; with `verify_data` also every page of its
+// rows. Changes nothing. kFailedPrecondition: a newer prefixd wrote one of them. kCancelled:
+// `progress` returned false.
 Result<SegmentScan> ScanSegments(IoEngine& engine, const std::filesystem::path& dir,
                                  bool verify_data, const Progress& progress);
 

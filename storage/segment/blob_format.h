@@ -1,4 +1,5 @@
-// The bytes of a blob file (docs/format.md): header, name, producer and payload under one checksum.
+// Encodes and decodes the bytes of a blob file (docs/format.md): header, name, producer and payload
+// under one checksum.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -16,7 +17,7 @@ namespace prefixd::storage {
 
 inline constexpr size_t kBlobHeaderBytes = 64;
 
-// Borrows from the bytes it was decoded from.
+// BlobContents borrow from the decoded bytes.
 struct BlobContents {
   SegmentId segment;
   std::string_view name, producer;
@@ -24,8 +25,8 @@ struct BlobContents {
 };
 
 std::vector<std::byte> EncodeBlob(const BlobContents& contents);
-// `file` is the whole file. kCorrupt unless every byte is as EncodeBlob wrote it;
-// kFailedPrecondition for another format version.
+// Decodes the whole file. kCorrupt unless every byte is as EncodeBlob wrote it; kFailedPrecondition
+// for another format version.
 Result<BlobContents> DecodeBlob(std::span<const std::byte> file);
 
 }  // namespace prefixd::storage

@@ -1,4 +1,4 @@
-// Hex digits of ids and fingerprints.
+// Converts ids and fingerprints to hex digits and back.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline std::string ToHex(std::span<const uint8_t> bytes) {
   return out;
 }
 
-// False unless `hex` is exactly out.size() bytes of lower- or upper-case digits.
+// Returns false unless `hex` is exactly 2 * out.size() digits, lower or upper case.
 inline bool FromHex(std::string_view hex, std::span<uint8_t> out) {
   if (hex.size() != out.size() * 2) return false;
   const auto digit = [](char c) -> int {

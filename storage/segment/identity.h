@@ -1,4 +1,4 @@
-// Who a prefix belongs to: model fingerprints and chained block hashes over token ids.
+// Computes the identity of prefixes: model fingerprints and chained block hashes over token ids.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace prefixd::storage {
 
-// BLAKE2b-256.
+// A Fingerprint is a BLAKE2b-256 hash.
 struct Fingerprint {
   std::array<uint8_t, 32> bytes{};
   std::string ToString() const;  // 64 hex digits
@@ -22,7 +22,7 @@ struct Fingerprint {
   auto operator<=>(const Fingerprint&) const = default;
 };
 
-// Tagged fields: each enters the hash as (tag, length, bytes), sorted by tag, so that no two
+// Hashes tagged fields: each enters the hash as (tag, length, bytes), sorted by tag, so that no two
 // different field lists collide by concatenation and their order does not matter. Typical tags:
 // weights, architecture, rope, dtype, layout, adapter, tokenizer, tenant_salt. The geometry is
 // always part of it.
@@ -36,10 +36,10 @@ using BlockHash = std::array<uint8_t, 16>;
 std::vector<BlockHash> BlockHashes(const Fingerprint& model, std::string_view tenant,
                                    std::span<const uint32_t> tokens, uint32_t block_tokens);
 
-// Names the tree of prefixes of one model and tenant: prefixes of two scopes never meet.
+// Names the tree of prefixes of one model and tenant: prefixes of two scopes never share segments.
 BlockHash PrefixScope(const Fingerprint& model, std::string_view tenant);
 
-// Fresh ids, from the operating system's entropy.
+// Fills `out` from the operating system's entropy, for fresh ids.
 void RandomBytes(std::span<uint8_t> out);
 
 }  // namespace prefixd::storage

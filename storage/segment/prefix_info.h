@@ -1,4 +1,4 @@
-// What a store knows of a model and of a stored prefix: names and plain values.
+// Declares what a store records about a model and a stored prefix: names and plain values.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace prefixd::storage {
 
-// What is stored of a model: its name (unique in the store), fingerprint and geometry.
+// A ModelRecord holds a model's name (unique in the store), fingerprint and geometry.
 struct ModelRecord {
   std::string name;
   Fingerprint fingerprint;
@@ -30,12 +30,12 @@ struct SegmentId {
   auto operator<=>(const SegmentId&) const = default;
 };
 
-// A prefix is named by the segment it ends in; its tokens are those of the chain up to there. The
-// name stays valid when segments are merged: `chain` then ends in the merged one.
+// The segment in which a prefix ends names it; the prefix's tokens are those of the chain up to
+// there. The name stays valid when segments are merged: `chain` then ends in the merged one.
 struct PrefixInfo {
   SegmentId id;
   std::string model, tenant, label;
-  uint32_t n_tokens = 0;           // of the whole chain
+  uint32_t n_tokens = 0;           // tokens of the whole chain
   uint32_t own_tokens = 0;         // stored in this segment
   std::vector<SegmentId> chain;    // root first, ending in `id`
   std::array<uint8_t, 16> file{};  // names the file that holds the last segment's rows now
@@ -43,13 +43,15 @@ struct PrefixInfo {
   uint32_t children = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
-  std::string quarantine;  // why; of this segment or of one it needs
+  std::string quarantine;  // reason, for this segment or one it needs
   bool listed = true;      // false: kept only because others continue it
   bool settled = false;    // the last segment's rows lie by similarity of keys
-  // How the last segment's rows are stored, and what that changed. Others of the chain may differ.
+  // How the last segment's rows are stored, and the error of that. Other segments of the chain may
+  // differ.
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;
-  // Of this name: several may stand for one segment, which stays as long as any of them.
+  // The lifetime of this name: several names may stand for one segment, which stays as long as any
+  // of them.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
 };

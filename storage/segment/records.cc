@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Version 1 lacks what was added since; it is still read.
+// Version 1 lacks the fields added since; it is still read.
 constexpr int kRecordVersion = 2;
 
 std::string Pack(json value) {
@@ -23,7 +23,8 @@ std::string Pack(json value) {
   return out;
 }
 
-// A field of the right type with an impossible value; JSON's own exceptions tell the wrong types.
+// Malformed is thrown for a field of the right type with an impossible value; JSON's own exceptions
+// report wrong types.
 struct Malformed {};
 
 // The JSON library wraps and rounds numbers that do not fit; here they are malformed.
@@ -44,7 +45,8 @@ float Float(const json& value) {
   return value.get<float>();
 }
 
-// Nothing prefixd stores is deeper; the JSON library recurses, so deeper bytes would end the stack.
+// prefixd stores nothing deeper; the JSON library recurses, so deeper bytes would overflow the
+// stack.
 class DepthCheck final : public json::json_sax_t {
  public:
   bool null() override { return true; }
@@ -66,7 +68,7 @@ class DepthCheck final : public json::json_sax_t {
   int depth_ = 0;
 };
 
-// Runs `parse` on the decoded object; whatever is missing or of the wrong type is kCorrupt.
+// Runs `parse` on the decoded object; a field that is missing or of the wrong type is kCorrupt.
 template <typename T, typename Parse>
 Result<T> Unpack(std::string_view bytes, const char* what, Parse parse) {
   const Error corrupt{Code::kCorrupt, std::string("the stored ") + what + " is malformed"};

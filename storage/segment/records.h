@@ -1,5 +1,5 @@
-// What the catalog and a segment's manifest say, and its encoding: versioned msgpack, so that
-// fields can be added. Malformed bytes give kCorrupt.
+// Defines the records of the catalog and of a segment's manifest, and their encoding: versioned
+// msgpack, so that fields can be added. Malformed bytes give kCorrupt.
 #pragma once
 
 #include <algorithm>
@@ -16,27 +16,28 @@
 
 namespace prefixd::storage {
 
-// One committed segment. The parent is all zero when the segment starts at token 0.
+// A SegmentRecord describes one committed segment. The parent is all zero when the segment starts
+// at token 0.
 struct SegmentRecord {
   SegmentId id;
-  Uuid file{};            // which file holds its rows now: <file>.seg
-  uint64_t sequence = 0;  // of the commit of that file
+  Uuid file{};            // names the file that holds its rows now: <file>.seg
+  uint64_t sequence = 0;  // number of that file's commit
   std::string model, tenant, label;
   SegmentId parent;
   TokenRange tokens;         // positions in the prefix
-  uint32_t first_token = 0;  // its first own token id: tells siblings apart
+  uint32_t first_token = 0;  // first own token id; tells siblings apart
   uint64_t file_bytes = 0;
   int64_t created_unix_ms = 0;
   bool settled = false;  // rows are in the settled layout
-  // A prompt that somebody put ends here. False: kept only because others continue it.
+  // A put prompt ends here. False: the segment is kept only because others continue it.
   bool listed = true;
-  // Of the segment's own name; cleared when the name goes.
+  // The lifetime of the segment's own name; cleared when the name goes.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
-  // Of a segment that starts at token 0: its first ids, up to a block and kMaxLeadTokens, so that a
-  // match need not open every file to find that prompts part early. May be empty.
+  // The first ids of a segment that starts at token 0, up to a block and kMaxLeadTokens, so that a
+  // match need not open every file to find that prompts differ early. May be empty.
   std::vector<uint32_t> lead;
-  RowEncoding encoding = RowEncoding::kAsGiven;  // of its rows
+  RowEncoding encoding = RowEncoding::kAsGiven;  // encoding of its rows
   EncodingError encoding_error;
 
   bool is_root() const { return parent == SegmentId{}; }
@@ -47,10 +48,10 @@ inline bool Expired(int64_t expires_unix_ms, int64_t now_unix_ms) {
   return expires_unix_ms != 0 && expires_unix_ms <= now_unix_ms;
 }
 
-// A prefix whose segment was merged into the one that continued it.
+// An AliasRecord names a prefix whose segment was merged into the one that continued it.
 struct AliasRecord {
   SegmentId id;
-  SegmentId segment;  // which holds its tokens now, and more behind them
+  SegmentId segment;  // the segment that holds its tokens now, and more behind them
   uint32_t n_tokens = 0;
   std::string label;
   int64_t created_unix_ms = 0;
@@ -60,7 +61,7 @@ struct AliasRecord {
   bool operator==(const AliasRecord&) const = default;
 };
 inline constexpr uint32_t kMaxLeadTokens = 256;
-// The lead of a segment that starts with `tokens`.
+// Returns the lead of a segment that starts with `tokens`.
 inline std::vector<uint32_t> LeadOf(std::span<const uint32_t> tokens, uint32_t block_tokens) {
   const auto lead = tokens.first(std::min<size_t>({tokens.size(), block_tokens, kMaxLeadTokens}));
   return {lead.begin(), lead.end()};
@@ -73,14 +74,15 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes);
 std::string EncodeAlias(const AliasRecord& alias);
 Result<AliasRecord> DecodeAlias(std::string_view bytes);
 
-// The manifest inside a segment file: all that a rebuilt catalog needs beyond header and footer.
+// A SegmentManifest lies inside a segment file and holds all that a rebuilt catalog needs beyond
+// header and footer.
 struct SegmentManifest {
   ModelRecord model;
   std::string tenant, label;
   uint32_t block_tokens = 0;
   bool listed = true;                // when the file was written
-  std::vector<AliasRecord> aliases;  // of prefixes that end inside the segment
-  std::vector<SegmentId> replaces;   // merged: the segments whose tokens this one took over
+  std::vector<AliasRecord> aliases;  // names of prefixes that end inside the segment
+  std::vector<SegmentId> replaces;   // after a merge: the segments whose tokens this one took over
 };
 std::string EncodeManifest(const SegmentManifest& manifest);
 Result<SegmentManifest> DecodeManifest(std::string_view bytes);

@@ -17,15 +17,15 @@ namespace {
 constexpr float kLargest = 127;
 constexpr uint32_t kInfBits = 0x7f800000;
 
-// The bits of the largest magnitude; from kInfBits on: something is NaN or Inf.
+// Returns the bits of the largest magnitude; values from kInfBits on mean that x holds NaN or Inf.
 uint32_t LargestBits(std::span<const float> x) {
   uint32_t largest = 0;
   for (const float v : x) largest = std::max(largest, std::bit_cast<uint32_t>(v) & 0x7fffffffu);
   return largest;
 }
 
-// Never so small that an element would need more than 127 steps, nor so large that 127 of them are
-// no float any more.
+// The scale is never so small that an element would need more than 127 steps, nor so large that 127
+// steps overflow a float.
 float ScaleFor(float largest) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   float scale = largest / kLargest;
@@ -35,7 +35,7 @@ float ScaleFor(float largest) {
 }
 
 void Quantize(std::span<const float> x, float scale, int8_t* out) {
-  if (scale < FLT_MIN) {  // 1 / scale may be no float
+  if (scale < FLT_MIN) {  // 1 / scale may overflow a float
     for (size_t i = 0; i < x.size(); ++i) {
       const double steps = scale == 0 ? 0 : std::nearbyint(double{x[i]} / double{scale});
       out[i] = static_cast<int8_t>(std::clamp(steps, -127.0, 127.0));
@@ -52,7 +52,7 @@ void Quantize(std::span<const float> x, float scale, int8_t* out) {
   }
 }
 
-// |a - b|^2 / |a|^2, for any magnitude of finite elements. 0 where a is zero.
+// Returns |a - b|^2 / |a|^2, for any magnitude of finite elements; 0 where a is zero.
 double RelativeSquare(std::span<const float> a, std::span<const float> b, float largest) {
   if (largest == 0) return 0;
   constexpr size_t kLanes = 8;
@@ -113,7 +113,7 @@ void DecodeInt8(DType dtype, std::span<const std::byte> stored, std::byte* out) 
   const auto* elements = reinterpret_cast<const int8_t*>(stored.data() + sizeof(scale));
   const size_t n = stored.size() - sizeof(scale);
   if (dtype == DType::kBf16) {
-    // As FloatToBf16, without its NaN: the product is finite.
+    // This is FloatToBf16 without its NaN case: the product is finite.
     for (size_t i = 0; i < n; ++i) {
       const auto bits = std::bit_cast<uint32_t>(static_cast<float>(elements[i]) * scale);
       const auto rounded = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
@@ -144,7 +144,7 @@ bool RowEncoder::EncodePart(const std::byte* given, uint32_t dim, std::byte* out
   const float scale = ScaleFor(largest);
   std::memcpy(out, &scale, sizeof(scale));
   Quantize(given_, scale, reinterpret_cast<int8_t*>(out + sizeof(scale)));
-  // What a reader will see, with the rounding to the given dtype in it.
+  // The error is that of a reader's values, including the rounding to the given dtype.
   decoded_.resize(dim * DTypeBytes(row_.dtype));
   back_.resize(dim);
   DecodeInt8(row_.dtype, {out, sizeof(scale) + dim}, decoded_.data());

@@ -16,8 +16,8 @@ Error Damaged(const std::filesystem::path& path, const std::string& how) {
   return {Code::kCorrupt, "segment " + path.string() + ": " + how};
 }
 
-// Runs `load` again once if it fails: a transient fault must not condemn a segment. Not when the
-// disk did not answer: the caller has waited long enough.
+// Runs `load` again once if it fails: a transient fault must not condemn a segment. It does not
+// when the disk did not answer: the caller has waited long enough.
 template <typename Load>
 auto Twice(Load load) {
   auto first = load();

@@ -1,7 +1,6 @@
-// One committed segment, open for reading: its file, its checksums, its token ids.
+// Opens one committed segment for reading: its file, its checksums, its token ids.
 //
-// Thread-safety: all methods may be called concurrently; orders are loaded once, when first asked
-// for.
+// Thread-safety: all methods may be called concurrently; each order is loaded once, on first use.
 #pragma once
 
 #include <chrono>
@@ -19,7 +18,7 @@
 
 namespace prefixd::storage {
 
-// The stored order of one run's rows (settled layout), both ways.
+// A RunOrder holds the stored order of one run's rows (settled layout), both ways.
 struct RunOrder {
   std::vector<uint16_t> slot_of;   // [own index]: slot in its chunk
   std::vector<uint16_t> token_in;  // [slot]: index in its chunk
@@ -28,14 +27,14 @@ struct RunOrder {
 class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
  public:
   // Reads and verifies header, footer, checksum table and token ids. kCorrupt when the file is
-  // missing, damaged, or not what the record says; kIo when it cannot be read; kUnavailable when
-  // the disk did not answer a read within `deadline` (0: as long as it takes), now or later, for
-  // orders and the manifest.
+  // missing, damaged, or differs from the record; kIo when it cannot be read; kUnavailable when the
+  // disk did not answer a read within `deadline` (0: no deadline), now or later, for orders and the
+  // manifest.
   static Result<std::shared_ptr<const SegmentFile>> Open(IoEngine& engine,
                                                          const std::filesystem::path& path,
                                                          const SegmentRecord& record, bool direct,
                                                          std::chrono::milliseconds deadline = {});
-  // Header and footer only: the quick check at recovery.
+  // Reads header and footer only: the quick check at recovery.
   static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
                                      const SegmentRecord& record, bool direct);
 
@@ -45,18 +44,18 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   std::span<const uint32_t> tokens() const { return tokens_; }  // [own tokens]
   int fd() const { return fd_->get(); }
 
-  // Whether `bytes` are the page `page` (below the table) as it was written.
+  // Returns whether `bytes` are the page `page` (below the table) as it was written.
   bool VerifyPage(uint64_t page, ConstPageBytes bytes) const {
     return PageChecksum(header_.file, page, bytes) == table_[page];
   }
 
-  // The manifest's bytes, verified (records.h decodes them).
+  // Returns the manifest's bytes, verified (records.h decodes them).
   Result<std::string> Manifest(IoEngine& engine) const;
 
-  // Of one run; null in the arrival layout. Lives as long as the file. kCorrupt when it does not
-  // verify: the caller quarantines.
+  // Returns the order of one run; null in the arrival layout. It lives as long as the file.
+  // kCorrupt when it does not verify: the caller quarantines.
   Result<const RunOrder*> Order(IoEngine& engine, uint32_t layer, uint32_t head) const;
-  // Whether Order has it without reading.
+  // Returns whether Order needs no read.
   bool HasOrder(uint32_t layer, uint32_t head) const;
 
  private:
@@ -67,15 +66,15 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   Status LoadTokens(IoEngine& engine);
   Result<std::unique_ptr<const RunOrder>> LoadOrder(IoEngine& engine, uint32_t layer,
                                                     uint32_t head) const;
-  // Pages [first, first + n).
+  // Reads pages [first, first + n).
   Result<AlignedBuffer> ReadRaw(IoEngine& engine, uint64_t first, uint64_t n) const;
-  // The same, verified.
+  // Reads the same pages and verifies them.
   Result<AlignedBuffer> ReadPages(IoEngine& engine, uint64_t first, uint64_t n,
                                   const char* what) const;
 
   SegmentRecord record_;
   std::chrono::milliseconds deadline_{0};
-  std::shared_ptr<const UniqueFd> fd_;  // shared with reads that were given up
+  std::shared_ptr<const UniqueFd> fd_;  // shared with reads whose callers gave up
   SegmentHeader header_;
   SegmentFooter footer_;
   SegmentLayout layout_;
@@ -85,7 +84,8 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   mutable std::vector<std::unique_ptr<const RunOrder>> orders_;  // [runs], null: not loaded
 };
 
-// Opens with O_DIRECT if asked and possible. `path` names an existing file unless flags say so.
+// Opens with O_DIRECT if `direct` is set and the file system allows it. `path` names an existing
+// file unless flags say otherwise.
 Result<UniqueFd> OpenMaybeDirect(const std::filesystem::path& path, int flags, bool direct);
 
 }  // namespace prefixd::storage

@@ -22,12 +22,12 @@ constexpr size_t kMaxPartialPages = (256u << 20) / kPageBytes;
 
 }  // namespace
 
-// Whole pages that travel together. `pages[i]` is the file page of slot i.
+// A Slab holds whole pages that are written together. `pages[i]` is the file page of slot i.
 struct SegmentFileWriter::Slab {
   explicit Slab(size_t n_pages) : capacity(n_pages) {}
   std::byte* slot(size_t i) const { return memory.data() + i * kPageBytes; }
 
-  AlignedBuffer memory;  // taken with the first page
+  AlignedBuffer memory;  // allocated with the first page
   const size_t capacity;
   std::vector<uint64_t> pages;
   std::vector<IoOp> ops;
@@ -241,7 +241,8 @@ Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> byte
   }
   std::byte* slot = slab.slot(slab.pages.size());
   if (bytes.size() == kPageBytes) {
-    // The bytes are in the cache here; what is copied is not wanted there.
+    // The checksum is taken here, where the bytes are in the cache; the stream copy keeps the slab
+    // out of it.
     table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(bytes.data(), kPageBytes));
     StreamCopy(slot, bytes.data(), kPageBytes);
   } else {
@@ -253,7 +254,7 @@ Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> byte
   return {};
 }
 
-// Starts writing the current slab and makes the next one, once it is free, the current.
+// Starts writing the current slab and makes the next one current, once it is free.
 Status SegmentFileWriter::FlushSlab() {
   Slab& slab = *slabs_[current_];
   std::vector<std::pair<uint64_t, size_t>> order;  // (file page, slot)

@@ -1,9 +1,10 @@
 // Writes one segment file: rows in any order (arrival layout) or chunk by chunk (settled layout),
-// then a seal. Pages that calls fill only in part wait
-// in memory; whole pages go out in large writes while the caller goes on. A segment whose rows come
-// in runs keeps at most two partial pages per run and KV head.
+// then a seal. Pages that calls fill only in part wait in memory; whole pages go out in large
+// writes while the caller goes on. A segment whose rows come in runs keeps at most two partial
+// pages per run and KV head.
 //
-// Thread-safety: one thread at a time. Destroyed unsealed (or discarded): the file is removed.
+// Thread-safety: one thread at a time. Destroying an unsealed (or discarded) writer removes the
+// file.
 #pragma once
 
 #include <filesystem>
@@ -20,17 +21,17 @@
 
 namespace prefixd::storage {
 
-// Whole pages leave for the disk in slabs of so many bytes.
+// Whole pages leave for the disk in slabs of this size.
 inline constexpr size_t kSlabBytes = 4u << 20;
 
 struct SegmentFilePlan {
   std::filesystem::path path;  // must not exist
   SegmentHeader header;
-  std::string manifest;             // header.manifest_bytes of them
-  std::vector<uint32_t> token_ids;  // header.tokens.size() of them
+  std::string manifest;             // header.manifest_bytes bytes
+  std::vector<uint32_t> token_ids;  // header.tokens.size() ids
   bool direct = false;
-  uint64_t max_buffer_bytes = 16ull << 20;  // of whole pages on their way to the disk
-  std::shared_ptr<BufferPool> slabs;        // of kSlabBytes each
+  uint64_t max_buffer_bytes = 16ull << 20;  // bound of whole pages on their way to the disk
+  std::shared_ptr<BufferPool> slabs;        // buffers of kSlabBytes each
 };
 
 class SegmentFileWriter {
@@ -42,18 +43,18 @@ class SegmentFileWriter {
   SegmentFileWriter& operator=(const SegmentFileWriter&) = delete;
 
   const SegmentLayout& layout() const { return layout_; }
-  // Whether rows of these tokens would be taken: kInvalidArgument for others than the segment's,
-  // and for tokens that were written before.
+  // Returns whether WriteRows would take these tokens: kInvalidArgument for tokens outside the
+  // segment, and for tokens that were written before.
   Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const;
-  // Arrival layout: as SegmentWriter::WriteRows, of rows as stored. After a failed write every call
-  // returns its error.
+  // Writes rows of the arrival layout like SegmentWriter::WriteRows, as stored. After a failed
+  // write every call returns its error.
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
-  // Settled layout: one chunk of one (layer, KV head), all of them once and in ascending order.
-  //   rows: [chunk size][row bytes] in token order; slot s is to hold row order[s].
+  // Writes one chunk of one (layer, KV head) of the settled layout; chunks come once each, in
+  // ascending order. rows: [chunk size][row bytes] in token order; slot s holds row order[s].
   // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.
   Status WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk, std::span<const std::byte> rows,
                     std::span<const uint32_t> order);
-  // kFailedPrecondition naming the first missing layer and token; nothing has changed then.
+  // Returns kFailedPrecondition naming the first missing layer and token; nothing has changed then.
   Status CheckComplete() const;
   // Writes the rest and syncs file and directory. The file stays unless Discard is called.
   Status Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error);
@@ -61,7 +62,7 @@ class SegmentFileWriter {
   void Discard();
 
   uint64_t bytes_written() const { return bytes_written_; }
-  // Whether the file system has set all blocks of the file aside (some cannot).
+  // Returns whether the file system has allocated all blocks of the file (some cannot).
   bool allocated() const { return allocated_; }
 
  private:
@@ -77,10 +78,10 @@ class SegmentFileWriter {
   Status PutLargeRow(uint64_t page, const std::byte* row);
   Status PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page, uint32_t n,
                     const std::byte* rows);
-  // A zero-padded page holding `bytes`, on its way to file page `page`.
+  // Queues a zero-padded page that holds `bytes` for file page `page`.
   Status PutPage(uint64_t page, std::span<const std::byte> bytes);
   Status PutBytes(uint64_t first_page, std::span<const std::byte> bytes);
-  // Items of a chunk, `first` bytes into each row, in slot order from file page `page` on.
+  // Writes items of a chunk, `first` bytes into each row, in slot order from file page `page` on.
   Status PutItems(uint64_t page, const ItemPages& items, std::span<const std::byte> rows,
                   size_t first, std::span<const uint32_t> order);
   Status FlushSlab();
@@ -99,7 +100,7 @@ class SegmentFileWriter {
   std::vector<uint64_t> table_;
   std::vector<std::vector<bool>> have_;  // [layer][own token]
   std::vector<uint32_t> have_count_;
-  uint64_t chunks_written_ = 0;  // settled layout
+  uint64_t chunks_written_ = 0;  // in the settled layout
   std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;
   uint64_t bytes_written_ = 0;

@@ -17,7 +17,8 @@ constexpr char kHeaderMagic[8] = {'P', 'F', 'X', 'S', 'E', 'G', '\r', '\n'};
 constexpr char kFooterMagic[8] = {'P', 'F', 'X', 'F', 'O', 'O', 'T', '\n'};
 constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows;
 
-// The images on disk. Every page of both kinds ends in a checksum over its first 4088 bytes.
+// These are the images on disk. Every page of both kinds ends in a checksum over its first 4088
+// bytes.
 struct HeaderImage {
   char magic[8];
   uint32_t version, page_bytes;
@@ -29,7 +30,7 @@ struct HeaderImage {
   uint64_t pages_per_run, token_page, manifest_page, table_page, footer_page;
   uint64_t manifest_bytes;
   int64_t created_unix_ms;
-  // Since version 2.
+  // Present since version 2.
   uint8_t file[16];
   uint32_t encoding, chunk_tokens, key_bytes, value_bytes;
   uint64_t pages_per_chunk, pages_per_order, order_page;
@@ -42,7 +43,7 @@ struct FooterImage {
   uint8_t file[16];
   uint64_t sequence, total_pages, table_checksum, manifest_bytes;
   int64_t sealed_unix_ms;
-  // Zero where rows are as given, and so in files of older writers.
+  // Zero where rows are as given, and therefore in files of older writers.
   float key_error_max, key_error_rms, value_error_max, value_error_rms;
 };
 static_assert(sizeof(FooterImage) == 88, "the format changed: raise kSegmentVersion");
@@ -116,7 +117,7 @@ SegmentShape SegmentHeader::shape() const {
 
 Result<SegmentLayout> SegmentHeader::Layout() const {
   const SegmentShape s = shape();
-  // Each key and each value lies in one page, so that it is decoded where it was read.
+  // Each key and each value lies in one page, so that a read decodes it where it was read.
   if (encoding != RowEncoding::kAsGiven && uint64_t{s.key_bytes} + s.value_bytes > kPageBytes) {
     return InvalidArgument("rows of " + std::to_string(s.key_bytes + s.value_bytes) +
                            " bytes as int8 are larger than a page; store them as given");
@@ -169,7 +170,8 @@ void SegmentHeader::Encode(PageBytes out) const {
 Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
   PREFIXD_ASSIGN(const HeaderImage h, LoadImage<HeaderImage>(page, kHeaderMagic, "header"));
   if ((h.incompat & ~kKnownIncompat) != 0 || (h.ro_compat & ~kKnownRoCompat) != 0) {
-    // Segments are immutable, yet this prefixd replaces and removes them: both kinds refuse.
+    // Segments are immutable, yet this prefixd replaces and removes them: both kinds of bits
+    // refuse.
     return Error{Code::kFailedPrecondition,
                  "the segment uses features of a newer prefixd; upgrade to read it"};
   }

@@ -1,5 +1,5 @@
-// The bytes of a segment file, shared by writer and reader; docs/format.md explains them with a
-// worked example. All integers little-endian; unused bytes are zero.
+// Defines the bytes of a segment file, shared by writer and reader; docs/format.md explains them
+// with a worked example. All integers are little-endian; unused bytes are zero.
 //
 //   header page | rows | token ids | manifest | orders | checksum table | footer
 //
@@ -26,24 +26,26 @@ namespace prefixd::storage {
 // Version 1 (arrival layout only, the file named like its segment) is still read.
 inline constexpr uint32_t kSegmentVersion = 2;
 inline constexpr uint32_t kChecksumXxh3 = 1;
-// Set with every encoding but kAsGiven: a prefixd that cannot decode the rows refuses the file.
+// The bit is set with every encoding except kAsGiven: a prefixd that cannot decode the rows refuses
+// the file.
 inline constexpr uint64_t kIncompatEncodedRows = 1u << 0;
 using Uuid = std::array<uint8_t, 16>;
 using PageBytes = std::span<std::byte, kPageBytes>;
 using ConstPageBytes = std::span<const std::byte, kPageBytes>;
 
-// Checksum of one page where it belongs: a page of another file or another place fails too.
+// Returns the checksum of one page in its place: a page of another file or another place fails too.
 uint64_t PageChecksum(const Uuid& file, uint64_t page, ConstPageBytes bytes);
-// Checksum of a whole page checksum table.
+// Returns the checksum of the whole page checksum table.
 uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table);
 
-// Page 0.
+// The SegmentHeader is page 0.
 struct SegmentHeader {
-  // Unknown compat bits are ignored, ro_compat bits allow reading only, incompat bits refuse.
+  // Readers ignore unknown compat bits, only read with unknown ro_compat bits, and refuse the file
+  // for unknown incompat bits.
   uint64_t compat = 0, ro_compat = 0, incompat = 0;
   Uuid store{};
   Uuid segment{};  // keeps its name for life
-  Uuid file{};     // these very bytes: a segment that is rewritten gets another file
+  Uuid file{};     // names these very bytes: a rewrite makes another file
   Uuid parent{};   // all zero: the segment starts at token 0
   Fingerprint model;
   TokenRange tokens;  // positions in the prefix
@@ -58,15 +60,16 @@ struct SegmentHeader {
   SegmentShape shape() const;
   Result<SegmentLayout> Layout() const;
   void Encode(PageBytes out) const;
-  // kCorrupt: not a segment header, or damaged. kFailedPrecondition: written by a newer prefixd.
+  // Errors: kCorrupt for bytes that are no segment header, or damaged; kFailedPrecondition for a
+  // header that a newer prefixd wrote.
   static Result<SegmentHeader> Decode(ConstPageBytes page);
   bool operator==(const SegmentHeader&) const = default;
 };
 
-// The last page; written last, it seals the segment.
+// The SegmentFooter is the last page; written last, it seals the segment.
 struct SegmentFooter {
   Uuid file{};
-  uint64_t sequence = 0;  // of commits in the store, ascending, with gaps
+  uint64_t sequence = 0;  // ascending over the store's commits, with gaps
   uint64_t total_pages = 0;
   uint64_t table_checksum = 0;
   uint64_t manifest_bytes = 0;

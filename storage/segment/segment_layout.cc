@@ -16,7 +16,7 @@ ItemPages ItemPages::Of(uint32_t item_bytes) {
 }
 
 Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
-  // Keys and values both exist and are small enough for every sum below.
+  // The bound keeps every sum below from overflowing.
   constexpr uint32_t kMaxItemBytes = 1u << 24;
   if (shape.n_layers == 0 || shape.n_kv_heads == 0 || shape.key_bytes == 0 ||
       shape.value_bytes == 0 || shape.n_tokens == 0) {

@@ -1,7 +1,8 @@
-// Where everything lies in a segment file, in closed form; docs/format.md explains it with worked
-// examples. Two layouts of the rows:
+// Computes where everything lies in a segment file, in closed form; docs/format.md explains it with
+// worked examples. Rows have two layouts:
 //
-//   arrival: [layer][kv_head][token], key and value of a token adjacent: what a put streams
+//   arrival: [layer][kv_head][token], key and value of a token adjacent: the order in which a put
+//            streams rows
 //   settled: [layer][kv_head][chunk][keys in slot order | values in slot order]: inside a chunk of
 //            consecutive tokens rows lie by similarity of their keys (the order is stored), keys
 //            and values in pages of their own, so that either can be read without the other
@@ -22,10 +23,11 @@ namespace prefixd::storage {
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint64_t kChecksumsPerPage = kPageBytes / sizeof(uint64_t);
 inline constexpr uint64_t kTokensPerPage = kPageBytes / sizeof(uint32_t);
-inline constexpr uint64_t kSlotsPerPage = kPageBytes / sizeof(uint16_t);  // of a stored order
+inline constexpr uint64_t kSlotsPerPage = kPageBytes / sizeof(uint16_t);  // slots of a stored order
 inline constexpr uint32_t kMaxChunkTokens = 1u << 16;
 
-// Items of one size in consecutive pages: none straddles a page, larger ones take whole pages.
+// ItemPages places items of one size in consecutive pages: none straddles a page, larger ones take
+// whole pages.
 struct ItemPages {
   uint32_t bytes = 0;
   uint32_t per_page = 0;        // at least 1
@@ -35,19 +37,20 @@ struct ItemPages {
   uint64_t pages(uint64_t n) const {
     return pages_per_item > 1 ? n * pages_per_item : (n + per_page - 1) / per_page;
   }
-  // Of item i, relative to the first page. The bytes of an item are contiguous from there.
+  // Returns the page of item i, relative to the first page. The bytes of an item are contiguous
+  // from there.
   uint64_t page(uint64_t i) const { return pages_per_item > 1 ? i * pages_per_item : i / per_page; }
   uint32_t offset(uint64_t i) const {
     return pages_per_item > 1 ? 0 : static_cast<uint32_t>(i % per_page) * bytes;
   }
 };
 
-// What the layout follows from.
+// A SegmentShape determines the layout.
 struct SegmentShape {
   uint32_t n_layers = 0, n_kv_heads = 0;
   uint32_t key_bytes = 0, value_bytes = 0;  // of one token of one KV head, as stored
   uint32_t n_tokens = 0;
-  uint32_t chunk_tokens = 0;  // of the settled layout; 0: arrival
+  uint32_t chunk_tokens = 0;  // in the settled layout; 0: arrival
   uint64_t manifest_bytes = 0;
   bool operator==(const SegmentShape&) const = default;
 };
@@ -56,12 +59,12 @@ struct SegmentLayout {
   SegmentShape shape;
   ItemPages row;                 // arrival: key and value together
   ItemPages key, value;          // settled
-  uint64_t pages_per_chunk = 0;  // of a full chunk; settled
-  uint64_t pages_per_run = 0;    // of one (layer, KV head)
-  uint64_t pages_per_order = 0;  // of one (layer, KV head); settled
+  uint64_t pages_per_chunk = 0;  // pages of a full chunk; settled
+  uint64_t pages_per_run = 0;    // pages of one (layer, KV head)
+  uint64_t pages_per_order = 0;  // pages of one (layer, KV head); settled
   uint64_t token_page = 0, manifest_page = 0, order_page = 0, table_page = 0, footer_page = 0;
 
-  // kInvalidArgument when something is missing or the file would exceed 2^32 - 1 pages.
+  // Returns kInvalidArgument when a dimension is missing or the file would exceed 2^32 - 1 pages.
   static Result<SegmentLayout> Of(const SegmentShape& shape);
 
   bool settled() const { return shape.chunk_tokens > 0; }
@@ -74,25 +77,26 @@ struct SegmentLayout {
   uint64_t run_page(uint32_t layer, uint32_t head) const {
     return 1 + uint64_t{run(layer, head)} * pages_per_run;
   }
-  // First page of the stored order of one run: slots in the chunk, uint16 each, by own index.
+  // Returns the first page of the stored order of one run: slots in the chunk, uint16 each, by own
+  // index.
   uint64_t order_page_of(uint32_t layer, uint32_t head) const {
     return order_page + uint64_t{run(layer, head)} * pages_per_order;
   }
 
-  // Chunks of the settled layout; one chunk of all tokens in the arrival layout.
+  // Tokens of a chunk of the settled layout; the arrival layout has one chunk of all tokens.
   uint32_t chunk_tokens() const { return settled() ? shape.chunk_tokens : shape.n_tokens; }
   uint32_t chunks() const { return (shape.n_tokens + chunk_tokens() - 1) / chunk_tokens(); }
   uint32_t chunk_begin(uint32_t chunk) const { return chunk * chunk_tokens(); }
   uint32_t chunk_size(uint32_t chunk) const {
     return std::min(chunk_tokens(), shape.n_tokens - chunk_begin(chunk));
   }
-  // First page of a chunk's keys and of its values, relative to the run; settled.
+  // Return the first page of a chunk's keys and of its values, relative to the run; settled.
   uint64_t chunk_keys(uint32_t chunk) const { return chunk * pages_per_chunk; }
   uint64_t chunk_values(uint32_t chunk) const {
     return chunk_keys(chunk) + key.pages(chunk_size(chunk));
   }
 
-  // Byte addresses in the file of the key and the value in a slot.
+  // Return the byte addresses in the file of the key and the value in a slot.
   uint64_t KeyAddress(uint32_t layer, uint32_t head, uint32_t slot) const;
   uint64_t ValueAddress(uint32_t layer, uint32_t head, uint32_t slot) const;
 };

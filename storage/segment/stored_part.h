@@ -1,4 +1,4 @@
-// What the rows of a prefix's parts take where they are stored.
+// Computes the stored bytes of rows of a prefix's parts.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -12,14 +12,14 @@
 
 namespace prefixd::storage {
 
-// Bytes that the rows of these tokens take where they are stored.
+// Returns the stored bytes of the rows of these tokens.
 uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row, TokenRange tokens);
 // ids: ascending.
 uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row,
                    std::span<const uint32_t> ids);
 
-// What a row takes on the average of all parts: what budgets count tokens in (spec §4: `b` is what
-// is stored). Of no tokens: as given.
+// Returns the mean stored bytes of a row over all parts: the unit in which budgets count tokens
+// (spec §4: `b` is the stored size). Without tokens: the row as given.
 double MeanRowBytes(std::span<const StoredPart> parts, const RowShape& row);
 
 }  // namespace prefixd::storage
