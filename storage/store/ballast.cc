@@ -12,9 +12,10 @@
 namespace prefixd::storage {
 namespace {
 
-// Below this the ballast goes. Enough for a write-ahead log and a table file of the catalog.
+// Below this many free bytes the ballast goes. They suffice for a write-ahead log and a table file
+// of the catalog.
 constexpr uint64_t kCatalogRoom = 8ull << 20;
-// Below this nothing is written, ballast or not.
+// Below this many free bytes nothing is written, ballast or not.
 constexpr uint64_t kCatalogFloor = 1ull << 20;
 
 }  // namespace
@@ -23,7 +24,7 @@ Ballast::Ballast(std::filesystem::path path, uint64_t bytes)
     : path_(std::move(path)), bytes_(bytes) {
   struct stat st {};
   const bool there = ::stat(path_.c_str(), &st) == 0;
-  // One cut short by a crash, or sparse, holds nothing free.
+  // A ballast file that a crash cut short, or that is sparse, holds nothing free.
   held_ = there && bytes_ > 0 && static_cast<uint64_t>(st.st_size) == bytes_ &&
           static_cast<uint64_t>(st.st_blocks) * 512 >= bytes_;
   if (there && !held_) (void)RemoveFile(path_);
@@ -56,7 +57,7 @@ void Ballast::Restore(uint64_t keep_free) {
   // Unlike Preallocate this never leaves a file without blocks.
   const int error = file.ok() ? ::posix_fallocate(file->get(), 0, static_cast<off_t>(bytes_)) : EIO;
   held_ = error == 0;
-  if (!held_) (void)RemoveFile(path_);  // the disk filled up meanwhile: another time
+  if (!held_) (void)RemoveFile(path_);  // the disk filled up meanwhile: a later call tries again
 }
 
 }  // namespace prefixd::storage

@@ -1,5 +1,6 @@
-// A file that takes up room, to be given away when the disk is full: so that the catalog can still
-// commit a removal, which frees more. RocksDB must never meet a full disk in the middle of a write.
+// Keeps a file that takes up space and is released when the disk is full, so that the catalog can
+// still commit a removal, which frees more. RocksDB must never meet a full disk in the middle of a
+// write.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
@@ -15,16 +16,17 @@ namespace prefixd::storage {
 
 class Ballast {
  public:
-  // Takes note of what lies at `path` (the file of an earlier run); makes nothing. 0 bytes: none.
+  // Notes what lies at `path` (the file of an earlier run) and creates nothing. 0 bytes: no
+  // ballast.
   Ballast(std::filesystem::path path, uint64_t bytes);
 
-  // Gives the ballast away if the catalog could otherwise run out of space. kResourceExhausted when
+  // Releases the ballast if the catalog could otherwise run out of space. kResourceExhausted when
   // the disk is so full that not even that helps: nothing should be written to the catalog then.
   Status MakeRoom();
-  // Makes it (again) if `keep_free` bytes stay free beside it.
+  // Creates the ballast (again) if `keep_free` bytes stay free beside it.
   void Restore(uint64_t keep_free);
 
-  // What Restore would still have to take.
+  // Returns the bytes that Restore would still have to take.
   uint64_t missing_bytes() const { return held_ ? 0 : bytes_; }
 
  private:

@@ -38,7 +38,7 @@ Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::strin
   }
   CrashPoint("blob.before_rename");
   {
-    // Two puts of one name: the later rename wins, and the map says its size.
+    // When two puts of one name race, the later rename wins; the lock makes the map hold its size.
     std::lock_guard lock(mutex_);
     if (std::rename(temp.c_str(), path.c_str()) != 0) {
       return ErrnoError(errno, "cannot rename " + temp.string());
@@ -105,7 +105,7 @@ Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name,
 }
 
 Result<bool> BlobStore::DropDamaged(const SegmentId& id, std::string_view name) {
-  // Under the lock that renames take: what is deleted is what was just read.
+  // Renames take the same lock, so the file deleted is the one just read.
   std::lock_guard lock(mutex_);
   const auto blob = ReadTwice(id, name, IoPriority::kStepRead);
   if (blob.ok() || blob.error().code != Code::kCorrupt) return false;

@@ -1,6 +1,6 @@
-// Small files beside segments: <segment>.<name>.blob, replaced atomically (temp, sync, rename,
-// directory sync), read whole and verified. They are files and not catalog rows because indexes
-// reach megabytes, and a rename already is the transaction they need.
+// Stores small files beside segments: <segment>.<name>.blob, replaced atomically (temp, sync,
+// rename, directory sync), read whole and verified. They are files and not catalog rows because
+// indexes reach megabytes, and a rename already is the transaction they need.
 //
 // Thread-safety: all methods may be called concurrently. Callers pin the segment.
 #pragma once
@@ -24,20 +24,20 @@ namespace prefixd::storage {
 
 class BlobStore {
  public:
-  // read_deadline: of reading a whole blob (not of scrub), then kUnavailable; 0: none.
+  // read_deadline bounds the read of a whole blob (not in the scrub), then kUnavailable; 0: none.
   BlobStore(const std::filesystem::path& dir, IoEngine& engine,
             std::chrono::milliseconds read_deadline)
       : dir_(dir), engine_(engine), read_deadline_(read_deadline) {}
 
-  // `tenant` is the segment's: its bytes count there.
+  // `tenant` is the segment's: the blob's bytes count there.
   Status Put(const SegmentId& id, const std::string& tenant, std::string_view name,
              std::string_view producer, std::span<const std::byte> bytes);
-  // kNotFound: none, or of another producer. kCorrupt: does not verify.
+  // kNotFound: there is no blob, or another producer's. kCorrupt: it does not verify.
   Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
                                      std::string_view producer) const;
-  // Reads and verifies, whoever made it. Returns the file's bytes.
+  // Reads and verifies the blob of any producer. Returns the file's bytes.
   Result<uint64_t> Check(const SegmentId& id, std::string_view name, IoPriority priority) const;
-  // Deletes the file; nothing if there is none.
+  // Deletes the file; a missing file is no error.
   Status Remove(const SegmentId& id, std::string_view name);
   // Deletes the file, unless it verifies after all. Returns whether it did.
   Result<bool> DropDamaged(const SegmentId& id, std::string_view name);
@@ -46,9 +46,9 @@ class BlobStore {
   uint64_t BytesOf(const SegmentId& id) const;
   TenantBytes Usage() const;
   uint64_t TotalBytes() const;
-  // Physical bytes of a blob file with this payload.
+  // Returns the physical bytes of a blob file with this payload.
   static uint64_t BytesFor(std::string_view name, std::string_view producer, size_t payload);
-  // Takes note of a file found at open.
+  // Records a file found at open.
   void Register(const SegmentId& id, const std::string& tenant, std::string_view name,
                 uint64_t file_bytes);
   // Removes the files of a segment that is gone from the catalog.
@@ -65,7 +65,7 @@ class BlobStore {
     std::map<std::string, uint64_t, std::less<>> bytes;  // by name
   };
   Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
-  // Once more if it does not verify.
+  // Reads once more if the blob does not verify.
   Result<Blob> ReadTwice(const SegmentId& id, std::string_view name, IoPriority priority) const;
   Status RemoveLocked(const SegmentId& id, std::string_view name);  // needs mutex_
   void Note(const SegmentId& id, const std::string& tenant, std::string_view name,

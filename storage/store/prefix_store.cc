@@ -1,4 +1,4 @@
-// The store's public face: thin, over StoreCore.
+// Implements the store's public interface as a thin layer over StoreCore.
 #include "storage/store/prefix_store.h"
 
 #include "storage/io/file.h"
@@ -110,7 +110,8 @@ class Store final : public PrefixStore {
     std::vector<PrefixInfo> out;
     const auto add = [&](const SegmentId& id) {
       auto info = core_->Info(id);
-      if (info.ok() && info->listed) out.push_back(std::move(*info));  // else removed meanwhile
+      // A concurrent call may have removed it.
+      if (info.ok() && info->listed) out.push_back(std::move(*info));
     };
     for (const SegmentRecord& record : core_->tree.Records()) add(record.id);
     for (const AliasRecord& alias : core_->tree.Aliases()) add(alias.id);

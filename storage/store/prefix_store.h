@@ -1,13 +1,14 @@
-// The store: what is kept and where. Knows bytes and rows; knows no attention.
+// Declares the store: what is kept and where. It knows bytes and rows; it knows no attention.
 //
 // A stored prefix is a chain of immutable segments (runs of consecutive tokens). A put stores only
-// what is not stored yet: its segment hangs below the longest stored prefix of the same model and
-// tenant, which may end inside that parent segment. One synced catalog commit makes it visible; a
-// put that dies before leaves nothing visible, and recovery at Open frees what it left on disk.
+// tokens that are not stored yet: its segment hangs below the longest stored prefix of the same
+// model and tenant, which may end inside that parent segment. One synced catalog commit makes it
+// visible; a put that dies before leaves nothing visible, and recovery at Open frees what it left
+// on disk.
 //
 // Thread-safety: all methods of PrefixStore may be called concurrently; one SegmentWriter is used
 // by one thread at a time. Errors: kCorrupt means that stored bytes did not verify and were not
-// returned; kResourceExhausted a full disk or quota (nothing stored is lost).
+// returned; kResourceExhausted means a full disk or quota (all stored data stays).
 #pragma once
 
 #include <chrono>
@@ -33,14 +34,14 @@
 namespace prefixd::storage {
 
 struct PutOptions {
-  // How long the prefix is kept. Putting what is stored already never shortens that.
+  // The prefix's lifetime. A put of tokens that are stored already never shortens it.
   bool pinned = false;
   uint64_t ttl_ms = 0;  // from the commit on; 0: for ever
-  // Of the rows that this put stores; those it finds stored stay as they are.
+  // The encoding of the rows that this put stores; rows stored before stay as they are.
   RowEncoding encoding = RowEncoding::kAsGiven;
 };
 
-// What is absent stays as it is.
+// Absent members leave their value as it is.
 struct RetentionChange {
   std::optional<bool> pinned;
   std::optional<int64_t> expires_unix_ms;  // 0: never
@@ -54,7 +55,7 @@ struct TenantUsage {
 };
 
 struct Match {
-  SegmentId id;                // segment in which the match ends; meaningless when n_tokens = 0
+  SegmentId id;                // the segment in which the match ends; meaningless when n_tokens = 0
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
 };
@@ -67,11 +68,11 @@ struct VerifyReport {
 struct ScrubOptions {
   uint64_t bytes_per_second = 32ull << 20;    // above 0
   int64_t interval_ms = 7ll * 24 * 3600'000;  // how long a segment counts as verified
-  // Sleeps for so long (0: not at all). False: stop now.
+  // Sleeps for the given time (0: not at all). False: stop now.
   std::function<bool(std::chrono::nanoseconds)> wait;
 };
 
-// In which order the rows of one chunk are to lie: slot s holds row order[s] of `rows`
+// Returns the order in which the rows of one chunk are stored: slot s holds row order[s] of `rows`
 // ([n][row bytes], in the geometry's dtype, borrowed), tokens [first, first + n).
 using RowOrderFn = std::function<Result<std::vector<uint32_t>>(
     uint32_t layer, uint32_t kv_head, uint32_t first, std::span<const std::byte> rows)>;
@@ -82,30 +83,33 @@ struct SettleOptions {
   Progress progress;  // in rows
 };
 
-// A blob to be put beside a segment that is being made.
+// A NewBlob is written beside a segment that is not committed yet.
 struct NewBlob {
   std::string name, producer;
   std::vector<std::byte> bytes;
 };
 
-// Streams the rows of one new segment. Destroyed without Commit: aborted, space freed.
+// A SegmentWriter streams the rows of one new segment. Destroying it without Commit aborts the put
+// and frees its space.
 class SegmentWriter {
  public:
   virtual ~SegmentWriter() = default;
-  // The run of tokens this segment stores (the prefix's positions); [begin, begin) if nothing new.
+  // Returns the run of tokens that this segment stores (positions in the prefix); [begin, begin) if
+  // nothing is new.
   virtual TokenRange range() const = 0;
-  // Whether WriteRows would take these tokens (kInvalidArgument: not this segment's, or written
-  // before); so that a caller who writes a run in several calls writes all of it or nothing.
+  // Returns whether WriteRows would take these tokens (kInvalidArgument: not this segment's, or
+  // written before); so that a caller that writes a run in several calls writes all of it or
+  // nothing.
   virtual Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const = 0;
-  // Rows of every KV head for tokens [first, first + n) of one layer, already interleaved:
-  //   rows: [n_kv_heads][n][row bytes], head-major. Borrowed for the call.
-  // Layers and token runs may come in any order, each token once per layer. What is refused
-  // (kInvalidArgument; also NaN and Inf where rows are to be encoded) has changed nothing.
+  // Writes rows of every KV head for tokens [first, first + n) of one layer, already interleaved:
+  // rows: [n_kv_heads][n][row bytes], head-major, borrowed for the call. Layers and token runs may
+  // come in any order, each token once per layer. A refused call (kInvalidArgument; also for NaN
+  // and Inf where rows are encoded) has changed nothing.
   virtual Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                            std::span<const std::byte> rows) = 0;
-  // Everything written, synced and verified complete (kFailedPrecondition names the first missing
-  // layer and token; the writer can go on), then one synced catalog commit. After it the prefix is
-  // durable and visible.
+  // Verifies that everything is written (kFailedPrecondition names the first missing layer and
+  // token; the writer can go on), syncs it, then makes one synced catalog commit. After it the
+  // prefix is durable and visible.
   virtual Result<SegmentId> Commit() = 0;
   virtual void Abort() = 0;
 };
@@ -125,55 +129,57 @@ class PrefixStore : public SegmentSource {
 
   virtual Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
                                      std::span<const uint32_t> tokens) const = 0;
-  // `tokens` is the whole prompt; the writer's range() is what is not stored yet. n = 0 is refused.
+  // `tokens` is the whole prompt; the writer's range() is the part that is not stored yet. n = 0 is
+  // refused.
   virtual Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model,
                                                           std::string_view tenant,
                                                           std::span<const uint32_t> tokens,
                                                           std::string_view label,
                                                           const PutOptions& options = {}) = 0;
   virtual std::vector<PrefixInfo> ListPrefixes() const = 0;
-  // Removes the prefix's name and whatever is stored for it alone; tokens that others continue stay
+  // Removes the prefix's name and the data stored for it alone; tokens that others continue stay
   // until those are gone. kFailedPrecondition when it is open.
   virtual Status Remove(const SegmentId& id) = 0;
 
-  // One synced commit. A prefix whose time is over is no match from that moment on; whoever has it
-  // open reads on, and tokens that others continue stay. kNotFound when it was removed or expired.
+  // Makes one synced commit. An expired prefix matches no more from that moment on; readers that
+  // have it open read on, and tokens that others continue stay. kNotFound when it was removed or
+  // expired.
   virtual Status SetRetention(const SegmentId& id, const RetentionChange& change) = 0;
-  // Takes note of a use that did not open the prefix: what is used is evicted last.
+  // Notes a use that did not open the prefix, so that eviction spares it as if it had.
   virtual void NoteUse(const SegmentId& id) = 0;
-  // What wants doing every few seconds, a bounded piece of it: removes what has expired, evicts a
+  // Does a bounded piece of the work due every few seconds: removes expired prefixes, evicts a
   // little ahead of the puts, restores the ballast.
   virtual Status Maintain() = 0;
 
   // Rewrites the segment's rows in the settled layout (segment_layout.h): neighbours in key space
-  // share pages, keys and values can be read apart. Readers are not disturbed. Does nothing when it
-  // is settled already.
+  // share pages, keys and values can be read apart. Readers are not disturbed. Does nothing when
+  // the segment is settled already.
   virtual Status Settle(const SegmentId& id, const SettleOptions& options) = 0;
-  // The segment that Merge would make now, under an id of no segment; or why it would not.
+  // Describes the segment that Merge would make now, under an id of no segment; the error says why
+  // it would not.
   virtual Result<PrefixInfo> CheckMerge(const SegmentId& leaf, uint32_t max_tokens) const = 0;
   // Joins a segment with the one it continues, if together they have at most max_tokens and nothing
-  // else needs either: one file instead of two. The prefixes' names stay valid. The two's blobs are
-  // not taken over, for ranges changed; `blobs` are beside the returned segment before anyone can
-  // see it. kFailedPrecondition says what stands in the way.
+  // else needs either: one file instead of two. The prefixes' names stay valid. The blobs of the
+  // two are dropped, because ranges change; `blobs` are beside the returned segment before any
+  // reader can see it. The message of kFailedPrecondition names the obstacle.
   virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens,
                                   std::span<const NewBlob> blobs = {}) = 0;
-  // Copies the chain of a prefix to a remote tier; what is there already stays. A tier that fails
-  // halfway is asked again: nothing counts until a segment's last object is there.
+  // Copies the chain of a prefix to a remote tier; objects that are there already stay. Push may be
+  // called again after a tier failed halfway: a segment counts once its last object is there.
   virtual Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) = 0;
-  // Fetches a prefix by the id it was pushed under, with whatever it continues, verified page by
-  // page, and commits it here as a put would: durable and visible when it returns.
+  // Fetches a prefix by the id it was pushed under, with its whole chain, verified page by page,
+  // and commits it here as a put would: durable and visible when it returns.
   virtual Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) = 0;
 
-  // Reads and verifies everything of one segment (or all): damaged segments are quarantined, and
-  // a quarantined one that verifies again is released.
-  // Damaged blobs are deleted.
+  // Reads and verifies everything of one segment (or all): damaged segments are quarantined, a
+  // quarantined one that verifies again is released, and damaged blobs are deleted.
   virtual Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) = 0;
-  // The same in the background, for one thread: slowly, least recently verified segments first,
-  // behind everything else that reads. Returns when nothing is due, with the time (Unix ms) when
-  // something will be; kCancelled when `wait` said so: the next call goes on where it stopped, also
-  // after a restart.
+  // Verifies in the background, on one thread: slowly, least recently verified segments first,
+  // behind everything else that reads. Returns when nothing is due, with the time (Unix ms) when a
+  // segment will be; kCancelled when `wait` returned false: the next call goes on where it stopped,
+  // also after a restart.
   virtual Result<int64_t> Scrub(const ScrubOptions& options) = 0;
-  // Told when a damaged blob was deleted, by the thread that met it; the caller may hold locks of
+  // Called when a damaged blob was deleted, by the thread that met it; the caller may hold locks of
   // its own. Set once, before anything is read.
   using BlobLost = std::function<void(const SegmentId&, std::string_view name)>;
   virtual void OnBlobLost(BlobLost told) = 0;
@@ -183,27 +189,28 @@ class PrefixStore : public SegmentSource {
     uint64_t segments = 0, bytes_on_disk = 0, bytes_free = 0;
     uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
     uint64_t host_tier_pinned = 0, host_evictions = 0;
-    // Read ahead into the tier; of that, used by a step; and for nothing: left the tier unused, was
-    // there already, or found no room. The rest is there and may be used yet.
+    // Bytes prefetched into the tier; the part that a step used; and the useless part: it left the
+    // tier unused, was there already, or found no room. The rest is there and may be used yet.
     uint64_t ahead_bytes = 0, ahead_used_bytes = 0, ahead_vain_bytes = 0;
     std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
     struct Tenant {
       std::string tenant;
-      uint64_t bytes = 0;         // of pages held
-      uint64_t memory_bytes = 0;  // of memory taken for them
-      uint64_t share_bytes = 0;   // it may always have so much
+      uint64_t bytes = 0;         // bytes of pages held
+      uint64_t memory_bytes = 0;  // bytes of memory taken for them
+      uint64_t share_bytes = 0;   // the tenant may always have this much
       uint64_t pinned_bytes = 0;  // read in place now; a page borrowed twice counts twice
       uint64_t hits = 0, misses = 0, evictions = 0;  // in pages
     };
-    std::vector<Tenant> host_tenants;  // of those that have read since the start
+    std::vector<Tenant> host_tenants;  // tenants that have read since the start
     uint64_t bytes_written = 0, bytes_read = 0, puts = 0, puts_aborted = 0;
-    // Rewriting: bytes_written counts it too, so write amplification is bytes_written over
+    // Rewriting counts in bytes_written too, so write amplification is bytes_written over
     // (bytes_written - bytes_rewritten).
     uint64_t bytes_rewritten = 0, settled = 0, merged = 0;
     uint64_t recovered_orphans = 0, recovered_commits = 0, checksum_failures = 0;
-    // Of the scrub since the store was opened; all segments were verified (or stored) since then.
+    // The scrub's work since the store was opened; all segments were verified (or stored) since
+    // verified_since_unix_ms.
     uint64_t scrub_bytes = 0, scrub_damaged = 0;
-    int64_t verified_since_unix_ms = 0;  // 0: nothing is stored
+    int64_t verified_since_unix_ms = 0;  // 0: the store is empty
     uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
     std::vector<TenantUsage> tenants;
   };

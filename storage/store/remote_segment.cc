@@ -35,7 +35,7 @@ Error Damaged(const SegmentId& id, const std::string& how) {
 
 Status Put(RemoteTier& remote, const std::string& object, std::span<const std::byte> bytes) {
   Status put = remote.PutIfAbsent(object, bytes);
-  // Names hold the uuid of the bytes: what is there came from an earlier try.
+  // Names hold the uuid of the bytes, so an existing object comes from an earlier try.
   if (!put.ok() && put.error().code == Code::kAlreadyExists) return {};
   return put;
 }
@@ -55,7 +55,7 @@ class Counter {
   uint64_t done_ = 0;
 };
 
-// Pages [first, first + n) of a local file, verified.
+// Reads pages [first, first + n) of a local file, verified.
 Status ReadLocal(StoreCore& core, const SegmentFile& file, uint64_t first, uint64_t n,
                  std::span<std::byte> out) {
   std::vector<PagePiece> pieces;
@@ -78,8 +78,8 @@ Status PushSegment(StoreCore& core, const SegmentFile& file, RemoteTier& remote,
     PREFIXD_TRY(Put(remote, PartName(file.header(), part), pages));
     PREFIXD_TRY(progress.Add(n));
   }
-  // Header, then everything behind the rows. Table and footer are not in the table: they have
-  // checksums of their own, which whoever opens the object checks.
+  // The meta object is the header, then everything behind the rows. Table and footer are not in the
+  // table: they have checksums of their own, which the reader of the object checks.
   std::vector<std::byte> meta((1 + l.total_pages() - l.token_page) * kPageBytes);
   PREFIXD_TRY(ReadLocal(core, file, 0, 1, std::span(meta).first(kPageBytes)));
   const auto rest = std::span(meta).subspan(kPageBytes);
@@ -92,7 +92,7 @@ Status PushSegment(StoreCore& core, const SegmentFile& file, RemoteTier& remote,
   return Put(remote, MetaName({file.header().segment}), meta);
 }
 
-// A local file with the same rows, as this store's own.
+// Writes a local file with the same rows, as this store's own.
 Status WriteLocal(StoreCore& core, const RemoteSegment& source, const RemoteTier& remote,
                   const std::filesystem::path& path, const SegmentHeader& header, uint64_t sequence,
                   Counter& progress) {
@@ -136,7 +136,7 @@ Status WriteLocal(StoreCore& core, const RemoteSegment& source, const RemoteTier
   return SyncDirectory(path.parent_path());
 }
 
-// What a record of this store says of a remote segment.
+// Returns this store's record of a remote segment.
 Result<SegmentRecord> RecordOf(const RemoteSegment& source, const SegmentManifest& manifest) {
   const SegmentHeader& header = source.header();
   SegmentRecord record;
@@ -166,7 +166,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   PREFIXD_TRY(core.PutModel(manifest.model));
   PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
 
-  std::vector<uint32_t> tokens;                // of the whole chain
+  std::vector<uint32_t> tokens;                // tokens of the whole chain
   std::shared_ptr<const StoredPrefix> parent;  // pinned until the commit
   if (!record.is_root()) {
     PREFIXD_ASSIGN(parent,
@@ -195,7 +195,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
     } else {
       CatalogChange change;
       change.put.push_back({record, std::move(hashes)});
-      // After a failed commit the file stays: recovery knows which of them the catalog names.
+      // After a failed commit the file stays: recovery knows which files the catalog names.
       if (Status committed = core.catalog->Apply(change); !committed.ok()) {
         space.Keep();
         sequence.LeaveOpen();
@@ -288,7 +288,7 @@ Status PushChain(StoreCore& core, const SegmentId& id, RemoteTier& remote,
   std::vector<std::shared_ptr<const SegmentFile>> files;
   uint64_t pages = 0;
   for (const SegmentRecord& record : pin.chain()) {
-    // There already: its tokens cannot have changed.
+    // The segment is there already, and its tokens cannot have changed.
     if (remote.Stat(MetaName(record.id)).ok()) continue;
     PREFIXD_ASSIGN(files.emplace_back(), core.OpenSegment(record.id));
     pages += RowPages(files.back()->layout());
@@ -300,7 +300,7 @@ Status PushChain(StoreCore& core, const SegmentId& id, RemoteTier& remote,
 
 Status PullChain(StoreCore& core, const SegmentId& id, const RemoteTier& remote,
                  const Progress& progress) {
-  std::vector<RemoteSegment> missing;  // the last one first
+  std::vector<RemoteSegment> missing;  // leaf first
   uint64_t pages = 0;
   for (SegmentId at = id; at != SegmentId{} && !core.tree.Record(at).ok();
        at = {missing.back().header().parent}) {

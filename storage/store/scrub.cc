@@ -11,16 +11,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Small, so that a step's read never waits behind much of it.
+// The window is small, so that a step's read never waits behind much of it.
 constexpr size_t kScrubWindowPages = 256;
-constexpr uint64_t kPagesPerNote = 65536;  // the position is written down this often
+constexpr uint64_t kPagesPerNote = 65536;  // the position is stored this often
 
-// Sleeps after each run of bytes until their time is over.
+// A Pacer sleeps after each run of bytes until its time at the given rate is over.
 class Pacer {
  public:
   explicit Pacer(const ScrubOptions& options) : options_(options) {}
 
-  // False: stop.
+  // Returns false to stop.
   bool Took(uint64_t bytes) {
     const std::chrono::duration<double> worth(static_cast<double>(bytes) /
                                               static_cast<double>(options_.bytes_per_second));
@@ -44,7 +44,7 @@ class Scrub {
     const auto info = core_.tree.Info(record.id);
     if (!info.ok()) return {};
     StoreCore::VerifyRun run;
-    // Only a whole reading lifts a quarantine.
+    // Only a reading of the whole segment lifts a quarantine.
     if (!info->quarantined) run.from = from;
     run.window_pages = kScrubWindowPages;
     run.blobs = IoPriority::kScrub;
@@ -81,8 +81,8 @@ class Scrub {
 
   void Done(const SegmentId& id) {
     Note({});
-    std::lock_guard commit(core_.commit_mutex);  // no row for a segment that is just removed
-    // Never twice the same: what was verified last is always the last to be due.
+    std::lock_guard commit(core_.commit_mutex);  // a segment just removed must get no row
+    // Times are unique, so that the segment verified last is always the last to be due.
     const int64_t now = core_.last_verified_ms = std::max(NowUnixMs(), core_.last_verified_ms + 1);
     if (!core_.tree.SetVerified(id, now)) return;
     if (Status noted = core_.catalog->SetVerified(id, now); !noted.ok()) {
@@ -95,7 +95,7 @@ class Scrub {
   Pacer pacer_;
 };
 
-// The time, but never before what was written down last, which may run a little ahead.
+// Returns the time, but never one before the last stored one, which may run a little ahead.
 int64_t Now(StoreCore& core) {
   std::lock_guard commit(core.commit_mutex);
   return std::max(NowUnixMs(), core.last_verified_ms);
@@ -108,7 +108,8 @@ Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options) {
     return InvalidArgument("a scrub needs a rate, an interval and a way to wait");
   }
   Scrub scrub(core, options);
-  std::set<SegmentId> done;  // by this call: not due again within it, however short the interval
+  // Verified by this call: not due again within it, however short the interval.
+  std::set<SegmentId> done;
   while (true) {
     const auto next = core.tree.LeastRecentlyVerified();
     if (!next) return NowUnixMs() + options.interval_ms;

@@ -1,7 +1,7 @@
-// Verification in the background: every segment with its blobs, the one that was verified longest
-// ago first, at a bounded rate and behind all other I/O. When each was last verified, and where the
-// scrub stands inside the one under way, are rows of the catalog, so that a restart loses nothing.
-// Nothing is pinned: segments may be removed, rewritten or merged under it.
+// Verifies in the background: every segment with its blobs, the one that was verified longest ago
+// first, at a bounded rate and behind all other I/O. The catalog stores when each was last verified
+// and the scrub's position inside the current one, so that a restart keeps the progress. The scrub
+// pins nothing: segments may be removed, rewritten or merged under it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace prefixd::storage {
 
-// PrefixStore::Scrub.
+// Implements PrefixStore::Scrub.
 Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options);
 
 }  // namespace prefixd::storage

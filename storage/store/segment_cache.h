@@ -1,4 +1,5 @@
-// Open segment files, most recently used first; those in use elsewhere stay open however many.
+// Caches open segment files, most recently used first; files in use elsewhere stay open however
+// many there are.
 //
 // Thread-safety: all methods may be called concurrently; opening happens outside the lock.
 #pragma once
@@ -18,7 +19,7 @@ class SegmentCache {
  public:
   explicit SegmentCache(size_t max_open) : max_open_(max_open) {}
 
-  // The file that holds the segment by this record, if it is open.
+  // Returns the file that holds the segment by this record, if it is open.
   std::shared_ptr<const SegmentFile> Find(const SegmentRecord& record) {
     std::lock_guard lock(mutex_);
     const auto it = index_.find(record.id);

@@ -16,7 +16,7 @@ namespace {
 // Rows are copied in runs of about this many bytes.
 constexpr size_t kCopyBytes = 4u << 20;
 
-// Rows [begin, end) by own index, densely: as stored, or as they were given.
+// Reads rows [begin, end) by own index, densely: as stored, or decoded.
 Status ReadRun(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_t head,
                uint32_t begin, uint32_t end, std::span<std::byte> out,
                Deliver deliver = Deliver::kAsStored) {
@@ -47,7 +47,8 @@ class ProgressCounter {
   uint64_t done_ = 0;
 };
 
-// Everything of the new file but its rows. Its space is promised until the caller has committed.
+// A NewFile holds everything of the new file except its rows. Its space is promised until the
+// caller has committed.
 struct NewFile {
   SpaceReservation space;
   std::unique_ptr<SegmentFileWriter> writer;
@@ -61,7 +62,7 @@ Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const Seg
   plan.manifest = std::move(manifest);
   plan.header.manifest_bytes = plan.manifest.size();
   PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
-  // A better layout is not worth evicting anything for: without room it waits.
+  // A better layout does not justify an eviction: without room the rewrite waits.
   PREFIXD_ASSIGN(out.space, core.Reserve(tenant, layout.file_bytes(), Room::kAsItIs));
   plan.path = SegmentPath(core.options.dir, header.file);
   plan.token_ids = std::move(token_ids);
@@ -91,9 +92,9 @@ Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& rec
   return {};
 }
 
-// Puts the new file in the place of the old: in the tree by `in_tree`, which is given what commits
-// `change`. When that commit failed, which file the catalog names is unknown until it is opened
-// anew, and recovery frees the other one; a file that was never asked for goes now.
+// Puts the new file in the place of the old: `in_tree` changes the tree and calls the function that
+// commits `change`. After a failed commit it is unknown which file the catalog names until it is
+// opened anew, when recovery frees the other one; a file without a commit attempt is removed now.
 template <typename InTree>
 Status Swap(StoreCore& core, NewFile& file, SequenceTicket& sequence, const CatalogChange& change,
             InTree in_tree) {
@@ -125,7 +126,7 @@ Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOpti
       const uint32_t begin = l.chunk_begin(chunk), n = l.chunk_size(chunk);
       rows.resize(size_t{n} * l.row_bytes());
       PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, rows));
-      if (encoded) {  // they move as they are stored, in the order of what they stand for
+      if (encoded) {  // encoded rows move as stored; their decoded form decides the order
         given.resize(size_t{n} * given_row);
         PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, given, Deliver::kDecoded));
       }
@@ -139,7 +140,7 @@ Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOpti
   return {};
 }
 
-// All rows of `source` to the same layers and tokens of the new file.
+// Copies all rows of `source` to the same layers and tokens of the new file.
 Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& writer) {
   const SegmentLayout& l = source.layout();
   const uint32_t heads = l.shape.n_kv_heads;
@@ -161,7 +162,7 @@ Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& w
   return {};
 }
 
-// A segment and the one it is to be joined with.
+// A Pair is a segment and the one it is joined with.
 struct Pair {
   SegmentRecord first, last;
 };
@@ -181,8 +182,8 @@ Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_t
   return pair;
 }
 
-// Blobs of a segment that is not committed yet: gone again unless it is. After a crash recovery
-// finds them beside no segment and removes them.
+// StagedBlobs are the blobs of a segment that is not committed yet; the destructor removes them
+// unless it is. After a crash recovery finds them beside no segment and removes them.
 class StagedBlobs {
  public:
   StagedBlobs(StoreCore& core, const SegmentRecord& segment)
@@ -237,7 +238,8 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
   PREFIXD_TRY(Seal(core, *file.writer, sealed));
   {
     std::lock_guard commit(core.commit_mutex);
-    // What people may have changed meanwhile (listed, pinned, when it expires) stays theirs.
+    // Users may have changed the name meanwhile (listed, pinned, when it expires); their changes
+    // stay.
     PREFIXD_ASSIGN(SegmentRecord now, core.tree.Record(segment));
     now.file = header.file;
     now.sequence = sequence.number();
@@ -303,7 +305,7 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
 
   NewFile file;
   {
-    // Both stay pinned while their rows are read, and are let go before the swap.
+    // Both stay pinned while their rows are read, and are unpinned before the swap.
     PREFIXD_ASSIGN(const auto prefix, OpenStoredPrefix(core.shared_from_this(), last.id, 0));
     PREFIXD_ASSIGN(const auto first_file, core.OpenSegment(first.id));
     PREFIXD_ASSIGN(const auto last_file, core.OpenSegment(last.id));
@@ -342,8 +344,8 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   }
   {
     std::lock_guard commit(core.commit_mutex);
-    // Settled, removed or continued in the meantime: what was copied is still right, but what the
-    // catalog says of the two may not be. Next time.
+    // If either was settled, removed or continued in the meantime, the copied rows are still right,
+    // but what the catalog says of the two may not be; a later merge tries again.
     const auto first_now = core.tree.Record(first.id), last_now = core.tree.Record(last.id);
     const bool unchanged = first_now.ok() && last_now.ok() && *first_now == first &&
                            *last_now == last && names() == change.put_aliases;

@@ -1,6 +1,7 @@
-// Background rewriting of stored segments: into the settled layout, and two small ones into one.
+// Rewrites stored segments in the background: into the settled layout, and two small ones into one.
 // The new file is written and synced beside the old one, then one catalog commit swaps it in;
-// whoever has the old file open reads on in it. A crash in between leaves one of the two, whole.
+// readers that have the old file open read on in it. A crash in between leaves one of the two,
+// whole.
 //
 // Thread-safety: may be called concurrently with everything else; of two rewrites of one segment
 // one gives up. Errors: kResourceExhausted when the second copy does not fit, kCancelled by
@@ -12,7 +13,7 @@
 
 namespace prefixd::storage {
 
-// PrefixStore::Settle and ::Merge.
+// These implement PrefixStore::Settle and ::Merge.
 Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options);
 Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens);
 Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,

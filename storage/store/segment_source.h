@@ -1,6 +1,6 @@
-// What deriving data of stored segments takes: their rows, and the blobs that lie beside them.
+// Declares what deriving data from stored segments needs: their rows, and the blobs beside them.
 //
-// Thread-safety: all methods may be called concurrently. Errors as PrefixStore's.
+// Thread-safety: all methods may be called concurrently. Errors are those of PrefixStore.
 #pragma once
 
 #include <cstddef>
@@ -22,18 +22,19 @@ class SegmentSource {
   virtual ~SegmentSource() = default;
 
   virtual Result<PrefixInfo> GetPrefix(const SegmentId& id) const = 0;
-  // n_tokens cuts the prefix (0: all of it).
+  // n_tokens cuts the prefix (0: the whole prefix).
   virtual Result<std::shared_ptr<const StoredPrefix>> OpenPrefix(const SegmentId& id,
                                                                  uint32_t n_tokens) = 0;
 
-  // Small things beside a segment: summaries, indexes, query samples. Read whole, verified.
-  // `producer` names what made it; a Get with another producer is kNotFound. Put replaces.
+  // Blobs are small data beside a segment: summaries, indexes, query samples. They are read whole
+  // and verified. `producer` names the code that made a blob; a Get with another producer is
+  // kNotFound. Put replaces.
   virtual Status PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
                          std::span<const std::byte> bytes) = 0;
   virtual Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
                                                  std::string_view producer) const = 0;
   virtual std::vector<std::string> ListBlobs(const SegmentId& id) const = 0;
-  // Nothing if there is no such blob.
+  // A missing blob is no error.
   virtual Status RemoveBlob(const SegmentId& id, std::string_view name) = 0;
 };
 

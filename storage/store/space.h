@@ -1,12 +1,12 @@
-// The account of the store's space: what is stored, what is promised, and what the limits leave.
-// Who makes room when it does not suffice is StoreCore's business (store_limits.cc).
+// Accounts for the store's space: what is stored, what is promised, and what the limits leave.
+// StoreCore makes room when that does not suffice (store_limits.cc).
 //
-// Counted are physical bytes: segment files and blobs, each for its tenant (tenants share nothing).
-// The catalog and the ballast are not; they stay below a few dozen MiB.
+// The account counts physical bytes: segment files and blobs, each for its tenant (tenants share
+// nothing). Catalog and ballast do not count; they stay below a few dozen MiB.
 //
 // Thread-safety: all methods may be called concurrently. Locks are taken in the order account,
-// tree, blobs; a reservation is released after what it was for is in the tree, so that at every
-// moment a put counts at least once.
+// tree, blobs; a reservation is released after its bytes are in the tree, so that at every moment a
+// put counts at least once.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,20 @@ namespace prefixd::storage {
 
 class SpaceAccount;
 
-// Bytes promised to what is not in the catalog yet; given back when destroyed. Move-only; must not
-// outlive the account.
+// A SpaceReservation promises bytes to data that is not in the catalog yet; its destructor gives
+// them back. Move-only; must not outlive the account.
 class SpaceReservation {
  public:
   SpaceReservation() = default;
   SpaceReservation(SpaceReservation&& other) noexcept { *this = std::move(other); }
   SpaceReservation& operator=(SpaceReservation&& other) noexcept;
   ~SpaceReservation() { Release(); }
-  // The file system has set the blocks aside: its own count of free bytes shows them now.
+  // Notes that the file system has allocated the blocks: its own count of free bytes shows them
+  // now.
   void Allocated();
   void Release();
-  // Counts on until the store is closed: what it was for may or may not have been committed.
+  // Keeps the bytes counted until the store is closed, because the data may or may not have been
+  // committed.
   void Keep();
 
  private:
@@ -47,7 +49,7 @@ class SpaceReservation {
   bool allocated_ = false;
 };
 
-// By how many bytes each limit is exceeded; 0: it is not.
+// Tells by how many bytes each limit is exceeded; 0: it is not.
 struct SpaceShortage {
   uint64_t disk = 0, store = 0, tenant = 0;
   bool any() const { return disk > 0 || store > 0 || tenant > 0; }
@@ -55,28 +57,29 @@ struct SpaceShortage {
 
 class SpaceAccount {
  public:
-  // All borrowed.
+  // The account borrows all arguments.
   SpaceAccount(const StoreOptions& options, const PrefixTree& tree, const BlobStore& blobs,
                const Ballast& ballast)
       : options_(options), tree_(tree), blobs_(blobs), ballast_(ballast) {}
 
-  // Reserves if nothing is short, and says what is short otherwise.
+  // Reserves if all limits allow it, and returns the shortage otherwise.
   Result<SpaceShortage> TryReserve(const std::string& tenant, uint64_t bytes,
                                    SpaceReservation* out);
-  // kResourceExhausted with a sentence: which limit, how much is taken, what to do.
+  // Returns kResourceExhausted with a sentence: which limit, how much is taken, what to do.
   Error Refusal(const std::string& tenant, uint64_t bytes, const SpaceShortage& shortage) const;
 
-  // What is missing to keep some room ready (a 32nd of each quota, and of what is stored on the
-  // disk), so that puts need not wait for an eviction.
+  // Headroom is the room still missing to keep some ready (a 32nd of each quota, and of the bytes
+  // stored on the disk), so that puts need not wait for an eviction.
   struct Headroom {
-    uint64_t total = 0;  // of the whole store
+    uint64_t total = 0;  // missing in the whole store
     std::map<std::string, uint64_t> tenants;
   };
   Result<Headroom> MissingHeadroom() const;
 
-  // 0: none.
+  // Returns 0 where there is no quota.
   uint64_t QuotaOf(const std::string& tenant) const;
-  // Every tenant that has or is promised any, or a quota of its own. Evictions are not known here.
+  // Lists every tenant with stored or promised bytes, or a quota of its own. The account does not
+  // know evictions.
   std::vector<TenantUsage> Usage() const;
 
  private:

@@ -1,8 +1,8 @@
-// Commits that the catalog lost. A power cut may tear the end of its log, and a disk may damage it:
-// what follows the damage is dropped. The segments of such commits are still there, sealed, under
-// numbers that the catalog has not decided about (sequences.h); those that verify to the last byte
-// are committed again. A put that was about to commit when the machine stopped looks the same, and
-// appears too: it is complete.
+// Adopts commits that the catalog lost. A power cut may tear the end of its log, and a disk may
+// damage it: RocksDB drops everything behind the damage. The segments of such commits are still
+// there, sealed, under numbers that the catalog has not decided about (sequences.h); those that
+// verify to the last byte are committed again. A put that was about to commit when the machine
+// stopped looks the same, and appears too: it is complete.
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -21,14 +21,15 @@ struct Candidate {
   SegmentEnds ends;
 };
 
-// What becomes of a candidate.
+// A Fate says what becomes of a candidate.
 enum class Fate { kAdopted, kNotNeeded, kLeftAlone };
 
 class Adopter {
  public:
   explicit Adopter(StoreCore& core) : core_(core) {}
 
-  // kCorrupt: it does not verify, and was never acknowledged or is damaged.
+  // Returns kCorrupt for a candidate that does not verify: it was never acknowledged, or is
+  // damaged.
   Result<Fate> Adopt(const Candidate& candidate) {
     PREFIXD_ASSIGN(const InspectedSegment found,
                    InspectSegment(*core_.engine, candidate.path, core_.direct));
@@ -46,7 +47,7 @@ class Adopter {
       all_sound &= IsSound(*old);
     }
     if (!replaced.empty() && all_sound) return Fate::kNotNeeded;  // merged, but never committed
-    // What is replaced must not be continued by anything else.
+    // Only the candidate may continue the segments that it replaces.
     for (const SegmentRecord& other : core_.tree.Records()) {
       if (Contains(replaced, other.parent) && !Contains(replaced, other.id)) {
         return Fate::kLeftAlone;
@@ -60,7 +61,7 @@ class Adopter {
     return std::find(ids.begin(), ids.end(), id) != ids.end();
   }
 
-  // For reading files that are not the store's yet: nobody is to be quarantined.
+  // Returns services for files that are not the store's yet: a damaged page quarantines nothing.
   ReadServices Unheard() const {
     ReadServices services = core_.services;
     services.on_corrupt = [](const SegmentId&, const std::string&) {};
@@ -73,7 +74,8 @@ class Adopter {
         .ok();
   }
 
-  // The segment is known in another file: this one is needed only if that one is gone.
+  // The store knows the segment in another file, so the candidate is needed only if that file is
+  // gone.
   Result<Fate> AdoptRewritten(const SegmentRecord& known, const SegmentRecord& found) {
     if (IsSound(known) || known.tokens != found.tokens || known.parent != found.parent) {
       return Fate::kNotNeeded;
@@ -125,7 +127,7 @@ class Adopter {
     CrashPoint("adopt.before_commit");
     PREFIXD_TRY(core_.catalog->Apply(change));
     CrashPoint("adopt.committed");
-    // Children first: `replaces` names the leaf before its parent.
+    // Children are erased first: `replaces` names the leaf before its parent.
     for (const SegmentId& id : replaced) {
       PREFIXD_TRY(core_.tree.Erase(id, [] { return Status(); }));
     }
@@ -160,11 +162,12 @@ Status StoreCore::AdoptLostCommits() {
       candidates.push_back({entry.path(), std::move(*ends)});
     }
   }
-  // All of them before the first commit: it writes down which numbers are still undecided.
+  // All candidates are noted before the first commit, which stores which numbers are still
+  // undecided.
   for (const Candidate& c : candidates) {
     catalog->sequences().FoundUndecided(c.ends.footer.sequence);
   }
-  // Parents before children, and of several files of one segment the last first.
+  // Parents come before children, and several files of one segment the latest first.
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     const uint32_t a_begin = a.ends.header.tokens.begin, b_begin = b.ends.header.tokens.begin;
     if (a_begin != b_begin) return a_begin < b_begin;

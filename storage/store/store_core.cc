@@ -68,7 +68,8 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   CrashPoint("open.locked");
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
-  // Before anything is written: a store on a full disk must open, to be made smaller.
+  // The ballast is handled before anything is written: a store on a full disk must open, to be made
+  // smaller.
   ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);
   PREFIXD_TRY(ballast->MakeRoom());
   PREFIXD_TRY(OpenEngine(wrap));
@@ -105,8 +106,8 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   return {};
 }
 
-// A page is written and read back: it shows whether the file system takes O_DIRECT at our
-// alignment and whether io_uring really reads.
+// A written page is read back: this shows whether the file system takes O_DIRECT at our alignment
+// and whether io_uring really reads.
 Status StoreCore::OpenEngine(const EngineWrapper& wrap) {
   const std::filesystem::path path = options.dir / "segments" / "probe.tmp";
   AlignedBuffer page(kPageBytes);
@@ -153,7 +154,7 @@ Status StoreCore::PutModel(const ModelRecord& model) {
     const bool same = known.fingerprint == model.fingerprint && known.geometry == model.geometry;
     if (name == model.name && same) {
       if (known.description_json == model.description_json) return {};
-      PREFIXD_TRY(catalog->PutModel(model));  // what people and the runtime note of it may change
+      PREFIXD_TRY(catalog->PutModel(model));  // people and the runtime may have changed its notes
       models_.at(model.name) = model;
       return {};
     }
@@ -194,7 +195,7 @@ Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentI
       files.Add(*opened);
       return opened;
     }
-    // Rewritten between the look at the tree and the opening: the file is rightly gone.
+    // A rewrite between the look at the tree and the opening removes the old file rightly.
     if (const auto now = tree.Record(id); !now.ok() || now->file != record.file) continue;
     if (opened.error().code == Code::kCorrupt) {
       checksum_failures.fetch_add(1, std::memory_order_relaxed);
@@ -239,7 +240,7 @@ Result<PrefixInfo> StoreCore::Info(const SegmentId& id) const {
 
 Status StoreCore::Remove(const SegmentId& id) {
   {
-    // Under the commit lock, so that no put commits below a segment on its way out.
+    // The commit lock keeps puts from committing below a segment that is being removed.
     std::lock_guard commit(commit_mutex);
     PREFIXD_TRY(RemoveName(id));
   }
@@ -280,7 +281,7 @@ Status StoreCore::EraseSegment(const SegmentId& id) {
 }
 
 Status StoreCore::FreeSegment(const SegmentRecord& record) {
-  // It is gone for good; what follows frees space, and recovery would do it too.
+  // The segment is gone for good; the rest only frees space, and recovery would do it too.
   PREFIXD_TRY(FreeFile(record));
   CrashPoint("remove.before_blobs");
   PREFIXD_TRY(blobs->RemoveAll(record.id));
@@ -294,16 +295,16 @@ Status StoreCore::FreeFile(const SegmentRecord& old) {
   return RemoveFile(SegmentPath(options.dir, old.file));
 }
 
-// A segment goes, then perhaps the one that it continued.
+// Each round removes a segment, which may make the one that it continued unneeded too.
 void StoreCore::FreeUnneeded() {
   while (true) {
     bool freed = false;
     for (const SegmentId& id : tree.Unneeded()) {
       std::lock_guard commit(commit_mutex);
       const auto record = tree.Record(id);
-      if (!record.ok() || record->listed) continue;  // gone, or needed again
+      if (!record.ok() || record->listed) continue;  // removed, or needed again
       const Status done = EraseSegment(id);
-      if (tree.Record(id).ok()) continue;  // held, or the catalog refused
+      if (tree.Record(id).ok()) continue;  // pinned, or the catalog refused
       freed = true;
       if (!done.ok()) LogWarning(done.error().message);
     }

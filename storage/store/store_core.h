@@ -1,5 +1,5 @@
-// The store's parts in one place, shared by the store, its writers and its open prefixes: whoever
-// is last closes the directory. Internal to storage/ and its tests.
+// Holds the store's parts in one place, shared by the store, its writers and its open prefixes: the
+// last of them closes the directory. Internal to storage/ and its tests.
 //
 // Thread-safety: all methods may be called concurrently after Open.
 #pragma once
@@ -30,7 +30,7 @@
 
 namespace prefixd::storage {
 
-// Whether others may be evicted for what is about to be written.
+// Says whether a write may evict other prefixes.
 enum class Room : uint8_t { kMayEvict, kAsItIs };
 
 // Lets tests wrap the engine that Open chose.
@@ -41,7 +41,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   static Result<std::shared_ptr<StoreCore>> Open(const StoreOptions& options,
                                                  const EngineWrapper& wrap);
 
-  // What a request is about, resolved once.
+  // A Scope holds what a request refers to, resolved once.
   struct Scope {
     ModelRecord model;
     std::string tenant;
@@ -51,25 +51,26 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   Status PutModel(const ModelRecord& model);
   std::vector<ModelRecord> ListModels() const;
 
-  // Longest stored prefix down to the token (store_match.cc).
+  // Returns the longest stored prefix down to the token (store_match.cc).
   Result<Match> FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
                             std::span<const uint32_t> tokens);
-  // Opens (or finds open) a pinned segment, in the file that holds it now; one that does not verify
-  // is quarantined.
+  // Opens (or finds open) a pinned segment, in the file that holds it now; quarantines one that
+  // does not verify.
   Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentId& id);
   void Quarantine(const SegmentId& id, const std::string& reason);
   void LiftQuarantine(const SegmentId& id);
   void Touch(const SegmentId& id);
   Result<PrefixInfo> Info(const SegmentId& id) const;
 
-  // Removes a prefix's name, and every segment that nobody needs any more.
+  // Removes a prefix's name, and every segment that no name needs any more.
   Status Remove(const SegmentId& id);
 
-  // Limits (store_limits.cc). kResourceExhausted below the free-space watermark or above a quota,
-  // when evicting does not help either; then nothing was evicted.
+  // Reserves within the limits (store_limits.cc). kResourceExhausted below the free-space watermark
+  // or above a quota, when evicting does not help either; then nothing was evicted.
   Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
   Status SetRetention(const SegmentId& id, const RetentionChange& change);
-  // The prefix was put again: its name stays at least as asked, and comes back if it was gone.
+  // Renews the name of a prefix that was put again: it stays at least as long as given, and is
+  // restored if it was gone.
   Status Keep(const SegmentId& id, bool pinned, int64_t expires_unix_ms);
   void SweepExpired();
   Status Maintain();
@@ -78,23 +79,23 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Frees the files and the memory of a segment that is gone from catalog and tree.
   Status FreeSegment(const SegmentRecord& record);
   void FreeUnneeded();
-  // Frees a file that the catalog does not name any more; readers keep theirs open.
+  // Frees a file that the catalog does not name any more; readers keep it open.
   Status FreeFile(const SegmentRecord& old);
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress);
-  // Reads and verifies one segment and its blobs; adds what it finds to `report`. kCancelled by
-  // `page_done`.
+  // Reads and verifies one segment and its blobs; adds the findings to `report`. kCancelled when
+  // `page_done` returns false.
   struct VerifyRun {
-    ScrubPosition from;  // pages before it are taken as verified, if the file is still this one
+    ScrubPosition from;  // verified pages, if the file is still this one, end here
     size_t window_pages = kWindowPages;
     IoPriority blobs = IoPriority::kStepRead;
     std::function<bool(const SegmentRecord& record, uint64_t n)> page_done;
   };
   Status VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report);
-  // Deletes a blob unless it verifies after all, and tells whoever makes it again.
+  // Deletes a blob unless it verifies after all, and calls blob_lost, so that it is made again.
   void DropDamagedBlob(const SegmentId& id, std::string_view name);
 
   const StoreOptions options;
-  // Members are destroyed in reverse: the lock goes last.
+  // Members are destroyed in reverse order, so the lock goes last.
   DirLock lock;
   StoreIdentity identity;
   bool direct = false;  // whether the file system takes O_DIRECT
@@ -106,11 +107,11 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::unique_ptr<SpaceAccount> space;
   std::unique_ptr<HostTier> tier;
   SegmentCache files{128};
-  ReadServices services;  // those of a prefix add its tenant's tier
-  // Write buffers, as many as a put uses, that the next one need not touch afresh.
+  ReadServices services;  // each prefix adds its tenant's tier
+  // Write buffers, as many as a put uses, whose memory the next put need not touch afresh.
   const std::shared_ptr<BufferPool> slabs = std::make_shared<BufferPool>(kSlabBytes, 8);
 
-  std::mutex commit_mutex;       // one commit at a time, so that equal prompts find each other
+  std::mutex commit_mutex;       // serialises commits, so that equal prompts find each other
   int64_t last_verified_ms = 0;  // guarded by commit_mutex
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
@@ -122,36 +123,36 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   explicit StoreCore(const StoreOptions& o) : options(o) {}
   Status OpenParts(const EngineWrapper& wrap);
   Status OpenEngine(const EngineWrapper& wrap);
-  // store_recovery.cc
+  // The following are defined in store_recovery.cc.
   Status Recover();
   Status LoadSegments();
-  Status AdoptLostCommits();  // store_adopt.cc
+  Status AdoptLostCommits();  // defined in store_adopt.cc
   Status SweepSegmentFiles();
   void CheckSegments();
   Status CheckRelations(const SegmentRecord& record) const;
   Status CheckModel(const SegmentRecord& record, const SegmentHeader& header) const;
 
-  // These two need commit_mutex. A segment goes with every name that stands for it.
+  // Both require commit_mutex. RemoveSegment also removes every name that stands for the segment.
   Status RemoveName(const SegmentId& id);
   Status EraseSegment(const SegmentId& id);
 
-  // store_limits.cc
+  // The following are defined in store_limits.cc.
   struct Name {
     bool gone = false;  // removed or expired
     bool pinned = false;
     int64_t expires_unix_ms = 0;
   };
-  // One synced commit of what `edit` makes of a prefix's name; afterwards it is listed.
+  // Commits, synced, what `edit` makes of a prefix's name; afterwards the name is listed.
   Status ChangeName(const SegmentId& id, const std::function<Status(Name&)>& edit);
   EvictionPlan NewEvictionPlan() const;
-  // False, and nothing is evicted: what may go is too little.
+  // Returns false and evicts nothing when everything that may go frees too little.
   bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
   void Evict(std::span<const EvictionNode> victims, const char* why);
   bool Retained(const SegmentId& id) const;
   Status MakeHeadroom();
 
   std::set<Uuid> left_alone_;  // files that Recover neither knows nor may free
-  std::mutex eviction_mutex_;  // before commit_mutex
+  std::mutex eviction_mutex_;  // locked before commit_mutex
   std::atomic<bool> wanted_room_{false};
   struct EvictionCount {
     uint64_t segments = 0, bytes = 0;
@@ -163,15 +164,15 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
 
 int64_t NowUnixMs();
 
-// PrefixStore::Open with a wrapped engine.
+// Does what PrefixStore::Open does, with a wrapped engine.
 Result<std::unique_ptr<PrefixStore>> OpenStoreWithEngine(const StoreOptions& options,
                                                          const EngineWrapper& wrap);
-// store_put.cc
+// Defined in store_put.cc.
 Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
                                                 std::string_view model, std::string_view tenant,
                                                 std::span<const uint32_t> tokens,
                                                 std::string_view label, const PutOptions& options);
-// stored_prefix.cc
+// Defined in stored_prefix.cc.
 Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<StoreCore> core,
                                                              const SegmentId& id,
                                                              uint32_t n_tokens);

@@ -1,4 +1,4 @@
-// Limits at work: making room for puts, retention, and the sweep that keeps both in order.
+// Enforces limits: makes room for puts, keeps lifetimes, and sweeps both in the background.
 #include <algorithm>
 #include <cstdio>
 
@@ -9,7 +9,7 @@
 namespace prefixd::storage {
 namespace {
 
-// Between planning and acting, what was to go may have been opened or continued.
+// Between plan and eviction a concurrent call may have opened or continued a victim.
 constexpr int kEvictionAttempts = 4;
 // Bounds of one sweep, so that the maintenance thread gets to its other work.
 constexpr size_t kMaxSweptNames = 1024, kMaxSweptSegments = 256;
@@ -27,7 +27,7 @@ Result<SpaceReservation> StoreCore::Reserve(const std::string& tenant, uint64_t 
     return reserved;
   }
   wanted_room_ = true;
-  // One at a time, so that nobody takes the room that another has just made.
+  // One eviction runs at a time, so that no put takes the room that another has just made.
   std::lock_guard evicting(eviction_mutex_);
   for (int attempt = 0;; ++attempt) {
     PREFIXD_ASSIGN(const SpaceShortage shortage, space->TryReserve(tenant, bytes, &reserved));
@@ -60,7 +60,7 @@ void StoreCore::Evict(std::span<const EvictionNode> victims, const char* why) {
     if (Retained(victim.id)) continue;  // pinned meanwhile
     const Status erased = EraseSegment(victim.id);
     if (tree.Record(victim.id).ok()) continue;  // needed again
-    // Gone, even if its file could not be removed yet.
+    // The segment is gone, even if its file could not be removed yet.
     if (!erased.ok()) LogWarning(erased.error().message);
     char uses[16];
     std::snprintf(uses, sizeof(uses), "%.2f", double{victim.heat});
@@ -135,21 +135,21 @@ void StoreCore::SweepExpired() {
     std::lock_guard commit(commit_mutex);
     const auto info = tree.Info(id);
     if (!info.ok() || !info->listed || !Expired(info->expires_unix_ms, NowUnixMs())) continue;
-    if (RemoveName(id).ok()) ++done;  // else it is open: another time
+    if (RemoveName(id).ok()) ++done;  // else it is open: a later sweep tries again
   }
   expired += done;
   if (done > 0) LogInfo("prefixes that expired: " + std::to_string(done));
 }
 
-// Only when puts came since the last time: an idle store keeps what it has, whoever else fills the
-// disk.
+// Headroom is made only when puts came since the last time: an idle store keeps its data, even when
+// others fill the disk.
 Status StoreCore::MakeHeadroom() {
   if (!wanted_room_.exchange(false)) return {};
   std::lock_guard evicting(eviction_mutex_);
   PREFIXD_ASSIGN(const SpaceAccount::Headroom missing, space->MissingHeadroom());
   if (missing.total == 0 && missing.tenants.empty()) return {};
   EvictionPlan plan = NewEvictionPlan();
-  // What cannot be reached is not worth emptying the cache for.
+  // A limit that no eviction can satisfy does not justify emptying the cache.
   const auto reach = [&plan](uint64_t bytes, const std::string* tenant) {
     EvictionPlan further = plan;
     if (further.Free(bytes, tenant)) plan = std::move(further);

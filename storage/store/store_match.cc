@@ -1,4 +1,4 @@
-// Longest-prefix matching: block hashes find the region, stored token ids decide.
+// Matches the longest prefix: block hashes find the region, stored token ids decide.
 #include <algorithm>
 
 #include "storage/store/store_core.h"
@@ -6,7 +6,8 @@
 namespace prefixd::storage {
 namespace {
 
-// Token ids that `stored` and the prompt (from position `begin`) have in common, from the start.
+// Returns how many token ids `stored` and the prompt (from position `begin`) have in common, from
+// the start.
 uint32_t CommonTokens(std::span<const uint32_t> stored, std::span<const uint32_t> tokens,
                       uint32_t begin) {
   const auto rest = tokens.subspan(begin);
@@ -25,7 +26,7 @@ class Matcher {
   // segments that branch off behind that point, and remembers the longest match.
   Status Consider(const SegmentId& id, uint32_t at_least) {
     auto pin = core_.tree.Pin(id);
-    if (!pin.ok()) return {};  // removed or quarantined meanwhile: not a match
+    if (!pin.ok()) return {};  // removed or quarantined meanwhile: no match
     if (!core_.tree.Alive(id, now_unix_ms_)) return {};
     const auto& chain = pin->chain();
     uint32_t matched = 0;
@@ -52,7 +53,7 @@ class Matcher {
   const Match& best() const { return best_; }
 
  private:
-  // A damaged segment is a miss; anything else (the disk does not answer) is the caller's to know.
+  // A damaged segment is a miss; the caller learns of any other error (the disk does not answer).
   static Status Skip(const Error& error) {
     if (error.code == Code::kCorrupt) return {};
     return error;
@@ -95,7 +96,8 @@ Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHa
     }
     Matcher matcher(*this, tokens, now);
     if (low == 0) {
-      // Thousands of prompts may share a first token: only those that could match most are opened.
+      // Thousands of prompts may share a first token, so only those that could match most are
+      // opened.
       for (const auto& [id, at_most] : tree.Roots(scope.id, tokens)) {
         if (matcher.best().n_tokens >= at_most) break;
         PREFIXD_TRY(matcher.Consider(id, 0));

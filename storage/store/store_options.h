@@ -1,4 +1,4 @@
-// How a store is opened: where it lies, and its limits.
+// Declares the options of a store: where it lies, and its limits.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace prefixd::storage {
 
-// What happens to a put that does not fit: it is refused, or prefixes of the least worth
+// Says what happens to a put that does not fit: it is refused, or the prefixes worth least
 // (eviction.h) make room for it.
 enum class Eviction : uint8_t { kNever, kByWorth };
 
@@ -22,26 +22,28 @@ struct StoreOptions {
   std::filesystem::path dir;              // created if missing (its parent must exist)
   IoBackend io = IoBackend::kAuto;        // io_uring when a probing read works, else threads
   uint64_t host_tier_bytes = 1ull << 30;  // bound of the verified-page cache (host_tier.h)
-  // Fractions of it for tenants by name; the others have equal parts of the rest.
+  // Fractions of it for tenants by name; the other tenants have equal parts of the rest.
   std::vector<std::pair<std::string, double>> host_tier_shares;
-  bool host_tier_hugetlb = false;  // from the system's pool of huge pages, where it has one
-  bool host_tier_mlock = false;    // never swapped out
-  // Told of every block of the tier's memory before its first use and after its last; quick.
+  // Memory from the system's pool of huge pages, where there is one.
+  bool host_tier_hugetlb = false;
+  bool host_tier_mlock = false;  // never swapped out
+  // Called for every block of the tier's memory before its first use and after its last; must be
+  // quick.
   std::function<void(std::span<std::byte> block, bool taken)> on_host_block;
   uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: no put goes below it
-  uint64_t ballast_bytes = 16ull << 20;    // given away on a full disk (ballast.h); 0: none
+  uint64_t ballast_bytes = 16ull << 20;    // released on a full disk (ballast.h); 0: none
   uint64_t quota_bytes = 0;                // physical bytes of all segments and blobs; 0: none
-  uint64_t tenant_quota_bytes = 0;         // the same of each tenant, 0: none ...
-  std::map<std::string, uint64_t> tenant_quotas;  // ... save these
+  uint64_t tenant_quota_bytes = 0;         // the same for each tenant, 0: none ...
+  std::map<std::string, uint64_t> tenant_quotas;  // ... except these
   Eviction eviction = Eviction::kByWorth;
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
-  // Single rows: pages this close are read with one operation, those between them for nothing. An
-  // operation costs a disk more than a few pages do (storage_bench --only gap1 gap2 gap4). At
-  // most 16.
+  // Pages this close that single rows need are read with one operation, and the pages between are
+  // discarded. An operation costs a disk more than a few pages do (storage_bench --only gap1 gap2
+  // gap4). At most 16.
   uint32_t max_gap_pages = 2;
-  // Reads of rows (not of scrub) the disk has not answered by then fail with kUnavailable; 0: wait
-  // as long as it takes. Per batch: a long read may take longer as long as it moves.
+  // Row reads (not the scrub's) that the disk has not answered in this time fail with kUnavailable;
+  // 0: no deadline. It holds per batch: a long read may take longer as long as it moves.
   uint32_t read_deadline_ms = 30'000;
   uint32_t block_tokens = 16;  // granularity of prefix matching's hashes
 };

@@ -15,7 +15,7 @@ constexpr size_t kMaxLabelBytes = 4096;
 constexpr int kMatchAttempts = 16;
 constexpr uint64_t kMaxTtlMs = 1000ull * 365 * 24 * 3600 * 1000;
 
-// What a put is about; fixed at BeginPut.
+// A PutPlan describes a put; it is fixed at BeginPut.
 struct PutPlan {
   StoreCore::Scope scope;
   std::vector<uint32_t> tokens;  // the whole prompt
@@ -23,7 +23,7 @@ struct PutPlan {
   std::string label;
   PutOptions options;
   Match match;
-  ChainPin pin;  // of the segment that the new one continues
+  ChainPin pin;  // pins the segment that the new one continues
 };
 
 class PutWriter final : public SegmentWriter {
@@ -70,7 +70,8 @@ class PutWriter final : public SegmentWriter {
     file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
     file.direct = core_->direct;
-    // Twice what the disk works on: it has its next writes before the caller comes with more.
+    // The bound is twice the disk's in-flight bytes, so that the disk has its next writes before
+    // the caller comes with more.
     file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
     file.slabs = core_->slabs;
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
@@ -146,8 +147,8 @@ class PutWriter final : public SegmentWriter {
     return Error{Code::kFailedPrecondition, "this put was committed or aborted before"};
   }
 
-  // The commit point: after it the prefix is durable and visible. Another put of the same tokens
-  // may have come first; then its bytes serve, and where they are is returned.
+  // This is the commit point: after it the prefix is durable and visible. If another put of the
+  // same tokens came first, its bytes serve, and its match is returned.
   Result<Match> Publish(SequenceTicket& sequence) {
     std::lock_guard commit(core_->commit_mutex);
     auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens);
@@ -177,8 +178,8 @@ class PutWriter final : public SegmentWriter {
     change.put.push_back({record, OwnHashes(plan_.hashes, record.tokens.begin, block)});
     CrashPoint("put.before_commit");
     if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
-      // Whether the row is on disk is unknown until the catalog is opened anew; recovery then
-      // keeps or frees the file, so it must stay, and so must what it takes of the quota.
+      // It is unknown whether the row is on disk until the catalog is opened anew; recovery then
+      // keeps or frees the file, so the file must stay, and so must its part of the quota.
       sequence.LeaveOpen();
       done_ = true;
       space_.Keep();
@@ -189,12 +190,12 @@ class PutWriter final : public SegmentWriter {
     CrashPoint("put.committed");
     core_->tree.Insert(
         {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
-    space_.Release();  // counted in the tree from here on
+    space_.Release();  // the tree counts it from here on
     core_->puts++;
     return Match{};
   }
 
-  // The prompt was stored before: under the shortest name that keeps all of it.
+  // The prompt was stored before, so its id is the shortest name that keeps the whole prompt.
   Result<SegmentId> FinishStored(const Match& match) {
     const auto n_tokens = static_cast<uint32_t>(plan_.tokens.size());
     SegmentId name = match.id;
@@ -230,7 +231,7 @@ class PutWriter final : public SegmentWriter {
     plan_.pin.Release();
   }
 
-  // Destroyed in reverse: everything below needs the core.
+  // Members are destroyed in reverse order, and everything below needs the core.
   const std::shared_ptr<StoreCore> core_;
   PutPlan plan_;
   SegmentId id_;
@@ -241,12 +242,12 @@ class PutWriter final : public SegmentWriter {
   bool done_ = false;
 };
 
-// Matches and pins what was matched; tries again when a removal comes between.
+// Matches and pins the match; tries again when a removal comes between.
 Status MatchAndPin(StoreCore& core, PutPlan& plan) {
   for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
     PREFIXD_ASSIGN(plan.match, core.FindLongest(plan.scope, plan.hashes, plan.tokens));
-    // A few tokens in common (BOS, a chat header) must not chain unrelated prompts to one another:
-    // the first could never be removed, and damage to it would take all of them away.
+    // A few common tokens (BOS, a chat header) must not chain unrelated prompts to one another: the
+    // first could never be removed, and damage to it would take all of them away.
     if (plan.match.n_tokens < core.catalog->meta().block_tokens &&
         plan.match.n_tokens < plan.tokens.size()) {
       plan.match = {};

@@ -1,5 +1,5 @@
-// What Open does with a directory that may have been left at any moment, and what Verify does with
-// a living one.
+// Implements Open's recovery of a directory that may have been left at any moment, and Verify for
+// an open store.
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -27,7 +27,8 @@ Status StoreCore::LoadSegments() {
   PREFIXD_ASSIGN(std::vector<ModelRecord> models, catalog->LoadModels());
   for (ModelRecord& model : models) models_.emplace(model.name, std::move(model));
   PREFIXD_ASSIGN(std::vector<CatalogSegment> segments, catalog->LoadSegments());
-  // A child begins behind its parent's beginning; sequence numbers change when files are rewritten.
+  // A child begins behind its parent's beginning, so this sorts parents first; sequence numbers
+  // would not, because they change when files are rewritten.
   std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
     return a.record.tokens.begin < b.record.tokens.begin;
   });
@@ -44,8 +45,8 @@ Status StoreCore::LoadSegments() {
   return {};
 }
 
-// What records say of one another, which no segment file can show. kCorrupt: what is wrong. It
-// costs this segment and those below it, not the store.
+// Checks what records say of one another, which no segment file can show. The message of kCorrupt
+// says what is wrong. The error costs this segment and those below it, not the store.
 Status StoreCore::CheckRelations(const SegmentRecord& record) const {
   const auto wrong = [](std::string what) { return Error{Code::kCorrupt, std::move(what)}; };
   if (record.tokens.size() == 0) return wrong("its catalog record is damaged");
@@ -64,7 +65,7 @@ Status StoreCore::CheckRelations(const SegmentRecord& record) const {
     return wrong("the segment it continues, " + record.parent.ToString() +
                  ", is of another model or tenant");
   }
-  // Beginning behind the parent's beginning, chains cannot run in circles.
+  // A child that begins behind its parent's beginning cannot close a circle.
   if (record.tokens.begin <= parent->tokens.begin || record.tokens.begin > parent->tokens.end) {
     return wrong("it begins at token " + std::to_string(record.tokens.begin) +
                  ", but the segment it continues holds tokens " +
@@ -74,7 +75,7 @@ Status StoreCore::CheckRelations(const SegmentRecord& record) const {
   return {};
 }
 
-// kCorrupt when the file holds rows of another model or geometry than its record says.
+// Returns kCorrupt when the file holds rows of another model or geometry than its record says.
 Status StoreCore::CheckModel(const SegmentRecord& record, const SegmentHeader& header) const {
   std::lock_guard guard(mutex_);
   const auto it = models_.find(record.model);
@@ -89,7 +90,7 @@ Status StoreCore::CheckModel(const SegmentRecord& record, const SegmentHeader& h
   return Error{Code::kCorrupt, "its rows are not of the model '" + record.model + "'"};
 }
 
-// Files that the catalog does not know are puts that never committed, or removals cut short.
+// Files that the catalog does not know are puts that never committed, or interrupted removals.
 Status StoreCore::SweepSegmentFiles() {
   const fs::path dir = options.dir / "segments";
   PREFIXD_ASSIGN(const auto entries, ListDirectory(dir));
@@ -110,7 +111,7 @@ Status StoreCore::SweepSegmentFiles() {
       LogWarning("left alone: " + entry.path().string() + " is not a file of the store");
       continue;
     }
-    // Which file a damaged record named is not known: no rows are freed while there is one.
+    // It is unknown which file a damaged record named, so no rows are freed while there is one.
     const bool known =
         !unfinished && (parsed->blob.empty() ? records_damaged || known_files.contains(parsed->id)
                                              : tree.Record({parsed->id}).ok());
@@ -149,14 +150,14 @@ void StoreCore::CheckSegments() {
 }
 
 Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report) {
-  ReadServices unheard = services;  // what is found is judged here
+  ReadServices unheard = services;  // this function judges the findings
   unheard.on_corrupt = [](const SegmentId&, const std::string&) {};
   const std::string who = "segment " + record.id.ToString();
   Status sound;
   while (true) {
     sound = [&]() -> Status {
       PREFIXD_TRY(CheckRelations(record));
-      // Opened afresh: what is in memory may be better than what is on the disk.
+      // The file is opened afresh, because its copy in memory may be better than the disk's.
       PREFIXD_ASSIGN(
           const auto file,
           SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
@@ -174,7 +175,7 @@ Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, Veri
     const auto now = tree.Record(record.id);
     if (!now.ok()) return {};  // removed meanwhile
     if (now->file == record.file) break;
-    record = *now;  // rewritten meanwhile: its new file is what counts
+    record = *now;  // rewritten meanwhile: its new file counts
   }
   ++report.segments;
   if (sound.ok()) {

@@ -9,14 +9,14 @@
 namespace prefixd::storage {
 namespace {
 
-// The rows of one segment that belong to the prefix: token positions `tokens`.
+// A Link is the rows of one segment that belong to the prefix: token positions `tokens`.
 struct Link {
   std::shared_ptr<const SegmentFile> file;
   TokenRange tokens;
   uint32_t first() const { return tokens.begin; }
 };
 
-// What borrowed rows need: their region's memory, and their pages in it.
+// A Hold keeps what borrowed rows need: their region's memory, and their pages in it.
 struct Hold {
   std::shared_ptr<TierRegion> region;
   std::vector<PagePins> pins;
@@ -151,7 +151,7 @@ class OpenPrefix final : public StoredPrefix {
       if (at == end) continue;
       PREFIXD_TRY(CheckBorrowable(link));
       const auto rows = std::span(out.rows).subspan(at, end - at);
-      // Keys and values have one page in the arrival layout and two in the settled one.
+      // A key and its value share a page in the arrival layout and lie in two in the settled one.
       const auto own = ids.subspan(at, end - at);
       if (link.file->layout().settled()) {
         PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kKey, rows, *hold,
@@ -177,7 +177,7 @@ class OpenPrefix final : public StoredPrefix {
     PREFIXD_TRY(CheckIds(layer, kv_head, ids));
     if (tier_->memory() == nullptr) return {};
     ReadStats reads;
-    // Only pages are wanted: every row may go to the same place.
+    // Only the pages matter, so every row may go to the same place.
     const size_t stride = PartBytes(model_.geometry.row(), part);
     std::vector<std::byte> nowhere(stride);
     const RowTarget target = TargetOf({nowhere, stride}, part);
@@ -186,7 +186,7 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
-      // Orders are read as steps are served; the first step that needs this one brings it.
+      // Prefetch does not load orders: the first step that needs one loads it.
       if (!link.file->HasOrder(layer, kv_head)) {
         at = end;
         continue;
@@ -259,7 +259,7 @@ class OpenPrefix final : public StoredPrefix {
     return {first, out.stride, first + model_.geometry.row().key_bytes(), out.stride};
   }
 
-  // One past the last of `ids`, from `at` on, that the link holds.
+  // Returns one past the last of `ids`, from `at` on, that the link holds.
   static size_t EndOf(const Link& link, std::span<const uint32_t> ids, size_t at) {
     const auto from = ids.begin() + static_cast<ptrdiff_t>(at);
     return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
@@ -268,7 +268,7 @@ class OpenPrefix final : public StoredPrefix {
   static uint32_t ItemBytes(const SegmentLayout& l) {
     return l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
   }
-  // As the kernels want them, and each in one piece.
+  // Returns whether stored rows have the form that the kernels need, each in one piece.
   static bool InPlaceable(const Link& link) {
     return link.file->header().encoding == RowEncoding::kAsGiven &&
            ItemBytes(link.file->layout()) <= kPageBytes;
@@ -287,7 +287,7 @@ class OpenPrefix final : public StoredPrefix {
                      " and cannot be read in place; use ReadRows"};
   }
 
-  // Points out.rows to the parts, whose pieces go to out.own where they must be copied.
+  // Points out.rows to the parts; pieces that must be copied go to out.own.
   Status View(const Link& link, RowPieces& pieces, RowPart part, RowViews& out, Hold& hold,
               ReadStats* stats) const {
     const std::vector<PagePiece> sorted = pieces.Take();
@@ -316,7 +316,8 @@ class OpenPrefix final : public StoredPrefix {
   Status Borrow(const Link& link, uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                 RowPart part, std::span<RowRef> rows, Hold& hold, ReadStats* stats) const {
     PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
-    std::vector<std::byte> marks(ids.size());  // pieces come sorted by page: whose is whose
+    // Pieces come sorted by page: marks map them back to rows.
+    std::vector<std::byte> marks(ids.size());
     const size_t key = link.file->layout().shape.key_bytes;
     for (size_t i = 0; i < ids.size(); ++i) {
       std::byte* const mark = &marks[i];
@@ -335,7 +336,7 @@ class OpenPrefix final : public StoredPrefix {
     return {};
   }
 
-  // Null in the arrival layout.
+  // Returns null in the arrival layout.
   Result<const RunOrder*> OrderOf(const Link& link, uint32_t layer, uint32_t kv_head) const {
     auto order = link.file->Order(*core_->engine, layer, kv_head);
     if (!order.ok() && order.error().code == Code::kCorrupt) {
@@ -357,7 +358,7 @@ class OpenPrefix final : public StoredPrefix {
                       Deliver::kDecoded);
   }
 
-  // Destroyed in reverse: the pin needs the core.
+  // Members are destroyed in reverse order, and the pin needs the core.
   const std::shared_ptr<StoreCore> core_;
   const ChainPin pin_;
   const ModelRecord model_;
@@ -365,7 +366,7 @@ class OpenPrefix final : public StoredPrefix {
   const std::shared_ptr<TierRegion> tier_;
   ReadServices services_;
   std::vector<Link> links_;
-  std::vector<StoredPart> parts_;  // of the links
+  std::vector<StoredPart> parts_;  // [links]
   std::vector<uint32_t> tokens_;
 };
 

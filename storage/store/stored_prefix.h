@@ -1,4 +1,4 @@
-// Reading a stored prefix: rows gathered, viewed where they lie, streamed, read ahead, borrowed.
+// Reads a stored prefix: rows gathered, viewed in place, streamed, prefetched, borrowed.
 //
 // Thread-safety: all methods of StoredPrefix may be called concurrently. Errors: kCorrupt means
 // that stored bytes did not verify and were not returned; kUnavailable that the disk did not answer
@@ -25,7 +25,7 @@
 
 namespace prefixd::storage {
 
-// A stored prefix opened for reading, pinned: removal waits for (or refuses) open prefixes.
+// A StoredPrefix is opened for reading and pinned: removal waits for (or refuses) open prefixes.
 class StoredPrefix {
  public:
   virtual ~StoredPrefix() = default;
@@ -38,17 +38,18 @@ class StoredPrefix {
   // byte returned was verified against its page's checksum.
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                           RowPart part, RowSink out, ReadStats* stats) const = 0;
-  // The same rows, copied only where they must be; `out.rows` becomes [ids.size()].
+  // Reads the same rows and copies only those that cannot be read in place; `out.rows` becomes
+  // [ids.size()].
   virtual Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                           RowPart part, RowViews& out, ReadStats* stats) const = 0;
-  // A run of rows, or a part of them. Streams; does not displace hot rows of the host tier.
+  // Streams a run of rows, or a part of them, without displacing hot rows of the host tier.
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
                            RowSink out, RangeUse use, ReadStats* stats) const = 0;
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
                    ReadStats* stats) const {
     return ReadRange(layer, kv_head, range, part, out, RangeUse::kShared, stats);
   }
-  // Whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
+  // These read whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out, ReadStats* stats) const {
     return ReadRows(layer, kv_head, ids, RowPart::kRow, {out, model().geometry.row().bytes()},
@@ -59,25 +60,26 @@ class StoredPrefix {
     return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
                      stats);
   }
-  // Every row once, in runs of some megabytes, in whatever order they lie: for readers that do not
-  // mind it, such as exact attention. In place where the host tier has them, pinned while `visit`
-  // runs; else copied into room.own. Streams as ReadRange does. room.rows is empty afterwards.
+  // Visits every row once, in runs of some megabytes, in stored order: for readers that do not mind
+  // the order, such as exact attention. Rows are in place where the host tier has them, pinned
+  // while `visit` runs; else copied into room.own. Streams as ReadRange does. room.rows is empty
+  // afterwards.
   virtual Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room,
                            const RowVisitor& visit, ReadStats* stats) const = 0;
-  // Reads what the host tier lacks of such rows into it, behind all other reads: of somebody who
-  // may ask for them soon (ascending, < n_tokens), and waits for nothing. At most max_bytes; until
-  // `stop` is set (kCancelled, whatever the disk does). Nothing where there is no tier, or where
-  // the order of settled rows has not been read yet. An error means no more than that they are not
-  // there; `stats` gets what was read in any case.
+  // Prefetches such rows (ascending, < n_tokens) into the host tier, behind all other reads, for a
+  // step that may soon need them and does not wait. Reads at most max_bytes; ends when `stop` is
+  // set (kCancelled, whatever the disk does). Does nothing where there is no tier, or where the
+  // order of settled rows has not been read yet. An error means only that the rows are not there;
+  // `stats` gets what was read in any case.
   virtual Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                            RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
                            ReadStats* stats) const = 0;
-  // How they lie, in order; the same as long as the prefix is open.
+  // Returns how the rows are stored, part by part in order; constant while the prefix is open.
   virtual std::span<const StoredPart> parts() const = 0;
-  // Rows where they lie in the host tier, read into it first where they are not there; nothing is
-  // copied. All of them or an error: kFailedPrecondition for rows larger than a page, for encoded
-  // rows and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold
-  // in place (half its share of the tier, counted in pages).
+  // Pins rows in place in the host tier, and first reads those that are not there; copies nothing.
+  // Returns all rows or an error: kFailedPrecondition for rows larger than a page, for encoded rows
+  // and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold in
+  // place (half its share of the tier, counted in pages).
   virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids,
                                           ReadStats* stats) const = 0;
