@@ -1,4 +1,4 @@
-// Checks that every launch of gpu/ begins with. Internal to gpu/.
+// Defines the checks that every launch of gpu/ begins with. Internal to gpu/.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Copies from global into shared memory that go on while a thread computes. Internal to gpu/. The
-// emulation (tests/gpu/emulated_cuda.h) makes them when they are waited for and not before.
+// Copies from global into shared memory while a thread computes. Internal to gpu/. The emulation
+// (tests/gpu/emulated_cuda.h) makes the copies when they are waited for and not before.
 #pragma once
 
 #include "gpu/device/launch.cuh"
@@ -8,12 +8,12 @@ namespace prefixd::gpu::internal {
 
 #if defined(__CUDACC__)
 
-// 16 bytes; both addresses 16-byte aligned. `from` may be pinned host memory.
+// Copies 16 bytes; both addresses 16-byte aligned. `from` may be pinned host memory.
 __device__ inline void CopyAsync16(void* shared, const void* from) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// Until all copies of the calling thread are there; others see them after a barrier.
+// Waits until all copies of the calling thread are done; others see them after a barrier.
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 #endif

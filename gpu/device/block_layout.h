@@ -1,4 +1,4 @@
-// What all kernels share: threads of a block, tiles of rows, how faults are told. Internal to gpu/.
+// Defines what all kernels share: threads of a block, tiles of rows, fault words. Internal to gpu/.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,18 @@
 
 namespace prefixd::gpu::internal {
 
-inline constexpr uint32_t kThreads = 256;  // of every kernel
+inline constexpr uint32_t kThreads = 256;  // in every kernel
 inline constexpr uint32_t kTile = 16;      // rows staged in shared memory at a time
 static_assert(kTile * kMaxGroup == kThreads, "the softmax stage has one thread per (head, row)");
 static_assert(kMaxDim <= kThreads, "one thread per column");
 
-// DTypeBytes of prefixd/kv_shape.h, which device code cannot call.
+// The function repeats DTypeBytes of prefixd/kv_shape.h, which device code cannot call.
 PREFIXD_HD constexpr uint32_t ElementBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 PREFIXD_HD constexpr size_t Pad4(size_t n) { return (n + 3) / 4 * 4; }  // float4 alignment
 
-// Error words: a class in the high bits, so that the earliest stage's error wins an atomicMin.
+// An error word has its class in the high bits, so that the earliest stage's error wins an
+// atomicMin.
 enum class GroupFault : uint32_t {
   kShape = 0,
   kSummary = 1,
@@ -35,8 +36,9 @@ PREFIXD_HD constexpr uint32_t FaultWord(GroupFault fault, uint32_t detail) {
   return (static_cast<uint32_t>(fault) << kFaultShift) | detail;
 }
 
-// Rows [begin, end) of a group of `count` rows that split `index` of `n_splits` reads: whole tiles
-// of `tile` rows, as even as tiles allow; trailing splits of a short group are empty.
+// A RowSplit is the rows [begin, end), of a group of `count` rows, that split `index` of `n_splits`
+// reads: whole tiles of `tile` rows, as even as tiles allow; trailing splits of a short group are
+// empty.
 struct RowSplit {
   uint32_t begin = 0, end = 0;
 };
@@ -50,7 +52,8 @@ PREFIXD_HD inline RowSplit SplitRows(uint32_t count, uint32_t n_splits, uint32_t
   return split;
 }
 
-// A row as it is staged before it is decoded: key and value each from a 16-byte boundary on.
+// RawRow describes a row as staged before it is decoded: key and value each from a 16-byte boundary
+// on.
 struct RawRow {
   uint32_t key_bytes, value_bytes, value_at, bytes;
   PREFIXD_HD explicit RawRow(const RowShape& row)

@@ -1,4 +1,4 @@
-// CUDA error codes as values. Internal to gpu/: includes a CUDA header.
+// Turns CUDA error codes into values. Internal to gpu/: includes a CUDA header.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace prefixd::gpu::internal {
 
-// `what` completes "CUDA: <what> failed". Also clears the thread's non-sticky error, so that the
-// next call does not report this one again.
+// `what` completes "CUDA: <what> failed". The function also clears the thread's non-sticky error,
+// so that the next call does not report this one again.
 inline Status CudaStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   (void)cudaGetLastError();

@@ -6,14 +6,15 @@ namespace {
 
 using internal::CudaStatus;
 
-// Never launched: asking for its attributes tells whether this build's code loads on a device.
+// LoadProbe is never launched: a query of its attributes tells whether this build's code loads on a
+// device.
 __global__ void LoadProbe() {}
 
 Error Unavailable(const std::string& why) {
   return {Code::kUnavailable, "no usable CUDA device: " + why};
 }
 
-// Puts back the device that was current.
+// CurrentDevice restores the device that was current.
 class CurrentDevice {
  public:
   CurrentDevice() {

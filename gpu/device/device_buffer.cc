@@ -8,7 +8,7 @@ using internal::CudaStatus;
 
 namespace internal {
 
-// Errors on release cannot be acted upon, and must not be found by the next unrelated call.
+// No caller can act on an error at release, and the next unrelated call must not find it.
 void FreeDevice::operator()(std::byte* p) const { (void)CudaStatus(cudaFree(p), "free"); }
 void FreePinned::operator()(std::byte* p) const {
   (void)CudaStatus(cudaFreeHost(p), "freeing pinned memory");

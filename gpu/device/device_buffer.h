@@ -1,4 +1,5 @@
-// Memory and streams that own themselves, for callers and tests; the step itself allocates nothing.
+// Defines memory and streams that own themselves, for callers and tests; the step itself allocates
+// nothing.
 //
 // All are move-only; a moved-from or default-made object owns nothing. They belong to the device
 // that was current when they were made. Thread-safety: one owner at a time.
@@ -24,7 +25,8 @@ struct DestroyStream {
 };
 }  // namespace internal
 
-// Device memory, 256-byte aligned, not initialised. kResourceExhausted when there is not enough.
+// A DeviceBuffer is device memory, 256-byte aligned, not initialised. kResourceExhausted when there
+// is not enough.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -42,7 +44,7 @@ class DeviceBuffer {
   size_t bytes_ = 0;
 };
 
-// Page-locked host memory; kernels may read it at the same address.
+// A PinnedBuffer is page-locked host memory; kernels may read it at the same address.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -66,10 +68,11 @@ class OwnedStream {
   std::unique_ptr<CUstream_st, internal::DestroyStream> stream_;
 };
 
-// Ordered on `stream`; host memory must stay as it is until the stream has come that far.
+// The copy is ordered on `stream`; host memory must stay as it is until the stream has come that
+// far.
 Status CopyToDevice(std::byte* dst, const void* src, size_t bytes, Stream stream);
 Status CopyToHost(void* dst, const std::byte* src, size_t bytes, Stream stream);
-// Waits for the stream; reports what failed on it.
+// Waits for the stream and returns the errors of its work.
 Status Synchronize(Stream stream);
 // Makes `ordinal` the calling thread's current device.
 Status UseDevice(int ordinal);

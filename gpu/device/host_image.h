@@ -1,8 +1,8 @@
 // Builds one block of host memory that is copied to the device in one piece. Internal to gpu/.
 //
 // Arrays are laid out one after the other, 16-byte aligned; each Add returns the address the array
-// will have on the device, so that structures of device pointers can be added too. Run the same
-// additions twice: first with null bases, which only measures, then into memory of that size.
+// will have on the device, so that structures of device pointers can be added too. Callers make the
+// same additions twice: first with null bases, which only measures, then into memory of that size.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace prefixd::gpu::internal {
 
 class HostImage {
  public:
-  // host: 16-byte aligned staging memory, or null to measure; device: where it will be copied to.
+  // host: 16-byte aligned staging memory, or null to measure; device: the copy's destination.
   HostImage(std::byte* host, std::byte* device) : host_(host), device_(device) {}
 
   size_t bytes() const { return bytes_; }
 
-  // The device address of what is added next.
+  // Returns the device address of the next addition.
   const std::byte* Here() {
     bytes_ = (bytes_ + 15) / 16 * 16;
     return device_ + bytes_;
@@ -31,7 +31,7 @@ class HostImage {
     return reinterpret_cast<const T*>(at);
   }
 
-  // n values that fill(span) makes; not called when only measuring.
+  // Adds n values that fill(span) makes; `fill` is not called when only measuring.
   template <typename T, typename Fill>
   const T* AddMade(size_t n, Fill fill) {
     const std::byte* at = Here();
@@ -40,13 +40,13 @@ class HostImage {
     return reinterpret_cast<const T*>(at);
   }
 
-  // Directly behind the previous addition.
+  // Adds bytes directly behind the previous addition.
   void AddBytes(const void* data, size_t n) {
     if (host_ && n > 0) std::memcpy(host_ + bytes_, data, n);
     bytes_ += n;
   }
 
-  // As float32.
+  // Adds the values as float32.
   const float* AddFloats(std::span<const double> values) {
     const std::byte* at = Here();
     for (const double value : values) {
@@ -56,7 +56,7 @@ class HostImage {
     return reinterpret_cast<const float*>(at);
   }
 
-  // matrix [rows][columns] as [columns][rows].
+  // Adds matrix [rows][columns] as [columns][rows].
   const float* AddTransposed(std::span<const float> matrix, size_t rows, size_t columns) {
     const std::byte* at = Here();
     for (size_t c = 0; c < columns; ++c) {

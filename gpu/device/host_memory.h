@@ -1,5 +1,5 @@
-// What callers with tensors in host memory share: buffers that grow, and rows that need no copy.
-// Internal to gpu/.
+// Defines what callers with tensors in host memory share: buffers that grow, and rows that need no
+// copy. Internal to gpu/.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace prefixd::gpu::internal {
 
-// Buffer: DeviceBuffer or PinnedBuffer. The old contents are lost.
+// Buffer: DeviceBuffer or PinnedBuffer. Growing drops the old contents.
 template <typename Buffer>
 Status Grow(Buffer& buffer, size_t bytes) {
   if (buffer.bytes() >= bytes) return {};
@@ -21,14 +21,14 @@ Status Grow(Buffer& buffer, size_t bytes) {
   return {};
 }
 
-// Page-locked host memory or the device's own, seen by kernels at this very address, with elements
-// aligned.
+// Returns whether the rows are page-locked host memory or the device's own, which kernels see at
+// this very address, with elements aligned.
 inline bool ReadableByDevice(const RowsView& rows, DType dtype) {
   const size_t element = DTypeBytes(dtype);
   const auto aligned = [element](const std::byte* p) {
     return reinterpret_cast<uintptr_t>(p) % element == 0;
   };
-  if (rows.refs) {  // anywhere, each by itself
+  if (rows.refs) {  // rows lie anywhere, each by itself
     return std::all_of(rows.refs, rows.refs + rows.count, [&](const RowRef& row) {
       return aligned(row.key) && aligned(row.value) && DeviceReads(row.key) &&
              DeviceReads(row.value + rows.shape.value_bytes() - 1);

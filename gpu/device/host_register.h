@@ -1,4 +1,4 @@
-// Host memory that others allocated, made readable by kernels at its own address.
+// Makes host memory that others allocated readable by kernels at its own address.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,12 @@ namespace prefixd::gpu {
 // much; kUnavailable without a device; kInternal when it is registered already.
 // Thread-safety: any thread; takes time in proportion to the bytes.
 Status RegisterHostMemory(std::span<std::byte> bytes);
-// Before the memory goes away, and after the last kernel that reads it. The same span.
+// REQUIRES: the last kernel that reads the memory has ended, and the memory still exists. Pass the
+// same span.
 Status UnregisterHostMemory(std::span<std::byte> bytes);
 
-// Whether kernels may read this byte at this very address: page-locked memory, registered or
-// allocated so, or the device's. False without a device.
+// Returns whether kernels may read this byte at this very address: page-locked memory, registered
+// or allocated so, or the device's. False without a device.
 bool DeviceReads(const std::byte* byte);
 
 }  // namespace prefixd::gpu

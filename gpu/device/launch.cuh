@@ -1,4 +1,4 @@
-// How kernels are launched and find their dynamic shared memory. Internal to gpu/.
+// Launches kernels and finds their dynamic shared memory. Internal to gpu/.
 //
 // Compiled by nvcc this is CUDA. The same kernels also compile as plain C++ against
 // tests/gpu/emulated_cuda.h, which must be included first then: it runs a block's threads in turns
@@ -13,14 +13,14 @@
 
 namespace prefixd::gpu::internal {
 
-// The block's dynamic shared memory, 16-byte aligned.
+// Returns the block's dynamic shared memory, 16-byte aligned.
 __device__ inline float* DynamicShared() {
   extern __shared__ float4 prefixd_dynamic_shared[];
   return reinterpret_cast<float*>(prefixd_dynamic_shared);
 }
 
-// Blocks of kThreads. Beyond 48 KiB of shared memory a kernel must opt in: shared_limit (0: no
-// need) is the most the device gives, always the same value, because other threads may be
+// Launches blocks of kThreads. Beyond 48 KiB of shared memory a kernel must opt in: shared_limit
+// (0: no need) is the most the device gives, always the same value, because other threads may be
 // launching the same kernel with other shapes.
 template <typename Kernel, typename Params>
 int Launch(Kernel* kernel, dim3 grid, size_t shared_bytes, size_t shared_limit,

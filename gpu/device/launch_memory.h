@@ -1,4 +1,5 @@
-// Device memory for what a launch writes and works in. Internal to gpu/, its tests and benchmarks.
+// Allocates device memory for a launch's outputs and workspace. Internal to gpu/, its tests and
+// benchmarks.
 #pragma once
 
 #include "gpu/device/device_buffer.h"
@@ -7,7 +8,7 @@
 
 namespace prefixd::gpu::internal {
 
-// Must stay until the stream has passed the launch and its outputs were copied.
+// The memory must stay until the stream has passed the launch and its outputs were copied.
 struct LaunchMemory {
   DeviceBuffer output, workspace;
 };
@@ -22,7 +23,7 @@ Result<LaunchMemory> AllocateFor(size_t output_bytes, size_t workspace_bytes, Ar
   return memory;
 }
 
-// For a launch of `plan`: all of args' outputs and its workspace, uninitialised.
+// Allocates for a launch of `plan`: all of args' outputs and its workspace, uninitialised.
 inline Result<LaunchMemory> AllocateFor(const TopKPlan& plan, TopKArgs& args) {
   const size_t n = plan.shape.n_groups, ids = n * plan.shape.max_k;
   const size_t words = (ids + 2 * n) * sizeof(uint32_t);

@@ -1,10 +1,10 @@
-// Tensor-core products of 16 x 8 x 16 tiles in bf16, and float32 numbers as sums of bf16 parts.
-// Internal to gpu/. The emulation of both is in tests/gpu/emulated_cuda.h.
+// Computes tensor-core products of 16 x 8 x 16 tiles in bf16, and splits float32 numbers into sums
+// of bf16 parts. Internal to gpu/. The emulation of both is in tests/gpu/emulated_cuda.h.
 //
-// Fragments, with r = lane / 4 and c = lane % 4 (PTX ISA, mma.m16n8k16): of A [16][16], a word
-// holds two neighbouring columns: a[0] (r, 2c), a[1] (r + 8, 2c), a[2] (r, 2c + 8), a[3] (r + 8,
-// 2c + 8). Of B [16][8], a word holds two neighbouring rows of column r: b[0] rows 2c, 2c + 1, b[1]
-// rows 2c + 8, 2c + 9. Of C [16][8]: c[0..1] (r, 2c), (r, 2c + 1), c[2..3] (r + 8, same columns).
+// Fragments, with r = lane / 4 and c = lane % 4 (PTX ISA, mma.m16n8k16): in A [16][16], a word
+// holds two neighbouring columns: a[0] (r, 2c), a[1] (r + 8, 2c), a[2] (r, 2c + 8), a[3] (r + 8, 2c
+// + 8). In B [16][8], a word holds two neighbouring rows of column r: b[0] rows 2c, 2c + 1, b[1]
+// rows 2c + 8, 2c + 9. C [16][8] has c[0..1] (r, 2c), (r, 2c + 1), c[2..3] (r + 8, same columns).
 #pragma once
 
 #include "gpu/device/launch.cuh"
@@ -13,7 +13,7 @@ namespace prefixd::gpu::internal {
 
 #if defined(__CUDACC__)
 
-// c += A B. All lanes of a warp.
+// Computes c += A B. All lanes of a warp call it.
 __device__ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -22,7 +22,7 @@ __device__ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// bf16(low) in the lower half, bf16(high) in the upper, rounded to nearest even.
+// Returns bf16(low) in the lower half, bf16(high) in the upper, rounded to nearest even.
 __device__ inline uint32_t PackBf16(float low, float high) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -34,7 +34,7 @@ __device__ inline uint32_t PackBf16(float low, float high) {
 __device__ inline float LowBf16(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ inline float HighBf16(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
 
-// The pair (x, y) as kParts words, each the bf16 of what the former ones left.
+// Splits the pair (x, y) into kParts words, each the bf16 of the remainder after the former ones.
 template <uint32_t kParts>
 __device__ inline void SplitPair(float x, float y, uint32_t (&parts)[kParts]) {
 #pragma unroll

@@ -1,7 +1,7 @@
-// Block-wide pieces of the kernels: elements, dot products, reductions. Internal to gpu/.
+// Defines block-wide pieces of the kernels: elements, dot products, reductions. Internal to gpu/.
 //
-// Every function here is called by all kThreads threads of a block with the same arguments, unless
-// it says otherwise.
+// All kThreads threads of a block call every function here with the same arguments, unless the
+// function's comment says otherwise.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -32,11 +32,11 @@ __device__ inline T WarpMax(T x) {
   return x;
 }
 
-// The sum or maximum over the block, known to every thread. Synchronises before and after.
+// Returns the sum or maximum over the block to every thread. Synchronises before and after.
 template <typename T>
 __device__ inline T BlockSum(T x) {
   __shared__ T part[kWarps];
-  __syncthreads();  // the previous use of `part` has been read
+  __syncthreads();  // `part` has been read since its previous use
   x = WarpSum(x);
   if (threadIdx.x % kWarp == 0) part[threadIdx.x / kWarp] = x;
   __syncthreads();
@@ -55,10 +55,10 @@ __device__ inline T BlockMax(T x) {
   for (uint32_t w = 1; w < kWarps; ++w) max = Larger(max, part[w]);
   return max;
 }
-// The sum of what threads before this one bring. Synchronises before and after.
+// Returns the sum of the values of the threads before this one. Synchronises before and after.
 __device__ inline uint32_t SumBefore(uint32_t own) {
   __shared__ uint32_t sum[kThreads];
-  __syncthreads();  // the previous use has been read
+  __syncthreads();  // `sum` has been read since its previous use
   sum[threadIdx.x] = own;
   __syncthreads();
   for (uint32_t offset = 1; offset < kThreads; offset *= 2) {
@@ -72,12 +72,12 @@ __device__ inline uint32_t SumBefore(uint32_t own) {
 
 __device__ inline bool Finite(float x) { return fabsf(x) <= 3.402823466e38f; }  // false for NaN
 
-// Reports a fault of a group; of several, the smallest word stays.
+// Reports a fault of a group; the smallest of several words stays.
 __device__ inline void Fault(uint32_t* errors, uint32_t group, GroupFault fault, uint32_t detail) {
   atomicMin(&errors[group], FaultWord(fault, detail));
 }
 
-// Two 16-bit elements of a 32-bit word, the lower one first.
+// Returns the two 16-bit elements of a 32-bit word, the lower one first.
 __device__ inline float2 Unpack(DType dtype, uint32_t word) {
   if (dtype == DType::kBf16) {
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
@@ -88,15 +88,16 @@ __device__ inline float2 Unpack(DType dtype, uint32_t word) {
   return make_float2(half(word & 0xffffu), half(word >> 16));
 }
 
-// Element i of an array of 16-bit or float32 elements.
+// Returns element i of an array of 16-bit or float32 elements.
 __device__ inline float Element(const void* data, DType dtype, uint32_t i) {
   if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
   return Unpack(dtype, static_cast<const uint16_t*>(data)[i]).x;
 }
 
-// out[g][r] = sum_j a[g][j] x[r][j], one warp per row: a [n_heads][lda], x [kTile][ldx], n columns,
-// out [kMaxGroup][kTile]; rows from n_rows on and heads from n_heads on are not written. Sums are
-// of type Sum: in float64 they are exact but for the last rounding, however much terms cancel.
+// Computes out[g][r] = sum_j a[g][j] x[r][j], one warp per row: a [n_heads][lda], x [kTile][ldx], n
+// columns, out [kMaxGroup][kTile]; rows from n_rows on and heads from n_heads on are not written.
+// Sums are of type Sum: in float64 they are exact except for the last rounding, however much terms
+// cancel.
 template <typename Sum>
 __device__ inline void DotTile(const Sum* a, size_t lda, uint32_t n_heads, const float* x,
                                size_t ldx, uint32_t n_rows, uint32_t n, Sum scale, float* out) {

@@ -1,4 +1,4 @@
-// An image (host_image.h) on its way to the device. Internal to gpu/, its tests and benchmarks.
+// Copies an image (host_image.h) to the device. Internal to gpu/, its tests and benchmarks.
 #pragma once
 
 #include "gpu/device/device_buffer.h"
@@ -11,9 +11,8 @@ struct Upload {
   DeviceBuffer memory;
 };
 
-// pack(HostImage&) is called twice: to measure, and to fill memory of that size. The copy is
-// ordered on `stream`; both buffers are the caller's and must stay until the stream has come that
-// far.
+// Calls pack(HostImage&) twice: to measure, and to fill memory of that size. The copy is ordered on
+// `stream`; the caller owns both buffers and keeps them until the stream has come that far.
 template <typename Pack>
 Result<Upload> UploadImage(Pack pack, Stream stream) {
   HostImage measure(nullptr, nullptr);

@@ -1,4 +1,4 @@
-// HostStep::AttendExact: exact attention of host memory's queries and rows.
+// Implements HostStep::AttendExact: exact attention of host memory's queries and rows.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -27,7 +27,7 @@ Status CheckExact(std::span<const float> queries, uint32_t n, const RowsView& ro
       std::to_string(n));
 }
 
-// The one group of a launch: its queries, its rows or their addresses.
+// Packs the one group of a launch: its queries, its rows or their addresses.
 const ExactSource* PackExact(std::span<const float> queries, uint32_t n, const RowsView& rows,
                              bool in_place, HostImage& image) {
   ExactSource source;
@@ -73,8 +73,8 @@ Status HostStep::AttendExact(std::span<const float> queries, uint32_t n_queries,
   PREFIXD_ASSIGN(const ExactPlan plan, PlanExact(shape, device_));
   PREFIXD_TRY(UseDevice(device_.ordinal));
 
-  // Rows by their addresses would cross the bus once for every tile of queries, and each is looked
-  // up by itself: with more than one tile they are copied here and cross it once.
+  // Rows given by their addresses would cross the bus once for every tile of queries, each with its
+  // own lookup: with more than one tile they are copied here and cross it once.
   const bool in_place = rows.count > 0 && (rows.refs == nullptr || n_queries <= kQueryTile) &&
                         internal::ReadableByDevice(rows, rows.shape.dtype);
   HostImage measure(nullptr, nullptr);
@@ -95,7 +95,8 @@ Status HostStep::AttendExact(std::span<const float> queries, uint32_t n_queries,
   args.workspace_bytes = workspace_.bytes();
   PREFIXD_TRY(CopyToDevice(input_.data(), staging_.data(), image.bytes(), stream_.get()));
   const Status launched = LaunchExact(plan, args, stream_.get());
-  // Also after a failed launch: the staging memory must not be reused while it is being copied.
+  // A failed launch is waited for too: the staging memory must not be reused while it is being
+  // copied.
   if (!launched.ok()) {
     (void)Synchronize(stream_.get());
     return launched;

@@ -1,4 +1,5 @@
-// Exact attention: a tile of queries against a run of rows on tensor cores, with a running softmax.
+// Computes exact attention: a tile of queries against a run of rows on tensor cores, with a running
+// softmax.
 #include "gpu/exact/exact_layout.h"
 #include "gpu/device/mma.cuh"
 #include "gpu/device/tile.cuh"
@@ -6,8 +7,8 @@
 namespace prefixd::gpu::internal {
 namespace {
 
-// c = sum over parts of A and B whose numbers add up to at most kQueryParts - 1 of A_i B_j, small
-// products first; what is left out is below the last part's rounding.
+// Computes c = the sum of A_i B_j over all parts with i + j <= kQueryParts - 1, small products
+// first; the omitted products are below the last part's rounding.
 template <uint32_t kParts>
 __device__ void MmaParts(float (&c)[4], const uint32_t (&a)[kQueryParts][4],
                          const uint32_t (&b)[kParts][2]) {
@@ -57,8 +58,8 @@ __device__ void StageQueries(const ExactBlock& b) {
   }
 }
 
-// Rows [begin, begin + n) of the prefix, the rest of the tile as zeros. Keys in pairs of
-// dimensions, values in pairs of rows: as the products take them.
+// Stages rows [begin, begin + n) of the group, the rest of the tile as zeros: keys in pairs of
+// dimensions, values in pairs of rows, the form in which the products take them.
 template <uint32_t kParts>
 __device__ void StageRows(const ExactBlock& b, uint32_t begin, uint32_t n) {
   const RowShape& shape = b.p.shape.row;
@@ -114,16 +115,16 @@ __device__ void StageRows(const ExactBlock& b, uint32_t begin, uint32_t n) {
   }
 }
 
-// A warp's share: 16 queries, of each tile 16 rows. A thread has two queries (lane / 4 and 8 more)
-// and of every eight columns two.
+// An accumulator is a warp's share: 16 queries, and of each tile 16 rows. A thread has two queries
+// (lane / 4 and lane / 4 + 8) and two of every eight columns.
 template <uint32_t kColumnTiles>
 struct Accumulator {
   float m[2] = {-INFINITY, -INFINITY};
-  float z[2] = {};  // of this thread's rows alone
+  float z[2] = {};  // over this thread's rows alone
   float n[kColumnTiles][4] = {};
 };
 
-// scores[t][i] of rows 8 t .. 8 t + 7 of the warp's 16, before scaling.
+// Computes scores[t][i] of rows 8 t .. 8 t + 7 of the warp's 16, before scaling.
 template <uint32_t kParts>
 __device__ void ScoreTile(const ExactBlock& b, float (&score)[2][4]) {
   const uint32_t dim = b.p.shape.row.key_dim, ld = PairWords(dim);
@@ -157,7 +158,7 @@ __device__ void ScoreTile(const ExactBlock& b, float (&score)[2][4]) {
   }
 }
 
-// The tile of rows [begin, begin + n) into the accumulator.
+// Adds the tile of rows [begin, begin + n) to the accumulator.
 template <uint32_t kParts, uint32_t kColumnTiles>
 __device__ void AddTile(const ExactBlock& b, uint32_t n, Accumulator<kColumnTiles>& acc) {
   const LayerGeometry& layer = b.p.shape.layer;
@@ -199,7 +200,7 @@ __device__ void AddTile(const ExactBlock& b, uint32_t n, Accumulator<kColumnTile
       acc.z[i / 2] += score[t][i];
     }
   }
-  // The weights of two tiles of eight rows are, as they stand, a fragment of 16 columns.
+  // The weights of two tiles of eight rows already form a fragment of 16 columns.
   uint32_t weight[kQueryParts][4];
 #pragma unroll
   for (uint32_t w = 0; w < 4; ++w) {
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(kThreads) ExactKernel(const __grid_constant__ 
   StageQueries(b);
   for (uint32_t begin = range.begin; begin < range.end; begin += kExactRows) {
     const uint32_t n = min(kExactRows, range.end - begin);
-    __syncthreads();  // the former tile was read
+    __syncthreads();  // the former tile has been read
     StageRows<kParts>(b, begin, n);
     __syncthreads();
     AddTile<kParts>(b, n, acc);
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(kThreads) ExactKernel(const __grid_constant__ 
   }
 }
 
-// The parts of one query become one state. Grid: x = query, y = group.
+// Merges the parts of one query into one state. Grid: x = query, y = group.
 __global__ void __launch_bounds__(kThreads)
     ExactMergeKernel(const __grid_constant__ ExactParams p) {
   const uint32_t group = blockIdx.y, query = blockIdx.x, c = threadIdx.x;

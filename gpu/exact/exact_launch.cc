@@ -1,4 +1,4 @@
-// Argument checks, the plan and the launch of exact attention. Host arithmetic, no kernels.
+// Checks arguments, plans and launches exact attention. Host arithmetic, no kernels.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ Result<ExactPlan> PlanExact(const ExactShape& shape, const DeviceInfo& device) {
   PREFIXD_TRY(internal::CheckDType(shape.row.dtype));
   ExactPlan plan;
   plan.shape = shape;
-  // Two blocks for each multiprocessor, but at least eight tiles of rows to a block.
+  // The plan has two blocks for each multiprocessor, but at least eight tiles of rows to a block.
   const uint32_t blocks =
       shape.n_groups * ((shape.max_queries + internal::kQueryTile - 1) / internal::kQueryTile);
   const uint32_t tiles = (shape.max_rows + internal::kExactRows - 1) / internal::kExactRows;

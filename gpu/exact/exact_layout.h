@@ -1,4 +1,4 @@
-// Where the kernels of exact attention keep what they hand to one another. Internal to gpu/.
+// Lays out the data that the kernels of exact attention pass to one another. Internal to gpu/.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +9,22 @@
 
 namespace prefixd::gpu::internal {
 
-inline constexpr uint32_t kQueryTile = 64;  // queries of one block, 16 to a warp
+inline constexpr uint32_t kQueryTile = 64;  // queries per block, 16 to a warp
 inline constexpr uint32_t kExactRows = 32;  // rows staged at a time, 16 to a warp
 inline constexpr uint32_t kHalves = 2;      // warps of a block that share queries
 static_assert(kThreads == 32 * (kQueryTile / 16) * kHalves && kExactRows == 16 * kHalves);
 inline constexpr uint32_t kQueryParts = 3;  // bf16 parts of a float32
 
-// bf16 parts that hold an element exactly (float32: but for 2^-24).
+// Returns the number of bf16 parts that hold an element exactly (float32: up to 2^-24).
 PREFIXD_HD constexpr uint32_t RowParts(DType dtype) {
   return dtype == DType::kBf16 ? 1 : dtype == DType::kF16 ? 2 : 3;
 }
-// 32-bit words of one vector of n elements in pairs of bf16, padded so that the eight vectors that
-// a warp reads at once lie in different banks.
+// Returns the 32-bit words of one vector of n elements in pairs of bf16, padded so that the eight
+// vectors that a warp reads at once lie in different banks.
 PREFIXD_HD constexpr uint32_t PairWords(uint32_t n) { return (n + 15) / 16 * 8 + 4; }
 
-// Workspace, in floats: for each (group, query) the states of all parts: m, z, n [value_dim].
+// ExactLayout describes the workspace, in floats: for each (group, query) the states of all parts:
+// m, z, n [value_dim].
 struct ExactLayout {
   uint32_t n_groups, max_queries, value_dim, n_parts;
 
@@ -39,7 +40,7 @@ struct ExactLayout {
   PREFIXD_HD size_t total_floats() const { return part_at(n_groups, 0, 0); }
 };
 
-// Dynamic shared memory in 32-bit words; each array is 16-byte aligned.
+// ExactShared describes dynamic shared memory in 32-bit words; each array is 16-byte aligned.
 struct ExactShared {
   size_t q, k, v, total;
   PREFIXD_HD explicit ExactShared(const RowShape& row) {
