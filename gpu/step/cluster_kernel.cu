@@ -1,6 +1,6 @@
-// Kernel 3 of a step, where clusters are in use: what the retrieved rows leave of each cluster
-// (StepLayout's Cluster). Rows are read from where the split kernel kept them; each sum has one
-// owner and one order, so that a step gives the same bits every time.
+// Runs kernel 3 of a step, where clusters are in use: what the retrieved rows leave of each cluster
+// (StepLayout's Cluster). The kernel reads rows from where the split kernel kept them; each sum has
+// one owner and one order, so that a step gives the same bits every time.
 #include "gpu/step/estimator_math.h"
 #include "gpu/step/group_view.cuh"
 
@@ -21,7 +21,7 @@ __device__ void ForMembers(const uint16_t* clusters, uint32_t n, uint32_t c, Vis
   }
 }
 
-// The largest mass that the scan saw in any cluster, for one head.
+// Returns the largest mass that the scan saw in any cluster, for one head.
 __device__ float ScanShift(const DeviceSummary& s, uint32_t head) {
   float max = -INFINITY;
   for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) ClusterKernel(const __grid_constant_
   const uint32_t group = blockIdx.x, c = blockIdx.y, t = threadIdx.x;
   const DeviceSummary& s = p.args.summaries[group];
   const GroupRows rows = RowsOf(p, group);
-  // All returns are the same for all threads of the block; the faults were reported before.
+  // Every return is the same for all threads of the block; earlier kernels reported the faults.
   if (!UsesClusters(s.estimator) || c >= s.n_clusters || !rows.fits) return;
   if (p.args.errors[group] >> kFaultShift == static_cast<uint32_t>(GroupFault::kSummary)) return;
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) ClusterKernel(const __grid_constant_
   double shift = 0, square = 0, value = 0, mass = 0;
   uint32_t members = 0;
 
-  // Thread g < G also sums the scan's masses of head g; its shift comes first, by all threads.
+  // Thread g < G also sums the scan's masses of head g; all threads first compute its shift.
   float scan_shift = 0;
   for (uint32_t g = 0; g < G && !keys; ++g) {
     const float of_head = ScanShift(s, g);

@@ -1,6 +1,6 @@
-// Scalar mathematics of the remainder, compiled for the kernels and for the host (spec §3): the
-// device's form of attention/estimators/normal.h and attention/estimators/tilt.h, with which tests/gpu compares it.
-// float64, natural logs.
+// Computes the scalar mathematics of the remainder, compiled for the kernels and for the host (spec
+// §3): the device's form of attention/estimators/normal.h and attention/estimators/tilt.h, with
+// which tests/gpu compares it. float64, natural logs.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -15,15 +15,15 @@ namespace prefixd::gpu {
 
 PREFIXD_HD inline double Infinity() { return HUGE_VAL; }
 
-// erfcx(x) = exp(x^2) erfc(x), for x >= 0.
+// Returns erfcx(x) = exp(x^2) erfc(x), for x >= 0.
 PREFIXD_HD inline double Erfcx(double x) {
   if (x < 12.0) {
-    // x^2 = high + low exactly, so that the exponential keeps full precision.
+    // The split x^2 = high + low is exact, so that the exponential keeps full precision.
     const double high = x * x;
     const double low = fma(x, x, -high);
     return exp(high) * (1.0 + low) * erfc(x);
   }
-  // Asymptotic series: 1/(x sqrt(pi)) * sum_n (-1)^n (2n-1)!! / (2x^2)^n.
+  // The asymptotic series is 1/(x sqrt(pi)) * sum_n (-1)^n (2n-1)!! / (2x^2)^n.
   const double step = 1.0 / (2.0 * x * x);
   double term = 1.0, sum = 1.0;
   for (int n = 1; n <= 12; ++n) {
@@ -37,25 +37,26 @@ inline constexpr double kSqrt2 = 1.41421356237309504880;
 // Below this, Phi(t) is formed from erfcx: it would underflow, and its logarithm cancel.
 inline constexpr double kNormalTail = -5.0;
 
-// log Phi(t), Phi the standard normal distribution function.
+// Returns log Phi(t), Phi the standard normal distribution function.
 PREFIXD_HD inline double LogNormalCdf(double t) {
   if (t < kNormalTail) return -0.5 * t * t + log(0.5 * Erfcx(-t / kSqrt2));
   if (t > 0) return log1p(-0.5 * erfc(t / kSqrt2));
   return log(0.5 * erfc(-t / kSqrt2));
 }
 
-// h(t) = pdf(t) / Phi(t).
+// Returns h(t) = pdf(t) / Phi(t).
 PREFIXD_HD inline double NormalHazard(double t) {
   if (t < kNormalTail) return 0.79788456080286535588 / Erfcx(-t / kSqrt2);
   return 0.39894228040143267794 * exp(-0.5 * t * t) / (0.5 * erfc(-t / kSqrt2));
 }
 
-// Phi^-1(p): -inf and +inf at 0 and 1.
+// Returns Phi^-1(p): -inf and +inf at 0 and 1.
 PREFIXD_HD inline double NormalQuantile(double p) {
   const double tail = p > 0.5 ? 1.0 - p : p;
   const double sign = p > 0.5 ? -1.0 : 1.0;
   if (!(tail > 0)) return -sign * Infinity();
-  // Newton on log Phi, whose derivative is the hazard: concave, so that it converges from below.
+  // Newton's method runs on log Phi, whose derivative is the hazard: log Phi is concave, so the
+  // iteration converges from below.
   const double target = log(tail);
   double t = -sqrt(-2.0 * target);
   for (int step = 0; step < 50; ++step) {
@@ -66,7 +67,7 @@ PREFIXD_HD inline double NormalQuantile(double p) {
   return sign * t;
 }
 
-// sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma); c may be +inf.
+// Returns sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma); c may be +inf.
 PREFIXD_HD inline double LogTiltedMass(double mu, double sigma, double c) {
   if (c == Infinity()) return mu + 0.5 * sigma * sigma;
   const double a = (c - mu) / sigma, t = a - sigma;
@@ -74,24 +75,25 @@ PREFIXD_HD inline double LogTiltedMass(double mu, double sigma, double c) {
   return mu + 0.5 * sigma * sigma + LogNormalCdf(t);
 }
 
-// Range of the depth of a parent's cut, in its own deviations.
+// These bound the depth of a parent's cut, in its own deviations.
 inline constexpr double kDeepestCut = -30.0, kHighestCut = 40.0;
 
-// Variance over squared distance from mean to cut, of a standard Gaussian cut at a: decreases from
-// 1 (a -> -inf) to 0.
+// Returns variance over squared distance from mean to cut, of a standard Gaussian cut at a:
+// decreases from 1 (a -> -inf) to 0.
 PREFIXD_HD inline double SpreadRatio(double a) {
   const double h = NormalHazard(a), distance = a + h;
   return (1.0 - h * distance) / (distance * distance);
 }
 
-// The depth a at which SpreadRatio(a) = ratio, by the secant through an ever smaller bracket.
+// Returns the depth a at which SpreadRatio(a) = ratio, by the secant through an ever smaller
+// bracket.
 PREFIXD_HD inline double ParentDepth(double ratio) {
   double low = kDeepestCut, high = kHighestCut;
   double f_low = SpreadRatio(low) - ratio, f_high = SpreadRatio(high) - ratio;
   if (f_low <= 0) return low;
   if (f_high >= 0) return high;
   for (int step = 0; step < 60 && high - low > 1e-10; ++step) {
-    // Halving while the ends are far apart, where the function is no line.
+    // The bracket is halved while its ends are far apart, where the function is no line.
     const bool halve = step < 8 || step % 3 == 0;
     const double a = halve ? 0.5 * (low + high) : low + (high - low) * f_low / (f_low - f_high);
     const double f = SpreadRatio(a) - ratio;
@@ -107,7 +109,8 @@ PREFIXD_HD inline double ParentDepth(double ratio) {
   return low + (high - low) * f_low / (f_low - f_high);
 }
 
-// The Gaussian of which the scores are the part below c, a of its deviations above its mean.
+// Returns the Gaussian of which the scores are the part below c, a of its deviations above its
+// mean.
 PREFIXD_HD inline Tilt TiltFromParent(double mu, double c, double a) {
   const double h = NormalHazard(a);
   const double deviation = (c - mu) / (a + h);
@@ -117,7 +120,8 @@ PREFIXD_HD inline Tilt TiltFromParent(double mu, double c, double a) {
   return {LogTiltedMass(mean, deviation, c) - LogNormalCdf(a), (tilted - mu) / variance};
 }
 
-// TiltScores of attention/estimators/tilt.h. rank_depth: for kRank; not finite: kDirect instead.
+// Does what TiltScores of attention/estimators/tilt.h does. rank_depth: for kRank; when it is not
+// finite, kDirect is used instead.
 PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, double c,
                               double rank_depth) {
   if (!(c > mu)) return {mu, 0};
@@ -134,29 +138,29 @@ PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, doubl
   return {LogTiltedMass(mu, sigma, c), 1.0 - NormalHazard(t) / sigma};
 }
 
-// The cut that a tilted estimate uses: with CutKind::kNone the Gaussian's own expected maximum of
-// `remaining` scores, or the given score if that is lower.
+// Returns the cut that a tilted estimate uses: with CutKind::kNone the Gaussian's own expected
+// maximum of `remaining` scores, or the given score if that is lower.
 PREFIXD_HD inline double TiltCutOf(Cut cut, double mean, double sigma, double remaining) {
   if (cut.kind != CutKind::kNone) return cut.score;
   return fmin(double{cut.score}, mean + sigma * sqrt(2.0 * log(remaining)));
 }
 
-// Below this share of the phi cache's mass, what is left after subtraction is rounding noise: of
-// float32 caches and of features recomputed on tensor cores (prefixd/gpu/phi_pack.h).
+// Below this share of the phi cache's mass, what is left after subtraction is rounding noise: that
+// of float32 caches and of features recomputed on tensor cores (prefixd/gpu/phi_pack.h).
 inline constexpr double kNegligibleShare = 1e-4;
 // A key channel whose second moment falls below this share of the mid region's once the retrieved
-// rows are removed has none: what is left is the subtraction's rounding, and the tilt divides by
-// it.
+// rows are removed counts as zero: what is left is the subtraction's rounding, and the tilt divides
+// by it.
 inline constexpr double kNegligibleSpread = 1e-5;
 
-// What an estimator says of the remainder of one query head.
+// A RemainderMass is an estimator's result for the remainder of one query head.
 struct RemainderMass {
   double log_mass = -Infinity();  // log Z_R; -inf: no mass
-  double lever = 0;               // of the first-order value term (moment only)
+  double lever = 0;               // weight of the first-order value term (moment only)
 };
 
-// |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) where there is a cut (attention/estimators/remainder.h); the
-// lower side wins. mean = -inf where it is not known.
+// Clamps to |R| exp(mean) <= Z_R, and to Z_R <= |R| exp(c) where there is a cut
+// (attention/estimators/remainder.h); the lower side wins. mean = -inf where it is not known.
 PREFIXD_HD inline double ClampToBracket(double log_mass, double log_count, double mean, Cut cut) {
   if (cut.kind != CutKind::kNone && log_mass > log_count + cut.score) {
     log_mass = log_count + cut.score;
@@ -164,8 +168,8 @@ PREFIXD_HD inline double ClampToBracket(double log_mass, double log_count, doubl
   return log_mass < log_count + mean ? log_count + mean : log_mass;
 }
 
-// The tilted moments of `count` > 0 remaining tokens of `mid_count` whose scores have this mean and
-// variance.
+// Returns the tilted moments of `count` > 0 remaining tokens of `mid_count` whose scores have this
+// mean and variance.
 PREFIXD_HD inline RemainderMass TiltedMoment(MomentForm form, double count, double mid_count,
                                              double mean, double variance, Cut cut) {
   const double c = TiltCutOf(cut, mean, variance > 0 ? sqrt(variance) : 0.0, count);
@@ -175,8 +179,8 @@ PREFIXD_HD inline RemainderMass TiltedMoment(MomentForm form, double count, doub
   return {ClampToBracket(log_count + tilt.log_mean, log_count, mean, cut), tilt.lever};
 }
 
-// The phi estimate: `share` of the cache's mass exp(log_mid) is left after subtraction. Also no
-// mass where the maps overflowed into NaN.
+// Returns the phi estimate: `share` of the cache's mass exp(log_mid) is left after subtraction.
+// Maps that overflowed into NaN give no mass too.
 PREFIXD_HD inline RemainderMass PhiRemainder(double count, double log_mid, double share,
                                              double mean, Cut cut) {
   RemainderMass out;

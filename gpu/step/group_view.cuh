@@ -1,4 +1,4 @@
-// What a block needs to know of its group, read from device memory and checked. Internal to gpu/.
+// Reads from device memory, and checks, what a block needs to know of its group. Internal to gpu/.
 #pragma once
 
 #include "gpu/device/tile.cuh"
@@ -6,7 +6,7 @@
 
 namespace prefixd::gpu::internal {
 
-// The exact rows of a group: [0, anchors) are anchors, [anchors, count) retrieved.
+// GroupRows are the exact rows of a group: [0, anchors) are anchors, [anchors, count) retrieved.
 struct GroupRows {
   size_t first = 0;  // index of row 0 among all groups' rows
   uint32_t count = 0, anchors = 0;
@@ -32,7 +32,8 @@ __device__ inline DeviceRow RowAddress(const StepParams& p, size_t index) {
   return {row, row + RawRow(p.shape.row).key_bytes};
 }
 
-// Deviations from the mean key are summed: for the moments, and for phi where it bounds the mass.
+// Returns whether deviations from the mean key are summed: for the moments, and for phi where it
+// bounds the mass.
 __device__ inline bool HasMeanKey(const DeviceSummary& summary) {
   return summary.estimator != EstimatorKind::kNone && summary.mean_key != nullptr;
 }
@@ -42,7 +43,7 @@ __device__ inline bool UsesClusters(EstimatorKind kind) {
          kind == EstimatorKind::kScan;
 }
 
-// The map is one that the shape made room for.
+// Returns whether the shape made room for the map.
 template <typename Map>
 __device__ inline bool MapFits(const StepShape& shape, const Map& map) {
   return map.in_dim == shape.row.key_dim && map.d_phi == shape.d_phi && map.d_emb <= shape.d_emb;
@@ -71,7 +72,8 @@ __device__ inline bool ClustersFit(const StepParams& p, const DeviceSummary& s) 
          (s.spread_dim == 1 || s.spread_dim == p.shape.row.key_dim);
 }
 
-// The summary has what its estimator needs; of the query maps, that of `head` is looked at.
+// Returns whether the summary has what its estimator needs; of the query maps, only that of `head`
+// is checked.
 __device__ inline bool SummaryFits(const StepParams& p, const DeviceSummary& s, uint32_t head) {
   if (s.estimator == EstimatorKind::kNone) return true;
   if (p.shape.layer.softcap != 0) return false;

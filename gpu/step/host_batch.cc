@@ -57,7 +57,7 @@ Status CheckGroup(const GroupStepInput& in, const GroupStepOutput& out, const St
   return CheckSummaries(in, shape);
 }
 
-// The shape that covers a batch; members that groups must agree in are the first group's.
+// Returns the shape that covers a batch; members in which groups must agree are the first group's.
 Result<StepShape> ShapeOf(std::span<const GroupStepInput> in,
                           std::span<const GroupStepOutput> out) {
   if (in.empty() || in.size() != out.size()) {
@@ -96,7 +96,7 @@ Result<StepShape> ShapeOf(std::span<const GroupStepInput> in,
   return shape;
 }
 
-// What belongs to rows: their clusters and stored features, by row, anchors included.
+// Packs the clusters and stored features of rows, by row, anchors included.
 void PackRowExtras(std::span<const GroupStepInput> in, HostImage& image, BatchStepArgs& args) {
   std::vector<uint16_t> clusters;
   std::vector<const void*> features;
@@ -134,11 +134,12 @@ void AddRows(const RowsView& rows, HostImage& image) {
   }
 }
 
-// Each row by its address: those that lie elsewhere where they are, the others in the image.
+// Packs the address of each row: rows that the device reads elsewhere keep their place, the others
+// go to the image.
 void PackAddresses(std::span<const GroupStepInput> in, const RowShape& shape,
                    const Elsewhere& elsewhere, HostImage& image, BatchStepArgs& args) {
   std::vector<DeviceRow> addresses;
-  const auto at = [&](const std::byte* first, size_t count) {  // one behind the other
+  const auto at = [&](const std::byte* first, size_t count) {  // adjacent rows
     for (size_t i = 0; i < count; ++i) {
       const std::byte* key = first + i * shape.bytes();
       addresses.push_back({key, key + shape.key_bytes()});
@@ -163,7 +164,7 @@ void PackAddresses(std::span<const GroupStepInput> in, const RowShape& shape,
   args.row_addresses = image.Add<DeviceRow>(addresses);
 }
 
-// All rows one behind the other.
+// Packs all rows one behind the other.
 void PackRows(std::span<const GroupStepInput> in, const RowShape& shape, HostImage& image,
               BatchStepArgs& args) {
   args.row_stride = shape.bytes();

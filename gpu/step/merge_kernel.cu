@@ -1,4 +1,4 @@
-// The last kernel of a step: the splits of a head become one exact state, the remainder is
+// Runs the last kernel of a step: the splits of a head become one exact state, the remainder is
 // estimated from the summary less the retrieved rows, and the two are normalised once (spec §2,
 // steps 3, 4).
 #include "gpu/step/remainder.cuh"
@@ -81,10 +81,10 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
     }
   }
 
-  // Exact part and remainder on one common shift, normalised once.
+  // Exact part and remainder share one shift and are normalised once.
   const double log_r = remainder.mass.log_mass;
   const double shift = fmax(double{sums.m}, log_r);
-  if (shift == -Infinity()) {  // nothing is stored
+  if (shift == -Infinity()) {  // the store holds no rows
     if (c < dv) y[c] = 0;
     if (c == 0) {
       p.args.lse[blockIdx.x] = -INFINITY;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   }
   const double exact = exp(sums.m - shift) * sums.z, estimated = exp(log_r - shift);
   const double whole = exact + estimated;
-  // What the state is of: with the estimate merged, or of what was read alone.
+  // The state covers the exact rows with the merged estimate, or the exact rows alone.
   const double merged = summary.merge_estimate ? estimated : 0.0;
   const double z = exact + merged;
   float out = 0;

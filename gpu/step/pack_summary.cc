@@ -92,7 +92,8 @@ void PackClusters(const GroupStepInput& in, HostImage& image, DeviceSummary& d) 
   d.cluster_spreads = image.AddFloats(clusters.spreads());
 }
 
-// Whether the estimate is merged into y and lse, or only told: an input that cannot say merges it.
+// Returns whether the estimate is merged into y and lse, or only reported. An input without
+// merge_estimate merges it.
 template <typename Input>
 bool MergesEstimate(const Input& in) {
   if constexpr (requires { in.merge_estimate; }) {

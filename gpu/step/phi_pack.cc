@@ -22,7 +22,8 @@ void PackWeights(std::span<const float> w, uint32_t n_in, uint32_t n_out, std::s
   assert(w.size() == size_t{n_in} * n_out && out.size() == PackedWords(n_in, n_out));
   const uint32_t tiles_in = (n_in + kTileIn - 1) / kTileIn;
   for (size_t at = 0; at < out.size(); at += 2) {
-    const uint32_t lane = at % kTileWords / 4, half = at % 4 / 2;  // half: 0 of high, 1 of low
+    // Half: 0 for high parts, 1 for low.
+    const uint32_t lane = at % kTileWords / 4, half = at % 4 / 2;
     const size_t tile = at / kTileWords;
     const uint32_t o = static_cast<uint32_t>(tile / tiles_in) * kTileOut + lane / 4;
     const uint32_t i0 = static_cast<uint32_t>(tile % tiles_in) * kTileIn + 2 * (lane % 4);

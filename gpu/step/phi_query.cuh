@@ -1,6 +1,6 @@
-// log phi of one query in shared memory (attention/estimators/feature_map.h), float32 multiply-adds: a matrix
-// times one vector is bound by reading the matrix, and a query has no tile to fill. Internal to
-// gpu/.
+// Computes log phi of one query in shared memory (attention/estimators/feature_map.h) by float32
+// multiply-adds: a matrix times one vector is bound by reading the matrix, and a query has no tile
+// to fill. Internal to gpu/.
 #pragma once
 
 #include "gpu/device/tile.cuh"
@@ -9,8 +9,8 @@ namespace prefixd::gpu::internal {
 
 __device__ inline float Gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
 
-// For each output o: finish(o, b[o] + sum_i w[i][o] x[i]).
-//   x: [n_in] in shared memory; w: [n_in][n_out]; b: [n_out]
+// Calls finish(o, b[o] + sum_i w[i][o] x[i]) for each output o.
+// x: [n_in] in shared memory; w: [n_in][n_out]; b: [n_out].
 // A thread takes one output: neighbouring threads read neighbouring weights.
 template <typename Finish>
 __device__ inline void LinearVector(const float* x, uint32_t n_in, const float* w, const float* b,
@@ -23,8 +23,8 @@ __device__ inline void LinearVector(const float* x, uint32_t n_in, const float* 
   }
 }
 
-// out[f] = log phi(x)[f]. All in shared memory: x [in_dim], out [d_phi], embed and hidden [d_emb]
-// scratch. Block-wide; x must be visible to all threads. On return so is `out`.
+// Computes out[f] = log phi(x)[f]. All arrays are in shared memory: x [in_dim], out [d_phi], embed
+// and hidden [d_emb] scratch. Block-wide; x must be visible to all threads. On return so is `out`.
 __device__ inline void LogPhiOfQuery(const DeviceQueryMap& map, const float* x, float* embed,
                                      float* hidden, float* out) {
   const float alpha = map.alpha;
@@ -34,7 +34,8 @@ __device__ inline void LogPhiOfQuery(const DeviceQueryMap& map, const float* x, 
   LinearVector(embed, map.d_emb, map.w1, map.b1, map.d_emb,
                [=](uint32_t o, float h) { hidden[o] = Gelu(h); });
   __syncthreads();
-  // g1 = g0 + alpha h, in place: each element is read and written by one thread only.
+  // The layer computes g1 = g0 + alpha h in place: each element is read and written by one thread
+  // only.
   LinearVector(hidden, map.d_emb, map.w2, map.b2, map.d_emb,
                [=](uint32_t o, float h) { embed[o] = fmaf(alpha, h, embed[o]); });
   __syncthreads();

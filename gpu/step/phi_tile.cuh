@@ -1,5 +1,5 @@
-// log phi_k of a tile of keys on tensor cores (attention/estimators/feature_map.h;
-// prefixd/gpu/phi_pack.h says how exact). Internal to gpu/.
+// Computes log phi_k of a tile of keys on tensor cores (attention/estimators/feature_map.h;
+// prefixd/gpu/phi_pack.h states the precision). Internal to gpu/.
 #pragma once
 
 #include "gpu/device/mma.cuh"
@@ -9,7 +9,7 @@
 
 namespace prefixd::gpu::internal {
 
-// Activations x [kTile][n] as bf16 pairs: high parts of all rows, then low parts, each row
+// Activations hold x [kTile][n] as bf16 pairs: high parts of all rows, then low parts, each row
 // ActivationWords(n) words; columns from n on are zeros.
 struct Activations {
   uint32_t* words;
@@ -18,7 +18,7 @@ struct Activations {
   __device__ size_t ld() const { return ActivationWords(n); }
   __device__ uint32_t* high() const { return words; }
   __device__ uint32_t* low() const { return words + kTile * ld(); }
-  // Columns 2 * pair and 2 * pair + 1 of a row.
+  // Stores columns 2 * pair and 2 * pair + 1 of a row.
   __device__ void Put(uint32_t row, uint32_t pair, float x, float y) const {
     uint32_t parts[2];
     SplitPair(x, y, parts);
@@ -38,9 +38,9 @@ __device__ inline void SplitTile(const float* x, size_t ldx, const Activations& 
   }
 }
 
-// For rows r of the tile and pairs of outputs (o, o + 1), o even: finish(r, o, y[o], y[o + 1]) with
-// y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes eight outputs of all 16
-// rows at a time; its weights come from global memory, 16 bytes a lane.
+// Calls finish(r, o, y[o], y[o + 1]) for rows r of the tile and pairs of outputs (o, o + 1), o
+// even, with y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes eight outputs
+// of all 16 rows at a time; its weights come from global memory, 16 bytes a lane.
 template <typename Finish>
 __device__ inline void LinearTile(const Activations& x, const uint32_t* w, const float* b,
                                   uint32_t n_out, Finish finish) {
@@ -71,12 +71,12 @@ __device__ inline void LinearTile(const Activations& x, const uint32_t* w, const
   }
 }
 
-// Scratch of LogPhiTile in shared memory (SplitShared).
+// PhiScratch is LogPhiTile's scratch in shared memory (SplitShared).
 struct PhiScratch {
   float *first, *next, *embed;
 };
 
-// out[r][f] = log phi(x_r)[f] for a tile of vectors x [kTile][ldx] in shared memory; out
+// Computes out[r][f] = log phi(x_r)[f] for a tile of vectors x [kTile][ldx] in shared memory; out
 // [kTile][ld_out] may be scratch.first. Block-wide; x must be visible to all threads. On return so
 // is `out`.
 __device__ inline void LogPhiTile(const DeviceKeyMap& map, const float* x, size_t ldx,

@@ -1,14 +1,15 @@
-// Kernel 1 of a step: what each head's estimator says before any row is read (StepLayout's
-// HeadState): for phi, log phi_q, its weights p[f] and the constant sum_f p[f] T[f,:]; for the
-// moments, the mean score of M, its variance where the covariance is kept, and scale * q^T C; the
-// mean score of each cluster.
+// Runs kernel 1 of a step: each head's estimator before any row is read (StepLayout's HeadState):
+// for phi, log phi_q, its weights p[f] and the constant sum_f p[f] T[f,:]; for the moments, the
+// mean score of M, its variance where the covariance is kept, and scale * q^T C; the mean score of
+// each cluster.
 #include "gpu/step/group_view.cuh"
 #include "gpu/step/phi_query.cuh"
 
 namespace prefixd::gpu::internal {
 namespace {
 
-// out[d] = scale * sum_i weight[i] matrix[i][d]: weight [n] in shared memory, matrix [n][columns].
+// Computes out[d] = scale * sum_i weight[i] matrix[i][d]: weight [n] in shared memory, matrix
+// [n][columns].
 __device__ void WeightedRows(const float* weight, uint32_t n, const float* matrix, uint32_t columns,
                              float scale, float* out) {
   for (uint32_t d = threadIdx.x; d < columns; d += kThreads) {
@@ -18,7 +19,7 @@ __device__ void WeightedRows(const float* weight, uint32_t n, const float* matri
   }
 }
 
-// Everything is relative to shift = max_f (log phi_q[f] + m[f] + log u[f]), so p[f] u[f] <= 1.
+// Exponentials are relative to shift = max_f (log phi_q[f] + m[f] + log u[f]), so p[f] u[f] <= 1.
 __device__ void PhiState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
                          uint32_t head, const float* q, float* shared, float* state) {
   const QueryShared at(p.shape);
@@ -46,7 +47,7 @@ __device__ void PhiState(const StepParams& p, const StepLayout& layout, const De
   WeightedRows(feature, d_phi, s.phi_t, p.shape.row.value_dim, 1.0f, state + layout.constant_at());
 }
 
-// scale q^T C of all of M, from C or from its factor.
+// Computes scale q^T C over all of M, from C or from its factor.
 __device__ void CrossState(const StepParams& p, const DeviceSummary& s, const float* q,
                            float* along, float* out) {
   const uint32_t dh = p.shape.row.key_dim, dv = p.shape.row.value_dim;
@@ -60,8 +61,8 @@ __device__ void CrossState(const StepParams& p, const DeviceSummary& s, const fl
   }
 }
 
-// scale^2 q^T Cov q, known to every thread. In float64: where keys have a large common direction
-// that the query does not see, its terms cancel.
+// Returns scale^2 q^T Cov q to every thread. The sum is in float64: where keys have a large common
+// direction that the query does not see, its terms cancel.
 __device__ double ScoreSpread(const StepParams& p, const DeviceSummary& s, const float* q) {
   const uint32_t dh = p.shape.row.key_dim;
   double sum = 0;
@@ -85,10 +86,10 @@ __device__ void MomentState(const StepParams& p, const StepLayout& layout, const
   CrossState(p, s, q, along, state + layout.constant_at());
 }
 
-// One warp per cluster.
+// One warp computes one cluster.
 __device__ void ClusterState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
                              const float* q, float* state) {
-  if (s.estimator == EstimatorKind::kScan) return;  // knows the scores themselves
+  if (s.estimator == EstimatorKind::kScan) return;  // the scan knows the scores themselves
   const uint32_t lane = threadIdx.x % kWarp, dh = layout.key_dim;
   for (uint32_t c = threadIdx.x / kWarp; c < s.n_clusters; c += kWarps) {
     const float* key = s.cluster_keys + size_t{c} * dh;

@@ -1,5 +1,5 @@
-// The remainder of one query head, from its summary less the sums over retrieved rows (spec §3).
-// Internal to gpu/; a part of the merge kernel. Every function is called by all threads of a block.
+// Computes the remainder of one query head from its summary less the sums over retrieved rows (spec
+// §3). Internal to gpu/; a part of the merge kernel. All threads of a block call every function.
 #pragma once
 
 #include "attention/estimators/phi_cache.h"
@@ -8,16 +8,17 @@
 
 namespace prefixd::gpu::internal {
 
-// What one block sums over the splits of its head; column sums are of column threadIdx.x.
+// Sums are what one block sums over the splits of its head; column sums are those of column
+// threadIdx.x.
 struct Sums {
   float m = -INFINITY;              // largest score of E
   float z = 0, b0 = 0, b2 = 0;      // sum exp(s - m), sum b, sum b^2
-  float n = 0, b1 = 0, value1 = 0;  // of value column
-  double key1 = 0, key2 = 0;        // of key column
-  float feature = 0;                // of feature
+  float n = 0, b1 = 0, value1 = 0;  // in the value column
+  double key1 = 0, key2 = 0;        // in the key column
+  float feature = 0;                // of the thread's feature
 };
 
-// What is known of the head and its remainder beside the sums.
+// A HeadView is the data of the head and its remainder beside the sums.
 struct HeadView {
   const StepParams& p;
   const StepLayout& layout;
@@ -29,17 +30,17 @@ struct HeadView {
   Cut cut;
 };
 
-// Its mass (the same for all threads) and its mean value in column threadIdx.x.
+// A Remainder is its mass (the same for all threads) and its mean value in column threadIdx.x.
 struct Remainder {
   RemainderMass mass;
   float value = 0;
 };
 
-// Computes on one thread what all need: long float64 chains, worth doing once.
+// Computes on one thread a value that all need: long float64 chains are worth doing once.
 template <typename Compute>
 __device__ RemainderMass Once(Compute compute) {
   __shared__ double log_mass, lever;
-  __syncthreads();  // the previous use has been read
+  __syncthreads();  // the value has been read since its previous use
   if (threadIdx.x == 0) {
     const RemainderMass mass = compute();
     log_mass = mass.log_mass;
@@ -49,8 +50,8 @@ __device__ RemainderMass Once(Compute compute) {
   return {log_mass, lever};
 }
 
-// Mean score of the remainder, from that of M: mu_R = mu_M - scale sum_j q_j key1_j / |R|.
-// REQUIRES a mean key.
+// MeanScore is the mean score of the remainder, from that of M: mu_R = mu_M - scale sum_j q_j
+// key1_j / |R|. REQUIRES a mean key.
 struct MeanScore {
   double shift;  // scale sum_j q_j key1_j
   double of_remainder;
@@ -64,18 +65,18 @@ __device__ inline MeanScore RemoveRetrieved(const HeadView& h, const Sums& sums)
   return mean;
 }
 
-// Variance of the remaining scores.
+// Returns the variance of the remaining scores.
 __device__ inline double RemainingVariance(const HeadView& h, const Sums& sums,
                                            const MeanScore& mean) {
   const DeviceSummary& s = h.summary;
   const uint32_t c = threadIdx.x;
   if (s.covariance) {
-    // Known over all of M; the retrieved rows leave it by their scores alone.
+    // The variance is known over all of M; the retrieved rows leave it by their scores alone.
     const double whole = h.state[1];
     const double left = whole - mean.shift * mean.shift / h.count - sums.b2;
     return h.count > 1 && left > kNegligibleSpread * whole ? left / h.count : 0.0;
   }
-  // Chan's formula backwards, per key channel.
+  // Chan's formula runs backwards, per key channel.
   double m2 = 0;
   if (c < h.layout.key_dim) {
     m2 = s.key_m2[c] - sums.key2 - sums.key1 * sums.key1 / h.count;
@@ -96,7 +97,8 @@ __device__ inline Remainder MomentRemainder(const HeadView& h, const Sums& sums)
   if (c < h.layout.value_dim) {
     double value = s.mean_value[c] - sums.value1 / h.count;
     if ((s.cross || s.cross_rank > 0) && out.mass.lever != 0) {
-      // sum_R (s - mu_R)(v - vbar_R): of M, less the retrieved, less the two means' movement.
+      // sum_R (s - mu_R)(v - vbar_R) is that of M, less the retrieved, less the two means'
+      // movement.
       const double cross = double{h.state[h.layout.constant_at() + c]} - sums.b1 -
                            mean.shift * sums.value1 / h.count;
       value += out.mass.lever * cross / h.count;
@@ -106,7 +108,7 @@ __device__ inline Remainder MomentRemainder(const HeadView& h, const Sums& sums)
   return out;
 }
 
-// Z_R / Z_M: clamped on the whole, or on each feature [40].
+// Returns Z_R / Z_M: clamped as a whole, or on each feature [40].
 __device__ inline double RemainingShare(const HeadView& h, const Sums& sums) {
   const double p0 = h.state[1];
   if (h.summary.phi_form == PhiForm::kSigned) return (p0 - sums.b0) / p0;
@@ -126,22 +128,22 @@ __device__ inline Remainder PhiEstimate(const HeadView& h, const Sums& sums) {
   const double p0 = h.state[1], share = RemainingShare(h, sums);
   Remainder out;
   out.mass = Once([&] { return PhiRemainder(h.count, h.state[0] + log(p0), share, mean, h.cut); });
-  // Where the bracket moved the mass, its values move along: their mean stays.
+  // Where the bracket moved the mass, its values move along, so that their mean stays.
   if (c < h.layout.value_dim && out.mass.log_mass > -Infinity()) {
     out.value = static_cast<float>((h.state[h.layout.constant_at() + c] - sums.b1) / (share * p0));
   }
   return out;
 }
 
-// Clusters of one head as they remain, in shared memory.
+// ClusterRest holds, in shared memory, what remains of one head's clusters.
 struct ClusterRest {
   float left[kMaxClusters];
   double mean[kMaxClusters];      // score; scan: unused
-  double variance[kMaxClusters];  // of the scores, a sum over what is left
+  double variance[kMaxClusters];  // variance of the scores, from the sum over the remaining tokens
   double log_mass[kMaxClusters];
 };
 
-// left, mean and variance of each cluster; one warp per cluster.
+// Computes left, mean and variance of each cluster; one warp per cluster.
 __device__ inline void SumClusters(const HeadView& h, ClusterRest& rest) {
   const DeviceSummary& s = h.summary;
   const uint32_t lane = threadIdx.x % kWarp, dh = h.layout.key_dim;
@@ -153,7 +155,7 @@ __device__ inline void SumClusters(const HeadView& h, ClusterRest& rest) {
     const float* cluster = workspace + h.layout.cluster_at(h.group, c);
     double shift = 0, variance = 0;
     for (uint32_t j = lane; j < dh && keys; j += kWarp) {
-      // As one number, the spread is taken to be the same in all directions.
+      // A single number means a spread that is the same in all directions.
       const double spread = s.spread_dim == 1 ? double{cluster[h.layout.spread_at()]} / dh
                                               : cluster[h.layout.spread_at() + j];
       const double scaled = scale * q[j];
@@ -171,7 +173,8 @@ __device__ inline void SumClusters(const HeadView& h, ClusterRest& rest) {
   __syncthreads();
 }
 
-// log_mass of each cluster: by its own tilted moments, or by the scan less the retrieved rows.
+// Computes log_mass of each cluster: by its own tilted moments, or by the scan less the retrieved
+// rows.
 __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
   const DeviceSummary& s = h.summary;
   const float* workspace = static_cast<const float*>(h.p.args.workspace);
@@ -195,7 +198,7 @@ __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
       const double whole = exp(scanned[c] - scan_shift);
       const double mass =
           whole - workspace[h.layout.cluster_at(h.group, c) + h.layout.mass_at() + h.head];
-      // What is left of a cluster that was all but taken is rounding.
+      // When almost all of a cluster was retrieved, the rest is rounding.
       if (mass > 1e-6 * whole) log_mass = scan_shift + log(mass);
     }
     rest.log_mass[c] = log_mass;
@@ -203,7 +206,7 @@ __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
   __syncthreads();
 }
 
-// log sum exp of all clusters' masses, known to every thread.
+// Returns log sum exp of all clusters' masses to every thread.
 __device__ inline double TotalMass(const ClusterRest& rest, uint32_t n) {
   double max = -Infinity();
   for (uint32_t c = 0; c < n; ++c) max = fmax(max, rest.log_mass[c]);
@@ -234,8 +237,8 @@ __device__ inline Remainder ClusterRemainder(const HeadView& h, const Sums& sums
   Remainder out;
   out.mass.log_mass = ClampToBracket(total, log(h.count), mean, h.cut);
   if (out.mass.log_mass == -Infinity()) return out;
-  // Each cluster's mean value by its share of the mass; without any estimate of the masses every
-  // token weighs the same. From here on variance[c] is the weight of a token.
+  // Each cluster's mean value counts by its share of the mass; without any estimate of the masses
+  // every token weighs the same. From here on variance[c] is the weight of a token.
   __syncthreads();
   for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) {
     const bool unknown = total == -Infinity();

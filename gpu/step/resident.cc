@@ -10,7 +10,7 @@ namespace {
 using internal::HostImage;
 using internal::ResidentGroup;
 
-// A group's kept part with the memory it lies in.
+// An OwnedGroup is a group's kept part with the memory that holds it.
 struct OwnedGroup : ResidentGroup {
   DeviceBuffer memory;
 };
@@ -52,7 +52,7 @@ Result<std::shared_ptr<const ResidentGroup>> ResidentSummaries::Find(
   const Key key = KeyOf(in, owner.get());
   std::lock_guard lock(mutex_);
   if (const auto found = entries_.find(key); found != entries_.end()) {
-    // An entry of a former owner at the same address is not this one's.
+    // An entry of a former owner at the same address does not belong to this one.
     if (found->second.owner.lock() == owner) {
       order_.splice(order_.begin(), order_, found->second.used);
       return found->second.group;

@@ -1,5 +1,5 @@
-// What sessions keep on the device from step to step: summaries, feature maps and anchors, so that
-// a step copies only what is new to it.
+// Keeps sessions' data on the device from step to step: summaries, feature maps and anchors, so
+// that a step copies only what is new to it.
 #pragma once
 
 #include <cstddef>
@@ -19,24 +19,26 @@ namespace internal {
 struct ResidentGroup;
 }
 
-// Entries are found by the addresses of what they were copied from, and hold only as long as the
-// owner that the caller names lives: an address that is used again belongs to another owner. When
-// they are more than the limit the least recently used go first. Thread-safety: any thread.
+// Entries are found by the addresses of their host originals, and hold only as long as the owner
+// that the caller names lives: an address that is used again belongs to another owner. Beyond the
+// limit the least recently used entries go first. Thread-safety: any thread.
 class ResidentSummaries {
  public:
   explicit ResidentSummaries(size_t limit_bytes) : limit_(limit_bytes) {}
 
-  // The kept part of a group that CheckBatch (gpu/step/host_batch.h) passed; copied on first use. Null
-  // where it does not fit the limit or the device: then it travels with the step. owner: while it
-  // lives, nothing that `in` points to changes, retrieved rows and per-step spans excepted.
-  // The copy is made, and waited for, on `stream`. Errors: what CUDA says of the copy.
+  // Returns the kept part of a group that CheckBatch (gpu/step/host_batch.h) passed; copied on
+  // first use. Null where it does not fit the limit or the device: then it travels with the step.
+  // owner: while it lives, the data that `in` points to stays unchanged, except for retrieved rows
+  // and per-step spans. The copy is made, and waited for, on `stream`. Errors: CUDA's errors of the
+  // copy.
   Result<std::shared_ptr<const internal::ResidentGroup>> Find(
       const GroupStepInput& in, const std::shared_ptr<const void>& owner, Stream stream);
 
-  size_t bytes() const;  // on the device now
+  size_t bytes() const;  // bytes on the device now
 
  private:
-  // Owner, the parts of the summary, anchors, what is recomputed.
+  // The key is the owner, the parts of the summary, the anchors, and the source of recomputed
+  // features.
   using Key = std::tuple<const void*, const void*, const void*, const void*, const void*,
                          const void*, const void*, const void*, int>;
   struct Entry {

@@ -1,10 +1,10 @@
-// Rows from wherever they lie into shared memory, a tile ahead of the computation. Internal to
-// gpu/.
+// Copies rows from wherever they lie into shared memory, a tile ahead of the computation. Internal
+// to gpu/.
 //
-// Three steps, each by all threads of a block: the addresses of a tile are looked up and checked;
-// its bytes are copied as they are, 16 bytes a thread and neighbouring threads in one row, while
-// the tile before is computed upon; they are decoded to float32 and checked. With four blocks on a
-// multiprocessor some tens of kilobytes are on their way at any time, more than any bus needs.
+// All threads of a block do three steps: they look up and check the addresses of a tile; they copy
+// its bytes as they are, 16 bytes a thread and neighbouring threads in one row, during the
+// computation on the tile before; they decode them to float32 and check them. With four blocks on a
+// multiprocessor some tens of kilobytes are in flight at any time, more than any bus needs.
 #pragma once
 
 #include "gpu/device/async_copy.cuh"
@@ -16,12 +16,12 @@ struct RowTiles {
   const StepParams& p;
   const GroupRows& rows;
   uint32_t group;
-  DeviceRow* address;  // [kTile], of the tile that is fetched next
+  DeviceRow* address;  // [kTile], for the tile that is fetched next
   std::byte* raw;      // [kTile][RawRow::bytes]
   float *k, *v;        // [kTile][Pad4(key_dim)], [kTile][Pad4(value_dim)]
 
-  // Of rows [begin, begin + n). One that is null or misaligned would end the whole CUDA context:
-  // it is refused instead, and read as zeros.
+  // Looks up rows [begin, begin + n). A null or misaligned row would end the whole CUDA context, so
+  // it is refused and read as zeros.
   __device__ void LookUp(uint32_t begin, uint32_t n) const {
     const uint32_t r = threadIdx.x;
     if (r >= n) return;
@@ -35,7 +35,7 @@ struct RowTiles {
     address[r] = row;
   }
 
-  // The bytes of the n rows whose addresses were looked up (a barrier lies between).
+  // Fetches the bytes of the n rows whose addresses were looked up (a barrier lies between).
   __device__ void Fetch(uint32_t n) const {
     const RawRow at(p.shape.row);
     const uint32_t units = at.bytes / 16, key_units = at.value_at / 16;
@@ -50,8 +50,9 @@ struct RowTiles {
     }
   }
 
-  // To float32, rows from n on as zeros, so that nothing uninitialised is multiplied. What is not
-  // finite is reported. kept: where the rows are left in global memory too, or null.
+  // Decodes to float32, rows from n on as zeros, so that nothing uninitialised is multiplied, and
+  // reports elements that are not finite. kept: where the rows are also stored in global memory, or
+  // null.
   __device__ void Decode(uint32_t begin, uint32_t n, float* kept) const {
     const RowShape& shape = p.shape.row;
     const RawRow at(shape);
@@ -78,7 +79,7 @@ struct RowTiles {
   }
 
  private:
-  // Bytes [offset, offset + 16) of a part that may end before.
+  // Fetches bytes [offset, offset + 16) of a part that may end before.
   __device__ void FetchUnit(std::byte* to, const std::byte* part, uint32_t offset,
                             uint32_t part_bytes) const {
     if (part && reinterpret_cast<uintptr_t>(part) % 16 == 0 && offset + 16 <= part_bytes) {

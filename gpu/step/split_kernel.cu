@@ -1,14 +1,14 @@
-// Kernel 2 of a step: one flash-decoding pass over the exact rows, split over blocks. A block
-// stages kTile rows at a time in shared memory, once for all G heads and while it computes upon the
-// tile before, and keeps for its split the running softmax of E and the sums over retrieved rows
-// that the remainder is corrected by (StepLayout's Partial).
+// Runs kernel 2 of a step: one flash-decoding pass over the exact rows, split over blocks. A block
+// stages kTile rows at a time in shared memory, once for all G heads and during the computation on
+// the tile before, and keeps for its split the running softmax of E and the sums over retrieved
+// rows that correct the remainder (StepLayout's Partial).
 #include "gpu/step/phi_tile.cuh"
 #include "gpu/step/row_tile.cuh"
 
 namespace prefixd::gpu::internal {
 namespace {
 
-// How the value stage shares out accumulators: a thread owns one value column for kHeads heads.
+// The value stage divides the accumulators so: a thread owns one value column for kHeads heads.
 __host__ __device__ constexpr uint32_t ColumnLanes(uint32_t value_dim) {
   return value_dim <= 64 ? 64 : value_dim <= 128 ? 128 : 256;
 }
@@ -17,7 +17,7 @@ __host__ __device__ constexpr uint32_t HeadsPerThread(uint32_t group, uint32_t v
   return (group + slices - 1) / slices;
 }
 
-// The running softmax of one head, held alike by the kTile threads that serve it.
+// Running is the running softmax of one head, held alike by the kTile threads that serve it.
 struct Running {
   float m = -INFINITY;   // largest score so far
   float z = 0;           // sum exp(s - m)
@@ -61,7 +61,7 @@ struct Block {
   }
 };
 
-// Queries and what the estimator needs of the summary. Ends without a barrier.
+// Stages the queries and the estimator's part of the summary. Ends without a barrier.
 __device__ void StageGroup(const Block& b, const StepLayout& layout) {
   const StepParams& p = b.p;
   const uint32_t dh = p.shape.row.key_dim, dv = p.shape.row.value_dim, G = p.shape.group;
@@ -88,8 +88,8 @@ __device__ void StageGroup(const Block& b, const StepLayout& layout) {
   }
 }
 
-// A row whose cluster the summary does not have would be left in the remainder. Rows [begin,
-// begin + n).
+// Checks rows [begin, begin + n): a row whose cluster the summary does not have would be left in
+// the remainder.
 __device__ void CheckClusters(const Block& b, uint32_t begin, uint32_t n) {
   const uint32_t row = begin + threadIdx.x;
   if (threadIdx.x >= n || row < b.rows.anchors) return;
@@ -98,7 +98,8 @@ __device__ void CheckClusters(const Block& b, uint32_t begin, uint32_t n) {
   }
 }
 
-// A stored feature as exp(log phi - m of its chunk) (attention/estimators/stored_features.h).
+// Decodes a stored feature to exp(log phi - m of its chunk)
+// (attention/estimators/stored_features.h).
 __device__ float DecodeFeature(const FeatureFormat& format, const void* codes, uint32_t f) {
   const bool wide = format.bits == 16;
   const uint32_t code =
@@ -109,8 +110,8 @@ __device__ float DecodeFeature(const FeatureFormat& format, const void* codes, u
   return code == 0 ? 0.0f : expf((static_cast<float>(code) - steps) * nats);
 }
 
-// feature[r][f] = exp(log phi_k(k_r)[f] - m[f]) of the tile's retrieved rows as they are stored; 0
-// for others.
+// Computes feature[r][f] = exp(log phi_k(k_r)[f] - m[f]) of the tile's retrieved rows from the
+// stored features; 0 for other rows.
 __device__ void ReadFeatures(const Block& b, uint32_t begin, uint32_t n) {
   const BatchStepArgs& args = b.p.args;
   const uint32_t d_phi = b.p.shape.d_phi;
@@ -139,7 +140,7 @@ __device__ void ReadFeatures(const Block& b, uint32_t begin, uint32_t n) {
   }
 }
 
-// The same, recomputed from the keys.
+// Recomputes the same features from the keys.
 __device__ void RecomputeFeatures(const Block& b, uint32_t n) {
   const uint32_t d_phi = b.p.shape.d_phi;
   const size_t ld = Pad4(d_phi);
@@ -153,8 +154,8 @@ __device__ void RecomputeFeatures(const Block& b, uint32_t n) {
   }
 }
 
-// second[g][r] = z~_r = sum_f p_g[f] exp(log phi_k(k_r)[f] - m[f]), for all rows of the tile.
-// Returns the sum over its retrieved rows of feature threadIdx.x, where the form asks for it.
+// Computes second[g][r] = z~_r = sum_f p_g[f] exp(log phi_k(k_r)[f] - m[f]), for all rows of the
+// tile. Returns the sum over its retrieved rows of feature threadIdx.x, where the form needs it.
 __device__ float PhiWeights(const Block& b, uint32_t begin, uint32_t n) {
   if (b.summary.phi_k) {
     RecomputeFeatures(b, n);
@@ -174,8 +175,8 @@ __device__ float PhiWeights(const Block& b, uint32_t begin, uint32_t n) {
   return sum;
 }
 
-// Scores (in weight) become exp(s - m) with the running maximum m; second becomes b. One thread
-// per (head, row).
+// Turns scores (in weight) into exp(s - m) with the running maximum m, and second into b. One
+// thread per (head, row).
 __device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float mean_score,
                             Running& run) {
   const uint32_t g = threadIdx.x / kTile, r = threadIdx.x % kTile;
@@ -211,8 +212,8 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
   const DeviceSummary& summary = p.args.summaries[group];
   const Block b{p, summary, SplitShared(p.shape), DynamicShared(), group, RowsOf(p, group)};
   const uint32_t G = p.shape.group, dh = p.shape.row.key_dim, dv = p.shape.row.value_dim;
-  // Both returns are the same for all threads of the block. A summary that does not fit was
-  // reported by the query kernel, for whichever head; here it must only not be followed.
+  // Both returns are the same for all threads of the block. The query kernel reported a summary
+  // that does not fit, for whichever head; here the kernel must only not follow its pointers.
   if (!b.rows.fits) {
     if (threadIdx.x == 0) Fault(p.args.errors, group, GroupFault::kShape, 0);
     return;
@@ -230,10 +231,10 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
   const uint32_t head0 = threadIdx.x / ColumnLanes(dv) * kHeads;
   const float mean_score =
       moment && threadIdx.x / kTile < G ? workspace[layout.head_at(group, threadIdx.x / kTile)] : 0;
-  float sum_n[kHeads] = {}, sum_b1[kHeads] = {};  // of this thread's column and heads
-  float key1 = 0, key2 = 0, value1 = 0;           // of column threadIdx.x
-  float feature = 0;                              // of feature threadIdx.x
-  Running run;                                    // of head threadIdx.x / kTile
+  float sum_n[kHeads] = {}, sum_b1[kHeads] = {};  // for this thread's column and heads
+  float key1 = 0, key2 = 0, value1 = 0;           // for column threadIdx.x
+  float feature = 0;                              // for feature threadIdx.x
+  Running run;                                    // for head threadIdx.x / kTile
 
   const RowTiles tiles = b.tiles();
   const auto rows_at = [&](uint32_t at) { return at < range.end ? min(kTile, range.end - at) : 0; };
@@ -244,13 +245,14 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
   for (uint32_t begin = range.begin; begin < range.end; begin += kTile) {
     const uint32_t n = rows_at(begin), next = rows_at(begin + kTile);
     WaitForCopies();
-    // The tile's bytes are there, its addresses no longer needed, the former tile was read.
+    // At this barrier the tile's bytes are there, its addresses are free, and the former tile has
+    // been read.
     __syncthreads();
     tiles.LookUp(begin + kTile, next);
     if (keeps) CheckClusters(b, begin, n);
     tiles.Decode(begin, n, keeps ? workspace + layout.kept_at(group, begin) : nullptr);
     __syncthreads();
-    tiles.Fetch(next);  // goes on until this tile is done with
+    tiles.Fetch(next);  // continues while this tile is computed
     DotTile(b.q(), Pad4(dh), G, b.k(), Pad4(dh), n, dh, double{p.shape.layer.scale}, b.weight());
     if (phi && begin + n > b.rows.anchors) feature += PhiWeights(b, begin, n);
     __syncthreads();

@@ -60,7 +60,8 @@ Status HostStep::Run(std::span<const GroupStepInput> in, std::span<const GroupSt
 
   PREFIXD_TRY(CopyToDevice(input_.data(), staging_.data(), image.bytes(), stream_.get()));
   const Status launched = LaunchStep(plan, args, stream_.get());
-  // Also after a failed launch: the staging memory must not be reused while it is being copied.
+  // A failed launch is waited for too: the staging memory must not be reused while it is being
+  // copied.
   if (!launched.ok()) {
     (void)Synchronize(stream_.get());
     return launched;

@@ -1,9 +1,9 @@
-// The CUDA step, and exact attention, for callers whose tensors are in host memory: the same input
-// and output as attention/step/step.h's GroupStep and ExactAttention. Copies what is not on the device
-// yet, runs one launch, copies back and waits. Summaries, maps and anchors stay there from step to
-// step (gpu/step/resident.h) where their owner is named; retrieved rows in memory that is registered
-// with the device (gpu/device/host_register.h) are gathered from where they lie. An engine's own hot path
-// calls LaunchStep (prefixd/gpu/step.h).
+// Runs the CUDA step, and exact attention, for callers whose tensors are in host memory: the same
+// input and output as attention/step/step.h's GroupStep and ExactAttention. It copies data that is
+// not on the device yet, runs one launch, copies back and waits. Summaries, maps and anchors stay
+// there from step to step (gpu/step/resident.h) where their owner is named; the device gathers
+// retrieved rows in place from memory that is registered with it (gpu/device/host_register.h). An
+// engine's own hot path calls LaunchStep (prefixd/gpu/step.h).
 #pragma once
 
 #include <memory>
@@ -16,27 +16,27 @@
 
 namespace prefixd::gpu {
 
-// Owns a stream and buffers that grow with use. Move-only; one thread at a time.
+// A HostStep owns a stream and buffers that grow with use. Move-only; one thread at a time.
 class HostStep {
  public:
-  // kUnavailable when there is no device (ProbeDevice).
+  // Returns kUnavailable when there is no device (ProbeDevice).
   static Result<HostStep> Create(int ordinal = 0);
 
   const DeviceInfo& device() const { return device_; }
 
-  // GroupStep for each input. All groups of a batch agree in group size, dimensions, row dtype and
-  // layer; phi groups in d_phi. The first group's error is returned, with its index when there are
-  // several; then no output means anything. Errors as GroupStep, and what CUDA reports.
+  // Runs GroupStep for each input. All groups of a batch agree in group size, dimensions, row dtype
+  // and layer; phi groups in d_phi. The first group's error is returned, with its index when there
+  // are several; then no output means anything. Errors are those of GroupStep, and CUDA's.
   Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out) {
     return Run(in, out, nullptr, nullptr);
   }
-  // resident: where the kept parts of all groups are looked for, whose owner is `owner`; null: they
-  // are copied too.
+  // resident: holds the kept parts of all groups, whose owner is `owner`; null: they are copied
+  // too.
   Status Run(std::span<const GroupStepInput> in, std::span<const GroupStepOutput> out,
              ResidentSummaries* resident, const std::shared_ptr<const void>& owner);
 
-  // ExactAttention: queries [n_queries][key_dim] over `rows`, which stay where they are if the
-  // device can read them there. Errors as its, and what CUDA reports.
+  // Runs ExactAttention: queries [n_queries][key_dim] over `rows`, which stay in place if the
+  // device can read them there. Errors are those of ExactAttention, and CUDA's.
   Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
                      const RowsView& rows, std::span<float> y, std::span<float> lse);
 

@@ -1,4 +1,4 @@
-// Argument checks, the plan and the launch of a step. Host arithmetic, no kernels.
+// Checks arguments, plans and launches a step. Host arithmetic, no kernels.
 #include <algorithm>
 #include <string>
 
@@ -15,8 +15,8 @@ using internal::CheckRange;
 using internal::CudaStatus;
 using internal::kTile;
 
-// Enough blocks to keep every multiprocessor busy, but never so many that a split has less than
-// four tiles: a partial state costs as much as some rows.
+// Returns enough splits to keep every multiprocessor busy, but never so many that a split has less
+// than four tiles: a partial state costs as much as some rows.
 uint32_t ChooseSplits(const StepShape& shape, int multiprocessors) {
   const uint32_t tiles = (shape.max_rows + kTile - 1) / kTile;
   const uint32_t wanted = 4 * static_cast<uint32_t>(std::max(multiprocessors, 1));

@@ -1,4 +1,4 @@
-// Where the kernels of a step keep what they hand to one another. Internal to gpu/.
+// Lays out the data that the kernels of a step pass to one another. Internal to gpu/.
 //
 // Workspace, in floats: one HeadState per (group, query head), one Partial per (group, split), and
 // where clusters are in use one Cluster per (group, cluster) and the kept rows of each group.
@@ -26,7 +26,7 @@ struct StepLayout {
         max_rows(s.max_rows),
         n_splits(splits) {}
 
-  // HeadState: what a head's estimator says before any row is read.
+  // HeadState: a head's estimator before any row is read.
   //   [0] phi: the shift of all its exponentials; moment: mu_M, the mean score of M
   //   [1] phi: P0 = sum_f p[f] u[f]; moment: scale^2 q^T Cov q, as a sum, with a covariance
   //   p [d_phi]           phi: exp(log phi_q[f] + m[f] - shift)
@@ -70,7 +70,8 @@ struct StepLayout {
   // Cluster: what the retrieved rows leave of one cluster, over them:
   //   left               tokens that remain
   //   shift [key_dim]    sum (k - mean key)
-  //   spread [key_dim]   of what remains, per channel; one number where the summary has one
+  //   spread [key_dim]   spread of the remaining keys, per channel; one number where the summary
+  // has one
   //   value [value_dim]  sum v
   //   mass [G]           scan: sum exp(min(score, cut) - shift of the head)
   PREFIXD_HD size_t cluster_floats() const { return 1 + 2 * size_t{key_dim} + value_dim + group; }
@@ -83,7 +84,7 @@ struct StepLayout {
   PREFIXD_HD size_t mass_at() const { return cluster_value_at() + value_dim; }
 
   // Kept: the exact rows of groups that use clusters, decoded, key before value: each row crosses
-  // the bus once, although its cluster is summed by another block.
+  // the bus once, although another block sums its cluster.
   PREFIXD_HD size_t kept_at(uint32_t g, uint32_t row) const {
     return cluster_at(n_groups, 0) +
            (max_clusters > 0 ? (size_t{g} * max_rows + row) * (key_dim + value_dim) : 0);
@@ -92,14 +93,14 @@ struct StepLayout {
   PREFIXD_HD size_t total_floats() const { return kept_at(n_groups, 0); }
 };
 
-// 32-bit words of one row of activations as tensor cores take them (phi_tile.cuh): pairs of bf16,
-// padded so that the eight rows that a warp reads at once lie in different banks.
+// Returns the 32-bit words of one row of activations in the tensor cores' form (phi_tile.cuh):
+// pairs of bf16, padded so that the eight rows that a warp reads at once lie in different banks.
 PREFIXD_HD constexpr size_t ActivationWords(uint32_t n) { return (size_t{n} + 15) / 16 * 8 + 4; }
-// Activations of a tile, high and low parts.
+// Returns the words of a tile's activations, high and low parts.
 PREFIXD_HD constexpr size_t ActivationTile(uint32_t n) { return 2 * kTile * ActivationWords(n); }
 
-// Dynamic shared memory of the split kernel, in floats from its start; each array is 16-byte
-// aligned. Feature arrays are absent (size 0) when no group uses phi.
+// SplitShared describes dynamic shared memory of the split kernel, in floats from its start; each
+// array is 16-byte aligned. Feature arrays are absent (size 0) when no group uses phi.
 struct SplitShared {
   size_t q, raw, address, k, v, weight, second, rescale, mean_key, value_centre;  // always
   size_t p, m, feature, embed, first, next;                                       // phi
@@ -110,8 +111,8 @@ struct SplitShared {
     const size_t df = Pad4(s.d_phi);
     size_t at = 0;
     q = at, at += 2 * s.group * dh;                   // [G][dh] float64
-    raw = at, at += kTile * RawRow(s.row).bytes / 4;  // [kTile] rows on their way
-    address = at, at += kTile * 4;                    // [kTile] DeviceRow of the tile after
+    raw = at, at += kTile * RawRow(s.row).bytes / 4;  // [kTile] rows in flight
+    address = at, at += kTile * 4;                    // [kTile] DeviceRow of the next tile
     k = at, at += kTile * dh;                         // [kTile][dh]
     v = at, at += kTile * dv;                         // [kTile][dv]
     weight = at, at += kMaxGroup * kTile;             // [kMaxGroup][kTile] scores, then exp(s - m)
@@ -122,7 +123,8 @@ struct SplitShared {
     if (s.d_phi > 0) {
       p = at, at += s.group * df;  // [G][d_phi]
       m = at, at += df;            // [d_phi]
-      // Activations of layers 1 and 3, then, in their place, the features [kTile][d_phi].
+      // The array holds activations of layers 1 and 3, then, in their place, the features
+      // [kTile][d_phi].
       const size_t of_keys = ActivationTile(s.row.key_dim), hidden = ActivationTile(s.d_emb);
       const size_t wide = of_keys > hidden ? of_keys : hidden;
       first = feature = at, at += wide > kTile * df ? wide : kTile * df;
@@ -135,14 +137,14 @@ struct SplitShared {
   }
 };
 
-// And of the query kernel, which works on one query.
+// QueryShared describes that of the query kernel, which works on one query.
 struct QueryShared {
   size_t q, along, feature, embed, hidden, total;
 
   PREFIXD_HD explicit QueryShared(const StepShape& s) {
     size_t at = 0;
     q = at, at += Pad4(s.row.key_dim);
-    along = at, at += Pad4(s.row.key_dim);  // moment: q^T C's factor, of a rank below key_dim
+    along = at, at += Pad4(s.row.key_dim);  // moment: q^T times C's factor, of a rank below key_dim
     feature = at, at += Pad4(s.d_phi);
     embed = at, at += Pad4(s.d_emb);
     hidden = at, at += Pad4(s.d_emb);
@@ -150,7 +152,7 @@ struct QueryShared {
   }
 };
 
-// The kernels, in order. Each returns what CUDA says of its launch (cudaGetLastError).
+// The kernels are declared in order. Each launch returns CUDA's result (cudaGetLastError).
 struct StepParams {
   StepShape shape;
   uint32_t n_splits;

@@ -1,5 +1,5 @@
-// The scan of a Top-K by codes in blocks (index/codes/block_codes.h): what queries become against
-// them, and every key's whole-number score, in the order of tokens.
+// Scans codes in blocks (index/codes/block_codes.h) for a Top-K: it quantises queries for them and
+// computes every key's whole-number score, in the order of tokens.
 #include "index/codes/code_weights.h"
 #include "gpu/device/mma.cuh"
 #include "gpu/topk/topk_group.cuh"
@@ -11,14 +11,15 @@ constexpr uint32_t kMostFields =
     (kMaxDim + kCodeGroupFields - 1) / kCodeGroupFields * kCodeGroupFields;
 static_assert(kMostFields <= kThreads, "one thread per field and per component");
 
-// What QuantiseQueries makes of one head.
+// Quantised is the result of QuantiseQueries for one head.
 struct Quantised {
   double mul;
   int middle;
 };
 
-// The weights [fields] of components that are each a thread's: `along` of its share of the score,
-// and its digits, none where there is no component. reserved: what else is added to a score.
+// Computes the weights [fields] of components, one component a thread: `along` is its share of the
+// score, `digits` its digits, none where there is no component. reserved: the largest other term
+// added to a score.
 __device__ Quantised Quantise(float along, uint32_t digits, double reserved, float scale,
                               uint32_t fields, int8_t* weights) {
   const double sign = scale < 0 ? -1 : 1;
@@ -34,7 +35,7 @@ __device__ Quantised Quantise(float along, uint32_t digits, double reserved, flo
     weights[first + j] = static_cast<int8_t>(weight);
     sum += weight;
   }
-  const int all = static_cast<int>(BlockSum(static_cast<double>(sum)));  // exact
+  const int all = static_cast<int>(BlockSum(static_cast<double>(sum)));  // the sum is exact
   return {sign * scale * unit, MiddleOfCodes(all)};
 }
 
@@ -44,8 +45,7 @@ __device__ uint32_t FourWeights(const int8_t* weights, uint32_t word) {
   return out;
 }
 
-// What a head's query becomes against codes (PrepareBlockQueries). Grid: one block per (group,
-// head).
+// Quantises a head's query for the codes (PrepareBlockQueries). Grid: one block per (group, head).
 __global__ void __launch_bounds__(kThreads) CodeQueryKernel(const __grid_constant__ TopKParams p) {
   __shared__ float along[kMostFields];
   __shared__ int8_t weights[kMostFields], mean_weights[kMostFields];
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) CodeQueryKernel(const __grid_constan
   out.mean_bias = -means.middle;
   out.mul = static_cast<float>(keys.mul);
   out.units_of_mean = out.mul > 0 ? static_cast<float>(mean_mul / double{out.mul}) : 0.0f;
-  // The middle of keys' codes is no difference from the mean.
+  // The middle of keys' codes stands for no difference from the mean.
   out.add = static_cast<float>(scale * centre + static_cast<float>(means.mul * means.middle) +
                                static_cast<float>(keys.mul * keys.middle));
   if (!Finite(out.mul) || !Finite(mean_mul) || !Finite(out.add)) {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) CodeQueryKernel(const __grid_constan
   *reinterpret_cast<CodeNumbers*>(Workspace(p) + layout.code_at(group, head)) = out;
 }
 
-// sum + the weighted digits of 16 fields, `weight` having four words of them.
+// Returns sum + the weighted digits of 16 fields, `weight` having four words of them.
 __device__ int AddFields(uint32_t fields, const uint32_t* weight, int sum) {
 #pragma unroll
   for (uint32_t plane = 0; plane < 4; ++plane) {
@@ -119,7 +119,7 @@ __device__ int AddFields(uint32_t fields, const uint32_t* weight, int sum) {
   return sum;
 }
 
-// The fields' group f of what is at `place`.
+// Returns group f of the fields of the code at `place`.
 __device__ uint32_t FieldsAt(const void* codes, uint32_t groups, uint32_t place, uint32_t f) {
   const size_t block = size_t{place / kCodeBlockKeys} * groups + f;
   return static_cast<const uint32_t*>(codes)[block * kCodeBlockKeys + place % kCodeBlockKeys];
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) CodeScoreKernel(const __grid_constan
   __shared__ uint32_t weight[kMaxGroup * (kMostFields / 4)];
   __shared__ uint32_t mean_weight[kMaxGroup * (kMostFields / 4)];
   __shared__ CodeNumbers of_head[kMaxGroup];
-  __shared__ int bias[kMaxGroup * kChunkBlocks];  // of each block, its mean's score in it
+  __shared__ int bias[kMaxGroup * kChunkBlocks];  // each block's score of its mean
   const uint32_t group = blockIdx.y, G = p.shape.group;
   const TopKLayout layout(p.shape);
   const TopKGroup of = GroupOf(p, group);

@@ -1,4 +1,4 @@
-// What the kernels of a Top-K share. Internal to gpu/.
+// Defines what the kernels of a Top-K share. Internal to gpu/.
 #pragma once
 
 #include "gpu/device/tile.cuh"
@@ -6,8 +6,8 @@
 
 namespace prefixd::gpu::internal {
 
-// A group's candidates [first, end) and how many of them are wanted; none where they are beyond the
-// shape.
+// A TopKGroup is a group's candidates [first, end) and the number to select; none where they are
+// beyond the shape.
 struct TopKGroup {
   uint32_t first = 0, end = 0, k = 0;
   bool fits = false, aligned = false;
@@ -43,7 +43,7 @@ __device__ inline TopKGroup GroupOf(const TopKParams& p, uint32_t group) {
   return out;
 }
 
-// Those of this block's chunk; empty where begin >= end.
+// ChunkKeys are the candidates of this block's chunk; empty where begin >= end.
 struct ChunkKeys {
   uint32_t begin, end;
 };
@@ -51,7 +51,7 @@ __device__ inline ChunkKeys ChunkOf(const TopKGroup& of) {
   return {max(blockIdx.x * kChunk, of.first), min((blockIdx.x + 1) * kChunk, of.end)};
 }
 
-// Says what is wrong with a group that does not fit. One thread.
+// Reports the fault of a group that does not fit. One thread calls it.
 __device__ inline void ReportGroup(const TopKParams& p, uint32_t group, const TopKGroup& of) {
   if (of.fits) return;
   Fault(p.args.errors, group, of.aligned ? GroupFault::kShape : GroupFault::kAddress, 0);
@@ -64,12 +64,12 @@ __device__ inline uint32_t* Workspace(const TopKParams& p) {
 __device__ inline float Capped(float score, float softcap) {
   return softcap > 0 ? softcap * tanhf(score / softcap) : score;
 }
-// What a whole number says.
+// Returns the score that a whole number stands for.
 __device__ inline float CodeScore(const CodeNumbers& of, float softcap, int v) {
   return Capped(fmaf(of.mul, static_cast<float>(v), of.add), softcap);
 }
 
-// log sum exp over parts that are each (max, sum exp(x - max)).
+// LogSum is the log sum exp over parts that are each (max, sum exp(x - max)).
 struct LogSum {
   float max = -INFINITY;
   float sum = 0;
@@ -94,7 +94,7 @@ __device__ inline void StorePart(const TopKParams& p, const TopKLayout& layout, 
   out[1] = __float_as_uint(sum);
 }
 
-// Order of float32 as unsigned integers; no number maps to 0 or to all ones.
+// Maps float32 to unsigned integers of the same order; no number maps to 0 or to all ones.
 __device__ inline uint32_t OrderedBits(float x) {
   const uint32_t bits = __float_as_uint(x);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;

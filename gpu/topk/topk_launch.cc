@@ -1,4 +1,4 @@
-// Argument checks, the plan and the launch of a Top-K. Host arithmetic, no kernels.
+// Checks arguments, plans and launches a Top-K. Host arithmetic, no kernels.
 #include <cuda_runtime_api.h>
 
 #include <string>

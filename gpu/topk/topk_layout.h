@@ -1,4 +1,4 @@
-// Where the kernels of a Top-K keep what they hand to one another. Internal to gpu/.
+// Lays out the data that the kernels of a Top-K pass to one another. Internal to gpu/.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +10,29 @@
 
 namespace prefixd::gpu::internal {
 
-inline constexpr uint32_t kChunk = 2048;  // keys of one block
+inline constexpr uint32_t kChunk = 2048;  // keys per block
 inline constexpr uint32_t kChunkBlocks = kChunk / kCodeBlockKeys;
 static_assert(kChunk % kThreads == 0 && kThreads % kCodeBlockKeys == 0);
 // A window's places are its keys, so that a block of threads writes all scores of its own chunk.
 static_assert(kChunk % kWindowKeys == 0);
 
-// What a head's query becomes against codes (BlockQueries of index/codes/block_queries.h).
+// CodeNumbers is the quantised form of a head's query (BlockQueries of
+// index/codes/block_queries.h).
 struct CodeNumbers {
   int32_t bias, mean_bias;
   float mul, add, units_of_mean;
 };
 inline constexpr uint32_t kCodeWords = sizeof(CodeNumbers) / sizeof(uint32_t);
 
-// A rank is selected by its bits, 11, 11 and 10 at a time from the top.
+// The radix selection takes a rank's bits 11, 11 and 10 at a time from the top.
 inline constexpr uint32_t kDigits = 3, kBins = 2048;
 PREFIXD_HD constexpr uint32_t DigitShift(uint32_t digit) {
   return digit == 0 ? 21 : digit == 1 ? 10 : 0;
 }
 PREFIXD_HD constexpr uint32_t DigitBins(uint32_t digit) { return digit == 2 ? 1024 : 2048; }
 
-// Workspace in 32-bit words. First what must start as zeros, for all groups; then the rest.
+// TopKLayout describes the workspace in 32-bit words. The words that must start as zeros come
+// first, for all groups; then the rest.
 struct TopKLayout {
   uint32_t n_groups, group, fields, chunks;
   bool codes;
@@ -53,10 +55,9 @@ struct TopKLayout {
   // The rest of a group:
   //   rank [chunks * kChunk]          ordered bits of max_g (s_g - L_g)
   //   part [chunks][G][2]             max and sum exp(s - max) of a chunk's finite scores
-  //   taken [chunks][2]               keys above the k-th rank, and of it
+  //   taken [chunks][2]               keys above the k-th rank, and on it
   //   code [G] CodeNumbers, [2][G][fields / 4] weights of keys' digits and of means', four int8 to
-  //   a
-  //     word: by codes only
+  //                                   a word: by codes only
   //   score [G][chunks * kChunk]      float32; int16, two to a word, by codes
   PREFIXD_HD size_t keys() const { return size_t{chunks} * kChunk; }
   PREFIXD_HD size_t score_words() const { return codes ? keys() / 2 : keys(); }

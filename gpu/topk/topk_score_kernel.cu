@@ -1,16 +1,16 @@
-// The scan of a Top-K by keys: every key of every group against its query heads. Scores go to the
+// Scans keys for a Top-K: every key of every group against its query heads. Scores go to the
 // workspace, with each chunk's logsumexp.
 #include "gpu/topk/topk_group.cuh"
 
 namespace prefixd::gpu::internal {
 namespace {
 
-constexpr uint32_t kHeadsAtOnce =
-    4;  // scored at a time: their share of the queries stays in registers
-constexpr uint32_t kRunBytes = 16;  // that a lane reads of a key at a time
+// Heads are scored four at a time, so that their share of the queries stays in registers.
+constexpr uint32_t kHeadsAtOnce = 4;
+constexpr uint32_t kRunBytes = 16;  // bytes that a lane reads of a key at a time
 
-// A lane's share of a key: eight elements, one run of 16-bit elements or two of float32, each run
-// one 16-byte load; as many lanes as it takes share a key.
+// A lane's share of a key is eight elements, one run of 16-bit elements or two of float32, each run
+// one 16-byte load; as many lanes as needed share a key.
 constexpr uint32_t kShare = 8;
 struct LaneShare {
   uint32_t dim, run, lanes, within;  // elements of a key and of a run; lanes of a key; this lane
@@ -21,11 +21,11 @@ struct LaneShare {
     while (lanes < runs && lanes < kWarp) lanes *= 2;
     within = threadIdx.x % kWarp % lanes;
   }
-  // The element of the key that is the lane's e-th; dim or more: none.
+  // Returns the element of the key that is the lane's e-th; dim or more: none.
   __device__ uint32_t At(uint32_t e) const { return (within + e / run * lanes) * run + e % run; }
 };
 
-// Eight elements of a key as float32, zeros beyond its end.
+// Reads eight elements of a key as float32, zeros beyond its end.
 __device__ void ReadShare(const LaneShare& share, const std::byte* key, DType dtype, bool wide,
                           float (&x)[kShare]) {
   const uint32_t element = ElementBytes(dtype);
@@ -56,12 +56,12 @@ __device__ void ReadShare(const LaneShare& share, const std::byte* key, DType dt
   }
 }
 
-// A lane's share of the queries of kHeadsAtOnce heads.
+// A QueryShare is a lane's share of the queries of kHeadsAtOnce heads.
 using QueryShare = float[kHeadsAtOnce][kShare];
 
-// Scores, before scaling, of keys [first, first + kThreads) that are below `end`, into score
-// [kHeadsAtOnce][kThreads] in shared memory. A warp takes 32 keys in a row, several at a time, so
-// that their loads are under way together. Sums are float32.
+// Computes the scores, before scaling, of keys [first, first + kThreads) that are below `end`, into
+// score [kHeadsAtOnce][kThreads] in shared memory. A warp takes 32 keys in a row, several at a
+// time, so that their loads are in flight together. Sums are float32.
 __device__ void ScoreBatch(const TopKParams& p, const LaneShare& share, const QueryShare& query,
                            uint32_t first, uint32_t end, float* score) {
   constexpr uint32_t kAhead = 4;

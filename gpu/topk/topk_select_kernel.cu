@@ -1,10 +1,10 @@
-// From scores to a selection: ranks, radix selection of the k-th, and the ids in order.
+// Turns scores into a selection: ranks, radix selection of the k-th, and the ids in order.
 #include "gpu/topk/topk_group.cuh"
 
 namespace prefixd::gpu::internal {
 namespace {
 
-// A score as it was stored: float32, or a whole number of the codes.
+// A ScoreReader reads a stored score: float32, or a whole number of the codes.
 struct ScoreReader {
   const uint32_t* score;
   CodeNumbers of = {};
@@ -25,7 +25,7 @@ struct ScoreReader {
   }
 };
 
-// L of one head over the group's chunks, known to all threads; 0 where no score is finite.
+// Returns L of one head over the group's chunks to all threads; 0 where no score is finite.
 __device__ float LogSumOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
                           uint32_t head, const TopKGroup& of) {
   LogSum part;
@@ -40,7 +40,7 @@ __device__ float LogSumOf(const TopKParams& p, const TopKLayout& layout, uint32_
   return static_cast<float>(max + log(sum));
 }
 
-// Adds the digits of this thread's calls to a histogram in shared memory.
+// A DigitCounter adds the digits of this thread's calls to a histogram in shared memory.
 struct DigitCounter {
   uint32_t* bins;
   uint32_t digit;
@@ -60,8 +60,8 @@ struct DigitCounter {
   }
 };
 
-// rank = max_g (s_g - L_g) of each key, as ordered bits, and the histogram of its first digit. A
-// key whose score is not a number, or too large, ranks first. Grid: x = chunk, y = group.
+// Computes rank = max_g (s_g - L_g) of each key, as ordered bits, and the histogram of its first
+// digit. A key whose score is not a number, or too large, ranks first. Grid: x = chunk, y = group.
 __global__ void __launch_bounds__(kThreads) RankKernel(const __grid_constant__ TopKParams p) {
   __shared__ uint32_t bins[kBins];
   __shared__ float log_sum[kMaxGroup];
@@ -90,13 +90,13 @@ __global__ void __launch_bounds__(kThreads) RankKernel(const __grid_constant__ T
   counter.AddTo(Workspace(p) + layout.histogram_at(group, 0));
 }
 
-// The k-th largest rank as far as its digits are known: its first bits, and how many of the ranks
-// that begin so are wanted.
+// Kth is the k-th largest rank as far as its digits are known: its first bits, and how many of the
+// ranks that begin so are selected.
 struct Kth {
   uint32_t bits = 0, wanted = 0;
 };
 
-// The next digit of `kth`, by all threads: the bin that holds the wanted-th largest.
+// Finds the next digit of `kth`, by all threads: the bin that holds the wanted-th largest.
 __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
   __shared__ uint32_t found_bits, found_wanted;
   const uint32_t bins = DigitBins(digit), each = bins / kThreads;
@@ -115,7 +115,7 @@ __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
   return {found_bits, found_wanted};
 }
 
-// The first `digits` digits of the k-th largest rank. REQUIRES 0 < k < size.
+// Returns the first `digits` digits of the k-th largest rank. REQUIRES 0 < k < size.
 __device__ Kth KthOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
                      const TopKGroup& of, uint32_t digits) {
   Kth kth{0, of.k};
@@ -125,8 +125,8 @@ __device__ Kth KthOf(const TopKParams& p, const TopKLayout& layout, uint32_t gro
   return kth;
 }
 
-// The histogram of digit kDigit among the ranks that begin like the k-th. Grid: x = chunk, y =
-// group.
+// Counts the histogram of digit kDigit among the ranks that begin like the k-th. Grid: x = chunk, y
+// = group.
 template <uint32_t kDigit>
 __global__ void __launch_bounds__(kThreads) RefineKernel(const __grid_constant__ TopKParams p) {
   __shared__ uint32_t bins[kBins];
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) RefineKernel(const __grid_constant__
   counter.AddTo(Workspace(p) + layout.histogram_at(group, kDigit));
 }
 
-// What is taken: every rank above `bits`, and the first `ties` keys whose rank is `bits`.
+// A Threshold selects every rank above `bits`, and the first `ties` keys whose rank is `bits`.
 struct Threshold {
   uint32_t bits, ties;
 };
@@ -157,8 +157,8 @@ __device__ Threshold ThresholdOf(const TopKParams& p, const TopKLayout& layout, 
   return {kth.bits, kth.wanted};
 }
 
-// How many keys of each chunk lie above the threshold and on it; the largest rank below it. Grid: x
-// = chunk, y = group.
+// Counts how many keys of each chunk lie above the threshold and on it, and finds the largest rank
+// below it. Grid: x = chunk, y = group.
 __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ TopKParams p) {
   const uint32_t group = blockIdx.y;
   const TopKLayout layout(p.shape);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) CountKernel(const __grid_constant__ 
   }
 }
 
-// Keys above the threshold, and on it, in the chunks before this one.
+// Before counts the keys above the threshold, and on it, in the chunks before this one.
 struct Before {
   uint32_t above, on;
 };
@@ -201,7 +201,7 @@ __device__ Before CountBefore(const TopKParams& p, const TopKLayout& layout, uin
   return {static_cast<uint32_t>(above), static_cast<uint32_t>(on)};
 }
 
-// How many threads before this one, and in all, say yes.
+// Votes counts the threads before this one, and all threads, whose condition holds.
 struct Votes {
   uint32_t before, all;
 };
@@ -209,7 +209,7 @@ __device__ Votes CountVotes(bool vote) {
   __shared__ uint32_t of_warp[kWarps];
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const unsigned votes = __ballot_sync(kFullMask, vote);
-  __syncthreads();  // the previous use has been read
+  __syncthreads();  // the counts have been read since their previous use
   if (lane == 0) of_warp[warp] = static_cast<uint32_t>(__popc(votes));
   __syncthreads();
   Votes out{static_cast<uint32_t>(__popc(votes & ((1u << lane) - 1))), 0};
@@ -220,15 +220,15 @@ __device__ Votes CountVotes(bool vote) {
   return out;
 }
 
-// L + theta, rounded up by more than the scores' own rounding, so that no key left out scores above
-// its cut.
+// Returns L + theta, rounded up by more than the scores' own rounding, so that no key left out
+// scores above its cut.
 __device__ float CutAbove(float log_sum, float theta) {
   if (!Finite(theta)) return theta;
   const double slack = 1e-6 * (1 + fabs(double{log_sum}) + fabs(double{theta}));
   return static_cast<float>(double{log_sum} + theta + slack);
 }
 
-// Count and cuts of a group. By all threads of one block.
+// Writes the count and cuts of a group. All threads of one block call it.
 __device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_t group,
                           const TopKGroup& of, const Threshold& threshold) {
   const uint32_t G = p.shape.group;
@@ -240,7 +240,7 @@ __device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_
     if (of.k > 0 &&
         Workspace(p)[layout.histogram_at(group, kDigits - 1) +
                      (threshold.bits & (DigitBins(kDigits - 1) - 1))] > threshold.ties) {
-      left_out = threshold.bits;  // more keys are on the threshold than there was room for
+      left_out = threshold.bits;  // the threshold holds more keys than there was room for
     }
     theta = FromOrderedBits(left_out);
   }
@@ -253,7 +253,7 @@ __device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_
   }
 }
 
-// The ids. Grid: x = chunk, y = group; the first chunk also writes the count and the cuts.
+// Writes the ids. Grid: x = chunk, y = group; the first chunk also writes the count and the cuts.
 __global__ void __launch_bounds__(kThreads) WriteKernel(const __grid_constant__ TopKParams p) {
   const uint32_t group = blockIdx.y;
   const TopKLayout layout(p.shape);
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads) WriteKernel(const __grid_constant__ 
   const uint32_t* rank = Workspace(p) + layout.rank_at(group);
   uint32_t* ids = p.args.ids + size_t{group} * p.shape.max_k;
   const uint32_t first_id = p.args.sources[group].first_id;
-  uint32_t ties = before.on;  // so far
+  uint32_t ties = before.on;  // ties taken so far
   uint32_t at = before.above + min(before.on, threshold.ties);
   for (uint32_t first = begin; first < end; first += kThreads) {
     const uint32_t i = first + threadIdx.x;
