@@ -1,5 +1,5 @@
-// Prefixes whose rows are stored as int8: read as they were given but for the rounding, beside
-// prefixes stored as given, through everything that moves or checks rows.
+// Tests prefixes whose rows are stored as int8: their reads return the rows of the put up to
+// rounding, beside prefixes stored as given, through everything that moves or checks rows.
 #include <cmath>
 
 #include "attention/rows/rows.h"
@@ -31,8 +31,8 @@ class EncodedRowsTest : public OpenStoreTest {
     return writer->Commit();
   }
 
-  // Everything that the prefix returns: as given up to token `as_given`, then as int8 up to
-  // `encoded`, then as given again.
+  // Checks everything that the prefix returns: rows as given up to token `as_given`, then as int8
+  // up to `encoded`, then as given again.
   void ExpectPrefix(const SegmentId& id, const std::vector<uint32_t>& tokens, uint32_t as_given,
                     uint32_t encoded) {
     const auto opened = store_->OpenPrefix(id, 0);
@@ -112,7 +112,7 @@ TEST_F(EncodedRowsTest, TakesHalfTheSpaceAndReportsItsError) {
   EXPECT_EQ(encoded->encoding, RowEncoding::kInt8);
   EXPECT_LT(encoded->own_bytes, as_given->own_bytes * 55 / 100);
 
-  // Measured from outside: what is read against what was put.
+  // The error is measured from outside: rows read against rows put.
   auto prefix = store_->OpenPrefix(*id, 0);
   ASSERT_OK(prefix);
   const RowShape row = model_.geometry.row();
@@ -163,17 +163,17 @@ TEST_F(EncodedRowsTest, EitherContinuesTheOther) {
   ASSERT_OK(last);
   ExpectPrefix(*last, third, 100, 180);
   ExpectPrefix(*encoded, second, 100, 180);
-  // A branch that leaves the encoded segment in its middle.
+  // The branch leaves the encoded segment in its middle.
   const auto branch = Join(std::span(second).first(150), Iota(40, 5000));
   const auto branched = Put(branch, RowEncoding::kAsGiven);
   ASSERT_OK(branched);
   ExpectPrefix(*branched, branch, 100, 150);
-  // They are not joined: one file has one encoding.
+  // The segments are not joined: one file has one encoding.
   EXPECT_CODE(store_->Merge(*last, 10'000), Code::kFailedPrecondition);
   Open();
   ExpectPrefix(*last, third, 100, 180);
   ExpectSound();
-  // What is stored already stays as it is, whatever a put asks for.
+  // Rows stored already keep their encoding, whatever a put's options are.
   const auto again = Put(second, RowEncoding::kAsGiven);
   ASSERT_OK(again);
   EXPECT_EQ(store_->GetPrefix(*again)->encoding, RowEncoding::kInt8);
@@ -240,7 +240,8 @@ TEST_F(EncodedRowsTest, TheHostTierHoldsThemAsStored) {
   EXPECT_EQ(first.pages_ssd, 3u);
   EXPECT_EQ(first.bytes[static_cast<size_t>(Tier::kSsd)], 3 * kPageBytes);
   EXPECT_EQ(second.pages_host, 3u);
-  EXPECT_EQ(second.bytes[static_cast<size_t>(Tier::kHost)], 4u * 264);  // of the rows as stored
+  // Bytes of the rows as stored.
+  EXPECT_EQ(second.bytes[static_cast<size_t>(Tier::kHost)], 4u * 264);
   const auto borrowed = (*prefix)->BorrowRows(0, 0, ids, nullptr);
   EXPECT_CODE(borrowed, Code::kFailedPrecondition);
   EXPECT_NE(borrowed.error().message.find("ReadRows"), std::string::npos);

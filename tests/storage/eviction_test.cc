@@ -1,5 +1,5 @@
-// What goes first when room is needed: the plan alone, on invented snapshots; and the counts of
-// uses that it goes by.
+// Tests what goes first when room is needed: the plan alone, on invented snapshots; and the counts
+// of uses that it is based on.
 #include "storage/catalog/eviction.h"
 
 #include <map>
@@ -74,7 +74,7 @@ TEST(EvictionTest, QuarantinedAndExpiredGoFirstAndHeldNever) {
 }
 
 TEST(EvictionTest, OnlyLeavesGoAndUnnamedParentsFollow) {
-  // 1 <- 2 <- 3, and 1 <- 4: the parents are worth little.
+  // The tree is 1 <- 2 <- 3, and 1 <- 4: the parents are worth little.
   std::vector<EvictionNode> nodes{Node(1, 0.1f), Node(2, 0.2f, 100, "t", 1),
                                   Node(3, 5, 100, "t", 2), Node(4, 7, 100, "t", 1)};
   nodes[1].named = false;
@@ -102,7 +102,7 @@ TEST(EvictionTest, ATenantGivesOnlyItsOwn) {
 }
 
 TEST(EvictionTest, TenantsOverTheirShareGiveFirst) {
-  // b floods; what a has is older and worth less.
+  // Tenant b floods; tenant a's data is older and worth less.
   std::vector<EvictionNode> nodes{Node(1, 0.1f, 100, "a"), Node(2, 1, 100, "b"),
                                   Node(3, 2, 100, "b"), Node(4, 3, 100, "b")};
   EvictionPlan plan(nodes);
@@ -112,7 +112,7 @@ TEST(EvictionTest, TenantsOverTheirShareGiveFirst) {
   EXPECT_EQ(Victims(plan), (Order{2, 3, 1}));
 }
 
-// A root that two others continue, each used once (its put) at kStart.
+// A root has two children, each used once (its put) at kStart.
 class UseCountTest : public ::testing::Test {
  protected:
   static constexpr int64_t kStart = 1'700'000'000'000, kDay = 24 * 3600 * 1000;
@@ -155,7 +155,7 @@ TEST_F(UseCountTest, AUseCountsForAllOfTheChainAndHalvesInADay) {
   EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 2}, {2, 1.5}, {3, 0.5}}));
   tree_.Touch(Id(3), kStart + kDay, kStep);
   EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 3}, {2, 1.5}, {3, 1.5}}));
-  tree_.Touch(Id(9), kStart, kStep);  // unknown: nothing happens
+  tree_.Touch(Id(9), kStart, kStep);  // an unknown segment: nothing happens
   EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 3}, {2, 1.5}, {3, 1.5}}));
 }
 
@@ -171,7 +171,7 @@ TEST_F(UseCountTest, UsesAreWrittenDownNowAndThenAndAsTheyAre) {
   EXPECT_NEAR(due.at(1), 3, 0.01);
   EXPECT_NEAR(due.at(2), 3, 0.01);
   EXPECT_EQ(touched(2, kStart + kStep + 1), Heats{});
-  EXPECT_EQ(touched(3, kStart + kStep + 1).size(), 1u);  // of the root, it was just written
+  EXPECT_EQ(touched(3, kStart + kStep + 1).size(), 1u);  // the root was just written
 }
 
 TEST_F(UseCountTest, TheCatalogKeepsThem) {

@@ -1,4 +1,4 @@
-// An engine that spoils, or holds, chosen operations of the one it wraps.
+// Wraps an engine and spoils, or holds, chosen operations.
 #pragma once
 
 #include <atomic>
@@ -16,14 +16,14 @@ enum class Fault : uint8_t {
   kEio,
   kEnospc,     // writes and syncs; reads fail with EIO
   kEintr,      // interrupted more often than an engine tries again
-  kShort,      // half of it is moved
+  kShort,      // half of the bytes move
   kFlip,       // a read comes back wrong; writes and syncs fail
   kFlipWrite,  // a write reaches the disk wrong and succeeds; reads and syncs are honest
   kSync,       // fdatasync fails; only syncs are counted
   kHang,       // the disk does not answer until Release
 };
 
-// Shared with the test. Operations are counted from 1 since the last Arm.
+// The engine shares a FaultPlan with the test. Operations are counted from 1 since the last Arm.
 struct FaultPlan {
   void Arm(Fault what, uint64_t first_op, bool until_disarmed) {
     fault = what;
@@ -49,7 +49,7 @@ class FaultyEngine final : public IoEngine {
   std::string_view name() const override { return inner_->name(); }
 
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
-    batch.Add(1);  // not done before all of it is submitted
+    batch.Add(1);  // keeps the batch open until all of it is submitted
     for (IoOp& op : ops) {
       if (!Hit(op)) {
         inner_->Submit({&op, 1}, batch);
@@ -68,10 +68,10 @@ class FaultyEngine final : public IoEngine {
     batch.Complete(1);
   }
 
-  // What is held is in the disk's hands: it cannot be taken back.
+  // The disk has the held operations: they cannot be taken back.
   void Cancel(IoBatch& batch, int error) override { inner_->Cancel(batch, error); }
 
-  // The disk answers: carries out what was held.
+  // The disk answers: this carries out the held operations.
   void Release() {
     std::vector<std::pair<IoOp*, IoBatch*>> held;
     {

@@ -1,5 +1,5 @@
-// Rows that follow from the tokens up to them, as FillRow's do, but of finite elements, so that
-// they can be stored in 8 bits; and what is read of them then.
+// Computes rows from the tokens up to them, as FillRow does, but of finite elements, so that they
+// can be stored in 8 bits; and the rows that a read of those returns.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace prefixd::storage {
 
-// Writes row.bytes() to `out`; `x` is room to work in.
+// Writes row.bytes() to `out`; `x` is scratch.
 inline void FillFiniteRow(const RowShape& row, uint64_t state, uint32_t layer, uint32_t head,
                           std::vector<float>& x, std::span<std::byte> out) {
   x.resize(row.key_dim + row.value_dim);
@@ -34,7 +34,7 @@ inline std::vector<std::byte> FiniteRow(const RowShape& row, uint64_t state, uin
   return out;
 }
 
-// Makes of a row what comes back where it was stored as kInt8.
+// Turns a row into what a read returns where it was stored as kInt8.
 inline void PassThroughInt8(RowEncoder& encoder, const RowShape& row, std::span<std::byte> bytes) {
   const auto stored = encoder.Encode(bytes).rows;
   DecodeInt8(row.dtype, stored.first(4 + row.key_dim), bytes.data());
@@ -48,7 +48,7 @@ inline std::vector<std::byte> ThroughInt8(const RowShape& row, std::span<const s
   return out;
 }
 
-// As they are put. One thread at a time calls it.
+// Returns the rows as they are put. One thread at a time calls it.
 inline RowFn FiniteRows(const RowShape& row, std::span<const uint32_t> tokens) {
   return [row, states = States(tokens), x = std::vector<float>()](
              uint32_t t, uint32_t layer, uint32_t head, std::span<std::byte> out) mutable {
@@ -56,7 +56,7 @@ inline RowFn FiniteRows(const RowShape& row, std::span<const uint32_t> tokens) {
   };
 }
 
-// As they are read where they lie so.
+// Returns the rows as a read returns them from kInt8.
 inline RowFn FiniteRows(const RowShape& row, std::span<const uint32_t> tokens,
                         std::span<const StoredPart> parts) {
   std::vector<RowEncoding> encodings;

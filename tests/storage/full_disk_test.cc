@@ -1,4 +1,4 @@
-// A disk that others have filled: puts are refused, everything else goes on.
+// Tests a disk that others have filled: puts are refused, everything else goes on.
 #include <sys/mount.h>
 
 #include <fstream>
@@ -10,7 +10,7 @@
 namespace prefixd::storage {
 namespace {
 
-// A small file system of our own, where root may mount one.
+// The fixture has a small file system of its own, where root may mount one.
 class FullDiskTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -34,7 +34,7 @@ class FullDiskTest : public ::testing::Test {
     store_ = std::move(*opened);
   }
   std::filesystem::path Filler() const { return dir_.path() / "filler"; }
-  // Somebody else takes every free byte.
+  // Another program takes every free byte.
   void FillDisk() {
     std::ofstream out(Filler(), std::ios::app | std::ios::binary);
     const std::string block(4096, 'x');
@@ -70,9 +70,9 @@ TEST_F(FullDiskTest, RefusesPutsServesAndCanBeMadeSmaller) {
   FillDisk();
   EXPECT_CODE(Put(*store_, model_, Prompt(9, 2000)), Code::kResourceExhausted);
   for (uint32_t i = 0; i < 4; ++i) ExpectPrefix(ids[i], Prompt(i, 2000));
-  ASSERT_OK(store_->Remove(ids[0]));  // committed in the room of the ballast
+  ASSERT_OK(store_->Remove(ids[0]));  // committed in the space of the ballast
   EXPECT_FALSE(Ballast());
-  FillDisk();  // now nothing is left to give away
+  FillDisk();  // now no ballast is left to release
   EXPECT_CODE(store_->Remove(ids[1]), Code::kResourceExhausted);
   EXPECT_CODE(Put(*store_, model_, Prompt(9, 2000)), Code::kResourceExhausted);
   ExpectPrefix(ids[1], Prompt(1, 2000));
@@ -92,18 +92,18 @@ TEST_F(FullDiskTest, OpensAndEvicts) {
   }
   store_.reset();
   FillDisk();
-  Open();  // in the room of the ballast
+  Open();  // in the space of the ballast
   EXPECT_FALSE(Ballast());
   for (uint32_t i = 0; i < 4; ++i) ExpectPrefix(ids[i], Prompt(i, 2000));
   std::filesystem::resize_file(Filler(), std::filesystem::file_size(Filler()) - (1 << 20));
   store_->NoteUse(ids[3]);
-  // The ballast must fit again beside a put: that is more than all there is to evict.
+  // The ballast must fit again beside a put: that is more than everything there is to evict.
   EXPECT_CODE(Put(*store_, model_, Prompt(9, 20000)), Code::kResourceExhausted);
   EXPECT_EQ(store_->ListPrefixes().size(), 4u);
   std::filesystem::remove(Filler());
   ASSERT_OK(store_->Maintain());
   ASSERT_TRUE(Ballast());
-  // Puts alone fill the disk: they evict one another and never run into it.
+  // Puts alone fill the disk: they evict one another and never meet a full disk.
   for (uint32_t i = 10; i < 60; ++i) ASSERT_OK(Put(*store_, model_, Prompt(i, 12000)));
   EXPECT_GT(store_->stats().evictions, 0u);
   ExpectPrefix(store_->ListPrefixes().back().id, Prompt(59, 12000));

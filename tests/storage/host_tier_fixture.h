@@ -1,4 +1,4 @@
-// Pages that follow from their keys, and a tier to keep them in.
+// Makes pages that follow from their keys, and a tier that holds them.
 #pragma once
 
 #include <array>
@@ -46,7 +46,7 @@ inline void Insert(TierRegion& region, const PageKey& key, Access access = Acces
   region.Insert(key, PageOf(key), access);
 }
 
-// Reads the pages in place: each is here afterwards, or the error.
+// Reads the pages in place; returns the pins of all pages, or the error.
 inline Result<PagePins> Borrow(TierRegion& region, uint64_t segment,
                                std::span<const uint64_t> pages, std::vector<uint32_t>* frames,
                                uint64_t salt = 0) {

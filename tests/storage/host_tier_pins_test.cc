@@ -1,4 +1,4 @@
-// Pages that are read in place.
+// Tests pages that are read in place.
 #include <algorithm>
 #include <set>
 
@@ -22,7 +22,7 @@ TEST(HostTierPins, PinnedPagesStayWhateverComes) {
     Insert(*a, {2, p});
     Insert(*b, {3, p});
   }
-  tier->EraseSegment("a", 1);  // found no more, but not gone
+  tier->EraseSegment("a", 1);  // no lookup finds them any more, but their bytes stay
   for (size_t i = 0; i < pages.size(); ++i) {
     EXPECT_FALSE(Holds(*a, {1, pages[i]}));
     const Page expected = PageOf({1, pages[i]});
@@ -49,7 +49,7 @@ TEST(HostTierPins, AreBoundedByHalfTheShare) {
   PagePins moved = *std::move(all);
   EXPECT_FALSE(a->Promise(1).ok());
   moved = PagePins();
-  EXPECT_TRUE(a->Promise(bound).ok());  // given up at once: the temporary dies
+  EXPECT_TRUE(a->Promise(bound).ok());  // released at once: the temporary dies
   EXPECT_TRUE(a->Promise(bound).ok());
 }
 

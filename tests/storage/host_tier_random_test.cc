@@ -1,4 +1,4 @@
-// The tier beside a model of it, and under many threads.
+// Tests the tier against a model of it, and under many threads.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -11,9 +11,10 @@ namespace {
 
 // ---- everything at random -----------------------------------------------------------------------
 
-// A plain description of what may and must be.
+// The Model is a plain description of what may and must be in the tier.
 struct Model {
-  std::map<std::pair<uint64_t, uint64_t>, uint64_t> version;  // of pages put and not erased since
+  // Holds the pages inserted and not erased since.
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> version;
   struct Pinned {
     PagePins pins;
     std::vector<uint32_t> frames;
@@ -34,7 +35,7 @@ TEST(HostTierRandom, AgreesWithAModel) {
   for (int step = 0; step < 40000; ++step) {
     const size_t t = rng() % kTenants;
     Model& model = models[t];
-    // Numbers of segments are never used again: an erased one gets the next.
+    // Segment numbers are never used again: an erased segment gets the next one.
     static std::array<uint64_t, kTenants * 3> segments{};
     uint64_t& segment = segments[t * 3 + rng() % 3];
     if (segment == 0) segment = next++;
@@ -60,7 +61,8 @@ TEST(HostTierRandom, AgreesWithAModel) {
         auto pins = Borrow(*r[t], segment, list, &pinned.frames, t);
         if (!pins.ok()) {
           ASSERT_EQ(pins.error().code, Code::kResourceExhausted);
-          for (const uint64_t p : list) model.version[{segment, p}] = 1;  // some were put
+          // Some may have been inserted.
+          for (const uint64_t p : list) model.version[{segment, p}] = 1;
           ++refused;
           break;
         }

@@ -49,22 +49,22 @@ TEST(HostTier, AScanOfFarMorePagesLeavesHotOnesInPlace) {
     if (!Holds(*region, {2, p}, Access::kScan)) Insert(*region, {2, p}, Access::kScan);
   }
   for (uint64_t p = 0; p < 40; ++p) EXPECT_TRUE(Holds(*region, {1, p})) << p;
-  // The scan took the free room only, and gives it back first.
+  // The scan took free room only, and gives it back first.
   for (uint64_t p = 100; p < 120; ++p) Insert(*region, {1, p});
   for (uint64_t p = 0; p < 40; ++p) EXPECT_TRUE(Holds(*region, {1, p})) << p;
 }
 
-// What is read ahead is counted until it is used or leaves, is worth no more than what was read
-// when it was wanted, and takes nobody's memory.
+// A prefetched page is counted until it is used or leaves, is worth no more than a page read on
+// demand, and takes no tenant's memory.
 TEST(HostTier, PagesReadAheadAreCountedApart) {
   const auto tier = NewTier(64 * kPageBytes);
   const Region region = tier->ForTenant("t");
   const auto capacity = tier->stats().capacity / kPageBytes;
   for (uint64_t p = 0; p < 10; ++p) Insert(*region, {1, p}, Access::kAhead);
-  Insert(*region, {1, 0}, Access::kAhead);  // is here
+  Insert(*region, {1, 0}, Access::kAhead);  // is here already
   for (uint64_t p = 0; p < 4; ++p) EXPECT_TRUE(Holds(*region, {1, p}));
   for (uint64_t p = 0; p < 4; ++p) EXPECT_TRUE(Holds(*region, {1, p}));  // counts once
-  EXPECT_TRUE(Holds(*region, {1, 5}, Access::kAhead));                   // is no use
+  EXPECT_TRUE(Holds(*region, {1, 5}, Access::kAhead));                   // is useless
   EXPECT_FALSE(Holds(*region, {1, 11}, Access::kAhead));
   HostTier::Stats s = tier->stats();
   EXPECT_EQ(s.ahead.read, 11u);
@@ -72,13 +72,13 @@ TEST(HostTier, PagesReadAheadAreCountedApart) {
   EXPECT_EQ(s.ahead.in_vain, 1u);
   EXPECT_EQ(s.hits, 8u);
   EXPECT_EQ(s.misses, 0u);
-  Insert(*region, {1, 9});  // came, and was read again
+  Insert(*region, {1, 9});  // arrived while a read fetched it again
   tier->EraseSegment("t", 1);
   s = tier->stats();
   EXPECT_EQ(s.ahead.in_vain, 7u);
   EXPECT_EQ(s.ahead.used + s.ahead.in_vain, s.ahead.read);
 
-  // Hot pages stay while any number is read ahead.
+  // Hot pages stay whatever the number of prefetched pages.
   for (uint64_t p = 0; p < 20; ++p) Insert(*region, {2, p});
   for (uint64_t p = 0; p < 20; ++p) EXPECT_TRUE(Holds(*region, {2, p}));
   for (uint64_t p = 0; p < 1000; ++p) Insert(*region, {3, p}, Access::kAhead);
@@ -86,7 +86,7 @@ TEST(HostTier, PagesReadAheadAreCountedApart) {
   s = tier->stats();
   EXPECT_EQ(s.ahead.read - s.ahead.used - s.ahead.in_vain, capacity - 20);
 
-  // Another tenant's memory is for what it wants.
+  // Prefetch takes no memory from another tenant.
   const Region other = tier->ForTenant("u");
   Insert(*other, {4, 0}, Access::kAhead);
   EXPECT_FALSE(Holds(*other, {4, 0}));
@@ -94,7 +94,7 @@ TEST(HostTier, PagesReadAheadAreCountedApart) {
   EXPECT_TRUE(Holds(*other, {4, 0}));
 }
 
-// A page that left early and is read ahead ranks, once used, as one that a step brought back.
+// A prefetched page that had left early ranks, once used, like one that a step brought back.
 TEST(HostTier, APageReadAheadThatReturnsOutlivesManyUsedOnce) {
   const auto tier = NewTier(64 * kPageBytes);
   const Region region = tier->ForTenant("t");
@@ -156,7 +156,7 @@ TEST(HostTier, HugePagesThatAreNotThereAreDoneWithout) {
 }
 
 TEST(HostTier, LockedMemoryIsGivenBackToo) {
-  // Where the limit on locked memory is low, the tier goes on without.
+  // Where the limit on locked memory is low, the tier works without locking.
   auto tier = HostTier::Create({.capacity_bytes = kMiB, .lock_memory = true});
   ASSERT_TRUE(tier.ok()) << tier.error().message;
   const Region region = (*tier)->ForTenant("t");
@@ -185,7 +185,7 @@ TEST(HostTierTenants, OneMayUseAllUntilAnotherClaimsItsShare) {
   EXPECT_EQ(r[1]->stats().memory_bytes, capacity / 2);
   EXPECT_EQ(r[0]->memory()->resident_bytes(), capacity / 2);
   EXPECT_GT(r[0]->stats().evictions, 0u);
-  // What is free again goes to whoever asks first.
+  // Freed memory goes to the first tenant that requests it.
   tier->EraseSegment("b", 2);
   for (uint64_t p = 0; p < pages; ++p) Insert(*r[0], {3, p});
   EXPECT_EQ(r[0]->stats().memory_bytes, capacity);
@@ -230,8 +230,9 @@ TEST(HostTierTenants, TakenMemoryIsWhatWasLeastUsed) {
   EXPECT_GE(hot, pages / 4 * 9 / 10);
 }
 
-// Whatever filled the tier before, and however keys spread over its shards: all of its memory is
-// for what is used now. The second tenant has a small share of a region that could be large.
+// Whatever filled the tier before, and however keys spread over its shards, all of its memory
+// serves the current working set. The second tenant has a small share of a region that could be
+// large.
 TEST(HostTierTenants, ALaterWorkingSetHasAllTheMemory) {
   const Page page = PageOf({1, 1});
   for (const double share : {1.0, 0.25}) {
@@ -290,7 +291,7 @@ TEST(HostTierTenants, AReceiverOfTheDescriptorReadsAndCannotWrite) {
   EXPECT_EQ(::mprotect(at, size, PROT_READ | PROT_WRITE), -1);
   EXPECT_EQ(std::memcmp(at, a->bytes().data(), size), 0);
   EXPECT_EQ(::lseek(fd, 0, SEEK_END), static_cast<off_t>(size));
-  tier->EraseSegment("a", 1);  // taken back: zeros, here too
+  tier->EraseSegment("a", 1);  // taken back: zeros, in this mapping too
   const auto seen = std::span(static_cast<const std::byte*>(at), size);
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](std::byte x) { return x == std::byte{0}; }));
   ::munmap(at, size);
@@ -323,7 +324,7 @@ TEST(HostTierTenants, NoRegionEverShowsAnothersBytes) {
         return x == std::byte{0} || x == std::byte(t + 1);
       })) << names[t];
     }
-    // Looking where nothing is makes zeros there; they do not stay.
+    // Reading where no block is makes zero pages there; they do not stay.
     const uint64_t capacity = tier->stats().capacity;
     ASSERT_LE(Resident(r), capacity);
   }

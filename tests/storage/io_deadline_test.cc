@@ -1,4 +1,5 @@
-// Operations that are not waited for to their end: deadlines, cancellation, an engine that goes.
+// Tests operations whose end no caller awaits: deadlines, cancellation, an engine that is
+// destroyed.
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -11,7 +12,7 @@ namespace {
 
 class IoDeadlineTest : public IoEngineTest {};
 
-// Everything one caller may leave behind.
+// A Request owns everything that one caller may leave behind.
 struct Request {
   std::shared_ptr<Pipe> pipe = std::make_shared<Pipe>();
   std::vector<std::byte> memory = std::vector<std::byte>(4096);
@@ -34,7 +35,7 @@ TEST_P(IoDeadlineTest, ADeadlineEndsTheWaitAndTheKernelKeepsWhatItHolds) {
       EXPECT_CODE(CheckComplete(request->ops[0], "read"), Code::kUnavailable);
     }
   }
-  pipe->Write(4096);  // what the kernel still holds ends, into memory that is still there
+  pipe->Write(4096);  // the reads that the kernel still holds end in memory that still exists
   engine_.reset();
   EXPECT_TRUE(left.expired());
 }
@@ -56,7 +57,8 @@ TEST_P(IoDeadlineTest, ABatchWithoutAnOwnerIsWaitedFor) {
 }
 
 TEST_P(IoDeadlineTest, WhatWaitsPastItsDeadlineNeverReachesTheDisk) {
-  // The kernel holds all the engine may have in flight; the write waits behind it.
+  // The kernel holds all operations that the engine may have in flight; the write waits behind
+  // them.
   Pipe pipe;
   std::vector<std::byte> memory(8 * 512), ones(4096, std::byte{1}), back(4096);
   std::vector<IoOp> blockers;
@@ -77,7 +79,7 @@ TEST_P(IoDeadlineTest, WhatWaitsPastItsDeadlineNeverReachesTheDisk) {
   EXPECT_EQ(awaited.result, -ETIMEDOUT);
   EXPECT_CODE(CheckComplete(awaited, "write"), Code::kUnavailable);
   EXPECT_FALSE(blocked.WaitUntil(IoBatch::Clock::now()));
-  // Nobody waited for the other: it is found too late when its turn comes.
+  // No caller waited for the other: the engine finds it expired when its turn comes.
   pipe.Write(memory.size());
   blocked.Wait();
   for (const IoOp& op : blockers) EXPECT_EQ(op.result, 512);
@@ -113,7 +115,7 @@ TEST_P(IoDeadlineTest, ABatchCanBeCancelled) {
     ++cancelled;
   }
   EXPECT_GE(cancelled, 4u);
-  // The batch and its slots are as good as new.
+  // The batch and the engine's slots can be used again.
   ASSERT_OK(ReadFully(*engine_, fd_.get(), 0, zeros, IoPriority::kScrub, "read"));
   IoOp again = bystander;
   engine_->Submit({&again, 1}, batch);

@@ -1,4 +1,4 @@
-// An engine of each backend with a file of 8 MiB, and reads that the test ends.
+// Provides an engine of each backend with a file of 8 MiB, and reads that the test ends.
 #pragma once
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ class IoEngineTest : public ::testing::TestWithParam<IoBackend> {
   std::unique_ptr<IoEngine> engine_;
 };
 
-// A read that the kernel holds until the test writes: the read end of a pipe.
+// A Pipe is a read that the kernel holds until the test writes: the read end of a pipe.
 class Pipe {
  public:
   explicit Pipe(int flags = 0) {

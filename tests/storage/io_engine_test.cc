@@ -1,4 +1,4 @@
-// The same tests for every backend.
+// Runs the same tests for every backend.
 #include <signal.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ TEST_P(IoEngineTest, ManyScatteredWritesAndReads) {
   FillRow(3, 1, 1, data);
   std::vector<IoOp> writes, reads;
   for (size_t i = 0; i < kOps; ++i) {
-    // Two vectors each, swapped halves: order within an operation matters.
+    // Each operation has two vectors, with swapped halves: order within an operation matters.
     std::byte* p = data.data() + i * 8192;
     writes.push_back({IoKind::kWrite,
                       IoPriority::kWrite,
@@ -145,8 +145,9 @@ TEST_P(IoEngineTest, SignalsDoNotEndOperations) {
     (*engine)->Submit({&op, 1}, batch);
     for (int i = 1; i <= 5; ++i) {
       signals_seen = 0;
-      // Again where nobody took it: the thread sanitizer keeps a signal for the next call that it
-      // knows, and one that comes just before the thread begins to read waits as long as the read.
+      // The signal is sent again if no thread took it: the thread sanitizer keeps a signal for the
+      // next call that it knows, and one that comes just before the thread begins to read waits as
+      // long as the read.
       while (signals_seen == 0) {
         ASSERT_EQ(::kill(::getpid(), SIGUSR1), 0);
         const auto again = IoBatch::Clock::now() + std::chrono::milliseconds(100);

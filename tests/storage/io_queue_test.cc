@@ -1,4 +1,4 @@
-// In which order operations leave the queue, and how much of the caps each class gets.
+// Tests the order in which operations leave the queue, and how much of the caps each class gets.
 #include "storage/io/io_queue.h"
 
 #include <cerrno>
@@ -26,7 +26,7 @@ class IoQueueTest : public ::testing::Test {
     return queued->op->priority;
   }
 
-  // Ends what has been in flight longest.
+  // Ends the operation that has been in flight longest.
   void Finish(int64_t result = 0) {
     QueuedOp queued = inflight_.front();
     inflight_.pop_front();
@@ -34,7 +34,7 @@ class IoQueueTest : public ::testing::Test {
   }
 
   IoLimits limits_{1 << 20, 8};
-  // Held by what happens and not by the clock.
+  // With these settings events, not the clock, hold scrub back.
   ScrubManners manners_{.quiet = std::chrono::microseconds(0),
                         .longest_hold = std::chrono::hours(1)};
   IoQueue queue_{limits_, manners_};
@@ -69,17 +69,17 @@ TEST_F(IoQueueTest, ScrubIsHeldWhileStepsRead) {
   };
   EXPECT_EQ(queue.HeldUntil(), std::nullopt);
   push(IoPriority::kScrub);
-  EXPECT_EQ(queue.HeldUntil(), std::nullopt);  // no step has read
+  EXPECT_EQ(queue.HeldUntil(), std::nullopt);  // no step has read yet
   ASSERT_TRUE(queue.Pop(done_));
   push(IoPriority::kStepRead);
   push(IoPriority::kScrub);
   auto step = queue.Pop(done_);
   ASSERT_TRUE(step);
   EXPECT_EQ(step->op->priority, IoPriority::kStepRead);
-  EXPECT_TRUE(queue.Ready());  // somebody must wait for it
+  EXPECT_TRUE(queue.Ready());  // a thread must wait for it
   EXPECT_FALSE(queue.Pop(done_));
   ASSERT_TRUE(queue.HeldUntil());
-  EXPECT_GT(*queue.HeldUntil(), now() + hours(1));  // a step in flight: as long as it may be
+  EXPECT_GT(*queue.HeldUntil(), now() + hours(1));  // a step in flight: it may take any time
   queue.Done(*step, 4096, done_);
   EXPECT_FALSE(queue.Pop(done_));
   ASSERT_TRUE(queue.HeldUntil());
@@ -89,7 +89,7 @@ TEST_F(IoQueueTest, ScrubIsHeldWhileStepsRead) {
   EXPECT_FALSE(queue.Pop(done_));
 }
 
-// Nothing is in flight then whose end would make anybody look again.
+// No operation is in flight then whose end would make a thread look again.
 TEST_F(IoQueueTest, WhatIsHeldBehindExpiredOperationsIsNotForgotten) {
   using std::chrono::hours;
   IoQueue queue(limits_, {.quiet = hours(1), .longest_hold = hours(2)});
@@ -138,7 +138,7 @@ TEST_F(IoQueueTest, AFloodLeavesRoomForStepReads) {
     while (const auto queued = fresh.Pop(done_)) taken.push_back(*queued);
     EXPECT_FALSE(taken.empty());
     EXPECT_LE(taken.size(), 6u);
-    // Step reads go at once, and before anything that waits.
+    // Step reads go at once, and before all queued operations.
     for (size_t i = 0; i < 2; ++i) {
       push(IoPriority::kStepRead, 4096);
       const auto queued = fresh.Pop(done_);
@@ -154,7 +154,8 @@ TEST_F(IoQueueTest, AStepReadWaitsForNoMoreThanWhatIsInFlight) {
   while (Pop()) {
   }
   Push(IoPriority::kStepRead, 4096, 30);
-  // Among the next operations only the share that ageing gives to the flood: none, for 30 pages.
+  // Among the next operations the flood gets only the share that ageing gives it: none, for 30
+  // pages.
   std::map<IoPriority, int> left;
   for (int i = 0; i < 30;) {
     if (const auto next = Pop()) {
@@ -188,7 +189,7 @@ TEST_F(IoQueueTest, NobodyStarves) {
 }
 
 TEST_F(IoQueueTest, LargeOnesAreNotPassedForEver) {
-  // A write as large as the whole window, among step reads that always fill it.
+  // A write as large as the whole window waits among step reads that always fill it.
   Push(IoPriority::kWrite, 1 << 20);
   Push(IoPriority::kStepRead, 128 << 10, 1000);
   bool written = false;

@@ -1,4 +1,4 @@
-// Limits of a store as its users meet them: quotas, eviction, retention.
+// Tests a store's limits as its users see them: quotas, eviction, lifetime.
 #include <unistd.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@
 namespace prefixd::storage {
 namespace {
 
-constexpr int64_t kPast = 1;  // Unix ms: whatever expires then has expired
+constexpr int64_t kPast = 1;  // Unix ms: a name that expires then has expired
 constexpr int64_t kFuture = 1ll << 52;
 
 class LimitsTest : public OpenStoreTest {
@@ -46,7 +46,7 @@ class LimitsTest : public OpenStoreTest {
   void Use(const SegmentId& id, int times) {
     for (int i = 0; i < times; ++i) store_->NoteUse(id);
   }
-  // Physical bytes of one prompt of 200 tokens.
+  // Returns the physical bytes of one prompt of 200 tokens.
   uint64_t PromptBytes() {
     const SegmentId id = Stored(Prompt(999));
     const uint64_t bytes = store_->GetPrefix(id)->own_bytes;
@@ -54,7 +54,7 @@ class LimitsTest : public OpenStoreTest {
     return bytes;
   }
 
-  // What lies in segments/, by tenant: every file says or names whose it is.
+  // Returns the bytes in segments/, by tenant: every file names its tenant, or a segment that does.
   std::map<std::string, uint64_t> OnDisk() {
     std::map<std::string, uint64_t> out;
     for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
@@ -160,7 +160,7 @@ TEST_F(LimitsTest, PinnedOpenAndContinuedPrefixesAreNeverEvicted) {
   Use(root, 5);
   Stored(Prompt(6));
   EXPECT_FALSE(There(Prompt(5)));
-  // All that may go is too little: nothing goes.
+  // Everything that may go is too little: nothing goes.
   const uint64_t before = store_->stats().evictions;
   EXPECT_CODE(TryPut(Prompt(7, 1000)), Code::kResourceExhausted);
   EXPECT_EQ(store_->stats().evictions, before);
@@ -228,15 +228,15 @@ TEST_F(LimitsTest, ExpiringNeverTakesTokensThatOthersContinue) {
   EXPECT_TRUE(There(longer));
   ASSERT_OK(store_->Maintain());
   ExpectPrefix(leaf, longer);
-  // Putting it again makes it a prefix again, under the new terms.
+  // Another put makes it a prefix again, under the new terms.
   EXPECT_EQ(Stored(Prompt(1), "t", {true, 0}), root);
   EXPECT_EQ(store_->ListPrefixes().size(), 2u);
   EXPECT_TRUE(store_->GetPrefix(root)->pinned);
   EXPECT_EQ(store_->GetPrefix(root)->expires_unix_ms, 0);
   ASSERT_OK(store_->Remove(root));
   ASSERT_OK(store_->SetRetention(leaf, {{}, kPast}));
-  EXPECT_EQ(Matched(longer), 0u);  // nobody needs any of it now
-  Open();                          // at open it goes
+  EXPECT_EQ(Matched(longer), 0u);  // no name needs any of it now
+  Open();                          // the opening store frees it
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
 }
 
@@ -296,7 +296,7 @@ TEST_F(LimitsTest, TheSweepKeepsHeadroomForPutsThatCame) {
   EXPECT_EQ(store_->stats().evictions, 1u);
   ASSERT_OK(store_->Maintain());
   EXPECT_EQ(store_->stats().evictions, 1u);
-  options_.quota_bytes = 3 * one;  // full again, but nobody puts
+  options_.quota_bytes = 3 * one;  // full again, but no put follows
   Open();
   ASSERT_OK(store_->Maintain());
   EXPECT_EQ(store_->ListPrefixes().size(), 3u);

@@ -1,4 +1,4 @@
-// RocksDB's MANIFEST, torn at its end or damaged inside.
+// Tests RocksDB's MANIFEST, torn at its end or damaged inside.
 #include "storage/catalog/manifest_tail.h"
 
 #include "tests/storage/recover_fixture.h"
@@ -9,14 +9,14 @@ namespace {
 using prefixd::testing::ReadFile;
 using prefixd::testing::WriteFile;
 
-// The file that RocksDB's CURRENT names.
+// Returns the file that RocksDB's CURRENT names.
 fs::path ManifestOf(const fs::path& dir) {
   std::string name;
   std::ifstream(dir / "catalog" / "CURRENT") >> name;
   return dir / "catalog" / name;
 }
 
-// What a power cut leaves of a record that was being appended, sector by sector.
+// A power cut leaves parts of a record that was being appended, sector by sector.
 TEST_F(RecoverTest, ATornEndOfTheManifestIsCutOff) {
   const SegmentId kept = Stored(Iota(100));
   store_.reset();
@@ -47,7 +47,7 @@ TEST_F(RecoverTest, DamageInsideTheManifestIsNotCutOff) {
   const fs::path path = ManifestOf(options_.dir);
   std::string bytes = ReadFile(path);
   EXPECT_EQ(TornManifestTail(std::as_bytes(std::span(bytes))), std::nullopt);
-  bytes[9] = static_cast<char>(bytes[9] ^ 1);  // of the first record; others follow
+  bytes[9] = static_cast<char>(bytes[9] ^ 1);  // in the first record; others follow
   WriteFile(path, bytes);
   EXPECT_EQ(TornManifestTail(std::as_bytes(std::span(bytes))), std::nullopt);
   auto store = PrefixStore::Open(options_);

@@ -1,4 +1,4 @@
-// A store in a temporary directory, open: what most tests of storage/ begin with.
+// Opens a store in a temporary directory: the start of most tests of storage/.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace prefixd::storage {
 template <typename Base>
 class OpenStore : public Base {
  protected:
-  // Opens the store, or closes it and opens it anew, with the options as they are now.
+  // Opens the store, or closes it and opens it anew, with the current options.
   void Open() {
     store_.reset();
     auto opened = PrefixStore::Open(options_);
@@ -30,11 +30,11 @@ class OpenStore : public Base {
     return id.ok() ? *id : SegmentId{};
   }
 
-  // The prefix begins with `tokens`, and has their rows.
+  // Checks that the prefix begins with `tokens`, and has their rows.
   void ExpectPrefix(const SegmentId& id, std::span<const uint32_t> tokens) {
     ExpectRows(id, static_cast<uint32_t>(tokens.size()), tokens);
   }
-  // The prefix is `tokens` and no more.
+  // Checks that the prefix is `tokens` and no more.
   void ExpectWhole(const SegmentId& id, std::span<const uint32_t> tokens) {
     ExpectRows(id, 0, tokens);
   }
@@ -73,7 +73,7 @@ inline SettleOptions Reversed(size_t row_bytes, uint32_t chunk_tokens = 32) {
   options.chunk_tokens = chunk_tokens;
   options.order = [row_bytes](uint32_t, uint32_t, uint32_t,
                               std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-    EXPECT_EQ(rows.size() % row_bytes, 0u);  // as given, whatever is stored
+    EXPECT_EQ(rows.size() % row_bytes, 0u);  // rows come as given, whatever their encoding
     std::vector<uint32_t> order(rows.size() / row_bytes);
     std::iota(order.rbegin(), order.rend(), 0);
     return order;

@@ -1,4 +1,4 @@
-// Pages of single rows that lie close are read together, with what lies between them.
+// Tests that pages of single rows that lie close are read together, with the pages between them.
 #include "tests/storage/page_rows_fixture.h"
 
 namespace prefixd::storage {
@@ -44,7 +44,7 @@ TEST_F(PageGapTest, SmallGapsAreBridgedAndCounted) {
     Read(ids);
     EXPECT_EQ(operations_, c.operations) << c.gap;
     EXPECT_EQ(ssd_pages(), c.pages) << c.gap;
-    EXPECT_EQ(stats_.pages_ssd, 5u);  // that were wanted
+    EXPECT_EQ(stats_.pages_ssd, 5u);  // requested pages
     EXPECT_EQ(store_->stats().bytes_read - before, c.pages * kPageBytes);
   }
 }
@@ -85,7 +85,7 @@ TEST_F(PageGapTest, WhatLiesBetweenIsNeitherJudgedNorKept) {
 
 TEST_F(PageGapTest, ADamagedPageAmongOthersIsReadAgainAlone) {
   Open(2);
-  plan_->Arm(Fault::kFlip, 1, false);  // the middle of what the first operation brings
+  plan_->Arm(Fault::kFlip, 1, false);  // the middle of the first operation's bytes
   Read(std::vector<uint32_t>{20, 22, 24});
   EXPECT_EQ(operations_, 2u);
   EXPECT_EQ(store_->stats().checksum_failures, 1u);

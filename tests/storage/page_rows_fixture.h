@@ -1,5 +1,5 @@
-// A stored prefix of one head whose rows fill one page each, read through an engine that counts,
-// holds and spoils what it is told to.
+// Provides a stored prefix of one head whose rows fill one page each, read through an engine that
+// counts, holds and spoils operations as a test sets it.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class PageRowsTest : public ::testing::Test {
  protected:
   explicit PageRowsTest(uint32_t n_tokens) : tokens_(Iota(n_tokens)) {}
 
-  // Opens the store, or closes it and opens it anew, with the options as they are now. The first
-  // time puts the prefix.
+  // Opens the store, or closes it and opens it anew, with the current options. The first call puts
+  // the prefix.
   void Open() {
     prefix_.reset();
     store_.reset();
@@ -47,7 +47,7 @@ class PageRowsTest : public ::testing::Test {
   ModelRecord model_ = TestModel("m", TestGeometry(1, 1, 512, DType::kF32));
   const std::vector<uint32_t> tokens_;  // token t lies in page 1 + t
   const std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>();
-  FaultyEngine* engine_ = nullptr;  // the store's
+  FaultyEngine* engine_ = nullptr;  // owned by the store
   SegmentId id_;
   std::unique_ptr<PrefixStore> store_;
   std::shared_ptr<const StoredPrefix> prefix_;

@@ -1,4 +1,4 @@
-// Prompts that share nothing.
+// Makes prompts that share nothing.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace prefixd::storage {
 
 using Tokens = std::vector<uint32_t>;
 
-// Tokens that no other `first` shares.
+// Returns tokens that no other `first` shares.
 inline Tokens Prompt(uint32_t first, uint32_t n = 200) {
   Tokens tokens(n);
   std::iota(tokens.begin(), tokens.end(), first * 10000);

@@ -1,4 +1,4 @@
-// Rows read ahead of somebody who may want them: stopped whatever the disk does, few at a time, and
+// Tests prefetched rows: prefetch stops whatever the disk does, reads few rows at a time, and is
 // counted in any case.
 #include <atomic>
 #include <chrono>
@@ -44,7 +44,7 @@ TEST_F(ReadAheadTest, EndsThoughTheDiskIsSilent) {
   stop_ = true;
   reader.join();
   EXPECT_CODE(status, Code::kCancelled);
-  EXPECT_EQ(engine_->held(), kAtATime);  // the disk's still
+  EXPECT_EQ(engine_->held(), kAtATime);  // the disk still has them
   EXPECT_EQ(ssd_pages(), 0u);
   plan_->Disarm();
   engine_->Release();
@@ -57,15 +57,16 @@ TEST_F(ReadAheadTest, EndsThoughTheDiskIsSilent) {
   EXPECT_EQ(store_->stats().ahead_bytes, ids_.size() * kPageBytes);
 }
 
-// Whoever waits for rows is told after a while that the disk does not answer; here nobody waits.
+// A caller that waits for rows gets an error when the disk does not answer in time; no caller waits
+// for a prefetch.
 TEST_F(ReadAheadTest, HasNoDeadline) {
-  options_.read_deadline_ms = 500;  // a disk that works is never so slow, however busy
+  options_.read_deadline_ms = 500;  // a working disk is never this slow, however busy
   ASSERT_NO_FATAL_FAILURE(Open());
   plan_->Arm(Fault::kHang, 1, true);
   Status status;
   std::thread reader([&] { status = Ahead(ids_); });
   WaitForHeld();
-  // What was asked for later gives up: the time that it has is over for what was asked before.
+  // The later read gives up: its time is spent behind the earlier ones.
   std::vector<std::byte> row(model_.geometry.row().bytes());
   EXPECT_CODE(prefix_->ReadRows(0, 0, std::vector<uint32_t>{500}, row, nullptr),
               Code::kUnavailable);
@@ -99,7 +100,7 @@ TEST_F(ReadAheadTest, EndsWhereTheTierHasNoRoom) {
   std::vector<uint32_t> many(200);
   std::iota(many.begin(), many.end(), 200);
   RowViews views;
-  ASSERT_OK(prefix_->ViewRows(0, 0, many, RowPart::kRow, views, nullptr));  // and pins them
+  ASSERT_OK(prefix_->ViewRows(0, 0, many, RowPart::kRow, views, nullptr));  // this pins them too
   EXPECT_CODE(Ahead(ids_), Code::kResourceExhausted);
   EXPECT_EQ(ssd_pages(), kAtATime);
   EXPECT_EQ(store_->stats().ahead_vain_bytes, kAtATime * kPageBytes);

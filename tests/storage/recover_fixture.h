@@ -1,4 +1,5 @@
-// A store with something of every kind in it, which is to be there after its catalog was lost.
+// Provides a store with something of every kind in it; all of it must be there after its catalog
+// was lost.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class RecoverTest : public OpenStoreTest {
     return id;
   }
 
-  // Chains, branches, a settled segment, merged ones, a second tenant, blobs.
+  // Fills the store: chains, branches, a settled segment, merged ones, a second tenant, blobs.
   void Fill() {
     const Tokens base = Iota(40), longer = Join(base, Iota(50, 1000));
     a_ = Stored(base);

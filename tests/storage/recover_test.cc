@@ -1,4 +1,4 @@
-// Catalogs that are lost, damaged or cut short, and what is made of them.
+// Tests recovery from catalogs that are lost, damaged or cut short.
 #include "tests/storage/recover_fixture.h"
 
 namespace prefixd::storage {
@@ -20,7 +20,7 @@ TEST_F(RecoverTest, WithoutACatalog) {
   Open();
   ExpectAll();
   EXPECT_EQ(store_->stats().recovered_orphans, 0u);
-  Stored(Join(Iota(25), Iota(30, 3000)));  // and it is written on
+  Stored(Join(Iota(25), Iota(30, 3000)));  // the recovered store takes new puts
   Open();
   ExpectAll();
 }
@@ -49,7 +49,7 @@ TEST_F(RecoverTest, WithoutStoreFileOrWithOneWrittenAfterTheLoss) {
   EXPECT_TRUE(fs::exists(options_.dir / "catalog.lost-3"));
 }
 
-// Whatever a flipped byte of the catalog does to opening it, nothing wrong is served, and
+// Whatever a flipped byte of the catalog does to opening it, no wrong bytes are served, and
 // recovering brings everything back.
 TEST_F(RecoverTest, FlippedBytesInTheCatalog) {
   std::mt19937_64 rng(Seed("RecoverTest.FlippedBytesInTheCatalog"));
@@ -72,7 +72,7 @@ TEST_F(RecoverTest, FlippedBytesInTheCatalog) {
     auto opened = PrefixStore::Open(options_);
     if (!opened.ok()) {
       ++refused;
-      // Damage to the log costs commits, and those are made again.
+      // Damage to the log costs commits, and opening makes those again.
       EXPECT_NE(path.extension(), ".log") << opened.error().message;
       EXPECT_NE(opened.error().message.find("prefixctl recover"), std::string::npos)
           << opened.error().message;
@@ -92,7 +92,7 @@ TEST_F(RecoverTest, FlippedBytesInTheCatalog) {
   std::printf("[ INFO     ] %u of 12 were refused\n", refused);
 }
 
-// The log loses its tail: what was acknowledged is committed again, what was removed stays away.
+// The log loses its tail: acknowledged puts are committed again, removed prefixes stay away.
 TEST_F(RecoverTest, CommitsLostWithTheEndOfTheLog) {
   const SegmentId gone = Stored(Iota(50, 700));
   const fs::path file = FileOf(gone);
@@ -110,7 +110,7 @@ TEST_F(RecoverTest, CommitsLostWithTheEndOfTheLog) {
   Fill();
   const fs::path cut = log();
   store_.reset();
-  fs::copy_file(dir_.path() / "gone.seg", file);  // the unlink that a power cut undid
+  fs::copy_file(dir_.path() / "gone.seg", file);  // a power cut may undo the unlink
   fs::copy(options_.dir, dir_.path() / "whole", fs::copy_options::recursive);
   const uint64_t bytes = fs::file_size(cut);
   std::mt19937_64 rng(Seed("RecoverTest.CommitsLostWithTheEndOfTheLog"));
@@ -124,7 +124,7 @@ TEST_F(RecoverTest, CommitsLostWithTheEndOfTheLog) {
     ExpectAll();
     EXPECT_FALSE(fs::exists(file)) << "a removed prefix came back";
     EXPECT_EQ(store_->LongestMatch("m", "t", Iota(50, 700))->n_tokens, 0u);
-    Open();  // and stays so
+    Open();  // the result survives an opening
     EXPECT_EQ(store_->stats().recovered_commits, 0u);
     ExpectAll();
     store_.reset();
@@ -150,7 +150,7 @@ TEST_F(RecoverTest, TwinsOfOneSegmentAndMergedOnes) {
   ASSERT_OK(store_->Merge(g, 1000));
   const size_t files = FilesIn(segments);
   store_.reset();
-  // As if neither rewrite had removed the files that it replaced.
+  // This restores the files as if neither rewrite had removed the ones that it replaced.
   fs::copy(dir_.path() / "before", segments,
            fs::copy_options::recursive | fs::copy_options::skip_existing);
   fs::remove_all(catalog());
@@ -167,7 +167,7 @@ TEST_F(RecoverTest, DamagedSegmentsAreNeverTrusted) {
   Fill();
   store_.reset();
   fs::remove_all(catalog());
-  // `a_`, on which `b_` and `c_` stand, loses its footer, the other tenant's its header; a row page
+  // `a_`, which `b_` and `c_` continue, loses its footer, the other tenant's its header; a row page
   // of the merged one goes bad.
   const auto entries = ListDirectory(options_.dir / "segments");
   ASSERT_OK(entries);
@@ -203,7 +203,7 @@ TEST_F(RecoverTest, DamagedSegmentsAreNeverTrusted) {
     EXPECT_TRUE(info->quarantined);
     EXPECT_NE(info->quarantine, "");
   }
-  // The prompts can be stored anew beside the ruins.
+  // The prompts can be stored anew beside the damaged files.
   for (const SegmentId& id : {b_, d_}) {
     const Tokens tokens = prompts_.at(id);
     const auto anew = Put(*store_, model_, tokens);
@@ -232,7 +232,7 @@ TEST_F(RecoverTest, InterruptedAnywhereItCanBeDoneAgain) {
       break;
     }
     EXPECT_CODE(first, Code::kCancelled);
-    // Either it opens and is whole, or it refuses and says what to do.
+    // The store either opens and is whole, or refuses and says how to recover.
     if (auto opened = PrefixStore::Open(options_); opened.ok()) {
       store_ = std::move(*opened);
       ExpectAll();
@@ -271,7 +271,7 @@ TEST_F(RecoverTest, WhatANewerPrefixdWroteIsLeftAlone) {
   auto header = SegmentHeader::Decode(
       ConstPageBytes(reinterpret_cast<const std::byte*>(bytes.data()), kPageBytes));
   ASSERT_OK(header);
-  header->incompat = 2;  // not known yet
+  header->incompat = 2;  // an unknown bit
   header->Encode(PageBytes(reinterpret_cast<std::byte*>(bytes.data()), kPageBytes));
   const fs::path newer = options_.dir / "segments" / (std::string(32, '2') + ".seg");
   std::ofstream(newer, std::ios::binary) << bytes;
@@ -298,7 +298,7 @@ TEST_F(RecoverTest, WhatANewerPrefixdWroteIsLeftAlone) {
 TEST_F(RecoverTest, UnfinishedFilesAreToldFromDamagedOnes) {
   const SegmentId id = Stored(Iota(64));
   store_.reset();
-  // As a put leaves it that dies: header written, the rest allocated.
+  // A put that dies leaves this: header written, the rest allocated.
   const fs::path file = options_.dir / "segments" / (std::string(32, '1') + ".seg");
   fs::copy_file(FileOf(id), file);
   const uint64_t bytes = fs::file_size(file);

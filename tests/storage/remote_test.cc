@@ -1,4 +1,4 @@
-// Segments that travel to a remote tier and back, and what a tier that lies or fails can do.
+// Tests segments that travel to a remote tier and back, and a tier that lies or fails.
 #include "storage/store/remote_segment.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace prefixd::storage {
 namespace {
 
-// A tier whose objects can be spoiled and which can stop answering.
+// A TestTier's objects can be spoiled, and it can stop answering.
 class TestTier final : public MemoryRemoteTier {
  public:
   Status PutIfAbsent(std::string_view object, std::span<const std::byte> bytes) override {
@@ -165,7 +165,7 @@ TEST_F(RemoteTest, WhatATierSpoilsIsNeverServed) {
     const uint64_t at = rng() % tier_.Bytes(object);
     tier_.Flip(object, at);
     const Status pulled = other->Pull(leaf_, tier_, nullptr);
-    // A flip in the root is met again after the leaf's: what is stored by then is whole.
+    // A flip in the root shows again after the leaf's: everything stored by then is whole.
     if (pulled.ok()) {
       EXPECT_EQ(Check(*other, leaf_, tokens_), "") << object << " at " << at;
     } else {

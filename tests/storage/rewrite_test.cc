@@ -1,4 +1,4 @@
-// Settling and merging: the same rows in other places, under the same names.
+// Tests settling and merging: the same rows in other places, under the same names.
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
@@ -12,7 +12,7 @@
 namespace prefixd::storage {
 namespace {
 
-// Any order will do: these tests ask whether rows are found again.
+// A random order suffices: these tests check that rows are found again.
 SettleOptions RandomOrder(uint32_t chunk_tokens, uint64_t seed, size_t row_bytes) {
   SettleOptions options;
   options.chunk_tokens = chunk_tokens;
@@ -31,7 +31,7 @@ class RewriteTest : public OpenStoreTest {
  protected:
   RewriteTest() { Open(); }
 
-  // Keys and values alone, by ids and by range, must be the halves of the rows.
+  // Checks that keys and values alone, by ids and by range, are the halves of the rows.
   void ExpectParts(const SegmentId& id) {
     const auto opened = store_->OpenPrefix(id, 0);
     ASSERT_OK(opened);
@@ -156,7 +156,7 @@ TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
     if (prefix.ok()) {
       const auto compared = Compare(**prefix, tokens);
       if (compared.ok()) {
-        EXPECT_EQ(*compared, "");  // the flip hit what reading does not need
+        EXPECT_EQ(*compared, "");  // the flip hit bytes that reading does not need
       }
     }
     FlipByte(path, at);
@@ -202,7 +202,7 @@ TEST_F(RewriteTest, AMergeWhoseBlobsHaveNoRoomLeavesNothing) {
   const uint64_t bytes = store_->stats().bytes_on_disk;
   options_.quota_bytes = 3 * bytes;  // for both segments and the merged one
   Open();
-  // The second blob is one too many.
+  // The second blob exceeds the quota.
   const std::vector<NewBlob> blobs = {{"x", "made", {}}, {"y", "made", {3 * bytes, {}}}};
   EXPECT_CODE(store_->Merge(b, 1000, blobs), Code::kResourceExhausted);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
@@ -244,7 +244,7 @@ TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
     EXPECT_EQ(match->id, *abc);
     EXPECT_EQ(store_->ListPrefixes().size(), 3u);
   }
-  // A put of what is there gives the name that is there; one that branches off goes below it.
+  // A put of stored tokens returns their name; one that branches off goes below it.
   EXPECT_EQ(Stored(two), b);
   const auto branch = Join(Iota(35), Iota(40, 8000));
   const SegmentId d = Stored(branch);
@@ -261,8 +261,8 @@ TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
   EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
 }
 
-// A store as version 1 wrote it (tests/data/store-v1): 40 tokens, 30 that continue them, 20 that
-// branch off after 25, one blob.
+// The store is one that version 1 wrote (tests/data/store-v1): 40 tokens, 30 that continue them, 20
+// that branch off after 25, one blob.
 TEST(StoreUpgrade, VersionOneIsReadAndWrittenOn) {
   TempDir dir;
   StoreOptions options = TestOptions(dir.path());

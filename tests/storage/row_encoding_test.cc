@@ -12,7 +12,8 @@
 namespace prefixd::storage {
 namespace {
 
-// One key or value of `x` there and back; its scale comes first in what is stored.
+// Coded holds one key or value of `x` after a round trip; its scale comes first in the stored
+// bytes.
 struct Coded {
   float scale = 0;
   std::vector<int> steps;
@@ -46,7 +47,7 @@ Coded ThereAndBack(DType dtype, const std::vector<float>& x) {
   return out;
 }
 
-// The rounding of the given dtype itself, for a value of magnitude `x`.
+// Returns the rounding of the given dtype itself, for a value of magnitude `x`.
 double Ulp(DType dtype, double x) {
   const double relative = dtype == DType::kF32 ? 0x1p-24 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
   return std::max(x * relative, dtype == DType::kF16 ? 0x1p-25 : 0x1p-134);
@@ -65,7 +66,7 @@ void ExpectClose(DType dtype, const Coded& c) {
     norm += double{c.given[i]} / largest * (double{c.given[i]} / largest);
   }
   if (largest == 0) return;
-  // The error reported is the error made.
+  // The reported error must be the error made.
   EXPECT_NEAR(double{c.error.key_max}, std::sqrt(difference / norm),
               1e-4 * std::sqrt(difference / norm) + 1e-6);
   EXPECT_FLOAT_EQ(c.error.key_max, c.error.key_rms);
@@ -93,7 +94,7 @@ TEST(RowEncoding, HardRows) {
     const Coded zero = ThereAndBack(dtype, std::vector<float>(64));
     EXPECT_EQ(zero.scale, 0.0f);
     EXPECT_EQ(zero.back, std::vector<float>(64));
-    EXPECT_EQ(zero.error, EncodingError{});  // of a value of 1, which is exact too
+    EXPECT_EQ(zero.error, EncodingError{});  // for a value of 1, which is exact too
     const float largest = dtype == DType::kF32   ? FLT_MAX
                           : dtype == DType::kF16 ? 65504.0f
                                                  : std::bit_cast<float>(0x7f7f0000u);
@@ -112,13 +113,13 @@ TEST(RowEncoding, HardRows) {
 }
 
 TEST(RowEncoding, TiesGoToEven) {
-  // With 127 the largest, the scale is 1 and elements are steps.
+  // With 127 as the largest magnitude, the scale is 1 and elements are steps.
   const Coded c = ThereAndBack(DType::kF32, {127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 3.4999f});
   EXPECT_EQ(c.scale, 1.0f);
   EXPECT_EQ(c.steps, (std::vector<int>{127, 0, 2, 2, 0, -2, -2, 3}));
 }
 
-// The example of docs/format.md.
+// This is the example of docs/format.md.
 TEST(RowEncoding, WorkedExample) {
   const Coded c = ThereAndBack(DType::kF32, {1.0f, -0.5f, 0.26f, 0});
   EXPECT_EQ(std::bit_cast<uint32_t>(c.scale), 0x3c010204u);

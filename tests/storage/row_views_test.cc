@@ -1,4 +1,4 @@
-// Rows where they lie: the same bytes that copies hold, wherever that is.
+// Tests rows in place: the same bytes as copies, wherever they lie.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -15,7 +15,7 @@ namespace {
 
 class RowViewsTest : public OpenStoreTest {
  protected:
-  // Rows of small numbers, which can be encoded too.
+  // Puts rows of small numbers, which can be encoded too.
   Result<SegmentId> PutNumbers(std::span<const uint32_t> tokens, RowEncoding encoding) {
     PREFIXD_ASSIGN(auto writer,
                    store_->BeginPut(model_.name, "t", tokens, "", {.encoding = encoding}));
@@ -33,13 +33,13 @@ class RowViewsTest : public OpenStoreTest {
     return writer->Commit();
   }
 
-  // A prompt of n tokens, put as given and opened.
+  // Puts a prompt of n tokens as given and opens it.
   Result<std::shared_ptr<const StoredPrefix>> PutAndOpened(uint32_t n) {
     PREFIXD_ASSIGN(id_, PutNumbers(Iota(n), RowEncoding::kAsGiven));
     return store_->OpenPrefix(id_, 0);
   }
 
-  // Views of random rows in random order of parts, one after the other in the same memory.
+  // Checks views of random rows in random order of parts, one after the other in the same memory.
   void ExpectViews(const SegmentId& id, std::mt19937_64& rng) {
     const auto opened = store_->OpenPrefix(id, 0);
     ASSERT_OK(opened);
@@ -77,7 +77,7 @@ class RowViewsTest : public OpenStoreTest {
     }
   }
 
-  // Every row of the first n_tokens (0: all) once, in any order.
+  // Checks that a visit gives every row of the first n_tokens (0: all) once, in any order.
   void ExpectVisits(const SegmentId& id, uint32_t n_tokens, RowViews& room) {
     SCOPED_TRACE(n_tokens);
     const auto opened = store_->OpenPrefix(id, n_tokens);
@@ -116,11 +116,11 @@ class RowViewsTest : public OpenStoreTest {
     return out;
   }
 
-  SegmentId id_;  // of PutAndOpened
+  SegmentId id_;  // the prompt of PutAndOpened
 };
 
-// Settled, as it arrived, and encoded, in one chain; with a host tier that has room for all, for
-// less than a view, and none.
+// One chain holds settled, arrival and encoded rows; the host tier has room for all, for less than
+// a view, or is absent.
 TEST_F(RowViewsTest, AreTheRows) {
   std::mt19937_64 rng(Seed("RowViews"));
   for (const uint64_t tier : {uint64_t{4} << 20, uint64_t{32} << 10, uint64_t{0}}) {
@@ -145,15 +145,16 @@ TEST_F(RowViewsTest, AreTheRows) {
     ASSERT_OK(encoded);
     ExpectViews(*encoded, rng);
     RowViews room;
-    room.rows.resize(7);  // of a use before
+    room.rows.resize(7);  // left from a use before
     for (const uint32_t n : {0u, 1u, 1 + static_cast<uint32_t>(rng() % 1300), 600u, 601u}) {
       ExpectVisits(*encoded, n, room);
     }
   }
 }
 
-// Several batches of several chunks, of a prefix that is cut in the middle of one; keys and values
-// of other sizes, which fill no page; as given and encoded; with a tier for a part of them.
+// A visit covers several batches of several chunks, of a prefix that is cut in the middle of one;
+// keys and values have different sizes, which fill no page; as given and encoded; with a tier for a
+// part of them.
 TEST_F(RowViewsTest, VisitsOfManyRows) {
   std::mt19937_64 rng(Seed("RowVisitsMany"));
   KvGeometry geometry = TestGeometry(1, 1, 23, DType::kF32);
@@ -184,7 +185,7 @@ TEST_F(RowViewsTest, VisitsOfManyRows) {
   }
 }
 
-// A prefix that is cut is charged for its own rows.
+// A cut prefix is charged for its own rows.
 TEST_F(RowViewsTest, VisitsChargeWhatIsWanted) {
   options_.host_tier_bytes = 4u << 20;
   Open();
@@ -202,8 +203,8 @@ TEST_F(RowViewsTest, VisitsChargeWhatIsWanted) {
   EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], 300 * row_bytes);
 }
 
-// What a visit finds missing it brings where there is room; and it holds nothing afterwards, also
-// when it ends with the visitor's error or exception.
+// A visit reads the missing rows into the tier where there is room; it pins nothing afterwards,
+// also when it ends with the visitor's error or exception.
 TEST_F(RowViewsTest, VisitsBringWhatIsMissingAndHoldNothing) {
   options_.host_tier_bytes = 4u << 20;
   Open();
@@ -247,7 +248,8 @@ TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
   ExpectVisits(*id, 77, room);
 }
 
-// What a view holds stays as it is although others want its place, and counts against no bound.
+// A view's pages stay unchanged although others compete for their place, and count against no
+// bound.
 TEST_F(RowViewsTest, HoldWhatTheyShow) {
   options_.host_tier_bytes = 64 << 10;  // 16 pages
   Open();
@@ -268,7 +270,7 @@ TEST_F(RowViewsTest, HoldWhatTheyShow) {
   for (size_t i = 0; i < ids.size(); ++i) {
     ASSERT_EQ(std::memcmp(views.rows[i].key, want.data() + i * row.bytes(), row.key_bytes()), 0);
   }
-  // Once let go of, the place is anybody's.
+  // Once released, the place is free for others.
   views.hold.reset();
   others.hold.reset();
   ReadStats cold, warm;

@@ -1,4 +1,5 @@
-// The scrub: what it finds, what it mends, where it goes on; and what readers of damage get.
+// Tests the scrub: the damage it finds, the blobs it deletes, where it continues; and the results
+// of reads of damage.
 #include <xxhash.h>
 
 #include <algorithm>
@@ -30,7 +31,7 @@ class ScrubTest : public OpenStoreTest {
     });
   }
 
-  // A pass over everything, whenever it was verified last; stops after `waits` sleeps.
+  // Runs a pass over everything, whenever it was verified last; stops after `waits` sleeps.
   Result<int64_t> Pass(int waits = 1 << 30) {
     ScrubOptions options;
     options.bytes_per_second = 1ull << 40;
@@ -71,7 +72,8 @@ TEST_F(ScrubTest, OnlyWhatIsDueAndAtTheRateAskedFor) {
   EXPECT_EQ(store_->stats().scrub_bytes, 0u);
   EXPECT_GT(*due, now + options.interval_ms - 60'000);
   EXPECT_LE(*due, NowUnixMs() + options.interval_ms);
-  // It sleeps for as long as the bytes are worth, less the time that reading them took.
+  // The scrub sleeps for the time that the bytes take at its rate, less the time that reading them
+  // took.
   options.interval_ms = 0;
   options.bytes_per_second = 1000;
   nanoseconds longest{0};
@@ -103,7 +105,7 @@ TEST_F(ScrubTest, GoesOnWhereItStoppedAlsoAfterARestart) {
   }
   EXPECT_GE(calls, 1);
   EXPECT_LT(calls, 20);
-  // Damage before the place where it stopped is found by the next pass, which begins anew.
+  // The next pass, which begins anew, finds damage before the place where this one stopped.
   ASSERT_OK(Pass());
   FlipByte(FileOf(id), 2 * kPageBytes);
   ASSERT_OK(Pass());
@@ -143,7 +145,8 @@ TEST_F(ScrubTest, DamagedBlobsAreDeletedAndAnnounced) {
   EXPECT_EQ(lost_[1].second, "read");
   EXPECT_EQ(lost_[2].second, "verified");
   EXPECT_TRUE(store_->ListBlobs(id).empty());
-  EXPECT_FALSE(store_->GetPrefix(id)->quarantined);  // its rows are the truth, and are sound
+  // The flip hit a blob alone: the rows are sound.
+  EXPECT_FALSE(store_->GetPrefix(id)->quarantined);
   // A blob of a newer format is refused, and left for the prefixd that wrote it.
   ASSERT_OK(store_->PutBlob(id, "newer", "p", bytes));
   const auto path = BlobPath(options_.dir, id, "newer");
@@ -185,7 +188,7 @@ TEST_F(ScrubTest, DoesNotStandInTheWayOfRemovalsAndRewrites) {
   EXPECT_FALSE(store_->GetPrefix(b)->quarantined);
 }
 
-// Match, open, an open session, another prefix, a new put: all in one damaged store.
+// The test reads one damaged store by match, open, an open session, another prefix, and a new put.
 TEST_F(ScrubTest, WhatReadersOfADamagedPrefixGet) {
   const auto tokens = Iota(300), apart = Iota(300, 9000);
   const SegmentId id = Stored(tokens), sound = Stored(apart);
@@ -203,7 +206,7 @@ TEST_F(ScrubTest, WhatReadersOfADamagedPrefixGet) {
   EXPECT_NE(anew, id);
   EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->id, anew);
   EXPECT_EQ(Compare(**store_->OpenPrefix(anew, 0), tokens).value(), "");
-  EXPECT_EQ(store_->ListPrefixes().size(), 3u);  // the ruins stay until they are removed
+  EXPECT_EQ(store_->ListPrefixes().size(), 3u);  // the damaged segments stay until they are removed
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ TEST(SegmentFormat, SettledLayoutKeepsKeysAndValuesApart) {
   EXPECT_EQ(l.table_page, l.order_page + 6);
 }
 
-// Every item is inside its run and shares no byte with another; small ones straddle no page.
+// Checks that every item is inside its run and shares no byte with another; small ones straddle no
+// page.
 TEST(SegmentFormat, ItemsNeitherStraddlePagesNorOverlap) {
   for (const uint32_t bytes : {1u, 7u, 80u, 1000u, 1366u, 2048u, 2049u, 4096u, 5000u, 8192u}) {
     for (const uint32_t chunk : {0u, 1u, 63u, 500u}) {
@@ -151,7 +152,8 @@ TEST(SegmentFormat, EncodedRowsAreASizeOfTheirOwnAndAFeatureToKnow) {
   header.Encode(page);
   ASSERT_OK(SegmentHeader::Decode(page));
   EXPECT_EQ(*SegmentHeader::Decode(page), header);
-  // A prefixd without the feature would refuse by the bit; so the bit must be there, and only then.
+  // A prefixd without the feature refuses by this bit; it must be set exactly when rows are
+  // encoded.
   header.incompat = 0;
   header.Encode(page);
   EXPECT_CODE(SegmentHeader::Decode(page), Code::kCorrupt);
@@ -277,7 +279,7 @@ TEST(Records, RandomBytesNeverCrash) {
     for (uint64_t k = rng() % 4 + 1; k > 0; --k) {
       bytes[rng() % bytes.size()] = static_cast<char>(rng());
     }
-    const auto decoded = DecodeSegment(bytes);  // either way, but no crash and no throw
+    const auto decoded = DecodeSegment(bytes);  // either result is fine, but no crash and no throw
     if (decoded.ok()) {
       EXPECT_LT(decoded->tokens.begin, decoded->tokens.end);
     }

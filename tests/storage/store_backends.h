@@ -1,4 +1,4 @@
-// An empty store and its model, on each I/O backend.
+// Provides an empty store and its model, on each I/O backend.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Rows read in place: the same rows that a copy holds, whatever happens around them.
+// Tests rows read in place: the same rows as copies, whatever happens around them.
 #include "storage/segment/segment_format.h"
 #include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
@@ -13,7 +13,7 @@ class StoreBorrowTest : public OpenStoreTest {
     Open();
   }
 
-  // "" when `rows` are those of `ids`.
+  // Returns "" when `rows` are those of `ids`.
   std::string Differs(const BorrowedRows& rows, std::span<const uint32_t> tokens, uint32_t layer,
                       uint32_t head, std::span<const uint32_t> ids) const {
     const RowShape shape = model_.geometry.row();
@@ -84,7 +84,7 @@ TEST_F(StoreBorrowTest, OutliveTheirPrefixAndTheStore) {
   ASSERT_OK(rows);
   prefix.reset();
   ASSERT_OK(store_->Remove(*id));
-  const std::vector<uint32_t> others(5000, 9);  // whose pages would take their place
+  const std::vector<uint32_t> others(5000, 9);  // their pages compete for the same place
   const auto other = Put(*store_, model_, others);
   ASSERT_OK(other);
   std::vector<std::byte> out(others.size() * model_.geometry.row().bytes());

@@ -1,4 +1,4 @@
-// What a damaged, foreign or half-written directory does to a store, on every I/O backend.
+// Tests a store on a damaged, foreign or half-written directory, on every I/O backend.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ TEST_P(StoreDamageTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
       ASSERT_FALSE(compared.ok()) << "page " << page << ": " << *compared;
       EXPECT_EQ(compared.error().code, Code::kCorrupt);
     }
-    // Quarantined: a miss for matching, an error for opening, and so after a restart.
+    // A quarantined segment is a miss for matching, an error for opening, also after a restart.
     EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, 0u);
     EXPECT_CODE(store_->OpenPrefix(*id, 0), Code::kCorrupt);
     EXPECT_TRUE(store_->GetPrefix(*id)->quarantined);
@@ -46,7 +46,7 @@ TEST_P(StoreDamageTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
     const auto report = store_->Verify(&*id, nullptr);
     ASSERT_OK(report);
     EXPECT_EQ(report->damaged.size(), 1u);
-    // Restored bytes verify again, and verification says so.
+    // Restored bytes verify again, and verification reports that.
     std::vector<std::byte> back;
     {
       std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -92,8 +92,9 @@ TEST_P(StoreDamageTest, EveryHeaderAndFooterByteFlipIsFoundAtOpen) {
   }();
   auto engine = NewThreadEngine({});
   ASSERT_TRUE(SegmentFile::Open(*engine, path, record, false).ok());
-  // Header, token ids, manifest, table and footer: all that Open reads, and what Verify adds.
-  // Every bit of both ends is segment_format_test's; here every third byte, through a real file.
+  // The flips cover header, token ids, manifest, table and footer: all that Open reads, and what
+  // Verify adds. segment_format_test flips every bit of both ends; here it is every third byte,
+  // through a real file.
   for (uint64_t at = 0; at < bytes; at += 3) {
     const bool data = at >= kPageBytes && at < kPageBytes * 5;  // rows: read on demand
     const bool manifest = at >= bytes - 3 * kPageBytes && at < bytes - 2 * kPageBytes;
@@ -154,7 +155,7 @@ TEST_P(StoreDamageTest, ADamagedSegmentCostsItsDescendantsAndNobodyElse) {
   EXPECT_CODE(store_->OpenPrefix(*leaf, 0), Code::kCorrupt);
   EXPECT_EQ(store_->LongestMatch("m", "t", longer)->n_tokens, 0u);
   ExpectPrefix(*sound, apart);
-  // The prompt can be stored anew beside the ruins, and the ruins removed.
+  // The prompt can be stored anew beside the damaged segment, which can be removed.
   const auto anew = Put(*store_, model_, longer);
   ASSERT_OK(anew);
   ExpectPrefix(*anew, longer);
@@ -195,8 +196,8 @@ TEST_P(StoreDamageTest, ALostCatalogIsNotTakenForAnEmptyStore) {
   ExpectPrefix(*id, Iota(64));
 }
 
-// A torn record at the end of the log, or rot anywhere in it: what RocksDB drops with it is made
-// again from the segments.
+// The record at the end of the log is torn, or any byte of it rots: the segments bring back the
+// commits that RocksDB drops.
 TEST_P(StoreDamageTest, ADamagedCommitLogLosesNothing) {
   const auto id = Put(*store_, model_, Iota(64));
   const auto longer = Put(*store_, model_, Iota(130));

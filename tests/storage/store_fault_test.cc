@@ -1,5 +1,5 @@
-// The N-th operation fails, for every N, once and for good. Then a put fails cleanly or a read
-// gives an error; nothing wrong is served, nothing acknowledged is lost, and the store works on.
+// Fails the N-th operation, for every N, once and for good. Then a put fails cleanly or a read
+// gives an error; no wrong bytes are served, no acknowledged data is lost, and the store works on.
 #include "storage/store/store_core.h"
 #include "tests/storage/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
@@ -38,7 +38,7 @@ class FaultTest : public ::testing::TestWithParam<Param> {
     store_ = std::move(*opened);
   }
 
-  // What was acknowledged is there and right, or (while faults last) says that it cannot be read.
+  // Acknowledged prompts are there and right, or (while faults last) reading them gives an error.
   void CheckAcknowledged(bool faults) {
     for (const auto& [id, tokens] : acknowledged_) {
       const auto prefix = store_->OpenPrefix(id, static_cast<uint32_t>(tokens.size()));
@@ -51,7 +51,7 @@ class FaultTest : public ::testing::TestWithParam<Param> {
     }
   }
 
-  // One put, one blob, one read, under faults.
+  // The story is one put, one blob, one read, under faults.
   void Story(uint32_t n) {
     const std::vector<uint32_t> tokens = Iota(150, n * 1000);
     const auto id = Put(*store_, model_, tokens, "t", 40, n % 2 == 0);
@@ -80,7 +80,7 @@ class FaultTest : public ::testing::TestWithParam<Param> {
   StoreOptions options_;
   ModelRecord model_ = TestModel();
   std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>();
-  FaultyEngine* engine_ = nullptr;  // the store's
+  FaultyEngine* engine_ = nullptr;  // owned by the store
   std::unique_ptr<PrefixStore> store_;
   std::map<SegmentId, std::vector<uint32_t>> acknowledged_;
 };
@@ -97,14 +97,14 @@ TEST_P(FaultTest, EveryOperationInTurn) {
     if (HasFatalFailure()) return;
     if (!injected) break;
     ++faults;
-    // A read that lied twice has condemned its segment; the bytes are sound, and verifying shows
-    // it.
+    // A read that failed twice has condemned its segment; the bytes are sound, and verifying shows
+    // that.
     const auto report = store_->Verify(nullptr, nullptr);
     ASSERT_OK(report);
     ASSERT_EQ(report->damaged, std::vector<std::string>{}) << "fault at operation " << n;
     CheckAcknowledged(false);
     if (HasFatalFailure()) return;
-    // Keep the story short, and show that removal works after a fault.
+    // Removals keep the story short, and show that removal works after a fault.
     while (acknowledged_.size() > 2) {
       ASSERT_OK(store_->Remove(acknowledged_.begin()->first));
       acknowledged_.erase(acknowledged_.begin());
@@ -133,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 using OneFaultTest = FaultTest;
 
-// How long a silent disk is waited for: a disk that works is never so slow, however busy.
+// Reads wait this long for a silent disk: a working disk is never so slow, however busy.
 constexpr uint32_t kPatienceMs = 500;
 
 TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
@@ -152,7 +152,7 @@ TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
   }
   EXPECT_GE(engine_->held(), 3u);
   plan_->Disarm();
-  // Others are read while the first reads still hang.
+  // Other prefixes are read while the first reads still hang.
   auto difference = Compare(**prefix, tokens);
   ASSERT_OK(difference);
   EXPECT_EQ(*difference, "");
@@ -160,7 +160,7 @@ TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
   ASSERT_OK(info);
   EXPECT_FALSE(info->quarantined);
   EXPECT_EQ(store_->stats().checksum_failures, 0u);
-  // The disk answers at last, for some after everybody has gone.
+  // The disk answers at last, for some reads after all callers have given up.
   engine_->Release();
   plan_->Arm(Fault::kHang, 1, true);
   EXPECT_CODE(Compare(**prefix, tokens), Code::kUnavailable);
@@ -174,7 +174,7 @@ TEST_P(OneFaultTest, ASilentDiskIsUnavailableAndCondemnsNothing) {
   EXPECT_EQ(*difference, "");
 }
 
-// Opening a segment, loading its orders and reading a blob wait no longer than rows do.
+// Opening a segment, loading its orders and reading a blob wait no longer than reading rows.
 TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
   options_.read_deadline_ms = kPatienceMs;
   Open();
@@ -190,7 +190,7 @@ TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
         Iota(static_cast<uint32_t>(rows.size() / TestModel().geometry.row().bytes())));
   };
   ASSERT_OK(store_->Settle(*id, settle));
-  Open();  // nothing is open or loaded
+  Open();  // then no segment is open or loaded
   const auto silent = [&](const auto& call) {
     plan_->Arm(Fault::kHang, 1, true);
     const auto result = call();
@@ -203,7 +203,7 @@ TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
   silent([&] { return store_->GetBlob(*id, "note", "test"); });
   auto prefix = store_->OpenPrefix(*id, 0);
   ASSERT_OK(prefix);
-  silent([&] { return Compare(**prefix, tokens); });  // the first that is read is an order
+  silent([&] { return Compare(**prefix, tokens); });  // the first read is that of an order
   const auto difference = Compare(**prefix, tokens);
   ASSERT_OK(difference);
   EXPECT_EQ(*difference, "");
@@ -214,7 +214,7 @@ TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
   EXPECT_EQ(store_->stats().checksum_failures, 0u);
   EXPECT_GE(engine_->held(), 3u);
   prefix->reset();
-  engine_->Release();  // the disk answers at last: nobody is there any more
+  engine_->Release();  // the disk answers at last, when no caller waits any more
 }
 
 TEST_P(OneFaultTest, WhatWasWrittenWrongIsNeverServed) {
@@ -230,7 +230,7 @@ TEST_P(OneFaultTest, WhatWasWrittenWrongIsNeverServed) {
     const auto prefix = store_->OpenPrefix(*id, 0);
     const auto difference = prefix.ok() ? Compare(**prefix, tokens) : prefix.error();
     if (difference.ok()) {
-      EXPECT_EQ(*difference, "");  // only padding was hit
+      EXPECT_EQ(*difference, "");  // the flip hit padding alone
     } else {
       EXPECT_CODE(difference, Code::kCorrupt);
     }

@@ -1,5 +1,5 @@
-// A small model, and rows whose bytes follow from the tokens up to them: so
-// every test knows what any stored prefix must contain.
+// Provides a small model, and rows whose bytes follow from the tokens up to them: so every test
+// knows what any stored prefix must contain.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ inline uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// States of the tokens: state[t] depends on tokens[0..t].
+// Returns the states of the tokens: state[t] depends on tokens[0..t].
 inline std::vector<uint64_t> States(std::span<const uint32_t> tokens) {
   std::vector<uint64_t> states;
   uint64_t h = 1;
@@ -76,7 +76,7 @@ inline void FillRow(uint64_t state, uint32_t layer, uint32_t head, std::span<std
   }
 }
 
-// What a row contains: row t of one layer and KV head.
+// A RowFn writes the contents of row t of one layer and KV head.
 using RowFn =
     std::function<void(uint32_t t, uint32_t layer, uint32_t head, std::span<std::byte> row)>;
 
@@ -104,7 +104,7 @@ inline std::vector<std::byte> RowsOf(const KvGeometry& g, std::span<const uint64
   return RowsOf(g, RowsFrom({states.begin(), states.end()}), layer, first, n);
 }
 
-// Writes what `writer` asks for in calls of at most `chunk` tokens, layer by layer or chunk by
+// Writes the range of `writer` in calls of at most `chunk` tokens, layer by layer or chunk by
 // chunk.
 inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, const RowFn& fill,
                        uint32_t chunk, bool layer_major) {
@@ -137,8 +137,8 @@ inline Result<SegmentId> Put(PrefixStore& store, const ModelRecord& model,
   return writer->Commit();
 }
 
-// "" when everything that `prefix` returns is what `tokens` imply, and its rows are `fill`'s;
-// otherwise what is not.
+// Returns "" when everything that `prefix` returns follows from `tokens`, and its rows are
+// `fill`'s; otherwise the first difference.
 inline Result<std::string> Compare(const StoredPrefix& prefix, std::span<const uint32_t> tokens,
                                    const RowFn& fill, ReadStats* stats = nullptr) {
   const KvGeometry& g = prefix.model().geometry;
@@ -147,7 +147,7 @@ inline Result<std::string> Compare(const StoredPrefix& prefix, std::span<const u
   }
   const auto n = static_cast<uint32_t>(tokens.size());
   const size_t row = g.row().bytes();
-  // Some close together, and some far apart.
+  // Some ids lie close together, and some far apart.
   std::vector<uint32_t> some, few;
   for (uint32_t t = 0; t < n; t += 1 + t % 7) some.push_back(t);
   for (uint32_t t = n % 5; t < n; t += 61) few.push_back(t);
@@ -186,7 +186,7 @@ inline std::vector<uint32_t> RandomTokens(std::mt19937_64& rng, size_t n, uint32
   return tokens;
 }
 
-// n tokens: first, first + 1, ...
+// Returns n tokens: first, first + 1, ...
 inline std::vector<uint32_t> Iota(uint32_t n, uint32_t first = 0) {
   std::vector<uint32_t> tokens(n);
   std::iota(tokens.begin(), tokens.end(), first);

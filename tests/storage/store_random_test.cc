@@ -1,4 +1,4 @@
-// Random operations beside a plain map of everything put, with reopening in between.
+// Runs random operations beside a plain map of everything put, with reopening in between.
 #include <algorithm>
 #include <map>
 
@@ -10,7 +10,7 @@ namespace {
 
 using Tokens = std::vector<uint32_t>;
 
-// The obvious truth: the prompts put and not removed, per tenant.
+// The ModelStore is the obvious truth: the prompts put and not removed, per tenant.
 class ModelStore {
  public:
   struct Prompt {
@@ -40,7 +40,7 @@ class ModelStore {
 
 class RandomTest : public StoreTest {
  protected:
-  // Mostly a variation of what is stored: cut somewhere, then go on.
+  // Prompts are mostly variations of stored ones: cut somewhere, then continued.
   Tokens SomeTokens() {
     Tokens tokens;
     if (!truth_.prompts().empty() && rng_() % 5 != 0) {
@@ -66,7 +66,7 @@ class RandomTest : public StoreTest {
     const uint32_t matched = truth_.LongestMatch(prompt.tenant, prompt.tokens);
     auto writer = store_->BeginPut("m", prompt.tenant, prompt.tokens, "");
     ASSERT_OK(writer);
-    // Less than a block in common is not worth a chain.
+    // Less than a block in common does not make a chain.
     const bool shared = matched >= options_.block_tokens || matched == prompt.tokens.size();
     ASSERT_EQ((*writer)->range().begin, shared ? matched : 0);
     const bool abort = rng_() % 8 == 0;
@@ -94,7 +94,7 @@ class RandomTest : public StoreTest {
   void DoRemove() {
     if (truth_.prompts().empty()) return;
     const SegmentId id = PickEntry()->first;
-    if (store_->GetPrefix(id)->children > 0) return;  // its tokens would go on to match
+    if (store_->GetPrefix(id)->children > 0) return;  // its tokens would still match
     ASSERT_OK(store_->Remove(id));
     truth_.Remove(id);
   }

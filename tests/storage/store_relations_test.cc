@@ -1,5 +1,5 @@
-// A catalog whose records contradict one another or the files, and commits and removals that fail
-// in the catalog: what it costs, and what it must not cost.
+// Tests a catalog whose records contradict one another or the files, and commits and removals that
+// fail in the catalog: which segments that costs, and which it must not.
 #include <algorithm>
 #include <functional>
 
@@ -16,7 +16,7 @@ std::vector<uint32_t> Prompt(uint32_t n, uint32_t from) {
   return out;
 }
 
-// The catalog of a living store, with writes that can be made to fail.
+// A FailingCatalog wraps the catalog of an open store; its writes can be made to fail.
 class FailingCatalog final : public Catalog {
  public:
   explicit FailingCatalog(std::unique_ptr<Catalog> inner) : inner_(std::move(inner)) {}
@@ -63,7 +63,7 @@ class RelationsTest : public ::testing::Test {
     options_ = TestOptions(dir_.path(), IoBackend::kThreads);
     Open();
     ASSERT_OK(store_->PutModel(model_));
-    // root <- child <- grandchild, and one that has nothing to do with them.
+    // The tree is root <- child <- grandchild, and an unrelated segment.
     tokens_ = Prompt(300, 0);
     const auto put = [&](std::span<const uint32_t> tokens) {
       const auto id = Put(*store_, model_, tokens);
@@ -84,7 +84,7 @@ class RelationsTest : public ::testing::Test {
     store_ = std::move(*opened);
   }
 
-  // Changes the stored record of `id` behind the store's back.
+  // Changes the stored record of `id` without the store's knowledge.
   void Change(const SegmentId& id, const std::function<void(SegmentRecord&)>& change) {
     store_.reset();
     auto catalog = Catalog::Open(options_.dir / "catalog", {kStoreFormatVersion, 0, {}});
@@ -110,8 +110,8 @@ class RelationsTest : public ::testing::Test {
     ASSERT_OK((*catalog)->PutModel(model));
   }
 
-  // These are lost, with `sentence`; everything else is served as before, also after a second
-  // open, and a verification does not bring them back.
+  // Checks that these are lost, with `sentence`, and that everything else is served as before, also
+  // after a second open; a verification does not bring them back.
   void ExpectLost(const std::vector<SegmentId>& lost, const std::string& sentence) {
     for (int round = 0; round < 2; ++round) {
       Open();
@@ -203,7 +203,7 @@ TEST_F(RelationsTest, AnUnknownModel) {
 TEST_F(RelationsTest, ARecordThatDoesNotDecode) {
   Change(other_, [](SegmentRecord& r) { r.tokens.end = r.tokens.begin; });
   ExpectLost({other_}, "its catalog record is damaged");
-  // It can still be removed, like any other.
+  // The segment can still be removed, like any other.
   ASSERT_OK(store_->Remove(other_));
   EXPECT_FALSE(std::filesystem::exists(SegmentPath(options_.dir, other_.bytes)));
 }
@@ -249,7 +249,7 @@ TEST_F(RelationsTest, AFailedRemovalChangesNothing) {
   EXPECT_FALSE((*core)->tree.Usable(grandchild_, NowUnixMs()));
   (*core)->LiftQuarantine(root_);
   EXPECT_TRUE((*core)->tree.Usable(grandchild_, NowUnixMs()));
-  // One that was quarantined for itself still is, for the same reason.
+  // A segment that was quarantined for a reason of its own still is, for the same reason.
   (*core)->Quarantine(grandchild_, "its own fault");
   EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
   const auto pin = (*core)->tree.Pin(grandchild_);
@@ -341,7 +341,7 @@ TEST_F(ShortMatchTest, ThousandsOfPromptsThatShareBosCostOneOpen) {
     EXPECT_EQ(match->n_tokens, expected[i]);
     EXPECT_LE(plan_->counted.load(), 8u);  // one open: header, footer, table, token ids
   }
-  // A damaged favourite makes way for the next best.
+  // When the best match is damaged, the next best is used.
   const auto best = store_->LongestMatch("m", "t", prompts[2]);
   ASSERT_OK(best);
   Open();
@@ -369,7 +369,8 @@ TEST_F(ShortMatchTest, FindsWhatAComparisonOfAllFinds) {
     EXPECT_EQ(match->n_tokens, best);
   };
   for (int i = 0; i < 100; ++i) {
-    // Around the block of 16, over two ids: much is shared, much branches early.
+    // Prompts have lengths around the block of 16, over two ids: much is shared, much branches
+    // early.
     auto tokens = RandomTokens(rng, 1 + rng() % 40, 2);
     std::fill(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(rng() % tokens.size()), 0);
     ASSERT_OK(Put(*store_, model_, tokens));

@@ -1,4 +1,4 @@
-// Which prompts find and share what others have stored, and what becomes of it when one is removed;
+// Tests which prompts find and share stored rows of others, and what remains when one is removed;
 // on every I/O backend.
 #include "tests/storage/store_backends.h"
 
@@ -9,7 +9,7 @@ TEST_P(StoreTest, MatchIsDownToTheTokenAndBranchesShare) {
   const auto base = Iota(100);
   const auto root = Put(*store_, model_, base);
   ASSERT_OK(root);
-  // Ends inside the parent, off any block boundary.
+  // The branch begins inside the parent, off any block boundary.
   const auto branch = Join(std::span(base).first(41), Iota(60, 5000));
   auto match = store_->LongestMatch("m", "t", branch);
   ASSERT_OK(match);
@@ -25,7 +25,7 @@ TEST_P(StoreTest, MatchIsDownToTheTokenAndBranchesShare) {
   ExpectPrefix(*branch_id, branch);
   ExpectPrefix(*branch_id, std::span(branch).first(20));  // cut within the parent
 
-  // A third one shares 3 tokens of the branch, within the block where it branched off.
+  // A third prompt shares 3 tokens of the branch, within the block where it branched off.
   const auto third = Join(std::span(branch).first(44), Iota(10, 9000));
   match = store_->LongestMatch("m", "t", third);
   ASSERT_OK(match);
@@ -37,7 +37,7 @@ TEST_P(StoreTest, MatchIsDownToTheTokenAndBranchesShare) {
             (std::vector<SegmentId>{*root, *branch_id, *third_id}));
   ExpectPrefix(*third_id, third);
 
-  // A continuation behind the end, and the end itself.
+  // One prompt continues behind the end, the other is the end itself.
   const auto longer = Join(base, Iota(3, 100));
   const auto longer_id = Put(*store_, model_, longer);
   ASSERT_OK(longer_id);
@@ -101,7 +101,7 @@ TEST_P(StoreTest, OfTwoConcurrentPutsOfOnePromptOneRemains) {
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
   ExpectPrefix(*first, tokens);
 
-  // Prompts that begin alike, both put from nothing: each is whole.
+  // Both prompts begin alike and are put before either is stored: each is whole.
   const auto c = Join(Iota(150, 9000), Iota(50)), d = Join(Iota(150, 9000), Iota(50, 60));
   auto wc = store_->BeginPut("m", "t", c, ""), wd = store_->BeginPut("m", "t", d, "");
   ASSERT_OK(WriteAll(**wc, model_.geometry, c, 100, true));
@@ -138,7 +138,7 @@ TEST_P(StoreTest, RemovalWaitsForReadersAndKeepsWhatOthersContinue) {
   EXPECT_EQ(store_->LongestMatch("m", "t", longer)->n_tokens, 64u);
   const auto again = Put(*store_, model_, longer);
   ASSERT_OK(again);
-  ASSERT_OK(store_->Remove(*root));  // its name; the tokens stay for the longer one
+  ASSERT_OK(store_->Remove(*root));  // removes its name; the tokens stay for the longer one
   EXPECT_EQ(store_->ListPrefixes().size(), 1u);
   EXPECT_CODE(store_->Remove(*root), Code::kNotFound);
   Open();

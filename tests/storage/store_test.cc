@@ -1,4 +1,4 @@
-// The store as its users see it, on every I/O backend.
+// Tests the store as its users see it, on every I/O backend.
 #include <fstream>
 #include <thread>
 
@@ -169,7 +169,7 @@ TEST_P(StoreTest, BlobsAreReplacedVerifiedAndBoundToTheirProducer) {
     const auto damaged = store_->GetBlob(*id, "moments.l0", "v2");
     ASSERT_FALSE(damaged.ok()) << i;
     EXPECT_EQ(CodeName(damaged.error().code), CodeName(Code::kCorrupt)) << i;
-    EXPECT_FALSE(std::filesystem::exists(path));  // nobody will take it for good again
+    EXPECT_FALSE(std::filesystem::exists(path));  // no reader can take it for sound again
     ASSERT_OK(store_->PutBlob(*id, "moments.l0", "v2", smaller));
   }
   EXPECT_EQ(*store_->GetBlob(*id, "moments.l0", "v2"), smaller);
@@ -189,7 +189,7 @@ TEST_P(StoreTest, QuotaAndFullDiskRefusePutsAndKeepServing) {
   ExpectPrefix(*id, tokens);
   ASSERT_OK(store_->Remove(*id));
   ASSERT_OK(Put(*store_, model_, Iota(400, 9000)));
-  // What an unfinished put has reserved counts, and comes back when it is dropped.
+  // Reserved bytes of an unfinished put count, and come back when it is dropped.
   options_.quota_bytes = 2 * used + 1000;
   Open();
   auto writer = store_->BeginPut("m", "t", tokens, "");
@@ -232,7 +232,7 @@ TEST_P(StoreTest, ConcurrentPutsReadsAndMatches) {
   for (uint32_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (uint32_t i = 0; i < 6; ++i) {
-        // All threads share a beginning; half of the prompts are everybody's.
+        // All threads share a beginning, and half of the prompts.
         const auto tokens =
             Join(Iota(100), Iota(150, i % 2 == 0 ? 1000 * i : 100'000 * (t + 1) + i));
         const auto id = Put(*store_, model_, tokens, "t", 64, t % 2 == 0);
