@@ -1,5 +1,5 @@
-// What a search by codes says of keys that it has not scored exactly: each may be wrong, but their
-// mass is right, whatever their codes miss.
+// Tests the scores that a search by codes gives for keys that it has not scored exactly: each may
+// be wrong, but their mass is right, whatever their codes miss.
 #include "index/code_search/all_scores.h"
 
 #include <functional>
@@ -19,11 +19,12 @@ double LogSumExp(std::span<const double> x) {
   return top + std::log(sum);
 }
 
-// How far the log-sum-exp of what was not retrieved is from the truth, over many searches.
+// Misjudged measures how far the log-sum-exp of the remaining keys is from the truth, over many
+// searches.
 struct Misjudged {
   double sum = 0, weighted = 0, weighted_square = 0, share = 0, n = 0;
   double bias() const { return sum / n; }
-  // In units of the whole: what a step's lse would be off by.
+  // Returns the error in units of the whole: the error of a step's lse.
   double of_all() const { return weighted / n; }
   double rms_of_all() const { return std::sqrt(weighted_square / n); }
 };
@@ -59,7 +60,7 @@ class AllScoresTest : public ::testing::Test {
  protected:
   AllScoresTest() : random_(prefixd::testing::Seed("AllScoresTest")) {}
 
-  // Keys by `key`, which fills in one.
+  // Makes keys by `key`, which fills in one.
   TestRows Rows(const std::function<void(uint32_t, std::span<float>)>& key) {
     std::vector<float> keys = Normal(random_, size_t{kTokens} * kDim);
     for (uint32_t i = 0; i < kTokens; ++i) {
@@ -75,8 +76,8 @@ TEST_F(AllScoresTest, TheMassOfWhatIsNotRetrievedIsRight) {
   const std::vector<float> centres = Normal(random_, 64 * kDim, 2);
   struct Case {
     const char* name;
-    float gain;    // of queries
-    double limit;  // of the mean error; without the draws it is passed
+    float gain;    // gain of the queries
+    double limit;  // bound of the mean error; without the draws the error exceeds it
     std::function<void(uint32_t, std::span<float>)> key;
   };
   const Case cases[] = {
@@ -169,7 +170,7 @@ TEST_F(AllScoresTest, AReaderServesAndItsKeysAreStillThoseSelected) {
     const auto by_reader = (*index)->Search(request);
     ASSERT_TRUE(plain.ok() && selection.ok() && by_reader.ok());
     EXPECT_EQ(in_memory, read);
-    // What is drawn is paid for, and chooses nothing.
+    // Drawn keys count as read, and change no choice.
     EXPECT_EQ(plain->ids, by_reader->ids);
     ASSERT_GT(reader.reads, listed);
     EXPECT_LE(reader.reads, listed + 2 * kDrawnKeys);

@@ -1,4 +1,4 @@
-// Codes in blocks: what a query's whole numbers say of a key is its score, within the stated bound.
+// Tests codes in blocks: the whole number of a key is its score, within the stated bound.
 #include "index/codes/block_codes.h"
 
 #include <cmath>

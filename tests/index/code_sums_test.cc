@@ -1,4 +1,4 @@
-// What a search makes of a scan's integers: sums, collections, ranks.
+// Tests how a search uses a scan's integers: sums, collections, ranks.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -34,7 +34,8 @@ TEST(CodeScan, SumsAndCollectionAgreeWithPlainLoops) {
           std::vector<int16_t> below(v.begin(), v.begin() + static_cast<ptrdiff_t>(n));
           for (int16_t& x : below) {
             x = std::min(x, top);
-            // Beyond ln 2 as if ln 2; there integers count as the next ones, times the root of two.
+            // Weights beyond ln 2 count as ln 2; there integers count as the next ones, times the
+            // root of two.
             const double per_unit = std::min(std::log(2.0), double{mul});
             const double w = std::exp(per_unit * (x - top));
             sum += w;
@@ -64,7 +65,7 @@ TEST(CodeScan, SumsAndCollectionAgreeWithPlainLoops) {
           if (hit) truth.push_back(100 + static_cast<uint32_t>(i));
         }
         const size_t count = table->above(v.data(), ld, heads, floors, n, 100, found.data());
-        EXPECT_EQ(found[n], 7u);  // no further than there is room
+        EXPECT_EQ(found[n], 7u);  // nothing is written beyond the room
         found.resize(count);
         EXPECT_EQ(found, truth) << table->name;
       }
@@ -72,7 +73,8 @@ TEST(CodeScan, SumsAndCollectionAgreeWithPlainLoops) {
   }
 }
 
-// Searches are the same to the bit on every machine: so is what their ranks are made of.
+// Searches are the same to the bit on every machine, and so are the floats that their ranks come
+// from.
 TEST(CodeScan, EveryTableReturnsTheSameFloats) {
   Random random(testing::Seed("EveryTableReturnsTheSameFloats"));
   std::normal_distribution<float> normal;
@@ -147,7 +149,7 @@ TEST(CodeScan, RanksAndBiasesAgreeWithPlainLoops) {
           std::ranges::copy_if(x, std::back_inserter(wanted),
                                [&](float value) { return value >= floor && !(value >= high); });
           const size_t count = table->between(x.data(), n, floor, high, some.data());
-          EXPECT_EQ(some[n], 7);  // no further than there is room
+          EXPECT_EQ(some[n], 7);  // nothing is written beyond the room
           some.resize(count);
           EXPECT_EQ(some, wanted) << table->name;
           std::vector<float> same = x;

@@ -36,7 +36,7 @@ TEST(SymmetricEigen, VectorsDiagonaliseTheMatrix) {
   }
 }
 
-// Mean squared error of scores of decoded keys, over the variance of the scores.
+// Returns the mean squared error of scores of decoded keys, over the variance of the scores.
 double RelativeError(const EncodedKeys& encoded, const TestRows& rows,
                      std::span<const float> queries) {
   const uint32_t dim = rows.shape.key_dim;
@@ -71,7 +71,7 @@ TEST(EncodeKeys, FlatSpectraLoseWhatTwoBitsADimensionLose) {
   const auto encoded = EncodeKeys(rows.view());
   ASSERT_TRUE(encoded.ok());
   const double error = RelativeError(*encoded, rows, Normal(random, 20 * dim));
-  // Of a Gaussian a uniform quantiser of four steps leaves 0.119.
+  // A uniform quantiser of four steps leaves 0.119 of a Gaussian.
   EXPECT_GT(error, 0.09);
   EXPECT_LT(error, 0.14);
 }
@@ -89,7 +89,7 @@ TEST(EncodeKeys, BitsGoWhereTheKeysDiffer) {
   EXPECT_LT(RelativeError(*encoded, rows, Normal(random, 20 * dim)), 0.002);
 }
 
-// Keys around 40 places: blocks hold those of one place, and what remains is small.
+// Keys lie around 40 places: blocks hold those of one place, and the rest is small.
 TEST(EncodeKeys, KeysThatAreAlikeShareABlock) {
   Random random(prefixd::testing::Seed("KeysThatAreAlikeShareABlock"));
   const uint32_t dim = 32, n = 3000;
@@ -111,7 +111,7 @@ TEST(EncodeKeys, KeysThatAreAlikeShareABlock) {
   EXPECT_NEAR(scatter, 1, 0.35);  // spreads are relative to all blocks' variance
 }
 
-// A key's integer score with its block's bias is the score of what its code stands for.
+// A key's integer score with its block's bias is the score of the key that its code stands for.
 TEST(BlockQueries, AgreeWithDecodedKeys) {
   Random random(prefixd::testing::Seed("AgreeWithDecodedKeys"));
   for (int round = 0; round < 12; ++round) {

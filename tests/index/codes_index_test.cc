@@ -50,9 +50,9 @@ TEST_F(CodesIndexTest, FindsAlmostAllReadingAFewPerCentOfTheKeys) {
     for (const Cut& cut : selection->cuts) EXPECT_EQ(cut.kind, CutKind::kApproximate);
     EXPECT_EQ(selection->keys_scanned, size_t{kTokens});
     const double fraction = double(selection->bytes_scanned) / (kTokens * 2.0 * kDim);
-    EXPECT_LT(fraction, 0.125 + 0.08 + 0.03);  // codes, what is re-ranked, code book and means
+    EXPECT_LT(fraction, 0.125 + 0.08 + 0.03);  // codes, re-ranked keys, code book and means
   }
-  EXPECT_GT(recall, 0.84);  // keys that fill their space almost evenly: as hard as it gets
+  EXPECT_GT(recall, 0.84);  // keys fill their space almost evenly: the hardest case
 }
 
 TEST_F(CodesIndexTest, CutsAreNearTheTruth) {
@@ -79,7 +79,7 @@ TEST_F(CodesIndexTest, SomeOfTheBlocksFindMost) {
     const int rounds = 30;
     for (int round = 0; round < rounds; ++round) {
       const auto queries = data_.Queries(same, 2);
-      // Windows of keys are cut at both ends.
+      // These candidates cut windows of keys at both ends.
       const SearchRequest request = Request(
           queries, {kFirst + Uniform(same, 0, 900), kFirst + kTokens - Uniform(same, 0, 900)},
           kTokens / 100);
@@ -100,7 +100,7 @@ TEST_F(CodesIndexTest, SomeOfTheBlocksFindMost) {
     }
     EXPECT_GT(recall, before - 0.01);
     EXPECT_GT(recall, effort < 0.5f ? 0.35 : effort < 1 ? 0.6 : 0.88);
-    // The mass of what is not scanned is estimated.
+    // The mass of keys that are not scanned is estimated.
     EXPECT_NEAR(cut, 0, effort < 1 ? 0.6 : 0.25);
     before = recall;
   }
@@ -111,7 +111,7 @@ TEST_F(CodesIndexTest, SomeOfTheBlocksFindMost) {
 TEST_F(CodesIndexTest, AppendedTokensAndThoseBeforeAreSearchedExactly) {
   int found = 0;
   for (int round = 0; round < 30; ++round) {
-    // The best token by far lies behind what the index covers, sometimes.
+    // The best token by far sometimes lies behind the tokens that the index covers.
     const uint32_t token = kTokens + Uniform(random_, 0, kAppended - 1);
     std::vector<float> queries(data_.keys.begin() + token * kDim,
                                data_.keys.begin() + (token + 1) * kDim);
@@ -192,7 +192,7 @@ TEST_F(CodesIndexTest, AllScoresAreToldWhenAskedFor) {
       const size_t at = g * n + id - request.candidates.begin;
       EXPECT_NEAR(scores[at], truth[at], FloatSlack(request, rows_));
     }
-    // All that go by codes are raised alike (all_scores.h).
+    // All scores by codes are raised alike (all_scores.h).
     double mean = 0, raised = 0;
     for (size_t i = 0; i < n; ++i) {
       mean += truth[g * n + i] / double(n);
@@ -289,7 +289,8 @@ TEST_F(CodesIndexTest, SeveralSegmentsAreSearchedAsOne) {
     return std::move(built).value();
   };
   std::vector<IndexPart> parts;
-  // Of the first only a part is used; between the second and the third lie tokens without codes.
+  // The search uses a part of the first segment; between the second and the third lie tokens
+  // without codes.
   parts.push_back({build(0, 2500), {kFirst, kFirst + 2011}});
   parts.push_back({build(2011, 3800), {kFirst + 2011, kFirst + 3800}});
   parts.push_back({build(3850, 6000), {kFirst + 3850, kFirst + 6000}});
@@ -366,7 +367,7 @@ TEST_F(CodesIndexTest, DamagedTruncatedAndForeignBytesAreCorrupt) {
   EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p[4] = std::byte{65}; })));  // components
   EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p[8] = std::byte{5}; })));   // digits
   EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p.pop_back(); })));
-  // The last thing is the number of the last key in its window, or that there is none.
+  // The last bytes are the number of the last key in its window, or kNoKey.
   EXPECT_TRUE(corrupt(with([](Envelope&, Bytes& p) { p.back() ^= std::byte{2}; })));
 }
 

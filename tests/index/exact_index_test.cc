@@ -47,7 +47,8 @@ class ExactIndexTest : public ::testing::Test {
     request_.first_token = 10;
   }
   Result<Selection> Search() const { return MakeExactIndex({10, 14})->Search(request_); }
-  // The search is refused as the request's own fault, with a message that says `what`.
+  // Checks that the search is refused as the request's own fault, with a message that contains
+  // `what`.
   void ExpectRefused(const std::string& what) const {
     const auto selection = Search();
     ASSERT_FALSE(selection.ok());
@@ -61,7 +62,7 @@ class ExactIndexTest : public ::testing::Test {
 };
 
 TEST_F(ExactIndexTest, ASetPerGroupIsRankedByTheBestNormalisedScore) {
-  // Scores of head 0: 1 0 1 -1, of head 1: 0 2 2 0. Token 12 is best or shares the best for both.
+  // Head 0 scores 1 0 1 -1, head 1 scores 0 2 2 0. Token 12 is best or shares the best for both.
   const auto selection = Search();
   ASSERT_TRUE(selection.ok());
   EXPECT_EQ(selection->ids.size(), size_t{1});

@@ -1,4 +1,4 @@
-// Keys, queries and float64 truth for the tests of index/.
+// Provides keys, queries and float64 truth for the tests of index/.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +33,8 @@ inline std::vector<float> Normal(Random& random, size_t n, float deviation = 1) 
   return values;
 }
 
-// Rows whose keys are `keys` rounded to `dtype`. All other bytes (values, padding) are NaN
-// patterns: an index that reads them does not stay unnoticed.
+// TestRows are rows whose keys are `keys` rounded to `dtype`. All other bytes (values, padding) are
+// NaN patterns, so that an index that reads them shows.
 struct TestRows {
   TestRows(const std::vector<float>& keys, uint32_t key_dim, DType dtype, uint32_t value_dim = 3,
            size_t padding = 0)
@@ -66,7 +66,7 @@ inline LayerGeometry Layer(uint32_t key_dim, float softcap = 0) {
   return layer;
 }
 
-// For the queries [group][key_dim] over `rows`, whose first is `first_token`.
+// Makes a request for the queries [group][key_dim] over `rows`, whose first is `first_token`.
 inline SearchRequest RequestOver(const TestRows& rows, std::span<const float> queries,
                                  TokenRange candidates, uint32_t k, uint32_t first_token = 0) {
   SearchRequest request;
@@ -80,7 +80,7 @@ inline SearchRequest RequestOver(const TestRows& rows, std::span<const float> qu
   return request;
 }
 
-// Reads keys from rows, whose first is `first_token`, and counts what it read.
+// A CountingReader reads keys from rows, whose first is `first_token`, and counts its reads.
 class CountingReader final : public KeyReader {
  public:
   explicit CountingReader(const TestRows& rows, uint32_t first_token = 0)
@@ -105,7 +105,7 @@ class CountingReader final : public KeyReader {
   const uint32_t first_;
 };
 
-// Scores of tokens [request.candidates) in float64: [group][n].
+// Returns the scores of tokens [request.candidates) in float64: [group][n].
 inline std::vector<double> TrueScores(const SearchRequest& request, const TestRows& rows) {
   const uint32_t dim = rows.shape.key_dim, n = request.candidates.size();
   std::vector<double> scores(size_t{request.group} * n);
@@ -152,7 +152,7 @@ inline Truth TrueRanks(const SearchRequest& request, const TestRows& rows) {
   return truth;
 }
 
-// What holds of every selection: size, order, range, one cut per head.
+// Checks what every selection must satisfy: size, order, range, one cut per head.
 inline void ExpectWellFormed(const Selection& selection, const SearchRequest& request) {
   const size_t n = request.candidates.size();
   EXPECT_EQ(selection.ids.size(), std::min<size_t>(request.k, n));
@@ -165,8 +165,8 @@ inline void ExpectWellFormed(const Selection& selection, const SearchRequest& re
   }
 }
 
-// The selection is the exact one up to near-ties within `slack` (ranks), and its cuts are the
-// true ones within `slack`: none left out scores above them.
+// Checks that the selection is the exact one up to near-ties within `slack` (ranks), and that its
+// cuts are the true ones within `slack`: no token left out scores above them.
 inline void ExpectExactSelection(const Selection& selection, const SearchRequest& request,
                                  const TestRows& rows, double slack) {
   ExpectWellFormed(selection, request);
@@ -194,13 +194,13 @@ inline void ExpectExactSelection(const Selection& selection, const SearchRequest
   }
 }
 
-// Float32 rounding of scores and of their logsumexp.
+// Returns the float32 rounding of scores and of their logsumexp.
 inline double FloatSlack(const SearchRequest& request, const TestRows& rows) {
   return request.candidates.size() == 0 ? 0 : 1e-5 * (1 + TrueRanks(request, rows).largest);
 }
 
-// Topics, a common offset and two outlier channels, as keys have after RoPE; queries lean towards
-// a topic but are shifted away from where the keys are.
+// AttentionLike keys have topics, a common offset and two outlier channels, as keys have after
+// RoPE; queries lean towards a topic but are shifted away from the keys.
 struct AttentionLike {
   AttentionLike(Random& random, uint32_t n, uint32_t key_dim, uint32_t topics = 40) : dim(key_dim) {
     centres = Normal(random, size_t{topics} * dim);
@@ -214,7 +214,7 @@ struct AttentionLike {
       for (uint32_t d = 0; d < dim; ++d) keys[i * dim + d] += centres[topic * dim + d] + offset[d];
     }
   }
-  // [group][dim]: heads of one group lean towards different topics.
+  // Returns [group][dim] queries: heads of one group lean towards different topics.
   std::vector<float> Queries(Random& random, uint32_t group) const {
     std::vector<float> queries = Normal(random, size_t{group} * dim, 0.8f);
     const auto topics = static_cast<uint32_t>(centres.size() / dim);

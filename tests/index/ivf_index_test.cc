@@ -124,7 +124,7 @@ TEST(IvfIndex, CandidatesAreHonouredInsideAndOutsideOfWhatIsCovered) {
   const AttentionLike data(random, n, dim);
   const TestRows rows(data.keys, dim, DType::kF32);
   const uint32_t first = 50;
-  // The index knows rows 200 to 1200; everything may be asked for.
+  // The index covers rows 200 to 1200; a request may name any token.
   const TokenRange covered{first + 200, first + 1200};
   for (const float fraction : {0.02f, 0.9f, 1.0f}) {
     const auto index = Build(rows.view().Sub(200, 1000), covered, fraction);
@@ -155,7 +155,7 @@ TEST(IvfIndex, AppendedTokensAreFoundExactly) {
   const AttentionLike data(random, n + appended, dim);
   std::vector<float> keys = data.keys;
   const std::vector<float> queries = data.Queries(random, 1);
-  // Every fourth appended token is what the query asks for.
+  // Every fourth appended token matches the query.
   std::vector<uint32_t> planted;
   for (uint32_t i = n; i < n + appended; i += 4) {
     planted.push_back(i);

@@ -1,4 +1,4 @@
-// Codes and their scan: layout, linearity, and that every instruction set returns the same
+// Tests codes and their scan: layout, linearity, and that every instruction set returns the same
 // integers.
 #include "index/codes/key_codes.h"
 
@@ -92,7 +92,7 @@ TEST(KeyCodes, ACodeDecodesToItsCoordinates) {
   }
 }
 
-// The integer score, in plain arithmetic.
+// Returns the integer score, in plain arithmetic.
 int32_t TrueScan(const CodeBook& book, const CodeQueries& queries, std::span<const std::byte> codes,
                  size_t head, size_t key) {
   int32_t sum = queries.bias[head];
@@ -156,7 +156,7 @@ TEST(CodeScan, SomeBlocksWithTheirOwnBias) {
     const Codes codes(random, book, n);
     std::vector<float> q(heads * dim);
     for (float& x : q) x = normal(random);
-    // Room for what the bias adds.
+    // The queries keep room for the terms that the bias adds.
     const std::vector<double> reserved(heads, 3e5);
     const CodeQueries queries = QuantiseQueries(ProjectOnDirections(book, q, heads), book.digits,
                                                 heads, CodeFields(dim), 1, reserved);

@@ -1,4 +1,4 @@
-// What every kind of index promises.
+// Tests the contract of every kind of index.
 #include <functional>
 
 #include "index/load_index.h"
@@ -13,10 +13,12 @@ constexpr uint32_t kDim = 24, kFirst = 70, kTokens = 3000;
 
 struct Kind {
   IndexKind kind;
-  double recall;  // at its own effort, of 1% of attention-like keys; far below what it finds
+  // Recall at its own effort, of 1% of attention-like keys; a lower bound far below the measured
+  // value.
+  double recall;
 };
-// Exact: scores are rounded to float32 in another order than here, and two ranks in some hundred
-// searches lie so near that it matters.
+// The exact index rounds scores to float32 in another order than the test, and two ranks in some
+// hundred searches lie so near that it matters.
 constexpr Kind kKinds[] = {
     {IndexKind::kExact, 1 - 2.0 / 600}, {IndexKind::kIvf, 0.5}, {IndexKind::kCodes, 0.7}};
 
@@ -83,7 +85,7 @@ TEST_F(KindsTest, RegionsOfAllSizes) {
     const auto index = Build(kind, rows_.view());
     ASSERT_TRUE(index.ok());
     const auto queries = data_.Queries(random_, 3);
-    // More than there are, all, none.
+    // k is more than there are, all, or none.
     for (const uint32_t n : {0u, 1u, 50u, kTokens}) {
       for (const uint32_t k : {n, n + 1, 100000u}) {
         const TokenRange candidates{kFirst, kFirst + n};
@@ -97,7 +99,7 @@ TEST_F(KindsTest, RegionsOfAllSizes) {
     const auto none = (*index)->Search(Request(rows_, queries, {kFirst, kFirst + kTokens}, 0));
     ASSERT_TRUE(none.ok()) << none.error().ToString();
     EXPECT_TRUE(none->ids.empty());
-    // A part of the tokens, which begins and ends anywhere.
+    // The candidates are a part of the tokens, which begins and ends anywhere.
     for (int round = 0; round < 10; ++round) {
       const uint32_t begin = kFirst + Uniform(random_, 0, kTokens - 1);
       const TokenRange part{begin, Uniform(random_, begin, kFirst + kTokens)};
@@ -130,7 +132,7 @@ TEST_F(KindsTest, EqualKeys) {
 
 TEST_F(KindsTest, KeysThatAreNotNumbersAreRefused) {
   for (const auto& [kind, least] : kKinds) {
-    if (kind == IndexKind::kExact) continue;  // looks at keys when it searches
+    if (kind == IndexKind::kExact) continue;  // it sees keys when it searches
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       std::vector<float> keys = data_.keys;
       keys[size_t{1234} * kDim + 5] = bad;
@@ -138,7 +140,7 @@ TEST_F(KindsTest, KeysThatAreNotNumbersAreRefused) {
       const auto index = Build(kind, rows.view());
       ASSERT_FALSE(index.ok()) << IndexName(kind);
       EXPECT_EQ(index.error().code, Code::kInvalidArgument);
-      const std::string& message = index.error().message;  // names the token, or its row
+      const std::string& message = index.error().message;  // it names the token, or its row
       EXPECT_TRUE(message.find(std::to_string(kFirst + 1234)) != std::string::npos ||
                   message.find("row 1234") != std::string::npos)
           << message;
@@ -180,11 +182,12 @@ TEST_F(KindsTest, StoredOnesSelectTheSameAndDamagedOnesAreCorrupt) {
   }
 }
 
-// Keys that are read where they lie give the same set as keys in memory.
+// A search with a reader gives the same set as keys in memory.
 TEST_F(KindsTest, KeysMayComeFromAReader) {
   CountingReader reader(rows_, kFirst);
   for (const auto& [kind, least] : kKinds) {
-    const auto index = Build(kind, rows_.view().Sub(0, kTokens - 100));  // the rest is appended
+    // The last 100 tokens are appended.
+    const auto index = Build(kind, rows_.view().Sub(0, kTokens - 100));
     ASSERT_TRUE(index.ok() || kind == IndexKind::kExact);
     for (int round = 0; round < 5; ++round) {
       const auto queries = data_.Queries(random_, 2);

@@ -8,7 +8,7 @@ namespace prefixd::index {
 namespace {
 
 TEST(Recall, CountsByHand) {
-  // Probabilities 4/10, 3/10, 2/10, 1/10 of tokens 7 to 10.
+  // Tokens 7 to 10 have the probabilities 4/10, 3/10, 2/10, 1/10.
   const std::vector<float> scores = {std::log(4.0f), std::log(3.0f), std::log(2.0f), 0.0f};
   const std::vector<uint32_t> ids = {7, 9};
   const auto quality = MeasureSelection(scores, 1, 7, ids);

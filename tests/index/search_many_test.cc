@@ -1,4 +1,5 @@
-// Several requests in one search: to the bit what each finds alone, read together.
+// Tests several requests in one search: the result of each is to the bit that of its own search,
+// with shared reads.
 #include <memory>
 
 #include "tests/index/index_test_support.h"
@@ -67,13 +68,13 @@ TEST_F(SearchManyTest, FindsWhatEachFindsAlone) {
     const TokenRange range = ranges[std::min(Uniform(random_, 0, 5), 3u)];
     requests.push_back(Request(range, Uniform(random_, 1, 9), Uniform(random_, 0, 120)));
   }
-  requests.push_back(Request({0, kTokens}, 2, kTokens));  // all there are
+  requests.push_back(Request({0, kTokens}, 2, kTokens));  // as many as there are
   requests.push_back(Request({0, kTokens}, 2, 10));
   queries_.back()->at(kDim + 3) = std::numeric_limits<float>::quiet_NaN();
   requests.push_back(Request({0, kTokens}, 2, 10));
   for (float& x : *queries_.back()) x = 3e38f;  // scores that overflow
   requests.push_back(Request({0, kTokens}, 2, 10));
-  requests.back().keys.shape.key_dim = kDim / 2;  // refused: other keys
+  requests.back().keys.shape.key_dim = kDim / 2;  // refused for its other keys
 
   SearchScratch shared;
   for (const auto& index : indexes_) {

@@ -115,7 +115,7 @@ TEST(SelectByGroupMax, OneRankingServesEveryK) {
   }
 }
 
-// Scores of a subset, ranked by the log-sum-exp of all candidates, select what all of them would.
+// The scores of a subset, ranked by the log-sum-exp of all candidates, select as all scores would.
 TEST(SelectByGroupMax, OfASubsetItRanksByTheLogSumExpOfAll) {
   testing::Random random(testing::Seed("SelectByGroupMaxSubset"));
   for (int round = 0; round < 50; ++round) {
@@ -138,7 +138,7 @@ TEST(SelectByGroupMax, OfASubsetItRanksByTheLogSumExpOfAll) {
     Selection got = SelectByGroupMax(some, group, m, k, 0, false, lse);
     for (uint32_t& id : got.ids) id = subset[id];
     ASSERT_EQ(got.ids, all.ids);
-    if (m == k) continue;  // all of the subset: nothing is known of the others
+    if (m == k) continue;  // the whole subset: the others' ranks are unknown
     for (uint32_t g = 0; g < group; ++g) {
       EXPECT_EQ(got.cuts[g].kind, CutKind::kApproximate);
       for (uint32_t j = 0; j < m; ++j) {

@@ -115,7 +115,7 @@ TEST_F(StoredIndexTest, ForeignBytesAreCorrupt) {
   ExpectCorrupt(std::vector<std::byte>(bytes_.size()), "zeros");
 }
 
-// Bytes with a right checksum that the builder never wrote.
+// The bytes have a right checksum, but no builder wrote them.
 TEST_F(StoredIndexTest, SealedNonsenseIsCorrupt) {
   const auto opened = Open(bytes_);
   ASSERT_TRUE(opened.ok());

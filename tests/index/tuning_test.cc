@@ -49,13 +49,13 @@ TEST_F(TuningTest, MoreIsLookedAtForAHigherTarget) {
       const auto found = Tune(*index, Input(tune_, held_out_, target));
       ASSERT_TRUE(found.ok()) << found.error().ToString();
       EXPECT_EQ(found->queries, 16u);
-      EXPECT_EQ(found->k, 40u);  // 1% of what the last query saw, rounded up
+      EXPECT_EQ(found->k, 40u);  // 1% of the keys that the last query saw, rounded up
       EXPECT_GE(index->effort(), before);
       before = index->effort();
     }
     const auto efforts = index->efforts();
     EXPECT_TRUE(std::is_sorted(efforts.begin(), efforts.end()));
-    // A target that nothing reaches: the most that there is.
+    // No effort reaches the target, so the most is chosen.
     ASSERT_TRUE(Tune(*index, Input(tune_, held_out_, 2)).ok());
     EXPECT_EQ(index->effort(), efforts.back());
     ASSERT_TRUE(Tune(*index, Input(tune_, held_out_, -1)).ok());
@@ -63,7 +63,8 @@ TEST_F(TuningTest, MoreIsLookedAtForAHigherTarget) {
   }
 }
 
-// What is reported is what a search finds of the float64 truth, among the keys that a query saw.
+// The reported recall is that of a search against the float64 truth, among the keys that a query
+// saw.
 TEST_F(TuningTest, ReportsWhatTheOtherHalfFinds) {
   for (const auto& index : Built()) {
     const auto found = Tune(*index, Input(tune_, held_out_, 0.6));
