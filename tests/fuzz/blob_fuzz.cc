@@ -1,4 +1,5 @@
-// Blob files. Every byte has a meaning: whatever decodes is exactly what the encoder writes.
+// Fuzzes blob files. Every byte has a meaning: bytes that decode are exactly what the encoder
+// writes.
 #include <xxhash.h>
 
 #include "storage/segment/blob_format.h"
@@ -11,7 +12,7 @@ using storage::BlobContents;
 using storage::DecodeBlob;
 using storage::EncodeBlob;
 
-// The last field of the header; it counts as zero in the sum.
+// The checksum is the last field of the header; it counts as zero in the sum.
 constexpr size_t kChecksumAt = storage::kBlobHeaderBytes - sizeof(uint64_t);
 
 void PutChecksumRight(Bytes& file) {

@@ -1,4 +1,4 @@
-// Where libFuzzer enters a target.
+// Defines the function that libFuzzer calls.
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

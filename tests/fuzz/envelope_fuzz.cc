@@ -1,4 +1,4 @@
-// Stored indexes: the envelope around what FAISS wrote.
+// Fuzzes stored indexes: the envelope around the bytes of FAISS.
 #include <xxhash.h>
 
 #include "index/search/envelope.h"

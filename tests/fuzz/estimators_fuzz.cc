@@ -1,5 +1,5 @@
-// Stored summaries of every estimator, in their envelope: what loads is evaluated in a step, also
-// with retrieved rows that it never held, and must give numbers.
+// Fuzzes stored summaries of every estimator, in their envelope: a summary that loads is evaluated
+// in a step, also with retrieved rows that it never held, and must give numbers.
 #include <cmath>
 
 #include "attention/estimators/estimator.h"
@@ -12,7 +12,7 @@ constexpr uint32_t kGroup = 2;
 constexpr size_t kRetrieved = 3;
 constexpr const char* kProducer = "p";
 
-// Numbers of moderate size, as keys and queries are.
+// Returns numbers of moderate size, like those of keys and queries.
 std::vector<float> Floats(FuzzedDataProvider& in, size_t n) {
   std::vector<float> out(n);
   for (float& x : out) x = static_cast<float>(Whole<int8_t>(in)) / 16;
@@ -23,7 +23,7 @@ RowsView View(const std::vector<float>& values, const RowShape& shape, size_t co
   return {reinterpret_cast<const std::byte*>(values.data()), count, shape.bytes(), shape};
 }
 
-// One prefix's worth of what an estimator needs, small and arbitrary.
+// A World holds what an estimator needs of one prefix, small and arbitrary.
 struct World {
   explicit World(FuzzedDataProvider& in) {
     shape = {in.ConsumeIntegralInRange<uint32_t>(1, 5), in.ConsumeIntegralInRange<uint32_t>(1, 5),
@@ -82,7 +82,7 @@ void Evaluate(const World& w, const EstimatorSummary& summary) {
   in.moment_form = w.form;
   in.phi_form = w.phi_form;
   summary.AttachTo(in);
-  // What a scan that scored every key would have seen.
+  // The masses are those of a scan that scored every key.
   const std::vector<float> masses(size_t{kGroup} * w.clustering.size(), 1.5f);
   const std::vector<float> scores(size_t{kGroup} * in.retrieved.count, 0.5f);
   in.scan = {masses, scores, true};
@@ -112,7 +112,7 @@ void RunOne(FuzzedDataProvider& in) {
   const World w(in);
   const auto made = EstimatorSummary::Create(w.spec);
   FUZZ_EXPECT(made.ok());
-  // Any payload behind a right envelope; or what was built, then damaged.
+  // The bytes are any payload behind a right envelope, or a built summary, then damaged.
   if (mode % 2 == 0) {
     Bytes bytes = made->Serialize(kProducer);
     bytes.resize(16 + 1);

@@ -1,4 +1,4 @@
-// Stored features of single tokens.
+// Fuzzes stored features of single tokens.
 #include <cmath>
 
 #include "runtime/derived/token_features.h"
@@ -7,7 +7,7 @@
 namespace prefixd::fuzz {
 namespace {
 
-// What is accepted comes out as it went in, has a value for every token, and can be gathered.
+// Accepted bytes serialise to themselves, have a value for every token, and can be gathered.
 void Check(const FeatureFormat& format, uint32_t d_phi, const Bytes& bytes) {
   const auto features = TokenFeatures::Deserialize(format, d_phi, bytes);
   if (!features.ok()) return;
@@ -31,7 +31,7 @@ void Put(Bytes& bytes, T value) {
   bytes.insert(bytes.end(), p, p + sizeof(T));
 }
 
-// What a builder would write: a header that fits, chunks, m, codes.
+// Makes bytes as a builder would: a header that fits, chunks, m, codes.
 Bytes Make(FuzzedDataProvider& in, const FeatureFormat& format, uint32_t d_phi) {
   const auto n = in.ConsumeIntegralInRange<uint32_t>(0, 20);
   const uint32_t chunks = std::min(n, in.ConsumeIntegralInRange<uint32_t>(1, 3));

@@ -1,5 +1,5 @@
-// What the fuzz targets share. The last byte of an input (numbers are taken from there) chooses
-// what is done with the rest: raw bytes, bytes whose checksum is put right first (a fuzzer never
+// Provides what the fuzz targets share. The last byte of an input (numbers are taken from there)
+// chooses the use of the rest: raw bytes, bytes whose checksum is put right first (a fuzzer never
 // guesses one), or values made from them. A broken expectation ends the process; libFuzzer keeps
 // the input.
 #pragma once
@@ -29,7 +29,7 @@ namespace prefixd::fuzz {
 
 using Bytes = std::vector<std::byte>;
 
-// What a target does with one input; each defines its own (entry.cc calls it).
+// Runs a target on one input; each target defines its own (entry.cc calls it).
 void RunOne(FuzzedDataProvider& in);
 
 inline Bytes Rest(FuzzedDataProvider& in) {
@@ -49,7 +49,7 @@ void Fill(FuzzedDataProvider& in, std::array<uint8_t, N>& out) {
   std::copy(bytes.begin(), bytes.end(), out.begin());
 }
 
-// Changes a few bytes of something well-formed.
+// Changes a few bytes of a well-formed image.
 inline void Damage(FuzzedDataProvider& in, std::span<std::byte> bytes) {
   if (bytes.empty()) return;
   for (int i = in.ConsumeIntegralInRange<int>(0, 4); i > 0; --i) {
@@ -57,7 +57,7 @@ inline void Damage(FuzzedDataProvider& in, std::span<std::byte> bytes) {
   }
 }
 
-// Something well-formed passes; what damage makes of it passes or is refused.
+// Checks that a well-formed image passes, and that a damaged one passes or is refused.
 template <typename Image, typename Check>
 void CheckDamaged(FuzzedDataProvider& in, Image image, const Check& check) {
   check(image);
@@ -65,7 +65,8 @@ void CheckDamaged(FuzzedDataProvider& in, Image image, const Check& check) {
   check(image);
 }
 
-// The same of an image whose checksum would hide everything else: once more with it put right.
+// Does the same for an image whose checksum would hide everything else: once more with the checksum
+// put right.
 template <typename Image, typename Check, typename PutRight>
 void CheckDamaged(FuzzedDataProvider& in, Image image, const Check& check,
                   const PutRight& put_right) {

@@ -1,5 +1,5 @@
-// What the ingest keeps beside a segment besides summaries: the choice of an estimator per head,
-// the sample of queries it was measured on, and the clusterings.
+// Fuzzes the blobs of the ingest other than summaries: the choice of an estimator per head, the
+// sample of queries it was measured on, and the clusterings.
 #include <cmath>
 
 #include "runtime/derived/clustering_codec.h"
@@ -28,7 +28,7 @@ void CheckChoices(const Bytes& bytes) {
     FUZZ_EXPECT(c.budget >= 0 && c.budget <= 1 && c.chosen.kind != EstimatorKind::kAuto);
     for (const EstimatorError& e : c.errors) FUZZ_EXPECT(std::isfinite(e.error));
   }
-  // Its JSON may say the same thing in other words: once through it is settled.
+  // The JSON may express the same value in several ways; after one round trip it is canonical.
   const Bytes again = SerializeChoices(*choices);
   const auto back = DeserializeChoices(again);
   FUZZ_EXPECT(back.ok() && SerializeChoices(*back) == again);

@@ -1,4 +1,4 @@
-// Pages that end in an XXH3-64 of what comes before: segment headers and footers.
+// Builds pages that end in an XXH3-64 of the bytes before it: segment headers and footers.
 #pragma once
 
 #include <xxhash.h>
@@ -22,7 +22,8 @@ inline void PutChecksumRight(Page& page) {
   std::memcpy(page.data() + kAt, &sum, sizeof(sum));
 }
 
-// Whatever decodes is encoded to something that decodes equal. Returns whether it decodes.
+// Checks that an image that decodes is encoded to one that decodes equal. Returns whether it
+// decodes.
 template <typename Image>
 bool CheckPage(const Page& page) {
   const auto decoded = Image::Decode(page);

@@ -1,4 +1,4 @@
-// The catalog's values and the manifest.
+// Fuzzes the catalog's values and the manifest.
 #include "storage/segment/records.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-// Length, JSON and data as one file.
+// Returns length, JSON and data as one file.
 Bytes FileOf(std::string_view text, size_t data_bytes) {
   Bytes file(8 + text.size() + data_bytes);
   const uint64_t length = text.size();
@@ -18,7 +18,7 @@ Bytes FileOf(std::string_view text, size_t data_bytes) {
   return file;
 }
 
-// The header that says the same as `header`.
+// Returns the text of a header equal to `header`.
 std::string TextOf(const SafetensorsHeader& header) {
   json text = json::object();
   if (!header.metadata.empty()) text[std::string(kSafetensorsMetadataKey)] = header.metadata;
@@ -58,7 +58,7 @@ void Check(const Bytes& file) {
 
 std::string Name(FuzzedDataProvider& in) {
   std::string name = in.ConsumeRandomLengthString(20);
-  for (char& c : name) c = static_cast<char>(c & 0x7f);  // JSON wants UTF-8
+  for (char& c : name) c = static_cast<char>(c & 0x7f);  // JSON requires UTF-8
   return name;
 }
 

@@ -1,5 +1,5 @@
-// fuzz_seeds DIR: writes DIR/<target>/<n>, inputs that reach the accepting side of every target at
-// once. Deterministic.
+// Implements fuzz_seeds DIR: writes DIR/<target>/<n>, inputs that reach the accepting side of every
+// target at once. Deterministic.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -27,7 +27,8 @@ class Seeds {
   explicit Seeds(std::filesystem::path dir) : dir_(std::move(dir)) {}
 
   // `mode` is the first byte that the target reads. FuzzedDataProvider takes numbers from the end
-  // of its input, so it stands there when the rest is read as numbers, which random bytes are.
+  // of its input, so the byte stands there when the rest is read as numbers, which random bytes
+  // are.
   void Add(const std::string& target, uint8_t mode, std::span<const std::byte> bytes) {
     std::filesystem::create_directories(dir_ / target);
     std::ofstream out(dir_ / target / std::to_string(count_[target]++), std::ios::binary);
@@ -148,7 +149,7 @@ void AddSummaries(Seeds& seeds) {
   for (const uint8_t mode : {0, 1}) seeds.AddRandom("stored_codes", mode);
 }
 
-// A builder's bytes are made by the target itself, of random numbers; these reach the decoders.
+// The target itself makes a builder's bytes from random numbers; these seeds reach the decoders.
 void AddIngest(Seeds& seeds) {
   for (const char* target : {"estimators", "features"}) {
     for (const uint8_t mode : {0, 1}) seeds.AddRandom(target, mode);

@@ -7,7 +7,7 @@ using storage::kPageBytes;
 using storage::SegmentHeader;
 using storage::SegmentLayout;
 
-// A key or value lies inside its run, and straddles no page if it fits into one.
+// Checks that a key or value lies inside its run, and straddles no page if it fits into one.
 void CheckItem(const SegmentLayout& l, uint32_t layer, uint32_t head, uint64_t at, uint64_t bytes,
                uint64_t whole) {
   const uint64_t begin = l.run_page(layer, head) * kPageBytes;

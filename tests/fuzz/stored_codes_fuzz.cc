@@ -1,4 +1,4 @@
-// Stored compact codes, behind an envelope whose checksum is right.
+// Fuzzes stored compact codes, behind an envelope whose checksum is right.
 #include "index/code_search/stored_codes.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace prefixd::fuzz {
 namespace {
 
-// What is accepted can be scanned, decoded, and comes out as it went in.
+// Accepted codes can be scanned, decoded, and serialise to themselves.
 void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
   const std::vector<std::byte> sealed = index::Seal(fields, payload);
   const auto opened = index::Open(sealed);
@@ -22,7 +22,7 @@ void Check(const index::Envelope& fields, std::span<const std::byte> payload) {
   if (!stored.ok()) return;
   FUZZ_EXPECT(index::SerializeCodes(stored->book, fields.covered, stored->arrays) == sealed);
   const uint32_t n = fields.covered.size(), dim = stored->book.keys.key_dim;
-  // As an index keeps them: aligned.
+  // The memory is aligned as an index keeps it.
   index::CodeMemory arrays(stored->arrays.size());
   std::copy(stored->arrays.begin(), stored->arrays.end(), arrays.bytes().begin());
   const BlockCodes codes(dim, n, arrays.bytes());
@@ -68,7 +68,7 @@ void RunOne(FuzzedDataProvider& in) {
     Check(fields, payload);
     return;
   }
-  // What a builder would write, then damaged.
+  // The bytes are a builder's, then damaged.
   if (fields.key_dim == 0 || fields.covered.size() == 0) return;
   BlockCodeBook book;
   CodeBook& keys = book.keys;

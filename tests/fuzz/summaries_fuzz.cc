@@ -1,4 +1,5 @@
-// Moment summaries and phi caches. Whatever decodes is exactly what serialising it writes.
+// Fuzzes moment summaries and phi caches. Bytes that decode are exactly what serialising the value
+// writes.
 #include "attention/estimators/moments.h"
 #include "attention/estimators/phi_cache.h"
 #include "tests/fuzz/fuzz.h"
@@ -16,7 +17,7 @@ void Check(const Bytes& bytes) {
   FUZZ_EXPECT(merged.Serialize() == bytes);
 }
 
-// Small float32 rows: what a put can have stored.
+// Rows are small float32 rows that a put can have stored.
 struct Rows {
   explicit Rows(FuzzedDataProvider& in) {
     view.shape = {in.ConsumeIntegralInRange<uint32_t>(1, 9),

@@ -1,5 +1,5 @@
-// What a daemon or a client does with the bytes of a socket: frame header, control part, the value
-// types in it, and extents.
+// Fuzzes how a daemon or a client reads the bytes of a socket: frame header, control part, the
+// value types in it, and extents.
 #include <nlohmann/json.hpp>
 
 #include "prefixd/options.h"
