@@ -99,7 +99,7 @@ class Check {
     seen.AddWide(info.expires_unix_ms);
     Tell(seen);
     seen_.insert(*number);
-    // Of segments that only others continue, too.
+    // This includes segments that only others continue.
     for (const SegmentId& id : info.chain) {
       const auto segment = store_->GetPrefix(id);
       if (!segment.ok()) {
@@ -115,8 +115,8 @@ class Check {
     }
   }
 
-  // A removal whose commit went with a damaged log leaves a record without a file: nothing can be
-  // read of it, and it can be removed again.
+  // A removal whose commit went with a damaged log leaves a record without a file: its rows cannot
+  // be read, and it can be removed again.
   bool LostRemoval(const PrefixInfo& info) const {
     if (info.quarantine.find("the file is missing") == std::string::npos) return false;
     return std::any_of(truth_.prompts().begin(), truth_.prompts().end(), [&](const auto& entry) {
@@ -134,8 +134,8 @@ class Check {
 
   void CheckBlobs(uint32_t number, const SegmentId& id) {
     const Prompt& p = truth_.at(number);
-    // A merge drops the blobs of both and may have brought some; a removal that did not end may
-    // have taken them first.
+    // A merge drops the blobs of both and may have brought some; an unfinished removal may have
+    // taken them first.
     if (p.segment && *p.segment != id) {
       if (p.merging == 0) Wrong("a prefix moved to another segment");
       Event merged{EventKind::kMerged, IdWords(id)};
@@ -189,7 +189,7 @@ class Check {
     }
   }
 
-  // Nothing lies on the disk but what the store knows, and it knows the sizes.
+  // Checks that the disk holds only files that the store knows, in the sizes that it knows.
   void CheckFiles() {
     std::map<SegmentId, uint64_t> sizes;
     uint64_t total = 0;
@@ -220,7 +220,7 @@ class Check {
   Journal& journal_;
   std::unique_ptr<PrefixStore> store_;
   std::map<std::string, int> files_;
-  std::map<Uuid, SegmentId> segment_of_;  // by the uuids in file names
+  std::map<Uuid, SegmentId> segment_of_;  // keyed by the uuids in file names
   std::map<SegmentId, uint64_t> bytes_;
   std::set<uint32_t> seen_;
 };

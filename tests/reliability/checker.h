@@ -1,4 +1,4 @@
-// Judges a store as it lies on the disk after a crash: opens it and holds it against the truth.
+// Judges a store as it lies on the disk after a crash: opens it and compares it with the truth.
 #pragma once
 
 #include <filesystem>
@@ -7,10 +7,10 @@
 
 namespace prefixd::storage::reliability {
 
-// What it says when that is what it misses.
+// The violation text for this loss.
 inline constexpr const char* kMergedBlobLost = "a blob that came with a merge is lost";
 
-// Runs in a process of its own. Violations go to the journal, and so does what was found of all
+// Runs in a process of its own. Violations go to the journal, and so do its findings on everything
 // that the truth leaves open, so that the store can be used on. With `use`, the store is also
 // written to and opened once more.
 void CheckStore(const std::filesystem::path& dir, Truth& truth, Journal& journal, bool use);

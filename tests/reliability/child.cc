@@ -32,17 +32,17 @@ Child::Child(const std::function<int()>& body, const fs::path& errors) {
   }
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // Of a huge page that a short life touches once, nearly all was zeroed for nothing.
+    // A short life touches a huge page once, so zeroing it would be wasted.
     ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
     if (::getppid() != parent) std::_Exit(79);
-    // A signal to the terminal's group is the parent's to handle.
+    // The parent handles a signal to the terminal's group.
     ::signal(SIGINT, SIG_IGN);
     ::signal(SIGTERM, SIG_IGN);
     if (!errors.empty()) {
       const int fd = ::open(errors.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
       ::dup2(fd, STDERR_FILENO);
     }
-    spdlog::set_level(spdlog::level::off);  // what stores say of crashes is no news here
+    spdlog::set_level(spdlog::level::off);  // stores' messages about crashes are expected here
     const int code = body();
     std::fflush(nullptr);
     std::_Exit(code);

@@ -1,6 +1,6 @@
-// Processes that may die: every store of these tests is opened in a forked child, so that a crash,
-// a hang or an assertion of RocksDB is an outcome and not the end of the test. The parent never
-// opens one, for threads do not survive a fork.
+// Runs processes that may die: every store of these tests is opened in a forked child, so that a
+// crash, a hang or an assertion of RocksDB is an outcome and not the end of the test. The parent
+// never opens one, for threads do not survive a fork.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 namespace prefixd::storage::reliability {
 
 struct ChildEnd {
-  bool exited = false;  // by itself, with `code`
+  bool exited = false;  // ended by itself, with `code`
   int code = 0;
   int signal = 0;
   bool hung = false;  // it ran past its time and was killed
@@ -22,15 +22,15 @@ struct ChildEnd {
 
 class Child {
  public:
-  // Forks; the child runs `body` and exits with what it returns. Its standard error goes to
-  // `errors` (appended), if given. It dies with its parent.
+  // Forks; the child runs `body` and exits with its result. Its standard error goes to `errors`
+  // (appended), if given. It dies with its parent.
   explicit Child(const std::function<int()>& body, const std::filesystem::path& errors = {});
   ~Child();  // kills and waits
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   void Kill();
-  // False: still running after `time`.
+  // Returns false while the child still runs after `time`.
   bool WaitFor(std::chrono::microseconds time);
   // Waits at most a minute, then kills.
   ChildEnd Wait();
@@ -43,8 +43,8 @@ class Child {
 
 ChildEnd RunChild(const std::function<int()>& body, const std::filesystem::path& errors = {});
 
-// A directory of its own, gone afterwards: below PREFIXD_RELIABILITY_DIR if that is set; else in
-// memory (/dev/shm) where there is, because little here depends on the device.
+// A Scratch is a directory of its own, removed afterwards: below PREFIXD_RELIABILITY_DIR if that is
+// set; else in memory (/dev/shm) where that exists, because little here depends on the device.
 class Scratch {
  public:
   explicit Scratch(bool on_device = false);  // true: among the temporary files

@@ -1,8 +1,9 @@
-// Damage at rest, of segments as they were put, settled, merged with blobs of their own, and both.
-// Every byte of a segment's metadata is changed in turn, random bytes of its rows, whole pages are
-// zeroed, swapped, taken from another segment or from an older one with the same tokens; bytes of
-// blobs, of the STORE file and of the catalog. What is then served is right, or
-// nothing is; what a checksum covers is found; and what is made right again is served again.
+// Damages data at rest: segments as they were put, settled, merged with blobs of their own, and
+// both. The harness changes every byte of a segment's metadata in turn and random bytes of its
+// rows; it zeroes and swaps whole pages, and takes some from another segment or from an older one
+// with the same tokens; it changes bytes of blobs, of the STORE file and of the catalog. Then the
+// store serves right data or none; it finds damage that a checksum covers; and it serves repaired
+// data again.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -21,8 +22,8 @@ namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 namespace {
 
-// A quarter of the segments each: as it was put; settled; merged; merged and settled. Every third
-// is encoded, so that after kAlike segments the next is made alike.
+// A quarter of the segments each is as put; settled; merged; merged and settled. Every third is
+// encoded, so that after kAlike segments the next one repeats the first's making.
 constexpr size_t kSegments = 24, kAlike = 12;
 constexpr bool Settled(size_t i) { return i / 3 % 2 == 1; }
 constexpr bool Merged(size_t i) { return i / 6 % 2 == 1; }
@@ -32,7 +33,7 @@ constexpr uint64_t kFlipsPerCycle = kSegments * kRounds;
 constexpr uint64_t kMetadataPages = 5;  // header, token ids, manifest, table, footer
 constexpr uint64_t kMetadataBytes = kMetadataPages * kPageBytes;
 constexpr uint64_t kMetadataCycles = (kMetadataBytes + kFlipsPerCycle - 1) / kFlipsPerCycle;
-// Then the order of settled rows, which half of the segments have.
+// Later cycles damage the order of settled rows, which half of the segments have.
 constexpr uint64_t kOrderCycles = (kPageBytes + kFlipsPerCycle / 2 - 1) / (kFlipsPerCycle / 2);
 
 std::string ReadAll(const fs::path& path) {
@@ -47,20 +48,20 @@ void Overwrite(const fs::path& path, uint64_t offset, std::string_view bytes) {
 }
 
 struct Segment {
-  SegmentId id;       // of its prefix
-  SegmentId segment;  // where that ends: another after a merge
+  SegmentId id;       // id of its prefix
+  SegmentId segment;  // the segment in which that ends: another after a merge
   Tokens tokens;
   fs::path path;
-  std::string sound;  // its file
-  std::string stale;  // the file of an earlier segment with the same tokens
+  std::string sound;  // contents of its file
+  std::string stale;  // contents of an earlier segment's file with the same tokens
   SegmentLayout layout;
   std::vector<std::byte> blob;
 };
 
 struct Damage {
   uint64_t offset = 0;
-  std::string bytes;    // what is there instead
-  bool covered = true;  // by a checksum
+  std::string bytes;    // the bytes that are there instead
+  bool covered = true;  // whether a checksum covers the damage
 };
 
 class Damager {
@@ -98,7 +99,7 @@ class Damager {
     return true;
   }
 
-  // Metadata bytes [first, first + kFlipsPerCycle), one a segment and round.
+  // Flips metadata bytes [first, first + kFlipsPerCycle), one a segment and round.
   void FlipMetadata(uint64_t first) {
     for (uint64_t r = 0; r < kRounds; ++r) {
       std::vector<Damage> damage;
@@ -110,8 +111,8 @@ class Damager {
     }
   }
 
-  // Bytes [first, first + kFlipsPerCycle / 2) of settled segments' stored order, those of the run
-  // of that number; of others' rows.
+  // Flips bytes [first, first + kFlipsPerCycle / 2) of settled segments' stored order, those of the
+  // run of that number; for other segments, bytes of rows.
   void FlipOrders(uint64_t first, uint64_t run) {
     for (uint64_t r = 0; r < kRounds; ++r) {
       std::vector<Damage> damage;
@@ -140,7 +141,7 @@ class Damager {
     }
   }
 
-  // Every byte of the header, name and producer in turn, and of the payload.
+  // Flips every byte of the header, name and producer in turn, and of the payload.
   void FlipBlobs(uint64_t from) {
     if (!store_ && !Open()) return;
     for (size_t i = 0; i < kSegments; ++i) {
@@ -152,7 +153,7 @@ class Damager {
       Overwrite(path, at, bad);
       const auto got = store_->GetBlob(s.segment, "b", "p");
       if (got.ok()) Wrong("a blob with byte " + std::to_string(at) + " changed was served");
-      // A damaged blob is deleted: whoever derived it derives it again.
+      // A damaged blob is deleted, so that ingest derives it again.
       if (fs::exists(path)) Wrong("a damaged blob was kept");
       if (!store_->PutBlob(s.segment, "b", "p", s.blob).ok()) Wrong("a blob cannot be put again");
       const auto again = store_->GetBlob(s.segment, "b", "p");
@@ -161,7 +162,7 @@ class Damager {
     }
   }
 
-  // The store does not open, or is right.
+  // Checks that the store does not open, or is right.
   void FlipStoreFile() {
     store_.reset();
     const fs::path path = dir_ / "STORE";
@@ -177,7 +178,7 @@ class Damager {
     }
   }
 
-  // On copies, for opening a store with a damaged log mends it.
+  // The flips are made on copies, for opening a store with a damaged log mends it.
   void FlipCatalog(uint64_t copies) {
     store_.reset();
     const fs::path sound = dir_;
@@ -228,7 +229,7 @@ class Damager {
     return writer->Commit();
   }
 
-  // The tokens of `s` and its blob, as the i-th segment is made.
+  // Puts the tokens of `s` and its blob, in the form of the i-th segment.
   Status Make(uint32_t i, Segment& s) {
     const RowEncoding encoding = EncodingOf(i);
     if (Merged(i)) {
@@ -265,7 +266,7 @@ class Damager {
                                             layout.table_page, layout.footer_page};
     const uint64_t page = pages[ordinal / kPageBytes], in_page = ordinal % kPageBytes;
     Damage damage = Flip(i, page * kPageBytes + in_page);
-    // What follows the last checksum of the table means nothing.
+    // The bytes behind the last checksum of the table have no meaning.
     damage.covered = page != layout.table_page || in_page < layout.table_page * sizeof(uint64_t);
     return damage;
   }
@@ -294,7 +295,7 @@ class Damager {
     return damage;
   }
 
-  // True: served, and right. False: an error or a miss.
+  // Returns true for rows that are served and right, false for an error or a miss.
   bool Served(const Segment& s) {
     const auto match = store_->LongestMatch("m", "t", s.tokens);
     if (match.ok() && match->n_tokens > s.tokens.size()) Wrong("a match is longer than asked");

@@ -1,6 +1,6 @@
-// The N-th system call fails, for every N that a short story has, once and for good. Meanwhile
-// nothing wrong may be served; afterwards, when the power has gone as well, everything acknowledged
-// must be there. An assertion of RocksDB counts as the power cut.
+// Fails the N-th system call, for every N of a short story, once and for good. Meanwhile no wrong
+// data may be served; afterwards, when the power has gone as well, everything acknowledged must be
+// there. An assertion of RocksDB counts as the power cut.
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"
 #include "tests/reliability/workload.h"
@@ -15,7 +15,7 @@ struct FaultCase {
   uint64_t at;
 };
 
-// What a store does in its life, in an order that chance does not change.
+// Does what a store does in its life, in an order that chance does not change.
 void Story(Workload& w) {
   if (!w.Open()) return;
   w.Put();
@@ -37,7 +37,7 @@ void Story(Workload& w) {
   w.Read();
 }
 
-// `faulty_calls`: of the story, that the fault can befall.
+// `faulty_calls`: the calls of the story that the fault can befall.
 ChildEnd Tell(const fs::path& dir, const FaultCase& fault, uint64_t seed, Truth& truth,
               Journal& journal, bool close, const fs::path& errors) {
   fs::create_directory(dir / "disk");
@@ -82,7 +82,7 @@ void FaultCycle(const FaultCase& fault, uint64_t seed, Journal& report) {
   CheckInChild(what, scratch.path() / "image" / "store", truth, journal, report, errors);
 }
 
-// How many calls of the story a fault can befall.
+// Returns how many calls of the story a fault can befall.
 uint64_t CountCalls(Fault fault) {
   const Scratch scratch;
   Truth truth;
@@ -96,11 +96,12 @@ uint64_t CountCalls(Fault fault) {
 }  // namespace
 
 Prepared PrepareFaults(bool torture) {
-  // In CI every fourth call, beginning with another one each time.
+  // CI tries every fourth call; the cycle's seed shifts which.
   const uint64_t stride = torture ? 1 : 4;
   auto cases = std::make_shared<std::vector<FaultCase>>();
   for (const Fault fault : kFaults) {
-    // A few beyond the last: the story then runs through clean, however its threads took turns.
+    // A few cycles beyond the last call run the story without a fault, however its threads took
+    // turns.
     const uint64_t calls = CountCalls(fault) + 3;
     for (const bool stays : {false, true}) {
       for (uint64_t at = 1; at <= calls; at += stride) cases->push_back({fault, stays, at});

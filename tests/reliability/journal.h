@@ -1,7 +1,8 @@
-// What a process says about its store before it dies: events in shared memory, which survive
-// kill -9 of the writer and are read by its parent. An event counts from the moment it is complete.
+// Records what a process did to its store before it dies: events in shared memory, which survive
+// kill -9 of the writer and which its parent reads. An event counts from the moment it is complete.
 //
-// Thread-safety: one writing process (any thread of it), read when it is gone; Cut by another.
+// Thread-safety: one writing process (any thread of it), read when it is gone; another process may
+// call Cut.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ enum class EventKind : uint32_t {
   kBlobBegin,      // prompt, name, version
   kBlobDone,       // prompt, name, version: acknowledged
   kBlobFailed,     // prompt, name, version: unknown
-  kMergeBegin,     // n, (name, version) n times, prompts...: of two segments about to become one,
+  kMergeBegin,     // n, (name, version) n times, prompts...: two segments are about to become one,
                    // with these blobs
   kMergeRefused,   // prompts...: they stay two
   kMergeDone,      // segment id (4 words), then as kMergeBegin: acknowledged; the blobs of both are
@@ -34,7 +35,7 @@ enum class EventKind : uint32_t {
   kMerged,         // segment id (4 words), prompts...: so it was found; its blobs may be there
   kRetainBegin,    // prompt, pinned, expires (2 words)
   kRetainDone,     // the same: acknowledged
-  kRoomBegin,      // whatever is not pinned may be evicted from now on ...
+  kRoomBegin,      // any prefix that is not pinned may be evicted from now on ...
   kEvicted,        // prompt
   kRoomEnd,        // ... until now
   kSpoilBegin,     // prompt, segment id (4 words), file offset, right byte: about to be damaged
@@ -43,7 +44,7 @@ enum class EventKind : uint32_t {
   kSeen,           // prompt, name (4 words), segment (4 words), pinned, expires (2): by a check
   kNotSeen,        // prompt
   kBlobSeen,       // prompt, name, version (0: none)
-  kCount,          // how many, name...: a figure for the report
+  kCount,          // number, name...: a figure for the report
   kPoint,          // name...: a crash point was met
   kViolation,      // text...
 };
@@ -71,7 +72,7 @@ class Journal {
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  // When it is full, the process ends: a test that writes so much is broken.
+  // A full journal ends the process: a test that writes so much is broken.
   void Append(const Event& event);
   void AppendText(EventKind kind, std::string_view text, std::vector<uint32_t> words = {});
   void Violation(std::string_view text) {
@@ -79,13 +80,13 @@ class Journal {
   }
   void Count(uint32_t n, std::string_view name) { AppendText(EventKind::kCount, name, {n}); }
 
-  // Put before every violation from now on, in this process and those forked later.
+  // Sets the text before every violation from now on, in this process and those forked later.
   void SetContext(std::string context) { context_ = std::move(context); }
 
-  // The power is going now, whatever the writing process still appends.
+  // Marks the power cut: events that the writing process still appends are late.
   void Cut();
 
-  // Everything appended since the last Take.
+  // Returns everything appended since the last Take.
   std::vector<Event> Take();
 
  private:

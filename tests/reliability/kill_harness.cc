@@ -1,5 +1,6 @@
-// kill -9 at a named point of the store's code or at a random moment. A process uses a store and is
-// killed, twice or more in a row; what it had acknowledged must be there.
+// Kills a process with kill -9 at a named point of the store's code or at a random moment. A
+// process uses a store and is killed, twice or more in a row; all data that it had acknowledged
+// must be there.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -18,14 +19,14 @@ namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 namespace {
 
-// What the hook of this process knows; a hook is a plain function.
+// Points is the state of this process's hook; a hook is a plain function.
 struct Points {
   std::mutex mutex;
   Journal* journal = nullptr;
   std::set<std::string> met;
   std::string deadly;
   uint64_t hits_left = 0;
-  uint64_t points_left = UINT64_MAX;  // after so many of all names it dies where it is
+  uint64_t points_left = UINT64_MAX;  // after this many points of any name the process dies
 };
 Points points;
 
@@ -51,14 +52,14 @@ WorkloadPlan Plan(const fs::path& dir, uint64_t seed) {
           .io = seed % 2 ? IoBackend::kThreads : IoBackend::kAuto};
 }
 
-// A process that has met so many points will hardly meet the one it waits for: some are met only
-// when a store is made, or when there is something to recover.
+// A process that has met this many points will hardly meet its deadly one: some are met only when a
+// store is made, or when there is something to recover.
 constexpr uint64_t kMostPoints = 600;
 
-// As soon as a segment is sealed and not committed.
+// The point at which a segment is sealed and not committed.
 constexpr const char* kSealed = "put.before_commit";
 
-// A record that a power cut left torn at the end of the catalog's log.
+// Appends a record that a power cut left torn to the end of the catalog's log.
 void TearLog(const fs::path& dir, std::mt19937_64& rng) {
   fs::path log;
   std::error_code error;
@@ -67,7 +68,7 @@ void TearLog(const fs::path& dir, std::mt19937_64& rng) {
   }
   if (log.empty()) return;
   const int fd = ::open(log.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  // Checksum, length 20, a full record, and bytes that are not its.
+  // The bytes are a checksum, length 20, the type of a full record, and bytes that do not match.
   std::array<uint8_t, 27> record;
   for (uint8_t& byte : record) byte = static_cast<uint8_t>(rng());
   record[4] = 20;
@@ -101,7 +102,7 @@ std::vector<std::string> RecordPoints() {
       truth.Apply(event);
       if (event.kind == EventKind::kPoint) met.insert(event.Text());
     }
-    // Half a put, which nobody knows.
+    // The orphan is half a put, which no catalog names.
     std::string orphan(32, '0');
     orphan.back() = static_cast<char>('0' + i);
     RealClose(RealOpen((dir / "segments" / (orphan + ".seg")).c_str(), O_CREAT | O_WRONLY, 0600));
@@ -116,7 +117,7 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
   std::mt19937_64 rng(seed);
   Truth truth;
   Journal journal;
-  // Killed first at random, or at the point (some are met only by the process that makes the
+  // The first kill is at random, or at the point (some are met only by the process that makes the
   // store), or when a segment is sealed: then the second process has an orphan to remove or, its
   // log torn, to adopt.
   const bool adopt = point.starts_with("adopt.") || rng() % 4 == 0;
@@ -141,7 +142,8 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
           return 1;
         },
         errors);
-    // Opening takes a few milliseconds: often there, mostly later.
+    // Opening takes a few milliseconds: a quarter of the kills come near it, the others mostly
+    // later.
     const uint64_t moment = rng() % (rng() % 4 == 0 ? 80'000 : 20'000);
     if (!at_point && !child.WaitFor(std::chrono::microseconds(moment))) child.Kill();
     const ChildEnd end = child.Wait();
@@ -152,7 +154,7 @@ void KillCycle(const std::string& point, uint64_t seed, Journal& report) {
     }
     report.Count(1, reached ? "kills at a named point" : "kills at a random moment");
     if (reached) report.Count(1, kAtPoint + deadly);
-    // Not where it would make the orphan that the point is about a segment again.
+    // The log stays whole where a tear would turn the point's orphan into a segment again.
     if ((adopt && !last) || (adopt == orphan && rng() % 3 == 0)) TearLog(dir, rng);
   }
   CheckInChild("kill " + point, dir, truth, journal, report, errors);

@@ -1,6 +1,6 @@
-// Real power cuts: an ext4 file system on a loop device is shut down under load
-// (EXT4_IOC_SHUTDOWN), with its journal flushed or not; it is unmounted, mounted anew and the store
-// on it is checked. io_uring and O_DIRECT are what they are in service.
+// Makes real power cuts: an ext4 file system on a loop device is shut down under load
+// (EXT4_IOC_SHUTDOWN), with its journal flushed or not; it is unmounted, mounted anew, and the
+// store on it is checked. io_uring and O_DIRECT work as in service.
 #include <fcntl.h>
 #include <linux/loop.h>
 #include <sched.h>
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kDiskBytes = 96ull << 20;
-// <linux/ext4.h> is not installed with the kernel's headers.
+// Kernel headers do not install <linux/ext4.h>.
 constexpr unsigned long kExt4Shutdown = _IOR('X', 125, uint32_t);
 constexpr uint32_t kFlushLog = 1, kNoFlushLog = 2;
 
@@ -31,7 +31,7 @@ Error Failed(const char* what) {
   return {Code::kIo, std::string(what) + ": " + std::strerror(errno)};
 }
 
-// A file on a loop device, gone when the last user of the device is.
+// A LoopDevice is a file on a loop device; both go with the last user of the device.
 class LoopDevice {
  public:
   static Result<std::unique_ptr<LoopDevice>> Attach(const fs::path& file) {
@@ -71,8 +71,8 @@ class Mounted {
     return std::unique_ptr<Mounted>(new Mounted(at));
   }
   ~Mounted() {
-    // What a killed process had in flight may keep the file system busy for a moment; detached too
-    // early, the next mount would find the old one, shut down.
+    // Operations that a killed process had in flight may keep the file system busy for a moment;
+    // detached too early, the next mount would find the old one, shut down.
     for (int attempt = 0; ::umount(at_.c_str()) != 0; ++attempt) {
       if (errno != EBUSY || attempt == 500) {
         ::umount2(at_.c_str(), MNT_DETACH);
@@ -103,8 +103,8 @@ Status MakeFileSystem(const std::string& device) {
   return {};
 }
 
-// Mounts in a namespace of this worker's own, so that whatever happens to the process the kernel
-// takes mounts and loop devices back.
+// Mounts are made in a namespace of this worker's own, so that the kernel takes mounts and loop
+// devices back whatever happens to the process.
 Status OwnMounts() {
   if (::unshare(CLONE_NEWNS) != 0) return Failed("unshare");
   if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return Failed("mount /");
@@ -113,7 +113,7 @@ Status OwnMounts() {
 
 constexpr int kCutsPerDisk = 5;
 
-// Several cuts of one store on one file system.
+// Makes several cuts of one store on one file system.
 Status CutPower(const fs::path& scratch, uint64_t seed, int cuts, Journal& report) {
   PREFIXD_TRY(OwnMounts());
   PREFIXD_ASSIGN(const auto loop, LoopDevice::Attach(scratch / "disk"));
@@ -135,7 +135,7 @@ Status CutPower(const fs::path& scratch, uint64_t seed, int cuts, Journal& repor
         errors);
     (void)child.WaitFor(std::chrono::microseconds(rng() % 400'000));
     // The system call takes a while, and an fdatasync that it overtakes may succeed although
-    // nothing is written any more. In a real cut nobody is left to hear that.
+    // nothing is written any more. In a real cut no process is left to see that.
     journal.Cut();
     PREFIXD_TRY(mounted->Shutdown(rng() % 2 ? kFlushLog : kNoFlushLog));
     child.Kill();
@@ -154,7 +154,7 @@ Status CutPower(const fs::path& scratch, uint64_t seed, int cuts, Journal& repor
 Prepared PreparePower(bool) {
   const auto cycle = [](uint64_t, uint64_t seed, Journal& report) {
     const Scratch scratch(/*on_device=*/true);
-    // In a process of its own, which alone has the mounts.
+    // The child process alone has the mounts.
     const ChildEnd end = RunChild([&] {
       Status cut = CutPower(scratch.path(), seed, kCutsPerDisk, report);
       if (!cut.ok()) report.Violation(Where("power", cut.error().ToString()));
@@ -162,7 +162,7 @@ Prepared PreparePower(bool) {
     });
     if (!end.exited) report.Violation(Where("power", end.Describe()));
   };
-  // One cut, to see whether this machine allows it.
+  // One cut shows whether this machine allows it.
   const Scratch scratch(/*on_device=*/true);
   Journal report;
   std::string why;

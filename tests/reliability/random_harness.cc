@@ -1,5 +1,5 @@
-// Random operations beside a plain map of everything put, on both I/O backends, with reopening,
-// blobs, verification and damage that is found and repaired in between; nothing crashes.
+// Runs random operations beside a plain map of everything put, on both I/O backends, with
+// reopening, blobs, verification and damage that is found and repaired in between; nothing crashes.
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"
 #include "tests/reliability/workload.h"

@@ -1,4 +1,4 @@
-// The reliability harnesses in CI size. What each of them proves: docs/reliability.md.
+// Runs the reliability harnesses in CI size. docs/reliability.md says what each of them proves.
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,7 +26,7 @@ Totals Run(const CyclesPlan& plan, const Cycle& cycle) {
   return totals;
 }
 
-// Runs the CI size of a harness; there must be no violation.
+// Runs the CI size of a harness and expects no violation.
 void Prove(const char* name) {
   const Harness& harness = FindHarness(name);
   const Prepared prepared = harness.prepare(/*torture=*/false);
@@ -41,7 +41,7 @@ void Prove(const char* name) {
   }
 }
 
-// A negative control: within `bound` cycles the harness must see what is broken.
+// Makes a negative control: within `bound` cycles the harness must see the planted fault.
 void SeenToFail(const char* name, uint64_t bound, const Cycle& cycle) {
   CyclesPlan plan;
   plan.seed = Seed(name);
@@ -52,7 +52,7 @@ void SeenToFail(const char* name, uint64_t bound, const Cycle& cycle) {
   std::printf("[ INFO     ] seen: %s\n", totals.violations.front().c_str());
 }
 
-// The judge of all harnesses sees one damaged byte, one lost file and one stray file.
+// The checker of all harnesses sees one damaged byte, one lost file and one stray file.
 TEST(Checker, SeesDamageLossAndLeaks) {
   const Scratch scratch;
   const auto dir = scratch.path() / "store";
@@ -106,7 +106,7 @@ TEST(DiskControl, DirectoriesThatAreNotSyncedAreSeen) {
   });
 }
 
-// Of a merge that was acknowledged, its blobs are there as well.
+// After an acknowledged merge its blobs are there as well.
 TEST(DiskControl, BlobsOfAMergeThatAreNotSyncedAreSeen) {
   SeenToFail("DiskControl.MergeSync", 200, [](uint64_t, uint64_t seed, Journal& report) {
     Journal all;
@@ -138,7 +138,8 @@ TEST(DamageControl, WithoutChecksumsWrongBytesAreSeen) {
 
 TEST(Random, BehavesLikeAPlainMap) { Prove("random"); }
 
-// Two real processes: the second is told who the first is, and gets the store when it is gone.
+// Two real processes: the second one's error names the first, and it gets the store when the first
+// is gone.
 TEST(TwoProcesses, TheSecondIsRefusedWithTheOwnersPid) {
   const Scratch scratch;
   const StoreOptions options = WorkloadOptions(scratch.path() / "store");

@@ -1,4 +1,4 @@
-// How harnesses say where something went wrong.
+// Formats harnesses' messages about what went wrong where.
 #pragma once
 
 #include <filesystem>
@@ -8,12 +8,12 @@
 
 namespace prefixd::storage::reliability {
 
-// "harness: what". The cycle is named by the journal (Journal::SetContext).
+// Returns "harness: what". The journal names the cycle (Journal::SetContext).
 std::string Where(const std::string& harness, const std::string& what);
-// The last lines of a file, for a message; empty if there are none.
+// Returns the last lines of a file, for a message; empty if there are none.
 std::string Tail(const std::filesystem::path& file);
 
-// CheckStore in a child; all that it finds goes to truth and report.
+// Runs CheckStore in a child; its findings go to truth and report.
 void CheckInChild(const std::string& harness, const std::filesystem::path& dir, Truth& truth,
                   Journal& journal, Journal& report, const std::filesystem::path& errors);
 

@@ -1,5 +1,5 @@
-// Runs the reliability harnesses for as long as it is given: stoppable by SIGINT or SIGTERM,
-// resumable from its state files, figures as a table and as JSON.
+// Runs the reliability harnesses for a given time: stoppable by SIGINT or SIGTERM, resumable from
+// its state files, figures as a table and as JSON.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -28,14 +28,14 @@ struct Arguments {
   uint64_t cycles = 0;  // 0: the harness's own
   uint64_t first = 0;
   uint64_t seed = 0;
-  uint64_t seconds = 0;  // of each harness; 0: no limit
+  uint64_t seconds = 0;  // per harness; 0: no limit
   uint32_t workers = 2;
   bool resume = false;
   fs::path state_dir = "build/torture";
   fs::path json_file;
 };
 
-// What is known of one harness's run so far; what the state file holds.
+// Progress is the state of one harness's run; the state file holds it.
 struct Progress {
   uint64_t seed = 0, next = 0, end = 0;
   double seconds = 0;
@@ -67,7 +67,7 @@ Progress FromJson(const json& in) {
   return p;
 }
 
-// Whole or not at all: a stop may come at any moment.
+// The file is replaced whole or not at all: a stop may come at any moment.
 void Save(const fs::path& path, const json& value) {
   const fs::path temp = path.string() + ".tmp";
   std::ofstream(temp) << value.dump(2) << "\n";

@@ -28,7 +28,7 @@ Merging MergingAt(const Event& event, size_t at) {
   return m;
 }
 
-// Something that is sure only because the store said so.
+// Returns whether the event is sure only because the store answered so.
 bool IsAnswer(EventKind kind) {
   switch (kind) {
     case EventKind::kModel:
@@ -49,7 +49,7 @@ bool IsAnswer(EventKind kind) {
 }  // namespace
 
 void Truth::Apply(const Event& event) {
-  // Without power nobody hears an answer: what was asked for may have been done or not.
+  // An answer after the power cut reaches no user: the operation may have happened or not.
   if (event.late && IsAnswer(event.kind)) {
     Overheard(event);
     return;
@@ -75,7 +75,7 @@ void Truth::Apply(const Event& event) {
       const Merging m = MergingAt(event, 0);
       for (const uint32_t number : m.prompts) {
         Prompt& p = prompts_.at(number);
-        if (p.merging == 0) p.staged.clear();  // else it is unknown what became of the one before
+        if (p.merging == 0) p.staged.clear();  // else the outcome of the earlier merge is unknown
         ++p.merging;
         for (const auto& [name, version] : m.blobs) p.staged[name].insert({0, version});
       }
@@ -96,7 +96,8 @@ void Truth::Apply(const Event& event) {
     }
     case EventKind::kMerged:
       for (size_t i = 4; i < w.size(); ++i) {
-        // Of those that another of its prompts showed already, more is known.
+        // try_emplace keeps entries: another prompt's findings on the same segment are more
+        // precise.
         for (const auto& [name, versions] : prompts_.at(w[i]).staged) {
           blobs_[IdAt(event, 0)].try_emplace(name, versions);
         }
@@ -168,12 +169,12 @@ void Truth::Apply(const Event& event) {
       p.spoiled.reset();
       return;
     default:
-      return;  // failed: what may be there is known already
+      return;  // the operation failed: its possible effects are recorded already
   }
 }
 
-// The user heard it and went on: what it asked for afterwards may have reached a segment of which
-// only this answer tells.
+// The writing process saw this answer and continued: its later operations may have reached a
+// segment that only this answer names.
 void Truth::Overheard(const Event& event) {
   if (event.kind == EventKind::kPutDone) {
     Prompt& p = prompts_.at(event.words[0]);

@@ -1,4 +1,4 @@
-// What must and what may be in the store, following from the events of the processes that used it.
+// Computes what must and what may be in the store from the events of the processes that used it.
 // Prompts are numbered in order of their puts; each has tokens that no other has, so a segment of
 // its own, until that is merged with the one it continues. Rows follow from the tokens, blobs from
 // (name, version).
@@ -42,16 +42,18 @@ struct Prompt {
   uint32_t tenant = 0;
   Tokens tokens;
   Presence presence = Presence::kMaybe;
-  bool removing = false;                          // a removal began and was not refused
-  bool evictable = false;                         // room was being made, and it was not pinned
-  int merging = 0;                                // times its segment was to be joined with another
-                                                  // and nobody knows whether it was ...
-  std::map<uint32_t, std::set<uint32_t>> staged;  // ... to one with these blobs, or none
-  std::set<Kept> kept{Kept{}};                    // how it may be retained
+  bool removing = false;   // a removal began and was not refused
+  bool evictable = false;  // an eviction may have taken it: it was not pinned
+  // How often its segment was to be joined with another, with an unknown outcome; `staged` are the
+  // blobs that the joined segment may have.
+  int merging = 0;
+  std::map<uint32_t, std::set<uint32_t>> staged;
+  std::set<Kept> kept{Kept{}};  // possible lifetimes
   std::optional<SpoiledByte> spoiled;
-  std::optional<SegmentId> id;       // its name
-  std::optional<SegmentId> segment;  // in which it ends; the name, until segments are merged
-  std::optional<SegmentId> perhaps;  // or this one, of whose making nobody is sure
+  std::optional<SegmentId> id;  // its name
+  // The segment in which it ends; the name, until segments are merged.
+  std::optional<SegmentId> segment;
+  std::optional<SegmentId> perhaps;  // or this one, whose commit is uncertain
 
   bool sure() const { return presence == Presence::kSure && !removing && !evictable; }
   bool pinned() const {
@@ -72,15 +74,15 @@ class Truth {
   bool model() const { return model_; }
   uint32_t next_prompt() const { return next_; }
   uint32_t next_version() const { return version_ + 1; }
-  // Those certainly there.
+  // Returns the prompts that are certainly there.
   std::vector<uint32_t> Sure() const;
   std::vector<uint32_t> Spoiled() const;
-  // Those in the segment; all that may be there.
+  // Returns all prompts that may be in the segment.
   std::vector<uint32_t> In(const SegmentId& segment) const;
   const Blobs& BlobsOf(const SegmentId& segment) const;
-  // Whether such a blob was committed by a merge, not put.
+  // Returns whether such a blob was committed by a merge, not put.
   bool CameWithMerge(uint32_t version) const { return staged_.contains(version); }
-  // The prompt with these tokens, if it was ever put.
+  // Returns the prompt with these tokens, if it was ever put.
   std::optional<uint32_t> Find(uint32_t tenant, const Tokens& tokens) const;
 
  private:
@@ -95,7 +97,7 @@ class Truth {
   uint32_t next_ = 1, version_ = 0;
 };
 
-// Blobs have one of so many names.
+// The number of names that blobs have.
 constexpr uint32_t kBlobNames = 2;
 
 std::string TenantName(uint32_t tenant);

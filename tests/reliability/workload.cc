@@ -40,7 +40,7 @@ StoreOptions WorkloadOptions(const std::filesystem::path& dir) {
   return o;
 }
 
-// Rows of 128 bytes, encoded 72: a segment has a few pages a run, so that reads of few rows have
+// Rows have 128 bytes, encoded 72: a segment has a few pages a run, so that reads of few rows have
 // gaps to bridge.
 ModelRecord WorkloadModel() {
   return TestModel("m", TestGeometry(/*layers=*/1, /*kv_heads=*/2, /*dim=*/32));
@@ -65,7 +65,7 @@ RowEncoding EncodingOf(uint32_t prompt) {
 
 Result<std::string> Compare(const StoredPrefix& prefix, uint32_t number, const Prompt& prompt) {
   const auto parts = prefix.parts();
-  // Its last token is no other prompt's.
+  // The last part is the prompt's own: no other prompt shares its last token.
   if (parts.empty() || parts.back().encoding != EncodingOf(number)) {
     return std::string("rows are not encoded as asked for");
   }
@@ -114,8 +114,8 @@ bool Workload::Open() {
   return true;
 }
 
-// What the one before this left in doubt and a look decides: whether two segments became one, and
-// what an eviction took.
+// Looks up what earlier operations left in doubt: whether two segments became one, and which
+// prefixes an eviction took.
 void Workload::LookAround() {
   std::vector<uint32_t> gone;
   std::vector<Event> merges;

@@ -1,4 +1,4 @@
-// What a user of the store does with what is in it: removes, settles, merges, keeps for longer.
+// Implements the user's changes of stored prefixes: removing, settling, merging, lifetimes.
 #include "tests/reliability/workload.h"
 
 namespace prefixd::storage::reliability {
@@ -30,14 +30,15 @@ std::optional<uint32_t> Workload::SomeContinuing() {
   for (const uint32_t number : truth_.Sure()) {
     const Prompt& p = truth_.at(number);
     const auto info = store_->GetPrefix(*p.id);
-    // Where a merge before is in doubt, so is which segments there are.
+    // While an earlier merge is in doubt, so are the segments that exist.
     if (info.ok() && info->chain.size() > 1 && p.merging == 0) some.push_back(number);
   }
   if (some.empty()) return std::nullopt;
   return some[rng_() % some.size()];
 }
 
-// Of some names, with fresh versions; their names and versions after how many they are.
+// Makes blobs of some names, with fresh versions, and appends their number, names and versions to
+// the event.
 std::vector<NewBlob> Workload::SomeBlobs(Event* as) {
   std::vector<NewBlob> blobs;
   as->words.push_back(0);
@@ -51,8 +52,8 @@ std::vector<NewBlob> Workload::SomeBlobs(Event* as) {
   return blobs;
 }
 
-// A segment is joined with the one it continues, sometimes with blobs of its own; the prompts that
-// end in either keep their names.
+// Joins a segment with the one it continues, sometimes with blobs of its own; the prompts that end
+// in either keep their names.
 bool Workload::Merge() {
   const auto number = SomeContinuing();
   if (!number) return true;
@@ -82,7 +83,7 @@ bool Workload::Merge() {
   return Refused("merge", merged.error());
 }
 
-// Pins, unpins, or gives a time far away.
+// Pins, unpins, or sets an expiry far away.
 bool Workload::Retain() {
   const auto number = SomeSure();
   if (!number) return Put();
@@ -95,7 +96,8 @@ bool Workload::Retain() {
     change.expires_unix_ms = kept.expires_unix_ms =
         rng_() % 3 == 0 ? 0 : (1ll << 52) + static_cast<int64_t>(rng_() % 1000);
   }
-  // Where one of two is in doubt, so is what a change of the other makes of it.
+  // While pin or expiry is in doubt, a change of the other alone has an uncertain result, so both
+  // are set.
   if (p.kept.size() > 1) {
     change = {kept.pinned, kept.expires_unix_ms};
   }
@@ -109,7 +111,7 @@ bool Workload::Retain() {
   return true;
 }
 
-// Its time is over: as good as removed, pinned or not.
+// Sets an expiry in the past: the prefix is as good as removed, pinned or not.
 bool Workload::Expire() {
   const auto number = SomeSure();
   if (!number) return true;

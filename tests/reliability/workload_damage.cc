@@ -1,4 +1,4 @@
-// Bytes of segments that go bad and are repaired.
+// Implements damage to bytes of segments, and their repair.
 #include "tests/reliability/workload.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ void RepairSpoiled(const std::filesystem::path& dir, const Truth& truth) {
   }
 }
 
-// One byte of a segment goes bad: it is read, verified, quarantined; then it is right again.
+// Spoils one byte of a segment: it is read, verified, quarantined; then the byte is repaired.
 bool Workload::Spoil() {
   const auto number = SomeSure();
   if (!number) return Put();

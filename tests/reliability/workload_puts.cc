@@ -1,4 +1,4 @@
-// What a user of the store puts into it: prompts, blobs, puts cut short; and the room for them.
+// Implements the user's puts: prompts, blobs, aborted puts; and the room for them.
 #include "tests/reliability/workload.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace prefixd::storage::reliability {
 
-// Often the beginning of something stored, then tokens that nothing else has.
+// Tokens often begin like a stored prompt, then continue with ones that nothing else has.
 Tokens Workload::FreshTokens(uint32_t tenant, uint32_t* parent_tenant) {
   Tokens tokens;
   *parent_tenant = tenant;
@@ -49,7 +49,7 @@ bool Workload::MakingRoom(const std::function<bool()>& act) {
   }
   for (const uint32_t number : gone) Tell({EventKind::kEvicted, {number}});
   journal_.Count(static_cast<uint32_t>(gone.size()), "prompts evicted");
-  // After an error, what went is known when the store is opened again.
+  // After an error, the next opening of the store shows which prefixes were evicted.
   if (done || !plan_.errors_are_fine) Tell({EventKind::kRoomEnd, {}});
   return done;
 }
@@ -97,7 +97,7 @@ bool Workload::AbortPut() {
   Event begin{EventKind::kPutBegin, {number, tenant}};
   begin.words.insert(begin.words.end(), tokens.begin(), tokens.end());
   Tell(begin);
-  Tell({EventKind::kPutDropped, {number}});  // there is no commit that could succeed
+  Tell({EventKind::kPutDropped, {number}});  // no commit could succeed
   Result<std::unique_ptr<SegmentWriter>> writer = Error{Code::kInternal, ""};
   MakingRoom([&] {
     writer = store_->BeginPut(model_.name, TenantName(tenant), tokens, "label",

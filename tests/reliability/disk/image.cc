@@ -28,7 +28,8 @@ void Apply(std::string& content, const FileChange& change) {
   }
 }
 
-// A write that reached the disk in part: some of its sectors (or pages), or a beginning or an end.
+// Applies a write that reached the disk in part: some of its sectors (or pages), or a beginning or
+// an end.
 void PutTorn(std::string& content, const FileChange& change, Rng& rng) {
   const uint64_t unit = rng() % 2 ? 512 : 4096;
   const uint64_t shape = rng() % 3;
@@ -51,7 +52,8 @@ void PutCorrupted(std::string& content, FileChange change, Rng& rng) {
   Put(content, change.offset, change.bytes);
 }
 
-// The bytes of a file after the crash. `keep` is the share, of four, of writes that survive whole.
+// Returns the bytes of a file after the crash. `keep` is the share, of four, of writes that survive
+// whole.
 std::string Survivor(const SimFile& file, uint64_t keep, bool torn, Rng& rng) {
   std::string content = file.durable;
   uint64_t size = content.size();
@@ -137,9 +139,9 @@ void WriteImage(const DiskState& state, const std::string& root, const std::stri
                 Rng& rng) {
   auto files = state.files;
   auto directories = state.directories;
-  // Names: any of the unsynced changes in a store's own directories. Where RocksDB lives, those
-  // before some moment: it relies, as file systems grant, on a rename not overtaking the creation
-  // before it in the same directory.
+  // In a store's own directories any of the unsynced name changes may survive. In RocksDB's, those
+  // before some moment survive: it relies, as file systems grant, on a rename not overtaking the
+  // creation before it in the same directory.
   const uint64_t keep_names = rng() % 5;
   const size_t moment = rng() % (state.pending.size() + 1);
   for (size_t i = 0; i < state.pending.size(); ++i) {

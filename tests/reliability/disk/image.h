@@ -1,5 +1,5 @@
-// What a simulated disk knows: files with their durable bytes and unsynced changes, names with
-// their unsynced changes; and what of it survives a crash.
+// Holds the state of a simulated disk: files with their durable bytes and unsynced changes, names
+// with their unsynced changes; and decides which of it survives a crash.
 //
 // Thread-safety: one thread at a time.
 #pragma once
@@ -32,7 +32,7 @@ struct NameChange {
   enum class Kind : uint8_t { kFile, kRename, kRemove, kMakeDirectory };
   Kind kind;
   std::string path, to;
-  std::shared_ptr<SimFile> file;  // of kFile and kRename
+  std::shared_ptr<SimFile> file;  // for kFile and kRename
 };
 
 struct DiskState {
@@ -42,11 +42,12 @@ struct DiskState {
   std::map<std::string, std::shared_ptr<SimFile>> now_files;  // names as the program sees them
 
   void Change(NameChange change);
-  // A sync of the directory: the changes to names in it become durable.
+  // Applies a sync of the directory: the changes to names in it become durable.
   void Settle(const std::string& directory);
 };
 
-// Writes to `image` what of the state (paths below `root`) survives by chance. Past the hook.
+// Writes to `image` the part of the state (paths below `root`) that survives by chance. Bypasses
+// the hook.
 void WriteImage(const DiskState& state, const std::string& root, const std::string& image,
                 std::mt19937_64& rng);
 

@@ -15,7 +15,7 @@ namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 namespace {
 
-SimDisk* aborting_disk = nullptr;  // whose process this is
+SimDisk* aborting_disk = nullptr;  // the disk of this process
 
 void OnAbort(int) { aborting_disk->Crash(SimDisk::kAborted); }
 
@@ -51,7 +51,7 @@ bool MayFail(Fault fault, const Call& call) {
   return false;
 }
 
-// Reads or writes only a beginning of what was asked.
+// Reads or writes only a beginning of the caller's bytes.
 long MoveHalf(const Call& call) {
   const iovec& piece = call.iov.front();
   const size_t n = std::max<size_t>(1, piece.iov_len / 2);
@@ -124,7 +124,7 @@ long SimDisk::Run(const Call& call, const std::function<long()>& real) {
     const std::lock_guard lock(mutex_);
     return ChangesSomething(call) && ++changes_ == plan_.crash_at;
   }();
-  // A sync that the crash meets has promised nothing; another call is under way.
+  // A sync that the crash interrupts has promised nothing; another call is under way.
   if (now && call.kind == CallKind::kSync) Crash(kCrashed);
   long result;
   int error;
@@ -165,9 +165,9 @@ long SimDisk::RunLocked(const Call& call, const std::function<long()>& real) {
       return real();
     case CallKind::kSync:
       if (!LiesAbout(paths_[call.fd])) Sync(call.fd);
-      return 0;  // the real disk need not be bothered
+      return 0;  // the real disk need not sync
     case CallKind::kAllocate:
-      // Reserved beyond the file's end: nothing that a crash could show.
+      // Blocks reserved beyond the file's end show in no crash.
       if ((call.flags & FALLOC_FL_KEEP_SIZE) != 0) return 0;
       break;
     case CallKind::kSharedMap:
@@ -235,7 +235,7 @@ void SimDisk::Record(const Call& call, long result) {
       files_.at(call.fd)->pending.push_back({true, call.offset, ""});
       return;
     case CallKind::kAllocate: {
-      // Grows the file, never shrinks it: as a write of nothing at its end.
+      // The call grows the file and never shrinks it, like an empty write at its end.
       const auto& file = files_.at(call.fd);
       SimFile grown = *file;
       grown.Settle();
@@ -278,7 +278,7 @@ bool SimDisk::LiesAbout(const std::string& path) const {
       return false;
     case Lie::kSegmentSync:
       return path.ends_with(".seg");
-    case Lie::kBlobSync:  // they are written under names of their own and renamed
+    case Lie::kBlobSync:  // blobs are written under names of their own and renamed
       return path.ends_with(".tmp") && path.find(".blob.") != std::string::npos;
     case Lie::kDirectorySync:
       return path.ends_with("/segments");

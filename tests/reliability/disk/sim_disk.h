@@ -1,8 +1,8 @@
-// A disk that keeps only what was synced. It stands behind the system calls on one directory (they
-// are carried out as well, so that the program sees a working file system) and remembers of every
-// file what is durable and what was written since, and of every directory which creations, renames
-// and removals were not synced. At a chosen call the disk crashes: the image directory gets what is
-// durable and, of the rest, what chance lets survive; the process ends at once.
+// Simulates a disk that keeps only synced data. It intercepts the system calls on one directory
+// (they are carried out as well, so that the program sees a working file system) and remembers of
+// every file what is durable and what was written since, and of every directory which creations,
+// renames and removals were not synced. At a chosen call the disk crashes: the image directory gets
+// the durable data and the part of the rest that survives by chance; the process ends at once.
 //
 // It is harsher than file systems are: unsynced writes survive in any combination, torn or
 // corrupted, and a file's name is durable only once its directory was synced.
@@ -29,23 +29,24 @@ inline constexpr Fault kFaults[] = {Fault::kEio, Fault::kEnospc, Fault::kShort, 
                                     Fault::kSyncError};
 const char* FaultName(Fault fault);
 
-// What a disk that lies says was synced although it was not.
+// A Lie is the kind of file that a lying disk reports as synced although it is not.
 enum class Lie : uint8_t { kNone, kSegmentSync, kBlobSync, kDirectorySync };
 
 struct DiskPlan {
-  std::filesystem::path root;   // watched; what lies there already is durable
+  std::filesystem::path root;   // watched; files already there are durable
   std::filesystem::path image;  // where the crash leaves its image; must not exist
   uint64_t seed = 0;
   uint64_t crash_at = 0;  // crash at the n-th call that changes something; 0: never by itself
   Lie lie = Lie::kNone;
   Fault fault = Fault::kNone;
-  uint64_t fault_at = 0;     // the n-th call that this fault can befall
+  uint64_t fault_at = 0;     // the fault happens at the n-th call that it can befall
   bool fault_stays = false;  // and all later ones (EINTR: the two next ones, since callers retry)
 };
 
 class SimDisk final : public IoHook {
  public:
-  // Exit codes of a process whose disk crashed: as planned, and by abort() (an assertion).
+  // These are exit codes of a process whose disk crashed: as planned, and by abort() (an
+  // assertion).
   static constexpr int kCrashed = 77, kAborted = 78;
 
   explicit SimDisk(DiskPlan plan);
@@ -56,13 +57,13 @@ class SimDisk final : public IoHook {
 
   long Run(const Call& call, const std::function<long()>& real) override;
 
-  uint64_t faulty_calls() const { return eligible_; }  // that the planned fault could befall
+  uint64_t faulty_calls() const { return eligible_; }  // calls that the planned fault could befall
   uint64_t injected() const { return injected_; }
 
  private:
   void Load();
   long RunLocked(const Call& call, const std::function<long()>& real);
-  // Whether this call is to fail; how is Spoil's.
+  // Returns whether this call fails; Spoil decides how.
   bool Hit(const Call& call);
   long Spoil(const Call& call);
   long Opened(const Call& call, const std::function<long()>& real);
@@ -74,8 +75,8 @@ class SimDisk final : public IoHook {
   std::mutex mutex_;
   std::mt19937_64 rng_;
   DiskState disk_;
-  std::map<int, std::string> paths_;               // of open descriptors
-  std::map<int, std::shared_ptr<SimFile>> files_;  // of open descriptors of files
+  std::map<int, std::string> paths_;               // [descriptor], open ones
+  std::map<int, std::shared_ptr<SimFile>> files_;  // [descriptor], open files
   uint64_t changes_ = 0;
   std::atomic<uint64_t> eligible_{0}, injected_{0};
 };

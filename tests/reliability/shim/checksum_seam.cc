@@ -12,7 +12,8 @@ namespace prefixd::storage::reliability {
 namespace {
 std::atomic<bool> checksums_off{false};
 
-// Opened by name: the linker leaves the library out where all it is asked for is defined here.
+// The library is opened by name: the linker leaves it out where all its used symbols are defined
+// here.
 void* Library() {
   static void* const library = ::dlopen("libxxhash.so.0", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

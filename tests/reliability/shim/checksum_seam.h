@@ -5,7 +5,7 @@
 
 namespace prefixd::storage::reliability {
 
-// For the whole process, from now on.
+// Applies to the whole process, from now on.
 void SwitchChecksumsOff();
 
 }  // namespace prefixd::storage::reliability

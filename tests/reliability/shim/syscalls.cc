@@ -28,7 +28,7 @@ std::string& Root() {
 }
 std::array<std::atomic<bool>, kMaxFds> watched_fd{};
 
-// The definition that ours stands before.
+// Returns the definition that this one shadows.
 template <typename F>
 F* Next(const char* name) {
   return reinterpret_cast<F*>(::dlsym(RTLD_NEXT, name));
@@ -50,12 +50,12 @@ long OnPath(Call call, const std::function<long()>& real) { return hook.load()->
 int Opened(const char* path, int flags, const std::function<long()>& real) {
   const bool watched = WatchedPath(path);
   const long fd = watched ? OnPath({CallKind::kOpen, -1, path, "", flags}, real) : real();
-  // Also clears what a descriptor of this number was before.
+  // The assignment also clears the flag of an earlier descriptor of this number.
   if (fd >= 0 && fd < kMaxFds) watched_fd[static_cast<size_t>(fd)] = watched;
   return static_cast<int>(fd);
 }
 
-// Where a write() without an offset lands.
+// Returns where a write() without an offset lands.
 uint64_t Position(int fd) {
   if ((::fcntl(fd, F_GETFL) & O_APPEND) != 0) {
     struct stat st {};
@@ -74,12 +74,13 @@ long OnFd(CallKind kind, int fd, uint64_t offset, int flags, const std::function
   return hook.load()->Run({kind, fd, "", "", flags, offset, {}}, real);
 }
 
-// Whether a mapping lets writes reach its file past every call.
+// Returns whether a mapping lets writes reach its file past every call.
 bool WritesShared(int prot, int flags) {
   return (prot & PROT_WRITE) != 0 && (flags & MAP_TYPE) != MAP_PRIVATE;
 }
 
-// Room beyond the end of a file in memory: megabytes for each of RocksDB's logs, never used.
+// Returns whether a call reserves memory beyond the end of a file in memory: megabytes for each of
+// RocksDB's logs, never used.
 bool ReservesMemory(int fd, int flags) {
   struct statfs st {};
   return (flags & FALLOC_FL_KEEP_SIZE) != 0 && !WatchedFd(fd) && ::fstatfs(fd, &st) == 0 &&
@@ -114,7 +115,7 @@ int RealMkdir(const char* path, int mode) {
 
 using namespace prefixd::storage::reliability;
 
-// The mode of a variadic open; callers without O_CREAT pass none.
+// Fetches the mode of a variadic open; callers without O_CREAT pass none.
 #define PREFIXD_MODE(flags)                        \
   mode_t mode = 0;                                 \
   if (((flags) & (O_CREAT | O_TMPFILE)) != 0) {    \
@@ -124,9 +125,9 @@ using namespace prefixd::storage::reliability;
     va_end(args);                                  \
   }
 
-// One definition for each kind of call: several have two names, since offsets are 64 bits anyway.
-// openat is left alone: neither librocksdb nor the store opens files that way. O_DIRECT is dropped,
-// for the file system below may not take it (alignment is the power harness's to test).
+// Each kind of call has one definition: several have two names, since offsets are 64 bits anyway.
+// openat is not intercepted: neither librocksdb nor the store opens files that way. O_DIRECT is
+// dropped, for the file system below may not take it (the power harness tests alignment).
 #define PREFIXD_SYNC(name)                                                                        \
   int name(int fd) {                                                                              \
     static const auto next = Next<int(int)>(#name);                                               \
@@ -308,7 +309,7 @@ int rmdir(const char* path) noexcept {
       OnPath({CallKind::kRmdir, -1, path}, [&]() -> long { return next(path); }));
 }
 
-// Names of threads are for people. Setting one leaves entries in /proc whose removal, when the
+// Names of threads only inform people. Setting one leaves entries in /proc whose removal, when the
 // process is gone, took a fifth of a cycle.
 int pthread_setname_np(pthread_t, const char*) noexcept { return 0; }
 
