@@ -15,7 +15,7 @@ struct Sums {
   float z = 0, b0 = 0, b2 = 0;      // sum exp(s - m), sum b, sum b^2
   float n = 0, b1 = 0, value1 = 0;  // in the value column
   double key1 = 0, key2 = 0;        // in the key column
-  float feature = 0;                // of the thread's feature
+  float feature = 0;                // the thread's feature
 };
 
 // A HeadView is the data of the head and its remainder beside the sums.

@@ -32,7 +32,8 @@ __device__ void ReadShare(const LaneShare& share, const std::byte* key, DType dt
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t at = share.At(4 * half);
-    const bool first = half == 0 || share.run == 4;  // of a run: the second half came with it
+    // True where this half begins a run: the first half of a longer run brings the second along.
+    const bool first = half == 0 || share.run == 4;
     if (wide && share.At(4 * half / share.run * share.run) + share.run <= share.dim) {
       if (!first) continue;
       const uint4 four = *reinterpret_cast<const uint4*>(key + at * element);

@@ -148,7 +148,7 @@ class TierShard {
   std::atomic<uint64_t>& clock_;
   std::atomic<uint64_t> oldest_newcomer_{kNever}, oldest_main_{kNever};
   Queue small_, main_;
-  std::unordered_map<PageKey, Extent, KeyHash> extents_;  // by (segment, page / kExtentPages)
+  std::unordered_map<PageKey, Extent, KeyHash> extents_;  // keyed by (segment, page / kExtentPages)
   std::unordered_set<uint64_t> ghosts_;                   // hashes of pages that left early
   std::deque<uint64_t> ghost_order_;
 };

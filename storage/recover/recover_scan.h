@@ -26,7 +26,7 @@ struct FoundSegment {
 struct SegmentScan {
   std::vector<FoundSegment> found;
   std::vector<std::filesystem::path> unfinished;                       // puts never sealed
-  std::vector<std::pair<std::filesystem::path, std::string>> damaged;  // and why
+  std::vector<std::pair<std::filesystem::path, std::string>> damaged;  // path, reason
   // Store uuid -> the found files that name it.
   std::map<Uuid, std::vector<std::filesystem::path>> stores;
 };

@@ -46,8 +46,7 @@ struct PrefixInfo {
   std::string quarantine;  // reason, for this segment or one it needs
   bool listed = true;      // false: kept only because others continue it
   bool settled = false;    // the last segment's rows lie by similarity of keys
-  // How the last segment's rows are stored, and the error of that. Other segments of the chain may
-  // differ.
+  // The encoding of the last segment's rows, and its error. Other segments of the chain may differ.
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;
   // The lifetime of this name: several names may stand for one segment, which stays as long as any

@@ -96,7 +96,7 @@ class SegmentFileWriter {
   bool exists_ = false, sealed_ = false, allocated_ = false;
   std::vector<std::unique_ptr<Slab>> slabs_;
   size_t current_ = 0;
-  std::unordered_map<uint64_t, Partial> partials_;  // by file page
+  std::unordered_map<uint64_t, Partial> partials_;  // keyed by file page
   std::vector<uint64_t> table_;
   std::vector<std::vector<bool>> have_;  // [layer][own token]
   std::vector<uint32_t> have_count_;

@@ -48,7 +48,7 @@ struct ItemPages {
 // A SegmentShape determines the layout.
 struct SegmentShape {
   uint32_t n_layers = 0, n_kv_heads = 0;
-  uint32_t key_bytes = 0, value_bytes = 0;  // of one token of one KV head, as stored
+  uint32_t key_bytes = 0, value_bytes = 0;  // per token of one KV head, as stored
   uint32_t n_tokens = 0;
   uint32_t chunk_tokens = 0;  // in the settled layout; 0: arrival
   uint64_t manifest_bytes = 0;

@@ -62,7 +62,7 @@ class BlobStore {
   };
   struct Files {
     std::string tenant;
-    std::map<std::string, uint64_t, std::less<>> bytes;  // by name
+    std::map<std::string, uint64_t, std::less<>> bytes;  // blob name -> file bytes
   };
   Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
   // Reads once more if the blob does not verify.

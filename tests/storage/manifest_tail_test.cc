@@ -52,7 +52,7 @@ TEST_F(RecoverTest, DamageInsideTheManifestIsNotCutOff) {
   EXPECT_EQ(TornManifestTail(std::as_bytes(std::span(bytes))), std::nullopt);
   auto store = PrefixStore::Open(options_);
   EXPECT_CODE(store, Code::kCorrupt);
-  EXPECT_EQ(ReadFile(path), bytes);  // as it was
+  EXPECT_EQ(ReadFile(path), bytes);  // unchanged
 }
 
 }  // namespace
