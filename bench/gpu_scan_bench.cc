@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "index/codes/block_codes.h"
 #include "attention/rows/rows.h"
 #include "bench/support/figures.h"
 #include "bench/support/gpu_layer.h"
@@ -19,6 +18,7 @@
 #include "gpu/device/host_image.h"
 #include "gpu/device/launch_memory.h"
 #include "gpu/device/upload.h"
+#include "index/codes/block_codes.h"
 #include "prefixd/gpu/exact.h"
 #include "prefixd/gpu/topk.h"
 

@@ -8,13 +8,13 @@
 #include <memory>
 #include <optional>
 
-#include "index/codes/code_scan.h"
-#include "index/ranking/group_ranking.h"
-#include "index/codes/key_codes.h"
 #include "attention/step/step.h"
 #include "bench/support/read_bandwidth.h"
 #include "bench/support/statistics.h"
 #include "index/code_search/code_blocks.h"
+#include "index/codes/code_scan.h"
+#include "index/codes/key_codes.h"
+#include "index/ranking/group_ranking.h"
 #include "index/search/key_index.h"
 #include "index/search/recall.h"
 #include "index/search/tuning.h"

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <set>
 
-#include "index/ranking/group_ranking.h"
 #include "attention/step/step.h"
 #include "bench/support/head_trace.h"
+#include "index/ranking/group_ranking.h"
 #include "runtime/step/shared_sets.h"
 
 namespace prefixd::bench {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "index/ranking/group_ranking.h"
 #include "attention/estimators/moments.h"
 #include "attention/step/step.h"
 #include "bench/support/head_trace.h"
+#include "index/ranking/group_ranking.h"
 #include "index/search/key_index.h"
 #include "prefixd/selection.h"
 #include "runtime/step/shared_sets.h"

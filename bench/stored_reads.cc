@@ -5,8 +5,8 @@
 
 #include "attention/rows/rows.h"
 #include "runtime/store/local_store.h"
-#include "storage/store/prefix_store.h"
 #include "storage/segment/segment_layout.h"
+#include "storage/store/prefix_store.h"
 
 namespace prefixd::bench {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "attention/estimators/byte_codec.h"
 #include "attention/kernels/kernels.h"
+#include "attention/rows/limits.h"
 #include "attention/rows/padded_queries.h"
 #include "attention/rows/row_blocks.h"
-#include "attention/rows/limits.h"
 
 namespace prefixd {
 namespace {

@@ -9,7 +9,6 @@
 namespace prefixd {
 namespace {
 
-
 std::string Dims(uint64_t count, uint32_t key_dim, uint32_t value_dim) {
   return std::to_string(count) + " tokens of " + std::to_string(key_dim) + "+" +
          std::to_string(value_dim);

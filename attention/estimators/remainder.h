@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/kernels/kernels.h"
 #include "attention/estimators/step_input.h"
+#include "attention/kernels/kernels.h"
 #include "attention/rows/sum_of.h"
 
 namespace prefixd {

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/kernels/kernels.h"
 #include "attention/estimators/normal.h"
 #include "attention/estimators/remainder.h"
+#include "attention/kernels/kernels.h"
 
 namespace prefixd {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/kernels/kernels.h"
 #include "attention/estimators/remainder.h"
+#include "attention/kernels/kernels.h"
 
 namespace prefixd {
 namespace {

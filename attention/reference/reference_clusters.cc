@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "attention/estimators/normal.h"
-#include "attention/reference/reference.h"
 #include "attention/estimators/remainder.h"
+#include "attention/reference/reference.h"
 
 namespace prefixd::reference {
 namespace {

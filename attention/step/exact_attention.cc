@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/rows/finite_check.h"
 #include "attention/kernels/kernels.h"
+#include "attention/rows/finite_check.h"
 #include "attention/rows/padded_queries.h"
 #include "attention/rows/row_blocks.h"
 #include "attention/step/step.h"

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/rows/finite_check.h"
-#include "attention/kernels/kernels.h"
-#include "attention/rows/padded_queries.h"
 #include "attention/estimators/remainder.h"
-#include "attention/rows/row_blocks.h"
+#include "attention/kernels/kernels.h"
+#include "attention/rows/finite_check.h"
 #include "attention/rows/limits.h"
+#include "attention/rows/padded_queries.h"
+#include "attention/rows/row_blocks.h"
 
 namespace prefixd {
 namespace {

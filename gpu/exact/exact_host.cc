@@ -3,9 +3,9 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu/exact/exact_layout.h"
 #include "gpu/device/host_image.h"
 #include "gpu/device/host_memory.h"
+#include "gpu/exact/exact_layout.h"
 #include "gpu/step/step_host.h"
 #include "prefixd/gpu/exact.h"
 

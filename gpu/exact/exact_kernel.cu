@@ -1,8 +1,8 @@
 // Computes exact attention: a tile of queries against a run of rows on tensor cores, with a running
 // softmax.
-#include "gpu/exact/exact_layout.h"
 #include "gpu/device/mma.cuh"
 #include "gpu/device/tile.cuh"
+#include "gpu/exact/exact_layout.h"
 
 namespace prefixd::gpu::internal {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/step/host_batch.h"
 #include "gpu/device/host_memory.h"
+#include "gpu/step/host_batch.h"
 #include "prefixd/gpu/step.h"
 
 namespace prefixd::gpu {

@@ -1,8 +1,8 @@
 // Scans codes in blocks (index/codes/block_codes.h) for a Top-K: it quantises queries for them and
 // computes every key's whole-number score, in the order of tokens.
-#include "index/codes/code_weights.h"
 #include "gpu/device/mma.cuh"
 #include "gpu/topk/topk_group.cuh"
+#include "index/codes/code_weights.h"
 
 namespace prefixd::gpu::internal {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "index/codes/block_codes.h"
 #include "gpu/step/step_layout.h"
+#include "index/codes/block_codes.h"
 #include "prefixd/gpu/topk.h"
 
 namespace prefixd::gpu::internal {

@@ -39,8 +39,8 @@ struct RuntimeOptions {
   // Of rows of puts that name none: "as_given", or "int8" for half of bf16's space and reading, at
   // the error that PutResult reports.
   std::string encoding = "as_given";
-  // When a put does not fit: "worth" evicts what is worth the least (storage/catalog/eviction.h), "never"
-  // refuses the put.
+  // When a put does not fit: "worth" evicts what is worth the least (storage/catalog/eviction.h),
+  // "never" refuses the put.
   std::string evict = "worth";
   uint32_t maintenance_ms = 10'000;   // period of the background sweep (expiry, headroom)
   uint32_t threads = 0;               // compute threads; 0: one per core

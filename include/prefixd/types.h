@@ -40,7 +40,8 @@ struct PutSpec {
   // How long it is kept at least; what is stored already is never kept for shorter.
   bool pinned = false;       // never evicted
   uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
-  // Of the rows that this put stores (storage/segment/row_encoding.h); absent: RuntimeOptions::encoding.
+  // Of the rows that this put stores (storage/segment/row_encoding.h); absent:
+  // RuntimeOptions::encoding.
   std::optional<RowEncoding> encoding;
 };
 
@@ -97,9 +98,9 @@ struct StepPolicy {
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
   std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
-  // Sets shared between steps (spec §8; runtime/step/shared_sets.h): within a block, steps whose queries
-  // are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget` is
-  // planned with them, so that it holds.
+  // Sets shared between steps (spec §8; runtime/step/shared_sets.h): within a block, steps whose
+  // queries are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget`
+  // is planned with them, so that it holds.
   struct Sharing {
     uint32_t block = 1;       // steps, at most 256; 1: every step retrieves
     double similarity = 0.8;  // cosine, above which a set is shared
@@ -122,8 +123,8 @@ struct StepPolicy {
   };
   Window window;
   // Rows that the next step of a head may want, read into the host tier before it comes, behind all
-  // other reading (runtime/prefix/rows_ahead.h): of the tokens behind and before those that the last step
-  // retrieved, nearest first. Changes nothing but time and what is read.
+  // other reading (runtime/prefix/rows_ahead.h): of the tokens behind and before those that the
+  // last step retrieved, nearest first. Changes nothing but time and what is read.
   struct Prefetch {
     uint32_t forward = 0, back = 0;  // tokens, at most 64; both 0: off
     // At most so much for a step of all layers, in equal parts for its heads, and at most a tenth

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "index/code_search/code_ranks.h"
 #include "index/codes/block_codes.h"
 #include "index/codes/block_queries.h"
-#include "index/code_search/code_ranks.h"
 #include "index/search/key_index.h"
 #include "prefixd/partition.h"
 

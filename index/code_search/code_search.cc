@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "index/codes/code_scan.h"
-#include "index/ranking/group_ranking.h"
 #include "index/code_search/all_scores.h"
 #include "index/code_search/code_ranks.h"
+#include "index/codes/code_scan.h"
+#include "index/ranking/group_ranking.h"
 #include "index/search/search_pass.h"
 
 namespace prefixd::index {

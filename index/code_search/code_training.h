@@ -9,9 +9,9 @@
 // Thread-safety: pure functions.
 #pragma once
 
-#include "index/codes/block_codes.h"
 #include "attention/rows/rows.h"
 #include "index/code_search/code_blocks.h"
+#include "index/codes/block_codes.h"
 #include "prefixd/result.h"
 
 namespace prefixd::index {

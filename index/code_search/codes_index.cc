@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "index/codes/block_codes.h"
 #include "index/code_search/code_blocks.h"
 #include "index/code_search/code_search.h"
 #include "index/code_search/code_training.h"
 #include "index/code_search/stored_codes.h"
+#include "index/codes/block_codes.h"
 
 namespace prefixd::index {
 namespace {

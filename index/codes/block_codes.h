@@ -4,9 +4,9 @@
 //
 // The keys of an index, in order of their tokens, are cut into windows of kWindowKeys (the last may
 // be shorter), and each window's keys are ordered so that those alike share a block
-// (index/code_search/row_order.h). So any range of tokens is a run of whole windows and a part of one at either
-// end, and keys that came one after another, which RoPE turned alike and which mostly speak of one
-// thing, stay near.
+// (index/code_search/row_order.h). So any range of tokens is a run of whole windows and a part of
+// one at either end, and keys that came one after another, which RoPE turned alike and which mostly
+// speak of one thing, stay near.
 //
 // Standard library only. Thread-safety: plain values and pure functions.
 #pragma once
@@ -16,8 +16,8 @@
 #include <span>
 #include <vector>
 
-#include "index/codes/key_codes.h"
 #include "attention/rows/rows.h"
+#include "index/codes/key_codes.h"
 #include "prefixd/result.h"
 
 namespace prefixd {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "index/codes/code_weights.h"
 #include "attention/kernels/kernels.h"
 #include "attention/rows/padded_queries.h"
 #include "attention/rows/rows.h"
+#include "index/codes/code_weights.h"
 
 namespace prefixd {
 

@@ -3,10 +3,10 @@
 //
 // A code is linear in its digits: key k is approximated by
 //     k^ = centre + sum_i C_i direction_i,   C_i = sum_j 4^j c_{i,j},   c in {0, 1, 2, 3},
-// with more digits for the components that matter more (index/code_search/code_training.h says how directions
-// and digits are found, and what keys have in common that lie in one block). So a score against any
-// query is an integer dot product of digits with small signed weights, the same to the bit on every
-// machine and device: u8 x s8 into s32 (VPDPBUSD, VPMADDUBSW, __dp4a).
+// with more digits for the components that matter more (index/code_search/code_training.h says how
+// directions and digits are found, and what keys have in common that lie in one block). So a score
+// against any query is an integer dot product of digits with small signed weights, the same to the
+// bit on every machine and device: u8 x s8 into s32 (VPDPBUSD, VPMADDUBSW, __dp4a).
 //
 // Layout. Digits are numbered as *fields* 0 .. CodeFields(key_dim): component 0's digits, lowest
 // first, then component 1's, and so on; fields behind the last digit are zero. Keys stand in blocks

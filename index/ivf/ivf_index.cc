@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "index/ranking/group_ranking.h"
 #include "attention/step/step.h"
 #include "index/ivf/centred_keys.h"
 #include "index/ivf/ivf_lists.h"
 #include "index/ivf/ivf_probe.h"
+#include "index/ranking/group_ranking.h"
 #include "index/search/search_pass.h"
 
 namespace prefixd::index {

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "index/ranking/group_ranking.h"
 #include "attention/kernels/kernels.h"
+#include "index/ranking/group_ranking.h"
 #include "index/ranking/top_ranks.h"
 #include "prefixd/selection.h"
 

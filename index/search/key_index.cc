@@ -1,6 +1,5 @@
 #include "index/search/key_index.h"
 
-
 #include <string>
 
 namespace prefixd::index {

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "index/ranking/group_ranking.h"
-#include "runtime/step/charges.h"
 #include "runtime/prefix/head_keys.h"
+#include "runtime/step/charges.h"
 
 namespace prefixd {
 Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,

@@ -24,7 +24,8 @@ bool TakesLong(const GroupTask* task) {
 std::vector<std::span<GroupTask* const>> Chunks(std::span<GroupTask*> tasks, size_t cores) {
   std::ranges::stable_sort(tasks, {}, &GroupTask::key);
   size_t keys = 0;
-  for (size_t i = 0; i < tasks.size(); ++i) keys += i == 0 || tasks[i]->key() != tasks[i - 1]->key();
+  for (size_t i = 0; i < tasks.size(); ++i)
+    keys += i == 0 || tasks[i]->key() != tasks[i - 1]->key();
   const size_t pieces = (cores + keys - 1) / keys;  // per key
   std::vector<std::span<GroupTask* const>> chunks;
   chunks.reserve(std::min(tasks.size(), keys * pieces));
@@ -54,10 +55,9 @@ StepEngine::StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, Scrat
       pool_(pool),
       set_rows_(shared_rows_bytes),
       parts_{*compute_, scratch, set_rows_},
-      queue_(pool.threads(),
-             [this](std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
-               RunTasks(tasks, task_done);
-             }) {}
+      queue_(pool.threads(), [this](std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
+        RunTasks(tasks, task_done);
+      }) {}
 
 void StepEngine::RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
   const auto end = [&](GroupTask* task, const Status& error) {

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "prefixd/result.h"
+#include "storage/catalog/sequences.h"
 #include "storage/segment/identity.h"
 #include "storage/segment/records.h"
 #include "storage/segment/segment_format.h"
-#include "storage/catalog/sequences.h"
 
 namespace prefixd::storage {
 

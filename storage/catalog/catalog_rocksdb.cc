@@ -23,8 +23,8 @@
 #include <utility>
 
 #include "storage/catalog/catalog.h"
-#include "storage/io/errors.h"
 #include "storage/catalog/manifest_tail.h"
+#include "storage/io/errors.h"
 
 namespace prefixd::storage {
 namespace {

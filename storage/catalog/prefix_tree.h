@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "storage/catalog/catalog.h"
+#include "storage/catalog/tenant_bytes.h"
 #include "storage/segment/identity.h"
 #include "storage/segment/records.h"
-#include "storage/catalog/tenant_bytes.h"
 
 namespace prefixd::storage {
 

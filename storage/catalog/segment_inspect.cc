@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "storage/io/errors.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/io/errors.h"
 
 namespace prefixd::storage {
 namespace {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "prefixd/result.h"
-#include "storage/segment/segment_format.h"
 #include "storage/host_tier/tier_memory.h"
 #include "storage/host_tier/tier_shard.h"
+#include "storage/segment/segment_format.h"
 
 namespace prefixd::storage {
 

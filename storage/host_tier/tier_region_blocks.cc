@@ -4,8 +4,8 @@
 #include <memory>
 #include <utility>
 
-#include "storage/io/errors.h"
 #include "storage/host_tier/tier_region.h"
+#include "storage/io/errors.h"
 
 namespace prefixd::storage {
 namespace {

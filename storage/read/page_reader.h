@@ -11,12 +11,12 @@
 #include <string>
 
 #include "prefixd/result.h"
+#include "storage/host_tier/tier_region.h"
 #include "storage/io/buffer_pool.h"
 #include "storage/io/io_engine.h"
 #include "storage/read/row_access.h"
 #include "storage/segment/prefix_info.h"
 #include "storage/segment/segment_file.h"
-#include "storage/host_tier/tier_region.h"
 
 namespace prefixd::storage {
 

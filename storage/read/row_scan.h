@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "storage/read/page_reader.h"
-#include "storage/segment/segment_file.h"
 #include "storage/read/row_access.h"
+#include "storage/segment/segment_file.h"
 
 namespace prefixd::storage {
 

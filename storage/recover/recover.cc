@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "storage/catalog/catalog.h"
+#include "storage/catalog/segment_inspect.h"
+#include "storage/catalog/store_dir.h"
 #include "storage/io/errors.h"
 #include "storage/recover/recover_choose.h"
 #include "storage/recover/recover_scan.h"
-#include "storage/catalog/segment_inspect.h"
-#include "storage/catalog/store_dir.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;

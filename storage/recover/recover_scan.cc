@@ -4,9 +4,9 @@
 #include <atomic>
 #include <system_error>
 
-#include "storage/read/page_reader.h"
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/read/page_reader.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;

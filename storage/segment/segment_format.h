@@ -16,8 +16,6 @@
 #include "prefixd/result.h"
 #include "prefixd/stored_part.h"
 #include "storage/segment/identity.h"
-#include "prefixd/kv_shape.h"
-#include "prefixd/partition.h"
 #include "storage/segment/prefix_info.h"
 #include "storage/segment/segment_layout.h"
 

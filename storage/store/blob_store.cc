@@ -5,12 +5,12 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "storage/segment/blob_format.h"
+#include "storage/catalog/store_dir.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
 #include "storage/io/owned_read.h"
-#include "storage/catalog/store_dir.h"
+#include "storage/segment/blob_format.h"
 
 namespace prefixd::storage {
 

@@ -16,9 +16,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "storage/io/io_engine.h"
 #include "storage/catalog/prefix_tree.h"
 #include "storage/catalog/tenant_bytes.h"
+#include "storage/io/io_engine.h"
 
 namespace prefixd::storage {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "storage/catalog/store_dir.h"
 #include "storage/io/errors.h"
 #include "storage/segment/hex.h"
-#include "storage/catalog/store_dir.h"
 
 namespace prefixd::storage {
 namespace {

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/store/prefix_store.h"
 #include "storage/remote/remote_tier.h"
 #include "storage/segment/segment_file.h"
+#include "storage/store/prefix_store.h"
 #include "storage/store/store_core.h"
 
 namespace prefixd::storage {

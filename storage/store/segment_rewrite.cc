@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
-#include "storage/segment/row_encoding.h"
 #include "storage/read/row_pieces.h"
+#include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
-#include "storage/catalog/segment_inspect.h"
 
 namespace prefixd::storage {
 namespace {

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "prefixd/result.h"
+#include "storage/catalog/prefix_tree.h"
+#include "storage/catalog/tenant_bytes.h"
 #include "storage/store/ballast.h"
 #include "storage/store/blob_store.h"
 #include "storage/store/store_options.h"
-#include "storage/catalog/prefix_tree.h"
-#include "storage/catalog/tenant_bytes.h"
 
 namespace prefixd::storage {
 

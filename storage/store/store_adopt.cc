@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <set>
 
+#include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
-#include "storage/catalog/segment_inspect.h"
 #include "storage/store/store_core.h"
 
 namespace prefixd::storage {

@@ -14,19 +14,19 @@
 #include <string>
 #include <vector>
 
-#include "storage/store/ballast.h"
-#include "storage/store/blob_store.h"
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/eviction.h"
+#include "storage/catalog/prefix_tree.h"
+#include "storage/catalog/store_dir.h"
 #include "storage/host_tier/host_tier.h"
 #include "storage/io/io_engine.h"
 #include "storage/read/page_reader.h"
-#include "storage/store/prefix_store.h"
-#include "storage/catalog/prefix_tree.h"
-#include "storage/store/segment_cache.h"
 #include "storage/segment/segment_file_writer.h"
+#include "storage/store/ballast.h"
+#include "storage/store/blob_store.h"
+#include "storage/store/prefix_store.h"
+#include "storage/store/segment_cache.h"
 #include "storage/store/space.h"
-#include "storage/catalog/store_dir.h"
 
 namespace prefixd::storage {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "storage/io/errors.h"
 #include "storage/catalog/eviction.h"
+#include "storage/io/errors.h"
 #include "storage/store/store_core.h"
 
 namespace prefixd::storage {

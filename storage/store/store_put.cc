@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
-#include "storage/catalog/segment_inspect.h"
 #include "storage/store/store_core.h"
 
 namespace prefixd::storage {

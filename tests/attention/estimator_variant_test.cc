@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string>
 
-#include "attention/step/budget.h"
 #include "attention/estimators/estimator.h"
+#include "attention/step/budget.h"
 #include "tests/attention/step_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <vector>
 
-#include "index/ranking/group_ranking.h"
 #include "attention/reference/reference.h"
 #include "attention/step/step.h"
+#include "index/ranking/group_ranking.h"
 #include "prefixd/partition.h"
 #include "tests/support/random_kv.h"
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "index/codes/code_scan.h"
 #include "index/code_search/block_choice.h"
 #include "index/code_search/code_blocks.h"
+#include "index/codes/code_scan.h"
 #include "index/search/key_index.h"
 #include "tests/fuzz/fuzz.h"
 

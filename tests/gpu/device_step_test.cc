@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "gpu/device/upload.h"
 #include "gpu/step/host_batch.h"
 #include "gpu/step/step_host.h"
-#include "gpu/device/upload.h"
 #include "tests/gpu/device_run.h"
 #include "tests/gpu/step_cases.h"
 #include "tests/support/seed.h"

@@ -2,8 +2,8 @@
 // program this is linked into.
 #include "tests/gpu/emulated_cuda.h"
 // clang-format off: the above comes first
-#include "gpu/step/cluster_kernel.cu"
 #include "gpu/exact/exact_kernel.cu"
+#include "gpu/step/cluster_kernel.cu"
 #include "gpu/step/merge_kernel.cu"
 #include "gpu/step/query_kernel.cu"
 #include "gpu/step/split_kernel.cu"

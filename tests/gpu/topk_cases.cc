@@ -6,9 +6,9 @@
 #include <limits>
 #include <string>
 
+#include "attention/step/step.h"
 #include "index/codes/block_queries.h"
 #include "index/codes/code_scan.h"
-#include "attention/step/step.h"
 #include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
 #include "tests/support/test.h"

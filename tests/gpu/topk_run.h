@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gpu/device/launch_memory.h"
-#include "gpu/topk/topk_layout.h"
 #include "gpu/device/upload.h"
+#include "gpu/topk/topk_layout.h"
 #include "tests/gpu/launcher.h"
 #include "tests/gpu/topk_cases.h"
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "index/codes/code_scan.h"
 #include "attention/rows/rows.h"
+#include "index/codes/code_scan.h"
 #include "index/ranking/top_ranks.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "index/codes/code_scan.h"
 #include "index/code_search/block_choice.h"
 #include "index/code_search/symmetric_eigen.h"
+#include "index/codes/code_scan.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"
 

@@ -1,5 +1,5 @@
-#include "index/search/envelope.h"
 #include "index/load_index.h"
+#include "index/search/envelope.h"
 #include "index/search/recall.h"
 #include "tests/index/index_test_support.h"
 #include "tests/support/seed.h"

@@ -8,8 +8,8 @@
 #include <limits>
 #include <random>
 
-#include "index/codes/code_scan.h"
 #include "attention/rows/rows.h"
+#include "index/codes/code_scan.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

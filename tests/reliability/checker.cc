@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "storage/segment/hex.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/segment/hex.h"
 #include "tests/reliability/workload.h"
 #include "tests/storage/store_fixture.h"
 

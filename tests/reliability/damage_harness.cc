@@ -9,8 +9,8 @@
 #include <fstream>
 #include <set>
 
-#include "storage/segment/segment_format.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/segment/segment_format.h"
 #include "tests/reliability/harness.h"
 #include "tests/reliability/report.h"
 #include "tests/reliability/shim/checksum_seam.h"

@@ -1,7 +1,7 @@
 // Tests which set a step uses, how sets widen and age, and what a window hides, against plain
 // restatements of spec §8.
-#include "runtime/prefix/visible_mid.h"
 #include "runtime/step/shared_sets.h"
+#include "runtime/prefix/visible_mid.h"
 
 #include <limits>
 #include <set>

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/step/budget.h"
 #include "attention/reference/reference.h"
+#include "attention/step/budget.h"
 #include "attention/step/step.h"
 #include "tensors/feature_map_file.h"
 #include "tests/runtime/runtime_fixture.h"

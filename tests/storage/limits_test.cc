@@ -7,9 +7,9 @@
 #include <numeric>
 #include <thread>
 
+#include "storage/catalog/store_dir.h"
 #include "storage/io/file.h"
 #include "storage/segment/segment_format.h"
-#include "storage/catalog/store_dir.h"
 #include "tests/storage/open_store.h"
 #include "tests/storage/prompts.h"
 

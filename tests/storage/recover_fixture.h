@@ -8,8 +8,8 @@
 #include <map>
 
 #include "storage/catalog/catalog.h"
-#include "storage/recover/recover.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/recover/recover.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <numeric>
 
-#include "storage/store/store_core.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
