@@ -34,7 +34,7 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              {0, 16 * kTebi},
              "Memory for selection: indexes first, exact keys of attached prefixes as far as there "
              "is room."),
-      Number("shared_rows_bytes", "store.shared_rows_mib", &o.shared_rows_bytes, kMib,
+      Number("gathered_rows_bytes", "store.gathered_rows_mib", &o.gathered_rows_bytes, kMib,
              {0, 16 * kTebi},
              "Memory for copies of the rows that steps share (sharing), of all sessions."),
       Number("min_free_bytes", "store.min_free_mib", &o.min_free_bytes, kMib, {0, 16 * kTebi},
@@ -54,22 +54,24 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
       Choice("encoding", "store.encoding", &o.encoding, {"as_given", "int8"},
              "How the rows of puts that do not say are stored. int8: half of bf16's bytes, at an "
              "error that each put reports."),
-      Choice("evict", "store.evict", &o.evict, {"worth", "never"},
-             "What happens to a put that does not fit: the least worthy prefixes make room, or it "
+      Choice("evict", "store.evict", &o.evict, {"score", "never"},
+             "What happens to a put that does not fit: the prefixes with the lowest score make "
+             "room, or it "
              "is refused."),
       Number(
           "maintenance_ms", "store.maintenance_ms", &o.maintenance_ms, kMs, {1, 3'600'000},
           "Period of the background sweep: expired prefixes go, and room is kept ahead of puts."),
-      Switch("settle", "store.settle", &o.settle,
+      Switch("recluster", "store.recluster", &o.recluster,
              "Rewrite long segments in the background, so that rows retrieved together share "
              "pages."),
-      Number("settle_min_tokens", "store.settle_min_tokens", &o.settle_min_tokens, kTokens,
-             {1, 1u << 31}, "Segments of at least so many tokens are settled."),
-      Number("settle_chunk_tokens", "store.settle_chunk_tokens", &o.settle_chunk_tokens, kTokens,
-             {1, 65536}, "Settling moves rows only within a chunk of so many tokens."),
-      Number("merge_max_tokens", "store.merge_max_tokens", &o.merge_max_tokens, kTokens,
+      Number("recluster_min_tokens", "store.recluster_min_tokens", &o.recluster_min_tokens, kTokens,
+             {1, 1u << 31}, "Segments of at least so many tokens are reclustered."),
+      Number("recluster_chunk_tokens", "store.recluster_chunk_tokens", &o.recluster_chunk_tokens,
+             kTokens, {1, 65536}, "Reclustering moves rows only within a chunk of so many tokens."),
+      Number("compact_max_tokens", "store.compact_max_tokens", &o.compact_max_tokens, kTokens,
              {0, 1u << 31},
-             "Small segments are merged with what they continue up to so many tokens. 0: never."),
+             "Small segments are compacted with the ones that they continue, up to so many tokens. "
+             "0: never."),
 
       Number("scrub_bytes_per_second", "scrub.mib_per_second", &o.scrub_bytes_per_second,
              {"MiB per second", 1 << 20}, {0, 1 << 20},

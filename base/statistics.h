@@ -41,9 +41,9 @@ inline constexpr auto kStatistics<Ledger> = [] {
               "What devices and tiers really moved, by tier: whole pages of the SSD, rows of host "
               "memory. Not keys, nor copies of rows, that are held in memory.")
           .By("tier", kTierNames),
-      Counter("ahead_bytes", &L::ahead_bytes, kBytes,
+      Counter("prefetched_bytes", &L::prefetched_bytes, kBytes,
               "Read ahead into host memory before a step wanted it; not in physical_bytes."),
-      Counter("ahead_used_bytes", &L::ahead_used_bytes, kBytes,
+      Counter("prefetch_used_bytes", &L::prefetch_used_bytes, kBytes,
               "What steps used of what was read ahead for any session of the tenant."),
       Counter("keys_scanned", &L::keys_scanned, kNone, "Keys that selection looked at."),
       Counter("scan_bytes", &L::scan_bytes, kBytes, "Bytes that selection looked at."),
@@ -135,20 +135,21 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
             "Prefixes whose summaries and indexes are to be built.")
           .Titled("ingest queue"),
       Counter("bytes_rewritten", &R::bytes_rewritten, kBytes,
-              "Written by settling and merging; in bytes_written too."),
-      Counter("settled", &R::settled, kNone, "Segments settled."),
-      Counter("merged", &R::merged, kNone, "Segments merged with what they continue."),
-      Gauge("rewrite_queue", &R::rewrite_queue, kNone, "Segments to be settled or merged."),
-      Gauge("load_queue", &R::load_queue, kNone,
+              "Written by reclustering and merging; in bytes_written too."),
+      Counter("reclustered", &R::reclustered, kNone, "Segments reclustered."),
+      Counter("compacted", &R::compacted, kNone, "Segments compacted with what they continue."),
+      Gauge("rewrite_queue", &R::rewrite_queue, kNone, "Segments to be reclustered or compacted."),
+      Gauge("preload_queue", &R::preload_queue, kNone,
             "Heads of attached prefixes that are being loaded ahead of steps."),
-      Gauge("ahead_queue", &R::ahead_queue, kNone, "Heads whose rows are to be read ahead."),
-      Counter("ahead_bytes", &R::ahead_bytes, kBytes,
+      Gauge("prefetch_queue", &R::prefetch_queue, kNone, "Heads whose rows are to be read ahead."),
+      Counter("prefetched_bytes", &R::prefetched_bytes, kBytes,
               "Rows read ahead into the host tier (a policy's prefetch)."),
-      Counter("ahead_used_bytes", &R::ahead_used_bytes, kBytes,
-              "The part of ahead_bytes that a step used."),
-      Counter("ahead_vain_bytes", &R::ahead_vain_bytes, kBytes,
-              "The part of ahead_bytes that left the tier unused, was there already, or found no "
-              "room. The rest is there and may be used yet."),
+      Counter("prefetch_used_bytes", &R::prefetch_used_bytes, kBytes,
+              "The part of prefetched_bytes that a step used."),
+      Counter(
+          "prefetch_wasted_bytes", &R::prefetch_wasted_bytes, kBytes,
+          "The part of prefetched_bytes that left the tier unused, was there already, or found no "
+          "room. The rest is there and may be used yet."),
       Gauge("host_tier_pinned", &R::host_tier_pinned, kBytes,
             "Pages of the host tier that are read in place now."),
       Counter("host_evictions", &R::host_evictions, kNone,
@@ -159,11 +160,11 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Gauge("selector_memory_capacity", &R::selector_memory_capacity, kBytes,
             "Its bound (store.selector_memory_mib).")
           .Titled("selector memory at most"),
-      Gauge("shared_rows_bytes", &R::shared_rows_bytes, kBytes,
+      Gauge("gathered_rows_bytes", &R::gathered_rows_bytes, kBytes,
             "Copies of the rows of sets that steps share.")
           .Titled("shared rows"),
-      Gauge("shared_rows_capacity", &R::shared_rows_capacity, kBytes,
-            "Their bound (store.shared_rows_mib).")
+      Gauge("gathered_rows_capacity", &R::gathered_rows_capacity, kBytes,
+            "Their bound (store.gathered_rows_mib).")
           .Titled("shared rows at most"),
       Word("host_tier_huge_pages", &R::host_tier_huge_pages,
            "Which huge pages the host tier lies in: hugetlb, transparent, collapsed, or none and "

@@ -60,8 +60,8 @@ class AttachBench {
     const auto begun = Clock::now();
     PREFIXD_TRY(store->WaitReady(stored.prefix, nullptr));
     report.ingest_seconds = Ms(begun) / 1e3;
-    PREFIXD_TRY(store->WaitSettled(nullptr));
-    report.settled_seconds = Ms(begun) / 1e3;
+    PREFIXD_TRY(store->WaitRewritten(nullptr));
+    report.reclustered_seconds = Ms(begun) / 1e3;
     return {};
   }
 

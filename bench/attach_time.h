@@ -16,8 +16,8 @@ struct StageMs {
 
 struct AttachReport {
   bool found = false;  // the prefix was stored before; the next two then time the remaining work
-  // Background work after the commit: until summaries are ready, and until rows are settled.
-  double ingest_seconds = 0, settled_seconds = 0;
+  // Background work after the commit: until summaries are ready, and until rows are reclustered.
+  double ingest_seconds = 0, reclustered_seconds = 0;
   double cold_attach_ms = 0, cold_step_ms = 0;
   double cold_step_bytes = 0;    // read from the disk by the cold step
   double cold_next_step_ms = 0;  // second step of the same session

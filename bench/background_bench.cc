@@ -42,7 +42,7 @@ class Bench {
   Status Run() {
     RuntimeOptions runtime;
     runtime.dir = options_.dir;
-    runtime.settle = false;  // only builds are measured, no rewriting
+    runtime.recluster = false;  // only builds are measured, no rewriting
     PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const std::string served, Put(*store));

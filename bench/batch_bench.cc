@@ -97,7 +97,7 @@ class Bench {
     geometry_ = prompt.geometry;
     RuntimeOptions runtime;
     runtime.dir = options_.dir;
-    runtime.settle = false;
+    runtime.recluster = false;
     runtime.threads = options_.threads;
     runtime.host_tier_bytes = prompt.row_bytes() * 3 / 2;
     runtime.selector_memory_bytes = prompt.row_bytes() * 2;

@@ -108,7 +108,7 @@ class Bench {
     runtime.dir = options_.dir;
     runtime.choice_budgets = options_.budgets;
     runtime.clusters = options_.clusters;
-    runtime.settle = false;
+    runtime.recluster = false;
     PREFIXD_ASSIGN(runtime.estimators, ParseVariants(options_.estimators));
     PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     ModelSpec spec;

@@ -37,7 +37,7 @@ Status Measure(const Options& options) {
   RuntimeOptions runtime;
   runtime.dir = options.dir;
   runtime.build_ivf = options.build_ivf;
-  runtime.settle = false;
+  runtime.recluster = false;
   PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
   PrefixDetail detail;
   double seconds = 0, before = 0;

@@ -46,7 +46,7 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
   for (const PrefetchCase& c : cases) {
     std::printf("%5.2f %3u ms %8u %5u %7.2f (%5.2f - %5.2f) %7.2f ms %10.1f %9.1f %9.1f\n", c.tier,
                 c.pause_ms, c.prefetch.forward, c.prefetch.back, c.ms.median, c.ms.low, c.ms.high,
-                c.read_ms.median, c.ssd_pages, c.ahead_pages, c.ahead_used_pages);
+                c.read_ms.median, c.ssd_pages, c.prefetched_pages, c.prefetch_used_pages);
     rows.push_back({{"heads", of},
                     {"tier", c.tier},
                     {"pause_ms", c.pause_ms},
@@ -55,8 +55,8 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
                     {"ms", c.ms},
                     {"read_ms", c.read_ms.median},
                     {"ssd_pages", c.ssd_pages},
-                    {"ahead_pages", c.ahead_pages},
-                    {"ahead_used_pages", c.ahead_used_pages}});
+                    {"prefetched_pages", c.prefetched_pages},
+                    {"prefetch_used_pages", c.prefetch_used_pages}});
   }
   return {};
 }

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 // Holds the times of one case over all its rounds.
 struct Samples {
   std::vector<double> ms, read_ms;
-  double tokens = 0, ssd_pages = 0, ahead_pages = 0, ahead_used_pages = 0;
+  double tokens = 0, ssd_pages = 0, prefetched_pages = 0, prefetch_used_pages = 0;
 };
 
 class Decode {
@@ -40,7 +40,7 @@ class Decode {
     PREFIXD_TRY(Open(1));
     PREFIXD_ASSIGN(prefix_, prompt_.Put(*store_, {}));
     PREFIXD_TRY(store_->WaitReady(prefix_, nullptr));
-    return store_->WaitSettled(nullptr);
+    return store_->WaitRewritten(nullptr);
   }
 
   // Runs one decode; the tier holds what its first step read.
@@ -53,7 +53,7 @@ class Decode {
     PREFIXD_ASSIGN(const auto session, store_->Attach(spec));
     // Keys and indexes are in memory when the decode begins.
     PREFIXD_TRY(Token(*session, 0, nullptr));
-    while (store_->Stats().value().load_queue > 0)
+    while (store_->Stats().value().preload_queue > 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     spec.policy.prefetch = of.prefetch;
     PREFIXD_TRY(session->SetPolicy(spec.policy));
@@ -67,8 +67,8 @@ class Decode {
     constexpr auto kSsd = static_cast<size_t>(Tier::kSsd);
     samples.tokens += double(n_steps_);
     samples.ssd_pages += pages(report.total.physical_bytes[kSsd], before.physical_bytes[kSsd]);
-    samples.ahead_pages += pages(report.total.ahead_bytes, 0);
-    samples.ahead_used_pages += pages(report.total.ahead_used_bytes, 0);
+    samples.prefetched_pages += pages(report.total.prefetched_bytes, 0);
+    samples.prefetch_used_pages += pages(report.total.prefetch_used_bytes, 0);
     return {};
   }
 
@@ -139,8 +139,8 @@ Result<std::vector<PrefetchCase>> MeasurePrefetch(std::span<const HeadTrace> hea
     const Samples& s = samples[i];
     cases[i].ms = Summarise(s.ms), cases[i].read_ms = Summarise(s.read_ms);
     cases[i].ssd_pages = s.ssd_pages / s.tokens;
-    cases[i].ahead_pages = s.ahead_pages / s.tokens;
-    cases[i].ahead_used_pages = s.ahead_used_pages / s.tokens;
+    cases[i].prefetched_pages = s.prefetched_pages / s.tokens;
+    cases[i].prefetch_used_pages = s.prefetch_used_pages / s.tokens;
   }
   return cases;
 }

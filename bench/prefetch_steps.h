@@ -21,8 +21,9 @@ struct PrefetchCase {
   double tier = 0;  // the host tier's size as a share of all rows
   // Per token, over all layers.
   Spread ms, read_ms;
-  double ssd_pages = 0;                          // pages that steps waited for
-  double ahead_pages = 0, ahead_used_pages = 0;  // prefetched, and the part that a step used
+  double ssd_pages = 0;  // pages that steps waited for
+  double prefetched_pages = 0,
+         prefetch_used_pages = 0;  // prefetched, and the part that a step used
 };
 
 struct PrefetchSetting {

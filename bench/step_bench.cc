@@ -146,11 +146,11 @@ class Bench {
       std::printf("the store has them already\n");
       prefix_ = match.prefix;
     } else {
-      std::printf("putting them into a store, building codes, settling rows\n");
+      std::printf("putting them into a store, building codes, reclustering rows\n");
       PREFIXD_ASSIGN(prefix_, prompt_->Put(*store_, SampledAt(Head(0))));
     }
     PREFIXD_TRY(store_->WaitReady(prefix_, nullptr));
-    return store_->WaitSettled(nullptr);
+    return store_->WaitRewritten(nullptr);
   }
 
   Result<std::shared_ptr<Session>> Attach(const StepPolicy& policy) {
@@ -183,7 +183,7 @@ class Bench {
         PREFIXD_TRY(Step(*of_mode, layer, 0, nullptr));
       }
     }
-    while (store_->Stats().value().load_queue > 0) {
+    while (store_->Stats().value().preload_queue > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return {};

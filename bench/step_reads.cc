@@ -82,7 +82,7 @@ class StepBench {
     RuntimeOptions runtime;
     runtime.dir = dir();
     runtime.host_tier_bytes = 0;
-    runtime.settle = false;
+    runtime.recluster = false;
     PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModelName, "", prompt_.tokens, "steps"}));

@@ -37,7 +37,7 @@ const std::vector<std::pair<std::string, std::string>> kLines = {
     {"restore", "restore_vs_fio"},
     {"rows", "row_iops_vs_fio"},
     {"host", "host_vs_memcpy"},
-    {"settled", "host_settled_vs_memcpy"},
+    {"reclustered", "host_settled_vs_memcpy"},
     {"step_cold", "step_cold_vs_fio"},
     {"step_half", "step_half_vs_fio"},
     {"step_full", "step_full_vs_memcpy"},
@@ -167,7 +167,7 @@ Status MeasureAttaching(const Options& options, const Prompt& prompt,
                       {"cold_next_step_ms", a.cold_next_step_ms},
                       {"stored_before", a.found},
                       {"ingest_seconds", a.ingest_seconds},
-                      {"settled_seconds", a.settled_seconds}};
+                      {"reclustered_seconds", a.reclustered_seconds}};
   report["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median;
   return {};
 }

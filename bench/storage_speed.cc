@@ -52,10 +52,10 @@ class SpeedBench {
       } else if (part == "host") {
         PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
         PREFIXD_ASSIGN(report.lines[part], MeasureHost("full restore, host tier"));
-      } else if (part == "settled") {
+      } else if (part == "reclustered") {
         PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
-        PREFIXD_TRY(Settle());
-        PREFIXD_ASSIGN(report.lines[part], MeasureHost("the same, rows settled"));
+        PREFIXD_TRY(Recluster());
+        PREFIXD_ASSIGN(report.lines[part], MeasureHost("the same, rows reclustered"));
         prefix_.reset();
         PREFIXD_TRY(RemoveStored());
       }
@@ -107,7 +107,7 @@ class SpeedBench {
     runtime.dir = options_.dir / "runtime";
     runtime.io = options_.io;
     runtime.host_tier_bytes = 0;
-    runtime.settle = false;  // only the put is measured
+    runtime.recluster = false;  // only the put is measured
     PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     std::string prefix;
@@ -233,12 +233,13 @@ class SpeedBench {
   }
 
   // Rewrites the stored rows in an order that is independent of the tokens' order.
-  Status Settle() {
-    storage::SettleOptions settle;
-    settle.chunk_tokens = 16384;  // like a daemon
+  Status Recluster() {
+    storage::ReclusterOptions recluster;
+    recluster.chunk_tokens = 16384;  // like a daemon
     const size_t row_bytes = prompt_.geometry.row().bytes();
-    settle.order = [row_bytes](uint32_t layer, uint32_t head, uint32_t chunk,
-                               std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    recluster.order = [row_bytes](
+                          uint32_t layer, uint32_t head, uint32_t chunk,
+                          std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
       std::vector<uint32_t> order(rows.size() / row_bytes);
       std::iota(order.begin(), order.end(), 0);
       std::mt19937_64 rng((uint64_t{layer} << 40) + (uint64_t{head} << 20) + chunk);
@@ -246,7 +247,7 @@ class SpeedBench {
       return order;
     };
     prefix_.reset();
-    PREFIXD_TRY(store_->Settle(id_, settle));
+    PREFIXD_TRY(store_->Recluster(id_, recluster));
     PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
     return {};
   }

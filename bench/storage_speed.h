@@ -15,7 +15,7 @@ namespace prefixd::bench {
 
 struct SpeedOptions {
   std::filesystem::path dir;  // empty, on the disk to be measured
-  std::vector<std::string> parts = {"put", "segment", "restore", "rows", "host", "settled"};
+  std::vector<std::string> parts = {"put", "segment", "restore", "rows", "host", "reclustered"};
   uint32_t pairs = 7;
   uint32_t threads = 0;  // threads of a restore; 0: one per core
   std::string io = "auto";

@@ -29,18 +29,18 @@ class Replay {
 
   Result<std::vector<StoredReads>> Run() {
     std::vector<StoredReads> out;
-    PREFIXD_TRY(Store(/*settle=*/false));
+    PREFIXD_TRY(Store(/*recluster=*/false));
     PREFIXD_ASSIGN(out.emplace_back(), Read("rows in order of arrival", RowPart::kRow, false));
-    PREFIXD_TRY(Store(/*settle=*/true));
-    PREFIXD_ASSIGN(out.emplace_back(), Read("rows, settled", RowPart::kRow, true));
-    PREFIXD_ASSIGN(out.emplace_back(), Read("values alone, settled", RowPart::kValue, true));
+    PREFIXD_TRY(Store(/*recluster=*/true));
+    PREFIXD_ASSIGN(out.emplace_back(), Read("rows, reclustered", RowPart::kRow, true));
+    PREFIXD_ASSIGN(out.emplace_back(), Read("values alone, reclustered", RowPart::kValue, true));
     return out;
   }
 
  private:
   // Puts the prompt, if it is not there yet, and waits for the background work on it.
-  Status Store(bool settle) {
-    runtime_.settle = settle;
+  Status Store(bool recluster) {
+    runtime_.recluster = recluster;
     PREFIXD_ASSIGN(const auto store, prefixd::LocalStore::Open(runtime_));
     const KvGeometry& g = trace_.geometry;
     PREFIXD_TRY(store->RegisterModel({kModel, g, {{"weights", "trace"}}, {}}));
@@ -52,7 +52,7 @@ class Replay {
     }
     PREFIXD_ASSIGN(const PutResult stored, put->Commit());
     PREFIXD_TRY(store->WaitReady(stored.prefix, nullptr));
-    return store->WaitSettled(nullptr);
+    return store->WaitRewritten(nullptr);
   }
 
   // Returns [n][n_kv_heads][dim] in the stored dtype.
@@ -73,11 +73,11 @@ class Replay {
     return bytes;
   }
 
-  Result<StoredReads> Read(const char* name, RowPart part, bool settled) const {
+  Result<StoredReads> Read(const char* name, RowPart part, bool reclustered) const {
     PREFIXD_ASSIGN(const auto store, storage::PrefixStore::Open(storage_));
     PREFIXD_ASSIGN(const auto match, store->LongestMatch(kModel, "", trace_.tokens));
     PREFIXD_ASSIGN(const auto prefix, store->OpenPrefix(match.id, 0));
-    if (prefix->n_tokens() != trace_.n_tokens || prefix->info().settled != settled) {
+    if (prefix->n_tokens() != trace_.n_tokens || prefix->info().reclustered != reclustered) {
       return Error{Code::kInternal, std::string(name) + ": the prompt is not stored like that"};
     }
     StoredReads out{name, {}, {}};

@@ -26,8 +26,8 @@ struct StoredReads {
 
 // Stores the trace's prompt with its own keys and values through the runtime and replays every set
 // against a store without host tier, so that every page comes from the disk. Counts the pages that
-// the store reports as read: in order of arrival, and settled as by default, whole rows and values
-// alone. `dir` is made, and removed at the end.
+// the store reports as read: in order of arrival, and reclustered as by default, whole rows and
+// values alone. `dir` is made, and removed at the end.
 Result<std::vector<StoredReads>> MeasureStoredReads(const RetrievalTrace& trace,
                                                     const std::filesystem::path& dir);
 

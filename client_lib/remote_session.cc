@@ -19,11 +19,11 @@ using wire::MessageType;
 // destruction.
 class RemoteHold {
  public:
-  RemoteHold(std::shared_ptr<Connection> connection, uint64_t borrow)
-      : connection_(std::move(connection)), borrow_(borrow) {}
+  RemoteHold(std::shared_ptr<Connection> connection, uint64_t hold)
+      : connection_(std::move(connection)), hold_(hold) {}
   ~RemoteHold() {
     // This fails only without a connection; the daemon has then released the rows itself.
-    (void)connection_->Do({MessageType::kReleaseRows, {{"borrow", borrow_}}, {}, {}, nullptr});
+    (void)connection_->Do({MessageType::kReleaseRows, {{"hold", hold_}}, {}, {}, nullptr});
   }
   RemoteHold(const RemoteHold&) = delete;
   RemoteHold& operator=(const RemoteHold&) = delete;
@@ -32,7 +32,7 @@ class RemoteHold {
 
  private:
   const std::shared_ptr<Connection> connection_;
-  const uint64_t borrow_;
+  const uint64_t hold_;
 };
 
 class RemoteSession final : public Session {
@@ -102,15 +102,15 @@ class RemoteSession final : public Session {
     return {};
   }
 
-  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+  Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                   std::span<const uint32_t> ids) override {
     if (!open_) return Detached();
-    BorrowedRows out;
+    RowsInPlace out;
     auto holds = std::make_shared<std::vector<std::unique_ptr<RemoteHold>>>();
     const size_t run = RowsPerMessage(sizeof(uint32_t) + 2 * sizeof(uint64_t));
     for (size_t done = 0; done < ids.size();) {
       const size_t m = std::min(run, ids.size() - done);
-      PREFIXD_TRY(BorrowRun(layer, kv_head, ids.subspan(done, m), *holds, out));
+      PREFIXD_TRY(InPlaceRun(layer, kv_head, ids.subspan(done, m), *holds, out));
       done += m;
     }
     out.hold = std::move(holds);
@@ -258,9 +258,9 @@ class RemoteSession final : public Session {
   }
 
  private:
-  Status BorrowRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                   std::vector<std::unique_ptr<RemoteHold>>& holds, BorrowedRows& out) {
-    auto call = Make(MessageType::kBorrowRows);
+  Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                    std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out) {
+    auto call = Make(MessageType::kReadInPlace);
     call.control["layer"] = layer;
     call.control["kv_head"] = kv_head;
     call.control["regions"] = connection_->TierRegionIds();
@@ -268,8 +268,8 @@ class RemoteSession final : public Session {
     call.in = {wire::BytesOf(ids)};
     call.out = {std::as_writable_bytes(std::span(offsets))};
     PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
-    PREFIXD_ASSIGN(const uint64_t borrow, Field<uint64_t>(reply.control, "borrow"));
-    holds.push_back(std::make_unique<RemoteHold>(connection_, borrow));
+    PREFIXD_ASSIGN(const uint64_t hold, Field<uint64_t>(reply.control, "hold"));
+    holds.push_back(std::make_unique<RemoteHold>(connection_, hold));
     PREFIXD_ASSIGN(const uint64_t id, Field<uint64_t>(reply.control, "region"));
     auto region = reply.region.empty() ? connection_->FindTierRegion(id)
                                        : connection_->AddTierRegion(id, std::move(reply.region));

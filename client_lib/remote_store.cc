@@ -119,9 +119,9 @@ Status RemoteStore::Remove(std::string_view prefix) {
   return {};
 }
 
-Status RemoteStore::SetRetention(std::string_view prefix, const Retention& retention) {
-  Json control = {{"prefix", prefix}, {"retention", ToJson(retention)}};
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kSetRetention, std::move(control), {}, {}, nullptr}));
+Status RemoteStore::SetLifetime(std::string_view prefix, const Lifetime& retention) {
+  Json control = {{"prefix", prefix}, {"lifetime", ToJson(retention)}};
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kSetLifetime, std::move(control), {}, {}, nullptr}));
   return {};
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 
 namespace prefixd {
 namespace {
@@ -42,7 +42,7 @@ class RestoreImpl final : public Restore {
     const uint64_t fit = longest_ == 0 ? 2 : options_.buffer_bytes / (longest_ * token);
     free_.resize(std::max<uint64_t>(2, fit));
     reader_ = std::thread([this] {
-      const Status read = Caught([this]() -> Status {
+      const Status read = CaptureErrors([this]() -> Status {
         Read();
         return {};
       });

@@ -70,7 +70,7 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
 
 void RequestHandler::ReleaseAll() {
   puts_.clear();  // destroyed without commit: aborted
-  borrows_.clear();
+  held_rows_.clear();
   for (auto& [handle, session] : sessions_) (void)session->Detach();
   sessions_.clear();
 }
@@ -104,8 +104,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return AttendExact(request, response);
     case MessageType::kReadRows:
       return ReadRows(request, response);
-    case MessageType::kBorrowRows:
-      return BorrowRows(request, response);
+    case MessageType::kReadInPlace:
+      return ReadInPlace(request, response);
     case MessageType::kReleaseRows:
       return ReleaseRows(request);
     case MessageType::kReadRange:
@@ -139,8 +139,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return WaitReady(request, progress);
     case MessageType::kStats:
       return Stats();
-    case MessageType::kSetRetention:
-      return SetRetention(request);
+    case MessageType::kSetLifetime:
+      return SetLifetime(request);
     default:
       return InvalidArgument("message " + std::string(wire::MessageName(request.type)) +
                              " is not expected here");
@@ -297,13 +297,13 @@ Result<Json> RequestHandler::Remove(const Request& request) {
   return Json::object();
 }
 
-Result<Json> RequestHandler::SetRetention(const Request& request) {
+Result<Json> RequestHandler::SetLifetime(const Request& request) {
   PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
   const Json nothing = Json::object();
   PREFIXD_ASSIGN(const auto retention,
-                 FromJson<Retention>(request.control.value("retention", nothing), "retention"));
+                 FromJson<Lifetime>(request.control.value("lifetime", nothing), "lifetime"));
   PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
-  PREFIXD_TRY(store_.SetRetention(detail.summary.id, retention));
+  PREFIXD_TRY(store_.SetLifetime(detail.summary.id, retention));
   return Json::object();
 }
 

@@ -104,7 +104,7 @@ class RequestHandler {
   Result<wire::Json> Match(const Request& request) const;
   Result<wire::Json> Prefixes() const;
   Result<wire::Json> Remove(const Request& request);
-  Result<wire::Json> SetRetention(const Request& request);
+  Result<wire::Json> SetLifetime(const Request& request);
   Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
   Result<wire::Json> WaitReady(const Request& request, const ProgressFn& progress);
 
@@ -121,7 +121,7 @@ class RequestHandler {
   Result<wire::Json> Step(const Request& request, Response* response);
   Result<wire::Json> AttendExact(const Request& request, Response* response);
   Result<wire::Json> ReadRows(const Request& request, Response* response);
-  Result<wire::Json> BorrowRows(const Request& request, Response* response);
+  Result<wire::Json> ReadInPlace(const Request& request, Response* response);
   Result<wire::Json> ReleaseRows(const Request& request);
   Result<wire::Json> ReadRange(const Request& request, Response* response);
   Result<wire::Json> ReadLayer(const Request& request, Response* response);
@@ -141,7 +141,7 @@ class RequestHandler {
   uint64_t next_handle_ = 1;
   std::map<uint64_t, Put> puts_;
   std::map<uint64_t, std::shared_ptr<Session>> sessions_;
-  std::map<uint64_t, BorrowedRows> borrows_;
+  std::map<uint64_t, RowsInPlace> held_rows_;
 };
 
 }  // namespace prefixd::daemon

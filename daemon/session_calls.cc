@@ -140,7 +140,7 @@ Result<Json> RequestHandler::ReadRows(const Request& request, Response* response
 
 // The rows stay pinned until they are released or the connection ends. The client says which
 // regions it has mapped; the descriptor of another comes with the reply.
-Result<Json> RequestHandler::BorrowRows(const Request& request, Response* response) {
+Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* response) {
   if (!peer_.local) {
     return Error{Code::kFailedPrecondition,
                  "rows can be read in place over a Unix socket only; use ReadRows"};
@@ -151,7 +151,7 @@ Result<Json> RequestHandler::BorrowRows(const Request& request, Response* respon
   PREFIXD_ASSIGN(const auto mapped, Field<std::vector<uint64_t>>(request.control, "regions"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
-  if (ids.empty()) return InvalidArgument("there are no rows to borrow: the list of ids is empty");
+  if (ids.empty()) return InvalidArgument("there are no rows to hold: the list of ids is empty");
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   PREFIXD_ASSIGN(const auto places, out.Bytes(0));
   const size_t want = ids.size() * 2 * sizeof(uint64_t);
@@ -159,7 +159,7 @@ Result<Json> RequestHandler::BorrowRows(const Request& request, Response* respon
     return InvalidArgument("the places of " + std::to_string(ids.size()) + " rows take " +
                            std::to_string(want) + " bytes, not " + std::to_string(places.size()));
   }
-  PREFIXD_ASSIGN(BorrowedRows rows, session->BorrowRows(layer, kv_head, ids));
+  PREFIXD_ASSIGN(RowsInPlace rows, session->ReadInPlace(layer, kv_head, ids));
   if (std::ranges::find(mapped, rows.region.id) == mapped.end()) {
     if (rows.region.fd < 0) {
       return Error{Code::kFailedPrecondition,
@@ -180,16 +180,15 @@ Result<Json> RequestHandler::BorrowRows(const Request& request, Response* respon
   HandOver(request, std::move(out), response);
   const uint64_t handle = next_handle_++;
   Json reply = {
-      {"borrow", handle}, {"region", rows.region.id}, {"region_bytes", rows.region.bytes.size()}};
-  borrows_.emplace(handle, std::move(rows));
+      {"hold", handle}, {"region", rows.region.id}, {"region_bytes", rows.region.bytes.size()}};
+  held_rows_.emplace(handle, std::move(rows));
   return reply;
 }
 
 Result<Json> RequestHandler::ReleaseRows(const Request& request) {
-  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "borrow"));
-  if (borrows_.erase(handle) == 0) {
-    return Error{Code::kNotFound,
-                 "no borrowed rows " + std::to_string(handle) + " on this connection"};
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "hold"));
+  if (held_rows_.erase(handle) == 0) {
+    return Error{Code::kNotFound, "no held rows " + std::to_string(handle) + " on this connection"};
   }
   return Json::object();
 }

@@ -47,7 +47,7 @@ std::string RowsText(RowEncoding encoding, const EncodingError& e) {
 }
 
 // "until 2026-01-31 12:00:00, pinned", or "-".
-std::string KeptText(const PrefixSummary& p) {
+std::string MaterialisedText(const PrefixSummary& p) {
   std::string text = p.expires_unix_ms == 0 ? "" : "until " + Time(p.expires_unix_ms);
   if (p.pinned) text += text.empty() ? "pinned" : ", pinned";
   return text.empty() ? "-" : text;
@@ -149,7 +149,7 @@ Status ListPrefixes(RemoteStore& client, const Options& options) {
     rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, Count(p.n_tokens),
                     Bytes(p.own_bytes),
                     p.quarantined ? "quarantined" : std::string(IngestStateName(p.ingest)),
-                    Time(p.last_used_unix_ms), KeptText(p), p.label});
+                    Time(p.last_used_unix_ms), MaterialisedText(p), p.label});
   }
   PrintTable(rows);
   for (const PrefixSummary& p : prefixes) {
@@ -205,7 +205,7 @@ Status ShowPrefix(RemoteStore& client, const Options& options) {
                {"state", state},
                {"created (UTC)", Time(p.created_unix_ms)},
                {"last used (UTC)", Time(p.last_used_unix_ms)},
-               {"kept (UTC)", KeptText(p)},
+               {"kept (UTC)", MaterialisedText(p)},
                {"continued by", Count(p.children)}});
   for (size_t i = 0; i < detail.chain.size(); ++i) {
     std::printf("%s%s\n", i == 0 ? "chain             " : "               -> ",
@@ -275,13 +275,13 @@ Status RemovePrefix(RemoteStore& client, const Options& options) {
 
 namespace {
 
-Status ChangeRetention(RemoteStore& client, const Options& options, const Retention& retention) {
-  PREFIXD_TRY(client.SetRetention(options.prefix, retention));
+Status ChangeLifetime(RemoteStore& client, const Options& options, const Lifetime& retention) {
+  PREFIXD_TRY(client.SetLifetime(options.prefix, retention));
   PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
   if (options.json) {
     PrintJson(ToJson(detail));
   } else {
-    std::printf("%s: %s\n", options.prefix.c_str(), KeptText(detail.summary).c_str());
+    std::printf("%s: %s\n", options.prefix.c_str(), MaterialisedText(detail.summary).c_str());
   }
   return {};
 }
@@ -289,15 +289,15 @@ Status ChangeRetention(RemoteStore& client, const Options& options, const Retent
 }  // namespace
 
 Status PinPrefix(RemoteStore& client, const Options& options) {
-  return ChangeRetention(client, options, {true, std::nullopt});
+  return ChangeLifetime(client, options, {true, std::nullopt});
 }
 
 Status UnpinPrefix(RemoteStore& client, const Options& options) {
-  return ChangeRetention(client, options, {false, std::nullopt});
+  return ChangeLifetime(client, options, {false, std::nullopt});
 }
 
 Status LimitPrefix(RemoteStore& client, const Options& options) {
-  if (options.ttl == "never") return ChangeRetention(client, options, {std::nullopt, 0});
+  if (options.ttl == "never") return ChangeLifetime(client, options, {std::nullopt, 0});
   uint64_t seconds = 0;
   const char* end = options.ttl.data() + options.ttl.size();
   const auto [at, ec] = std::from_chars(options.ttl.data(), end, seconds);
@@ -305,7 +305,7 @@ Status LimitPrefix(RemoteStore& client, const Options& options) {
     return InvalidArgument("the time to live is a whole number of seconds, at least 1, or never; " +
                            ("not '" + options.ttl + "'"));
   }
-  return ChangeRetention(client, options, {std::nullopt, seconds});
+  return ChangeLifetime(client, options, {std::nullopt, seconds});
 }
 
 Status VerifyPrefixes(RemoteStore& client, const Options& options) {

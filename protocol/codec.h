@@ -43,7 +43,7 @@ struct HelloReply {
 
 // Instantiated for every type below; see codec.cc.
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
-//   Retention, RuntimeOptions (prefixd/options.h), PrefixMatch, PutResult, StepPolicy,
+//   Lifetime, RuntimeOptions (prefixd/options.h), PrefixMatch, PutResult, StepPolicy,
 //   AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport, PrefixSummary,
 //   PrefixDetail, HostTierTenant, TenantStats, RuntimeStats, VerifySummary, TokenRange, Selection
 //   (no ids)

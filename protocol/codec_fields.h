@@ -61,7 +61,7 @@ void Describe(V& v, Is<PutSpec> auto& s) {
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds), v("encoding", s.encoding);
 }
 template <class V>
-void Describe(V& v, Is<Retention> auto& s) {
+void Describe(V& v, Is<Lifetime> auto& s) {
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
 }
 template <class V>
@@ -149,7 +149,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("n_tokens", s.n_tokens), v("own_tokens", s.own_tokens), v("children", s.children);
   v("own_bytes", s.own_bytes), v("created_unix_ms", s.created_unix_ms);
   v("last_used_unix_ms", s.last_used_unix_ms), v("quarantined", s.quarantined);
-  v("settled", s.settled), v("pinned", s.pinned), v("expires_unix_ms", s.expires_unix_ms);
+  v("reclustered", s.reclustered), v("pinned", s.pinned), v("expires_unix_ms", s.expires_unix_ms);
   v("quarantine", s.quarantine);
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
   v("encoding", s.encoding), v("encoding_error", s.encoding_error);

@@ -73,16 +73,16 @@ std::string_view MessageName(MessageType type) {
       return "stats";
     case MessageType::kCancel:
       return "cancel";
-    case MessageType::kBorrowRows:
-      return "borrow_rows";
+    case MessageType::kReadInPlace:
+      return "read_in_place";
     case MessageType::kReleaseRows:
       return "release_rows";
     case MessageType::kReadLayer:
       return "read_layer";
     case MessageType::kReadTokens:
       return "read_tokens";
-    case MessageType::kSetRetention:
-      return "set_retention";
+    case MessageType::kSetLifetime:
+      return "set_lifetime";
     case MessageType::kReply:
       return "reply";
     case MessageType::kError:

@@ -40,7 +40,7 @@ inline constexpr size_t kTensorAlignment = 64;  // of tensors that the client pl
 // Tensors of the request (and of its reply) lie in the connection's shared memory.
 inline constexpr uint32_t kFlagShared = 1u << 0;
 // A file descriptor of memory travels with this frame: of the connection's own (hello reply), or
-// read-only of a tenant's part of the host tier (borrow_rows reply).
+// read-only of a tenant's part of the host tier (read_in_place reply).
 inline constexpr uint32_t kFlagRegion = 1u << 1;
 inline constexpr uint32_t kKnownFlags = kFlagShared | kFlagRegion;
 
@@ -71,9 +71,9 @@ enum class MessageType : uint16_t {
   kWaitReady = 24,
   kStats = 25,
   kCancel = 26,
-  kBorrowRows = 27,
+  kReadInPlace = 27,
   kReleaseRows = 28,
-  kSetRetention = 29,
+  kSetLifetime = 29,
   kReadLayer = 30,
   kReadTokens = 31,
   kReply = 0x8000,     // request_id says of what

@@ -52,7 +52,7 @@ void DotHeads(const float* q, size_t ldq, const VectorBlock& x, size_t begin, si
   size_t i = begin;
   for (; i + kRows <= end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = prefetch && RowsAhead<kRows>(x, i, ahead);
+    const bool ask = prefetch && Prefetcher<kRows>(x, i, ahead);
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + r);
     DotTile<E, kHeads, kRows>(q, ldq, rows, x.dim, scale, out + i, ld_out, ask ? ahead : nullptr);
@@ -94,7 +94,7 @@ void Dot(const float* q, size_t ldq, size_t heads, const VectorBlock& x, float s
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
     Bring(x, begin, begin + n);
     for (size_t i = 0; i < n; ++i) {
-      PrefetchRow(x, begin + i + kAhead);
+      PrefetchRow(x, begin + i + kPrefetch);
       ConvertVector<E>(VectorAt(x, begin + i), x.dim, converted + i * x.dim);
     }
     const VectorBlock slice = {reinterpret_cast<const std::byte*>(converted), x.dim * sizeof(float),

@@ -177,7 +177,7 @@ PREFIXD_INLINE void ScoreHeads(const double* q, size_t ldq, const VectorBlock& x
                                size_t end, double scale, float* out, size_t ld_out, bool first) {
   for (size_t i = begin; i < end; i += kRows) {
     AheadRow ahead[kRows];
-    const bool ask = first && !Scattered(x) && RowsAhead<kRows>(x, i, ahead);
+    const bool ask = first && !Scattered(x) && Prefetcher<kRows>(x, i, ahead);
     const size_t n = end - i < kRows ? end - i : kRows;
     const std::byte* rows[kRows];
     for (size_t r = 0; r < kRows; ++r) rows[r] = VectorAt(x, i + (r < n ? r : 0));
@@ -274,7 +274,7 @@ void Score(const double* q, size_t ldq, size_t heads, const VectorBlock& x, doub
     const size_t n = x.n - begin < kSlice ? x.n - begin : kSlice;
     Bring(x, begin, begin + n);
     for (size_t i = 0; i < n; ++i) {
-      PrefetchRow(x, begin + i + kAhead);
+      PrefetchRow(x, begin + i + kPrefetch);
       const std::byte* row = VectorAt(x, begin + i);
       double* out_row = wide + i * x.dim;
       size_t j = 0;

@@ -4,7 +4,7 @@
 constexpr size_t kLanes = PREFIXD_LANES;
 // Vectors between a prefetch and its use: rows are prefetched 14 ahead. With rows of 512 bytes 10,
 // 14 and 18 read a tenth faster than 8, 12, 16 and 24.
-constexpr size_t kAhead = 14;
+constexpr size_t kPrefetch = 14;
 constexpr size_t kConvertMax = 1024;  // widest vector that is converted ahead
 constexpr size_t kDirectHeads = 8;    // with more heads vectors are converted ahead, once for all
 
@@ -326,11 +326,12 @@ PREFIXD_INLINE AheadRow RowAhead(const VectorBlock& x, size_t i) {
   return {key, x.refs ? x.refs[i].value : key + x.ahead_key_bytes, x.ahead_key_bytes,
           x.ahead_value_bytes};
 }
-// Puts rows [i + kAhead, i + kAhead + kRows) into `ahead`; false if there is nothing to prefetch.
+// Puts rows [i + kPrefetch, i + kPrefetch + kRows) into `ahead`; false if there is nothing to
+// prefetch.
 template <size_t kRows>
-PREFIXD_INLINE bool RowsAhead(const VectorBlock& x, size_t i, AheadRow* ahead) {
-  if (i + kAhead >= x.ahead) return false;
-  for (size_t r = 0; r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kAhead);
+PREFIXD_INLINE bool Prefetcher(const VectorBlock& x, size_t i, AheadRow* ahead) {
+  if (i + kPrefetch >= x.ahead) return false;
+  for (size_t r = 0; r < kRows; ++r) ahead[r] = RowAhead(x, i + r + kPrefetch);
   return true;
 }
 PREFIXD_INLINE void PrefetchLine(const AheadRow& row, size_t at) {

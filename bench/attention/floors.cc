@@ -16,8 +16,8 @@ struct Ahead {
 };
 // These distances were the fastest of some twenty on the development machine. Rows fetch every
 // other line, because the second-level cache brings lines in pairs.
-constexpr Ahead kRowsAhead{64, 32, 128};
-constexpr Ahead PiecesAhead(size_t bytes) { return {0, (size_t{8} << 10) / bytes, 64}; }
+constexpr Ahead kPrefetcher{64, 32, 128};
+constexpr Ahead PrefetchPieces(size_t bytes) { return {0, (size_t{8} << 10) / bytes, 64}; }
 
 template <typename Vec, typename AddressOf>
 inline __attribute__((always_inline)) uint64_t SumOfPieces(const AddressOf& piece, size_t k,
@@ -70,7 +70,7 @@ double GatherSeconds(Team& team, const Layers& layers, size_t layer,
       const RowsView rows = layers.Head(layer, h);
       const uint32_t* of_head = ids.data() + h * k;
       sink +=
-          TouchPieces([=](size_t i) { return rows.key(of_head[i]); }, k, kRow.bytes(), kRowsAhead);
+          TouchPieces([=](size_t i) { return rows.key(of_head[i]); }, k, kRow.bytes(), kPrefetcher);
     });
   });
 }
@@ -81,7 +81,7 @@ double PiecesSeconds(Team& team, const std::vector<std::vector<Pieces>>& heads) 
     team.ForEach(heads.size(), [&](size_t h) {
       for (const Pieces& list : heads[h]) {
         const auto piece = [&list](size_t i) { return list.array + list.at[i] * list.stride; };
-        sink += TouchPieces(piece, list.at.size(), list.bytes, PiecesAhead(list.bytes));
+        sink += TouchPieces(piece, list.at.size(), list.bytes, PrefetchPieces(list.bytes));
       }
     });
   });

@@ -65,16 +65,16 @@ using QueryShare = float[kHeadsAtOnce][kShare];
 // time, so that their loads are in flight together. Sums are float32.
 __device__ void ScoreBatch(const TopKParams& p, const LaneShare& share, const QueryShare& query,
                            uint32_t first, uint32_t end, float* score) {
-  constexpr uint32_t kAhead = 4;
+  constexpr uint32_t kPrefetch = 4;
   const TopKSource& source = p.args.sources[blockIdx.y];
   const bool wide = reinterpret_cast<uintptr_t>(source.keys) % kRunBytes == 0 &&
                     source.key_stride % kRunBytes == 0;
   const uint32_t at_once = kWarp / share.lanes, lane = threadIdx.x % kWarp;
   const uint32_t warp_slot = threadIdx.x / kWarp * kWarp + lane / share.lanes;
-  for (uint32_t j = 0; j < kWarp; j += kAhead * at_once) {
-    float x[kAhead][kShare];
+  for (uint32_t j = 0; j < kWarp; j += kPrefetch * at_once) {
+    float x[kPrefetch][kShare];
 #pragma unroll
-    for (uint32_t a = 0; a < kAhead; ++a) {
+    for (uint32_t a = 0; a < kPrefetch; ++a) {
       const uint32_t key = first + warp_slot + j + a * at_once;
       if (j + a * at_once < kWarp && key < end) {
         ReadShare(share, static_cast<const std::byte*>(source.keys) + key * source.key_stride,
@@ -84,7 +84,7 @@ __device__ void ScoreBatch(const TopKParams& p, const LaneShare& share, const Qu
       }
     }
 #pragma unroll
-    for (uint32_t a = 0; a < kAhead; ++a) {
+    for (uint32_t a = 0; a < kPrefetch; ++a) {
 #pragma unroll
       for (uint32_t h = 0; h < kHeadsAtOnce; ++h) {
         float sum = 0;

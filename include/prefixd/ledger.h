@@ -28,7 +28,7 @@ struct Ledger {
   std::array<uint64_t, kTierCount> physical_bytes{};
   // Apart from those: read into host memory before a step wanted it, and what steps used of what
   // was read so for any session of the tenant.
-  uint64_t ahead_bytes = 0, ahead_used_bytes = 0;
+  uint64_t prefetched_bytes = 0, prefetch_used_bytes = 0;
   uint64_t keys_scanned = 0;  // by the selector
   uint64_t scan_bytes = 0;
   uint64_t selections = 0;  // sets used; each by a search of its own ...

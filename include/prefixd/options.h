@@ -30,7 +30,7 @@ struct RuntimeOptions {
   // first; exact keys are held as far as there is room, prefix by prefix, else read where they lie.
   uint64_t selector_memory_bytes = 1ull << 30;
   // For copies of the rows of sets that steps share, of all sessions (StepPolicy::Sharing).
-  uint64_t shared_rows_bytes = 512ull << 20;
+  uint64_t gathered_rows_bytes = 512ull << 20;
   uint64_t min_free_bytes = 256ull << 20;
   uint32_t read_deadline_ms = 30000;  // of reading rows from the disk; then kUnavailable. 0: none
   uint64_t quota_bytes = 0;           // 0: none
@@ -39,9 +39,9 @@ struct RuntimeOptions {
   // Of rows of puts that name none: "as_given", or "int8" for half of bf16's space and reading, at
   // the error that PutResult reports.
   std::string encoding = "as_given";
-  // When a put does not fit: "worth" evicts what is worth the least (storage/catalog/eviction.h),
+  // When a put does not fit: "score" evicts what is worth the least (storage/catalog/eviction.h),
   // "never" refuses the put.
-  std::string evict = "worth";
+  std::string evict = "score";
   uint32_t maintenance_ms = 10'000;   // period of the background sweep (expiry, headroom)
   uint32_t threads = 0;               // compute threads; 0: one per core
   std::string compute = "auto";       // "auto", "cpu", "cuda"
@@ -64,13 +64,13 @@ struct RuntimeOptions {
   double recall_target = 0.95;
   bool build_ivf = false;  // FAISS IVF for segments of at least ivf_min_tokens
   uint32_t ivf_min_tokens = 16384;
-  // Rewriting in the background: segments of at least settle_min_tokens are settled (rows that are
-  // retrieved together share pages), small ones merged with what they continue as long as together
-  // they have at most merge_max_tokens. 0 and false: never.
-  bool settle = true;
-  uint32_t settle_min_tokens = 2048;
-  uint32_t settle_chunk_tokens = 16384;  // rows move only within a chunk; at most 65536
-  uint32_t merge_max_tokens = 8192;
+  // Rewriting in the background: segments of at least recluster_min_tokens are reclustered (rows
+  // that are retrieved together share pages), small ones compacted with what they continue as long
+  // as together they have at most compact_max_tokens. 0 and false: never.
+  bool recluster = true;
+  uint32_t recluster_min_tokens = 2048;
+  uint32_t recluster_chunk_tokens = 16384;  // rows move only within a chunk; at most 65536
+  uint32_t compact_max_tokens = 8192;
   uint32_t max_sessions = 1024;
   uint64_t scrub_bytes_per_second = 32ull << 20;  // of the background verification; 0: none
   uint32_t scrub_interval_hours = 168;            // everything is verified at least so often

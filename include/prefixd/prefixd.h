@@ -190,8 +190,7 @@ PFX_API pfx_code pfx_prefixes(pfx_store* client, char** json); /* a list of summ
 PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
 PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);
 /* {"pinned": true, "ttl_seconds": 3600}: absent fields stay unchanged. */
-PFX_API pfx_code pfx_set_retention(pfx_store* client, const char* prefix,
-                                   const char* retention_json);
+PFX_API pfx_code pfx_set_lifetime(pfx_store* client, const char* prefix, const char* lifetime_json);
 /* Waits until summaries, indexes and choices are ready; fails with the reason otherwise.
  * `progress` may be NULL. */
 PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress,

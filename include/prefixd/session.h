@@ -33,7 +33,7 @@ struct LayerSlice {
 // also after Detach. Rows of a remote session keep this promise while its connection lives; after
 // that they may change. Keep them for a step, not for a session: held rows cannot make room for
 // others. Thread-safety: a plain value; destroying the last copy may send a message to the daemon.
-struct BorrowedRows {
+struct RowsInPlace {
   // The mapped memory of all rows of a tenant.
   struct Region {
     uint64_t id = 0;
@@ -71,7 +71,7 @@ class Session {
   // Returns the same rows in place in the host tier, without a copy; all of them or an error.
   // kFailedPrecondition: rows larger than a page, no host tier, or a client over TCP; use ReadRows.
   // kResourceExhausted: the tenant reads as much in place as it may (half its share of the tier).
-  virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+  virtual Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids) = 0;
   // Reads a run of rows of one head: out [range.size()][row bytes].
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,

@@ -34,13 +34,13 @@ struct EncodingError {
 struct StoredPart {
   TokenRange tokens;
   RowEncoding encoding = RowEncoding::kAsGiven;
-  uint32_t chunk_tokens = 0;  // settled layout, from tokens.begin; 0: not settled
+  uint32_t chunk_tokens = 0;  // reclustered layout, from tokens.begin; 0: not reclustered
   bool operator==(const StoredPart&) const = default;
 };
 
 // Returns where a sequential read that begins at `begin` should end: `max_tokens` further, but in
-// the settled layout at the end of a chunk, because part of a chunk costs the pages of all of it;
-// never beyond `begin`'s part. Returns the prefix's end when `begin` lies behind it.
+// the reclustered layout at the end of a chunk, because part of a chunk costs the pages of all of
+// it; never beyond `begin`'s part. Returns the prefix's end when `begin` lies behind it.
 uint32_t RunEnd(std::span<const StoredPart> parts, uint32_t begin, uint32_t max_tokens);
 
 }  // namespace prefixd

@@ -46,7 +46,7 @@ struct PutSpec {
 };
 
 // How long a stored prefix is kept; what is absent stays as it is.
-struct Retention {
+struct Lifetime {
   std::optional<bool> pinned;           // never evicted
   std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
 };
@@ -123,7 +123,7 @@ struct StepPolicy {
   };
   Window window;
   // Rows that the next step of a head may want, read into the host tier before it comes, behind all
-  // other reading (runtime/prefix/rows_ahead.h): of the tokens behind and before those that the
+  // other reading (runtime/prefix/prefetcher.h): of the tokens behind and before those that the
   // last step retrieved, nearest first. Changes nothing but time and what is read.
   struct Prefetch {
     uint32_t forward = 0, back = 0;  // tokens, at most 64; both 0: off
@@ -222,7 +222,7 @@ struct PrefixSummary {
   uint64_t own_bytes = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
-  bool settled = false;         // rows lie by similarity of keys
+  bool reclustered = false;     // rows lie by similarity of keys
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
   std::string quarantine;       // why
@@ -266,17 +266,18 @@ struct RuntimeStats {
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
-  // Background rewriting (settling, merging), which bytes_written counts too.
-  uint64_t bytes_rewritten = 0, settled = 0, merged = 0, rewrite_queue = 0;
-  uint64_t load_queue = 0;  // heads of attached prefixes that are being loaded ahead of steps
+  // Background rewriting (reclustering, merging), which bytes_written counts too.
+  uint64_t bytes_rewritten = 0, reclustered = 0, compacted = 0, rewrite_queue = 0;
+  uint64_t preload_queue = 0;  // heads of attached prefixes that are being loaded ahead of steps
   // Rows read ahead into the host tier (StepPolicy::prefetch): heads whose rows are to be read; all
   // that was read; of that, used by a step; and for nothing: it left the tier unused, was there
   // already, or found no room. The rest is there and may be used yet.
-  uint64_t ahead_queue = 0, ahead_bytes = 0, ahead_used_bytes = 0, ahead_vain_bytes = 0;
+  uint64_t prefetch_queue = 0, prefetched_bytes = 0, prefetch_used_bytes = 0,
+           prefetch_wasted_bytes = 0;
   uint64_t host_tier_pinned = 0, host_evictions = 0;
   // Indexes and exact keys held for selection; indexes may exceed the capacity.
   uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;
-  uint64_t shared_rows_bytes = 0, shared_rows_capacity = 0;  // copies of shared sets' rows
+  uint64_t gathered_rows_bytes = 0, gathered_rows_capacity = 0;  // copies of shared sets' rows
   std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
   std::string host_tier_gpu;         // "off", "registered", or why it is not
   std::vector<HostTierTenant> host_tenants;

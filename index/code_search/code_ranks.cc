@@ -252,9 +252,9 @@ std::vector<ListedPart> ShortList(std::span<const CodeScores> parts, const HeadM
       });
     }
     const uint32_t* found = scratch.found.data() + begin;
-    constexpr size_t kAhead = 32;  // keys whose tokens are on their way: each is in another line
+    constexpr size_t kPrefetch = 32;  // keys whose tokens are on their way: each is in another line
     for (size_t j = 0; j < kept.size(); ++j) {
-      if (j + kAhead < kept.size()) parts[p].PrefetchToken(found[kept[j + kAhead]]);
+      if (j + kPrefetch < kept.size()) parts[p].PrefetchToken(found[kept[j + kPrefetch]]);
       const uint32_t token = parts[p].Token(found[kept[j]]) - range.begin;
       marks[token / 64] |= uint64_t{1} << token % 64;
     }

@@ -11,7 +11,7 @@ namespace {
 
 // Bytes between a prefetch and its use. The hardware's own prefetcher stops at page ends, and knows
 // nothing of blocks that are left out.
-constexpr size_t kAheadBytes = 2048;
+constexpr size_t kPrefetchedBytes = 2048;
 
 template <size_t kHeads>
 inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, size_t number,
@@ -61,7 +61,7 @@ inline __attribute__((always_inline)) void ScanBlock(const std::byte* block, siz
 void Scan(const std::byte* codes, const uint32_t* which, size_t n_blocks,
           const CodeScanQuery& query, int16_t* out, size_t ld_out) {
   const size_t block_bytes = size_t{query.fields} / 4 * kCodeBlockKeys;
-  const size_t ahead = (kAheadBytes + block_bytes - 1) / block_bytes;
+  const size_t ahead = (kPrefetchedBytes + block_bytes - 1) / block_bytes;
   for (size_t b = 0; b < n_blocks; ++b, out += kCodeBlockKeys) {
     const size_t number = which ? which[b] : b;
     const std::byte* block = codes + number * block_bytes;

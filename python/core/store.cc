@@ -143,9 +143,9 @@ void BindStore(nb::module_& m) {
           "remove", [](const StoreHandle& s, const std::string& id) { Check(s.get()->Remove(id)); },
           nb::arg("prefix"), Unlocked())
       .def(
-          "set_retention",
+          "set_lifetime",
           [](const StoreHandle& s, const std::string& id, const std::string& json) {
-            Check(s.get()->SetRetention(id, Unwrap(wire::FromText<Retention>(json, "retention"))));
+            Check(s.get()->SetLifetime(id, Unwrap(wire::FromText<Lifetime>(json, "retention"))));
           },
           nb::arg("prefix"), nb::arg("json"), Unlocked())
       .def(

@@ -131,13 +131,13 @@ class Store:
     def remove(self, prefix: str) -> None:
         self.core.remove(prefix)
 
-    def set_retention(
+    def set_lifetime(
         self, prefix: str, *, pinned: bool | None = None, ttl_seconds: int | None = None
     ) -> None:
         """Sets how long the prefix is kept; None changes nothing, ttl_seconds = 0 keeps it for
         ever."""
         given = {"pinned": pinned, "ttl_seconds": ttl_seconds}
-        self.core.set_retention(
+        self.core.set_lifetime(
             prefix, json.dumps({k: v for k, v in given.items() if v is not None})
         )
 

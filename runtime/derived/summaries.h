@@ -4,7 +4,7 @@
 // out. Disjoint sets merge and nothing is ever subtracted (spec §3, "only ever add"): for each
 // segment of the chain the last checkpoint that fits is loaded, and the rows from it to the end of
 // the mid region (or of the segment's use) are added. Checkpoints gather the most that any
-// configured estimator needs; each estimator keeps its part (kept_summaries.h).
+// configured estimator needs; each estimator keeps its part (materialised_summaries.h).
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once

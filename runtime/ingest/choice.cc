@@ -13,7 +13,7 @@
 #include "index/ranking/group_ranking.h"
 #include "prefixd/merge.h"
 #include "prefixd/selection.h"
-#include "runtime/derived/kept_summaries.h"
+#include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
 #include "runtime/step/estimator_input.h"
 #include "storage/segment/stored_part.h"
@@ -43,7 +43,7 @@ struct Inputs {
   std::vector<double> budgets;
   std::vector<Trial> trials;  // every head
   uint32_t most = 0;          // largest k in any trial
-  KeptByVariant kept;
+  MaterialisedByVariant kept;
 };
 
 // Gathers everything that the trials of one head need, by streaming its rows.
@@ -234,7 +234,7 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
   for (const Trial& trial : in.trials) {
     if (trial.estimator.kind != EstimatorKind::kNone && !in.model.Summarised(layer)) continue;
     const auto kept = in.kept.find(trial.estimator.Kept());
-    const KeptSummaries* summaries = kept == in.kept.end() ? nullptr : kept->second.get();
+    const MaterialisedSummaries* summaries = kept == in.kept.end() ? nullptr : kept->second.get();
     double sum = 0;
     for (size_t s = 0; s < samples.count(); ++s) {
       const GroupRanking& ranking = samples.ranking(s);
@@ -338,10 +338,10 @@ Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, co
   PREFIXD_ASSIGN(in.parts, ChainParts(context.segments, prefix.info(), cut));
   std::vector<EstimatorVariant> wanted;
   for (const Trial& trial : in.trials) wanted.push_back(trial.estimator.Kept());
-  PREFIXD_ASSIGN(
-      in.kept, LoadKept({context, model, prefix, in.parts, in.partition.mid, in.maps,
-                         std::numeric_limits<uint64_t>::max(), WorkPriority::kBackground, nullptr},
-                        wanted));
+  PREFIXD_ASSIGN(in.kept, LoadMaterialised({context, model, prefix, in.parts, in.partition.mid,
+                                            in.maps, std::numeric_limits<uint64_t>::max(),
+                                            WorkPriority::kBackground, nullptr},
+                                           wanted));
   std::vector<std::vector<HeadChoice>> by_head(heads);
   const auto measure = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());

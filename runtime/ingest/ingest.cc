@@ -8,7 +8,7 @@
 
 #include "runtime/derived/index_recall.h"
 #include "runtime/derived/indexes.h"
-#include "runtime/derived/kept_summaries.h"
+#include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
 #include "runtime/ingest/choice.h"
 #include "runtime/ingest/index_build.h"
@@ -102,8 +102,8 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
       CheckpointPositions(stored, options.anchors, options.checkpoint_tokens).size();
   const size_t features = options.phi_features == "none" ? 0 : model.maps.size();
   progress.total = HeadCount(model) * (checkpoints * (1 + model.maps.size() + (clusters ? 1 : 0)) +
-                                       (clusters ? 1 : 0) + features + KeptMoments(options).size() +
-                                       1 + indexes.size());
+                                       (clusters ? 1 : 0) + features +
+                                       MaterialisedMoments(options).size() + 1 + indexes.size());
 
   Stages stages;
   PREFIXD_TRY(
@@ -127,7 +127,7 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
   }
   PREFIXD_ASSIGN(const auto samples, LoadSamples(context, model, id));
   const QuerySamples* queries = samples ? &*samples : nullptr;
-  PREFIXD_TRY(BuildKept(context, model, *prefix, segment, queries, progress));
+  PREFIXD_TRY(BuildMaterialised(context, model, *prefix, segment, queries, progress));
   stages.Done("kept");
   PREFIXD_TRY(Choose(context, model, *prefix, queries, progress));
   stages.Done("choice");
@@ -151,8 +151,8 @@ bool IngestComplete(const DerivedContext& context, const Model& model,
   if (std::ranges::any_of(names, IsRetiredIndexBlob)) return false;
   const std::set<std::string> have(names.begin(), names.end());
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
-  for (const EstimatorVariant& variant : KeptMoments(options)) {
-    if (!have.contains(KeptBlobName(variant))) return false;
+  for (const EstimatorVariant& variant : MaterialisedMoments(options)) {
+    if (!have.contains(MaterialisedBlobName(variant))) return false;
   }
   const SummaryKind moments = SummaryKind::Moments(model, options);
   const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;

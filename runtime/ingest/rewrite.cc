@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "index/code_search/row_order.h"
+#include "runtime/ingest/compaction_preview.h"
 #include "runtime/ingest/ingest.h"
-#include "runtime/ingest/merge_preview.h"
 #include "storage/segment/row_encoding.h"
 
 namespace prefixd {
@@ -14,17 +14,17 @@ namespace {
 
 using storage::SegmentId;
 
-Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const Model& model,
-              const SegmentId& id, WorkProgress& progress) {
+Status Recluster(storage::PrefixStore& store, const RuntimeOptions& options, const Model& model,
+                 const SegmentId& id, WorkProgress& progress) {
   const RowShape row = model.spec.geometry.row();
   PREFIXD_ASSIGN(const storage::PrefixInfo info, store.GetPrefix(id));
   const Anchors anchors = options.anchors;
-  storage::SettleOptions settle;
-  settle.chunk_tokens = options.settle_chunk_tokens;
+  storage::ReclusterOptions recluster;
+  recluster.chunk_tokens = options.recluster_chunk_tokens;
   constexpr uint32_t kPageBytes = 4096;
   const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
-  settle.order = [&](uint32_t, uint32_t, uint32_t first,
-                     std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+  recluster.order = [&](uint32_t, uint32_t, uint32_t first,
+                        std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     const uint32_t rows_per_page = std::max(1u, kPageBytes / value_bytes);
     // Steps always read the anchors together, so sinks and tail lie side by side at the end of the
     // chunk, and the pages of the mid tokens begin with the chunk.
@@ -41,36 +41,36 @@ Status Settle(storage::PrefixStore& store, const RuntimeOptions& options, const 
     std::iota(out.begin() + mid + sinks, out.end(), sinks + mid);
     return out;
   };
-  settle.progress = [&](uint64_t done, uint64_t total, std::string_view) {
+  recluster.progress = [&](uint64_t done, uint64_t total, std::string_view) {
     progress.done = done;
     progress.total = total;
     return !progress.cancelled;
   };
-  return store.Settle(id, settle);
+  return store.Recluster(id, recluster);
 }
 
-// Merging pays off when the two are of like size: each token is then copied a logarithmic number of
-// times, however many turns a conversation has.
-bool WorthMerging(const DerivedContext& context, const storage::PrefixInfo& leaf) {
+// Compacting pays off when the two are of like size: each token is then copied a logarithmic number
+// of times, however many turns a conversation has.
+bool WorthCompacting(const DerivedContext& context, const storage::PrefixInfo& leaf) {
   if (leaf.children > 0 || leaf.chain.size() < 2) return false;
   const auto parent = context.segments.GetPrefix(leaf.chain[leaf.chain.size() - 2]);
   return parent.ok() && parent->children == 1 && parent->own_tokens <= 2 * leaf.own_tokens &&
-         parent->own_tokens + leaf.own_tokens <= context.options.merge_max_tokens;
+         parent->own_tokens + leaf.own_tokens <= context.options.compact_max_tokens;
 }
 
-// Ingests the merged segment before the merge commits: sessions always find the derived data of the
-// two.
-Result<SegmentId> Merge(storage::PrefixStore& store, const DerivedContext& context,
-                        const Model& model, const SegmentId& leaf, WorkProgress& progress) {
-  const uint32_t max_tokens = context.options.merge_max_tokens;
-  PREFIXD_ASSIGN(const auto preview, MergePreview::Of(store, leaf, max_tokens));
+// Ingests the compacted segment before the compaction commits: sessions always find the derived
+// data of the two.
+Result<SegmentId> Compact(storage::PrefixStore& store, const DerivedContext& context,
+                          const Model& model, const SegmentId& leaf, WorkProgress& progress) {
+  const uint32_t max_tokens = context.options.compact_max_tokens;
+  PREFIXD_ASSIGN(const auto preview, CompactionPreview::Of(store, leaf, max_tokens));
   const auto samples = context.segments.GetBlob(leaf, kQueriesBlob, kQueriesProducer);
   if (samples.ok()) {  // without samples the prefix is merely untuned
     PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
   }
   PREFIXD_TRY(IngestSegment({*preview, context.options, context.pool, context.scratch}, model,
                             preview->id(), progress));
-  return store.Merge(leaf, max_tokens, preview->TakeBlobs());
+  return store.Compact(leaf, max_tokens, preview->TakeBlobs());
 }
 
 }  // namespace
@@ -79,26 +79,26 @@ Result<Rewritten> RewriteSegment(storage::PrefixStore& store, const DerivedConte
                                  const Model& model, const SegmentId& id, WorkProgress& progress) {
   Rewritten out;
   PREFIXD_ASSIGN(const storage::PrefixInfo info, context.segments.GetPrefix(id));
-  if (WorthMerging(context, info)) {
-    const auto merged = Merge(store, context, model, id, progress);
-    if (merged.ok()) {
-      out.merged = *merged;
+  if (WorthCompacting(context, info)) {
+    const auto compacted = Compact(store, context, model, id, progress);
+    if (compacted.ok()) {
+      out.compacted = *compacted;
       out.gone = {info.chain[info.chain.size() - 2], id};
       return out;
     }
-    if (merged.error().code != Code::kFailedPrecondition &&
-        merged.error().code != Code::kResourceExhausted) {
-      return merged.error();
+    if (compacted.error().code != Code::kFailedPrecondition &&
+        compacted.error().code != Code::kResourceExhausted) {
+      return compacted.error();
     }
   }
-  if (info.settled || info.own_tokens < context.options.settle_min_tokens) return out;
-  Status settled = Settle(store, context.options, model, id, progress);
-  out.settled = settled.ok();
-  if (settled.ok() || settled.error().code == Code::kResourceExhausted ||
-      settled.error().code == Code::kUnavailable) {
+  if (info.reclustered || info.own_tokens < context.options.recluster_min_tokens) return out;
+  Status reclustered = Recluster(store, context.options, model, id, progress);
+  out.reclustered = reclustered.ok();
+  if (reclustered.ok() || reclustered.error().code == Code::kResourceExhausted ||
+      reclustered.error().code == Code::kUnavailable) {
     return out;
   }
-  return std::move(settled).error();
+  return std::move(reclustered).error();
 }
 
 }  // namespace prefixd

@@ -1,5 +1,5 @@
-// Rewrites stored segments in the background, after their ingest: merges small ones with the
-// segments that they continue, and settles larger ones (storage/store/prefix_store.h). Both only
+// Rewrites stored segments in the background, after their ingest: compacts small ones with the
+// segments that they continue, and reclusters larger ones (storage/store/prefix_store.h). Both only
 // move rows: a prefix answers the same before, during and after.
 #pragma once
 
@@ -15,10 +15,10 @@ namespace prefixd {
 
 // Reports what the rewriting of a segment did.
 struct Rewritten {
-  bool settled = false;
-  // Set when the segment was merged: the new segment, whose derived data must be made.
-  std::optional<storage::SegmentId> merged;
-  std::vector<storage::SegmentId> gone;  // segments that the merged one replaced
+  bool reclustered = false;
+  // Set when the segment was compacted: the new segment, whose derived data must be made.
+  std::optional<storage::SegmentId> compacted;
+  std::vector<storage::SegmentId> gone;  // segments that the compacted one replaced
 };
 
 // Makes the rewrites that pay off for one segment whose ingest is complete; kCancelled when

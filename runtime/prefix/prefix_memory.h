@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "index/search/key_index.h"
-#include "runtime/derived/kept_summaries.h"
+#include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
 #include "runtime/prefix/selector_memory.h"
 #include "storage/io/file.h"
@@ -39,8 +39,8 @@ struct PrefixMemory {
     std::optional<TokenFeatures> features;
     // Counts reads that were made before a step needed them: the next step that uses them is
     // charged.
-    std::atomic<bool> has_ahead{false};
-    std::mutex ahead_mutex;
+    std::atomic<bool> has_preloaded{false};
+    std::mutex preloaded_mutex;
     storage::ReadStats ahead;
   };
 
@@ -58,8 +58,8 @@ struct PrefixMemory {
   std::mutex keys_mutex;
   SelectorMemory::Lease keys_memory;  // all heads
   std::mutex summaries_mutex;
-  KeptByVariant summaries;         // those that some session has used
-  std::atomic<bool> stale{false};  // newer derived data exists: no new session may use this
+  MaterialisedByVariant summaries;  // those that some session has used
+  std::atomic<bool> stale{false};   // newer derived data exists: no new session may use this
 };
 
 }  // namespace prefixd

@@ -35,8 +35,8 @@ Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Services& ser
 }
 
 PreparedPrefix::~PreparedPrefix() {
-  services_.index_loads.Forget(*this);
-  services_.key_loads.Forget(*this);
+  services_.index_preloader.Forget(*this);
+  services_.key_preloader.Forget(*this);
 }
 
 uint32_t PreparedPrefix::layer_of(size_t head) const {
@@ -121,10 +121,10 @@ Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
                    "use estimator moment"};
 }
 
-Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant> variants,
-                                                std::vector<storage::ReadStats>* reads) {
+Result<MaterialisedByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant> variants,
+                                                        std::vector<storage::ReadStats>* reads) {
   for (const EstimatorVariant& variant : variants) PREFIXD_TRY(CheckStored(variant));
-  KeptByVariant out;
+  MaterialisedByVariant out;
   std::lock_guard lock(memory_->summaries_mutex);
   for (const bool moments : {true, false}) {
     std::vector<EstimatorVariant> missing;
@@ -140,9 +140,9 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
                                        : uint64_t{services_.derived.options.checkpoint_tokens} +
                                              services_.derived.options.anchors.n_tail;
     PREFIXD_ASSIGN(auto loaded,
-                   LoadKept({services_.derived, *model_, *stored_, parts_, partition_.mid, maps(),
-                             max_added, WorkPriority::kStep, reads},
-                            missing));
+                   LoadMaterialised({services_.derived, *model_, *stored_, parts_, partition_.mid,
+                                     maps(), max_added, WorkPriority::kStep, reads},
+                                    missing));
     memory_->summaries.merge(loaded);
   }
   for (const EstimatorVariant& variant : variants) {
@@ -155,7 +155,7 @@ Result<KeptByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant
 Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
   const RowShape row = model_->spec.geometry.row();
   PrefixMemory::Head& state = memory_->heads[head];
-  ChargeAhead(state, reads);
+  ChargePreloaded(state, reads);
   const size_t sink_bytes = partition_.sink.size() * row.bytes();
   const size_t tail_bytes = partition_.tail.size() * row.bytes();
   if (!state.has_anchors.load(std::memory_order_acquire)) {
@@ -200,7 +200,7 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring
   if (!state.has_keys.load(std::memory_order_acquire)) {
     if (!MayHoldKeys()) return std::optional<RowsView>();
     if (bring == Bring::kLater) {
-      services_.key_loads.Want(*this, index::IndexKind::kExact);
+      services_.key_preloader.Want(*this, index::IndexKind::kExact);
       return std::optional<RowsView>();
     }
     PREFIXD_TRY(LoadKeys(head, storage::RangeUse::kOwn, nullptr, reads));
@@ -231,15 +231,15 @@ Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::a
   return {};
 }
 
-Status PreparedPrefix::LoadKeysAhead(size_t head, const std::atomic<bool>& stop) {
+Status PreparedPrefix::PreloadKeys(size_t head, const std::atomic<bool>& stop) {
   if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
   storage::ReadStats reads;
   const Status loaded = LoadKeys(head, storage::RangeUse::kOwnLater, &stop, &reads);
-  NoteAhead(memory_->heads[head], reads);
+  NotePreloaded(memory_->heads[head], reads);
   return loaded;
 }
 
-Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
+Status PreparedPrefix::PreloadIndex(size_t head, index::IndexKind kind) {
   if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
   // Beyond the bound only data that steps cannot do without is loaded.
   if (services_.selector_memory.used() >= services_.selector_memory.capacity()) return {};
@@ -248,21 +248,21 @@ Status PreparedPrefix::LoadIndexAhead(size_t head, index::IndexKind kind) {
   if (kind != index::IndexKind::kExact) LoadIndex(head, kind, &reads);
   const auto anchors = Anchors(head, &reads);
   const Status loaded = anchors.ok() ? Status() : Status(anchors.error());
-  NoteAhead(memory_->heads[head], reads);
+  NotePreloaded(memory_->heads[head], reads);
   return loaded;
 }
 
-void PreparedPrefix::NoteAhead(PrefixMemory::Head& state, const storage::ReadStats& reads) {
-  std::lock_guard lock(state.ahead_mutex);
+void PreparedPrefix::NotePreloaded(PrefixMemory::Head& state, const storage::ReadStats& reads) {
+  std::lock_guard lock(state.preloaded_mutex);
   state.ahead += reads;
-  state.has_ahead.store(true, std::memory_order_release);
+  state.has_preloaded.store(true, std::memory_order_release);
 }
 
-void PreparedPrefix::ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads) {
-  if (!reads || !state.has_ahead.load(std::memory_order_acquire)) return;
-  std::lock_guard lock(state.ahead_mutex);
+void PreparedPrefix::ChargePreloaded(PrefixMemory::Head& state, storage::ReadStats* reads) {
+  if (!reads || !state.has_preloaded.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(state.preloaded_mutex);
   *reads += std::exchange(state.ahead, {});
-  state.has_ahead.store(false, std::memory_order_relaxed);
+  state.has_preloaded.store(false, std::memory_order_relaxed);
 }
 
 IndexSource PreparedPrefix::Source(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
@@ -283,10 +283,10 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
   PrefixMemory::Head& state = memory_->heads[head];
   const PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   if (!slot.loaded.load(std::memory_order_acquire)) {
-    services_.index_loads.Want(*this, kind);
+    services_.index_preloader.Want(*this, kind);
     LoadIndex(head, kind, reads);
   }
-  ChargeAhead(state, reads);
+  ChargePreloaded(state, reads);
   return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
 }
 

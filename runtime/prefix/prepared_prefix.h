@@ -19,10 +19,10 @@
 #include "prefixd/types.h"
 #include "runtime/derived/derived_context.h"
 #include "runtime/derived/indexes.h"
-#include "runtime/derived/kept_summaries.h"
+#include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
-#include "runtime/prefix/head_loads.h"
 #include "runtime/prefix/prefix_memory.h"
+#include "runtime/prefix/preloader.h"
 #include "runtime/prefix/selector_memory.h"
 #include "storage/store/prefix_store.h"
 
@@ -41,8 +41,8 @@ class PreparedPrefix {
   struct Services {
     DerivedContext derived;
     SelectorMemory& selector_memory;
-    HeadLoads& index_loads;  // before steps need the indexes
-    HeadLoads& key_loads;    // for keys that steps can still do without
+    Preloader& index_preloader;  // before steps need the indexes
+    Preloader& key_preloader;    // for keys that steps can still do without
     // Called with a segment whose derived data proved damaged, foreign or outdated.
     std::function<void(const storage::SegmentId&)> rebuild;
   };
@@ -80,8 +80,8 @@ class PreparedPrefix {
   // physical reads are added. Moments that are not stored yet are computed from the rows on the
   // spot, up to kMomentsOnTheSpot tokens per head; other missing summaries fail with
   // kFailedPrecondition.
-  Result<KeptByVariant> Summaries(std::span<const EstimatorVariant> variants,
-                                  std::vector<storage::ReadStats>* reads);
+  Result<MaterialisedByVariant> Summaries(std::span<const EstimatorVariant> variants,
+                                          std::vector<storage::ReadStats>* reads);
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
   // Returns keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
@@ -94,15 +94,15 @@ class PreparedPrefix {
   }
   // Whether the background is loading them into memory.
   bool loads_keys(size_t head) const {
-    return !holds_keys(head) && services_.key_loads.Loads(*this, head);
+    return !holds_keys(head) && services_.key_preloader.Loads(*this, head);
   }
   // Returns the codes of all segments that have some; for other kinds the index that covers most of
   // the mid region; an exact index where none can be used.
   Result<const index::KeyIndex*> Index(size_t head, index::IndexKind kind,
                                        storage::ReadStats* reads);
   // Load what a head's step needs first, and its keys. The next step that uses them is charged.
-  Status LoadIndexAhead(size_t head, index::IndexKind kind);
-  Status LoadKeysAhead(size_t head, const std::atomic<bool>& stop);
+  Status PreloadIndex(size_t head, index::IndexKind kind);
+  Status PreloadKeys(size_t head, const std::atomic<bool>& stop);
   // Returns stored features of the mid region, for phi; null where the store keeps none.
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
@@ -125,8 +125,8 @@ class PreparedPrefix {
   // Loads the keys unless they are loaded. stop: null, or kCancelled once it is set.
   Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
                   storage::ReadStats* reads);
-  static void ChargeAhead(PrefixMemory::Head& state, storage::ReadStats* reads);
-  static void NoteAhead(PrefixMemory::Head& state, const storage::ReadStats& reads);
+  static void ChargePreloaded(PrefixMemory::Head& state, storage::ReadStats* reads);
+  static void NotePreloaded(PrefixMemory::Head& state, const storage::ReadStats& reads);
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
   Status CheckStored(const EstimatorVariant& variant) const;
 

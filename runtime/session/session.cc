@@ -52,7 +52,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   session->ledgers_.resize(prefix->heads());
   session->charged_.resize(prefix->heads());
   std::vector<storage::ReadStats> reads(prefix->heads());
-  PREFIXD_ASSIGN(auto plan, MakePlan(s.options, s.rows_ahead, prefix, policy, &reads));
+  PREFIXD_ASSIGN(auto plan, MakePlan(s.options, s.prefetcher, prefix, policy, &reads));
   session->info_.id = s.attached.fetch_add(1) + 1;
   session->info_.estimator = plan->estimator;
   session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
@@ -87,7 +87,7 @@ Status SessionImpl::SetPolicy(const StepPolicy& policy) {
   PREFIXD_ASSIGN(const auto old, plan());
   std::vector<storage::ReadStats> reads(old->prefix->heads());
   auto replacement =
-      MakePlan(services_->options, services_->rows_ahead, old->prefix, policy, &reads);
+      MakePlan(services_->options, services_->prefetcher, old->prefix, policy, &reads);
   if (replacement.ok()) return Adopt(*std::move(replacement), reads);
   std::lock_guard lock(mutex_);
   AddReads(reads);
@@ -98,7 +98,7 @@ Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
                           const std::vector<storage::ReadStats>& reads) {
   std::shared_ptr<const SessionPlan> last;  // destroyed after the lock
   const Status adopted = Replace(std::move(plan), reads, last);
-  if (last) EndAhead(*last);
+  if (last) EndPrefetch(*last);
   return adopted;
 }
 
@@ -123,12 +123,12 @@ Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
 }
 
 // Charges the session with prefetched bytes that no step was charged with.
-void SessionImpl::EndAhead(const SessionPlan& plan) {
+void SessionImpl::EndPrefetch(const SessionPlan& plan) {
   if (!plan.ahead) return;
   plan.ahead->End();
   std::lock_guard lock(mutex_);
   for (size_t head = 0; head < ledgers_.size(); ++head) {
-    ledgers_[head].ahead_bytes += plan.ahead->TakeUncharged(head);
+    ledgers_[head].prefetched_bytes += plan.ahead->TakeUncharged(head);
   }
 }
 
@@ -259,7 +259,7 @@ SessionReport SessionImpl::report() const {
   std::lock_guard lock(mutex_);
   SessionReport report{info_, {}, ledgers_};
   for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
-    report.per_head[head].ahead_bytes += plan_->ahead->Uncharged(head);
+    report.per_head[head].prefetched_bytes += plan_->ahead->Uncharged(head);
   }
   for (const Ledger& ledger : report.per_head) report.total += ledger;
   return report;
@@ -273,7 +273,7 @@ Result<SessionReport> SessionImpl::Detach() {
     detached_ = true;
     last.swap(plan_);
   }
-  EndAhead(*last);
+  EndPrefetch(*last);
   last.reset();  // steps in flight hold the plan themselves
   Leave();
   return report();

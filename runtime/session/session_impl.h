@@ -34,7 +34,7 @@ class SessionImpl : public Session {
                      std::span<float> lse) override;
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override;
-  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+  Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                   std::span<const uint32_t> ids) override;
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override;
@@ -76,7 +76,7 @@ class SessionImpl : public Session {
   Status Replace(std::shared_ptr<const SessionPlan> plan,
                  const std::vector<storage::ReadStats>& reads,
                  std::shared_ptr<const SessionPlan>& last);
-  void EndAhead(const SessionPlan& plan);
+  void EndPrefetch(const SessionPlan& plan);
   // Charges once per head and estimator; mutex_ is held.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator);
   void Leave();  // gives up its place in SessionServices::open, once

@@ -61,19 +61,19 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
   return status;
 }
 
-Result<BorrowedRows> SessionImpl::BorrowRows(uint32_t layer, uint32_t kv_head,
+Result<RowsInPlace> SessionImpl::ReadInPlace(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
   PREFIXD_TRY(CheckIds(ids));
   storage::ReadStats reads;
-  auto rows = plan->prefix->stored().BorrowRows(layer, kv_head, ids, &reads);
+  auto rows = plan->prefix->stored().ReadInPlace(layer, kv_head, ids, &reads);
   ChargeRows(head, reads, rows.ok() ? ids.size() : 0,
              rows.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
   if (!rows.ok()) return std::move(rows).error();
-  return BorrowedRows{std::move(rows->rows),
-                      {rows->region_id, rows->region, rows->region_fd},
-                      std::move(rows->hold)};
+  return RowsInPlace{std::move(rows->rows),
+                     {rows->region_id, rows->region, rows->region_fd},
+                     std::move(rows->hold)};
 }
 
 Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,

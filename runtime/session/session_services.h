@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "prefixd/options.h"
-#include "runtime/prefix/rows_ahead.h"
+#include "runtime/prefix/prefetcher.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/work/scratch.h"
 #include "runtime/work/thread_pool.h"
@@ -19,7 +19,7 @@ struct SessionServices {
   StepEngine& steps;
   ThreadPool& pool;
   ScratchPool& scratch;
-  RowsAhead& rows_ahead;
+  Prefetcher& prefetcher;
   std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
 };
 

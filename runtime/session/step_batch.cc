@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 #include "prefixd/store.h"
 #include "runtime/session/session_impl.h"
 #include "runtime/step/step.h"
@@ -47,14 +47,14 @@ void StepBatch(std::span<StepRequest> requests) {
       task.plan = *plan;
       task.head = size_t{request.layer} * geometry.n_kv_heads + h;
       task.k = k[h];
-      if (task.plan->ahead) task.ledger.ahead_bytes += task.plan->ahead->Begin(task.head);
+      if (task.plan->ahead) task.ledger.prefetched_bytes += task.plan->ahead->Begin(task.head);
       const size_t first = h * group;
       task.q = request.q.subspan(first * geometry.key_dim, group * geometry.key_dim);
       task.y = request.y.subspan(first * geometry.value_dim, group * geometry.value_dim);
       task.lse = request.lse.subspan(first, group);
       if (task.plan->shared && Retrieves(task)) {
         // When Find fails, for lack of memory, the task searches by itself.
-        static_cast<void>(Caught([&]() -> Status {
+        static_cast<void>(CaptureErrors([&]() -> Status {
           task.shared = task.plan->shared->Find(task.head, task.q, &task.shares_last);
           return {};
         }));

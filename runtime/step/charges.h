@@ -13,7 +13,7 @@ inline void ChargeReads(const storage::ReadStats& reads, Ledger& ledger) {
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     ledger.physical_bytes[tier] += reads.bytes[tier];
   }
-  ledger.ahead_used_bytes += reads.ahead_used_bytes;
+  ledger.prefetch_used_bytes += reads.prefetch_used_bytes;
 }
 
 // Returns the i-th of n shares in a cost that was spent once for all; the shares add up to it.
@@ -25,7 +25,7 @@ inline storage::ReadStats ShareOf(const storage::ReadStats& reads, size_t n, siz
   }
   share.pages_ssd = ShareOf(reads.pages_ssd, n, i);
   share.pages_host = ShareOf(reads.pages_host, n, i);
-  share.ahead_used_bytes = ShareOf(reads.ahead_used_bytes, n, i);
+  share.prefetch_used_bytes = ShareOf(reads.prefetch_used_bytes, n, i);
   return share;
 }
 

@@ -2,9 +2,9 @@
 
 namespace prefixd {
 
-void EstimatorInput::Attach(const EstimatorVariant& estimator, const KeptSummaries& summaries,
-                            const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
-                            GroupStepInput& step) {
+void EstimatorInput::Attach(const EstimatorVariant& estimator,
+                            const MaterialisedSummaries& summaries, const FeatureMapSet* maps,
+                            const KvGeometry& geometry, size_t head, GroupStepInput& step) {
   summaries.heads[head].AttachTo(step);
   step.moment_form = estimator.form;
   step.phi_form = estimator.phi_form;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/step/step.h"
-#include "runtime/derived/kept_summaries.h"
+#include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
 
 namespace prefixd {
@@ -16,7 +16,7 @@ class EstimatorInput {
  public:
   // Attaches the summary of head layer * n_kv_heads + kv_head. `summaries` outlive the step;
   // step.retrieved must be set.
-  void Attach(const EstimatorVariant& estimator, const KeptSummaries& summaries,
+  void Attach(const EstimatorVariant& estimator, const MaterialisedSummaries& summaries,
               const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
               GroupStepInput& step);
   // Call after Attach, for estimators by clusters: gives each retrieved row its cluster.

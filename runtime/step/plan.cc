@@ -14,7 +14,7 @@ namespace prefixd {
 namespace {
 
 constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
-constexpr uint32_t kMostReach = 64, kLeastAheadMib = 4, kMostAheadMib = 65536;
+constexpr uint32_t kMostReach = 64, kLeastPrefetchMib = 4, kMostPrefetchMib = 65536;
 
 Status CheckSharing(const StepPolicy& policy) {
   const StepPolicy::Sharing& sharing = policy.sharing;
@@ -71,9 +71,9 @@ Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
                            " tokens, not " + std::to_string(reach));
   }
   if (!prefetch.on()) return {};
-  if (prefetch.max_mib < kLeastAheadMib || prefetch.max_mib > kMostAheadMib) {
-    return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastAheadMib) + " to " +
-                           std::to_string(kMostAheadMib) + ", not " +
+  if (prefetch.max_mib < kLeastPrefetchMib || prefetch.max_mib > kMostPrefetchMib) {
+    return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastPrefetchMib) +
+                           " to " + std::to_string(kMostPrefetchMib) + ", not " +
                            std::to_string(prefetch.max_mib) +
                            "; without prefetch.forward and prefetch.back nothing is read ahead");
   }
@@ -325,7 +325,7 @@ TokenRange SessionPlan::Candidates(size_t head) const {
 }
 
 Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
-                                                    RowsAhead& rows_ahead,
+                                                    Prefetcher& prefetcher,
                                                     std::shared_ptr<PreparedPrefix> prefix,
                                                     const StepPolicy& policy,
                                                     std::vector<storage::ReadStats>* reads) {
@@ -340,11 +340,12 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
 
   const KvGeometry& geometry = prefix->model()->spec.geometry;
   PREFIXD_TRY(CheckFixed(policy, geometry));
-  uint64_t ahead_bytes = 0;
+  uint64_t prefetched_bytes = 0;
   if (policy.prefetch.on()) {
     const auto layers = std::ranges::count(geometry.layers, 0u, &LayerGeometry::sliding_window);
-    PREFIXD_ASSIGN(ahead_bytes, AheadBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
-                                           policy.prefetch, options.host_tier_bytes));
+    PREFIXD_ASSIGN(prefetched_bytes,
+                   PrefetchBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
+                                 policy.prefetch, options.host_tier_bytes));
   }
   // Summaries that the policy names must exist; this error comes before any about the budget.
   PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
@@ -368,8 +369,8 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
     plan->shared =
         std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
   }
-  if (ahead_bytes > 0) {
-    plan->ahead = std::make_unique<SessionAhead>(rows_ahead, *prefix, policy, ahead_bytes);
+  if (prefetched_bytes > 0) {
+    plan->ahead = std::make_unique<SessionPrefetch>(prefetcher, *prefix, policy, prefetched_bytes);
   }
   plan->estimator = Describe(*prefix, *plan, planner.tuned());
   return std::shared_ptr<const SessionPlan>(plan);

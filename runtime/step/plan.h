@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "prefixd/types.h"
+#include "runtime/prefix/prefetcher.h"
 #include "runtime/prefix/prepared_prefix.h"
-#include "runtime/prefix/rows_ahead.h"
 #include "runtime/step/shared_sets.h"
 
 namespace prefixd {
@@ -17,7 +17,7 @@ struct HeadPlan {
   EstimatorVariant estimator = EstimatorKind::kNone;  // never kAuto
   uint32_t k = 0;
   double summary_tokens = 0;  // what the budget pays for the estimator's summary, per step
-  const KeptSummaries* summaries = nullptr;  // read by the estimator; null: none
+  const MaterialisedSummaries* summaries = nullptr;  // read by the estimator; null: none
   // Selects without an estimator, but reports what selection drops: plain moments measure that, and
   // the budget pays for them.
   bool watched = false;
@@ -29,11 +29,11 @@ struct HeadPlan {
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
-  KeptByVariant summaries;      // heads point into it
+  std::vector<HeadPlan> heads;      // [n_layers * n_kv_heads]; mode kRetrieve only
+  MaterialisedByVariant summaries;  // heads point into it
   index::IndexKind selector = index::IndexKind::kExact;
-  std::unique_ptr<SharedSets> shared;   // null: every step retrieves
-  std::unique_ptr<SessionAhead> ahead;  // null: nothing is prefetched
+  std::unique_ptr<SharedSets> shared;      // null: every step retrieves
+  std::unique_ptr<SessionPrefetch> ahead;  // null: nothing is prefetched
   // Returns the part of the mid region that a step of this head may retrieve from.
   TokenRange Candidates(size_t head) const;
   std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
@@ -44,7 +44,7 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
 // (kAuto takes the best estimator that the budget can pay for); kFailedPrecondition when the policy
 // names an estimator or index that is not there (yet).
 Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
-                                                    RowsAhead& rows_ahead,
+                                                    Prefetcher& prefetcher,
                                                     std::shared_ptr<PreparedPrefix> prefix,
                                                     const StepPolicy& policy,
                                                     std::vector<storage::ReadStats>* reads);

@@ -95,7 +95,7 @@ RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const ui
     for (uint32_t& id : best) id = set[id];
   }
   return {Dilated(set, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores),
-          std::make_shared<SetRowsSlot>()};
+          std::make_shared<GatheredRowsSlot>()};
 }
 
 }  // namespace prefixd

@@ -18,7 +18,7 @@
 #include "prefixd/partition.h"
 #include "prefixd/selection.h"
 #include "prefixd/types.h"
-#include "runtime/step/set_rows.h"
+#include "runtime/step/gathered_rows.h"
 
 namespace prefixd {
 
@@ -27,7 +27,7 @@ struct RetrievedSet {
   // [G] the cuts of the query that retrieved the set, less the log-sum-exp of its scores on the set
   // (MakeCutOffsets).
   std::vector<Cut> offsets;
-  std::shared_ptr<SetRowsSlot> rows = {};  // only in sets that steps read
+  std::shared_ptr<GatheredRowsSlot> rows = {};  // only in sets that steps read
 };
 using SharedSet = std::shared_ptr<const RetrievedSet>;
 

@@ -68,7 +68,7 @@ class RetrievingStep {
   bool scans() const { return head_.estimator.kind == EstimatorKind::kScan; }
   Status Read(Result<Selection> found, RetrievedRows& retrieved, storage::ReadStats& reads);
   void Share();
-  void ScoreRead(std::span<float> scores, SetRows* copy);
+  void ScoreRead(std::span<float> scores, GatheredRows* copy);
 
   const StepParts& parts_;
   GroupTask& task_;
@@ -79,8 +79,8 @@ class RetrievingStep {
   const RowShape row_;
   const ScratchPool::Lease scratch_;
   Selection selection_;
-  RowsView rows_;                        // rows of selection_
-  std::shared_ptr<const SetRows> kept_;  // an earlier step's copy that holds rows_
+  RowsView rows_;                             // rows of selection_
+  std::shared_ptr<const GatheredRows> kept_;  // an earlier step's copy that holds rows_
   std::vector<float> scores_;
   std::span<const float> retrieved_scores_;  // scores of rows_, where the cuts needed them
 };
@@ -111,10 +111,10 @@ Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
 // Computes the cuts of a shared set, or keeps this step's set for later steps.
 void RetrievingStep::Share() {
   const auto scores = Scratch::Take(scratch_->scores, task_.q.size() / row_.key_dim * rows_.count);
-  std::shared_ptr<SetRows> copy;
+  std::shared_ptr<GatheredRows> copy;
   if (task_.shared && task_.shared->rows && !task_.shares_last && !kept_ &&
       parts_.compute.wants_rows_together()) {
-    copy = parts_.set_rows.Take(selection_.ids, row_);
+    copy = parts_.gathered_rows.Take(selection_.ids, row_);
   }
   ScoreRead(scores, copy.get());
   StageTimer timer(task_.ledger.select_ns);
@@ -128,7 +128,7 @@ void RetrievingStep::Share() {
 }
 
 // Scores the rows that were read, and copies them into `copy` if it is not null.
-void RetrievingStep::ScoreRead(std::span<float> scores, SetRows* copy) {
+void RetrievingStep::ScoreRead(std::span<float> scores, GatheredRows* copy) {
   StageTimer timer(task_.ledger.compute_ns);
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
   const uint32_t group = geometry.group_size();
@@ -178,7 +178,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   EstimatorInput estimator;
   std::vector<uint32_t> of_mid;  // retrieved tokens, relative to the mid region's begin
   if (in.mid_count > selection_.ids.size() && head_.summaries) {
-    const KeptSummaries& summaries = *head_.summaries;
+    const MaterialisedSummaries& summaries = *head_.summaries;
     estimator.Attach(head_.reads(), summaries, prefix_.maps(), geometry, task_.head, in);
     if (head_.estimator.kind == EstimatorKind::kPhi && !selection_.ids.empty()) {
       PREFIXD_ASSIGN(const TokenFeatures* features, prefix_.Features(task_.head, &reads));

@@ -8,8 +8,8 @@
 #include "attention/step/missing_mass.h"
 #include "prefixd/ledger.h"
 #include "runtime/step/compute.h"
+#include "runtime/step/gathered_rows.h"
 #include "runtime/step/plan.h"
-#include "runtime/step/set_rows.h"
 #include "runtime/work/scratch.h"
 
 namespace prefixd {
@@ -18,7 +18,7 @@ namespace prefixd {
 struct StepParts {
   Compute& compute;
   ScratchPool& scratch;
-  SetRowsPool& set_rows;
+  GatheredRowCache& gathered_rows;
 };
 
 // One group's step.

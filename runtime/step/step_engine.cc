@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 
 namespace prefixd {
 namespace {
@@ -50,11 +50,11 @@ std::vector<std::span<GroupTask* const>> Chunks(std::span<GroupTask*> tasks, siz
 }  // namespace
 
 StepEngine::StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, ScratchPool& scratch,
-                       uint64_t shared_rows_bytes)
+                       uint64_t gathered_rows_bytes)
     : compute_(std::move(compute)),
       pool_(pool),
-      set_rows_(shared_rows_bytes),
-      parts_{*compute_, scratch, set_rows_},
+      gathered_rows_(gathered_rows_bytes),
+      parts_{*compute_, scratch, gathered_rows_},
       queue_(pool.threads(), [this](std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
         RunTasks(tasks, task_done);
       }) {}
@@ -67,10 +67,10 @@ void StepEngine::RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& ta
   };
   // Each task has its own status; an error that stops all is the status of tasks that did not
   // begin.
-  const Status all = Caught([&]() -> Status {
+  const Status all = CaptureErrors([&]() -> Status {
     const auto chunks = Chunks(tasks, pool_.threads());
     return pool_.ParallelFor(chunks.size(), [&](size_t c) -> Status {
-      const Status whole = Caught([&]() -> Status {
+      const Status whole = CaptureErrors([&]() -> Status {
         StepGroups(parts_, chunks[c]);
         return {};
       });

@@ -11,7 +11,7 @@
 
 #include "prefixd/ledger.h"
 #include "runtime/step/compute.h"
-#include "runtime/step/set_rows.h"
+#include "runtime/step/gathered_rows.h"
 #include "runtime/step/step.h"
 #include "runtime/step/step_queue.h"
 #include "runtime/work/scratch.h"
@@ -21,9 +21,9 @@ namespace prefixd {
 
 class StepEngine {
  public:
-  // pool and scratch outlive it. shared_rows_bytes: bound on the copies of rows that steps share.
+  // pool and scratch outlive it. gathered_rows_bytes: bound on the copies of rows that steps share.
   StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, ScratchPool& scratch,
-             uint64_t shared_rows_bytes);
+             uint64_t gathered_rows_bytes);
 
   // Returns when the call's tasks are done; each task has its own status.
   void Run(StepQueue::Call& call) { queue_.Run(call); }
@@ -36,7 +36,7 @@ class StepEngine {
   }
 
   const Compute& compute() const { return *compute_; }
-  const SetRowsPool& set_rows() const { return set_rows_; }
+  const GatheredRowCache& gathered_rows() const { return gathered_rows_; }
   const StepQueue& queue() const { return queue_; }
 
  private:
@@ -44,7 +44,7 @@ class StepEngine {
 
   const std::unique_ptr<Compute> compute_;
   ThreadPool& pool_;
-  SetRowsPool set_rows_;
+  GatheredRowCache gathered_rows_;
   const StepParts parts_;
   StepQueue queue_;
 };

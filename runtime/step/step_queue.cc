@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 #include "base/check.h"
 
 namespace prefixd {
@@ -24,7 +24,7 @@ void StepQueue::Dispatch() noexcept {
     std::erase_if(waiting_, [&](Call* call) {
       if (!Related(leader, *call)) return false;
       // A call that cannot be appended for lack of memory waits for its own turn.
-      return Caught([&]() -> Status {
+      return CaptureErrors([&]() -> Status {
                leader.leads.push_back(call);
                return {};
              })
@@ -55,7 +55,7 @@ void StepQueue::Run(Call& call) {
     --busy_;
     Dispatch();
   };
-  const Status ran = Caught([&]() -> Status {
+  const Status ran = CaptureErrors([&]() -> Status {
     std::vector<GroupTask*> tasks;
     size_t n = 0;
     for (const Call* led : call.leads) n += led->tasks.size();

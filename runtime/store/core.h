@@ -8,9 +8,9 @@
 
 #include "prefixd/options.h"
 #include "runtime/derived/models.h"
-#include "runtime/prefix/head_loads.h"
+#include "runtime/prefix/prefetcher.h"
+#include "runtime/prefix/preloader.h"
 #include "runtime/prefix/prepared_cache.h"
-#include "runtime/prefix/rows_ahead.h"
 #include "runtime/prefix/selector_memory.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/step_engine.h"
@@ -31,18 +31,18 @@ struct Core {
         pool(o.threads),
         models(storage.get()),
         selector_memory(o.selector_memory_bytes),
-        index_loads(WorkPriority::kStep,
-                    [](PreparedPrefix& prefix, index::IndexKind kind, size_t head,
-                       const std::atomic<bool>&) { return prefix.LoadIndexAhead(head, kind); }),
-        key_loads(WorkPriority::kBackground,
-                  [](PreparedPrefix& prefix, index::IndexKind, size_t head,
-                     const std::atomic<bool>& stop) { return prefix.LoadKeysAhead(head, stop); }),
+        index_preloader(WorkPriority::kStep,
+                        [](PreparedPrefix& prefix, index::IndexKind kind, size_t head,
+                           const std::atomic<bool>&) { return prefix.PreloadIndex(head, kind); }),
+        key_preloader(WorkPriority::kBackground,
+                      [](PreparedPrefix& prefix, index::IndexKind, size_t head,
+                         const std::atomic<bool>& stop) { return prefix.PreloadKeys(head, stop); }),
         derived{*storage, options, pool, scratch},
-        prepared({derived, selector_memory, index_loads, key_loads,
+        prepared({derived, selector_memory, index_preloader, key_preloader,
                   [this](const storage::SegmentId& id) { Rebuild(id); }},
                  *storage),
-        steps(std::move(c), pool, scratch, o.shared_rows_bytes),
-        services{options, steps, pool, scratch, rows_ahead} {}
+        steps(std::move(c), pool, scratch, o.gathered_rows_bytes),
+        services{options, steps, pool, scratch, prefetcher} {}
 
   // Makes the segment's derived data again, in the background.
   void Rebuild(const storage::SegmentId& id);
@@ -53,8 +53,8 @@ struct Core {
   ScratchPool scratch;
   ModelRegistry models;
   SelectorMemory selector_memory;
-  HeadLoads index_loads, key_loads;
-  RowsAhead rows_ahead;
+  Preloader index_preloader, key_preloader;
+  Prefetcher prefetcher;
   const DerivedContext derived;
   PreparedCache prepared;
   StepEngine steps;

@@ -42,9 +42,9 @@ class LocalStoreImpl final : public LocalStore {
   explicit LocalStoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   ~LocalStoreImpl() override {
     core_->scrubber->Stop();
-    core_->rows_ahead.Stop();
-    core_->key_loads.Stop();
-    core_->index_loads.Stop();
+    core_->prefetcher.Stop();
+    core_->key_preloader.Stop();
+    core_->index_preloader.Stop();
     core_->maintenance->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();
@@ -67,7 +67,7 @@ class LocalStoreImpl final : public LocalStore {
       const auto model = core_->models.Find(info.model);
       if (model.ok() && IngestComplete(core_->derived, **model, info)) {
         core_->ingest->MarkReady(info.id);
-        if (core_->options.settle) core_->rewrites->Enqueue(info.id);
+        if (core_->options.recluster) core_->rewrites->Enqueue(info.id);
       } else {
         core_->ingest->Enqueue(info.id);
       }
@@ -116,13 +116,14 @@ class LocalStoreImpl final : public LocalStore {
       const bool same = std::exchange(chain, info.chain) == info.chain;
       for (const SegmentId& id : chain) core_->ingest->EnqueueUnknown(id);
       Status ready = core_->ingest->Wait(chain, progress);
-      // A merge may have replaced a missing segment: the prefix then has another chain to wait for.
+      // A compaction may have replaced a missing segment: the prefix then has another chain to wait
+      // for.
       if (ready.ok() || ready.error().code != Code::kNotFound || same) return ready;
     }
   }
 
-  Status WaitSettled(const ProgressFn& progress) override {
-    // A merged segment goes back to the ingest, and from there to the rewriting.
+  Status WaitRewritten(const ProgressFn& progress) override {
+    // A compacted segment goes back to the ingest, and from there to the rewriting.
     while (core_->ingest->queued() + core_->rewrites->queued() > 0) {
       PREFIXD_TRY(core_->ingest->WaitIdle(progress));
       PREFIXD_TRY(core_->rewrites->WaitIdle(progress));
@@ -217,9 +218,9 @@ class LocalStoreImpl final : public LocalStore {
     return status;
   }
 
-  Status SetRetention(std::string_view prefix, const Retention& retention) override {
+  Status SetLifetime(std::string_view prefix, const Lifetime& retention) override {
     PREFIXD_ASSIGN(const auto info, Find(prefix));
-    storage::RetentionChange change;
+    storage::LifetimeChange change;
     change.pinned = retention.pinned;
     if (retention.ttl_seconds) {
       PREFIXD_TRY(CheckTtl(*retention.ttl_seconds));
@@ -229,7 +230,7 @@ class LocalStoreImpl final : public LocalStore {
           ttl.count() == 0 ? 0
                            : std::chrono::duration_cast<std::chrono::milliseconds>(expires).count();
     }
-    return core_->storage->SetRetention(info.id, change);
+    return core_->storage->SetLifetime(info.id, change);
   }
 
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
@@ -291,7 +292,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_TRY(IngestSegment(c->derived, *model, info.chain.back(), progress));
         c->prepared.Forget(info.chain.back());
-        if (c->options.settle) c->rewrites->Enqueue(info.chain.back());
+        if (c->options.recluster) c->rewrites->Enqueue(info.chain.back());
         return {};
       });
   core->rewrites = std::make_unique<SegmentQueue>(
@@ -300,9 +301,9 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_ASSIGN(const Rewritten done,
                        RewriteSegment(*c->storage, c->derived, *model, id, progress));
-        if (!done.merged) return {};
+        if (!done.compacted) return {};
         for (const SegmentId& gone : done.gone) c->ingest->Forget(gone);
-        c->ingest->Enqueue(*done.merged);
+        c->ingest->Enqueue(*done.compacted);
         return {};
       });
   core->maintenance = std::make_unique<Maintenance>(std::vector<MaintenanceTask>{

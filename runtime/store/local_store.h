@@ -17,7 +17,7 @@ class LocalStore : public Store {
   static Result<std::unique_ptr<LocalStore>> Open(const RuntimeOptions& options);
 
   // Waits until the background has nothing left to rewrite. For benchmarks and tests.
-  virtual Status WaitSettled(const ProgressFn& progress) = 0;
+  virtual Status WaitRewritten(const ProgressFn& progress) = 0;
 };
 
 }  // namespace prefixd

@@ -14,7 +14,7 @@ storage::IoBackend IoFromName(const std::string& name) {
 }
 
 storage::Eviction EvictionFromName(const std::string& name) {
-  return name == "never" ? storage::Eviction::kNever : storage::Eviction::kByWorth;
+  return name == "never" ? storage::Eviction::kNever : storage::Eviction::kByScore;
 }
 
 }  // namespace

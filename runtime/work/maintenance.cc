@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
@@ -33,7 +33,7 @@ Worker::Next Maintenance::Take() {
 }
 
 void Maintenance::Run(Entry& entry, const std::stop_token& stop) {
-  const Status done = Caught([&] { return entry.task.run(stop); });
+  const Status done = CaptureErrors([&] { return entry.task.run(stop); });
   if (done.ok() && !entry.last_error.empty()) {
     storage::LogInfo("maintenance: " + entry.task.name + " works again");
   }

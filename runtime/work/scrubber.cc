@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
@@ -44,7 +44,7 @@ void Scrubber::Scrub() {
   std::chrono::nanoseconds pause = kShortestPause;
   // A failed round is tried again. Storage logs damage where it finds it; this logs the errors that
   // end a round.
-  const Status done = Caught([&]() -> Status {
+  const Status done = CaptureErrors([&]() -> Status {
     PREFIXD_ASSIGN(const int64_t due, storage_->Scrub(options_));
     pause = std::clamp<std::chrono::nanoseconds>(std::chrono::milliseconds(due - NowUnixMs()),
                                                  kShortestPause, kLongestPause);

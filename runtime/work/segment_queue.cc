@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 
 namespace prefixd {
 
@@ -60,7 +60,7 @@ Worker::Next SegmentQueue::Take() {
 }
 
 void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>& progress) {
-  Status status = Caught([&] { return job_(id, *progress); });
+  Status status = CaptureErrors([&] { return job_(id, *progress); });
   std::lock_guard lock(worker_.mutex());
   running_.reset();
   const auto it = entries_.find(id);

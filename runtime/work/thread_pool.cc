@@ -13,7 +13,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 
 namespace prefixd {
 
@@ -80,7 +80,7 @@ void ThreadPool::RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& 
   const bool skip = !job->status.ok();
   lock.unlock();
   Status status;
-  if (!skip) status = Caught([&] { return (*job->body)(item); });
+  if (!skip) status = CaptureErrors([&] { return (*job->body)(item); });
   lock.lock();
   if (!status.ok() && job->status.ok()) job->status = std::move(status);
   if (++job->finished == job->n) job->done.notify_all();
@@ -127,7 +127,7 @@ void ThreadPool::KeepOff(int core) {
 Status ThreadPool::ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                                WorkPriority priority) {
   if (n == 0) return {};
-  if (n == 1) return Caught([&] { return body(0); });
+  if (n == 1) return CaptureErrors([&] { return body(0); });
   auto job = std::make_shared<Job>();
   job->body = &body;
   job->n = n;

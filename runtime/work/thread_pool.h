@@ -37,8 +37,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done.
-  // Returns the first error, including what a body throws (base/caught.h); items not begun by then
-  // are skipped.
+  // Returns the first error, including what a body throws (base/capture_errors.h); items not begun
+  // by then are skipped.
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                      WorkPriority priority = WorkPriority::kStep);
 

@@ -24,7 +24,7 @@ double PrefillCost(TokenRange tokens) {
   return (end - begin) + (end * (end - 1) - begin * (begin - 1)) / (2 * kAttentionTokens);
 }
 
-double EvictionNode::worth() const {
+double EvictionNode::score() const {
   return heat * PrefillCost(tokens) / static_cast<double>(std::max<uint64_t>(bytes, 1));
 }
 
@@ -47,7 +47,7 @@ EvictionPlan::EvictionPlan(std::vector<EvictionNode> nodes)
 
 void EvictionPlan::AddLeaf(size_t node) {
   const EvictionNode& n = nodes_[node];
-  if (!n.held) tenants_.at(n.tenant).leaves.push({n.useless, n.worth(), node});
+  if (!n.held) tenants_.at(n.tenant).leaves.push({n.useless, n.score(), node});
 }
 
 bool EvictionPlan::Free(uint64_t bytes, const std::string* tenant) {
@@ -71,15 +71,15 @@ uint64_t EvictionPlan::freed_of(const std::string& tenant) const {
   return it == tenants_.end() ? 0 : it->second.freed;
 }
 
-// Useless leaves go first, whichever tenant holds them; then the leaf worth least of the tenants
-// over their share, then of the other tenants.
+// Useless leaves go first, whichever tenant holds them; then the leaf with the lowest score of the
+// tenants over their share, then of the other tenants.
 EvictionPlan::Tenant* EvictionPlan::NextToGive() {
   if (tenants_.empty()) return nullptr;
   const uint64_t share = stored_ / tenants_.size();
   const auto rank = [&](const Tenant& t) {
     const Leaf& leaf = t.leaves.top();
     const int group = leaf.useless ? 0 : t.bytes > share ? 1 : 2;
-    return std::pair(group, leaf.worth);
+    return std::pair(group, leaf.score);
   };
   Tenant* best = nullptr;
   for (auto& [name, tenant] : tenants_) {

@@ -1,9 +1,10 @@
 // Chooses which prefixes go when the store has to make room. The functions are pure: a snapshot
 // goes in, a plan comes out; nothing is removed here.
 //
-// The worth of a segment is the prefill that keeping it is expected to save, per byte kept:
+// The eviction score of a segment is the prefill that keeping it is expected to save, per byte
+// kept:
 //
-//   worth = heat * cost / bytes                             [prefilled tokens per byte]
+//   score = heat * cost / bytes                             [prefilled tokens per byte]
 //   heat  = sum over its uses of 2^-(age / 24 h)            [recent uses]
 //   cost  = sum over its tokens at positions t of 1 + t / 32768
 //
@@ -11,12 +12,13 @@
 // recent uses is the number of uses expected, and a use a day ago counts half. The cost is in
 // tokens prefilled at position 0; a token at 32768 costs two of them, because there attention takes
 // about as much work as the rest of a layer (8B models: 30k tokens, 1B: 18k, 70B: 53k). Of two
-// prefixes used alike the longer one is therefore worth more per byte.
+// prefixes used alike the longer one therefore has the higher score.
 //
 // Only leaves go: segments that others continue, open and pinned segments stay. Segments that
 // cannot serve anyone, quarantined or expired ones, go first. To relieve the whole store, tenants
 // that hold more than their fair share (an equal part of all stored bytes) give first, so that one
-// tenant's flood never empties another's cache; among their leaves the one worth least goes first.
+// tenant's flood never empties another's cache; among their leaves the one with the lowest score
+// goes first.
 //
 // Thread-safety: plain values.
 #pragma once
@@ -49,7 +51,7 @@ struct EvictionNode {
   bool useless = false;  // quarantined or expired
   bool held = false;     // open, or pinned by its user
 
-  double worth() const;
+  double score() const;
 };
 
 class EvictionPlan {
@@ -67,11 +69,11 @@ class EvictionPlan {
  private:
   struct Leaf {
     bool useless;
-    double worth;
+    double score;
     size_t node;
     bool operator<(const Leaf& o) const {  // the top of a priority queue goes first
       if (useless != o.useless) return !useless;
-      return worth > o.worth;
+      return score > o.score;
     }
   };
   struct Tenant {

@@ -119,12 +119,12 @@ Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const C
   return {};
 }
 
-Result<PrefixTree::Node*> PrefixTree::MergeParentNode(const SegmentId& leaf) const {
+Result<PrefixTree::Node*> PrefixTree::CompactParentNode(const SegmentId& leaf) const {
   const auto it = nodes_.find(leaf);
   if (it == nodes_.end()) return NoPrefix(leaf);
   const auto refuse = [&](const char* why) {
     return Error{Code::kFailedPrecondition,
-                 "segment " + leaf.ToString() + " cannot be merged with its parent: " + why};
+                 "segment " + leaf.ToString() + " cannot be compacted with its parent: " + why};
   };
   const Node& node = it->second;
   const auto parent_it = nodes_.find(node.record.parent);
@@ -142,18 +142,18 @@ Result<PrefixTree::Node*> PrefixTree::MergeParentNode(const SegmentId& leaf) con
   return const_cast<Node*>(&parent);
 }
 
-Result<SegmentRecord> PrefixTree::MergeParent(const SegmentId& leaf) const {
+Result<SegmentRecord> PrefixTree::CompactParent(const SegmentId& leaf) const {
   std::lock_guard lock(mutex_);
-  PREFIXD_ASSIGN(const Node* parent, MergeParentNode(leaf));
+  PREFIXD_ASSIGN(const Node* parent, CompactParentNode(leaf));
   return parent->record;
 }
 
-Status PrefixTree::Merge(const SegmentId& leaf, const SegmentRecord& merged,
-                         std::span<const AliasRecord> aliases, const Commit& commit) {
+Status PrefixTree::Compact(const SegmentId& leaf, const SegmentRecord& compacted,
+                           std::span<const AliasRecord> aliases, const Commit& commit) {
   std::lock_guard lock(mutex_);
-  PREFIXD_ASSIGN(const Node* parent, MergeParentNode(leaf));
+  PREFIXD_ASSIGN(const Node* parent, CompactParentNode(leaf));
   const Node& node = nodes_.at(leaf);
-  Node joined{merged,
+  Node joined{compacted,
               node.scope,
               "",
               std::max(node.last_used_unix_ms, parent->last_used_unix_ms),
@@ -337,7 +337,7 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   info.created_unix_ms = node.record.created_unix_ms;
   info.last_used_unix_ms = node.last_used_unix_ms;
   info.listed = node.record.listed;
-  info.settled = node.record.settled;
+  info.reclustered = node.record.reclustered;
   info.encoding = node.record.encoding;
   info.encoding_error = node.record.encoding_error;
   info.pinned = node.record.pinned;

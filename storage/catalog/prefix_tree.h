@@ -1,5 +1,5 @@
 // Holds which segments exist and how they continue one another: the catalog's segment rows in
-// memory. Pins are objects: while one lives, no segment of its chain can be removed or merged.
+// memory. Pins are objects: while one lives, no segment of its chain can be removed or compacted.
 //
 // A segment stays while it is needed: a prompt that was put ends there (the segment is listed, or
 // an alias names a place in it), or other segments continue it. It is alive, and matched, while one
@@ -80,12 +80,12 @@ class PrefixTree {
   // Replaces the record of a segment; id, parent and tokens stay. kUnavailable when the segment's
   // file is not `file` any more.
   Status Update(const SegmentRecord& record, const Uuid& file, const Commit& commit);
-  // Puts `merged` in the place of `leaf` and of its parent, which only `leaf` continues: neither
+  // Puts `compacted` in the place of `leaf` and of its parent, which only `leaf` continues: neither
   // may be pinned or quarantined. The message of kFailedPrecondition names the obstacle.
-  Status Merge(const SegmentId& leaf, const SegmentRecord& merged,
-               std::span<const AliasRecord> aliases, const Commit& commit);
-  // Returns the leaf's parent, if the two may be merged now.
-  Result<SegmentRecord> MergeParent(const SegmentId& leaf) const;
+  Status Compact(const SegmentId& leaf, const SegmentRecord& compacted,
+                 std::span<const AliasRecord> aliases, const Commit& commit);
+  // Returns the leaf's parent, if the two may be compacted now.
+  Result<SegmentRecord> CompactParent(const SegmentId& leaf) const;
   // Returns unlisted segments that nothing continues, names or holds.
   std::vector<SegmentId> Unneeded() const;
 
@@ -165,7 +165,7 @@ class PrefixTree {
 
   static ChildKey KeyOf(const Node& node);
   // The methods below require mutex_.
-  Result<Node*> MergeParentNode(const SegmentId& leaf) const;
+  Result<Node*> CompactParentNode(const SegmentId& leaf) const;
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
   void PutAlias(const AliasRecord& alias);

@@ -84,7 +84,7 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
   record.tokens = header.tokens;
   record.file_bytes = ends.file_bytes;
   record.created_unix_ms = header.created_unix_ms;
-  record.settled = header.chunk_tokens > 0;
+  record.reclustered = header.chunk_tokens > 0;
   record.encoding = header.encoding;
   record.encoding_error = ends.footer.error;
   if ((record.tokens.begin == 0) != record.is_root()) {

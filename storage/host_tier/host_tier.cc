@@ -132,7 +132,7 @@ uint64_t HostTier::ShareBytes(const TierRegion& region) {
 bool HostTier::Grow(TierRegion& region, Access access) {
   std::lock_guard lock(mutex_);
   if (free_blocks_ == 0) {
-    if (access == Access::kScan || access == Access::kAhead) return false;
+    if (access == Access::kScan || access == Access::kPrefetch) return false;
     const Division division = Divide(region);
     if (region.blocks() >= Share(region, division)) return false;
     // The tenant most above its share, in blocks, gives first; the next one if all of its blocks

@@ -53,7 +53,7 @@ class HostTier final : public TierBudget {
   struct Stats {
     uint64_t bytes = 0, memory_bytes = 0, capacity = 0, pinned_bytes = 0;
     uint64_t hits = 0, misses = 0, evictions = 0;
-    AheadPages ahead;
+    PrefetchedPages ahead;
     std::string huge_pages;  // TierMemory::huge_pages
     std::vector<TenantStats> tenants;
   };

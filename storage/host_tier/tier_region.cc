@@ -99,7 +99,7 @@ bool TierRegion::Insert(const PageKey& key, ConstPageBytes page, Access access) 
   const uint32_t f = AcquireFrame(access);
   TierShard& shard = ShardOf(key.segment, key.page);
   if (f == kNoFrame) {
-    if (access == Access::kAhead) NoteReadInVain(key, 1);
+    if (access == Access::kPrefetch) NoteReadInVain(key, 1);
     return false;
   }
   std::memcpy(bytes().data() + uint64_t{f} * kPageBytes, page.data(), kPageBytes);
@@ -135,7 +135,7 @@ Result<PagePins> TierRegion::Promise(uint64_t pages) {
         Code::kResourceExhausted,
         "tenant '" + tenant() + "' would hold " + std::to_string((before + pages) * kPageBytes) +
             " bytes of the host tier in place and may hold " + std::to_string(bound * kPageBytes) +
-            " (half its share); release borrowed rows, borrow fewer, or use ReadRows"};
+            " (half its share); release rows held in place, hold fewer, or use ReadRows"};
   }
   PagePins pins;
   pins.region_ = shared_from_this();
@@ -157,7 +157,7 @@ Result<uint32_t> TierRegion::InsertPinned(const PageKey& key, ConstPageBytes pag
   if (const uint32_t f = TryInsertPinned(key, page, pins); f != kNoFrame) return f;
   return Error{Code::kResourceExhausted,
                "the host tier has no room for another page of tenant '" + tenant() +
-                   "': what it holds is in use; release borrowed rows or use ReadRows"};
+                   "': what it holds is in use; release rows held in place or use ReadRows"};
 }
 
 PagePins TierRegion::PinsForAStep() {

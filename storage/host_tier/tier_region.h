@@ -120,7 +120,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
     uint64_t memory_bytes = 0;  // bytes of blocks taken
     uint64_t pinned_bytes = 0;  // lasting pins; a page pinned twice counts twice
     uint64_t hits = 0, misses = 0, evictions = 0;
-    AheadPages ahead;
+    PrefetchedPages ahead;
   };
   Stats stats() const;
 

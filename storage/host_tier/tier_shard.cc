@@ -36,7 +36,7 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
   }
   for (const uint32_t f : out.first(pages.size())) {
     // A prefetch counts neither as hit nor as miss.
-    if (access != Access::kAhead) ++(f == kNoFrame ? misses : hits);
+    if (access != Access::kPrefetch) ++(f == kNoFrame ? misses : hits);
     if (f == kNoFrame) continue;
     TierFrame& frame = frames_[f];
     if (access == Access::kPoint) {
@@ -65,17 +65,17 @@ uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin)
     TierFrame& frame = frames_[f];
     frame.key = key;
     frame.uses = 0;
-    frame.ahead = access == Access::kAhead;
+    frame.ahead = access == Access::kPrefetch;
     frame.shard.store(static_cast<uint8_t>(number_ + 1), std::memory_order_relaxed);
     const bool returning = access == Access::kPoint && ghosts_.erase(HashOf(key)) > 0;
     Append(returning ? main_ : small_, f);
-  } else if (access == Access::kAhead) {
+  } else if (access == Access::kPrefetch) {
     ++ahead.in_vain;
   } else if (access == Access::kPoint && frames_[slot].ahead) {
     ++ahead.in_vain;  // it came while this read fetched it
     UseFirst(slot);
   }
-  if (access == Access::kAhead) ++ahead.read;
+  if (access == Access::kPrefetch) ++ahead.read;
   if (pin) frames_[slot].pins.fetch_add(1, std::memory_order_relaxed);
   Publish();
   return slot;

@@ -28,9 +28,9 @@ struct PageKey {
 
 // Scans neither raise a page's worth nor evict anything. Readers that keep the bytes themselves
 // (kOwn, and kOwnLater behind all others) take the pages that are here and insert none. Prefetched
-// pages (kAhead) are counted apart until a point read uses them. Background reading (rewriting,
+// pages (kPrefetch) are counted apart until a point read uses them. Background reading (rewriting,
 // copying) leaves the tier alone.
-enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kAhead, kBackground };
+enum class Access : uint8_t { kPoint, kScan, kOwn, kOwnLater, kPrefetch, kBackground };
 
 inline constexpr uint32_t kNoFrame = UINT32_MAX;
 inline constexpr uint64_t kExtentPages = 256;  // pages that one look into the index finds
@@ -48,11 +48,12 @@ struct TierFrame {
   PageKey key;
 };
 
-// AheadPages counts prefetched pages: all, those that a point read used, and those that no read can
-// use any more: they left unused, were here already, or found no room. The others are here still.
-struct AheadPages {
+// PrefetchedPages counts prefetched pages: all, those that a point read used, and those that no
+// read can use any more: they left unused, were here already, or found no room. The others are here
+// still.
+struct PrefetchedPages {
   uint64_t read = 0, used = 0, in_vain = 0;
-  AheadPages& operator+=(const AheadPages& o) {
+  PrefetchedPages& operator+=(const PrefetchedPages& o) {
     read += o.read, used += o.used, in_vain += o.in_vain;
     return *this;
   }
@@ -117,7 +118,7 @@ class TierShard {
 
   mutable std::mutex mutex;
   uint64_t hits = 0, misses = 0, evictions = 0;
-  AheadPages ahead;
+  PrefetchedPages ahead;
 
  private:
   struct Queue {

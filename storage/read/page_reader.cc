@@ -22,9 +22,11 @@ constexpr uint64_t kStreamBytes = 4u << 20;  // scans of at least this size go p
 // Prefetch reads this many pages at a time. They are so few that others at the scrub's place in the
 // queue (the scrub, and preloading of keys) soon have their turn, and that a step that comes
 // meanwhile finds the disk free.
-constexpr size_t kAheadPages = 4;
+constexpr size_t kPrefetchedPages = 4;
 
-void CountAhead(uint64_t pages, ReadStats& stats) { stats.ahead_used_bytes += pages * kPageBytes; }
+void CountPrefetched(uint64_t pages, ReadStats& stats) {
+  stats.prefetch_used_bytes += pages * kPageBytes;
+}
 
 // WindowPieces lists the pieces of one window and which of its pages they belong to.
 struct WindowPieces {
@@ -116,13 +118,13 @@ class PieceReader {
       if (access_ == Access::kBackground) {
         std::fill_n(frames.begin(), n, kNoFrame);
       } else if (in_place_ != nullptr) {
-        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of, access_,
-                                       std::span(frames).first(n), in_place_->pins),
-                   *stats_);
+        CountPrefetched(services_.tier->Pin(file_.record().sequence, pages_of, access_,
+                                            std::span(frames).first(n), in_place_->pins),
+                        *stats_);
       } else {
-        CountAhead(services_.tier->Pin(file_.record().sequence, pages_of, access_,
-                                       std::span(frames).first(n)),
-                   *stats_);
+        CountPrefetched(services_.tier->Pin(file_.record().sequence, pages_of, access_,
+                                            std::span(frames).first(n)),
+                        *stats_);
       }
       for (size_t i = 0; i < n; ++i) {
         if (frames[i] != kNoFrame) {
@@ -250,7 +252,7 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
   }
   PREFIXD_ASSIGN(PagePins pins, tier.Promise(pages.size()));
   std::vector<uint32_t> frames(pages.size());
-  CountAhead(tier.Pin(segment, pages, Access::kPoint, frames, pins), *stats);
+  CountPrefetched(tier.Pin(segment, pages, Access::kPoint, frames, pins), *stats);
   for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
     if (pieces[i].page != pages[p]) ++p;
     if (frames[p] != kNoFrame) stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].bytes;
@@ -284,9 +286,9 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
   return pins;
 }
 
-Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
-                      std::span<const uint64_t> pages, uint64_t max_bytes,
-                      const std::atomic<bool>& stop, ReadStats* stats) {
+Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
+                     std::span<const uint64_t> pages, uint64_t max_bytes,
+                     const std::atomic<bool>& stop, ReadStats* stats) {
   TierRegion& tier = *services.tier;
   const uint64_t segment = file.record().sequence;
   uint64_t left = max_bytes / kPageBytes;
@@ -295,12 +297,12 @@ Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
                     /*max_gap=*/0, &stop);
   for (size_t at = 0; at < pages.size() && left > 0;) {
     std::vector<uint64_t> missing;
-    const size_t most = std::min<uint64_t>(left, kAheadPages);
+    const size_t most = std::min<uint64_t>(left, kPrefetchedPages);
     while (at < pages.size() && missing.size() < most) {
-      std::array<uint32_t, kAheadPages> frames;
+      std::array<uint32_t, kPrefetchedPages> frames;
       const size_t n = std::min(most - missing.size(), pages.size() - at);
       const auto looked_up = std::span(frames).first(n);
-      tier.Pin(segment, pages.subspan(at, n), Access::kAhead, looked_up);
+      tier.Pin(segment, pages.subspan(at, n), Access::kPrefetch, looked_up);
       for (size_t i = 0; i < n; ++i) {
         if (frames[i] == kNoFrame) missing.push_back(pages[at + i]);
       }
@@ -323,7 +325,7 @@ Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
     PREFIXD_TRY(finished);
     bool room = true;
     for (size_t i = 0; i < n; ++i) {
-      room &= tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kAhead);
+      room &= tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kPrefetch);
     }
     if (!room) {
       return Error{Code::kResourceExhausted,

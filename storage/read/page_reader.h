@@ -76,9 +76,9 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
 // in `stats`; ends at max_bytes, or soon after `stop` is set (kCancelled), whatever the disk does.
 // kIo and kCorrupt as in ReadPieces, without a deadline; kResourceExhausted once the tier takes no
 // more. Pages read before an error stay.
-Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
-                      std::span<const uint64_t> pages, uint64_t max_bytes,
-                      const std::atomic<bool>& stop, ReadStats* stats);
+Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
+                     std::span<const uint64_t> pages, uint64_t max_bytes,
+                     const std::atomic<bool>& stop, ReadStats* stats);
 
 // Reads and verifies every page from `first_page` up to the checksum table; bypasses the tier.
 // `page_done(n)` is called as pages are done and may return false to stop (kCancelled).

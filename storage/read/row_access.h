@@ -21,12 +21,12 @@ namespace prefixd::storage {
 struct ReadStats {
   std::array<uint64_t, kTierCount> bytes{};
   uint64_t pages_ssd = 0, pages_host = 0;
-  uint64_t ahead_used_bytes = 0;  // prefetched pages in the tier, used now for the first time
+  uint64_t prefetch_used_bytes = 0;  // prefetched pages in the tier, used now for the first time
   ReadStats& operator+=(const ReadStats& o);
 };
 
 // The part of a row that a reader reads. Where keys are in memory already, values alone are half
-// the bytes, and in the settled layout half the pages.
+// the bytes, and in the reclustered layout half the pages.
 enum class RowPart : uint8_t { kRow, kKey, kValue };
 inline size_t PartBytes(const RowShape& row, RowPart part) {
   return (part == RowPart::kValue ? 0 : row.key_bytes()) +
@@ -49,9 +49,9 @@ enum class RangeUse : uint8_t {
   kOwnLater  // kOwn at the lowest priority: no step waits for it
 };
 
-// BorrowedRows are rows read in place: verified, and unchanged while this lives, even after the
+// RowsInPlace are rows read in place: verified, and unchanged while this lives, even after the
 // prefix is closed.
-struct BorrowedRows {
+struct RowsInPlace {
   std::vector<RowRef> rows;  // in the order of the ids
   // The memory that holds all rows: one region per tenant, mappable read-only through `region_fd`
   // (-1: it cannot be passed on) by the process that receives it. Valid as long as `hold`.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "prefixd/stored_part.h"
-#include "storage/read/row_pieces.h"
+#include "storage/read/gather_plan.h"
 
 namespace prefixd::storage {
 namespace {
@@ -35,8 +35,8 @@ class RowScan {
       const uint32_t first = layout_.chunk_begin(chunk);
       if (first >= rows_.n_tokens) break;
       // In the arrival layout the requested tokens are the first ones.
-      const uint32_t n = layout_.settled() ? layout_.chunk_size(chunk)
-                                           : std::min(layout_.shape.n_tokens, rows_.n_tokens);
+      const uint32_t n = layout_.reclustered() ? layout_.chunk_size(chunk)
+                                               : std::min(layout_.shape.n_tokens, rows_.n_tokens);
       for (uint32_t begin = 0; begin < n; begin += batch) {
         const LetGo let_go{room_};
         const uint32_t end = std::min(n, begin + batch);
@@ -64,8 +64,8 @@ class RowScan {
     size_t piece = 0;             // the first
   };
 
-  const ItemPages& Keys() const { return layout_.settled() ? layout_.key : layout_.row; }
-  const ItemPages& Values() const { return layout_.settled() ? layout_.value : layout_.row; }
+  const ItemPages& Keys() const { return layout_.reclustered() ? layout_.key : layout_.row; }
+  const ItemPages& Values() const { return layout_.reclustered() ? layout_.value : layout_.row; }
 
   uint32_t OwnOf(uint32_t chunk_first, uint32_t i) const {
     return chunk_first + (rows_.order ? rows_.order->token_in[chunk_first + i] : i);
@@ -107,7 +107,7 @@ class RowScan {
     const uint64_t run = layout_.run_page(rows_.layer, rows_.kv_head);
     pieces_.clear();
     Pages keys, values;
-    if (layout_.settled()) {
+    if (layout_.reclustered()) {
       keys = AddPages(layout_.key, run + layout_.chunk_keys(chunk), first, begin, end);
       values = AddPages(layout_.value, run + layout_.chunk_values(chunk), first, begin, end);
     } else {
@@ -159,16 +159,17 @@ class RowScan {
       own.push_back(token);
     }
     if (own.empty()) return {};
-    // Keys are added before values, as the settled layout's pages lie, so that no sort is needed.
+    // Keys are added before values, as the reclustered layout's pages lie, so that no sort is
+    // needed.
     pieces_.clear();
     const auto add = [&](RowPart part) {
-      RowPieces pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, part,
-                       rows_.file.header().encoding);
+      GatherPlan pieces(layout_, rows_.order, rows_.layer, rows_.kv_head, part,
+                        rows_.file.header().encoding);
       pieces.AddRows(own, 0, {out, stride, out + key_bytes, stride});
       const std::vector<PagePiece> taken = pieces.Take();
       pieces_.insert(pieces_.end(), taken.begin(), taken.end());
     };
-    if (layout_.settled()) {
+    if (layout_.reclustered()) {
       add(RowPart::kKey);
       add(RowPart::kValue);
     } else {

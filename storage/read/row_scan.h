@@ -1,7 +1,7 @@
 // Visits all rows of one (layer, KV head) of a segment in stored order: page after page, in place
 // where the host tier has them. It serves readers that do not mind the order of tokens; in the
-// settled layout the order of tokens is another one, and following it means copying every key and
-// every value to a place of its own.
+// reclustered layout the order of tokens is another one, and following it means copying every key
+// and every value to a place of its own.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace prefixd::storage {
 // ScannedRows names the visited rows of a segment: those of its first n_tokens.
 struct ScannedRows {
   const SegmentFile& file;
-  const RunOrder* order;  // the run's in the settled layout, else null
+  const RunOrder* order;  // the run's in the reclustered layout, else null
   uint32_t layer, kv_head;
   uint32_t n_tokens;
   RowShape row;  // the row's shape as delivered

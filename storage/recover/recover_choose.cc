@@ -66,13 +66,13 @@ class Chooser {
     TakeOut("", [&](const FoundSegment& f) { return !keep.contains(f.record.file); });
   }
 
-  // Drops segments that were merged into another, unless something still continues them.
+  // Drops segments that were compacted into another, unless something still continues them.
   void DropReplaced() {
     std::set<SegmentId> gone;
-    for (const FoundSegment& merged : scan_.found) {
-      if (!merged.damage.empty()) continue;
-      const std::set<SegmentId> old(merged.manifest.replaces.begin(),
-                                    merged.manifest.replaces.end());
+    for (const FoundSegment& compacted : scan_.found) {
+      if (!compacted.damage.empty()) continue;
+      const std::set<SegmentId> old(compacted.manifest.replaces.begin(),
+                                    compacted.manifest.replaces.end());
       const bool needed =
           std::any_of(scan_.found.begin(), scan_.found.end(), [&](const FoundSegment& f) {
             return old.contains(f.record.parent) && !old.contains(f.record.id);

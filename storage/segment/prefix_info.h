@@ -31,7 +31,7 @@ struct SegmentId {
 };
 
 // The segment in which a prefix ends names it; the prefix's tokens are those of the chain up to
-// there. The name stays valid when segments are merged: `chain` then ends in the merged one.
+// there. The name stays valid when segments are compacted: `chain` then ends in the compacted one.
 struct PrefixInfo {
   SegmentId id;
   std::string model, tenant, label;
@@ -43,9 +43,9 @@ struct PrefixInfo {
   uint32_t children = 0;
   int64_t created_unix_ms = 0, last_used_unix_ms = 0;
   bool quarantined = false;
-  std::string quarantine;  // reason, for this segment or one it needs
-  bool listed = true;      // false: kept only because others continue it
-  bool settled = false;    // the last segment's rows lie by similarity of keys
+  std::string quarantine;    // reason, for this segment or one it needs
+  bool listed = true;        // false: kept only because others continue it
+  bool reclustered = false;  // the last segment's rows lie by similarity of keys
   // The encoding of the last segment's rows, and its error. Other segments of the chain may differ.
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;

@@ -187,7 +187,7 @@ std::string EncodeSegment(const SegmentRecord& r) {
                 {"first_token", r.first_token},
                 {"file_bytes", r.file_bytes},
                 {"created", r.created_unix_ms},
-                {"settled", r.settled},
+                {"settled", r.reclustered},
                 {"listed", r.listed},
                 {"pinned", r.pinned},
                 {"expires", r.expires_unix_ms}};
@@ -207,7 +207,7 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
     r.file = r.id.bytes;
     if (Whole<int>(v.at("v")) >= 2) {
       ids = ids && GetBinary(v.at("file"), r.file);
-      r.settled = v.at("settled").get<bool>();
+      r.reclustered = v.at("settled").get<bool>();
       r.listed = v.at("listed").get<bool>();
       r.pinned = v.at("pinned").get<bool>();
       r.expires_unix_ms = Whole<int64_t>(v.at("expires"));

@@ -28,7 +28,7 @@ struct SegmentRecord {
   uint32_t first_token = 0;  // first own token id; tells siblings apart
   uint64_t file_bytes = 0;
   int64_t created_unix_ms = 0;
-  bool settled = false;  // rows are in the settled layout
+  bool reclustered = false;  // rows are in the reclustered layout
   // A put prompt ends here. False: the segment is kept only because others continue it.
   bool listed = true;
   // The lifetime of the segment's own name; cleared when the name goes.
@@ -48,7 +48,7 @@ inline bool Expired(int64_t expires_unix_ms, int64_t now_unix_ms) {
   return expires_unix_ms != 0 && expires_unix_ms <= now_unix_ms;
 }
 
-// An AliasRecord names a prefix whose segment was merged into the one that continued it.
+// An AliasRecord names a prefix whose segment was compacted into the one that continued it.
 struct AliasRecord {
   SegmentId id;
   SegmentId segment;  // the segment that holds its tokens now, and more behind them
@@ -82,7 +82,8 @@ struct SegmentManifest {
   uint32_t block_tokens = 0;
   bool listed = true;                // when the file was written
   std::vector<AliasRecord> aliases;  // names of prefixes that end inside the segment
-  std::vector<SegmentId> replaces;   // after a merge: the segments whose tokens this one took over
+  std::vector<SegmentId>
+      replaces;  // after a compaction: the segments whose tokens this one took over
 };
 std::string EncodeManifest(const SegmentManifest& manifest);
 Result<SegmentManifest> DecodeManifest(std::string_view bytes);

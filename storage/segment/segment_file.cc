@@ -141,7 +141,7 @@ Result<std::unique_ptr<const RunOrder>> SegmentFile::LoadOrder(IoEngine& engine,
 }
 
 Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uint32_t head) const {
-  if (!layout_.settled()) return static_cast<const RunOrder*>(nullptr);
+  if (!layout_.reclustered()) return static_cast<const RunOrder*>(nullptr);
   const uint32_t run = layout_.run(layer, head);
   {
     std::lock_guard lock(orders_mutex_);
@@ -154,7 +154,7 @@ Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uin
 }
 
 bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
-  if (!layout_.settled()) return true;
+  if (!layout_.reclustered()) return true;
   std::lock_guard lock(orders_mutex_);
   return orders_[layout_.run(layer, head)] != nullptr;
 }
@@ -169,7 +169,7 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
   PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
   PREFIXD_TRY(Twice([&] { return file->LoadTable(engine, path); }));
   PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine); }));
-  if (file->layout_.settled()) file->orders_.resize(file->layout_.runs());
+  if (file->layout_.reclustered()) file->orders_.resize(file->layout_.runs());
   return std::shared_ptr<const SegmentFile>(std::move(file));
 }
 

@@ -18,7 +18,7 @@
 
 namespace prefixd::storage {
 
-// A RunOrder holds the stored order of one run's rows (settled layout), both ways.
+// A RunOrder holds the stored order of one run's rows (reclustered layout), both ways.
 struct RunOrder {
   std::vector<uint16_t> slot_of;   // [own index]: slot in its chunk
   std::vector<uint16_t> token_in;  // [slot]: index in its chunk

@@ -101,7 +101,7 @@ Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) c
 
 Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                                     std::span<const std::byte> rows) {
-  if (layout_.settled()) return InvalidArgument("a settled segment is written in chunks");
+  if (layout_.reclustered()) return InvalidArgument("a reclustered segment is written in chunks");
   PREFIXD_TRY(CheckRun(layer, first, n));
   const uint32_t begin = first - plan_.header.tokens.begin;
   const size_t head_bytes = size_t{n} * layout_.row_bytes();
@@ -123,8 +123,9 @@ Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chu
                                      std::span<const uint32_t> order) {
   if (!failed_.ok()) return failed_;
   const SegmentLayout& l = layout_;
-  if (!l.settled() || uint64_t{l.run(layer, head)} * l.chunks() + chunk != chunks_written_) {
-    return InvalidArgument("chunks of a settled segment are written once and in ascending order");
+  if (!l.reclustered() || uint64_t{l.run(layer, head)} * l.chunks() + chunk != chunks_written_) {
+    return InvalidArgument(
+        "chunks of a reclustered segment are written once and in ascending order");
   }
   const uint32_t n = l.chunk_size(chunk);
   std::vector<uint16_t> slots(n);
@@ -294,9 +295,9 @@ Status SegmentFileWriter::Reap(Slab& slab) {
 }
 
 Status SegmentFileWriter::CheckComplete() const {
-  if (layout_.settled()) {
+  if (layout_.reclustered()) {
     if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
-    return Error{Code::kFailedPrecondition, "the settled segment is incomplete"};
+    return Error{Code::kFailedPrecondition, "the reclustered segment is incomplete"};
   }
   for (uint32_t layer = 0; layer < layout_.shape.n_layers; ++layer) {
     if (have_count_[layer] == layout_.shape.n_tokens) continue;

@@ -1,7 +1,7 @@
-// Writes one segment file: rows in any order (arrival layout) or chunk by chunk (settled layout),
-// then a seal. Pages that calls fill only in part wait in memory; whole pages go out in large
-// writes while the caller goes on. A segment whose rows come in runs keeps at most two partial
-// pages per run and KV head.
+// Writes one segment file: rows in any order (arrival layout) or chunk by chunk (reclustered
+// layout), then a seal. Pages that calls fill only in part wait in memory; whole pages go out in
+// large writes while the caller goes on. A segment whose rows come in runs keeps at most two
+// partial pages per run and KV head.
 //
 // Thread-safety: one thread at a time. Destroying an unsealed (or discarded) writer removes the
 // file.
@@ -49,7 +49,7 @@ class SegmentFileWriter {
   // Writes rows of the arrival layout like SegmentWriter::WriteRows, as stored. After a failed
   // write every call returns its error.
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
-  // Writes one chunk of one (layer, KV head) of the settled layout; chunks come once each, in
+  // Writes one chunk of one (layer, KV head) of the reclustered layout; chunks come once each, in
   // ascending order. rows: [chunk size][row bytes] in token order; slot s holds row order[s].
   // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.
   Status WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk, std::span<const std::byte> rows,
@@ -100,7 +100,7 @@ class SegmentFileWriter {
   std::vector<uint64_t> table_;
   std::vector<std::vector<bool>> have_;  // [layer][own token]
   std::vector<uint32_t> have_count_;
-  uint64_t chunks_written_ = 0;  // in the settled layout
+  uint64_t chunks_written_ = 0;  // in the reclustered layout
   std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;
   uint64_t bytes_written_ = 0;

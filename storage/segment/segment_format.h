@@ -50,7 +50,7 @@ struct SegmentHeader {
   uint32_t n_layers = 0, n_kv_heads = 0, key_dim = 0, value_dim = 0;
   DType dtype = DType::kBf16;
   RowEncoding encoding = RowEncoding::kAsGiven;
-  uint32_t chunk_tokens = 0;  // in the settled layout; 0: arrival
+  uint32_t chunk_tokens = 0;  // in the reclustered layout; 0: arrival
   uint64_t manifest_bytes = 0;
   int64_t created_unix_ms = 0;
 

@@ -37,7 +37,7 @@ Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
   l.key = ItemPages::Of(shape.key_bytes);
   l.value = ItemPages::Of(shape.value_bytes);
   const auto runs = static_cast<unsigned __int128>(shape.n_layers) * shape.n_kv_heads;
-  if (l.settled()) {
+  if (l.reclustered()) {
     l.pages_per_chunk = l.key.pages(shape.chunk_tokens) + l.value.pages(shape.chunk_tokens);
     const uint32_t last = l.chunk_size(l.chunks() - 1);
     l.pages_per_run =
@@ -61,13 +61,13 @@ Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
 
 uint64_t SegmentLayout::KeyAddress(uint32_t layer, uint32_t head, uint32_t slot) const {
   const uint64_t run = run_page(layer, head);
-  if (!settled()) return (run + row.page(slot)) * kPageBytes + row.offset(slot);
+  if (!reclustered()) return (run + row.page(slot)) * kPageBytes + row.offset(slot);
   const uint32_t chunk = slot / shape.chunk_tokens, i = slot % shape.chunk_tokens;
   return (run + chunk_keys(chunk) + key.page(i)) * kPageBytes + key.offset(i);
 }
 
 uint64_t SegmentLayout::ValueAddress(uint32_t layer, uint32_t head, uint32_t slot) const {
-  if (!settled()) return KeyAddress(layer, head, slot) + shape.key_bytes;
+  if (!reclustered()) return KeyAddress(layer, head, slot) + shape.key_bytes;
   const uint32_t chunk = slot / shape.chunk_tokens, i = slot % shape.chunk_tokens;
   return (run_page(layer, head) + chunk_values(chunk) + value.page(i)) * kPageBytes +
          value.offset(i);

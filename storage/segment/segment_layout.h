@@ -3,12 +3,13 @@
 //
 //   arrival: [layer][kv_head][token], key and value of a token adjacent: the order in which a put
 //            streams rows
-//   settled: [layer][kv_head][chunk][keys in slot order | values in slot order]: inside a chunk of
+//   reclustered: [layer][kv_head][chunk][keys in slot order | values in slot order]: inside a chunk
+//   of
 //            consecutive tokens rows lie by similarity of their keys (the order is stored), keys
 //            and values in pages of their own, so that either can be read without the other
 //
 // "Own index": a token's position minus the segment's first. "Slot": where its row lies; equal to
-// the own index in the arrival layout, a permutation inside each chunk in the settled one.
+// the own index in the arrival layout, a permutation inside each chunk in the reclustered one.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once
@@ -50,7 +51,7 @@ struct SegmentShape {
   uint32_t n_layers = 0, n_kv_heads = 0;
   uint32_t key_bytes = 0, value_bytes = 0;  // per token of one KV head, as stored
   uint32_t n_tokens = 0;
-  uint32_t chunk_tokens = 0;  // in the settled layout; 0: arrival
+  uint32_t chunk_tokens = 0;  // in the reclustered layout; 0: arrival
   uint64_t manifest_bytes = 0;
   bool operator==(const SegmentShape&) const = default;
 };
@@ -58,16 +59,16 @@ struct SegmentShape {
 struct SegmentLayout {
   SegmentShape shape;
   ItemPages row;                 // arrival: key and value together
-  ItemPages key, value;          // settled
-  uint64_t pages_per_chunk = 0;  // pages of a full chunk; settled
+  ItemPages key, value;          // reclustered
+  uint64_t pages_per_chunk = 0;  // pages of a full chunk; reclustered
   uint64_t pages_per_run = 0;    // pages of one (layer, KV head)
-  uint64_t pages_per_order = 0;  // pages of one (layer, KV head); settled
+  uint64_t pages_per_order = 0;  // pages of one (layer, KV head); reclustered
   uint64_t token_page = 0, manifest_page = 0, order_page = 0, table_page = 0, footer_page = 0;
 
   // Returns kInvalidArgument when a dimension is missing or the file would exceed 2^32 - 1 pages.
   static Result<SegmentLayout> Of(const SegmentShape& shape);
 
-  bool settled() const { return shape.chunk_tokens > 0; }
+  bool reclustered() const { return shape.chunk_tokens > 0; }
   uint32_t row_bytes() const { return shape.key_bytes + shape.value_bytes; }
   uint32_t runs() const { return shape.n_layers * shape.n_kv_heads; }
   uint64_t total_pages() const { return footer_page + 1; }
@@ -83,14 +84,14 @@ struct SegmentLayout {
     return order_page + uint64_t{run(layer, head)} * pages_per_order;
   }
 
-  // Tokens of a chunk of the settled layout; the arrival layout has one chunk of all tokens.
-  uint32_t chunk_tokens() const { return settled() ? shape.chunk_tokens : shape.n_tokens; }
+  // Tokens of a chunk of the reclustered layout; the arrival layout has one chunk of all tokens.
+  uint32_t chunk_tokens() const { return reclustered() ? shape.chunk_tokens : shape.n_tokens; }
   uint32_t chunks() const { return (shape.n_tokens + chunk_tokens() - 1) / chunk_tokens(); }
   uint32_t chunk_begin(uint32_t chunk) const { return chunk * chunk_tokens(); }
   uint32_t chunk_size(uint32_t chunk) const {
     return std::min(chunk_tokens(), shape.n_tokens - chunk_begin(chunk));
   }
-  // Return the first page of a chunk's keys and of its values, relative to the run; settled.
+  // Return the first page of a chunk's keys and of its values, relative to the run; reclustered.
   uint64_t chunk_keys(uint32_t chunk) const { return chunk * pages_per_chunk; }
   uint64_t chunk_values(uint32_t chunk) const {
     return chunk_keys(chunk) + key.pages(chunk_size(chunk));

@@ -24,7 +24,7 @@ ReadStats& ReadStats::operator+=(const ReadStats& o) {
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += o.bytes[i];
   pages_ssd += o.pages_ssd;
   pages_host += o.pages_host;
-  ahead_used_bytes += o.ahead_used_bytes;
+  prefetch_used_bytes += o.prefetch_used_bytes;
   return *this;
 }
 
@@ -121,24 +121,24 @@ class Store final : public PrefixStore {
   Result<PrefixInfo> GetPrefix(const SegmentId& id) const override { return core_->Info(id); }
   Status Remove(const SegmentId& id) override { return core_->Remove(id); }
 
-  Status SetRetention(const SegmentId& id, const RetentionChange& change) override {
-    return core_->SetRetention(id, change);
+  Status SetLifetime(const SegmentId& id, const LifetimeChange& change) override {
+    return core_->SetLifetime(id, change);
   }
 
   void NoteUse(const SegmentId& id) override { core_->Touch(core_->tree.Resolve(id).first); }
   Status Maintain() override { return core_->Maintain(); }
 
-  Status Settle(const SegmentId& id, const SettleOptions& options) override {
-    return SettleSegment(*core_, id, options);
+  Status Recluster(const SegmentId& id, const ReclusterOptions& options) override {
+    return ReclusterSegment(*core_, id, options);
   }
 
-  Result<PrefixInfo> CheckMerge(const SegmentId& leaf, uint32_t max_tokens) const override {
-    return CheckMergeOf(*core_, leaf, max_tokens);
+  Result<PrefixInfo> CheckCompaction(const SegmentId& leaf, uint32_t max_tokens) const override {
+    return CheckCompactionOf(*core_, leaf, max_tokens);
   }
-  Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens,
-                          std::span<const NewBlob> blobs) override {
+  Result<SegmentId> Compact(const SegmentId& leaf, uint32_t max_tokens,
+                            std::span<const NewBlob> blobs) override {
     for (const NewBlob& blob : blobs) PREFIXD_TRY(CheckBlob(blob.name, blob.producer));
-    return MergeSegment(*core_, leaf, max_tokens, blobs);
+    return CompactSegment(*core_, leaf, max_tokens, blobs);
   }
 
   Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) override {
@@ -172,9 +172,9 @@ class Store final : public PrefixStore {
     s.host_misses = tier.misses;
     s.host_tier_pinned = tier.pinned_bytes;
     s.host_evictions = tier.evictions;
-    s.ahead_bytes = tier.ahead.read * kPageBytes;
-    s.ahead_used_bytes = tier.ahead.used * kPageBytes;
-    s.ahead_vain_bytes = tier.ahead.in_vain * kPageBytes;
+    s.prefetched_bytes = tier.ahead.read * kPageBytes;
+    s.prefetch_used_bytes = tier.ahead.used * kPageBytes;
+    s.prefetch_wasted_bytes = tier.ahead.in_vain * kPageBytes;
     s.host_tier_huge_pages = tier.huge_pages;
     for (const auto& [tenant, share, r] : tier.tenants) {
       s.host_tenants.push_back(
@@ -183,8 +183,8 @@ class Store final : public PrefixStore {
     s.bytes_written = core_->bytes_written;
     s.bytes_read = core_->bytes_read;
     s.bytes_rewritten = core_->bytes_rewritten;
-    s.settled = core_->settled;
-    s.merged = core_->merged;
+    s.reclustered = core_->reclustered;
+    s.compacted = core_->compacted;
     s.puts = core_->puts;
     s.puts_aborted = core_->puts_aborted;
     s.recovered_orphans = core_->recovered_orphans;

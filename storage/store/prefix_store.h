@@ -42,7 +42,7 @@ struct PutOptions {
 };
 
 // Absent members leave their value as it is.
-struct RetentionChange {
+struct LifetimeChange {
   std::optional<bool> pinned;
   std::optional<int64_t> expires_unix_ms;  // 0: never
 };
@@ -77,7 +77,7 @@ struct ScrubOptions {
 using RowOrderFn = std::function<Result<std::vector<uint32_t>>(
     uint32_t layer, uint32_t kv_head, uint32_t first, std::span<const std::byte> rows)>;
 
-struct SettleOptions {
+struct ReclusterOptions {
   uint32_t chunk_tokens = 4096;  // rows move only within their chunk; at most 65536
   RowOrderFn order;
   Progress progress;  // in rows
@@ -144,26 +144,26 @@ class PrefixStore : public SegmentSource {
   // Makes one synced commit. An expired prefix matches no more from that moment on; readers that
   // have it open read on, and tokens that others continue stay. kNotFound when it was removed or
   // expired.
-  virtual Status SetRetention(const SegmentId& id, const RetentionChange& change) = 0;
+  virtual Status SetLifetime(const SegmentId& id, const LifetimeChange& change) = 0;
   // Notes a use that did not open the prefix, so that eviction spares it as if it had.
   virtual void NoteUse(const SegmentId& id) = 0;
   // Does a bounded piece of the work due every few seconds: removes expired prefixes, evicts a
   // little ahead of the puts, restores the ballast.
   virtual Status Maintain() = 0;
 
-  // Rewrites the segment's rows in the settled layout (segment_layout.h): neighbours in key space
-  // share pages, keys and values can be read apart. Readers are not disturbed. Does nothing when
-  // the segment is settled already.
-  virtual Status Settle(const SegmentId& id, const SettleOptions& options) = 0;
-  // Describes the segment that Merge would make now, under an id of no segment; the error says why
-  // it would not.
-  virtual Result<PrefixInfo> CheckMerge(const SegmentId& leaf, uint32_t max_tokens) const = 0;
+  // Rewrites the segment's rows in the reclustered layout (segment_layout.h): neighbours in key
+  // space share pages, keys and values can be read apart. Readers are not disturbed. Does nothing
+  // when the segment is reclustered already.
+  virtual Status Recluster(const SegmentId& id, const ReclusterOptions& options) = 0;
+  // Describes the segment that Compact would make now, under an id of no segment; the error says
+  // why it would not.
+  virtual Result<PrefixInfo> CheckCompaction(const SegmentId& leaf, uint32_t max_tokens) const = 0;
   // Joins a segment with the one it continues, if together they have at most max_tokens and nothing
   // else needs either: one file instead of two. The prefixes' names stay valid. The blobs of the
   // two are dropped, because ranges change; `blobs` are beside the returned segment before any
   // reader can see it. The message of kFailedPrecondition names the obstacle.
-  virtual Result<SegmentId> Merge(const SegmentId& leaf, uint32_t max_tokens,
-                                  std::span<const NewBlob> blobs = {}) = 0;
+  virtual Result<SegmentId> Compact(const SegmentId& leaf, uint32_t max_tokens,
+                                    std::span<const NewBlob> blobs = {}) = 0;
   // Copies the chain of a prefix to a remote tier; objects that are there already stay. Push may be
   // called again after a tier failed halfway: a segment counts once its last object is there.
   virtual Status Push(const SegmentId& id, RemoteTier& remote, const Progress& progress) = 0;
@@ -191,7 +191,7 @@ class PrefixStore : public SegmentSource {
     uint64_t host_tier_pinned = 0, host_evictions = 0;
     // Bytes prefetched into the tier; the part that a step used; and the useless part: it left the
     // tier unused, was there already, or found no room. The rest is there and may be used yet.
-    uint64_t ahead_bytes = 0, ahead_used_bytes = 0, ahead_vain_bytes = 0;
+    uint64_t prefetched_bytes = 0, prefetch_used_bytes = 0, prefetch_wasted_bytes = 0;
     std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
     struct Tenant {
       std::string tenant;
@@ -205,7 +205,7 @@ class PrefixStore : public SegmentSource {
     uint64_t bytes_written = 0, bytes_read = 0, puts = 0, puts_aborted = 0;
     // Rewriting counts in bytes_written too, so write amplification is bytes_written over
     // (bytes_written - bytes_rewritten).
-    uint64_t bytes_rewritten = 0, settled = 0, merged = 0;
+    uint64_t bytes_rewritten = 0, reclustered = 0, compacted = 0;
     uint64_t recovered_orphans = 0, recovered_commits = 0, checksum_failures = 0;
     // The scrub's work since the store was opened; all segments were verified (or stored) since
     // verified_since_unix_ms.

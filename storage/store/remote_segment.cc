@@ -150,7 +150,7 @@ Result<SegmentRecord> RecordOf(const RemoteSegment& source, const SegmentManifes
   record.first_token = source.tokens().front();
   record.file_bytes = source.layout().file_bytes();
   record.created_unix_ms = header.created_unix_ms;
-  record.settled = source.layout().settled();
+  record.reclustered = source.layout().reclustered();
   record.encoding = header.encoding;
   record.encoding_error = source.footer().error;
   if (manifest.model.fingerprint != header.model) {

@@ -6,7 +6,7 @@
 #include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
-#include "storage/read/row_pieces.h"
+#include "storage/read/gather_plan.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
 
@@ -25,8 +25,8 @@ Status ReadRun(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_
   const RowShape given = file.header().row();
   const size_t key = decoded ? given.key_bytes() : file.layout().shape.key_bytes;
   const size_t row = decoded ? given.bytes() : file.layout().row_bytes();
-  RowPieces pieces(file.layout(), order, layer, head, RowPart::kRow,
-                   decoded ? file.header().encoding : RowEncoding::kAsGiven);
+  GatherPlan pieces(file.layout(), order, layer, head, RowPart::kRow,
+                    decoded ? file.header().encoding : RowEncoding::kAsGiven);
   pieces.AddRun(begin, end, {out.data(), row, out.data() + key, row});
   ReadStats ignored;
   return ReadPieces(core.services, file, pieces.Take(), Access::kBackground, &ignored, deliver);
@@ -113,8 +113,8 @@ Status Swap(StoreCore& core, NewFile& file, SequenceTicket& sequence, const Cata
   return swapped;
 }
 
-Status WriteSettled(StoreCore& core, const SegmentFile& source, const SettleOptions& options,
-                    SegmentFileWriter& writer) {
+Status WriteReclustered(StoreCore& core, const SegmentFile& source, const ReclusterOptions& options,
+                        SegmentFileWriter& writer) {
   const SegmentLayout& l = writer.layout();
   ProgressCounter progress(options.progress, uint64_t{l.runs()} * l.shape.n_tokens);
   const bool encoded = source.header().encoding != RowEncoding::kAsGiven;
@@ -170,7 +170,7 @@ struct Pair {
 Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
   Pair pair;
   PREFIXD_ASSIGN(pair.last, core.tree.Record(core.tree.Resolve(leaf).first));
-  PREFIXD_ASSIGN(pair.first, core.tree.MergeParent(pair.last.id));
+  PREFIXD_ASSIGN(pair.first, core.tree.CompactParent(pair.last.id));
   const uint32_t n = pair.last.tokens.end - pair.first.tokens.begin;
   if (n > max_tokens) {
     return Error{Code::kFailedPrecondition, "together the segments have " + std::to_string(n) +
@@ -201,7 +201,7 @@ class StagedBlobs {
     const uint64_t bytes = BlobStore::BytesFor(blob.name, blob.producer, blob.bytes.size());
     PREFIXD_ASSIGN(const SpaceReservation space, core_.Reserve(tenant_, bytes, Room::kAsItIs));
     any_ = true;
-    CrashPoint("merge.before_blob");
+    CrashPoint("compact.before_blob");
     return core_.blobs->Put(id_, tenant_, blob.name, blob.producer, blob.bytes);
   }
   void Keep() { kept_ = true; }
@@ -215,14 +215,14 @@ class StagedBlobs {
 
 }  // namespace
 
-Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options) {
+Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOptions& options) {
   if (options.chunk_tokens == 0 || options.chunk_tokens > kMaxChunkTokens || !options.order) {
-    return InvalidArgument("settling needs an order and chunks of 1..65536 tokens");
+    return InvalidArgument("reclustering needs an order and chunks of 1..65536 tokens");
   }
   const SegmentId segment = core.tree.Resolve(id).first;
   PREFIXD_ASSIGN(const ChainPin pin, core.tree.PinSegment(segment));
   PREFIXD_ASSIGN(const SegmentRecord old, core.tree.Record(segment));
-  if (old.settled) return {};
+  if (old.reclustered) return {};
   PREFIXD_ASSIGN(const auto source, core.OpenSegment(segment));
   PREFIXD_ASSIGN(const SegmentManifest manifest, ManifestOf(core, old));
 
@@ -231,7 +231,7 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
   header.chunk_tokens = options.chunk_tokens;
   PREFIXD_ASSIGN(NewFile file, CreateFile(core, old.tenant, header, EncodeManifest(manifest),
                                           {source->tokens().begin(), source->tokens().end()}));
-  PREFIXD_TRY(WriteSettled(core, *source, options, *file.writer));
+  PREFIXD_TRY(WriteReclustered(core, *source, options, *file.writer));
   SequenceTicket sequence = core.catalog->sequences().Next();
   SegmentRecord sealed = old;
   sealed.sequence = sequence.number();
@@ -244,58 +244,59 @@ Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& 
     now.file = header.file;
     now.sequence = sequence.number();
     now.file_bytes = file.writer->layout().file_bytes();
-    now.settled = true;
+    now.reclustered = true;
     CatalogChange change;
     change.put.push_back({now, std::nullopt});
-    CrashPoint("settle.before_commit");
+    CrashPoint("recluster.before_commit");
     PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
       return core.tree.Update(now, old.file, commit_change);
     }));
   }
-  CrashPoint("settle.committed");
-  core.settled++;
+  CrashPoint("recluster.committed");
+  core.reclustered++;
   PREFIXD_TRY(core.FreeFile(old));
   return SyncDirectory(core.options.dir / "segments");
 }
 
-Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens) {
+Result<PrefixInfo> CheckCompactionOf(const StoreCore& core, const SegmentId& leaf,
+                                     uint32_t max_tokens) {
   PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
   PREFIXD_ASSIGN(PrefixInfo info, core.Info(pair.last.id));
   RandomBytes(info.id.bytes);
   info.chain.pop_back();
   info.chain.back() = info.id;
   info.own_tokens = pair.last.tokens.end - pair.first.tokens.begin;
-  info.settled = false;
+  info.reclustered = false;
   return info;
 }
 
-Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
-                               std::span<const NewBlob> blobs) {
+Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
+                                 std::span<const NewBlob> blobs) {
   PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
   const auto& [first, last] = pair;
-  SegmentRecord merged = last;
-  RandomBytes(merged.id.bytes);
-  merged.file = merged.id.bytes;
-  merged.parent = first.parent;
-  merged.tokens = {first.tokens.begin, last.tokens.end};
-  merged.first_token = first.first_token;
-  merged.lead = first.lead;
-  merged.settled = false;
-  merged.encoding_error = Combine(first.encoding_error, last.tokens.begin - first.tokens.begin,
-                                  last.encoding_error, last.tokens.size());
-  merged.listed = false;  // the old names stand for it
-  merged.pinned = false;  // each name keeps its own
-  merged.expires_unix_ms = 0;
+  SegmentRecord compacted = last;
+  RandomBytes(compacted.id.bytes);
+  compacted.file = compacted.id.bytes;
+  compacted.parent = first.parent;
+  compacted.tokens = {first.tokens.begin, last.tokens.end};
+  compacted.first_token = first.first_token;
+  compacted.lead = first.lead;
+  compacted.reclustered = false;
+  compacted.encoding_error = Combine(first.encoding_error, last.tokens.begin - first.tokens.begin,
+                                     last.encoding_error, last.tokens.size());
+  compacted.listed = false;  // the old names stand for it
+  compacted.pinned = false;  // each name keeps its own
+  compacted.expires_unix_ms = 0;
   const auto names = [&] {
     std::vector<AliasRecord> out;
     for (const SegmentRecord& record : {first, last}) {
       for (AliasRecord alias : core.tree.AliasesInto(record.id)) {
-        alias.segment = merged.id;
+        alias.segment = compacted.id;
         out.push_back(std::move(alias));
       }
       if (!record.listed) continue;
-      out.push_back({record.id, merged.id, record.tokens.end, record.label, record.created_unix_ms,
-                     record.pinned, record.expires_unix_ms});
+      out.push_back({record.id, compacted.id, record.tokens.end, record.label,
+                     record.created_unix_ms, record.pinned, record.expires_unix_ms});
     }
     return out;
   };
@@ -313,29 +314,29 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
     const auto& meta = core.catalog->meta();
     const auto hashes =
         BlockHashes(prefix->model().fingerprint, last.tenant, tokens, meta.block_tokens);
-    change.put.push_back({merged, OwnHashes(hashes, merged.tokens.begin, meta.block_tokens)});
+    change.put.push_back({compacted, OwnHashes(hashes, compacted.tokens.begin, meta.block_tokens)});
 
     SegmentHeader header = first_file->header();
-    header.segment = merged.id.bytes;
-    header.file = merged.file;
-    header.tokens = merged.tokens;
+    header.segment = compacted.id.bytes;
+    header.file = compacted.file;
+    header.tokens = compacted.tokens;
     header.chunk_tokens = 0;
     header.created_unix_ms = last.created_unix_ms;
-    const SegmentManifest manifest{prefix->model(),   last.tenant,   last.label,
-                                   meta.block_tokens, merged.listed, change.put_aliases,
+    const SegmentManifest manifest{prefix->model(),   last.tenant,      last.label,
+                                   meta.block_tokens, compacted.listed, change.put_aliases,
                                    change.remove};
     PREFIXD_ASSIGN(file, CreateFile(core, last.tenant, header, EncodeManifest(manifest),
-                                    {tokens.begin() + merged.tokens.begin, tokens.end()}));
+                                    {tokens.begin() + compacted.tokens.begin, tokens.end()}));
     PREFIXD_TRY(CopyRows(core, *first_file, *file.writer));
     PREFIXD_TRY(CopyRows(core, *last_file, *file.writer));
   }
   SequenceTicket sequence = core.catalog->sequences().Next();
-  merged.sequence = sequence.number();
-  merged.file_bytes = file.writer->layout().file_bytes();
-  change.put.front().record = merged;
-  PREFIXD_TRY(Seal(core, *file.writer, merged));
-  CrashPoint("merge.sealed");
-  StagedBlobs staged(core, merged);
+  compacted.sequence = sequence.number();
+  compacted.file_bytes = file.writer->layout().file_bytes();
+  change.put.front().record = compacted;
+  PREFIXD_TRY(Seal(core, *file.writer, compacted));
+  CrashPoint("compact.sealed");
+  StagedBlobs staged(core, compacted);
   for (const NewBlob& blob : blobs) {
     if (Status put = staged.Put(blob); !put.ok()) {
       file.writer->Discard();
@@ -344,27 +345,27 @@ Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t 
   }
   {
     std::lock_guard commit(core.commit_mutex);
-    // If either was settled, removed or continued in the meantime, the copied rows are still right,
-    // but what the catalog says of the two may not be; a later merge tries again.
+    // If either was reclustered, removed or continued in the meantime, the copied rows are still
+    // right, but what the catalog says of the two may not be; a later compaction tries again.
     const auto first_now = core.tree.Record(first.id), last_now = core.tree.Record(last.id);
     const bool unchanged = first_now.ok() && last_now.ok() && *first_now == first &&
                            *last_now == last && names() == change.put_aliases;
     if (!unchanged) {
       file.writer->Discard();
-      return Error{Code::kFailedPrecondition, "the segments changed while they were merged"};
+      return Error{Code::kFailedPrecondition, "the segments changed while they were compacted"};
     }
-    CrashPoint("merge.before_commit");
+    CrashPoint("compact.before_commit");
     PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
-      return core.tree.Merge(last.id, merged, change.put_aliases, commit_change);
+      return core.tree.Compact(last.id, compacted, change.put_aliases, commit_change);
     }));
   }
   staged.Keep();
-  CrashPoint("merge.committed");
-  core.merged++;
+  CrashPoint("compact.committed");
+  core.compacted++;
   PREFIXD_TRY(core.FreeSegment(first));
   PREFIXD_TRY(core.FreeSegment(last));
   core.FreeUnneeded();  // both may have been unlisted
-  return merged.id;
+  return compacted.id;
 }
 
 }  // namespace prefixd::storage

@@ -1,5 +1,5 @@
-// Rewrites stored segments in the background: into the settled layout, and two small ones into one.
-// The new file is written and synced beside the old one, then one catalog commit swaps it in;
+// Rewrites stored segments in the background: into the reclustered layout, and two small ones into
+// one. The new file is written and synced beside the old one, then one catalog commit swaps it in;
 // readers that have the old file open read on in it. A crash in between leaves one of the two,
 // whole.
 //
@@ -13,10 +13,11 @@
 
 namespace prefixd::storage {
 
-// These implement PrefixStore::Settle and ::Merge.
-Status SettleSegment(StoreCore& core, const SegmentId& id, const SettleOptions& options);
-Result<PrefixInfo> CheckMergeOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_tokens);
-Result<SegmentId> MergeSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
-                               std::span<const NewBlob> blobs);
+// These implement PrefixStore::Recluster and ::Compact.
+Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOptions& options);
+Result<PrefixInfo> CheckCompactionOf(const StoreCore& core, const SegmentId& leaf,
+                                     uint32_t max_tokens);
+Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_t max_tokens,
+                                 std::span<const NewBlob> blobs);
 
 }  // namespace prefixd::storage

@@ -91,7 +91,7 @@ Result<SpaceShortage> SpaceAccount::TryReserve(const std::string& tenant, uint64
 Error SpaceAccount::Refusal(const std::string& tenant, uint64_t bytes,
                             const SpaceShortage& shortage) const {
   const auto n = [](uint64_t x) { return std::to_string(x); };
-  const std::string what_is_left = options_.eviction == Eviction::kByWorth
+  const std::string what_is_left = options_.eviction == Eviction::kByScore
                                        ? "what may be evicted (not pinned, not open) is too "
                                          "little: unpin or remove prefixes"
                                        : "nothing is evicted here: remove prefixes";

@@ -46,7 +46,7 @@ class Adopter {
       replaced.push_back(id);
       all_sound &= IsSound(*old);
     }
-    if (!replaced.empty() && all_sound) return Fate::kNotNeeded;  // merged, but never committed
+    if (!replaced.empty() && all_sound) return Fate::kNotNeeded;  // compacted, but never committed
     // Only the candidate may continue the segments that it replaces.
     for (const SegmentRecord& other : core_.tree.Records()) {
       if (Contains(replaced, other.parent) && !Contains(replaced, other.id)) {
@@ -84,7 +84,7 @@ class Adopter {
     record.file = found.file;
     record.sequence = found.sequence;
     record.file_bytes = found.file_bytes;
-    record.settled = found.settled;
+    record.reclustered = found.reclustered;
     record.encoding = found.encoding;
     record.encoding_error = found.encoding_error;
     CatalogChange change;

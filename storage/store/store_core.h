@@ -68,7 +68,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Reserves within the limits (store_limits.cc). kResourceExhausted below the free-space watermark
   // or above a quota, when evicting does not help either; then nothing was evicted.
   Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
-  Status SetRetention(const SegmentId& id, const RetentionChange& change);
+  Status SetLifetime(const SegmentId& id, const LifetimeChange& change);
   // Renews the name of a prefix that was put again: it stays at least as long as given, and is
   // restored if it was gone.
   Status Keep(const SegmentId& id, bool pinned, int64_t expires_unix_ms);
@@ -114,7 +114,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::mutex commit_mutex;       // serialises commits, so that equal prompts find each other
   int64_t last_verified_ms = 0;  // guarded by commit_mutex
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
-  std::atomic<uint64_t> bytes_rewritten{0}, settled{0}, merged{0};
+  std::atomic<uint64_t> bytes_rewritten{0}, reclustered{0}, compacted{0};
   std::atomic<uint64_t> recovered_orphans{0}, recovered_commits{0}, checksum_failures{0};
   std::atomic<uint64_t> scrub_bytes{0}, scrub_damaged{0}, expired{0};
   PrefixStore::BlobLost blob_lost;

@@ -20,7 +20,7 @@ int64_t Later(int64_t a, int64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, 
 
 Result<SpaceReservation> StoreCore::Reserve(const std::string& tenant, uint64_t bytes, Room room) {
   SpaceReservation reserved;
-  const bool may_evict = room == Room::kMayEvict && options.eviction == Eviction::kByWorth;
+  const bool may_evict = room == Room::kMayEvict && options.eviction == Eviction::kByScore;
   if (!may_evict) {
     PREFIXD_ASSIGN(const SpaceShortage shortage, space->TryReserve(tenant, bytes, &reserved));
     if (shortage.any()) return space->Refusal(tenant, bytes, shortage);
@@ -107,7 +107,7 @@ Status StoreCore::ChangeName(const SegmentId& id, const std::function<Status(Nam
   return tree.Update(record, record.file, [&] { return catalog->Apply(change); });
 }
 
-Status StoreCore::SetRetention(const SegmentId& id, const RetentionChange& change) {
+Status StoreCore::SetLifetime(const SegmentId& id, const LifetimeChange& change) {
   return ChangeName(id, [&](Name& name) -> Status {
     if (name.gone) {
       return Error{Code::kNotFound,

@@ -14,9 +14,9 @@
 
 namespace prefixd::storage {
 
-// Says what happens to a put that does not fit: it is refused, or the prefixes worth least
-// (eviction.h) make room for it.
-enum class Eviction : uint8_t { kNever, kByWorth };
+// Says what happens to a put that does not fit: it is refused, or the prefixes with the lowest
+// score (eviction.h) make room for it.
+enum class Eviction : uint8_t { kNever, kByScore };
 
 struct StoreOptions {
   std::filesystem::path dir;              // created if missing (its parent must exist)
@@ -35,7 +35,7 @@ struct StoreOptions {
   uint64_t quota_bytes = 0;                // physical bytes of all segments and blobs; 0: none
   uint64_t tenant_quota_bytes = 0;         // the same for each tenant, 0: none ...
   std::map<std::string, uint64_t> tenant_quotas;  // ... except these
-  Eviction eviction = Eviction::kByWorth;
+  Eviction eviction = Eviction::kByScore;
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
   // Pages this close that single rows need are read with one operation, and the pages between are

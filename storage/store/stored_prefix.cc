@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "prefixd/row_ref.h"
-#include "storage/read/row_pieces.h"
+#include "storage/read/gather_plan.h"
 #include "storage/read/row_scan.h"
 #include "storage/store/store_core.h"
 
@@ -63,7 +63,7 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
-      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
       pieces.AddRows(ids.subspan(at, end - at), link.first(), target.From(at));
       at = end;
       PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
@@ -84,7 +84,7 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t begin = at, end = EndOf(link, ids, at);
       if (at == end) continue;
-      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
       const RowTarget own = TargetOf({out.own, stride}, part);
       pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
       at = end;
@@ -117,7 +117,7 @@ class OpenPrefix final : public StoredPrefix {
       const TokenRange run{std::max(range.begin, link.tokens.begin),
                            std::min(range.end, link.tokens.end)};
       if (run.begin >= run.end) continue;
-      PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
       pieces.AddRun(run.begin - link.first(), run.end - link.first(),
                     target.From(run.begin - range.begin));
       PREFIXD_TRY(Read(link, pieces, AccessFor(use), stats));
@@ -137,11 +137,11 @@ class OpenPrefix final : public StoredPrefix {
     return {};
   }
 
-  Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+  Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                                   ReadStats* stats) const override {
     PREFIXD_TRY(CheckIds(layer, kv_head, ids));
     ReadStats ignored;
-    BorrowedRows out;
+    RowsInPlace out;
     out.rows.resize(ids.size());
     auto hold = std::make_shared<Hold>();
     hold->region = tier_;
@@ -149,11 +149,12 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
-      PREFIXD_TRY(CheckBorrowable(link));
+      PREFIXD_TRY(CheckReadableInPlace(link));
       const auto rows = std::span(out.rows).subspan(at, end - at);
-      // A key and its value share a page in the arrival layout and lie in two in the settled one.
+      // A key and its value share a page in the arrival layout and lie in two in the reclustered
+      // one.
       const auto own = ids.subspan(at, end - at);
-      if (link.file->layout().settled()) {
+      if (link.file->layout().reclustered()) {
         PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kKey, rows, *hold,
                            stats ? stats : &ignored));
         PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kValue, rows, *hold,
@@ -171,9 +172,9 @@ class OpenPrefix final : public StoredPrefix {
     return out;
   }
 
-  Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
-                   uint64_t max_bytes, const std::atomic<bool>& stop,
-                   ReadStats* stats) const override {
+  Status Prefetch(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  uint64_t max_bytes, const std::atomic<bool>& stop,
+                  ReadStats* stats) const override {
     PREFIXD_TRY(CheckIds(layer, kv_head, ids));
     if (tier_->memory() == nullptr) return {};
     ReadStats reads;
@@ -202,8 +203,8 @@ class OpenPrefix final : public StoredPrefix {
         if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
       }
       const uint64_t read = reads.bytes[static_cast<size_t>(Tier::kSsd)];
-      status = ReadPagesAhead(services_, *link.file, pages, max_bytes - std::min(read, max_bytes),
-                              stop, &reads);
+      status = PrefetchPages(services_, *link.file, pages, max_bytes - std::min(read, max_bytes),
+                             stop, &reads);
       if (!status.ok()) break;
     }
     if (stats) *stats += reads;
@@ -266,7 +267,7 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   static uint32_t ItemBytes(const SegmentLayout& l) {
-    return l.settled() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
+    return l.reclustered() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
   }
   // Returns whether stored rows have the form that the kernels need, each in one piece.
   static bool InPlaceable(const Link& link) {
@@ -274,7 +275,7 @@ class OpenPrefix final : public StoredPrefix {
            ItemBytes(link.file->layout()) <= kPageBytes;
   }
 
-  static Status CheckBorrowable(const Link& link) {
+  static Status CheckReadableInPlace(const Link& link) {
     if (InPlaceable(link)) return {};
     if (link.file->header().encoding != RowEncoding::kAsGiven) {
       return Error{Code::kFailedPrecondition,
@@ -288,7 +289,7 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   // Points out.rows to the parts; pieces that must be copied go to out.own.
-  Status View(const Link& link, RowPieces& pieces, RowPart part, RowViews& out, Hold& hold,
+  Status View(const Link& link, GatherPlan& pieces, RowPart part, RowViews& out, Hold& hold,
               ReadStats* stats) const {
     const std::vector<PagePiece> sorted = pieces.Take();
     std::vector<const std::byte*> where(sorted.size());
@@ -315,7 +316,7 @@ class OpenPrefix final : public StoredPrefix {
   // Pins one part of rows and notes where it lies; kRow, in one piece, gives both.
   Status Borrow(const Link& link, uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                 RowPart part, std::span<RowRef> rows, Hold& hold, ReadStats* stats) const {
-    PREFIXD_ASSIGN(RowPieces pieces, Pieces(link, layer, kv_head, part));
+    PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
     // Pieces come sorted by page: marks map them back to rows.
     std::vector<std::byte> marks(ids.size());
     const size_t key = link.file->layout().shape.key_bytes;
@@ -346,13 +347,14 @@ class OpenPrefix final : public StoredPrefix {
     return order;
   }
 
-  Result<RowPieces> Pieces(const Link& link, uint32_t layer, uint32_t kv_head, RowPart part) const {
+  Result<GatherPlan> Pieces(const Link& link, uint32_t layer, uint32_t kv_head,
+                            RowPart part) const {
     PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
-    return RowPieces(link.file->layout(), order, layer, kv_head, part,
-                     link.file->header().encoding);
+    return GatherPlan(link.file->layout(), order, layer, kv_head, part,
+                      link.file->header().encoding);
   }
 
-  Status Read(const Link& link, RowPieces& pieces, Access access, ReadStats* stats) const {
+  Status Read(const Link& link, GatherPlan& pieces, Access access, ReadStats* stats) const {
     ReadStats ignored;
     return ReadPieces(services_, *link.file, pieces.Take(), access, stats ? stats : &ignored,
                       Deliver::kDecoded);

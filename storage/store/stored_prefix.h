@@ -69,18 +69,18 @@ class StoredPrefix {
   // Prefetches such rows (ascending, < n_tokens) into the host tier, behind all other reads, for a
   // step that may soon need them and does not wait. Reads at most max_bytes; ends when `stop` is
   // set (kCancelled, whatever the disk does). Does nothing where there is no tier, or where the
-  // order of settled rows has not been read yet. An error means only that the rows are not there;
-  // `stats` gets what was read in any case.
-  virtual Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                           RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
-                           ReadStats* stats) const = 0;
+  // order of reclustered rows has not been read yet. An error means only that the rows are not
+  // there; `stats` gets what was read in any case.
+  virtual Status Prefetch(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                          RowPart part, uint64_t max_bytes, const std::atomic<bool>& stop,
+                          ReadStats* stats) const = 0;
   // Returns how the rows are stored, part by part in order; constant while the prefix is open.
   virtual std::span<const StoredPart> parts() const = 0;
   // Pins rows in place in the host tier, and first reads those that are not there; copies nothing.
   // Returns all rows or an error: kFailedPrecondition for rows larger than a page, for encoded rows
   // and without a host tier (use ReadRows), kResourceExhausted beyond what a tenant may hold in
   // place (half its share of the tier, counted in pages).
-  virtual Result<BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+  virtual Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids,
                                           ReadStats* stats) const = 0;
 };

@@ -235,7 +235,7 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   ASSERT_EQ(pfx_prefixes(client_, &json), PFX_OK);
   EXPECT_EQ(Json::parse(json)[0]["label"], "c");
   pfx_free(json);
-  ASSERT_EQ(pfx_set_retention(client_, prefix_.c_str(), R"({"pinned": true})"), PFX_OK);
+  ASSERT_EQ(pfx_set_lifetime(client_, prefix_.c_str(), R"({"pinned": true})"), PFX_OK);
   ASSERT_EQ(pfx_prefix(client_, prefix_.c_str(), &json), PFX_OK);
   EXPECT_EQ(Json::parse(json)["summary"]["pinned"], true);
   pfx_free(json);

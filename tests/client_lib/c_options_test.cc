@@ -55,7 +55,7 @@ TEST(COptions, ReachTheStore) {
   const std::string name = dir.string();
   pfx_open_options options = PFX_OPEN_OPTIONS_INIT;
   options.dir = name.c_str();
-  options.options_json = R"({"shared_rows_bytes": 1048576, "selector_memory_bytes": 2097152,
+  options.options_json = R"({"gathered_rows_bytes": 1048576, "selector_memory_bytes": 2097152,
                              "host_tier_bytes": 4194304, "threads": 1, "quota_bytes": 12345678})";
   pfx_store* store = nullptr;
   ASSERT_EQ(pfx_open(&options, &store), PFX_OK) << pfx_last_error();
@@ -64,7 +64,7 @@ TEST(COptions, ReachTheStore) {
   const Json stats = Json::parse(text);
   pfx_free(text);
   pfx_store_close(store);
-  EXPECT_EQ(stats["shared_rows_capacity"], 1048576);
+  EXPECT_EQ(stats["gathered_rows_capacity"], 1048576);
   EXPECT_EQ(stats["selector_memory_capacity"], 2097152);
   EXPECT_EQ(stats["host_tier_capacity"], 4194304);
   EXPECT_EQ(stats["quota_bytes"], 12345678);

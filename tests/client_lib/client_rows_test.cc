@@ -85,7 +85,7 @@ TEST_P(ClientRows, RowsAreReadInPlace) {
   const RowShape row = prompt_.model.geometry.row();
   std::vector<std::byte> copied(ids.size() * row.bytes());
   ASSERT_TRUE(session->ReadRows(1, 1, ids, copied).ok());
-  auto rows = session->BorrowRows(1, 1, ids);
+  auto rows = session->ReadInPlace(1, 1, ids);
   if (GetParam() == Kind::kTcp) {
     ASSERT_FALSE(rows.ok());
     EXPECT_EQ(rows.error().code, Code::kFailedPrecondition);
@@ -93,7 +93,7 @@ TEST_P(ClientRows, RowsAreReadInPlace) {
     return;
   }
   ASSERT_TRUE(rows.ok()) << rows.error().message;
-  const auto expect_rows = [&](const BorrowedRows& borrowed) {
+  const auto expect_rows = [&](const RowsInPlace& borrowed) {
     ASSERT_EQ(borrowed.rows.size(), ids.size());
     for (size_t i = 0; i < ids.size(); ++i) {
       const std::byte* want = copied.data() + i * row.bytes();
@@ -108,20 +108,20 @@ TEST_P(ClientRows, RowsAreReadInPlace) {
   const auto pinned = [&] { return client_->Stats()->host_tier_pinned; };
   const uint64_t once = pinned();
   EXPECT_GT(once, 0u);
-  auto more = session->BorrowRows(1, 1, ids);
+  auto more = session->ReadInPlace(1, 1, ids);
   ASSERT_TRUE(more.ok());
   EXPECT_EQ(more->region.bytes.data(), rows->region.bytes.data());  // mapped once
   EXPECT_EQ(pinned(), 2 * once);
   *more = {};
   EXPECT_EQ(pinned(), once);
   const std::vector<uint32_t> beyond = {0, kTokens};
-  EXPECT_FALSE(session->BorrowRows(1, 1, beyond).ok());
-  EXPECT_FALSE(session->BorrowRows(2, 0, ids).ok());
+  EXPECT_FALSE(session->ReadInPlace(1, 1, beyond).ok());
+  EXPECT_FALSE(session->ReadInPlace(2, 0, ids).ok());
   EXPECT_EQ(pinned(), once);
-  auto none = session->BorrowRows(0, 0, {});
+  auto none = session->ReadInPlace(0, 0, {});
   EXPECT_TRUE(none.ok() && none->rows.empty());
   ASSERT_TRUE(session->Detach().ok());
-  EXPECT_FALSE(session->BorrowRows(1, 1, ids).ok());
+  EXPECT_FALSE(session->ReadInPlace(1, 1, ids).ok());
   expect_rows(*rows);  // rows stay valid after the session
   *rows = {};
   EXPECT_EQ(pinned(), 0u);

@@ -8,7 +8,7 @@
 namespace prefixd::testing {
 namespace {
 
-TEST_P(ClientScenario, RetentionTravelsWithThePutAndAfterIt) {
+TEST_P(ClientScenario, LifetimeTravelsWithThePutAndAfterIt) {
   ASSERT_TRUE(client_->RegisterModel(prompt_.model).ok());
   auto put = client_->BeginPut({prompt_.model.name, "", prompt_.tokens, "", true, 1000});
   ASSERT_TRUE(put.ok() && WriteRows(**put, prompt_).ok());
@@ -18,13 +18,13 @@ TEST_P(ClientScenario, RetentionTravelsWithThePutAndAfterIt) {
   ASSERT_TRUE(detail.ok());
   EXPECT_TRUE(detail->summary.pinned);
   EXPECT_GT(detail->summary.expires_unix_ms, detail->summary.created_unix_ms);
-  ASSERT_TRUE(client_->SetRetention(done->prefix, {false, {}}).ok());
-  ASSERT_TRUE(client_->SetRetention(done->prefix, {{}, 0}).ok());
+  ASSERT_TRUE(client_->SetLifetime(done->prefix, {false, {}}).ok());
+  ASSERT_TRUE(client_->SetLifetime(done->prefix, {{}, 0}).ok());
   detail = client_->Prefix(done->prefix);
   ASSERT_TRUE(detail.ok());
   EXPECT_FALSE(detail->summary.pinned);
   EXPECT_EQ(detail->summary.expires_unix_ms, 0);
-  EXPECT_EQ(client_->SetRetention(std::string(32, '0'), {true, {}}).error().code, Code::kNotFound);
+  EXPECT_EQ(client_->SetLifetime(std::string(32, '0'), {true, {}}).error().code, Code::kNotFound);
   const auto stats = client_->Stats();
   ASSERT_TRUE(stats.ok());
   ASSERT_EQ(stats->tenants.size(), 1u);

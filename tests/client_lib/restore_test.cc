@@ -62,7 +62,7 @@ class RestoreTest : public RuntimeTest {
 };
 
 TEST_F(RestoreTest, GivesBackWhatWasPut) {
-  options_.settle = false;
+  options_.recluster = false;
   spec_.geometry.value_dim = 8;
   Open();
   // The chain has three segments.
@@ -108,12 +108,12 @@ TEST_F(RestoreTest, GivesBackWhatWasPut) {
 }
 
 TEST_F(RestoreTest, RunsEndWithTheChunksOfSettledRows) {
-  options_.settle_min_tokens = 100;
-  options_.settle_chunk_tokens = 256;
+  options_.recluster_min_tokens = 100;
+  options_.recluster_chunk_tokens = 256;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 700, 12);
   ASSERT_NE(PutReady(prompt), "");
-  ASSERT_OK(store_->WaitSettled(nullptr));
+  ASSERT_OK(store_->WaitRewritten(nullptr));
   const auto session = Attach(prompt, {.k = 10});
   ASSERT_TRUE(session);
   RestoreOptions options;
@@ -245,7 +245,7 @@ class GatedSession final : public Session {
   Status ReadRows(uint32_t, uint32_t, std::span<const uint32_t>, std::span<std::byte>) override {
     return No();
   }
-  Result<BorrowedRows> BorrowRows(uint32_t, uint32_t, std::span<const uint32_t>) override {
+  Result<RowsInPlace> ReadInPlace(uint32_t, uint32_t, std::span<const uint32_t>) override {
     return No();
   }
   Status ReadRange(uint32_t, uint32_t, TokenRange, std::span<std::byte>) override { return No(); }

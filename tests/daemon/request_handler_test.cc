@@ -197,14 +197,14 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
                      {"regions", Json::array()},
                      {"in", {{0, 12}}},
                      {"out", {{0, 48}}}};
-  const Response first = Ask(*alice, MessageType::kBorrowRows, good, payload(ids));
+  const Response first = Ask(*alice, MessageType::kReadInPlace, good, payload(ids));
   ASSERT_FALSE(first.error) << first.error->message;
   EXPECT_GE(first.fd, 0);
   ASSERT_EQ(first.payload.size(), 48u);
   EXPECT_GT(store_->Stats().value().host_tier_pinned, 0u);
   Json again = good;
   again["regions"] = {first.control["region"]};
-  const Response second = Ask(*alice, MessageType::kBorrowRows, again, payload(ids));
+  const Response second = Ask(*alice, MessageType::kReadInPlace, again, payload(ids));
   ASSERT_FALSE(second.error);
   EXPECT_EQ(second.fd, -1);  // it has that one
   EXPECT_EQ(second.payload, first.payload);
@@ -212,7 +212,7 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   const auto refused = [&](const char* key, Json value) {
     Json bad = good;
     bad[key] = std::move(value);
-    return CodeOf(Ask(*alice, MessageType::kBorrowRows, bad, payload(ids)));
+    return CodeOf(Ask(*alice, MessageType::kReadInPlace, bad, payload(ids)));
   };
   EXPECT_EQ(refused("session", 77), Code::kNotFound);
   EXPECT_EQ(refused("layer", 2), Code::kInvalidArgument);
@@ -221,14 +221,14 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   EXPECT_EQ(refused("in", Json::parse("[[0, 16]]")), Code::kInvalidArgument);
   EXPECT_EQ(refused("out", Json::parse("[[0, 47]]")), Code::kInvalidArgument);
   EXPECT_EQ(refused("out", Json::array()), Code::kInvalidArgument);
-  EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kBorrowRows, good,
+  EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kReadInPlace, good,
                        payload(std::vector<uint32_t>{3, 50, 100}))),
             Code::kInvalidArgument);
   Peer far = peer;
   far.local = false;
   auto remote = Handler(far);
   ASSERT_FALSE(Ask(*remote, MessageType::kAttach, AttachControl("alice"), Tokens()).error);
-  EXPECT_EQ(CodeOf(Ask(*remote, MessageType::kBorrowRows, good, payload(ids))),
+  EXPECT_EQ(CodeOf(Ask(*remote, MessageType::kReadInPlace, good, payload(ids))),
             Code::kFailedPrecondition);
 
   // Names of tenants are their own.
@@ -242,7 +242,7 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   EXPECT_EQ(all["host_tenants"].size(), 2u);
 
   const uint64_t both = store_->Stats().value().host_tier_pinned;
-  const Json release = {{"borrow", second.control["borrow"]}};
+  const Json release = {{"hold", second.control["hold"]}};
   EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kReleaseRows, release)), Code::kNotFound);
   EXPECT_FALSE(Ask(*alice, MessageType::kReleaseRows, release).error);
   EXPECT_EQ(store_->Stats().value().host_tier_pinned, both / 2);
@@ -261,10 +261,10 @@ TEST_F(RequestHandlerTest, RandomRequests) {
   const Json values = Json::parse(R"([0, 1, 2, 18446744073709551615, -1, 1.5, "x", "phi", null,
       true, [], [[0, 256]], [[0, 4], [4, 4]], [[0, 256], [256, 16]], {},
       {"session": 1, "layer": 0}, [{"session": 1, "layer": 0, "info": 7}]])");
-  const char* keys[] = {"session", "put",    "layer",     "kv_head",    "first",   "n",
-                        "k",       "in",     "out",       "kind",       "begin",   "end",
-                        "steps",   "model",  "prefix",    "attach",     "policy",  "tenant",
-                        "regions", "borrow", "retention", "first_head", "n_heads", "head_major"};
+  const char* keys[] = {"session", "put",   "layer",    "kv_head",    "first",   "n",
+                        "k",       "in",    "out",      "kind",       "begin",   "end",
+                        "steps",   "model", "prefix",   "attach",     "policy",  "tenant",
+                        "regions", "hold",  "lifetime", "first_head", "n_heads", "head_major"};
   const std::vector<MessageType> types = prefixd::testing::AllRequests();
   std::set<MessageType> drawn;
   for (int i = 0; i < 3000; ++i) {

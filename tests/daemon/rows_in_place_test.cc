@@ -61,7 +61,7 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
       const auto begin = static_cast<uint32_t>(rng() % (kTokens - 700));
       std::vector<uint32_t> ids;
       for (uint32_t i = 0; i < 700; ++i) ids.push_back(begin + i);
-      auto rows = sessions[t]->BorrowRows(rng() % 2, rng() % 2, ids);
+      auto rows = sessions[t]->ReadInPlace(rng() % 2, rng() % 2, ids);
       ASSERT_TRUE(rows.ok()) << rows.error().message;
       for (const RowRef& row : rows->rows) {
         ASSERT_EQ(row.key[0], bytes[t]);
@@ -107,7 +107,7 @@ TEST(DaemonRowsInPlace, AKilledClientLetsGoOfThem) {
         {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});
     if (!session.ok()) ::_exit(3);
     const std::vector<uint32_t> ids = {1, 100, 299};
-    const auto rows = (*session)->BorrowRows(0, 0, ids);
+    const auto rows = (*session)->ReadInPlace(0, 0, ids);
     const char good = rows.ok() ? 'y' : 'n';
     if (::write(pipe[1], &good, 1) != 1) ::_exit(4);
     while (true) ::pause();

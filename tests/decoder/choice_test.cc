@@ -42,7 +42,7 @@ class ModelChoiceTest : public ::testing::Test {
     options.dir = dir_.path() / "store";
     options.threads = 2;
     options.compute = "cpu";
-    options.settle = false;
+    options.recluster = false;
     options.choice_budgets = {kBudget};
     auto store = LocalStore::Open(options);
     ASSERT_OK(store);

@@ -58,7 +58,7 @@ SegmentRecord MakeSegment(FuzzedDataProvider& in) {
   }
   r.file_bytes = Whole<uint64_t>(in);
   Fill(in, r.file);
-  r.settled = in.ConsumeBool();
+  r.reclustered = in.ConsumeBool();
   r.listed = in.ConsumeBool();
   r.pinned = in.ConsumeBool();
   r.expires_unix_ms = Whole<int64_t>(in);

@@ -213,7 +213,7 @@ void AddWire(Seeds& seeds) {
   detail.choices.resize(1);
   add(detail);
   add(RuntimeStats{});
-  add(Retention{true, 60});
+  add(Lifetime{true, 60});
   RuntimeOptions options;
   options.host_tier_shares = {{"a", 0.5}, {"b", 0.25}};
   options.tenant_quotas = {{"a", 1 << 20}};

@@ -23,7 +23,7 @@ void CheckLayout(const SegmentLayout& l) {
   FUZZ_EXPECT(l.file_bytes() == (l.footer_page + 1) * kPageBytes);
   FUZZ_EXPECT((l.manifest_page - l.token_page) * storage::kTokensPerPage >= s.n_tokens);
   FUZZ_EXPECT((l.footer_page - l.table_page) * storage::kChecksumsPerPage >= l.table_page);
-  FUZZ_EXPECT(l.pages_per_order * storage::kSlotsPerPage >= (l.settled() ? s.n_tokens : 0));
+  FUZZ_EXPECT(l.pages_per_order * storage::kSlotsPerPage >= (l.reclustered() ? s.n_tokens : 0));
   for (const uint32_t layer : {0u, s.n_layers / 2, s.n_layers - 1}) {
     for (const uint32_t head : {0u, s.n_kv_heads - 1}) {
       const uint64_t run = l.run_page(layer, head);
@@ -31,9 +31,9 @@ void CheckLayout(const SegmentLayout& l) {
       FUZZ_EXPECT(l.order_page_of(layer, head) + l.pages_per_order <= l.table_page);
       for (const uint32_t i : {0u, s.n_tokens / 2, s.n_tokens - 1}) {
         const uint64_t key = l.KeyAddress(layer, head, i), value = l.ValueAddress(layer, head, i);
-        CheckItem(l, layer, head, key, s.key_bytes, l.settled() ? s.key_bytes : l.row_bytes());
+        CheckItem(l, layer, head, key, s.key_bytes, l.reclustered() ? s.key_bytes : l.row_bytes());
         CheckItem(l, layer, head, value, s.value_bytes,
-                  l.settled() ? s.value_bytes : l.row_bytes());
+                  l.reclustered() ? s.value_bytes : l.row_bytes());
         FUZZ_EXPECT(key + s.key_bytes <= value || value + s.value_bytes <= key);
       }
     }
@@ -46,7 +46,7 @@ void Check(const Page& page) {
   const auto layout = header->Layout();
   FUZZ_EXPECT(layout.ok());
   FUZZ_EXPECT(layout->shape.n_tokens == header->tokens.size() && header->tokens.size() > 0);
-  FUZZ_EXPECT(layout->settled() == (header->chunk_tokens > 0));
+  FUZZ_EXPECT(layout->reclustered() == (header->chunk_tokens > 0));
   CheckLayout(*layout);
 }
 

@@ -60,7 +60,7 @@ void CheckFields(const Json& json) {
 }
 
 void CheckJson(const Json& json) {
-  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Retention,
+  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Lifetime,
              RuntimeOptions, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo, Ledger,
              StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats, VerifySummary,
              TokenRange, Selection, std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);

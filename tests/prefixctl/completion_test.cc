@@ -68,7 +68,7 @@ TEST_F(CompletionTest, BashOffersCommandsOptionsAndChoices) {
   EXPECT_EQ(Bash("prefixd --io u"), "uring");
   EXPECT_EQ(Bash("prefixd --io = t"), "threads");  // --io=t
   EXPECT_EQ(Bash("prefixd --io ="), "auto uring threads");
-  EXPECT_EQ(Bash("prefixd --settle ''"), "true false");
+  EXPECT_EQ(Bash("prefixd --recluster ''"), "true false");
   EXPECT_EQ(Bash("prefixd --config " + dir_.path().string() + "/complete.b"),
             dir_.path().string() + "/complete.bash");
 }

@@ -87,7 +87,7 @@ class Check {
     if (!difference.ok()) Wrong(who + " does not read: " + difference.error().ToString());
     if (difference.ok() && !difference->empty()) Wrong(who + ": wrong bytes, " + *difference);
     if (truth_.at(*number).possible()) {
-      CheckRetention(who, *number, info);
+      CheckLifetime(who, *number, info);
       CheckBlobs(*number, info.chain.back());
     }
     Event seen{EventKind::kSeen, {*number}};
@@ -125,7 +125,7 @@ class Check {
     });
   }
 
-  void CheckRetention(const std::string& who, uint32_t number, const PrefixInfo& info) {
+  void CheckLifetime(const std::string& who, uint32_t number, const PrefixInfo& info) {
     const auto& kept = truth_.at(number).kept;
     if (!kept.contains({info.pinned, info.expires_unix_ms})) {
       Wrong(who + " is not kept as long as was acknowledged");
@@ -134,13 +134,13 @@ class Check {
 
   void CheckBlobs(uint32_t number, const SegmentId& id) {
     const Prompt& p = truth_.at(number);
-    // A merge drops the blobs of both and may have brought some; an unfinished removal may have
-    // taken them first.
+    // A compaction drops the blobs of both and may have brought some; an unfinished removal may
+    // have taken them first.
     if (p.segment && *p.segment != id) {
-      if (p.merging == 0) Wrong("a prefix moved to another segment");
-      Event merged{EventKind::kMerged, IdWords(id)};
-      merged.words.push_back(number);
-      Tell(merged);
+      if (p.compacting == 0) Wrong("a prefix moved to another segment");
+      Event compacted{EventKind::kCompacted, IdWords(id)};
+      compacted.words.push_back(number);
+      Tell(compacted);
     }
     const auto sharing = truth_.In(id);
     const bool removing =
@@ -165,7 +165,7 @@ class Check {
       if (got.ok() && found == 0) Wrong("a blob has wrong bytes");
       if (!got.ok() && !allowed.contains(0) && !removing) {
         const bool with_merge = truth_.CameWithMerge(*allowed.begin());
-        Wrong(with_merge ? kMergedBlobLost : "an acknowledged blob is lost");
+        Wrong(with_merge ? kCompactedBlobLost : "an acknowledged blob is lost");
       }
       Tell({EventKind::kBlobSeen, {number, name, found}});
     }

@@ -8,7 +8,7 @@
 namespace prefixd::storage::reliability {
 
 // The violation text for this loss.
-inline constexpr const char* kMergedBlobLost = "a blob that came with a merge is lost";
+inline constexpr const char* kCompactedBlobLost = "a blob that came with a compaction is lost";
 
 // Runs in a process of its own. Violations go to the journal, and so do its findings on everything
 // that the truth leaves open, so that the store can be used on. With `use`, the store is also

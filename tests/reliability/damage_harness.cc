@@ -1,5 +1,5 @@
-// Damages data at rest: segments as they were put, settled, merged with blobs of their own, and
-// both. The harness changes every byte of a segment's metadata in turn and random bytes of its
+// Damages data at rest: segments as they were put, reclustered, compacted with blobs of their own,
+// and both. The harness changes every byte of a segment's metadata in turn and random bytes of its
 // rows; it zeroes and swaps whole pages, and takes some from another segment or from an older one
 // with the same tokens; it changes bytes of blobs, of the STORE file and of the catalog. Then the
 // store serves right data or none; it finds damage that a checksum covers; and it serves repaired
@@ -22,18 +22,18 @@ namespace prefixd::storage::reliability {
 namespace fs = std::filesystem;
 namespace {
 
-// A quarter of the segments each is as put; settled; merged; merged and settled. Every third is
-// encoded, so that after kAlike segments the next one repeats the first's making.
+// A quarter of the segments each is as put; reclustered; compacted; compacted and reclustered.
+// Every third is encoded, so that after kAlike segments the next one repeats the first's making.
 constexpr size_t kSegments = 24, kAlike = 12;
-constexpr bool Settled(size_t i) { return i / 3 % 2 == 1; }
-constexpr bool Merged(size_t i) { return i / 6 % 2 == 1; }
+constexpr bool Reclustered(size_t i) { return i / 3 % 2 == 1; }
+constexpr bool Compacted(size_t i) { return i / 6 % 2 == 1; }
 constexpr uint32_t kTokens = 100;
 constexpr uint64_t kRounds = 40;
 constexpr uint64_t kFlipsPerCycle = kSegments * kRounds;
 constexpr uint64_t kMetadataPages = 5;  // header, token ids, manifest, table, footer
 constexpr uint64_t kMetadataBytes = kMetadataPages * kPageBytes;
 constexpr uint64_t kMetadataCycles = (kMetadataBytes + kFlipsPerCycle - 1) / kFlipsPerCycle;
-// Later cycles damage the order of settled rows, which half of the segments have.
+// Later cycles damage the order of reclustered rows, which half of the segments have.
 constexpr uint64_t kOrderCycles = (kPageBytes + kFlipsPerCycle / 2 - 1) / (kFlipsPerCycle / 2);
 
 std::string ReadAll(const fs::path& path) {
@@ -49,7 +49,7 @@ void Overwrite(const fs::path& path, uint64_t offset, std::string_view bytes) {
 
 struct Segment {
   SegmentId id;       // id of its prefix
-  SegmentId segment;  // the segment in which that ends: another after a merge
+  SegmentId segment;  // the segment in which that ends: another after a compaction
   Tokens tokens;
   fs::path path;
   std::string sound;  // contents of its file
@@ -93,7 +93,8 @@ class Damager {
       const auto layout = header->Layout();
       if (!layout.ok()) return Wrong("a sound header has no layout");
       s.layout = *layout;
-      if (s.layout.settled() != Settled(i)) return Wrong("a segment does not lie as asked for");
+      if (s.layout.reclustered() != Reclustered(i))
+        return Wrong("a segment does not lie as asked for");
       segments_.push_back(std::move(s));
     }
     return true;
@@ -111,8 +112,8 @@ class Damager {
     }
   }
 
-  // Flips bytes [first, first + kFlipsPerCycle / 2) of settled segments' stored order, those of the
-  // run of that number; for other segments, bytes of rows.
+  // Flips bytes [first, first + kFlipsPerCycle / 2) of reclustered segments' stored order, those of
+  // the run of that number; for other segments, bytes of rows.
   void FlipOrders(uint64_t first, uint64_t run) {
     for (uint64_t r = 0; r < kRounds; ++r) {
       std::vector<Damage> damage;
@@ -121,7 +122,8 @@ class Damager {
         const SegmentLayout& layout = segments_[i].layout;
         const uint64_t page =
             layout.order_page + run % std::max<uint64_t>(1, layout.table_page - layout.order_page);
-        damage.push_back(Settled(i) ? Flip(i, page * kPageBytes + at++ % kPageBytes) : RowFlip(i));
+        damage.push_back(Reclustered(i) ? Flip(i, page * kPageBytes + at++ % kPageBytes)
+                                        : RowFlip(i));
       }
       Round(damage);
       report_.Count(kSegments / 2, "flips in stored orders");
@@ -232,19 +234,19 @@ class Damager {
   // Puts the tokens of `s` and its blob, in the form of the i-th segment.
   Status Make(uint32_t i, Segment& s) {
     const RowEncoding encoding = EncodingOf(i);
-    if (Merged(i)) {
+    if (Compacted(i)) {
       PREFIXD_ASSIGN(const SegmentId first,
                      PutRows(std::span(s.tokens).first(kTokens * 2 / 5), encoding));
       PREFIXD_ASSIGN(s.id, PutRows(s.tokens, encoding));
       PREFIXD_TRY(store_->Remove(first));
       const NewBlob blob{"b", "p", s.blob};
-      PREFIXD_ASSIGN(s.segment, store_->Merge(s.id, kTokens, std::span(&blob, 1)));
+      PREFIXD_ASSIGN(s.segment, store_->Compact(s.id, kTokens, std::span(&blob, 1)));
     } else {
       PREFIXD_ASSIGN(s.id, PutRows(s.tokens, encoding));
       s.segment = s.id;
       PREFIXD_TRY(store_->PutBlob(s.segment, "b", "p", s.blob));
     }
-    if (Settled(i)) PREFIXD_TRY(store_->Settle(s.segment, WorkloadSettling()));
+    if (Reclustered(i)) PREFIXD_TRY(store_->Recluster(s.segment, WorkloadSettling()));
     PREFIXD_ASSIGN(const PrefixInfo info, store_->GetPrefix(s.id));
     s.path = SegmentPath(dir_, info.file);
     return {};

@@ -28,8 +28,8 @@ void Story(Workload& w) {
   w.PutBlob();
   w.Match();
   w.Put();
-  w.Settle();
-  w.Merge();
+  w.Recluster();
+  w.Compact();
   w.Verify();
   if (!w.Reopen()) return;
   w.Read();

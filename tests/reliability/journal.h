@@ -16,25 +16,25 @@
 namespace prefixd::storage::reliability {
 
 enum class EventKind : uint32_t {
-  kPutBegin,       // prompt, tenant, tokens...
-  kPutDone,        // prompt, segment id (4 words): acknowledged
-  kPutDropped,     // prompt: failed or aborted before its commit
-  kPutFailed,      // prompt: the commit failed; whether it is there is unknown
-  kRemoveBegin,    // prompt
-  kRemoveDone,     // prompt: acknowledged
-  kRemoveRefused,  // prompt: others continue it
-  kRemoveFailed,   // prompt: unknown
-  kBlobBegin,      // prompt, name, version
-  kBlobDone,       // prompt, name, version: acknowledged
-  kBlobFailed,     // prompt, name, version: unknown
-  kMergeBegin,     // n, (name, version) n times, prompts...: two segments are about to become one,
-                   // with these blobs
-  kMergeRefused,   // prompts...: they stay two
-  kMergeDone,      // segment id (4 words), then as kMergeBegin: acknowledged; the blobs of both are
-                   // gone, these are there
-  kMerged,         // segment id (4 words), prompts...: so it was found; its blobs may be there
-  kRetainBegin,    // prompt, pinned, expires (2 words)
-  kRetainDone,     // the same: acknowledged
+  kPutBegin,        // prompt, tenant, tokens...
+  kPutDone,         // prompt, segment id (4 words): acknowledged
+  kPutDropped,      // prompt: failed or aborted before its commit
+  kPutFailed,       // prompt: the commit failed; whether it is there is unknown
+  kRemoveBegin,     // prompt
+  kRemoveDone,      // prompt: acknowledged
+  kRemoveRefused,   // prompt: others continue it
+  kRemoveFailed,    // prompt: unknown
+  kBlobBegin,       // prompt, name, version
+  kBlobDone,        // prompt, name, version: acknowledged
+  kBlobFailed,      // prompt, name, version: unknown
+  kCompactBegin,    // n, (name, version) n times, prompts...: two segments are about to become one,
+                    // with these blobs
+  kCompactRefused,  // prompts...: they stay two
+  kCompactDone,  // segment id (4 words), then as kCompactBegin: acknowledged; the blobs of both are
+                 // gone, these are there
+  kCompacted,    // segment id (4 words), prompts...: so it was found; its blobs may be there
+  kLifetimeBegin,  // prompt, pinned, expires (2 words)
+  kLifetimeDone,   // the same: acknowledged
   kRoomBegin,      // any prefix that is not pinned may be evicted from now on ...
   kEvicted,        // prompt
   kRoomEnd,        // ... until now

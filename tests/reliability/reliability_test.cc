@@ -106,14 +106,15 @@ TEST(DiskControl, DirectoriesThatAreNotSyncedAreSeen) {
   });
 }
 
-// After an acknowledged merge its blobs are there as well.
+// After an acknowledged compaction its blobs are there as well.
 TEST(DiskControl, BlobsOfAMergeThatAreNotSyncedAreSeen) {
   SeenToFail("DiskControl.MergeSync", 200, [](uint64_t, uint64_t seed, Journal& report) {
     Journal all;
     DiskCycle(seed, all, Lie::kBlobSync, /*merge_percent=*/40);
     for (const Event& event : all.Take()) {
       if (event.kind != EventKind::kViolation) continue;
-      if (event.Text().find(kMergedBlobLost) != std::string::npos) report.Violation(event.Text());
+      if (event.Text().find(kCompactedBlobLost) != std::string::npos)
+        report.Violation(event.Text());
     }
   });
 }

@@ -15,13 +15,13 @@ SegmentId IdAt(const Event& event, size_t at) {
   return id;
 }
 
-struct Merging {
+struct Compacting {
   std::vector<std::pair<uint32_t, uint32_t>> blobs;  // name, version
   std::span<const uint32_t> prompts;
 };
 
-Merging MergingAt(const Event& event, size_t at) {
-  Merging m;
+Compacting MergingAt(const Event& event, size_t at) {
+  Compacting m;
   const auto words = std::span(event.words).subspan(at);
   for (size_t i = 0; i < words[0]; ++i) m.blobs.emplace_back(words[1 + 2 * i], words[2 + 2 * i]);
   m.prompts = words.subspan(1 + 2 * size_t{words[0]});
@@ -35,9 +35,9 @@ bool IsAnswer(EventKind kind) {
     case EventKind::kPutDone:
     case EventKind::kRemoveDone:
     case EventKind::kBlobDone:
-    case EventKind::kRetainDone:
-    case EventKind::kMergeDone:
-    case EventKind::kMerged:
+    case EventKind::kLifetimeDone:
+    case EventKind::kCompactDone:
+    case EventKind::kCompacted:
     case EventKind::kEvicted:
     case EventKind::kRoomEnd:
       return true;
@@ -71,12 +71,13 @@ void Truth::Apply(const Event& event) {
       next_ = std::max(next_, w[0] + 1);
       return;
     }
-    case EventKind::kMergeBegin: {
-      const Merging m = MergingAt(event, 0);
+    case EventKind::kCompactBegin: {
+      const Compacting m = MergingAt(event, 0);
       for (const uint32_t number : m.prompts) {
         Prompt& p = prompts_.at(number);
-        if (p.merging == 0) p.staged.clear();  // else the outcome of the earlier merge is unknown
-        ++p.merging;
+        if (p.compacting == 0)
+          p.staged.clear();  // else the outcome of the earlier compaction is unknown
+        ++p.compacting;
         for (const auto& [name, version] : m.blobs) p.staged[name].insert({0, version});
       }
       for (const auto& [name, version] : m.blobs) {
@@ -85,16 +86,16 @@ void Truth::Apply(const Event& event) {
       }
       return;
     }
-    case EventKind::kMergeRefused:
-      for (const uint32_t number : w) --prompts_.at(number).merging;
+    case EventKind::kCompactRefused:
+      for (const uint32_t number : w) --prompts_.at(number).compacting;
       return;
-    case EventKind::kMergeDone: {
-      const Merging m = MergingAt(event, 4);
+    case EventKind::kCompactDone: {
+      const Compacting m = MergingAt(event, 4);
       for (const auto& [name, version] : m.blobs) blobs_[IdAt(event, 0)][name] = {version};
       for (const uint32_t number : m.prompts) Moved(number, IdAt(event, 0));
       return;
     }
-    case EventKind::kMerged:
+    case EventKind::kCompacted:
       for (size_t i = 4; i < w.size(); ++i) {
         // try_emplace keeps entries: another prompt's findings on the same segment are more
         // precise.
@@ -117,7 +118,7 @@ void Truth::Apply(const Event& event) {
   switch (event.kind) {
     case EventKind::kSeen:
       p.removing = p.evictable = false;
-      p.merging = 0;
+      p.compacting = 0;
       p.perhaps.reset();
       p.presence = Presence::kSure;
       p.id = IdAt(event, 1);
@@ -134,13 +135,13 @@ void Truth::Apply(const Event& event) {
     case EventKind::kNotSeen:
       p.presence = Presence::kGone;
       p.removing = p.evictable = false;
-      p.merging = 0;
+      p.compacting = 0;
       p.spoiled.reset();
       return;
-    case EventKind::kRetainBegin:
+    case EventKind::kLifetimeBegin:
       p.kept.insert({w[1] != 0, event.Wide(2)});
       return;
-    case EventKind::kRetainDone:
+    case EventKind::kLifetimeDone:
       p.kept = {{w[1] != 0, event.Wide(2)}};
       return;
     case EventKind::kRemoveBegin:
@@ -179,8 +180,8 @@ void Truth::Overheard(const Event& event) {
   if (event.kind == EventKind::kPutDone) {
     Prompt& p = prompts_.at(event.words[0]);
     p.id = p.segment = IdAt(event, 1);
-  } else if (event.kind == EventKind::kMergeDone) {
-    const Merging m = MergingAt(event, 4);
+  } else if (event.kind == EventKind::kCompactDone) {
+    const Compacting m = MergingAt(event, 4);
     for (const auto& [name, version] : m.blobs) blobs_[IdAt(event, 0)][name] = {0, version};
     for (const uint32_t number : m.prompts) prompts_.at(number).perhaps = IdAt(event, 0);
   }
@@ -188,7 +189,7 @@ void Truth::Overheard(const Event& event) {
 
 void Truth::Moved(uint32_t number, const SegmentId& segment) {
   Prompt& p = prompts_.at(number);
-  p.merging = 0;
+  p.compacting = 0;
   p.perhaps.reset();
   p.segment = segment;
 }

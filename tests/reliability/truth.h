@@ -1,7 +1,7 @@
 // Computes what must and what may be in the store from the events of the processes that used it.
 // Prompts are numbered in order of their puts; each has tokens that no other has, so a segment of
-// its own, until that is merged with the one it continues. Rows follow from the tokens, blobs from
-// (name, version).
+// its own, until that is compacted with the one it continues. Rows follow from the tokens, blobs
+// from (name, version).
 //
 // Thread-safety: a plain value.
 #pragma once
@@ -46,12 +46,12 @@ struct Prompt {
   bool evictable = false;  // an eviction may have taken it: it was not pinned
   // How often its segment was to be joined with another, with an unknown outcome; `staged` are the
   // blobs that the joined segment may have.
-  int merging = 0;
+  int compacting = 0;
   std::map<uint32_t, std::set<uint32_t>> staged;
   std::set<Kept> kept{Kept{}};  // possible lifetimes
   std::optional<SpoiledByte> spoiled;
   std::optional<SegmentId> id;  // its name
-  // The segment in which it ends; the name, until segments are merged.
+  // The segment in which it ends; the name, until segments are compacted.
   std::optional<SegmentId> segment;
   std::optional<SegmentId> perhaps;  // or this one, whose commit is uncertain
 
@@ -80,7 +80,7 @@ class Truth {
   // Returns all prompts that may be in the segment.
   std::vector<uint32_t> In(const SegmentId& segment) const;
   const Blobs& BlobsOf(const SegmentId& segment) const;
-  // Returns whether such a blob was committed by a merge, not put.
+  // Returns whether such a blob was committed by a compaction, not put.
   bool CameWithMerge(uint32_t version) const { return staged_.contains(version); }
   // Returns the prompt with these tokens, if it was ever put.
   std::optional<uint32_t> Find(uint32_t tenant, const Tokens& tokens) const;

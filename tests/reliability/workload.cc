@@ -20,8 +20,8 @@ constexpr Operation kOperations[] = {
     {"remove", 12, &Workload::Remove},     {"read", 10, &Workload::Read},
     {"match", 8, &Workload::Match},        {"get_blob", 8, &Workload::GetBlob},
     {"abort_put", 5, &Workload::AbortPut}, {"verify", 2, &Workload::Verify},
-    {"reopen", 2, &Workload::Reopen},      {"settle", 6, &Workload::Settle},
-    {"merge", 8, &Workload::Merge},        {"retain", 6, &Workload::Retain},
+    {"reopen", 2, &Workload::Reopen},      {"recluster", 6, &Workload::Recluster},
+    {"compact", 8, &Workload::Compact},    {"retain", 6, &Workload::Retain},
     {"expire", 2, &Workload::Expire},      {"maintain", 2, &Workload::Maintain},
 };
 constexpr uint32_t kSpoilPercent = 6;
@@ -46,8 +46,8 @@ ModelRecord WorkloadModel() {
   return TestModel("m", TestGeometry(/*layers=*/1, /*kv_heads=*/2, /*dim=*/32));
 }
 
-SettleOptions WorkloadSettling() {
-  SettleOptions options;
+ReclusterOptions WorkloadSettling() {
+  ReclusterOptions options;
   options.chunk_tokens = 64;
   options.order = [row = WorkloadModel().geometry.row().bytes()](
                       uint32_t, uint32_t, uint32_t,
@@ -118,22 +118,22 @@ bool Workload::Open() {
 // prefixes an eviction took.
 void Workload::LookAround() {
   std::vector<uint32_t> gone;
-  std::vector<Event> merges;
+  std::vector<Event> compacts;
   for (const auto& [number, p] : truth_.prompts()) {
-    if (p.presence != Presence::kSure || (!p.evictable && p.merging == 0)) continue;
+    if (p.presence != Presence::kSure || (!p.evictable && p.compacting == 0)) continue;
     const auto info = store_->GetPrefix(*p.id);
     if (!info.ok() || !info->listed) {
       if (p.evictable && !p.removing) gone.push_back(number);
       continue;
     }
-    Event merge{EventKind::kMergeRefused, {number}};
+    Event compact{EventKind::kCompactRefused, {number}};
     if (info->chain.back() != *p.segment) {
-      merge = {EventKind::kMerged, IdWords(info->chain.back())};
-      merge.words.push_back(number);
+      compact = {EventKind::kCompacted, IdWords(info->chain.back())};
+      compact.words.push_back(number);
     }
-    if (p.merging > 0) merges.push_back(merge);
+    if (p.compacting > 0) compacts.push_back(compact);
   }
-  for (Event& event : merges) Tell(std::move(event));
+  for (Event& event : compacts) Tell(std::move(event));
   for (const uint32_t number : gone) Tell({EventKind::kEvicted, {number}});
   Tell({EventKind::kRoomEnd, {}});
 }
@@ -149,7 +149,7 @@ void Workload::Run() {
       continue;
     }
     if (plan_.merge_percent > 0 && rng_() % 100 < plan_.merge_percent) {
-      Merge();
+      Compact();
       continue;
     }
     uint64_t dice = rng_() % total;

@@ -20,7 +20,7 @@ namespace prefixd::storage::reliability {
 StoreOptions WorkloadOptions(const std::filesystem::path& dir);
 ModelRecord WorkloadModel();
 // The longest prompts have two chunks, the rows of each in reverse order.
-SettleOptions WorkloadSettling();
+ReclusterOptions WorkloadSettling();
 // Every third prompt's rows are stored in 8 bits.
 RowEncoding EncodingOf(uint32_t prompt);
 // Returns "" when the prompt is right, down to the encoding of its own rows; otherwise the
@@ -64,8 +64,8 @@ class Workload {
   bool Match();
   bool GetBlob();
   bool AbortPut();
-  bool Settle();
-  bool Merge();
+  bool Recluster();
+  bool Compact();
   bool Retain();
   bool Expire();
   bool Maintain();

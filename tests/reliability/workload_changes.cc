@@ -1,4 +1,4 @@
-// Implements the user's changes of stored prefixes: removing, settling, merging, lifetimes.
+// Implements the user's changes of stored prefixes: removing, reclustering, compacting, lifetimes.
 #include "tests/reliability/workload.h"
 
 namespace prefixd::storage::reliability {
@@ -17,11 +17,12 @@ bool Workload::Remove() {
   return refused || Refused("remove", removed.error());
 }
 
-bool Workload::Settle() {
+bool Workload::Recluster() {
   const auto number = SomeSure();
   if (!number) return Put();
-  Status settled = store_->Settle(*truth_.at(*number).id, WorkloadSettling());
-  if (!settled.ok()) return OutOfRoom(settled.error()) || Refused("settle", settled.error());
+  Status reclustered = store_->Recluster(*truth_.at(*number).id, WorkloadSettling());
+  if (!reclustered.ok())
+    return OutOfRoom(reclustered.error()) || Refused("recluster", reclustered.error());
   return true;
 }
 
@@ -30,8 +31,8 @@ std::optional<uint32_t> Workload::SomeContinuing() {
   for (const uint32_t number : truth_.Sure()) {
     const Prompt& p = truth_.at(number);
     const auto info = store_->GetPrefix(*p.id);
-    // While an earlier merge is in doubt, so are the segments that exist.
-    if (info.ok() && info->chain.size() > 1 && p.merging == 0) some.push_back(number);
+    // While an earlier compaction is in doubt, so are the segments that exist.
+    if (info.ok() && info->chain.size() > 1 && p.compacting == 0) some.push_back(number);
   }
   if (some.empty()) return std::nullopt;
   return some[rng_() % some.size()];
@@ -54,33 +55,33 @@ std::vector<NewBlob> Workload::SomeBlobs(Event* as) {
 
 // Joins a segment with the one it continues, sometimes with blobs of its own; the prompts that end
 // in either keep their names.
-bool Workload::Merge() {
+bool Workload::Compact() {
   const auto number = SomeContinuing();
   if (!number) return true;
   const auto info = store_->GetPrefix(*truth_.at(*number).id);
-  if (!info.ok()) return Refused("merge", info.error());
+  if (!info.ok()) return Refused("compact", info.error());
   const SegmentId leaf = info->chain.back();
   std::vector<uint32_t> prompts = truth_.In(leaf);
   const auto others = truth_.In(info->chain[info->chain.size() - 2]);
   prompts.insert(prompts.end(), others.begin(), others.end());
-  Event begin{EventKind::kMergeBegin, {}};
+  Event begin{EventKind::kCompactBegin, {}};
   const std::vector<NewBlob> blobs = SomeBlobs(&begin);
   begin.words.insert(begin.words.end(), prompts.begin(), prompts.end());
   Tell(begin);
-  const auto merged = store_->Merge(leaf, /*max_tokens=*/4096, blobs);
-  if (merged.ok()) {
-    Event done{EventKind::kMergeDone, IdWords(*merged)};
+  const auto compacted = store_->Compact(leaf, /*max_tokens=*/4096, blobs);
+  if (compacted.ok()) {
+    Event done{EventKind::kCompactDone, IdWords(*compacted)};
     done.words.insert(done.words.end(), begin.words.begin(), begin.words.end());
     Tell(done);
-    journal_.Count(1, "merges");
-    journal_.Count(static_cast<uint32_t>(blobs.size()), "blobs that came with a merge");
+    journal_.Count(1, "compacts");
+    journal_.Count(static_cast<uint32_t>(blobs.size()), "blobs that came with a compaction");
     return true;
   }
-  if (merged.error().code == Code::kFailedPrecondition || OutOfRoom(merged.error())) {
-    Tell({EventKind::kMergeRefused, prompts});
+  if (compacted.error().code == Code::kFailedPrecondition || OutOfRoom(compacted.error())) {
+    Tell({EventKind::kCompactRefused, prompts});
     return true;
   }
-  return Refused("merge", merged.error());
+  return Refused("compact", compacted.error());
 }
 
 // Pins, unpins, or sets an expiry far away.
@@ -89,7 +90,7 @@ bool Workload::Retain() {
   if (!number) return Put();
   const Prompt& p = truth_.at(*number);
   Kept kept = *p.kept.begin();
-  RetentionChange change;
+  LifetimeChange change;
   if (rng_() % 2 == 0) {
     change.pinned = kept.pinned = rng_() % 3 == 0;
   } else {
@@ -101,12 +102,12 @@ bool Workload::Retain() {
   if (p.kept.size() > 1) {
     change = {kept.pinned, kept.expires_unix_ms};
   }
-  Event event{EventKind::kRetainBegin, {*number, kept.pinned ? 1u : 0u}};
+  Event event{EventKind::kLifetimeBegin, {*number, kept.pinned ? 1u : 0u}};
   event.AddWide(kept.expires_unix_ms);
   Tell(event);
-  Status set = store_->SetRetention(*p.id, change);
+  Status set = store_->SetLifetime(*p.id, change);
   if (!set.ok()) return Refused("retain", set.error());
-  event.kind = EventKind::kRetainDone;
+  event.kind = EventKind::kLifetimeDone;
   Tell(event);
   return true;
 }
@@ -116,9 +117,9 @@ bool Workload::Expire() {
   const auto number = SomeSure();
   if (!number) return true;
   Tell({EventKind::kRemoveBegin, {*number}});
-  RetentionChange change;
+  LifetimeChange change;
   change.expires_unix_ms = 1;
-  Status set = store_->SetRetention(*truth_.at(*number).id, change);
+  Status set = store_->SetLifetime(*truth_.at(*number).id, change);
   Tell({set.ok() ? EventKind::kRemoveDone : EventKind::kRemoveFailed, {*number}});
   if (!set.ok()) return Refused("expire", set.error());
   return true;

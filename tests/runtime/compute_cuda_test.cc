@@ -59,12 +59,12 @@ TEST_F(ComputeCudaTest, StepsAgreeWithTheCpus) {
 TEST_F(ComputeCudaTest, SuffixQueriesAttendExactly) {
   const uint64_t seed = Seed("ComputeCuda.SuffixQueriesAttendExactly");
   gpu::emulated::SetSeed(seed);
-  options_.settle_min_tokens = 100;
-  options_.settle_chunk_tokens = 512;  // each chunk is a run
+  options_.recluster_min_tokens = 100;
+  options_.recluster_chunk_tokens = 512;  // each chunk is a run
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 2150, seed);
   ASSERT_NE(Put(prompt), "");
-  ASSERT_OK(store_->WaitSettled(nullptr));
+  ASSERT_OK(store_->WaitRewritten(nullptr));
   const auto session = Attach(prompt, {});
   ASSERT_TRUE(session);
   const uint64_t before = KernelsRun();

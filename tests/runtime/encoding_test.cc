@@ -39,8 +39,8 @@ class EncodingTest : public RuntimeTest {
 };
 
 TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
-  options_.settle_min_tokens = 100;
-  options_.settle_chunk_tokens = 200;
+  options_.recluster_min_tokens = 100;
+  options_.recluster_chunk_tokens = 200;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 700, 5);
   const auto exact = PutAs(prompt, std::nullopt);
@@ -70,8 +70,8 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
   }
   EXPECT_GE(put->encoding_error.key_max, put->encoding_error.key_rms);
   ASSERT_OK(store_->WaitReady(put->prefix, nullptr));
-  for (const bool settled : {false, true}) {
-    if (settled) ASSERT_OK(store_->WaitSettled(nullptr));  // may be settled before, too
+  for (const bool reclustered : {false, true}) {
+    if (reclustered) ASSERT_OK(store_->WaitRewritten(nullptr));  // may be reclustered before, too
     const auto detail = store_->Prefix(put->prefix);
     ASSERT_OK(detail);
     EXPECT_EQ(detail->summary.encoding, RowEncoding::kInt8);
@@ -86,13 +86,13 @@ TEST_F(EncodingTest, StepsAgreeWithinTheErrorOfTheRows) {
       ExpectNear(got.lse, want[i].lse, 0.02f);
       ASSERT_EQ(session->info().parts.size(), 1u);
       EXPECT_EQ(session->info().parts[0].encoding, RowEncoding::kInt8);
-      EXPECT_TRUE(!settled || session->info().parts[0].chunk_tokens == 200);
+      EXPECT_TRUE(!reclustered || session->info().parts[0].chunk_tokens == 200);
       // Bytes are counted as stored: 16 bytes and a scale for a key, as much for a value, of two KV
       // heads.
       const uint64_t rows = i == 0 ? 700 : 60;
       EXPECT_EQ(got.info.ledger.logical_bytes, rows * 40 * 2);
       const std::vector<uint32_t> ids = {1, 5};
-      EXPECT_CODE(session->BorrowRows(0, 0, ids), Code::kFailedPrecondition);
+      EXPECT_CODE(session->ReadInPlace(0, 0, ids), Code::kFailedPrecondition);
     }
   }
 }

@@ -137,7 +137,7 @@ TEST_F(IngestIndexTest, IndexesAreMeasuredAndThoseThatFindTooLittleAreNotUsed) {
 TEST_F(IngestIndexTest, IndexesOfRetiredKindsAreDropped) {
   options_.build_codes = true;
   options_.codes_min_tokens = 1500;
-  options_.settle = false;
+  options_.recluster = false;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 2500, Seed("IndexesOfRetiredKindsAreDropped"));
   const std::string id = PutReady(prompt);
@@ -185,7 +185,7 @@ TEST_F(IngestIndexTest, UnsoundIndexesAreMadeAgain) {
   options_.build_codes = options_.build_ivf = true;
   options_.codes_min_tokens = options_.ivf_min_tokens = 1500;
   options_.recall_target = 0.5;
-  options_.settle = false;
+  options_.recluster = false;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
   const std::string id = PutReady(prompt);

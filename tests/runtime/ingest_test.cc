@@ -244,7 +244,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
     options_.selector_memory_bytes = bytes;
     Open();
     ASSERT_NE(PutReady(prompt), "");
-    ASSERT_OK(store_->WaitSettled(nullptr));
+    ASSERT_OK(store_->WaitRewritten(nullptr));
     for (const char* selector : {"codes", "ivf", "exact"}) {
       for (const char* estimator : {"none", "scan"}) {
         StepPolicy policy;

@@ -12,7 +12,7 @@ class PreparedCacheTest : public RuntimeTest {
     options_.build_codes = true;
     options_.codes_min_tokens = 1500;
     options_.host_tier_bytes = 0;  // every read comes from the disk
-    options_.settle = false;
+    options_.recluster = false;
     policy_.k = 25;
     policy_.selector = "codes";
   }
@@ -97,7 +97,7 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
     ASSERT_TRUE(session);
     EXPECT_EQ(Step(*session, 1, q).y, first.y);
     session.reset();
-    EXPECT_EQ(store_->Stats().value().load_queue, 0u);
+    EXPECT_EQ(store_->Stats().value().preload_queue, 0u);
   }
   ASSERT_OK(store_->Remove(prefix));
 }

@@ -12,8 +12,8 @@ using testing::MakePrompt;
 class RewriteTest : public testing::RuntimeTest {
  protected:
   RewriteTest() {
-    options_.settle_min_tokens = 100;
-    options_.settle_chunk_tokens = 256;
+    options_.recluster_min_tokens = 100;
+    options_.recluster_chunk_tokens = 256;
   }
 
   std::vector<Output> Steps(const testing::SyntheticPrompt& prompt, const StepPolicy& policy,
@@ -32,7 +32,7 @@ class RewriteTest : public testing::RuntimeTest {
 };
 
 TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
-  options_.settle = false;
+  options_.recluster = false;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 700, 21);
   const std::string id = PutReady(prompt);
@@ -40,46 +40,46 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   retrieve.k = 40;
   full.mode = StepMode::kFull;
   const auto before = Steps(prompt, retrieve, 3), exact = Steps(prompt, full, 3);
-  ASSERT_OK(store_->WaitSettled(nullptr));
-  EXPECT_FALSE(store_->Prefix(id)->summary.settled);
-  options_.settle = true;
+  ASSERT_OK(store_->WaitRewritten(nullptr));
+  EXPECT_FALSE(store_->Prefix(id)->summary.reclustered);
+  options_.recluster = true;
   Open();
-  ASSERT_OK(store_->WaitSettled(nullptr));
-  EXPECT_TRUE(store_->Prefix(id)->summary.settled);
-  EXPECT_EQ(store_->Stats().value().settled, 1u);
+  ASSERT_OK(store_->WaitRewritten(nullptr));
+  EXPECT_TRUE(store_->Prefix(id)->summary.reclustered);
+  EXPECT_EQ(store_->Stats().value().reclustered, 1u);
   EXPECT_GT(store_->Stats().value().bytes_rewritten, 0u);
   ExpectSame(before, Steps(prompt, retrieve, 3));
   // Exact attention runs over other pieces, so results are equal but for rounding.
-  const auto settled = Steps(prompt, full, 3);
-  ASSERT_EQ(settled.size(), exact.size());
+  const auto reclustered = Steps(prompt, full, 3);
+  ASSERT_EQ(reclustered.size(), exact.size());
   for (size_t i = 0; i < exact.size(); ++i) {
     for (size_t j = 0; j < exact[i].y.size(); ++j) {
-      EXPECT_NEAR(exact[i].y[j], settled[i].y[j], 1e-5);
+      EXPECT_NEAR(exact[i].y[j], reclustered[i].y[j], 1e-5);
     }
   }
   Open();
-  ASSERT_OK(store_->WaitSettled(nullptr));
-  EXPECT_EQ(store_->Stats().value().settled, 0u);  // it is settled already
+  ASSERT_OK(store_->WaitRewritten(nullptr));
+  EXPECT_EQ(store_->Stats().value().reclustered, 0u);  // it is reclustered already
   ExpectSame(before, Steps(prompt, retrieve, 3));
 }
 
-// A session that attaches at the very moment of a merge has all derived data of the two segments.
-TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
-  AddMaps(4096, testing::Seed("AMergedSegmentHasWhatItsPartsHad"));
+// A session that attaches at the very moment of a compact has all derived data of the two segments.
+TEST_F(RewriteTest, ACompactedSegmentHasWhatItsPartsHad) {
+  AddMaps(4096, testing::Seed("ACompactedSegmentHasWhatItsPartsHad"));
   options_.phi_features = "log8";
   options_.estimators = *ParseVariants("none, moment, phi, centroid");
-  options_.merge_max_tokens = 0;
+  options_.compact_max_tokens = 0;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 500, 29);
   PutReady(MakePrompt(spec_.geometry, 250, 29));
   PutReady(prompt);
-  ASSERT_OK(store_->WaitSettled(nullptr));
-  options_.merge_max_tokens = 8192;
+  ASSERT_OK(store_->WaitRewritten(nullptr));
+  options_.compact_max_tokens = 8192;
   Open();
-  while (store_->Stats().value().merged == 0) {
+  while (store_->Stats().value().compacted == 0) {
     const auto stats = store_->Stats().value();
     if (stats.ingest_queue + stats.rewrite_queue > 0) continue;
-    ASSERT_GT(store_->Stats().value().merged, 0u);
+    ASSERT_GT(store_->Stats().value().compacted, 0u);
   }
   for (const EstimatorKind kind : {EstimatorKind::kPhi, EstimatorKind::kCentroid}) {
     StepPolicy policy;
@@ -93,21 +93,21 @@ TEST_F(RewriteTest, AMergedSegmentHasWhatItsPartsHad) {
   }
 }
 
-// WaitReady works even while the prefix's segments are merged.
-TEST_F(RewriteTest, WaitingForAPrefixGoesOnThroughAMerge) {
+// WaitReady works even while the prefix's segments are compacted.
+TEST_F(RewriteTest, WaitingForAPrefixGoesOnThroughACompaction) {
   Open();
   PutReady(MakePrompt(spec_.geometry, 60, 31));
-  ASSERT_OK(store_->WaitSettled(nullptr));
+  ASSERT_OK(store_->WaitRewritten(nullptr));
   const std::string id = Put(MakePrompt(spec_.geometry, 120, 31));
   bool first = true;
   ASSERT_OK(store_->WaitReady(id, [&](uint64_t, uint64_t, std::string_view) {
     if (std::exchange(first, false)) {
-      const Status settled = store_->WaitSettled(nullptr);
-      EXPECT_TRUE(settled.ok());
+      const Status reclustered = store_->WaitRewritten(nullptr);
+      EXPECT_TRUE(reclustered.ok());
     }
     return true;
   }));
-  EXPECT_EQ(store_->Stats().value().merged, 1u);
+  EXPECT_EQ(store_->Stats().value().compacted, 1u);
   EXPECT_EQ(store_->Prefix(id)->chain.size(), 1u);
   const auto removed = [&](uint64_t, uint64_t, std::string_view) {
     EXPECT_TRUE(store_->Remove(id).ok());
@@ -117,14 +117,14 @@ TEST_F(RewriteTest, WaitingForAPrefixGoesOnThroughAMerge) {
   EXPECT_CODE(store_->WaitReady(id, nullptr), Code::kNotFound);
 }
 
-TEST_F(RewriteTest, TurnsOfAConversationAreMergedAndKeepTheirNames) {
+TEST_F(RewriteTest, TurnsOfAConversationAreCompactedAndKeepTheirNames) {
   Open();
   std::vector<std::string> ids;
   for (uint32_t turn = 1; turn <= 8; ++turn) {
     ids.push_back(PutReady(MakePrompt(spec_.geometry, turn * 60, 23)));
-    ASSERT_OK(store_->WaitSettled(nullptr));
+    ASSERT_OK(store_->WaitRewritten(nullptr));
   }
-  EXPECT_GT(store_->Stats().value().merged, 0u);
+  EXPECT_GT(store_->Stats().value().compacted, 0u);
   EXPECT_LT(store_->Prefix(ids.back())->chain.size(), 8u);
   EXPECT_EQ(store_->Prefixes().value().size(), 8u);
   for (const bool reopened : {false, true}) {

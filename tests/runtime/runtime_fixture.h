@@ -108,7 +108,7 @@ class RuntimeTest : public ::testing::Test {
 
   // Waits until the background has loaded everything that steps have requested.
   void WaitLoaded() const {
-    while (store_->Stats().value().load_queue > 0) {
+    while (store_->Stats().value().preload_queue > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }

@@ -110,7 +110,7 @@ class SharedStepTest : public RuntimeTest {
     Open();
     const auto prompt = MakePrompt(spec_.geometry, 900, 3);
     ASSERT_NE(PutReady(prompt), "");
-    ASSERT_OK(store_->WaitSettled(nullptr));
+    ASSERT_OK(store_->WaitRewritten(nullptr));
     StepPolicy policy;
     policy.k = k;
     policy.selector = "exact";

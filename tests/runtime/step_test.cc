@@ -64,11 +64,11 @@ TEST_F(StepTest, FullBudgetIsExactAttention) {
     spec_.name = std::string(DTypeName(dtype));
     spec_.geometry = SmallGeometry(2, 6, 3, 24, dtype);
     const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
-    options_.settle_min_tokens = 100;
-    options_.settle_chunk_tokens = 256;  // each chunk is a run
+    options_.recluster_min_tokens = 100;
+    options_.recluster_chunk_tokens = 256;  // each chunk is a run
     Open();
     ASSERT_NE(Put(prompt), "");
-    ASSERT_OK(store_->WaitSettled(nullptr));
+    ASSERT_OK(store_->WaitRewritten(nullptr));
     StepPolicy full;
     full.mode = StepMode::kFull;
     StepPolicy all;  // K = |M|: everything retrieved
@@ -170,12 +170,12 @@ TEST_F(StepTest, AnchorsModeReadsAnchorsOnly) {
 
 TEST_F(StepTest, SuffixQueriesAttendExactly) {
   const uint64_t seed = Seed("SuffixQueriesAttendExactly");
-  options_.settle_min_tokens = 100;
-  options_.settle_chunk_tokens = 256;
+  options_.recluster_min_tokens = 100;
+  options_.recluster_chunk_tokens = 256;
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 2300, seed);
   ASSERT_NE(Put(prompt), "");
-  ASSERT_OK(store_->WaitSettled(nullptr));
+  ASSERT_OK(store_->WaitRewritten(nullptr));
   const auto session = Attach(prompt, {});
   ASSERT_TRUE(session);
   ExpectSuffix(*session, prompt, 0, 1000, 5);

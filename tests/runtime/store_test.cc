@@ -191,7 +191,7 @@ TEST_F(StoreTest, AHostTierThatNoDeviceCanBeGivenIsSaidAndDoneWithout) {
   PutReady(prompt);
   const auto session = Attach(prompt, {.k = 5});
   const std::vector<uint32_t> ids = {0, 7, 299};
-  const auto rows = session->BorrowRows(1, 1, ids);
+  const auto rows = session->ReadInPlace(1, 1, ids);
   ASSERT_OK(rows);
   EXPECT_EQ(rows->rows.size(), 3u);
   const RuntimeStats stats = store_->Stats().value();
@@ -227,24 +227,24 @@ TEST_F(StoreTest, VerifyAndStatsCountWhatIsThere) {
   EXPECT_EQ(detail->chain, std::vector<std::string>{id});
 }
 
-TEST_F(StoreTest, RetentionIsKeptAndTheSweepRemovesWhatExpired) {
+TEST_F(StoreTest, LifetimeIsKeptAndTheSweepRemovesWhatExpired) {
   options_.maintenance_ms = 20;
   Open();
   const auto first = MakePrompt(spec_.geometry, 100, 21),
              second = MakePrompt(spec_.geometry, 90, 22);
   const std::string kept = PutReady(first), short_lived = PutReady(second);
-  ASSERT_OK(store_->SetRetention(kept, {true, 3600}));
-  ASSERT_OK(store_->SetRetention(kept, {std::nullopt, 7200}));
+  ASSERT_OK(store_->SetLifetime(kept, {true, 3600}));
+  ASSERT_OK(store_->SetLifetime(kept, {std::nullopt, 7200}));
   const auto detail = store_->Prefix(kept);
   ASSERT_OK(detail);
   EXPECT_TRUE(detail->summary.pinned);
   EXPECT_GT(detail->summary.expires_unix_ms, detail->summary.created_unix_ms + 7'000'000);
-  EXPECT_CODE(store_->SetRetention(kept, {std::nullopt, ~0ull}), Code::kInvalidArgument);
-  EXPECT_CODE(store_->SetRetention(std::string(32, '0'), {true, {}}), Code::kNotFound);
+  EXPECT_CODE(store_->SetLifetime(kept, {std::nullopt, ~0ull}), Code::kInvalidArgument);
+  EXPECT_CODE(store_->SetLifetime(std::string(32, '0'), {true, {}}), Code::kNotFound);
   auto put = store_->BeginPut({"tiny", "", first.tokens, "", false, ~0ull});
   EXPECT_CODE(put, Code::kInvalidArgument);
 
-  ASSERT_OK(store_->SetRetention(short_lived, {std::nullopt, 1}));
+  ASSERT_OK(store_->SetLifetime(short_lived, {std::nullopt, 1}));
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (store_->Stats().value().expired == 0 && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -90,7 +90,7 @@ TEST_F(EncodedRowsTest, AnyGeometryReadsWhatWasPutButForTheRounding) {
     ASSERT_OK(id);
     const auto n = static_cast<uint32_t>(tokens.size());
     ExpectPrefix(*id, tokens, 0, n);
-    ASSERT_OK(store_->Settle(*id, Reversed(model_.geometry.row().bytes(), 1 + rng() % 100)));
+    ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row().bytes(), 1 + rng() % 100)));
     ExpectPrefix(*id, tokens, 0, n);
   }
   Open();
@@ -147,7 +147,7 @@ TEST_F(EncodedRowsTest, TakesHalfTheSpaceAndReportsItsError) {
   prefix->reset();
   Open();
   EXPECT_EQ(store_->GetPrefix(*id)->encoding_error, before);
-  ASSERT_OK(store_->Settle(*id, Reversed(model_.geometry.row().bytes(), 200)));
+  ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row().bytes(), 200)));
   Open();
   EXPECT_EQ(store_->GetPrefix(*id)->encoding_error, before);
   EXPECT_EQ(store_->GetPrefix(*id)->encoding, RowEncoding::kInt8);
@@ -169,7 +169,7 @@ TEST_F(EncodedRowsTest, EitherContinuesTheOther) {
   ASSERT_OK(branched);
   ExpectPrefix(*branched, branch, 100, 150);
   // The segments are not joined: one file has one encoding.
-  EXPECT_CODE(store_->Merge(*last, 10'000), Code::kFailedPrecondition);
+  EXPECT_CODE(store_->Compact(*last, 10'000), Code::kFailedPrecondition);
   Open();
   ExpectPrefix(*last, third, 100, 180);
   ExpectSound();
@@ -186,12 +186,12 @@ TEST_F(EncodedRowsTest, MergingKeepsRowsAndJoinsErrors) {
   ASSERT_OK(b);
   const EncodingError both = Combine(store_->GetPrefix(*a)->encoding_error, 100,
                                      store_->GetPrefix(*b)->encoding_error, 50);
-  const auto merged = store_->Merge(*b, 1000);
-  ASSERT_OK(merged);
-  EXPECT_EQ(store_->GetPrefix(*merged)->encoding_error, both);
-  ExpectPrefix(*merged, second, 0, 150);
+  const auto compacted = store_->Compact(*b, 1000);
+  ASSERT_OK(compacted);
+  EXPECT_EQ(store_->GetPrefix(*compacted)->encoding_error, both);
+  ExpectPrefix(*compacted, second, 0, 150);
   ExpectPrefix(*a, first, 0, 100);
-  ASSERT_OK(store_->Settle(*merged, Reversed(model_.geometry.row().bytes(), 64)));
+  ASSERT_OK(store_->Recluster(*compacted, Reversed(model_.geometry.row().bytes(), 64)));
   ExpectPrefix(*a, first, 0, 100);
   Open();
   ExpectPrefix(*b, second, 0, 150);
@@ -242,7 +242,7 @@ TEST_F(EncodedRowsTest, TheHostTierHoldsThemAsStored) {
   EXPECT_EQ(second.pages_host, 3u);
   // Bytes of the rows as stored.
   EXPECT_EQ(second.bytes[static_cast<size_t>(Tier::kHost)], 4u * 264);
-  const auto borrowed = (*prefix)->BorrowRows(0, 0, ids, nullptr);
+  const auto borrowed = (*prefix)->ReadInPlace(0, 0, ids, nullptr);
   EXPECT_CODE(borrowed, Code::kFailedPrecondition);
   EXPECT_NE(borrowed.error().message.find("ReadRows"), std::string::npos);
 }

@@ -38,7 +38,7 @@ std::vector<uint8_t> Victims(const EvictionPlan& plan) {
 
 using Order = std::vector<uint8_t>;
 
-TEST(EvictionTest, WorthIsRecentUsesTimesCostPerByte) {
+TEST(EvictionTest, ScoreIsRecentUsesTimesCostPerByte) {
   constexpr int64_t kDay = 24 * 3600 * 1000;
   EXPECT_FLOAT_EQ(DecayedHeat(8, kDay), 4);
   EXPECT_FLOAT_EQ(DecayedHeat(8, 3 * kDay), 1);
@@ -48,12 +48,12 @@ TEST(EvictionTest, WorthIsRecentUsesTimesCostPerByte) {
   EXPECT_DOUBLE_EQ(PrefillCost({0, 1000}) + PrefillCost({1000, 5000}), PrefillCost({0, 5000}));
   EvictionNode early = Node(1, 1), late = Node(2, 1);
   late.tokens = {100000, 100100};
-  EXPECT_GT(late.worth(), early.worth());
+  EXPECT_GT(late.score(), early.score());
   EvictionNode large = Node(3, 1, 200);
-  EXPECT_LT(large.worth(), early.worth());
+  EXPECT_LT(large.score(), early.score());
 }
 
-TEST(EvictionTest, TheLeastWorthGoesFirstAndNoMoreThanNeeded) {
+TEST(EvictionTest, TheLowestScoreGoesFirstAndNoMoreThanNeeded) {
   EvictionPlan plan({Node(1, 3), Node(2, 1), Node(3, 2)});
   ASSERT_TRUE(plan.Free(150, nullptr));
   EXPECT_EQ(Victims(plan), (Order{2, 3}));
@@ -74,7 +74,7 @@ TEST(EvictionTest, QuarantinedAndExpiredGoFirstAndHeldNever) {
 }
 
 TEST(EvictionTest, OnlyLeavesGoAndUnnamedParentsFollow) {
-  // The tree is 1 <- 2 <- 3, and 1 <- 4: the parents are worth little.
+  // The tree is 1 <- 2 <- 3, and 1 <- 4: the parents score little.
   std::vector<EvictionNode> nodes{Node(1, 0.1f), Node(2, 0.2f, 100, "t", 1),
                                   Node(3, 5, 100, "t", 2), Node(4, 7, 100, "t", 1)};
   nodes[1].named = false;
@@ -102,13 +102,13 @@ TEST(EvictionTest, ATenantGivesOnlyItsOwn) {
 }
 
 TEST(EvictionTest, TenantsOverTheirShareGiveFirst) {
-  // Tenant b floods; tenant a's data is older and worth less.
+  // Tenant b floods; tenant a's data is older and scores less.
   std::vector<EvictionNode> nodes{Node(1, 0.1f, 100, "a"), Node(2, 1, 100, "b"),
                                   Node(3, 2, 100, "b"), Node(4, 3, 100, "b")};
   EvictionPlan plan(nodes);
   ASSERT_TRUE(plan.Free(200, nullptr));
   EXPECT_EQ(Victims(plan), (Order{2, 3}));
-  ASSERT_TRUE(plan.Free(100, nullptr));  // now they are equal, and worth decides
+  ASSERT_TRUE(plan.Free(100, nullptr));  // now they are equal, and score decides
   EXPECT_EQ(Victims(plan), (Order{2, 3, 1}));
 }
 

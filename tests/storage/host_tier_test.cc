@@ -60,12 +60,12 @@ TEST(HostTier, PagesReadAheadAreCountedApart) {
   const auto tier = NewTier(64 * kPageBytes);
   const Region region = tier->ForTenant("t");
   const auto capacity = tier->stats().capacity / kPageBytes;
-  for (uint64_t p = 0; p < 10; ++p) Insert(*region, {1, p}, Access::kAhead);
-  Insert(*region, {1, 0}, Access::kAhead);  // is here already
+  for (uint64_t p = 0; p < 10; ++p) Insert(*region, {1, p}, Access::kPrefetch);
+  Insert(*region, {1, 0}, Access::kPrefetch);  // is here already
   for (uint64_t p = 0; p < 4; ++p) EXPECT_TRUE(Holds(*region, {1, p}));
   for (uint64_t p = 0; p < 4; ++p) EXPECT_TRUE(Holds(*region, {1, p}));  // counts once
-  EXPECT_TRUE(Holds(*region, {1, 5}, Access::kAhead));                   // is useless
-  EXPECT_FALSE(Holds(*region, {1, 11}, Access::kAhead));
+  EXPECT_TRUE(Holds(*region, {1, 5}, Access::kPrefetch));                // is useless
+  EXPECT_FALSE(Holds(*region, {1, 11}, Access::kPrefetch));
   HostTier::Stats s = tier->stats();
   EXPECT_EQ(s.ahead.read, 11u);
   EXPECT_EQ(s.ahead.used, 4u);
@@ -81,14 +81,14 @@ TEST(HostTier, PagesReadAheadAreCountedApart) {
   // Hot pages stay whatever the number of prefetched pages.
   for (uint64_t p = 0; p < 20; ++p) Insert(*region, {2, p});
   for (uint64_t p = 0; p < 20; ++p) EXPECT_TRUE(Holds(*region, {2, p}));
-  for (uint64_t p = 0; p < 1000; ++p) Insert(*region, {3, p}, Access::kAhead);
+  for (uint64_t p = 0; p < 1000; ++p) Insert(*region, {3, p}, Access::kPrefetch);
   for (uint64_t p = 0; p < 20; ++p) EXPECT_TRUE(Holds(*region, {2, p})) << p;
   s = tier->stats();
   EXPECT_EQ(s.ahead.read - s.ahead.used - s.ahead.in_vain, capacity - 20);
 
   // Prefetch takes no memory from another tenant.
   const Region other = tier->ForTenant("u");
-  Insert(*other, {4, 0}, Access::kAhead);
+  Insert(*other, {4, 0}, Access::kPrefetch);
   EXPECT_FALSE(Holds(*other, {4, 0}));
   Insert(*other, {4, 0});
   EXPECT_TRUE(Holds(*other, {4, 0}));
@@ -100,12 +100,12 @@ TEST(HostTier, APageReadAheadThatReturnsOutlivesManyUsedOnce) {
   const Region region = tier->ForTenant("t");
   const PageKey returns{1, 0}, fresh{1, 100};
   Insert(*region, returns);
-  for (uint64_t p = 0; Holds(*region, returns, Access::kAhead); ++p) {
+  for (uint64_t p = 0; Holds(*region, returns, Access::kPrefetch); ++p) {
     ASSERT_LT(p, 1000u);
     Insert(*region, {2, p});
   }
-  Insert(*region, returns, Access::kAhead);
-  Insert(*region, fresh, Access::kAhead);
+  Insert(*region, returns, Access::kPrefetch);
+  Insert(*region, fresh, Access::kPrefetch);
   EXPECT_TRUE(Holds(*region, returns));
   EXPECT_TRUE(Holds(*region, fresh));
   for (uint64_t p = 0; p < 500; ++p) Insert(*region, {3, p});

@@ -123,7 +123,7 @@ TEST_F(LimitsTest, UnfinishedPutsCountForTheirTenant) {
   EXPECT_TRUE(store_->BeginPut("m", "a", Prompt(3), "").ok());
 }
 
-TEST_F(LimitsTest, WhatIsUsedStaysAndTheLeastWorthGoes) {
+TEST_F(LimitsTest, WhatIsUsedStaysAndTheLowestScoreGoes) {
   const uint64_t one = PromptBytes();
   options_.quota_bytes = 3 * one;
   Open();
@@ -165,7 +165,7 @@ TEST_F(LimitsTest, PinnedOpenAndContinuedPrefixesAreNeverEvicted) {
   EXPECT_CODE(TryPut(Prompt(7, 1000)), Code::kResourceExhausted);
   EXPECT_EQ(store_->stats().evictions, before);
   EXPECT_TRUE(There(Prompt(3)) && There(Prompt(6)));
-  ASSERT_OK(store_->SetRetention(pinned, {false, {}}));
+  ASSERT_OK(store_->SetLifetime(pinned, {false, {}}));
   reader->reset();
   options_.quota_bytes = one;
   Open();
@@ -194,17 +194,17 @@ TEST_F(LimitsTest, ATenantOverItsQuotaEvictsOnlyItsOwn) {
 TEST_F(LimitsTest, AnExpiredPrefixIsNoMatchAtOnceAndGoesWithTheSweep) {
   const SegmentId id = Stored(Prompt(1), "t", {false, 1'000'000});
   EXPECT_GT(store_->GetPrefix(id)->expires_unix_ms, 0);
-  ASSERT_OK(store_->SetRetention(id, {{}, kFuture}));
+  ASSERT_OK(store_->SetLifetime(id, {{}, kFuture}));
   EXPECT_EQ(store_->GetPrefix(id)->expires_unix_ms, kFuture);
   EXPECT_TRUE(There(Prompt(1)));
   auto reader = store_->OpenPrefix(id, 0);
   ASSERT_OK(reader);
 
-  ASSERT_OK(store_->SetRetention(id, {{}, kPast}));
+  ASSERT_OK(store_->SetLifetime(id, {{}, kPast}));
   EXPECT_EQ(Matched(Prompt(1)), 0u);
   EXPECT_TRUE(store_->ListPrefixes().empty());
   EXPECT_CODE(store_->OpenPrefix(id, 0), Code::kNotFound);
-  EXPECT_CODE(store_->SetRetention(id, {{}, kFuture}), Code::kNotFound);
+  EXPECT_CODE(store_->SetLifetime(id, {{}, kFuture}), Code::kNotFound);
   ASSERT_OK(store_->Maintain());  // it is open: the read goes on
   const auto difference = Compare(**reader, Prompt(1));
   ASSERT_OK(difference);
@@ -223,7 +223,7 @@ TEST_F(LimitsTest, ExpiringNeverTakesTokensThatOthersContinue) {
   Tokens longer = Prompt(1);
   for (const uint32_t t : Prompt(2)) longer.push_back(t);
   const SegmentId leaf = Stored(longer);
-  ASSERT_OK(store_->SetRetention(root, {{}, kPast}));
+  ASSERT_OK(store_->SetLifetime(root, {{}, kPast}));
   EXPECT_EQ(store_->ListPrefixes().size(), 1u);
   EXPECT_TRUE(There(longer));
   ASSERT_OK(store_->Maintain());
@@ -234,7 +234,7 @@ TEST_F(LimitsTest, ExpiringNeverTakesTokensThatOthersContinue) {
   EXPECT_TRUE(store_->GetPrefix(root)->pinned);
   EXPECT_EQ(store_->GetPrefix(root)->expires_unix_ms, 0);
   ASSERT_OK(store_->Remove(root));
-  ASSERT_OK(store_->SetRetention(leaf, {{}, kPast}));
+  ASSERT_OK(store_->SetLifetime(leaf, {{}, kPast}));
   EXPECT_EQ(Matched(longer), 0u);  // no name needs any of it now
   Open();                          // the opening store frees it
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
@@ -253,13 +253,13 @@ TEST_F(LimitsTest, PuttingAgainNeverShortens) {
   EXPECT_TRUE(store_->GetPrefix(id)->pinned);
 }
 
-TEST_F(LimitsTest, NamesOfAMergedSegmentKeepTheirOwnTerms) {
+TEST_F(LimitsTest, NamesOfACompactedSegmentKeepTheirOwnTerms) {
   const SegmentId first = Stored(Prompt(1), "t", {true, 0});
   Tokens longer = Prompt(1);
   for (const uint32_t t : Prompt(2)) longer.push_back(t);
   const SegmentId second = Stored(longer, "t", {false, 1'000'000'000});
-  const auto merged = store_->Merge(second, 1000);
-  ASSERT_OK(merged);
+  const auto compacted = store_->Compact(second, 1000);
+  ASSERT_OK(compacted);
   const auto expect_terms = [&] {
     EXPECT_TRUE(store_->GetPrefix(first)->pinned);
     EXPECT_EQ(store_->GetPrefix(first)->expires_unix_ms, 0);
@@ -273,12 +273,12 @@ TEST_F(LimitsTest, NamesOfAMergedSegmentKeepTheirOwnTerms) {
   options_.quota_bytes = store_->stats().bytes_on_disk;
   Open();
   EXPECT_CODE(TryPut(Prompt(3)), Code::kResourceExhausted);
-  ASSERT_OK(store_->SetRetention(second, {{}, kPast}));
+  ASSERT_OK(store_->SetLifetime(second, {{}, kPast}));
   ASSERT_OK(store_->Maintain());
   EXPECT_CODE(store_->GetPrefix(second), Code::kNotFound);
   ExpectPrefix(first, Prompt(1));
   // Without the pin it goes with its name.
-  ASSERT_OK(store_->SetRetention(first, {false, {}}));
+  ASSERT_OK(store_->SetLifetime(first, {false, {}}));
   Stored(Prompt(3));
   EXPECT_CODE(store_->GetPrefix(first), Code::kNotFound);
   Open();
@@ -307,8 +307,8 @@ TEST_F(LimitsTest, TheAccountEqualsTheFilesAfterRandomOperations) {
   options_.quota_bytes = 20 * PromptBytes();
   options_.tenant_quotas["b"] = options_.quota_bytes / 4;
   Open();
-  SettleOptions settle;
-  settle.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
+  ReclusterOptions recluster;
+  recluster.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
     std::vector<uint32_t> order(rows.size() / TestGeometry().row().bytes());
     std::iota(order.begin(), order.end(), 0);
     return Result<std::vector<uint32_t>>(std::move(order));
@@ -326,13 +326,13 @@ TEST_F(LimitsTest, TheAccountEqualsTheFilesAfterRandomOperations) {
                               std::vector<std::byte>(rng() % 9000));
         break;
       case 2:
-        (void)store_->Settle(some, settle);
+        (void)store_->Recluster(some, recluster);
         break;
       case 3:
-        (void)store_->Merge(some, 400);
+        (void)store_->Compact(some, 400);
         break;
       case 4:
-        (void)store_->SetRetention(some, {rng() % 4 == 0, rng() % 4 == 0 ? kPast : 0});
+        (void)store_->SetLifetime(some, {rng() % 4 == 0, rng() % 4 == 0 ? kPast : 0});
         break;
       case 5:
         ASSERT_OK(store_->Maintain());

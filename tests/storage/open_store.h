@@ -67,9 +67,9 @@ class OpenStore : public Base {
 
 using OpenStoreTest = OpenStore<::testing::Test>;
 
-// Settles every chunk back to front.
-inline SettleOptions Reversed(size_t row_bytes, uint32_t chunk_tokens = 32) {
-  SettleOptions options;
+// Reclusters every chunk back to front.
+inline ReclusterOptions Reversed(size_t row_bytes, uint32_t chunk_tokens = 32) {
+  ReclusterOptions options;
   options.chunk_tokens = chunk_tokens;
   options.order = [row_bytes](uint32_t, uint32_t, uint32_t,
                               std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {

@@ -27,7 +27,8 @@ class RecoverTest : public OpenStoreTest {
     return id;
   }
 
-  // Fills the store: chains, branches, a settled segment, merged ones, a second tenant, blobs.
+  // Fills the store: chains, branches, a reclustered segment, compacted ones, a second tenant,
+  // blobs.
   void Fill() {
     const Tokens base = Iota(40), longer = Join(base, Iota(50, 1000));
     a_ = Stored(base);
@@ -36,8 +37,8 @@ class RecoverTest : public OpenStoreTest {
     const Tokens one = Iota(30, 5000), two = Join(one, Iota(20, 6000));
     d_ = Stored(one);
     e_ = Stored(two);
-    ASSERT_OK(store_->Settle(a_, Reversed(row_bytes_)));
-    merged_ = store_->Merge(e_, 1000).value();
+    ASSERT_OK(store_->Recluster(a_, Reversed(row_bytes_)));
+    compacted_ = store_->Compact(e_, 1000).value();
     const auto other = Put(*store_, model_, Iota(60, 9000), "another tenant");
     ASSERT_OK(other);
     ASSERT_OK(store_->PutBlob(b_, "note", "maker", std::vector<std::byte>(100)));
@@ -53,8 +54,8 @@ class RecoverTest : public OpenStoreTest {
     EXPECT_EQ(store_->LongestMatch("m", "t", Iota(60, 9000))->n_tokens, 0u);
     EXPECT_TRUE(store_->GetBlob(b_, "note", "maker").ok());
     EXPECT_TRUE(store_->Verify(nullptr, nullptr)->damaged.empty());
-    EXPECT_TRUE(store_->GetPrefix(a_)->settled);
-    EXPECT_EQ(store_->GetPrefix(d_)->chain, std::vector<SegmentId>{merged_});
+    EXPECT_TRUE(store_->GetPrefix(a_)->reclustered);
+    EXPECT_EQ(store_->GetPrefix(d_)->chain, std::vector<SegmentId>{compacted_});
   }
 
   RecoverReport Recovered(bool verify_data = false) {
@@ -78,7 +79,7 @@ class RecoverTest : public OpenStoreTest {
 
   const size_t row_bytes_ = model_.geometry.row().bytes();
   std::map<SegmentId, Tokens> prompts_;
-  SegmentId a_, b_, c_, d_, e_, merged_;
+  SegmentId a_, b_, c_, d_, e_, compacted_;
 };
 
 }  // namespace prefixd::storage

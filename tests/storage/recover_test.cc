@@ -139,15 +139,15 @@ TEST_F(RecoverTest, CommitsLostWithTheEndOfTheLog) {
   ExpectAll();
 }
 
-TEST_F(RecoverTest, TwinsOfOneSegmentAndMergedOnes) {
+TEST_F(RecoverTest, TwinsOfOneSegmentAndCompactedOnes) {
   Fill();
   const fs::path segments = options_.dir / "segments";
   fs::copy(segments, dir_.path() / "before", fs::copy_options::recursive);
-  ASSERT_OK(store_->Settle(b_, Reversed(row_bytes_)));
+  ASSERT_OK(store_->Recluster(b_, Reversed(row_bytes_)));
   const SegmentId f = Stored(Iota(30, 20'000)), g = Stored(Join(Iota(30, 20'000), Iota(20, 1)));
   for (const SegmentId& id : {f, g})
     fs::copy_file(FileOf(id), dir_.path() / "before" / FileOf(id).filename());
-  ASSERT_OK(store_->Merge(g, 1000));
+  ASSERT_OK(store_->Compact(g, 1000));
   const size_t files = FilesIn(segments);
   store_.reset();
   // This restores the files as if neither rewrite had removed the ones that it replaced.
@@ -159,7 +159,7 @@ TEST_F(RecoverTest, TwinsOfOneSegmentAndMergedOnes) {
   EXPECT_EQ(report.segments, 6u);
   EXPECT_EQ(FilesIn(segments), files);
   Open();
-  EXPECT_TRUE(store_->GetPrefix(b_)->settled);
+  EXPECT_TRUE(store_->GetPrefix(b_)->reclustered);
   ExpectAll();
 }
 
@@ -168,7 +168,7 @@ TEST_F(RecoverTest, DamagedSegmentsAreNeverTrusted) {
   store_.reset();
   fs::remove_all(catalog());
   // `a_`, which `b_` and `c_` continue, loses its footer, the other tenant's its header; a row page
-  // of the merged one goes bad.
+  // of the compacted one goes bad.
   const auto entries = ListDirectory(options_.dir / "segments");
   ASSERT_OK(entries);
   for (const auto& entry : *entries) {
@@ -179,11 +179,11 @@ TEST_F(RecoverTest, DamagedSegmentsAreNeverTrusted) {
     if (!header.ok()) continue;  // a blob
     if (header->segment == a_.bytes) FlipByte(entry.path(), entry.file_size() - 100);
     if (header->parent == Uuid{} && header->segment != a_.bytes &&
-        header->segment != merged_.bytes) {
+        header->segment != compacted_.bytes) {
       FlipByte(entry.path(), 100);
     }
   }
-  FlipByte(FileOf(merged_), kPageBytes + 5);
+  FlipByte(FileOf(compacted_), kPageBytes + 5);
   std::ofstream(options_.dir / "segments" / "notes.txt") << "a stranger's";
   const RecoverReport report = Recovered(true);
   EXPECT_EQ(report.segments, 3u);

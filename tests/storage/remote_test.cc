@@ -61,15 +61,15 @@ class RemoteTest : public ::testing::Test {
     ASSERT_OK(leaf);
     root_ = *root;
     leaf_ = *leaf;
-    SettleOptions settle;
-    settle.chunk_tokens = 64;
-    settle.order = [this](uint32_t, uint32_t, uint32_t,
-                          std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    ReclusterOptions recluster;
+    recluster.chunk_tokens = 64;
+    recluster.order = [this](uint32_t, uint32_t, uint32_t,
+                             std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
       std::vector<uint32_t> order(rows.size() / model_.geometry.row().bytes());
       std::iota(order.rbegin(), order.rend(), 0);
       return order;
     };
-    ASSERT_OK(home_->Settle(root_, settle));
+    ASSERT_OK(home_->Recluster(root_, recluster));
   }
 
   TempDir dir_;
@@ -99,7 +99,7 @@ TEST_F(RemoteTest, AChainTravelsAndIsItselfThere) {
     }
     EXPECT_EQ(Check(*other, leaf_, tokens_), "");
     EXPECT_EQ(Check(*other, root_, root_tokens_), "");
-    EXPECT_TRUE(other->GetPrefix(root_)->settled);
+    EXPECT_TRUE(other->GetPrefix(root_)->reclustered);
     EXPECT_EQ(other->LongestMatch("m", "t", tokens_)->n_tokens, tokens_.size());
     EXPECT_TRUE(other->Verify(nullptr, nullptr)->damaged.empty());
   }

@@ -1,4 +1,4 @@
-// Tests settling and merging: the same rows in other places, under the same names.
+// Tests reclustering and compacting: the same rows in other places, under the same names.
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
@@ -13,8 +13,8 @@ namespace prefixd::storage {
 namespace {
 
 // A random order suffices: these tests check that rows are found again.
-SettleOptions RandomOrder(uint32_t chunk_tokens, uint64_t seed, size_t row_bytes) {
-  SettleOptions options;
+ReclusterOptions RandomOrder(uint32_t chunk_tokens, uint64_t seed, size_t row_bytes) {
+  ReclusterOptions options;
   options.chunk_tokens = chunk_tokens;
   options.order = [rng = std::mt19937_64(seed), row_bytes](
                       uint32_t, uint32_t, uint32_t,
@@ -69,18 +69,18 @@ TEST_F(RewriteTest, SettledRowsReadTheSame) {
   for (const uint32_t chunk : {1u, 50u, 64u, 4096u}) {
     const auto tokens = Iota(333, chunk * 10'000);
     const SegmentId id = Stored(tokens);
-    ASSERT_OK(store_->Settle(id, RandomOrder(chunk, seed + chunk, row_bytes_)));
-    EXPECT_TRUE(store_->GetPrefix(id)->settled);
+    ASSERT_OK(store_->Recluster(id, RandomOrder(chunk, seed + chunk, row_bytes_)));
+    EXPECT_TRUE(store_->GetPrefix(id)->reclustered);
     ExpectWhole(id, tokens);
     ExpectParts(id);
     Open();
-    EXPECT_TRUE(store_->GetPrefix(id)->settled);
+    EXPECT_TRUE(store_->GetPrefix(id)->reclustered);
     ExpectWhole(id, tokens);
     const auto report = store_->Verify(&id, nullptr);
     ASSERT_OK(report);
     EXPECT_TRUE(report->damaged.empty());
     EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, 333u);
-    ASSERT_OK(store_->Settle(id, RandomOrder(chunk, seed, row_bytes_)));  // nothing to do
+    ASSERT_OK(store_->Recluster(id, RandomOrder(chunk, seed, row_bytes_)));  // nothing to do
   }
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 4u);  // the old files are gone
 }
@@ -92,14 +92,14 @@ TEST_F(RewriteTest, ReadersKeepTheirFileAndBranchesFindTheirs) {
   const auto open = store_->OpenPrefix(b, 0);
   ASSERT_OK(open);
   for (const SegmentId& id : {a, b, c}) {
-    ASSERT_OK(store_->Settle(id, RandomOrder(32, 1, row_bytes_)));
+    ASSERT_OK(store_->Recluster(id, RandomOrder(32, 1, row_bytes_)));
   }
   EXPECT_EQ(*Compare(**open, longer), "");  // from the files it has open
   ExpectWhole(a, base);
   ExpectWhole(b, longer);
   ExpectWhole(c, branch);
   const auto stats = store_->stats();
-  EXPECT_EQ(stats.settled, 3u);
+  EXPECT_EQ(stats.reclustered, 3u);
   EXPECT_GT(stats.bytes_rewritten, 0u);
   EXPECT_LT(stats.bytes_rewritten, stats.bytes_written);
 }
@@ -110,7 +110,7 @@ TEST_F(RewriteTest, ReadsGoOnWhileSettling) {
   std::thread reader([&] {
     for (int i = 0; i < 60; ++i) ExpectWhole(id, tokens);
   });
-  ASSERT_OK(store_->Settle(id, RandomOrder(128, 2, row_bytes_)));
+  ASSERT_OK(store_->Recluster(id, RandomOrder(128, 2, row_bytes_)));
   reader.join();
   EXPECT_FALSE(store_->GetPrefix(id)->quarantined);
 }
@@ -118,20 +118,20 @@ TEST_F(RewriteTest, ReadsGoOnWhileSettling) {
 TEST_F(RewriteTest, AFailedOrderOrAStopChangesNothing) {
   const auto tokens = Iota(200);
   const SegmentId id = Stored(tokens);
-  SettleOptions bad = RandomOrder(64, 3, row_bytes_);
+  ReclusterOptions bad = RandomOrder(64, 3, row_bytes_);
   bad.order = [](uint32_t, uint32_t, uint32_t, auto) -> Result<std::vector<uint32_t>> {
     return std::vector<uint32_t>(64, 0);
   };
-  EXPECT_CODE(store_->Settle(id, bad), Code::kInvalidArgument);
-  SettleOptions stopped = RandomOrder(64, 3, row_bytes_);
+  EXPECT_CODE(store_->Recluster(id, bad), Code::kInvalidArgument);
+  ReclusterOptions stopped = RandomOrder(64, 3, row_bytes_);
   stopped.progress = [](uint64_t done, uint64_t total, std::string_view) {
     EXPECT_LE(done, total);
     return done < total / 2;
   };
-  EXPECT_CODE(store_->Settle(id, stopped), Code::kCancelled);
-  EXPECT_CODE(store_->Settle(id, {0, bad.order, nullptr}), Code::kInvalidArgument);
-  EXPECT_CODE(store_->Settle(SegmentId{}, bad), Code::kNotFound);
-  EXPECT_FALSE(store_->GetPrefix(id)->settled);
+  EXPECT_CODE(store_->Recluster(id, stopped), Code::kCancelled);
+  EXPECT_CODE(store_->Recluster(id, {0, bad.order, nullptr}), Code::kInvalidArgument);
+  EXPECT_CODE(store_->Recluster(SegmentId{}, bad), Code::kNotFound);
+  EXPECT_FALSE(store_->GetPrefix(id)->reclustered);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
   ExpectWhole(id, tokens);
 }
@@ -142,7 +142,7 @@ TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
   Open();
   const auto tokens = Iota(300);
   const SegmentId id = Stored(tokens);
-  ASSERT_OK(store_->Settle(id, RandomOrder(100, 4, row_bytes_)));
+  ASSERT_OK(store_->Recluster(id, RandomOrder(100, 4, row_bytes_)));
   std::filesystem::path path;
   for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
     path = entry.path();
@@ -172,22 +172,22 @@ TEST_F(RewriteTest, BlobsComeWithTheMergedSegment) {
   const std::vector<std::byte> bytes(5000, std::byte{7});
   const std::vector<NewBlob> blobs = {{"x", "made", bytes}, {"y", "made", {}}};
   const std::vector<NewBlob> bad = {blobs[0], {"no/name", "made", {}}};
-  EXPECT_CODE(store_->Merge(b, 69, blobs), Code::kFailedPrecondition);
-  EXPECT_CODE(store_->Merge(b, 1000, bad), Code::kInvalidArgument);
+  EXPECT_CODE(store_->Compact(b, 69, blobs), Code::kFailedPrecondition);
+  EXPECT_CODE(store_->Compact(b, 1000, bad), Code::kInvalidArgument);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 3u);  // nothing was left behind
-  const auto preview = store_->CheckMerge(b, 1000);
+  const auto preview = store_->CheckCompaction(b, 1000);
   ASSERT_OK(preview);
-  EXPECT_CODE(store_->CheckMerge(b, 69), Code::kFailedPrecondition);
+  EXPECT_CODE(store_->CheckCompaction(b, 69), Code::kFailedPrecondition);
   EXPECT_EQ(preview->n_tokens, 70u);
   EXPECT_EQ(preview->own_tokens, 70u);
   EXPECT_EQ(preview->chain, std::vector<SegmentId>{preview->id});
   EXPECT_CODE(store_->GetPrefix(preview->id), Code::kNotFound);
-  const auto merged = store_->Merge(b, 1000, blobs);
-  ASSERT_OK(merged);
+  const auto compacted = store_->Compact(b, 1000, blobs);
+  ASSERT_OK(compacted);
   for (const bool reopened : {false, true}) {
     if (reopened) Open();
-    EXPECT_EQ(store_->ListBlobs(*merged), (std::vector<std::string>{"x", "y"}));
-    const auto x = store_->GetBlob(*merged, "x", "made");
+    EXPECT_EQ(store_->ListBlobs(*compacted), (std::vector<std::string>{"x", "y"}));
+    const auto x = store_->GetBlob(*compacted, "x", "made");
     ASSERT_OK(x);
     EXPECT_EQ(*x, bytes);
     EXPECT_EQ(FilesIn(options_.dir / "segments"), 3u);
@@ -200,35 +200,35 @@ TEST_F(RewriteTest, AMergeWhoseBlobsHaveNoRoomLeavesNothing) {
   Stored(one);
   const SegmentId b = Stored(two);
   const uint64_t bytes = store_->stats().bytes_on_disk;
-  options_.quota_bytes = 3 * bytes;  // for both segments and the merged one
+  options_.quota_bytes = 3 * bytes;  // for both segments and the compacted one
   Open();
   // The second blob exceeds the quota.
   const std::vector<NewBlob> blobs = {{"x", "made", {}}, {"y", "made", {3 * bytes, {}}}};
-  EXPECT_CODE(store_->Merge(b, 1000, blobs), Code::kResourceExhausted);
+  EXPECT_CODE(store_->Compact(b, 1000, blobs), Code::kResourceExhausted);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
   EXPECT_EQ(store_->stats().bytes_on_disk, bytes);
   ExpectWhole(b, two);
-  const auto merged = store_->Merge(b, 1000, {blobs.data(), 1});
-  ASSERT_OK(merged);
-  EXPECT_EQ(store_->ListBlobs(*merged), std::vector<std::string>{"x"});
+  const auto compacted = store_->Compact(b, 1000, {blobs.data(), 1});
+  ASSERT_OK(compacted);
+  EXPECT_EQ(store_->ListBlobs(*compacted), std::vector<std::string>{"x"});
 }
 
-TEST_F(RewriteTest, MergedSegmentsKeepTheirNames) {
+TEST_F(RewriteTest, CompactedSegmentsKeepTheirNames) {
   const auto one = Iota(40), two = Join(one, Iota(30, 1000)), three = Join(two, Iota(50, 2000));
   const SegmentId a = Stored(one), b = Stored(two), c = Stored(three);
-  ASSERT_OK(store_->Settle(a, RandomOrder(16, 6, row_bytes_)));
-  EXPECT_CODE(store_->Merge(b, 1000), Code::kFailedPrecondition);  // continued
-  EXPECT_CODE(store_->Merge(a, 1000), Code::kFailedPrecondition);  // no parent
-  EXPECT_CODE(store_->Merge(c, 79), Code::kFailedPrecondition);    // too long together
+  ASSERT_OK(store_->Recluster(a, RandomOrder(16, 6, row_bytes_)));
+  EXPECT_CODE(store_->Compact(b, 1000), Code::kFailedPrecondition);  // continued
+  EXPECT_CODE(store_->Compact(a, 1000), Code::kFailedPrecondition);  // no parent
+  EXPECT_CODE(store_->Compact(c, 79), Code::kFailedPrecondition);    // too long together
   {
     const auto open = store_->OpenPrefix(c, 0);
     ASSERT_OK(open);
-    EXPECT_CODE(store_->Merge(c, 1000), Code::kFailedPrecondition);
+    EXPECT_CODE(store_->Compact(c, 1000), Code::kFailedPrecondition);
   }
-  const auto bc = store_->Merge(c, 1000);
+  const auto bc = store_->Compact(c, 1000);
   ASSERT_OK(bc);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 2u);
-  const auto abc = store_->Merge(c, 1000);  // by its old name
+  const auto abc = store_->Compact(c, 1000);  // by its old name
   ASSERT_OK(abc);
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 1u);
   for (const bool reopened : {false, true}) {
@@ -290,7 +290,7 @@ TEST(StoreUpgrade, VersionOneIsReadAndWrittenOn) {
     EXPECT_EQ((*store)->stats().recovered_orphans, 0u);
     const auto more = Put(**store, model, Join(b, Iota(20, 4000)), "tenant");
     ASSERT_OK(more);
-    ASSERT_OK((*store)->Settle(root, RandomOrder(16, 9, model.geometry.row().bytes())));
+    ASSERT_OK((*store)->Recluster(root, RandomOrder(16, 9, model.geometry.row().bytes())));
     EXPECT_TRUE((*store)->Verify(nullptr, nullptr)->damaged.empty());
   }
   const auto identity = ReadOrCreateIdentity(options.dir);

@@ -119,8 +119,8 @@ class RowViewsTest : public OpenStoreTest {
   SegmentId id_;  // the prompt of PutAndOpened
 };
 
-// One chain holds settled, arrival and encoded rows; the host tier has room for all, for less than
-// a view, or is absent.
+// One chain holds reclustered, arrival and encoded rows; the host tier has room for all, for less
+// than a view, or is absent.
 TEST_F(RowViewsTest, AreTheRows) {
   std::mt19937_64 rng(Seed("RowViews"));
   for (const uint64_t tier : {uint64_t{4} << 20, uint64_t{32} << 10, uint64_t{0}}) {
@@ -128,18 +128,19 @@ TEST_F(RowViewsTest, AreTheRows) {
     options_.host_tier_bytes = tier;
     Open();
     const auto first = static_cast<uint32_t>(tier >> 10) + 1;  // other tokens for each
-    const auto settled = PutNumbers(Iota(600, first), RowEncoding::kAsGiven);
-    ASSERT_OK(settled);
-    SettleOptions settle;
-    settle.chunk_tokens = 256;
+    const auto reclustered = PutNumbers(Iota(600, first), RowEncoding::kAsGiven);
+    ASSERT_OK(reclustered);
+    ReclusterOptions recluster;
+    recluster.chunk_tokens = 256;
     const size_t row_bytes = model_.geometry.row().bytes();
-    settle.order = [row_bytes](uint32_t, uint32_t, uint32_t,
-                               std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    recluster.order = [row_bytes](
+                          uint32_t, uint32_t, uint32_t,
+                          std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
       std::vector<uint32_t> order(rows.size() / row_bytes);
       std::iota(order.rbegin(), order.rend(), 0);
       return order;
     };
-    ASSERT_OK(store_->Settle(*settled, settle));
+    ASSERT_OK(store_->Recluster(*reclustered, recluster));
     ASSERT_OK(PutNumbers(Iota(1000, first), RowEncoding::kAsGiven));
     const auto encoded = PutNumbers(Iota(1300, first), RowEncoding::kInt8);
     ASSERT_OK(encoded);
@@ -163,11 +164,11 @@ TEST_F(RowViewsTest, VisitsOfManyRows) {
   const size_t row_bytes = geometry.row().bytes();
   options_.host_tier_bytes = 8u << 20;
   Open();
-  SettleOptions settle;
-  settle.chunk_tokens = 30000;
-  settle.order = [&rng, row_bytes](
-                     uint32_t, uint32_t, uint32_t,
-                     std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+  ReclusterOptions recluster;
+  recluster.chunk_tokens = 30000;
+  recluster.order = [&rng, row_bytes](
+                        uint32_t, uint32_t, uint32_t,
+                        std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     std::vector<uint32_t> order(rows.size() / row_bytes);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), rng);
@@ -180,7 +181,7 @@ TEST_F(RowViewsTest, VisitsOfManyRows) {
     ASSERT_OK(id);
     ExpectVisits(*id, 0, room);
     ExpectVisits(*id, 26000, room);
-    ASSERT_OK(store_->Settle(*id, settle));
+    ASSERT_OK(store_->Recluster(*id, recluster));
     for (const uint32_t n : {0u, 3u, 20000u, 30001u, 47000u}) ExpectVisits(*id, n, room);
   }
 }
@@ -192,7 +193,7 @@ TEST_F(RowViewsTest, VisitsChargeWhatIsWanted) {
   const auto id = PutNumbers(Iota(600), RowEncoding::kAsGiven);
   ASSERT_OK(id);
   const size_t row_bytes = model_.geometry.row().bytes();
-  ASSERT_OK(store_->Settle(*id, Reversed(row_bytes, 256)));
+  ASSERT_OK(store_->Recluster(*id, Reversed(row_bytes, 256)));
   const auto opened = store_->OpenPrefix(*id, 300);
   ASSERT_OK(opened);
   RowViews room;
@@ -243,7 +244,7 @@ TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
   ExpectViews(*id, rng);
   RowViews room;
   ExpectVisits(*id, 0, room);
-  ASSERT_OK(store_->Settle(*id, Reversed(model_.geometry.row().bytes(), 64)));
+  ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row().bytes(), 64)));
   ExpectVisits(*id, 0, room);
   ExpectVisits(*id, 77, room);
 }

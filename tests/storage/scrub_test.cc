@@ -165,10 +165,10 @@ TEST_F(ScrubTest, DamagedBlobsAreDeletedAndAnnounced) {
 
 TEST_F(ScrubTest, DoesNotStandInTheWayOfRemovalsAndRewrites) {
   const SegmentId a = Stored(Iota(1000)), b = Stored(Iota(1000, 5000));
-  SettleOptions settle;
-  settle.order = [row = model_.geometry.row().bytes()](
-                     uint32_t, uint32_t, uint32_t,
-                     std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+  ReclusterOptions recluster;
+  recluster.order = [row = model_.geometry.row().bytes()](
+                        uint32_t, uint32_t, uint32_t,
+                        std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     std::vector<uint32_t> order(rows.size() / row);
     std::iota(order.rbegin(), order.rend(), 0);
     return order;
@@ -179,7 +179,7 @@ TEST_F(ScrubTest, DoesNotStandInTheWayOfRemovalsAndRewrites) {
   options.wait = [&, n = 0](nanoseconds) mutable {
     if (n++ == 0) {
       EXPECT_TRUE(store_->Remove(a).ok());
-      EXPECT_TRUE(store_->Settle(b, settle).ok());
+      EXPECT_TRUE(store_->Recluster(b, recluster).ok());
     }
     return true;
   };

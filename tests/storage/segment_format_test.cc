@@ -33,7 +33,7 @@ using Page = std::array<std::byte, kPageBytes>;
 
 TEST(SegmentFormat, ArrivalLayoutOfSmallRows) {
   const SegmentLayout l = *SomeHeader().Layout();  // rows of 256 bytes, 16 a page
-  EXPECT_FALSE(l.settled());
+  EXPECT_FALSE(l.reclustered());
   EXPECT_EQ(l.row.per_page, 16u);
   EXPECT_EQ(l.pages_per_run, 63u);  // 1000 rows
   EXPECT_EQ(l.run_page(2, 1), 1u + 5 * 63);
@@ -74,7 +74,7 @@ TEST(SegmentFormat, ItemsNeitherStraddlePagesNorOverlap) {
         for (const auto& [at, n] : {std::pair{key, bytes}, {value, bytes + 3}}) {
           ASSERT_GE(at, begin);
           ASSERT_LE(at + n, end);
-          if (n <= kPageBytes && (l.settled() || l.row_bytes() <= kPageBytes)) {
+          if (n <= kPageBytes && (l.reclustered() || l.row_bytes() <= kPageBytes)) {
             ASSERT_LE(at % kPageBytes + n, kPageBytes);
           }
           ASSERT_TRUE(taken.emplace(at, at + n).second);

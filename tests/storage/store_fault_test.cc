@@ -183,13 +183,13 @@ TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
   ASSERT_OK(id);
   const std::vector<std::byte> blob(5000, std::byte{7});
   ASSERT_OK(store_->PutBlob(*id, "note", "test", blob));
-  SettleOptions settle;
-  settle.chunk_tokens = 100;
-  settle.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
+  ReclusterOptions recluster;
+  recluster.chunk_tokens = 100;
+  recluster.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
     return Result<std::vector<uint32_t>>(
         Iota(static_cast<uint32_t>(rows.size() / TestModel().geometry.row().bytes())));
   };
-  ASSERT_OK(store_->Settle(*id, settle));
+  ASSERT_OK(store_->Recluster(*id, recluster));
   Open();  // then no segment is open or loaded
   const auto silent = [&](const auto& call) {
     plan_->Arm(Fault::kHang, 1, true);

@@ -61,7 +61,7 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
             assert total["retrieved_tokens"] == k * KV_HEADS, tokens
 
 
-def test_rows_read_ahead_change_no_answer(store: prefixd.Store) -> None:
+def test_prefetched_rows_change_no_answer(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     states = []
@@ -70,7 +70,7 @@ def test_rows_read_ahead_change_no_answer(store: prefixd.Store) -> None:
         with store.attach("m", prompt.tokens, policy=policy) as session:
             states.append([session.step(layer, prompt.q[0]) for layer in range(LAYERS)])
         total = session.report()["total"]
-        assert total["ahead_used_bytes"] <= total["ahead_bytes"]
+        assert total["prefetch_used_bytes"] <= total["prefetched_bytes"]
     for (y, lse), (ahead_y, ahead_lse) in zip(*states, strict=True):
         np.testing.assert_array_equal(y, ahead_y)
         np.testing.assert_array_equal(lse, ahead_lse)
@@ -171,7 +171,7 @@ def test_rows_selection_and_listing(store: prefixd.Store) -> None:
     assert store.match("m", prompt.tokens[:100]).n_tokens == 100
     assert [p["label"] for p in store.prefixes()] == ["text"]
     assert store.models() == [spec_as_stored()]
-    store.set_retention(prefix, pinned=True)
+    store.set_lifetime(prefix, pinned=True)
     assert store.prefix(prefix)["summary"]["pinned"]
     assert store.verify()["damaged"] == [] and store.stats()["puts"] == 1
     store.remove(prefix)
@@ -351,7 +351,7 @@ def test_options_of_a_store_are_checked(tmp_path: Path) -> None:
         prefixd.open(tmp_path, thread=2)
     with pytest.raises(prefixd.InvalidArgument, match="options.threads must be from 0 to 1024 threads"):
         prefixd.open(tmp_path, threads=2000)
-    with prefixd.open(tmp_path / "store", **SMALL, shared_rows_bytes=1 << 20) as store:
-        assert store.stats()["shared_rows_capacity"] == 1 << 20
+    with prefixd.open(tmp_path / "store", **SMALL, gathered_rows_bytes=1 << 20) as store:
+        assert store.stats()["gathered_rows_capacity"] == 1 << 20
     with pytest.raises(prefixd.Unavailable):
         prefixd.connect(f"unix:{tmp_path}/nobody")

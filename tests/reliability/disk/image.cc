@@ -112,7 +112,7 @@ void Apply(std::map<std::string, std::shared_ptr<SimFile>>& files,
 
 }  // namespace
 
-void SimFile::Settle() {
+void SimFile::Recluster() {
   for (const FileChange& change : pending) Apply(durable, change);
   pending.clear();
 }
@@ -123,7 +123,7 @@ void DiskState::Change(NameChange change) {
   pending.push_back(std::move(change));
 }
 
-void DiskState::Settle(const std::string& directory) {
+void DiskState::Recluster(const std::string& directory) {
   std::vector<NameChange> rest;
   for (NameChange& change : pending) {
     if (Parent(change.path) == directory) {

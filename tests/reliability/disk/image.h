@@ -25,7 +25,7 @@ struct SimFile {
   std::string durable;
   std::vector<FileChange> pending;  // in order
 
-  void Settle();  // a sync: everything pending becomes durable
+  void Recluster();  // a sync: everything pending becomes durable
 };
 
 struct NameChange {
@@ -43,7 +43,7 @@ struct DiskState {
 
   void Change(NameChange change);
   // Applies a sync of the directory: the changes to names in it become durable.
-  void Settle(const std::string& directory);
+  void Recluster(const std::string& directory);
 };
 
 // Writes to `image` the part of the state (paths below `root`) that survives by chance. Bypasses

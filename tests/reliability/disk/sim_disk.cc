@@ -238,7 +238,7 @@ void SimDisk::Record(const Call& call, long result) {
       // The call grows the file and never shrinks it, like an empty write at its end.
       const auto& file = files_.at(call.fd);
       SimFile grown = *file;
-      grown.Settle();
+      grown.Recluster();
       if (grown.durable.size() < call.offset) file->pending.push_back({true, call.offset, ""});
       return;
     }
@@ -266,9 +266,9 @@ void SimDisk::Record(const Call& call, long result) {
 
 void SimDisk::Sync(int fd) {
   if (const auto file = files_.find(fd); file != files_.end()) {
-    file->second->Settle();
+    file->second->Recluster();
   } else {
-    disk_.Settle(paths_[fd]);
+    disk_.Recluster(paths_[fd]);
   }
 }
 

@@ -10,18 +10,18 @@
 namespace prefixd::storage {
 namespace {
 
-class ReadAheadTest : public PageRowsTest {
+class StoragePrefetchTest : public PageRowsTest {
  protected:
   static constexpr uint64_t kAtATime = 4;  // pages
 
-  ReadAheadTest() : PageRowsTest(600) {}
+  StoragePrefetchTest() : PageRowsTest(600) {}
   void SetUp() override {
     options_.host_tier_bytes = 4 << 20;
     Open();
   }
 
   Status Ahead(std::span<const uint32_t> ids, uint64_t max_bytes = 1 << 20) {
-    return prefix_->ReadAhead(0, 0, ids, RowPart::kRow, max_bytes, stop_, &stats_);
+    return prefix_->Prefetch(0, 0, ids, RowPart::kRow, max_bytes, stop_, &stats_);
   }
 
   void WaitForHeld() const {
@@ -36,7 +36,7 @@ class ReadAheadTest : public PageRowsTest {
   std::atomic<bool> stop_{false};
 };
 
-TEST_F(ReadAheadTest, EndsThoughTheDiskIsSilent) {
+TEST_F(StoragePrefetchTest, EndsThoughTheDiskIsSilent) {
   plan_->Arm(Fault::kHang, 1, true);
   Status status;
   std::thread reader([&] { status = Ahead(ids_); });
@@ -48,18 +48,18 @@ TEST_F(ReadAheadTest, EndsThoughTheDiskIsSilent) {
   EXPECT_EQ(ssd_pages(), 0u);
   plan_->Disarm();
   engine_->Release();
-  EXPECT_EQ(store_->stats().ahead_bytes, 0u);
+  EXPECT_EQ(store_->stats().prefetched_bytes, 0u);
   EXPECT_EQ(store_->stats().host_tier_bytes, 0u);
 
   stop_ = false;
   ASSERT_OK(Ahead(ids_));
   EXPECT_EQ(ssd_pages(), ids_.size());
-  EXPECT_EQ(store_->stats().ahead_bytes, ids_.size() * kPageBytes);
+  EXPECT_EQ(store_->stats().prefetched_bytes, ids_.size() * kPageBytes);
 }
 
 // A caller that waits for rows gets an error when the disk does not answer in time; no caller waits
 // for a prefetch.
-TEST_F(ReadAheadTest, HasNoDeadline) {
+TEST_F(StoragePrefetchTest, HasNoDeadline) {
   options_.read_deadline_ms = 500;  // a working disk is never this slow, however busy
   ASSERT_NO_FATAL_FAILURE(Open());
   plan_->Arm(Fault::kHang, 1, true);
@@ -75,26 +75,26 @@ TEST_F(ReadAheadTest, HasNoDeadline) {
   reader.join();
   ASSERT_OK(status);
   EXPECT_EQ(ssd_pages(), ids_.size());
-  EXPECT_EQ(store_->stats().ahead_bytes, ids_.size() * kPageBytes);
+  EXPECT_EQ(store_->stats().prefetched_bytes, ids_.size() * kPageBytes);
 }
 
-TEST_F(ReadAheadTest, ReadsNoMoreThanItMay) {
+TEST_F(StoragePrefetchTest, ReadsNoMoreThanItMay) {
   ASSERT_OK(Ahead(ids_, 7 * kPageBytes + 5));
   EXPECT_EQ(ssd_pages(), 7u);
 }
 
-TEST_F(ReadAheadTest, WhatDoesNotVerifyIsCounted) {
+TEST_F(StoragePrefetchTest, WhatDoesNotVerifyIsCounted) {
   plan_->Arm(Fault::kFlip, 1, true);
   EXPECT_CODE(Ahead(ids_), Code::kCorrupt);
   plan_->Disarm();
   const PrefixStore::Stats stats = store_->stats();
   EXPECT_EQ(ssd_pages(), kAtATime);
-  EXPECT_EQ(stats.ahead_bytes, kAtATime * kPageBytes);
-  EXPECT_EQ(stats.ahead_vain_bytes, stats.ahead_bytes);
+  EXPECT_EQ(stats.prefetched_bytes, kAtATime * kPageBytes);
+  EXPECT_EQ(stats.prefetch_wasted_bytes, stats.prefetched_bytes);
   EXPECT_EQ(stats.host_tier_bytes, 0u);
 }
 
-TEST_F(ReadAheadTest, EndsWhereTheTierHasNoRoom) {
+TEST_F(StoragePrefetchTest, EndsWhereTheTierHasNoRoom) {
   options_.host_tier_bytes = 64 * kPageBytes;
   ASSERT_NO_FATAL_FAILURE(Open());
   std::vector<uint32_t> many(200);
@@ -103,13 +103,13 @@ TEST_F(ReadAheadTest, EndsWhereTheTierHasNoRoom) {
   ASSERT_OK(prefix_->ViewRows(0, 0, many, RowPart::kRow, views, nullptr));  // this pins them too
   EXPECT_CODE(Ahead(ids_), Code::kResourceExhausted);
   EXPECT_EQ(ssd_pages(), kAtATime);
-  EXPECT_EQ(store_->stats().ahead_vain_bytes, kAtATime * kPageBytes);
+  EXPECT_EQ(store_->stats().prefetch_wasted_bytes, kAtATime * kPageBytes);
   views = {};
   ASSERT_OK(Ahead(ids_));
 }
 
-TEST_F(ReadAheadTest, WaitsForStepsToReadTheOrder) {
-  ASSERT_OK(store_->Settle(id_, Reversed(model_.geometry.row().bytes())));
+TEST_F(StoragePrefetchTest, WaitsForStepsToReadTheOrder) {
+  ASSERT_OK(store_->Recluster(id_, Reversed(model_.geometry.row().bytes())));
   ASSERT_NO_FATAL_FAILURE(Open());
   const uint64_t before = plan_->counted;
   ASSERT_OK(Ahead(ids_));

@@ -1,4 +1,4 @@
-#include "runtime/step/set_rows.h"
+#include "runtime/step/gathered_rows.h"
 
 #include <algorithm>
 #include <new>
@@ -7,7 +7,7 @@
 
 namespace prefixd {
 
-void SetRows::Put(const RowsView& rows, size_t begin, size_t n) {
+void GatheredRows::Put(const RowsView& rows, size_t begin, size_t n) {
   const RowShape& row = rows.shape;
   PREFIXD_CHECK((begin + n) * row.bytes() <= bytes.size(), begin, n, bytes.size());
   std::byte* out = bytes.data() + begin * row.bytes();
@@ -20,7 +20,7 @@ void SetRows::Put(const RowsView& rows, size_t begin, size_t n) {
 }
 
 // mutex_ is held.
-std::unique_ptr<SetRows> SetRowsPool::TakeSpare(size_t bytes) {
+std::unique_ptr<GatheredRows> GatheredRowCache::TakeSpare(size_t bytes) {
   auto best = spare_.end();
   for (auto it = spare_.begin(); it != spare_.end(); ++it) {
     const size_t size = (*it)->bytes.size();
@@ -29,20 +29,20 @@ std::unique_ptr<SetRows> SetRowsPool::TakeSpare(size_t bytes) {
     if (best == spare_.end() || size < (*best)->bytes.size()) best = it;
   }
   if (best == spare_.end()) return nullptr;
-  std::unique_ptr<SetRows> rows = std::move(*best);
+  std::unique_ptr<GatheredRows> rows = std::move(*best);
   spare_.erase(best);
   spare_bytes_ -= rows->bytes.size();
   return rows;
 }
 
-std::shared_ptr<SetRows> SetRowsPool::Take(std::span<const uint32_t> ids, RowShape row) {
+std::shared_ptr<GatheredRows> GatheredRowCache::Take(std::span<const uint32_t> ids, RowShape row) {
   const size_t bytes = ids.size() * row.bytes();
   if (bytes == 0) return nullptr;
   // The headroom lets other sets of the session, slightly larger, reuse the buffer.
   const size_t some_more = storage::AlignedBuffer::Footprint(bytes + bytes / 8);
   try {
-    std::unique_ptr<SetRows> rows;
-    std::vector<std::unique_ptr<SetRows>> gone;  // freed after the lock
+    std::unique_ptr<GatheredRows> rows;
+    std::vector<std::unique_ptr<GatheredRows>> gone;  // freed after the lock
     {
       std::lock_guard lock(mutex_);
       rows = TakeSpare(bytes);
@@ -58,8 +58,9 @@ std::shared_ptr<SetRows> SetRowsPool::Take(std::span<const uint32_t> ids, RowSha
     }
     gone.clear();
     if (!rows) rows = Fresh(some_more);
-    std::shared_ptr<SetRows> copy(
-        rows.release(), [this](SetRows* done) { GiveBack(std::unique_ptr<SetRows>(done)); });
+    std::shared_ptr<GatheredRows> copy(rows.release(), [this](GatheredRows* done) {
+      GiveBack(std::unique_ptr<GatheredRows>(done));
+    });
     copy->ids.assign(ids.begin(), ids.end());
     return copy;
   } catch (const std::bad_alloc&) {
@@ -67,9 +68,9 @@ std::shared_ptr<SetRows> SetRowsPool::Take(std::span<const uint32_t> ids, RowSha
   }
 }
 
-std::unique_ptr<SetRows> SetRowsPool::Fresh(size_t bytes) {
+std::unique_ptr<GatheredRows> GatheredRowCache::Fresh(size_t bytes) {
   try {
-    auto rows = std::make_unique<SetRows>();
+    auto rows = std::make_unique<GatheredRows>();
     rows->bytes = storage::AlignedBuffer(bytes);
     return rows;
   } catch (const std::bad_alloc&) {
@@ -79,7 +80,7 @@ std::unique_ptr<SetRows> SetRowsPool::Fresh(size_t bytes) {
   }
 }
 
-void SetRowsPool::GiveBack(std::unique_ptr<SetRows> rows) {
+void GatheredRowCache::GiveBack(std::unique_ptr<GatheredRows> rows) {
   const size_t bytes = rows->bytes.size();
   std::lock_guard lock(mutex_);
   try {
@@ -90,7 +91,7 @@ void SetRowsPool::GiveBack(std::unique_ptr<SetRows> rows) {
   }
 }
 
-uint64_t SetRowsPool::used() const {
+uint64_t GatheredRowCache::used() const {
   std::lock_guard lock(mutex_);
   return used_;
 }

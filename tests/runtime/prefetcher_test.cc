@@ -1,6 +1,6 @@
 // Tests prefetched rows: steps find them, they are verified and counted apart, and they change no
 // answer.
-#include "runtime/prefix/rows_ahead.h"
+#include "runtime/prefix/prefetcher.h"
 
 #include <filesystem>
 #include <set>
@@ -13,19 +13,19 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kTokens = 1200, kRowsPerPage = 8;  // rows of 512 bytes
 
-TEST(AheadBytes, AreEqualPartsOfAPageAtLeast) {
+TEST(PrefetchBytes, AreEqualPartsOfAPageAtLeast) {
   constexpr uint64_t kMib = 1 << 20;
   const StepPolicy::Prefetch prefetch{4, 0, 4};
-  EXPECT_EQ(AheadBytes(8, prefetch, 20 * kMib).value(), 2 * kMib / 8);   // a tenth of the tier
-  EXPECT_EQ(AheadBytes(8, prefetch, 200 * kMib).value(), 4 * kMib / 8);  // max_mib
-  EXPECT_EQ(AheadBytes(0, prefetch, 0).value(), 0u);
+  EXPECT_EQ(PrefetchBytes(8, prefetch, 20 * kMib).value(), 2 * kMib / 8);   // a tenth of the tier
+  EXPECT_EQ(PrefetchBytes(8, prefetch, 200 * kMib).value(), 4 * kMib / 8);  // max_mib
+  EXPECT_EQ(PrefetchBytes(0, prefetch, 0).value(), 0u);
   const auto refused = [&](uint64_t heads, uint64_t mib, Code code, const std::string& what) {
-    const auto bytes = AheadBytes(heads, prefetch, mib * kMib);
+    const auto bytes = PrefetchBytes(heads, prefetch, mib * kMib);
     EXPECT_CODE(bytes, code);
     if (bytes.ok()) return;
     EXPECT_NE(bytes.error().message.find(what), std::string::npos) << bytes.error().message;
   };
-  EXPECT_TRUE(AheadBytes(1024, prefetch, 40 * kMib).ok());
+  EXPECT_TRUE(PrefetchBytes(1024, prefetch, 40 * kMib).ok());
   refused(1024, 39, Code::kFailedPrecondition, "store.host_tier_mib of 40 or more");
   refused(1025, 1000, Code::kInvalidArgument, "rows are read ahead with 5 or more");
 }
@@ -53,12 +53,12 @@ TEST(NeighboursAt, AreThoseOfTheDistanceThatLieInside) {
   }
 }
 
-class RowsAheadTest : public RuntimeTest {
+class PrefetcherTest : public RuntimeTest {
  protected:
-  RowsAheadTest() {
+  PrefetcherTest() {
     spec_.geometry = SmallGeometry(2, 4, 2, 128);
-    options_.settle = false;
-    options_.merge_max_tokens = 0;
+    options_.recluster = false;
+    options_.compact_max_tokens = 0;
     options_.scrub_bytes_per_second = 0;
     prompt_ = MakePrompt(spec_.geometry, kTokens, 17);
   }
@@ -67,7 +67,7 @@ class RowsAheadTest : public RuntimeTest {
   void PutCold() {
     Open();
     id_ = PutReady(prompt_);
-    ASSERT_OK(store_->WaitSettled(nullptr));
+    ASSERT_OK(store_->WaitRewritten(nullptr));
     Open();
     ASSERT_OK(store_->WaitReady(id_, nullptr));
   }
@@ -86,9 +86,9 @@ class RowsAheadTest : public RuntimeTest {
     return q;
   }
 
-  void WaitAhead() const {
+  void WaitPrefetched() const {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
-    while (store_->Stats().value().ahead_queue > 0) {
+    while (store_->Stats().value().prefetch_queue > 0) {
       ASSERT_LT(std::chrono::steady_clock::now(), end) << "reading ahead does not come to an end";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -111,7 +111,7 @@ class RowsAheadTest : public RuntimeTest {
       for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
         out.push_back(Step(session, layer, Looking(layer, from + s * stride)));
       }
-      if (wait) WaitAhead();
+      if (wait) WaitPrefetched();
     }
     return out;
   }
@@ -120,7 +120,7 @@ class RowsAheadTest : public RuntimeTest {
   std::string id_;
 };
 
-TEST_F(RowsAheadTest, TheNextStepFindsThem) {
+TEST_F(PrefetcherTest, TheNextStepFindsThem) {
   PutCold();
   constexpr uint32_t kSteps = 12;
   constexpr auto kSsd = static_cast<size_t>(Tier::kSsd), kHost = static_cast<size_t>(Tier::kHost);
@@ -138,23 +138,23 @@ TEST_F(RowsAheadTest, TheNextStepFindsThem) {
   for (size_t i = spec_.geometry.n_layers; i < plain.size(); ++i) {
     const Ledger &a = plain[i].info.ledger, &b = ahead[i].info.ledger;
     EXPECT_EQ(a.physical_bytes[kSsd], 2 * kPage) << i;
-    EXPECT_EQ(a.ahead_bytes + a.ahead_used_bytes, 0u);
+    EXPECT_EQ(a.prefetched_bytes + a.prefetch_used_bytes, 0u);
     EXPECT_EQ(b.physical_bytes[kSsd], 0u) << i;
     EXPECT_GT(b.physical_bytes[kHost], 0u) << i;
-    EXPECT_EQ(b.ahead_bytes, 2 * kPage) << i;
-    EXPECT_EQ(b.ahead_used_bytes, 2 * kPage) << i;
+    EXPECT_EQ(b.prefetched_bytes, 2 * kPage) << i;
+    EXPECT_EQ(b.prefetch_used_bytes, 2 * kPage) << i;
     EXPECT_EQ(a.logical_bytes, b.logical_bytes);
     EXPECT_EQ(a.retrieved_tokens, b.retrieved_tokens);
   }
   const RuntimeStats stats = store_->Stats().value();
-  EXPECT_EQ(stats.ahead_bytes, kSteps * 4 * kPage);
-  EXPECT_EQ(stats.ahead_used_bytes, (kSteps - 1) * 4 * kPage);
-  EXPECT_EQ(stats.ahead_vain_bytes, 0u);  // they may be used yet
+  EXPECT_EQ(stats.prefetched_bytes, kSteps * 4 * kPage);
+  EXPECT_EQ(stats.prefetch_used_bytes, (kSteps - 1) * 4 * kPage);
+  EXPECT_EQ(stats.prefetch_wasted_bytes, 0u);  // they may be used yet
 }
 
-TEST_F(RowsAheadTest, LayoutsEncodingsAndKeysOnDiskAllServe) {
+TEST_F(PrefetcherTest, LayoutsEncodingsAndKeysOnDiskAllServe) {
   struct Case {
-    bool settle;
+    bool recluster;
     const char* encoding;
     uint64_t selector_memory;
     uint32_t dim;
@@ -162,11 +162,12 @@ TEST_F(RowsAheadTest, LayoutsEncodingsAndKeysOnDiskAllServe) {
   for (const Case& c : {Case{true, "as_given", 1 << 30, 128}, Case{true, "as_given", 0, 128},
                         Case{false, "int8", 1 << 30, 128}, Case{true, "int8", 1 << 30, 128},
                         Case{false, "as_given", 1 << 30, 1024}}) {
-    SCOPED_TRACE(std::string(c.encoding) + (c.settle ? " settled " : " ") + std::to_string(c.dim));
+    SCOPED_TRACE(std::string(c.encoding) + (c.recluster ? " reclustered " : " ") +
+                 std::to_string(c.dim));
     store_.reset();
     std::filesystem::remove_all(options_.dir);
-    options_.settle = c.settle;
-    options_.settle_min_tokens = 500;
+    options_.recluster = c.recluster;
+    options_.recluster_min_tokens = 500;
     options_.encoding = c.encoding;
     options_.selector_memory_bytes = c.selector_memory;
     // The last case's rows are larger than a page.
@@ -179,14 +180,14 @@ TEST_F(RowsAheadTest, LayoutsEncodingsAndKeysOnDiskAllServe) {
     ExpectSame(want, Walk(*session, 30, 1, 20, true));
     const auto report = session->Detach();
     ASSERT_OK(report);
-    EXPECT_GT(report->total.ahead_used_bytes, 0u);
-    EXPECT_EQ(report->total.ahead_bytes, store_->Stats().value().ahead_bytes);
-    EXPECT_EQ(report->total.ahead_used_bytes, store_->Stats().value().ahead_used_bytes);
+    EXPECT_GT(report->total.prefetch_used_bytes, 0u);
+    EXPECT_EQ(report->total.prefetched_bytes, store_->Stats().value().prefetched_bytes);
+    EXPECT_EQ(report->total.prefetch_used_bytes, store_->Stats().value().prefetch_used_bytes);
   }
 }
 
 // With a tier that holds little and steps that never wait, answers and sums stay right.
-TEST_F(RowsAheadTest, LedgersAddUpHoweverLateTheyCome) {
+TEST_F(PrefetcherTest, LedgersAddUpHoweverLateTheyCome) {
   options_.host_tier_bytes = 64 * kPage;
   PutCold();
   const auto plain = Walk(*Attach(prompt_, Policy(16, {})), 60, 3, 60, false);
@@ -200,24 +201,24 @@ TEST_F(RowsAheadTest, LedgersAddUpHoweverLateTheyCome) {
     for (const Output& step : steps) of_steps += step.info.ledger;
     const auto report = session->Detach();
     ASSERT_OK(report);
-    EXPECT_GE(report->total.ahead_bytes, of_steps.ahead_bytes);
-    EXPECT_EQ(report->total.ahead_used_bytes, of_steps.ahead_used_bytes);
+    EXPECT_GE(report->total.prefetched_bytes, of_steps.prefetched_bytes);
+    EXPECT_EQ(report->total.prefetch_used_bytes, of_steps.prefetch_used_bytes);
     total += report->total;
   }
   const RuntimeStats stats = store_->Stats().value();
-  EXPECT_GT(stats.ahead_used_bytes, 0u);
-  EXPECT_GT(stats.ahead_vain_bytes, 0u);
-  EXPECT_EQ(stats.ahead_bytes, total.ahead_bytes);
-  EXPECT_EQ(stats.ahead_used_bytes, total.ahead_used_bytes);
-  EXPECT_LE(stats.ahead_used_bytes + stats.ahead_vain_bytes, stats.ahead_bytes);
+  EXPECT_GT(stats.prefetch_used_bytes, 0u);
+  EXPECT_GT(stats.prefetch_wasted_bytes, 0u);
+  EXPECT_EQ(stats.prefetched_bytes, total.prefetched_bytes);
+  EXPECT_EQ(stats.prefetch_used_bytes, total.prefetch_used_bytes);
+  EXPECT_LE(stats.prefetch_used_bytes + stats.prefetch_wasted_bytes, stats.prefetched_bytes);
   EXPECT_LE(stats.host_tier_bytes, options_.host_tier_bytes);
 }
 
-TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
+TEST_F(PrefetcherTest, NothingIsReadForASessionThatIsGone) {
   PutCold();
   uint64_t read = 0;  // until the last session ended
   for (int round = 0; round < 24; ++round) {
-    EXPECT_EQ(store_->Stats().value().ahead_bytes, read);
+    EXPECT_EQ(store_->Stats().value().prefetched_bytes, read);
     auto session = Attach(prompt_, Policy(32, {64, 64}));
     Walk(*session, 50 + 40 * round, 2, 2, false);
     switch (round % 4) {
@@ -239,17 +240,17 @@ TEST_F(RowsAheadTest, NothingIsReadForASessionThatIsGone) {
         break;
     }
     const RuntimeStats stats = store_->Stats().value();
-    EXPECT_EQ(stats.ahead_queue, 0u);
-    read = stats.ahead_bytes;
+    EXPECT_EQ(stats.prefetch_queue, 0u);
+    read = stats.prefetched_bytes;
   }
   ASSERT_OK(store_->Remove(id_));
 }
 
-TEST_F(RowsAheadTest, APrefixThatExpiredIsReadOn) {
+TEST_F(PrefetcherTest, APrefixThatExpiredIsReadOn) {
   PutCold();
   const auto plain = Walk(*Attach(prompt_, Policy(4, {})), 80, 1, 10, false);
   const auto session = Attach(prompt_, Policy(4, {4}));
-  ASSERT_OK(store_->SetRetention(id_, {std::nullopt, 1}));
+  ASSERT_OK(store_->SetLifetime(id_, {std::nullopt, 1}));
   do {
     ExpectSame(plain, Walk(*session, 80, 1, 10, true));
   } while (store_->Match(spec_.name, "", prompt_.tokens)->n_tokens > 0);
@@ -257,23 +258,23 @@ TEST_F(RowsAheadTest, APrefixThatExpiredIsReadOn) {
   ASSERT_OK(session->Detach());
 }
 
-TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
+TEST_F(PrefetcherTest, DamageIsMetByTheStepThatNeedsIt) {
   PutCold();
   const auto session = Attach(prompt_, Policy(1, {kRowsPerPage}));
   ASSERT_TRUE(session);
   // The search reads all keys before the damage; later steps read values.
   Step(*session, 0, Looking(0, 500));
   Step(*session, 1, Looking(1, 500));
-  WaitAhead();
+  WaitPrefetched();
   // Tokens 104 to 111 of layer 0, KV head 0.
   FlipByte(options_.dir / "segments" / (id_ + ".seg"), (1 + 104 / kRowsPerPage) * kPage + 300);
   Step(*session, 0, Looking(0, 100));
-  WaitAhead();
+  WaitPrefetched();
   const uint64_t failures = store_->Stats().value().checksum_failures;
   EXPECT_GT(failures, 0u);
   Step(*session, 0, Looking(0, 300));
   Step(*session, 0, Looking(0, 100));
-  WaitAhead();
+  WaitPrefetched();
   EXPECT_EQ(store_->Stats().value().checksum_failures, failures);  // damage is read once, not again
   Step(*session, 1, Looking(1, 108));
   const KvGeometry& g = spec_.geometry;
@@ -283,7 +284,7 @@ TEST_F(RowsAheadTest, DamageIsMetByTheStepThatNeedsIt) {
   ASSERT_OK(session->Detach());
 }
 
-TEST_F(RowsAheadTest, ManySessionsAtOnce) {
+TEST_F(PrefetcherTest, ManySessionsAtOnce) {
   options_.host_tier_bytes = 200 * kPage;
   PutCold();
   const auto want = Walk(*Attach(prompt_, Policy(8, {})), 40, 2, 30, false);
@@ -311,13 +312,13 @@ TEST_F(RowsAheadTest, ManySessionsAtOnce) {
     ExpectSame(want, got[i]);
     const auto report = sessions[i]->Detach();
     ASSERT_OK(report);
-    ahead += report->total.ahead_bytes, used += report->total.ahead_used_bytes;
+    ahead += report->total.prefetched_bytes, used += report->total.prefetch_used_bytes;
   }
-  EXPECT_EQ(store_->Stats().value().ahead_bytes, ahead);
-  EXPECT_EQ(store_->Stats().value().ahead_used_bytes, used);
+  EXPECT_EQ(store_->Stats().value().prefetched_bytes, ahead);
+  EXPECT_EQ(store_->Stats().value().prefetch_used_bytes, used);
 }
 
-TEST_F(RowsAheadTest, AStepReadsAheadNoMoreThanItMay) {
+TEST_F(PrefetcherTest, AStepReadsAheadNoMoreThanItMay) {
   spec_.geometry = SmallGeometry(1, 1, 1, 512);  // a row of 2 KiB, two to a page
   prompt_ = MakePrompt(spec_.geometry, 4000, 19);
   PutCold();
@@ -328,13 +329,13 @@ TEST_F(RowsAheadTest, AStepReadsAheadNoMoreThanItMay) {
     ASSERT_NO_FATAL_FAILURE(Open());
     const auto session = Attach(prompt_, Policy(500, {64, 0, 4}));
     Step(*session, 0, Looking(0, 2000));
-    WaitAhead();
+    WaitPrefetched();
     const uint64_t most = std::min<uint64_t>(tier / 10, 4 << 20);
-    EXPECT_EQ(store_->Stats().value().ahead_bytes, most / kPage * kPage);
+    EXPECT_EQ(store_->Stats().value().prefetched_bytes, most / kPage * kPage);
   }
 }
 
-TEST_F(RowsAheadTest, WhatCannotBeIsRefused) {
+TEST_F(PrefetcherTest, WhatCannotBeIsRefused) {
   PutCold();
   const auto refused = [&](auto change, const std::string& why, Code code) {
     StepPolicy policy = Policy(4, {4});

@@ -27,7 +27,7 @@
 namespace prefixd {
 
 class PreparedPrefix;
-class SessionAhead;
+class SessionPrefetch;
 
 // Returns the tokens of `within` at this distance behind (`forward`) and before (`back`) those of
 // `ids` (ascending), on each side as far as the policy reaches. Ascending, each once, without
@@ -39,30 +39,30 @@ std::vector<uint32_t> NeighboursAt(std::span<const uint32_t> ids, uint32_t dista
 // equal part of prefetch.max_mib, and of the tenth of the host tier that holds what has not been
 // used twice (storage/host_tier/tier_shard.h), since more would leave the tier before its use.
 // kFailedPrecondition or kInvalidArgument, with a remedy, when that is less than a page.
-Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
-                            uint64_t tier_bytes);
+Result<uint64_t> PrefetchBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
+                               uint64_t tier_bytes);
 
-class RowsAhead {
+class Prefetcher {
  public:
-  RowsAhead();
-  ~RowsAhead() { Stop(); }
-  RowsAhead(const RowsAhead&) = delete;
-  RowsAhead& operator=(const RowsAhead&) = delete;
+  Prefetcher();
+  ~Prefetcher() { Stop(); }
+  Prefetcher(const Prefetcher&) = delete;
+  Prefetcher& operator=(const Prefetcher&) = delete;
 
   void Stop();
   uint64_t queued() const;  // heads whose rows are queued, and the one being read
 
  private:
-  friend class SessionAhead;
+  friend class SessionPrefetch;
   struct Running {
-    SessionAhead* session = nullptr;  // null: idle
+    SessionPrefetch* session = nullptr;  // null: idle
     size_t head = 0;
   };
 
   Worker::Next Take();
 
   // The worker's mutex guards these.
-  std::list<SessionAhead*> sessions_;  // sessions with wishes, the next one first
+  std::list<SessionPrefetch*> sessions_;  // sessions with wishes, the next one first
   Running running_;
   std::atomic<bool> stop_{false};  // stops the running read
   bool closed_ = false;
@@ -70,14 +70,14 @@ class RowsAhead {
 };
 
 // Queues what one session wants prefetched, by its plan.
-class SessionAhead {
+class SessionPrefetch {
  public:
-  // prefix: outlives this object. head_bytes: from AheadBytes.
-  SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPolicy& policy,
-               uint64_t head_bytes);
-  ~SessionAhead() { End(); }
-  SessionAhead(const SessionAhead&) = delete;
-  SessionAhead& operator=(const SessionAhead&) = delete;
+  // prefix: outlives this object. head_bytes: from PrefetchBytes.
+  SessionPrefetch(Prefetcher& rows, PreparedPrefix& prefix, const StepPolicy& policy,
+                  uint64_t head_bytes);
+  ~SessionPrefetch() { End(); }
+  SessionPrefetch(const SessionPrefetch&) = delete;
+  SessionPrefetch& operator=(const SessionPrefetch&) = delete;
 
   // A step of `head` begins: its prefetch is cancelled where it is not done. Returns the bytes read
   // for it that no step was charged with yet.
@@ -92,7 +92,7 @@ class SessionAhead {
   uint64_t TakeUncharged(size_t head) { return read_[head].exchange(0); }
 
  private:
-  friend class RowsAhead;
+  friend class Prefetcher;
   struct Wish {
     size_t head = 0;
     std::vector<uint32_t> ids;  // retrieved by the last step
@@ -103,7 +103,7 @@ class SessionAhead {
   // The worker's thread calls this.
   Status Read(size_t head, std::span<const uint32_t> ids, const std::atomic<bool>& stop);
 
-  RowsAhead& rows_;
+  Prefetcher& rows_;
   PreparedPrefix& prefix_;
   const StepPolicy policy_;
   const uint64_t head_bytes_;                // at most, for each step of a head

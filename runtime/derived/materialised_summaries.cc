@@ -1,4 +1,4 @@
-#include "runtime/derived/kept_summaries.h"
+#include "runtime/derived/materialised_summaries.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 // samples weigh the variant, too.
 std::string Producer(const SummaryKind& moments) { return moments.producer() + "; kept/1"; }
 
-EstimatorSpec KeptSpec(const Model& model, const EstimatorVariant& variant) {
+EstimatorSpec MaterialisedSpec(const Model& model, const EstimatorVariant& variant) {
   const KvGeometry& g = model.spec.geometry;
   EstimatorSpec spec{EstimatorKind::kMoment, g.key_dim, g.value_dim};
   const bool factored = variant.rank > 0 && variant.rank < std::min(g.key_dim, g.value_dim);
@@ -24,15 +24,15 @@ EstimatorSpec KeptSpec(const Model& model, const EstimatorVariant& variant) {
   return spec;
 }
 
-std::optional<SummarySet> LoadKeptMoments(const DerivedContext& context, const Model& model,
-                                          const storage::SegmentId& id,
-                                          const EstimatorVariant& variant,
-                                          std::vector<storage::ReadStats>* reads) {
+std::optional<SummarySet> LoadMaterialisedMoments(const DerivedContext& context, const Model& model,
+                                                  const storage::SegmentId& id,
+                                                  const EstimatorVariant& variant,
+                                                  std::vector<storage::ReadStats>* reads) {
   const std::string producer = Producer(SummaryKind::Moments(model, context.options));
-  const auto blob = context.segments.GetBlob(id, KeptBlobName(variant), producer);
+  const auto blob = context.segments.GetBlob(id, MaterialisedBlobName(variant), producer);
   if (!blob.ok()) return std::nullopt;
   auto set = UnpackSummaries(
-      model, producer, [&](size_t) { return KeptSpec(model, variant); }, *blob, reads);
+      model, producer, [&](size_t) { return MaterialisedSpec(model, variant); }, *blob, reads);
   if (!set.ok()) return std::nullopt;  // the caller makes it again from the checkpoints
   return std::move(set).value();
 }
@@ -61,19 +61,19 @@ bool EndsWithSegment(const SummarySource& source) {
          source.mid == Partition::Of(last.stored.end, source.context.options.anchors).mid;
 }
 
-Result<std::shared_ptr<const KeptSummaries>> LoadMoments(const SummarySource& source,
-                                                         const EstimatorVariant& variant,
-                                                         std::optional<SummarySet>& gathered) {
-  auto out = std::make_shared<KeptSummaries>();
+Result<std::shared_ptr<const MaterialisedSummaries>> LoadMoments(
+    const SummarySource& source, const EstimatorVariant& variant,
+    std::optional<SummarySet>& gathered) {
+  auto out = std::make_shared<MaterialisedSummaries>();
   const SummaryKind kind = SummaryKind::Moments(source.model, source.context.options);
   std::optional<SummarySet> alike;
   for (auto part = source.parts.rbegin(); part != source.parts.rend() && !alike; ++part) {
     const bool own = part == source.parts.rbegin() && EndsWithSegment(source);
     if (!own && variant.rank == 0) break;  // another length lends rank-r factors alone
-    alike = LoadKeptMoments(source.context, source.model, part->id, variant, source.reads);
+    alike = LoadMaterialisedMoments(source.context, source.model, part->id, variant, source.reads);
     if (own && alike) {
       out->heads = *std::move(alike);
-      return std::shared_ptr<const KeptSummaries>(std::move(out));
+      return std::shared_ptr<const MaterialisedSummaries>(std::move(out));
     }
   }
   if (!gathered) {
@@ -83,18 +83,18 @@ Result<std::shared_ptr<const KeptSummaries>> LoadMoments(const SummarySource& so
   }
   PREFIXD_ASSIGN(out->heads,
                  Reduce(source, *gathered, variant, alike ? &*alike : nullptr, nullptr));
-  return std::shared_ptr<const KeptSummaries>(std::move(out));
+  return std::shared_ptr<const MaterialisedSummaries>(std::move(out));
 }
 
-Result<std::shared_ptr<const KeptSummaries>> LoadPhi(const SummarySource& source,
-                                                     const EstimatorVariant& variant) {
-  auto out = std::make_shared<KeptSummaries>();
+Result<std::shared_ptr<const MaterialisedSummaries>> LoadPhi(const SummarySource& source,
+                                                             const EstimatorVariant& variant) {
+  auto out = std::make_shared<MaterialisedSummaries>();
   const SummaryKind kind = SummaryKind::Phi(source.model, *source.maps, source.context.options);
   PREFIXD_ASSIGN(const SummarySet gathered,
                  AssembleSummaries(source.context, kind, source.prefix, source.parts, source.mid,
                                    source.max_added, source.priority, source.reads));
   PREFIXD_ASSIGN(out->heads, Reduce(source, gathered, variant, nullptr, nullptr));
-  return std::shared_ptr<const KeptSummaries>(std::move(out));
+  return std::shared_ptr<const MaterialisedSummaries>(std::move(out));
 }
 
 }  // namespace
@@ -134,7 +134,7 @@ Status CheckGathered(const RuntimeOptions& options, const EstimatorVariant& vari
                    "prefixes are ready again"};
 }
 
-std::vector<EstimatorVariant> KeptMoments(const RuntimeOptions& options) {
+std::vector<EstimatorVariant> MaterialisedMoments(const RuntimeOptions& options) {
   std::vector<EstimatorVariant> kept = {EstimatorKind::kMoment};
   for (const EstimatorVariant& v : options.estimators) {
     if (v.kind == EstimatorKind::kMoment && std::ranges::count(kept, v.Kept()) == 0) {
@@ -144,7 +144,7 @@ std::vector<EstimatorVariant> KeptMoments(const RuntimeOptions& options) {
   return kept;
 }
 
-std::string KeptBlobName(const EstimatorVariant& variant) {
+std::string MaterialisedBlobName(const EstimatorVariant& variant) {
   std::string name = "kept." + variant.Kept().Name();
   std::ranges::replace(name, '/', '-');
   return name;
@@ -170,9 +170,9 @@ std::vector<float> QueryRms(const QuerySamples* samples, const KvGeometry& geome
   return rms;
 }
 
-Result<KeptByVariant> LoadKept(const SummarySource& source,
-                               std::span<const EstimatorVariant> variants) {
-  KeptByVariant all;
+Result<MaterialisedByVariant> LoadMaterialised(const SummarySource& source,
+                                               std::span<const EstimatorVariant> variants) {
+  MaterialisedByVariant all;
   std::optional<SummarySet> moments;
   std::shared_ptr<const PrefixClusters> clusters;
   for (const EstimatorVariant& variant : variants) {
@@ -191,7 +191,7 @@ Result<KeptByVariant> LoadKept(const SummarySource& source,
                                      source.context, source.model, source.prefix, source.parts,
                                      source.mid, source.max_added, source.priority, source.reads));
       }
-      auto kept = std::make_shared<KeptSummaries>();
+      auto kept = std::make_shared<MaterialisedSummaries>();
       kept->clusters = clusters;
       PREFIXD_ASSIGN(kept->heads, Reduce(source, clusters->summaries(), variant, nullptr, nullptr));
       all[variant] = std::move(kept);
@@ -200,9 +200,9 @@ Result<KeptByVariant> LoadKept(const SummarySource& source,
   return all;
 }
 
-Status BuildKept(const DerivedContext& context, const Model& model,
-                 const storage::StoredPrefix& prefix, const SegmentPart& segment,
-                 const QuerySamples* samples, WorkProgress& progress) {
+Status BuildMaterialised(const DerivedContext& context, const Model& model,
+                         const storage::StoredPrefix& prefix, const SegmentPart& segment,
+                         const QuerySamples* samples, WorkProgress& progress) {
   const size_t heads = HeadCount(model);
   const TokenRange mid = Partition::Of(segment.stored.end, context.options.anchors).mid;
   const SummaryKind kind = SummaryKind::Moments(model, context.options);
@@ -218,15 +218,15 @@ Status BuildKept(const DerivedContext& context, const Model& model,
                              WorkPriority::kBackground,
                              nullptr};
   std::optional<SummarySet> gathered;
-  for (const EstimatorVariant& variant : KeptMoments(context.options)) {
+  for (const EstimatorVariant& variant : MaterialisedMoments(context.options)) {
     PREFIXD_TRY(progress.Check());
-    if (!LoadKeptMoments(context, model, segment.id, variant, nullptr)) {
+    if (!LoadMaterialisedMoments(context, model, segment.id, variant, nullptr)) {
       if (!gathered) {
         PREFIXD_ASSIGN(gathered, AssembleSummaries(context, kind, prefix, parts, mid,
                                                    source.max_added, source.priority, nullptr));
       }
       PREFIXD_ASSIGN(const SummarySet kept, Reduce(source, *gathered, variant, nullptr, samples));
-      PREFIXD_TRY(context.segments.PutBlob(segment.id, KeptBlobName(variant), producer,
+      PREFIXD_TRY(context.segments.PutBlob(segment.id, MaterialisedBlobName(variant), producer,
                                            PackSummaries(model, producer, kept)));
     }
     progress.done += heads;

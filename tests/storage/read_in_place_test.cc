@@ -6,7 +6,7 @@
 namespace prefixd::storage {
 namespace {
 
-class StoreBorrowTest : public OpenStoreTest {
+class ReadInPlaceTest : public OpenStoreTest {
  protected:
   void SetUp() override {
     options_.host_tier_bytes = 4 << 20;
@@ -14,7 +14,7 @@ class StoreBorrowTest : public OpenStoreTest {
   }
 
   // Returns "" when `rows` are those of `ids`.
-  std::string Differs(const BorrowedRows& rows, std::span<const uint32_t> tokens, uint32_t layer,
+  std::string Differs(const RowsInPlace& rows, std::span<const uint32_t> tokens, uint32_t layer,
                       uint32_t head, std::span<const uint32_t> ids) const {
     const RowShape shape = model_.geometry.row();
     const auto states = States(tokens);
@@ -37,8 +37,8 @@ class StoreBorrowTest : public OpenStoreTest {
   }
 };
 
-TEST_F(StoreBorrowTest, RowsOfAChainColdAndWarm) {
-  std::mt19937_64 rng(Seed("StoreBorrow"));
+TEST_F(ReadInPlaceTest, RowsOfAChainColdAndWarm) {
+  std::mt19937_64 rng(Seed("ReadInPlace"));
   auto tokens = RandomTokens(rng, 700, 1000);
   for (const size_t n : {700u, 1200u, 1500u}) {  // a chain of three segments
     const auto more = RandomTokens(rng, n - tokens.size(), 1000);
@@ -57,10 +57,10 @@ TEST_F(StoreBorrowTest, RowsOfAChainColdAndWarm) {
     }
     const auto layer = static_cast<uint32_t>(rng() % 2), head = static_cast<uint32_t>(rng() % 2);
     ReadStats cold, warm;
-    const auto rows = prefix->BorrowRows(layer, head, ids, &cold);
+    const auto rows = prefix->ReadInPlace(layer, head, ids, &cold);
     ASSERT_OK(rows);
     EXPECT_EQ(Differs(*rows, tokens, layer, head, ids), "");
-    const auto again = prefix->BorrowRows(layer, head, ids, &warm);
+    const auto again = prefix->ReadInPlace(layer, head, ids, &warm);
     ASSERT_OK(again);
     EXPECT_EQ(warm.pages_ssd, 0u);
     EXPECT_EQ(warm.pages_host, cold.pages_ssd + cold.pages_host);
@@ -70,17 +70,17 @@ TEST_F(StoreBorrowTest, RowsOfAChainColdAndWarm) {
     EXPECT_EQ(store_->stats().host_tier_pinned, 2 * warm.pages_host * kPageBytes);
   }
   EXPECT_EQ(store_->stats().host_tier_pinned, 0u);
-  const auto none = prefix->BorrowRows(0, 0, {}, nullptr);
+  const auto none = prefix->ReadInPlace(0, 0, {}, nullptr);
   ASSERT_OK(none);
   EXPECT_TRUE(none->rows.empty());
 }
 
-TEST_F(StoreBorrowTest, OutliveTheirPrefixAndTheStore) {
+TEST_F(ReadInPlaceTest, OutliveTheirPrefixAndTheStore) {
   const std::vector<uint32_t> tokens(400, 7), ids = {0, 200, 399};
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
   auto prefix = *store_->OpenPrefix(*id, 0);
-  auto rows = prefix->BorrowRows(1, 1, ids, nullptr);
+  auto rows = prefix->ReadInPlace(1, 1, ids, nullptr);
   ASSERT_OK(rows);
   prefix.reset();
   ASSERT_OK(store_->Remove(*id));
@@ -96,16 +96,16 @@ TEST_F(StoreBorrowTest, OutliveTheirPrefixAndTheStore) {
   EXPECT_EQ(Differs(*rows, tokens, 1, 1, ids), "");
 }
 
-TEST_F(StoreBorrowTest, WhatCannotBeBorrowedIsSaid) {
+TEST_F(ReadInPlaceTest, WhatCannotBeBorrowedIsSaid) {
   const std::vector<uint32_t> tokens(400, 7);
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
   {
     const auto prefix = *store_->OpenPrefix(*id, 0);
     const std::vector<uint32_t> beyond = {400}, unsorted = {5, 4}, some = {1};
-    EXPECT_CODE(prefix->BorrowRows(0, 0, beyond, nullptr), Code::kInvalidArgument);
-    EXPECT_CODE(prefix->BorrowRows(0, 0, unsorted, nullptr), Code::kInvalidArgument);
-    EXPECT_CODE(prefix->BorrowRows(2, 0, some, nullptr), Code::kInvalidArgument);
+    EXPECT_CODE(prefix->ReadInPlace(0, 0, beyond, nullptr), Code::kInvalidArgument);
+    EXPECT_CODE(prefix->ReadInPlace(0, 0, unsorted, nullptr), Code::kInvalidArgument);
+    EXPECT_CODE(prefix->ReadInPlace(2, 0, some, nullptr), Code::kInvalidArgument);
   }
   ModelRecord large = TestModel("large", TestGeometry(1, 1, 1024, DType::kF32));  // rows of 8 KiB
   ASSERT_OK(store_->PutModel(large));
@@ -113,13 +113,13 @@ TEST_F(StoreBorrowTest, WhatCannotBeBorrowedIsSaid) {
   {
     const auto big = Put(*store_, large, tokens);
     ASSERT_OK(big);
-    const auto refused = (*store_->OpenPrefix(*big, 0))->BorrowRows(0, 0, ids, nullptr);
+    const auto refused = (*store_->OpenPrefix(*big, 0))->ReadInPlace(0, 0, ids, nullptr);
     EXPECT_CODE(refused, Code::kFailedPrecondition);
     EXPECT_NE(refused.error().message.find("use ReadRows"), std::string::npos);
   }
   options_.host_tier_bytes = 0;
   Open();
-  EXPECT_CODE((*store_->OpenPrefix(*id, 0))->BorrowRows(0, 0, ids, nullptr),
+  EXPECT_CODE((*store_->OpenPrefix(*id, 0))->ReadInPlace(0, 0, ids, nullptr),
               Code::kFailedPrecondition);
   store_.reset();
   options_.host_tier_bytes = 1ull << 62;
@@ -129,7 +129,7 @@ TEST_F(StoreBorrowTest, WhatCannotBeBorrowedIsSaid) {
   EXPECT_CODE(PrefixStore::Open(options_), Code::kInvalidArgument);
 }
 
-TEST_F(StoreBorrowTest, ABatchIsBorrowedWholeOrNotAtAll) {
+TEST_F(ReadInPlaceTest, ABatchIsBorrowedWholeOrNotAtAll) {
   options_.host_tier_bytes = 64 * kPageBytes;
   Open();
   std::vector<uint32_t> tokens(5000), all(5000);
@@ -137,16 +137,17 @@ TEST_F(StoreBorrowTest, ABatchIsBorrowedWholeOrNotAtAll) {
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
   const auto prefix = *store_->OpenPrefix(*id, 0);
-  EXPECT_CODE(prefix->BorrowRows(0, 0, all, nullptr), Code::kResourceExhausted);  // 99 pages
+  EXPECT_CODE(prefix->ReadInPlace(0, 0, all, nullptr), Code::kResourceExhausted);  // 99 pages
   EXPECT_EQ(store_->stats().host_tier_pinned, 0u);
-  const auto half = prefix->BorrowRows(0, 0, std::span(all).first(51 * 32), nullptr);
+  const auto half = prefix->ReadInPlace(0, 0, std::span(all).first(51 * 32), nullptr);
   ASSERT_OK(half);
-  EXPECT_CODE(prefix->BorrowRows(0, 0, std::span(all).first(1), nullptr), Code::kResourceExhausted);
+  EXPECT_CODE(prefix->ReadInPlace(0, 0, std::span(all).first(1), nullptr),
+              Code::kResourceExhausted);
   EXPECT_EQ(Differs(*half, tokens, 0, 0, std::span(all).first(51 * 32)), "");
   EXPECT_EQ(store_->stats().host_tier_pinned, 32 * kPageBytes);
 }
 
-TEST_F(StoreBorrowTest, DamagedPagesAreNeverLent) {
+TEST_F(ReadInPlaceTest, DamagedPagesAreNeverLent) {
   std::vector<uint32_t> tokens(5000);
   for (uint32_t i = 0; i < 5000; ++i) tokens[i] = i % 321;
   const auto id = Put(*store_, model_, tokens);
@@ -154,9 +155,9 @@ TEST_F(StoreBorrowTest, DamagedPagesAreNeverLent) {
   const auto prefix = *store_->OpenPrefix(*id, 0);
   FlipByte(SegmentPath(options_.dir, id->bytes), (1 + 60) * kPageBytes + 100);
   const std::vector<uint32_t> with = {51 * 59, 51 * 60}, without = {51 * 59, 51 * 61};
-  EXPECT_CODE(prefix->BorrowRows(0, 0, with, nullptr), Code::kCorrupt);
+  EXPECT_CODE(prefix->ReadInPlace(0, 0, with, nullptr), Code::kCorrupt);
   EXPECT_EQ(store_->stats().host_tier_pinned, 0u);
-  const auto rows = prefix->BorrowRows(0, 0, without, nullptr);
+  const auto rows = prefix->ReadInPlace(0, 0, without, nullptr);
   ASSERT_OK(rows);
   EXPECT_EQ(Differs(*rows, tokens, 0, 0, without), "");
 }

@@ -1,17 +1,17 @@
-#include "runtime/prefix/head_loads.h"
+#include "runtime/prefix/preloader.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 #include "runtime/prefix/prepared_prefix.h"
 
 namespace prefixd {
 
-HeadLoads::HeadLoads(WorkPriority priority, Load load)
+Preloader::Preloader(WorkPriority priority, Load load)
     : load_(std::move(load)), worker_(priority, [this] { return Take(); }) {}
 
-void HeadLoads::Want(PreparedPrefix& prefix, index::IndexKind kind) {
+void Preloader::Want(PreparedPrefix& prefix, index::IndexKind kind) {
   std::lock_guard lock(worker_.mutex());
   const bool known = std::ranges::any_of(
       entries_, [&](const Entry& e) { return e.prefix == &prefix && e.kind == kind; });
@@ -20,7 +20,7 @@ void HeadLoads::Want(PreparedPrefix& prefix, index::IndexKind kind) {
   worker_.changed().notify_all();
 }
 
-void HeadLoads::Forget(const PreparedPrefix& prefix) {
+void Preloader::Forget(const PreparedPrefix& prefix) {
   std::unique_lock lock(worker_.mutex());
   entries_.remove_if([&](const Entry& e) { return e.prefix == &prefix; });
   if (running_ != &prefix) return;
@@ -28,7 +28,7 @@ void HeadLoads::Forget(const PreparedPrefix& prefix) {
   worker_.changed().wait(lock, [&] { return running_ != &prefix; });
 }
 
-void HeadLoads::Stop() {
+void Preloader::Stop() {
   {
     std::lock_guard lock(worker_.mutex());
     closed_ = true;  // pieces that begin later see it
@@ -37,7 +37,7 @@ void HeadLoads::Stop() {
   worker_.Stop();
 }
 
-bool HeadLoads::Loads(const PreparedPrefix& prefix, size_t head) const {
+bool Preloader::Loads(const PreparedPrefix& prefix, size_t head) const {
   std::lock_guard lock(worker_.mutex());
   return std::ranges::any_of(entries_, [&](const Entry& e) {
     const bool running = running_ == &prefix && e.next == head + 1;
@@ -45,14 +45,14 @@ bool HeadLoads::Loads(const PreparedPrefix& prefix, size_t head) const {
   });
 }
 
-uint64_t HeadLoads::queued() const {
+uint64_t Preloader::queued() const {
   std::lock_guard lock(worker_.mutex());
   uint64_t heads = running_ ? 1 : 0;
   for (const Entry& e : entries_) heads += e.prefix->heads() - e.next;
   return heads;
 }
 
-Worker::Next HeadLoads::Take() {
+Worker::Next Preloader::Take() {
   const auto entry =
       std::ranges::find_if(entries_, [](const Entry& e) { return e.next < e.prefix->heads(); });
   if (entry == entries_.end()) return {};
@@ -63,8 +63,9 @@ Worker::Next HeadLoads::Take() {
   return {[this, now](const std::stop_token&) { Run(now); }};
 }
 
-void HeadLoads::Run(const Entry& now) {
-  const Status status = Caught([&] { return load_(*now.prefix, now.kind, now.next, stop_); });
+void Preloader::Run(const Entry& now) {
+  const Status status =
+      CaptureErrors([&] { return load_(*now.prefix, now.kind, now.next, stop_); });
   std::lock_guard lock(worker_.mutex());
   running_ = nullptr;
   if (status.ok()) return;

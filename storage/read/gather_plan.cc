@@ -1,21 +1,21 @@
-#include "storage/read/row_pieces.h"
+#include "storage/read/gather_plan.h"
 
 #include <algorithm>
 
 namespace prefixd::storage {
 
-uint32_t RowPieces::SlotOf(uint32_t own) const {
+uint32_t GatherPlan::SlotOf(uint32_t own) const {
   if (order_ == nullptr) return own;
   return own / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->slot_of[own];
 }
 
-uint32_t RowPieces::OwnOf(uint32_t slot) const {
+uint32_t GatherPlan::OwnOf(uint32_t slot) const {
   if (order_ == nullptr) return slot;
   return slot / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->token_in[slot];
 }
 
 // Adds one piece for each page: items larger than a page take several.
-void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
+void GatherPlan::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
   uint64_t page = address / kPageBytes;
   auto offset = static_cast<uint32_t>(address % kPageBytes);
   for (; bytes > 0; ++page, offset = 0) {
@@ -26,7 +26,7 @@ void RowPieces::AddBytes(uint64_t address, size_t bytes, std::byte* out) {
   }
 }
 
-void RowPieces::AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out) {
+void GatherPlan::AddItem(const ItemPages& items, uint64_t first_page, uint32_t i, std::byte* out) {
   if (items.pages_per_item > 1) {
     return AddBytes((first_page + items.page(i)) * kPageBytes, items.bytes, out);
   }
@@ -35,7 +35,7 @@ void RowPieces::AddItem(const ItemPages& items, uint64_t first_page, uint32_t i,
       {first_page + page, (i - page * items.per_page) * items.bytes, items.bytes, out});
 }
 
-void RowPieces::AddRow(uint32_t own, const RowTarget& out) {
+void GatherPlan::AddRow(uint32_t own, const RowTarget& out) {
   if (order_ == nullptr) return AddSlot(own, out.key, out.value);
   if (own < chunk_.begin || own >= chunk_.end) {
     const uint32_t chunk = own / layout_.chunk_tokens();
@@ -50,18 +50,18 @@ void RowPieces::AddRow(uint32_t own, const RowTarget& out) {
   if (wants_value()) AddItem(layout_.value, chunk_.values, i, out.value);
 }
 
-void RowPieces::AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out) {
-  constexpr size_t kAhead = 16;  // rows whose slot is prefetched ahead
+void GatherPlan::AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out) {
+  constexpr size_t kPrefetch = 16;  // rows whose slot is prefetched ahead
   pieces_.reserve(pieces_.size() + tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (order_ != nullptr && i + kAhead < tokens.size()) {
-      __builtin_prefetch(&order_->slot_of[tokens[i + kAhead] - first]);
+    if (order_ != nullptr && i + kPrefetch < tokens.size()) {
+      __builtin_prefetch(&order_->slot_of[tokens[i + kPrefetch] - first]);
     }
     AddRow(tokens[i] - first, out.From(i));
   }
 }
 
-void RowPieces::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
+void GatherPlan::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
   const SegmentShape& shape = layout_.shape;
   if (Adjacent(key, value)) {
     return AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.row_bytes(), key);
@@ -70,8 +70,8 @@ void RowPieces::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
   if (wants_value()) AddBytes(layout_.ValueAddress(layer_, head_, slot), shape.value_bytes, value);
 }
 
-void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
-  if (!layout_.settled()) {
+void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
+  if (!layout_.reclustered()) {
     const bool dense = Adjacent(out.key, out.value) && out.key_stride == layout_.row_bytes() &&
                        out.value_stride == out.key_stride;
     if (dense && layout_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);
@@ -106,7 +106,7 @@ void RowPieces::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
 }
 
 // Adds whole rows of the arrival layout, densely: one piece per page.
-void RowPieces::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
+void GatherPlan::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
   const uint64_t base = layout_.run_page(layer_, head_);
   const ItemPages& row = layout_.row;
   while (begin < end) {
@@ -117,7 +117,7 @@ void RowPieces::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
   }
 }
 
-std::vector<PagePiece> RowPieces::Take() {
+std::vector<PagePiece> GatherPlan::Take() {
   const auto by_page = [](const PagePiece& a, const PagePiece& b) { return a.page < b.page; };
   if (!std::is_sorted(pieces_.begin(), pieces_.end(), by_page)) {
     std::sort(pieces_.begin(), pieces_.end(), by_page);

@@ -19,7 +19,7 @@
 namespace prefixd {
 
 // Holds the summaries of all heads, with what they borrow.
-struct KeptSummaries {
+struct MaterialisedSummaries {
   SummarySet heads;
   std::shared_ptr<const PrefixClusters> clusters;  // for estimators by clusters
 };
@@ -40,18 +40,19 @@ struct SummarySource {
 // Returns a summary for each of `variants` (by their Kept() names), from stored blobs where there
 // are any. kFailedPrecondition when the store does not gather what one of them keeps, or has not
 // done so yet.
-using KeptByVariant = std::map<EstimatorVariant, std::shared_ptr<const KeptSummaries>>;
-Result<KeptByVariant> LoadKept(const SummarySource& source,
-                               std::span<const EstimatorVariant> variants);
+using MaterialisedByVariant =
+    std::map<EstimatorVariant, std::shared_ptr<const MaterialisedSummaries>>;
+Result<MaterialisedByVariant> LoadMaterialised(const SummarySource& source,
+                                               std::span<const EstimatorVariant> variants);
 
 // Returns the variants that this store makes "kept" blobs for: the moment estimators that it
 // builds, and the plain one always.
-std::vector<EstimatorVariant> KeptMoments(const RuntimeOptions& options);
-std::string KeptBlobName(const EstimatorVariant& variant);
+std::vector<EstimatorVariant> MaterialisedMoments(const RuntimeOptions& options);
+std::string MaterialisedBlobName(const EstimatorVariant& variant);
 // Makes the missing kept blobs of the prefix that ends with `segment`.
-Status BuildKept(const DerivedContext& context, const Model& model,
-                 const storage::StoredPrefix& prefix, const SegmentPart& segment,
-                 const QuerySamples* samples, WorkProgress& progress);
+Status BuildMaterialised(const DerivedContext& context, const Model& model,
+                         const storage::StoredPrefix& prefix, const SegmentPart& segment,
+                         const QuerySamples* samples, WorkProgress& progress);
 
 // Returns the root mean square of each channel of a KV head's queries; empty without samples.
 std::vector<float> QueryRms(const QuerySamples* samples, const KvGeometry& geometry, size_t head);

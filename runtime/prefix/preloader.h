@@ -16,17 +16,17 @@ namespace prefixd {
 
 class PreparedPrefix;
 
-class HeadLoads {
+class Preloader {
  public:
   // Loads one head's part. Once `stop` is set the load should end; its result does not matter.
   using Load = std::function<Status(PreparedPrefix&, index::IndexKind, size_t head,
                                     const std::atomic<bool>& stop)>;
 
   // priority: the thread's. A step may wait for a kStep load.
-  HeadLoads(WorkPriority priority, Load load);
-  ~HeadLoads() { Stop(); }
-  HeadLoads(const HeadLoads&) = delete;
-  HeadLoads& operator=(const HeadLoads&) = delete;
+  Preloader(WorkPriority priority, Load load);
+  ~Preloader() { Stop(); }
+  Preloader(const Preloader&) = delete;
+  Preloader& operator=(const Preloader&) = delete;
 
   // Queues all heads of `prefix`, in order, unless they were queued before. An error ends the
   // prefix's loads; the step that needs the missing part reports the error.

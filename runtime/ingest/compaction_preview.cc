@@ -1,4 +1,4 @@
-#include "runtime/ingest/merge_preview.h"
+#include "runtime/ingest/compaction_preview.h"
 
 namespace prefixd {
 namespace {
@@ -34,15 +34,15 @@ class PreviewPrefix final : public storage::StoredPrefix {
     return inner_->VisitRows(layer, kv_head, room, visit, stats);
   }
   std::span<const StoredPart> parts() const override { return inner_->parts(); }
-  Result<storage::BorrowedRows> BorrowRows(uint32_t layer, uint32_t kv_head,
+  Result<storage::RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                            std::span<const uint32_t> ids,
                                            ReadStats* stats) const override {
-    return inner_->BorrowRows(layer, kv_head, ids, stats);
+    return inner_->ReadInPlace(layer, kv_head, ids, stats);
   }
-  Status ReadAhead(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
-                   uint64_t max_bytes, const std::atomic<bool>& stop,
-                   ReadStats* stats) const override {
-    return inner_->ReadAhead(layer, kv_head, ids, part, max_bytes, stop, stats);
+  Status Prefetch(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
+                  uint64_t max_bytes, const std::atomic<bool>& stop,
+                  ReadStats* stats) const override {
+    return inner_->Prefetch(layer, kv_head, ids, part, max_bytes, stop, stats);
   }
 
  private:
@@ -52,13 +52,15 @@ class PreviewPrefix final : public storage::StoredPrefix {
 
 }  // namespace
 
-Result<std::unique_ptr<MergePreview>> MergePreview::Of(storage::PrefixStore& inner,
-                                                       const SegmentId& leaf, uint32_t max_tokens) {
-  PREFIXD_ASSIGN(auto merged, inner.CheckMerge(leaf, max_tokens));
-  return std::unique_ptr<MergePreview>(new MergePreview(inner, leaf, std::move(merged)));
+Result<std::unique_ptr<CompactionPreview>> CompactionPreview::Of(storage::PrefixStore& inner,
+                                                                 const SegmentId& leaf,
+                                                                 uint32_t max_tokens) {
+  PREFIXD_ASSIGN(auto compacted, inner.CheckCompaction(leaf, max_tokens));
+  return std::unique_ptr<CompactionPreview>(
+      new CompactionPreview(inner, leaf, std::move(compacted)));
 }
 
-std::vector<storage::NewBlob> MergePreview::TakeBlobs() {
+std::vector<storage::NewBlob> CompactionPreview::TakeBlobs() {
   std::lock_guard lock(mutex_);
   std::vector<storage::NewBlob> out;
   for (auto& [name, blob] : blobs_) {
@@ -68,49 +70,50 @@ std::vector<storage::NewBlob> MergePreview::TakeBlobs() {
   return out;
 }
 
-Result<std::shared_ptr<const storage::StoredPrefix>> MergePreview::OpenPrefix(const SegmentId& id,
-                                                                              uint32_t n_tokens) {
-  if (id != merged_.id) return inner_.OpenPrefix(id, n_tokens);
+Result<std::shared_ptr<const storage::StoredPrefix>> CompactionPreview::OpenPrefix(
+    const SegmentId& id, uint32_t n_tokens) {
+  if (id != compacted_.id) return inner_.OpenPrefix(id, n_tokens);
   PREFIXD_ASSIGN(auto opened, inner_.OpenPrefix(leaf_, n_tokens));
   return std::shared_ptr<const storage::StoredPrefix>(
-      std::make_shared<PreviewPrefix>(std::move(opened), merged_));
+      std::make_shared<PreviewPrefix>(std::move(opened), compacted_));
 }
 
-Status MergePreview::PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
-                             std::span<const std::byte> bytes) {
-  if (id != merged_.id) return inner_.PutBlob(id, name, producer, bytes);
+Status CompactionPreview::PutBlob(const SegmentId& id, std::string_view name,
+                                  std::string_view producer, std::span<const std::byte> bytes) {
+  if (id != compacted_.id) return inner_.PutBlob(id, name, producer, bytes);
   std::lock_guard lock(mutex_);
   blobs_[std::string(name)] = {std::string(producer), {bytes.begin(), bytes.end()}};
   return {};
 }
 
-Result<std::vector<std::byte>> MergePreview::GetBlob(const SegmentId& id, std::string_view name,
-                                                     std::string_view producer) const {
-  if (id != merged_.id) return inner_.GetBlob(id, name, producer);
+Result<std::vector<std::byte>> CompactionPreview::GetBlob(const SegmentId& id,
+                                                          std::string_view name,
+                                                          std::string_view producer) const {
+  if (id != compacted_.id) return inner_.GetBlob(id, name, producer);
   std::lock_guard lock(mutex_);
   const auto it = blobs_.find(name);
   if (it != blobs_.end() && it->second.producer == producer) return it->second.bytes;
   return Error{Code::kNotFound, "no blob '" + std::string(name) + "' was made by this producer"};
 }
 
-Status MergePreview::RemoveBlob(const SegmentId& id, std::string_view name) {
-  if (id != merged_.id) return inner_.RemoveBlob(id, name);
+Status CompactionPreview::RemoveBlob(const SegmentId& id, std::string_view name) {
+  if (id != compacted_.id) return inner_.RemoveBlob(id, name);
   std::lock_guard lock(mutex_);
   if (const auto blob = blobs_.find(name); blob != blobs_.end()) blobs_.erase(blob);
   return {};
 }
 
-std::vector<std::string> MergePreview::ListBlobs(const SegmentId& id) const {
-  if (id != merged_.id) return inner_.ListBlobs(id);
+std::vector<std::string> CompactionPreview::ListBlobs(const SegmentId& id) const {
+  if (id != compacted_.id) return inner_.ListBlobs(id);
   std::lock_guard lock(mutex_);
   std::vector<std::string> names;
   for (const auto& [name, blob] : blobs_) names.push_back(name);
   return names;
 }
 
-Result<storage::PrefixInfo> MergePreview::GetPrefix(const SegmentId& id) const {
-  if (id != merged_.id) return inner_.GetPrefix(id);
-  return merged_;
+Result<storage::PrefixInfo> CompactionPreview::GetPrefix(const SegmentId& id) const {
+  if (id != compacted_.id) return inner_.GetPrefix(id);
+  return compacted_;
 }
 
 }  // namespace prefixd

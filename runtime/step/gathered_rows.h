@@ -3,8 +3,8 @@
 // Finding a row in the tier and reading it alone costs a step several times what attending to it
 // costs.
 //
-// Thread-safety: all methods of SetRowsSlot and SetRowsPool may be called concurrently. Only its
-// maker may use a copy until it is in a slot; it is constant from then on.
+// Thread-safety: all methods of GatheredRowsSlot and GatheredRowCache may be called concurrently.
+// Only its maker may use a copy until it is in a slot; it is constant from then on.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 namespace prefixd {
 
 // The copied rows of one set.
-struct SetRows {
+struct GatheredRows {
   std::vector<uint32_t> ids;  // ascending
   storage::AlignedBuffer bytes;
 
@@ -33,13 +33,13 @@ struct SetRows {
 };
 
 // Publishes the copy of a set's rows, once there is one.
-class SetRowsSlot {
+class GatheredRowsSlot {
  public:
-  std::shared_ptr<const SetRows> Get() const {
+  std::shared_ptr<const GatheredRows> Get() const {
     std::lock_guard lock(mutex_);
     return rows_;
   }
-  void Put(std::shared_ptr<const SetRows> rows) {
+  void Put(std::shared_ptr<const GatheredRows> rows) {
     storage::StreamFence();
     std::lock_guard lock(mutex_);
     rows_.swap(rows);
@@ -47,31 +47,31 @@ class SetRowsSlot {
 
  private:
   mutable std::mutex mutex_;
-  std::shared_ptr<const SetRows> rows_;
+  std::shared_ptr<const GatheredRows> rows_;
 };
 
 // Owns the memory of all copies in a store, within a bound. It reuses the buffers of earlier
 // copies, since fresh memory costs more than what is copied into it.
-class SetRowsPool {
+class GatheredRowCache {
  public:
-  explicit SetRowsPool(uint64_t capacity) : capacity_(capacity) {}
+  explicit GatheredRowCache(uint64_t capacity) : capacity_(capacity) {}
 
   // Returns a buffer for the rows of `ids`, with no row copied yet; it must go before the pool
   // does. Null where there is no memory: steps then read the rows from the host tier.
-  std::shared_ptr<SetRows> Take(std::span<const uint32_t> ids, RowShape row);
+  std::shared_ptr<GatheredRows> Take(std::span<const uint32_t> ids, RowShape row);
 
   uint64_t used() const;  // bytes in copies and spare buffers
   uint64_t capacity() const { return capacity_; }
 
  private:
-  std::unique_ptr<SetRows> TakeSpare(size_t bytes);
-  std::unique_ptr<SetRows> Fresh(size_t bytes);  // `bytes` are counted already
-  void GiveBack(std::unique_ptr<SetRows> rows);
+  std::unique_ptr<GatheredRows> TakeSpare(size_t bytes);
+  std::unique_ptr<GatheredRows> Fresh(size_t bytes);  // `bytes` are counted already
+  void GiveBack(std::unique_ptr<GatheredRows> rows);
 
   const uint64_t capacity_;
   mutable std::mutex mutex_;
   uint64_t used_ = 0, spare_bytes_ = 0;  // used_ includes spare_bytes_
-  std::deque<std::unique_ptr<SetRows>> spare_;
+  std::deque<std::unique_ptr<GatheredRows>> spare_;
 };
 
 }  // namespace prefixd

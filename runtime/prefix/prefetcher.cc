@@ -1,11 +1,11 @@
-#include "runtime/prefix/rows_ahead.h"
+#include "runtime/prefix/prefetcher.h"
 
 #include <algorithm>
 #include <iterator>
 #include <string>
 #include <utility>
 
-#include "base/caught.h"
+#include "base/capture_errors.h"
 #include "runtime/prefix/prepared_prefix.h"
 #include "runtime/prefix/visible_mid.h"
 #include "storage/segment/segment_format.h"
@@ -29,8 +29,8 @@ std::vector<uint32_t> NeighboursAt(std::span<const uint32_t> ids, uint32_t dista
   return out;
 }
 
-Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
-                            uint64_t tier_bytes) {
+Result<uint64_t> PrefetchBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch,
+                               uint64_t tier_bytes) {
   constexpr uint64_t kTierParts = 10, kMib = 1 << 20;
   if (heads == 0) return uint64_t{0};
   const uint64_t least = heads * storage::kPageBytes;
@@ -54,9 +54,9 @@ Result<uint64_t> AheadBytes(uint64_t heads, const StepPolicy::Prefetch& prefetch
 
 // The thread has the usual priority, though its work can wait: it holds locks that steps want, and
 // mostly waits for the disk.
-RowsAhead::RowsAhead() : worker_(WorkPriority::kStep, [this] { return Take(); }) {}
+Prefetcher::Prefetcher() : worker_(WorkPriority::kStep, [this] { return Take(); }) {}
 
-void RowsAhead::Stop() {
+void Prefetcher::Stop() {
   {
     std::lock_guard lock(worker_.mutex());
     closed_ = stop_ = true;
@@ -64,17 +64,17 @@ void RowsAhead::Stop() {
   worker_.Stop();
 }
 
-uint64_t RowsAhead::queued() const {
+uint64_t Prefetcher::queued() const {
   std::lock_guard lock(worker_.mutex());
   uint64_t heads = running_.session ? 1 : 0;
-  for (const SessionAhead* session : sessions_) heads += session->wishes_.size();
+  for (const SessionPrefetch* session : sessions_) heads += session->wishes_.size();
   return heads;
 }
 
-Worker::Next RowsAhead::Take() {
+Worker::Next Prefetcher::Take() {
   if (sessions_.empty()) return {};
-  SessionAhead* const session = sessions_.front();
-  SessionAhead::Wish now = std::move(session->wishes_.front());
+  SessionPrefetch* const session = sessions_.front();
+  SessionPrefetch::Wish now = std::move(session->wishes_.front());
   session->wishes_.pop_front();
   if (session->wishes_.empty()) {
     sessions_.pop_front();
@@ -85,14 +85,14 @@ Worker::Next RowsAhead::Take() {
   stop_ = closed_;
   return {[this, session, now = std::move(now)](const std::stop_token&) {
     // The step that needs an unreadable row meets the error itself.
-    static_cast<void>(Caught([&] { return session->Read(now.head, now.ids, stop_); }));
+    static_cast<void>(CaptureErrors([&] { return session->Read(now.head, now.ids, stop_); }));
     std::lock_guard lock(worker_.mutex());
     running_ = {};
   }};
 }
 
-SessionAhead::SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPolicy& policy,
-                           uint64_t head_bytes)
+SessionPrefetch::SessionPrefetch(Prefetcher& rows, PreparedPrefix& prefix, const StepPolicy& policy,
+                                 uint64_t head_bytes)
     : rows_(rows),
       prefix_(prefix),
       policy_(policy),
@@ -100,23 +100,23 @@ SessionAhead::SessionAhead(RowsAhead& rows, PreparedPrefix& prefix, const StepPo
       read_(prefix.heads()),
       given_up_(prefix.heads()) {}
 
-void SessionAhead::Withdraw(size_t head) {
+void SessionPrefetch::Withdraw(size_t head) {
   std::erase_if(wishes_, [&](const Wish& wish) { return wish.head == head; });
   if (wishes_.empty()) std::erase(rows_.sessions_, this);
 }
 
-uint64_t SessionAhead::Begin(size_t head) {
+uint64_t SessionPrefetch::Begin(size_t head) {
   std::lock_guard lock(rows_.worker_.mutex());
   Withdraw(head);
   if (rows_.running_.session == this && rows_.running_.head == head) rows_.stop_ = true;
   return TakeUncharged(head);
 }
 
-void SessionAhead::Want(size_t head, std::vector<uint32_t> ids) {
+void SessionPrefetch::Want(size_t head, std::vector<uint32_t> ids) {
   if (ids.empty()) return;
   // Lack of memory must not fail a step, so it is ignored here; nothing is allocated under the
   // lock.
-  static_cast<void>(Caught([&]() -> Status {
+  static_cast<void>(CaptureErrors([&]() -> Status {
     const size_t row_bytes = prefix_.model()->spec.geometry.row().value_bytes();
     const size_t n = ids.size(), most = std::max<size_t>(1, head_bytes_ / row_bytes);
     if (n > most) {
@@ -124,7 +124,7 @@ void SessionAhead::Want(size_t head, std::vector<uint32_t> ids) {
       ids.resize(most);
       ids.shrink_to_fit();
     }
-    std::list<SessionAhead*> session(1, this);
+    std::list<SessionPrefetch*> session(1, this);
     std::list<Wish> wish;
     wish.push_back({head, std::move(ids)});
     std::lock_guard lock(rows_.worker_.mutex());
@@ -137,7 +137,7 @@ void SessionAhead::Want(size_t head, std::vector<uint32_t> ids) {
   }));
 }
 
-void SessionAhead::End() {
+void SessionPrefetch::End() {
   std::unique_lock lock(rows_.worker_.mutex());
   ended_ = true;
   wishes_.clear();
@@ -147,8 +147,8 @@ void SessionAhead::End() {
   rows_.worker_.changed().wait(lock, [&] { return rows_.running_.session != this; });
 }
 
-Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,
-                          const std::atomic<bool>& stop) {
+Status SessionPrefetch::Read(size_t head, std::span<const uint32_t> ids,
+                             const std::atomic<bool>& stop) {
   // Steps read whole rows until the keys are in memory, and the load of the keys waits in the same
   // queue for the disk.
   if (given_up_[head] || prefix_.loads_keys(head)) return {};
@@ -166,7 +166,7 @@ Status SessionAhead::Read(size_t head, std::span<const uint32_t> ids,
     storage::ReadStats reads;
     const auto near = NeighboursAt(ids, distance, prefetch, within);
     const Status read =
-        prefix_.stored().ReadAhead(layer, prefix_.kv_head_of(head), near, part, left, stop, &reads);
+        prefix_.stored().Prefetch(layer, prefix_.kv_head_of(head), near, part, left, stop, &reads);
     const uint64_t bytes = reads.bytes[static_cast<size_t>(Tier::kSsd)];
     read_[head] += bytes;
     left -= std::min(left, bytes);

@@ -1,7 +1,7 @@
-// Shows the segment that a merge would make before the merge, as a source whose rows come from the
-// two existing segments and whose blobs stay in memory. The ingest runs on it as on any other
-// source, and the merge then commits the blobs with the segment: no session ever attaches to a
-// merged segment that lacks the derived data of the two.
+// Shows the segment that a compaction would make before the compaction, as a source whose rows come
+// from the two existing segments and whose blobs stay in memory. The ingest runs on it as on any
+// other source, and the compaction then commits the blobs with the segment: no session ever
+// attaches to a compacted segment that lacks the derived data of the two.
 //
 // Thread-safety: that of a SegmentSource; take the blobs when no work uses the preview any more.
 #pragma once
@@ -17,15 +17,15 @@
 
 namespace prefixd {
 
-class MergePreview final : public storage::SegmentSource {
+class CompactionPreview final : public storage::SegmentSource {
  public:
-  // `inner` is borrowed. Refuses what PrefixStore::Merge refuses, with the same errors.
-  static Result<std::unique_ptr<MergePreview>> Of(storage::PrefixStore& inner,
-                                                  const storage::SegmentId& leaf,
-                                                  uint32_t max_tokens);
+  // `inner` is borrowed. Refuses what PrefixStore::Compact refuses, with the same errors.
+  static Result<std::unique_ptr<CompactionPreview>> Of(storage::PrefixStore& inner,
+                                                       const storage::SegmentId& leaf,
+                                                       uint32_t max_tokens);
 
-  // Returns the id of the merged segment to be; only this preview knows it.
-  const storage::SegmentId& id() const { return merged_.id; }
+  // Returns the id of the compacted segment to be; only this preview knows it.
+  const storage::SegmentId& id() const { return compacted_.id; }
   std::vector<storage::NewBlob> TakeBlobs();
 
   Result<std::shared_ptr<const storage::StoredPrefix>> OpenPrefix(const storage::SegmentId& id,
@@ -39,8 +39,9 @@ class MergePreview final : public storage::SegmentSource {
   Result<storage::PrefixInfo> GetPrefix(const storage::SegmentId& id) const override;
 
  private:
-  MergePreview(storage::PrefixStore& inner, storage::SegmentId leaf, storage::PrefixInfo merged)
-      : inner_(inner), leaf_(leaf), merged_(std::move(merged)) {}
+  CompactionPreview(storage::PrefixStore& inner, storage::SegmentId leaf,
+                    storage::PrefixInfo compacted)
+      : inner_(inner), leaf_(leaf), compacted_(std::move(compacted)) {}
 
   struct Blob {
     std::string producer;
@@ -49,7 +50,7 @@ class MergePreview final : public storage::SegmentSource {
 
   storage::PrefixStore& inner_;
   const storage::SegmentId leaf_;
-  const storage::PrefixInfo merged_;
+  const storage::PrefixInfo compacted_;
   mutable std::mutex mutex_;
   std::map<std::string, Blob, std::less<>> blobs_;
 };

@@ -31,11 +31,11 @@ struct RowTarget {
   }
 };
 
-class RowPieces {
+class GatherPlan {
  public:
-  // `order` is the run's in the settled layout, else null. RowPieces borrows both arguments.
-  RowPieces(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
-            RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
+  // `order` is the run's in the reclustered layout, else null. GatherPlan borrows both arguments.
+  GatherPlan(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
+             RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
       : layout_(layout),
         order_(order),
         layer_(layer),
@@ -63,7 +63,7 @@ class RowPieces {
   void AddSlot(uint32_t slot, std::byte* key, std::byte* value);
   // Returns whether stored key and value are adjacent here as they are in the arrival layout.
   bool Adjacent(const std::byte* key, const std::byte* value) const {
-    return !decoded_ && !layout_.settled() && part_ == RowPart::kRow &&
+    return !decoded_ && !layout_.reclustered() && part_ == RowPart::kRow &&
            value == key + layout_.shape.key_bytes;
   }
   void AddPageRuns(uint32_t begin, uint32_t end, std::byte* out);
@@ -73,7 +73,7 @@ class RowPieces {
   const uint32_t layer_, head_;
   const RowPart part_;
   const bool decoded_;  // pieces of different parts must then not be joined
-  // Caches the last row's chunk of the settled layout, since it is mostly the next row's too.
+  // Caches the last row's chunk of the reclustered layout, since it is mostly the next row's too.
   struct {
     uint32_t begin = 0, end = 0;  // own indices
     uint64_t keys = 0, values = 0;

@@ -17,7 +17,7 @@ namespace prefixd {
 // Returns the status of `work`; kResourceExhausted for std::bad_alloc, kInternal for other
 // exceptions.
 template <typename Work>
-Status Caught(Work&& work) {
+Status CaptureErrors(Work&& work) {
   try {
     return std::forward<Work>(work)();
   } catch (const std::bad_alloc&) {

@@ -1,5 +1,5 @@
 // Tests copies of shared sets' rows: their contents, their memory, and their use in steps.
-#include "runtime/step/set_rows.h"
+#include "runtime/step/gathered_rows.h"
 
 #include <algorithm>
 #include <atomic>
@@ -20,9 +20,9 @@ std::vector<uint32_t> Ids(size_t n) {
   return ids;
 }
 
-TEST(SetRows, HoldWhatWasPut) {
-  Random random(Seed("SetRowsHoldWhatWasPut"));
-  SetRowsPool pool(64 << 20);
+TEST(GatheredRows, HoldWhatWasPut) {
+  Random random(Seed("GatheredRowsHoldWhatWasPut"));
+  GatheredRowCache pool(64 << 20);
   for (int round = 0; round < 200; ++round) {
     const DType dtype = round % 3 == 0 ? DType::kF32 : DType::kBf16;
     const RowShape shape{1 + random.Int(0, 140), 1 + random.Int(0, 140), dtype};
@@ -51,10 +51,10 @@ TEST(SetRows, HoldWhatWasPut) {
   }
 }
 
-TEST(SetRows, MemoryIsUsedAgainWithinTheBound) {
+TEST(GatheredRows, MemoryIsUsedAgainWithinTheBound) {
   const RowShape shape{64, 64, DType::kBf16};
   constexpr uint64_t kRoom = 1 << 20;
-  SetRowsPool pool(kRoom);
+  GatheredRowCache pool(kRoom);
   EXPECT_EQ(pool.Take({}, shape), nullptr);
   auto copy = pool.Take(Ids(1000), shape);
   ASSERT_TRUE(copy);
@@ -87,10 +87,10 @@ TEST(SetRows, MemoryIsUsedAgainWithinTheBound) {
   EXPECT_LE(pool.used(), kRoom);
 }
 
-TEST(SetRows, ManyThreadsTakeAndLeave) {
+TEST(GatheredRows, ManyThreadsTakeAndLeave) {
   const RowShape shape{16, 16, DType::kF32};
-  SetRowsPool pool(128 << 10);
-  SetRowsSlot slot;
+  GatheredRowCache pool(128 << 10);
+  GatheredRowsSlot slot;
   std::vector<std::thread> threads;
   std::atomic<uint64_t> wrong{0}, seen{0};
   for (uint32_t t = 0; t < 4; ++t) {
@@ -116,7 +116,7 @@ TEST(SetRows, ManyThreadsTakeAndLeave) {
   EXPECT_LE(pool.used(), pool.capacity());
 }
 
-class SetRowsStepTest : public RuntimeTest {
+class GatheredRowsStepTest : public RuntimeTest {
  protected:
   // Runs a block of steps that share one set of each head, all with one query.
   std::vector<Output> Block(const SyntheticPrompt& prompt, uint32_t dilation, int steps,
@@ -136,18 +136,18 @@ class SetRowsStepTest : public RuntimeTest {
 
 // Steps find rows once, and read them side by side from then on, with the same bits. Without room
 // for copies every step finds them, again with the same bits.
-TEST_F(SetRowsStepTest, StepsThatShareFindRowsOnce) {
-  for (const bool settled : {false, true}) {
+TEST_F(GatheredRowsStepTest, StepsThatShareFindRowsOnce) {
+  for (const bool reclustered : {false, true}) {
     for (const uint32_t dilation : {0u, 2u}) {
-      SCOPED_TRACE(std::to_string(settled) + " " + std::to_string(dilation));
+      SCOPED_TRACE(std::to_string(reclustered) + " " + std::to_string(dilation));
       TempDir dir;
       options_.dir = dir.path() / "store";
-      options_.settle_min_tokens = settled ? 100 : 1 << 20;
-      options_.shared_rows_bytes = 64 << 20;
+      options_.recluster_min_tokens = reclustered ? 100 : 1 << 20;
+      options_.gathered_rows_bytes = 64 << 20;
       Open();
       const auto prompt = MakePrompt(spec_.geometry, 1200, 3);
       ASSERT_NE(PutReady(prompt), "");
-      ASSERT_OK(store_->WaitSettled(nullptr));
+      ASSERT_OK(store_->WaitRewritten(nullptr));
       const auto with = Block(prompt, dilation, 6);
       ASSERT_EQ(with.size(), 6u);
       // Step 0 finds rows of the set that it retrieves, step 1 those of the set that it shares;
@@ -163,7 +163,7 @@ TEST_F(SetRowsStepTest, StepsThatShareFindRowsOnce) {
       EXPECT_GT(with[0].info.ledger.physical_bytes[kHost] +
                     with[0].info.ledger.physical_bytes[static_cast<size_t>(Tier::kSsd)],
                 0u);
-      options_.shared_rows_bytes = 0;
+      options_.gathered_rows_bytes = 0;
       Open();
       const auto without = Block(prompt, dilation, 6);
       ExpectSame(with, without);
@@ -175,7 +175,7 @@ TEST_F(SetRowsStepTest, StepsThatShareFindRowsOnce) {
 }
 
 // Encoded rows are decoded once.
-TEST_F(SetRowsStepTest, OfEncodedRowsTheCopyIsDecoded) {
+TEST_F(GatheredRowsStepTest, OfEncodedRowsTheCopyIsDecoded) {
   options_.encoding = "int8";
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 1200, 3);
@@ -190,19 +190,19 @@ TEST_F(SetRowsStepTest, OfEncodedRowsTheCopyIsDecoded) {
 }
 
 // The next session reuses the memory of the last one; the last step of a block makes no copy.
-TEST_F(SetRowsStepTest, MemoryStaysForTheNextSession) {
+TEST_F(GatheredRowsStepTest, MemoryStaysForTheNextSession) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 1200, 3);
   ASSERT_NE(PutReady(prompt), "");
   ASSERT_EQ(Block(prompt, 1, 5, 2).size(), 5u);
-  EXPECT_EQ(store_->Stats().value().shared_rows_bytes, 0u);
+  EXPECT_EQ(store_->Stats().value().gathered_rows_bytes, 0u);
   ASSERT_EQ(Block(prompt, 1, 5).size(), 5u);
-  const uint64_t left = store_->Stats().value().shared_rows_bytes;
+  const uint64_t left = store_->Stats().value().gathered_rows_bytes;
   EXPECT_GT(left, 0u);
   ASSERT_EQ(Block(prompt, 1, 5).size(), 5u);
   // The order of heads decides whether a set finds a buffer that is a page too small.
-  EXPECT_LE(store_->Stats().value().shared_rows_bytes, left + 8192);
-  EXPECT_GE(store_->Stats().value().shared_rows_capacity, left);
+  EXPECT_LE(store_->Stats().value().gathered_rows_bytes, left + 8192);
+  EXPECT_GE(store_->Stats().value().gathered_rows_capacity, left);
 }
 
 }  // namespace
