@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attention/reference/diagnostics.h"
-#include "bench/scan_masses.h"
+#include "bench/parts/scan_masses.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "decoder/checkpoint.h"

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/prefetch_steps.h"
+#include "bench/parts/prefetch_steps.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"

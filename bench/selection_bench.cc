@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/selection_cases.h"
-#include "bench/sharing_cases.h"
+#include "bench/parts/selection_cases.h"
+#include "bench/parts/sharing_cases.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/trace_options.h"

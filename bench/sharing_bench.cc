@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/set_reuse.h"
-#include "bench/sharing_cases.h"
+#include "bench/parts/set_reuse.h"
+#include "bench/parts/sharing_cases.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/trace_options.h"

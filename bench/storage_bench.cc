@@ -13,11 +13,11 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "bench/attach_time.h"
-#include "bench/encoding_error.h"
-#include "bench/step_reads.h"
-#include "bench/storage_speed.h"
-#include "bench/stored_reads.h"
+#include "bench/parts/attach_time.h"
+#include "bench/parts/encoding_error.h"
+#include "bench/parts/step_reads.h"
+#include "bench/parts/storage_speed.h"
+#include "bench/parts/stored_reads.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/bench_prompt.h"
 #include "bench/support/fio.h"

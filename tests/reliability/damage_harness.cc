@@ -15,7 +15,7 @@
 #include "tests/reliability/report.h"
 #include "tests/reliability/shim/checksum_seam.h"
 #include "tests/reliability/workload.h"
-#include "tests/storage/finite_rows.h"
+#include "tests/storage/read/finite_rows.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage::reliability {

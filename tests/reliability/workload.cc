@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tests/storage/finite_rows.h"
+#include "tests/storage/read/finite_rows.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage::reliability {

@@ -1,4 +1,4 @@
-#include "bench/scan_masses.h"
+#include "bench/parts/scan_masses.h"
 
 #include <algorithm>
 #include <chrono>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "tests/storage/host_tier_fixture.h"
+#include "tests/storage/host_tier/host_tier_fixture.h"
 
 namespace prefixd::storage {
 namespace {

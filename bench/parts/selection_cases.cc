@@ -1,4 +1,4 @@
-#include "bench/selection_cases.h"
+#include "bench/parts/selection_cases.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "bench/attach_time.h"
+#include "bench/parts/attach_time.h"
 
 #include <chrono>
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <thread>
 
-#include "tests/storage/host_tier_fixture.h"
+#include "tests/storage/host_tier/host_tier_fixture.h"
 
 namespace prefixd::storage {
 namespace {

@@ -1,7 +1,7 @@
 // Fails the N-th operation, for every N, once and for good. Then a put fails cleanly or a read
 // gives an error; no wrong bytes are served, no acknowledged data is lost, and the store works on.
 #include "storage/store/store_core.h"
-#include "tests/storage/faulty_engine.h"
+#include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

@@ -1,4 +1,4 @@
-#include "bench/storage_speed.h"
+#include "bench/parts/storage_speed.h"
 
 #include <algorithm>
 #include <chrono>

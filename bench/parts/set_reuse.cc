@@ -1,4 +1,4 @@
-#include "bench/set_reuse.h"
+#include "bench/parts/set_reuse.h"
 
 #include <algorithm>
 #include <cmath>

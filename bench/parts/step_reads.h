@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "bench/storage_speed.h"
+#include "bench/parts/storage_speed.h"
 
 namespace prefixd::bench {
 

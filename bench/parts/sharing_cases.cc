@@ -1,4 +1,4 @@
-#include "bench/sharing_cases.h"
+#include "bench/parts/sharing_cases.h"
 
 #include <algorithm>
 #include <cmath>

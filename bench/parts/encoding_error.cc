@@ -1,4 +1,4 @@
-#include "bench/encoding_error.h"
+#include "bench/parts/encoding_error.h"
 
 #include <algorithm>
 #include <chrono>

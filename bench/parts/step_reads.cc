@@ -1,4 +1,4 @@
-#include "bench/step_reads.h"
+#include "bench/parts/step_reads.h"
 
 #include <algorithm>
 #include <chrono>

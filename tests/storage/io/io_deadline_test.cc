@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "tests/storage/io_engine_fixture.h"
+#include "tests/storage/io/io_engine_fixture.h"
 
 namespace prefixd::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "bench/prefetch_steps.h"
+#include "bench/parts/prefetch_steps.h"
 
 #include <algorithm>
 #include <chrono>

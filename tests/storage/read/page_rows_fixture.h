@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "storage/store/store_core.h"
-#include "tests/storage/faulty_engine.h"
+#include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {

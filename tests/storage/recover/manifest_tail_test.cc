@@ -1,7 +1,7 @@
 // Tests RocksDB's MANIFEST, torn at its end or damaged inside.
 #include "storage/catalog/manifest_tail.h"
 
-#include "tests/storage/recover_fixture.h"
+#include "tests/storage/recover/recover_fixture.h"
 
 namespace prefixd::storage {
 namespace {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "tests/storage/open_store.h"
-#include "tests/storage/page_rows_fixture.h"
+#include "tests/storage/read/page_rows_fixture.h"
 
 namespace prefixd::storage {
 namespace {

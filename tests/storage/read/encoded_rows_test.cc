@@ -7,8 +7,8 @@
 #include "storage/remote/remote_memory.h"
 #include "storage/segment/segment_format.h"
 #include "storage/store/store_core.h"
-#include "tests/storage/finite_rows.h"
 #include "tests/storage/open_store.h"
+#include "tests/storage/read/finite_rows.h"
 
 namespace prefixd::storage {
 namespace {

@@ -1,5 +1,5 @@
 // Tests recovery from catalogs that are lost, damaged or cut short.
-#include "tests/storage/recover_fixture.h"
+#include "tests/storage/recover/recover_fixture.h"
 
 namespace prefixd::storage {
 namespace {

@@ -1,5 +1,5 @@
 // Tests that pages of single rows that lie close are read together, with the pages between them.
-#include "tests/storage/page_rows_fixture.h"
+#include "tests/storage/read/page_rows_fixture.h"
 
 namespace prefixd::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "bench/stored_reads.h"
+#include "bench/parts/stored_reads.h"
 
 #include <chrono>
 #include <memory>
