@@ -119,8 +119,8 @@ Status RemoteStore::Remove(std::string_view prefix) {
   return {};
 }
 
-Status RemoteStore::SetLifetime(std::string_view prefix, const Lifetime& retention) {
-  Json control = {{"prefix", prefix}, {"lifetime", ToJson(retention)}};
+Status RemoteStore::SetLifetime(std::string_view prefix, const Lifetime& lifetime) {
+  Json control = {{"prefix", prefix}, {"lifetime", ToJson(lifetime)}};
   PREFIXD_ASSIGN(auto reply, Do({MessageType::kSetLifetime, std::move(control), {}, {}, nullptr}));
   return {};
 }

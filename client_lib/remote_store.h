@@ -32,7 +32,7 @@ class RemoteStore final : public Store {
   Result<std::vector<PrefixSummary>> Prefixes() override;
   Result<PrefixDetail> Prefix(std::string_view prefix) override;
   Status Remove(std::string_view prefix) override;
-  Status SetLifetime(std::string_view prefix, const Lifetime& retention) override;
+  Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override;
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override;
   Result<RuntimeStats> Stats() override;
 

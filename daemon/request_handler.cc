@@ -300,10 +300,10 @@ Result<Json> RequestHandler::Remove(const Request& request) {
 Result<Json> RequestHandler::SetLifetime(const Request& request) {
   PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
   const Json nothing = Json::object();
-  PREFIXD_ASSIGN(const auto retention,
+  PREFIXD_ASSIGN(const auto lifetime,
                  FromJson<Lifetime>(request.control.value("lifetime", nothing), "lifetime"));
   PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
-  PREFIXD_TRY(store_.SetLifetime(detail.summary.id, retention));
+  PREFIXD_TRY(store_.SetLifetime(detail.summary.id, lifetime));
   return Json::object();
 }
 

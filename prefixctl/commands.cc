@@ -275,8 +275,8 @@ Status RemovePrefix(RemoteStore& client, const Options& options) {
 
 namespace {
 
-Status ChangeLifetime(RemoteStore& client, const Options& options, const Lifetime& retention) {
-  PREFIXD_TRY(client.SetLifetime(options.prefix, retention));
+Status ChangeLifetime(RemoteStore& client, const Options& options, const Lifetime& lifetime) {
+  PREFIXD_TRY(client.SetLifetime(options.prefix, lifetime));
   PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
   if (options.json) {
     PrintJson(ToJson(detail));

@@ -183,8 +183,8 @@ pfx_code pfx_remove(pfx_store* client, const char* prefix) {
 pfx_code pfx_set_lifetime(pfx_store* client, const char* prefix, const char* lifetime_json) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
-    PREFIXD_ASSIGN(const auto retention, wire::FromText<Lifetime>(Text(lifetime_json), "lifetime"));
-    return client->client->SetLifetime(Text(prefix), retention);
+    PREFIXD_ASSIGN(const auto lifetime, wire::FromText<Lifetime>(Text(lifetime_json), "lifetime"));
+    return client->client->SetLifetime(Text(prefix), lifetime);
   });
 }
 

@@ -85,7 +85,7 @@ class Store {
   virtual Result<PrefixDetail> Prefix(std::string_view prefix) = 0;
   virtual Status Remove(std::string_view prefix) = 0;
   // Durable when it returns. kNotFound when the prefix was removed or has expired.
-  virtual Status SetLifetime(std::string_view prefix, const Lifetime& retention) = 0;
+  virtual Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) = 0;
   // prefix "": the whole store.
   virtual Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) = 0;
   virtual Result<RuntimeStats> Stats() = 0;

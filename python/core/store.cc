@@ -145,7 +145,7 @@ void BindStore(nb::module_& m) {
       .def(
           "set_lifetime",
           [](const StoreHandle& s, const std::string& id, const std::string& json) {
-            Check(s.get()->SetLifetime(id, Unwrap(wire::FromText<Lifetime>(json, "retention"))));
+            Check(s.get()->SetLifetime(id, Unwrap(wire::FromText<Lifetime>(json, "lifetime"))));
           },
           nb::arg("prefix"), nb::arg("json"), Unlocked())
       .def(

@@ -218,13 +218,13 @@ class LocalStoreImpl final : public LocalStore {
     return status;
   }
 
-  Status SetLifetime(std::string_view prefix, const Lifetime& retention) override {
+  Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override {
     PREFIXD_ASSIGN(const auto info, Find(prefix));
     storage::LifetimeChange change;
-    change.pinned = retention.pinned;
-    if (retention.ttl_seconds) {
-      PREFIXD_TRY(CheckTtl(*retention.ttl_seconds));
-      const auto ttl = std::chrono::seconds(*retention.ttl_seconds);
+    change.pinned = lifetime.pinned;
+    if (lifetime.ttl_seconds) {
+      PREFIXD_TRY(CheckTtl(*lifetime.ttl_seconds));
+      const auto ttl = std::chrono::seconds(*lifetime.ttl_seconds);
       const auto expires = std::chrono::system_clock::now().time_since_epoch() + ttl;
       change.expires_unix_ms =
           ttl.count() == 0 ? 0

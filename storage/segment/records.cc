@@ -187,6 +187,7 @@ std::string EncodeSegment(const SegmentRecord& r) {
                 {"first_token", r.first_token},
                 {"file_bytes", r.file_bytes},
                 {"created", r.created_unix_ms},
+                // Stored names never change, whatever the member is called.
                 {"settled", r.reclustered},
                 {"listed", r.listed},
                 {"pinned", r.pinned},
