@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMaxTenantBytes = 256;
 
-// Equal time for equal lengths, whatever the contents.
+// The time depends on the lengths alone, so that it tells nothing about the contents.
 bool SameToken(std::string_view a, std::string_view b) {
   unsigned difference = a.size() != b.size();
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {

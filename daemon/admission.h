@@ -1,4 +1,4 @@
-// Who may connect, and with what: the daemon's side of hello.
+// Decides on a hello whether a client may connect, and with which rights.
 #pragma once
 
 #include "daemon/request_handler.h"
@@ -12,10 +12,10 @@ namespace prefixd::daemon {
 struct Admission {
   Peer peer;
   wire::HelloReply reply;
-  SharedRegion region;  // empty: none was asked for, allowed or to be had
+  SharedRegion region;  // empty: not requested, not allowed, or not to be had
 };
 
-// `socket`: the connection's, to ask the system who is at its other end when it is `local`.
+// `socket`: the connection's descriptor; for a `local` one the system names the peer's user.
 // kFailedPrecondition: a missing or wrong token, or rights that the peer may not have.
 Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, bool local,
                         int socket);

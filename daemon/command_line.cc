@@ -19,7 +19,7 @@ void DeclareOptions(CLI::App* app, CommandLine* line) {
       ->type_name("FD");
   Config defaults;
   for (const Option& option : OptionsOf(defaults)) {
-    // Completion in shells takes choices from here, too.
+    // Completion in shells reads the choices from this text.
     std::string type = option.unit.name.empty() ? "VALUE" : std::string(option.unit.name);
     if (std::holds_alternative<bool*>(option.place)) type = "true|false";
     for (size_t i = 0; i < option.choices.size(); ++i) {

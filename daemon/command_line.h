@@ -1,5 +1,5 @@
-// The options of `prefixd`: one for every option of the configuration, and a few of its own. Apart
-// from main.cc so that prefixctl can complete them in a shell.
+// Declares the flags of `prefixd`: one for every option of the configuration, and a few that no
+// file has. They lie apart from main.cc so that prefixctl can complete them in a shell.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -16,7 +16,7 @@ struct CommandLine {
   int ready_fd = -1;
 };
 
-// All but --help and --version. `line` must outlive `app`.
+// Declares all flags but --help and --version. `line` must outlive `app`.
 void DeclareOptions(CLI::App* app, CommandLine* line);
 
 }  // namespace prefixd::daemon

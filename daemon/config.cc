@@ -18,7 +18,7 @@ namespace {
 
 // ---- from TOML ------------------------------------------------------------------------------
 
-// Each says whether the node is of the value's kind.
+// Each returns false when the node is of another kind than the value.
 bool Read(const toml::node& node, bool* out) {
   return node.is_boolean() && (*out = node.value<bool>().value(), true);
 }

@@ -1,6 +1,6 @@
-// The daemon's configuration: the store's options and its own, in one table that serves the TOML
-// file, the command line, the output of `prefixd --print-config`, the reference page and the
-// checks.
+// Reads, checks and prints the daemon's configuration: the store's options and its own. One table
+// serves the TOML file, the command line, the output of `prefixd --print-config`, the reference
+// page and the checks.
 //
 // Thread-safety: plain values and free functions.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace prefixd::daemon {
 
-// Plain values; config_options.cc gives bounds, unit and meaning of each.
+// config_options.cc gives bounds, unit and meaning of each member.
 struct Config {
   RuntimeOptions store{.dir = "/var/lib/prefixd"};
 
@@ -43,7 +43,8 @@ struct Config {
   std::string log_file;
 };
 
-// The store's and the daemon's, section by section as a file has them. They point into `config`.
+// Lists the options of store and daemon, section by section in a file's order. They point into
+// `config`.
 std::vector<Option> OptionsOf(Config& config);
 
 // Applies a file over `config`. kInvalidArgument names file, line and key: unknown keys, wrong
@@ -51,9 +52,9 @@ std::vector<Option> OptionsOf(Config& config);
 Status LoadConfig(const std::filesystem::path& file, Config* config);
 // Sets options from the command line, by flag.
 Status ApplyFlags(const std::map<std::string, std::string>& flags, Config* config);
-// What only whole configurations can violate (socket path length, TCP without a token ...).
+// Checks rules that no single option can break (socket path length, TCP without a token ...).
 Status CheckConfig(const Config& config);
-// A commented TOML file that LoadConfig reads back to the same Config.
+// Returns a commented TOML file that LoadConfig reads back to the same Config.
 std::string PrintConfig(Config config);
 
 }  // namespace prefixd::daemon

@@ -1,4 +1,4 @@
-// Every option of the daemon, with its bounds, unit and meaning.
+// Declares every option of the daemon, with its bounds, unit and meaning.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -10,7 +10,7 @@
 namespace prefixd::daemon {
 namespace {
 
-// As they follow one another in a file; TOML wants the top of the file first.
+// The order of sections in a file; TOML requires keys without a section to come first.
 constexpr std::array<std::string_view, 8> kSections = {"",        "listen", "store",  "scrub",
                                                        "compute", "ingest", "limits", "log"};
 

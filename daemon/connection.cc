@@ -62,7 +62,7 @@ void Connection::Start() {
         if (!thrown) return;
         try {
           std::rethrow_exception(thrown);
-        } catch (const std::exception& e) {  // memory for a frame, most likely
+        } catch (const std::exception& e) {  // most likely std::bad_alloc for a frame
           spdlog::error("connection {}: closed: {}", self->id_, e.what());
         }
         self->Close();
@@ -97,7 +97,7 @@ asio::awaitable<void> Connection::Run() {
 // ---- hello --------------------------------------------------------------------------------------
 
 asio::awaitable<bool> Connection::Handshake() {
-  // Nobody is known yet: no payload is taken.
+  // The peer is not admitted yet, so its payload must be empty.
   Result<Frame> frame = co_await ReadFrame(/*max_payload=*/0);
   if (!frame.ok()) {
     if (frame.error().code == Code::kUnavailable) {
@@ -139,8 +139,8 @@ asio::awaitable<bool> Connection::Handshake() {
   co_return true;
 }
 
-// Small, and the first bytes ever sent here: they fit the socket's buffer, so no waiting. The
-// descriptor of the shared memory travels with the first byte.
+// The reply is small and the first thing sent here, so it fits the socket's buffer and sending does
+// not wait. The descriptor of the shared memory travels with the first byte.
 bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& reply) {
   wire::FrameHeader header;
   header.type = MessageType::kReply;
@@ -153,8 +153,7 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
   return sent == static_cast<ssize_t>(bytes.size());
 }
 
-// ---- reading
-// --------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
 asio::awaitable<bool> Connection::ReadInto(std::vector<std::byte>* out, uint64_t bytes) {
   boost::system::error_code ec;
@@ -201,14 +200,13 @@ asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame(uint64_t max_pa
   co_return frame;
 }
 
-// Payloads of calls not yet done count against one limit, answers not yet read against another.
+// Payloads of unfinished calls count against one limit, answers not yet sent against another.
 bool Connection::HasRoomFor(uint64_t payload_bytes) const {
   const uint64_t limit = context_.config.max_frame_mib << 20;
   return bytes_in_flight_ == 0 || bytes_in_flight_ + payload_bytes <= limit;
 }
 
-// ---- calls
-// ----------------------------------------------------------------------------------------
+// ---- calls --------------------------------------------------------------------------------------
 
 void Connection::Receive(Frame frame) {
   if (frame.header.type == MessageType::kCancel) {
@@ -218,7 +216,7 @@ void Connection::Receive(Frame frame) {
     if (!id.ok()) return Fatal(id.error());
     const auto [first, last] = cancellable_.equal_range(*id);
     for (auto it = first; it != last; ++it) *it->second = true;
-    return;  // no answer of its own: the call it names ends with kCancelled, or was done already
+    return;  // a cancel has no answer: the call it names ends with kCancelled, or was done already
   }
   ++context_.counters.calls;
   if (calls_in_flight_ >= context_.config.max_calls) {
@@ -340,8 +338,7 @@ void Connection::Fatal(const Error& error) {
   Send(MessageType::kError, 0, wire::ErrorToJson(error), {}, false);
 }
 
-// ---- writing
-// --------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 void Connection::Send(MessageType type, uint64_t request_id, const Json& control,
                       std::vector<std::byte> payload, bool ends_call, int fd,
@@ -362,8 +359,7 @@ void Connection::Sent(const FrameWriter::Frame& frame) {
   CloseIfDrained();
 }
 
-// ---- the end
-// --------------------------------------------------------------------------------------
+// ---- the end ------------------------------------------------------------------------------------
 
 void Connection::Drain() {
   draining_ = true;
@@ -389,8 +385,7 @@ void Connection::Close() {
   ReleaseWhenUnused();
 }
 
-// Sessions and puts end with their connection, after its last call, on a worker (ending them does
-// I/O).
+// Releases sessions and puts after the last call, on a worker because ending them does I/O.
 void Connection::ReleaseWhenUnused() {
   if (!closed_ || running_ > 0 || released_) return;
   released_ = true;

@@ -1,10 +1,10 @@
-// One client's connection: reads frames, has them carried out, writes answers in the order in which
-// the calls finish. Calls of a connection run one after another in the order they were sent, and
-// none starts while more answers wait to be read than one message may hold; verify and wait_ready
-// run beside them.
+// Serves one client: reads frames, has them carried out, and writes answers in the order in which
+// the calls finish. Calls of a connection run one after another in the order they were sent; none
+// starts while the client has left more bytes of answers unread than one message may hold. verify
+// and wait_ready run beside them.
 //
-// Thread-safety: everything runs on the io thread except the work itself (workers). The object
-// keeps itself alive until its last call is done and its sessions and puts are released.
+// Thread-safety: everything runs on the io thread except Work, which runs on worker threads. The
+// object keeps itself alive until its last call is done and its sessions and puts are released.
 #pragma once
 
 #include <atomic>
@@ -31,11 +31,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(ServerContext& context, Socket socket, bool local, uint64_t id);
   ~Connection();
   void Start();
-  // Reads no more, finishes what is in flight, then closes.
+  // Stops reading, finishes the calls in flight, then closes.
   void Drain();
-  // Closes now; running calls finish unheard.
+  // Closes now; running calls finish, and their answers are dropped.
   void Close();
-  // Aborts puts that nothing was written to for limits.put_idle_s; called now and then.
+  // Aborts puts that nothing was written to for limits.put_idle_s. The server calls this every few
+  // seconds.
   void AbortIdlePuts();
 
  private:
@@ -46,7 +47,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
   boost::asio::awaitable<void> Run();
-  // The first frame must be a hello; false when the connection is not to be used.
+  // Reads the first frame, which must be a hello; false when the connection must not be used.
   boost::asio::awaitable<bool> Handshake();
   boost::asio::awaitable<Result<Frame>> ReadFrame(uint64_t max_payload);
   boost::asio::awaitable<bool> ReadInto(std::vector<std::byte>* out, uint64_t bytes);
@@ -56,8 +57,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void Receive(Frame frame);  // one request: refuse, cancel or run
   void RunLong(Frame frame);
-  void RunNext();  // of the calls that wait for their turn
-  // On a worker thread, then Finish on the io thread.
+  void RunNext();  // starts the first waiting call
+  // Runs on a worker thread and hands its result to Finish on the io thread.
   void Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled, bool in_turn);
   void Finish(const Frame& frame, Response response, const CancelFlag& cancelled, bool in_turn);
   void Fatal(const Error& error);  // tells the client, then closes
@@ -78,13 +79,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::steady_timer room_timer_;  // wakes the reader when payload memory is free again
   SharedRegion region_;
   std::unique_ptr<RequestHandler> handler_;
-  // Of long calls in flight, by request id, which a client may give to several.
+  // Flags of long calls in flight, by request id; a client may give several the same id.
   std::multimap<uint64_t, CancelFlag> cancellable_;
   FrameWriter writer_;
-  std::deque<Frame> waiting_;  // calls whose turn has not come
-  bool turn_taken_ = false;    // one of them runs
+  std::deque<Frame> waiting_;  // calls that run one after another
+  bool turn_taken_ = false;    // one of those calls runs, or idle puts are being aborted
   uint64_t calls_in_flight_ = 0;
-  uint64_t running_ = 0;  // calls whose work is not done; outlives Close
+  uint64_t running_ = 0;  // calls whose work is not done, also after Close
   uint64_t bytes_in_flight_ = 0;
   bool draining_ = false, closed_ = false, released_ = false;
 };

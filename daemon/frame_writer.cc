@@ -89,7 +89,7 @@ void FrameWriter::Wrote(const std::shared_ptr<void>& owner, size_t bytes) {
   written_ += bytes;
   const Frame& frame = frames_.front();
   if (written_ == frame.head.size() + frame.payload.size()) PopFront();
-  if (closed_) return;  // by what `done` set off
+  if (closed_) return;  // the callback `done` may have closed the writer
   if (frames_.empty()) {
     timer_.cancel();
   } else {
@@ -107,7 +107,7 @@ void FrameWriter::PopFront() {
   events_.done(frame);
 }
 
-// A slow peer is served as slowly as it likes; one that takes no byte at all is given up.
+// A peer may read as slowly as it likes, but one that takes no byte for `stall_` is given up.
 void FrameWriter::WatchForStall(const std::shared_ptr<void>& owner) {
   timer_.expires_after(stall_);
   timer_.async_wait([this, owner](boost::system::error_code ec) {

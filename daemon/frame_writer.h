@@ -1,8 +1,8 @@
 // Writes the frames of one connection in the order in which they were handed over, descriptors with
 // their first byte, and gives up on a peer that takes none for a while.
 //
-// Thread-safety: the io thread's alone. The owner given to Push is kept alive until the frame has
-// been written or dropped.
+// Thread-safety: the io thread alone uses it. The owner given to Push is kept alive until the frame
+// has been written or dropped.
 #pragma once
 
 #include <boost/asio/generic/stream_protocol.hpp>
@@ -22,11 +22,11 @@
 
 namespace prefixd::daemon {
 
-// Header and control part of a frame; fills in header.control_bytes.
+// Returns header and control part of a frame; fills in header.control_bytes.
 std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::json& control);
 
-// What fits of `bytes`, without waiting, and a descriptor with the first of them (-1: none). As
-// sendmsg.
+// Sends as many of `bytes` as fit without waiting, and a descriptor with the first one (-1: none).
+// Returns sendmsg's result and leaves its errno.
 ssize_t SendWithDescriptor(int socket, std::span<const std::byte> bytes, int fd);
 
 class FrameWriter {
@@ -37,12 +37,12 @@ class FrameWriter {
     std::vector<std::byte> payload;
     bool ends_call = false;
     int fd = -1;                       // goes with the first byte
-    std::shared_ptr<const void> held;  // keeps it open
+    std::shared_ptr<const void> held;  // keeps fd open
   };
   struct Events {
-    // A frame left the queue, sent or dropped.
+    // Called when a frame left the queue, sent or dropped.
     std::function<void(const Frame&)> done;
-    // The peer is gone, or took nothing for `stall`: close the connection. Said once.
+    // Called when the peer is gone or took nothing for `stall`; must close the connection.
     std::function<void(const std::string& why)> failed;
     std::function<void(size_t)> sent;  // bytes
   };
@@ -50,7 +50,7 @@ class FrameWriter {
   FrameWriter(Socket& socket, std::chrono::seconds stall, Events events);
 
   void Push(std::shared_ptr<void> owner, Frame frame);
-  // Drops what waits; what is being written ends with the socket.
+  // Drops the queued frames; a write under way ends with the socket.
   void Close();
 
   bool empty() const { return frames_.empty(); }
@@ -69,7 +69,7 @@ class FrameWriter {
   const Events events_;
   boost::asio::steady_timer timer_;
   std::deque<Frame> frames_;
-  size_t written_ = 0;  // of the first frame
+  size_t written_ = 0;  // bytes of the first frame
   uint64_t queued_bytes_ = 0;
   bool closed_ = false;
 };

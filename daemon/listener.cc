@@ -22,7 +22,7 @@ Error Errno(Code code, const std::string& what) {
   return {code, what + ": " + std::strerror(errno)};
 }
 
-// Makes room for the socket file, unless something of value is there.
+// Removes a socket file that no daemon answers on; any other file is an error and stays.
 Status RemoveStale(const Address& address) {
   struct stat st {};
   if (::lstat(address.path.c_str(), &st) != 0) {
@@ -78,7 +78,8 @@ Result<Listener> Listener::Unix(const std::string& path, bool group) {
   PREFIXD_TRY(RemoveStale(listener.address_));
   listener.fd_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listener.fd_ < 0) return Errno(Code::kIo, "socket");
-  // Before bind, so that the file never exists with other rights (Linux takes them from here).
+  // The mode is set before bind, so that the file never has wider rights: Linux gives a socket's
+  // file the mode of the descriptor.
   ::fchmod(listener.fd_, 0600);
   sockaddr_un sun{};
   sun.sun_family = AF_UNIX;
@@ -92,7 +93,8 @@ Result<Listener> Listener::Unix(const std::string& path, bool group) {
     listener.device_ = st.st_dev;
     listener.inode_ = st.st_ino;
   }
-  // Afterwards, for bind applies the umask; who connects in between is refused as by 0600.
+  // The group's rights are set after bind, which applies the umask. A client of the group that
+  // connects in between is refused, as with 0600.
   if (group && ::chmod(path.c_str(), 0660) != 0) {
     return Errno(Code::kIo, "cannot let the group connect to " + path);
   }

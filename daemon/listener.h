@@ -1,4 +1,4 @@
-// Listening sockets, as raw descriptors that the server hands to Asio.
+// Makes listening sockets, as raw descriptors that the server hands to Asio.
 #pragma once
 
 #include <sys/types.h>
@@ -10,12 +10,12 @@
 
 namespace prefixd::daemon {
 
-// Owns the descriptor and, for a Unix socket, its file: removed at destruction, but only if it is
+// Owns the descriptor and, for a Unix socket, its file. The destructor removes the file if it is
 // still the one that was made here. Move-only.
 class Listener {
  public:
-  // A socket file that no daemon answers on is replaced; kFailedPrecondition when one answers or
-  // when the path is something else. Mode 0600, or 0660 for `group`.
+  // Replaces a socket file that no daemon answers on; kFailedPrecondition when one answers or when
+  // the path is no socket. The file's mode is 0600, or 0660 for `group`.
   static Result<Listener> Unix(const std::string& path, bool group);
   // kFailedPrecondition when the port is in use.
   static Result<Listener> Tcp(const Address& address);
@@ -25,7 +25,7 @@ class Listener {
   ~Listener();
 
   const Address& address() const { return address_; }  // with the port really bound
-  int Release();                                       // the descriptor; the file stays owned
+  int Release();                                       // gives the descriptor, keeps the file
   void RemoveFile();
 
  private:

@@ -9,7 +9,7 @@
 namespace prefixd::daemon {
 
 Status SetUpLogging(const std::string& level, const std::string& file) {
-  // spdlog would silently make missing directories.
+  // Without this check spdlog would silently make missing directories.
   const auto parent = std::filesystem::path(file).parent_path();
   std::error_code ignored;
   if (!parent.empty() && !std::filesystem::is_directory(parent, ignored)) {

@@ -1,4 +1,4 @@
-// The daemon's log (spdlog), set up once at start.
+// Sets up the daemon's log (spdlog), once at start.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace prefixd::daemon {
 
-// `file` empty: standard error. kIo when the file cannot be opened.
+// An empty `file` means standard error. kIo when the file cannot be opened.
 Status SetUpLogging(const std::string& level, const std::string& file);
 
 }  // namespace prefixd::daemon

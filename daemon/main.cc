@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kExitError = 1;
 constexpr int kExitUsage = 2;
-constexpr uint64_t kCloseSeconds = 20;  // ample for ending calls by force and closing the store
+constexpr uint64_t kCloseSeconds = 20;  // ample for aborting calls and closing the store
 
 std::string Version() {
 #if defined(PREFIXD_HAVE_CUDA)
@@ -69,7 +69,7 @@ Result<std::string> ReadToken(const std::string& file) {
   return token;
 }
 
-// It must not matter whether somebody listens: a daemon that cannot say that it is ready serves.
+// A failure is only logged: a daemon serves even when the service manager cannot be reached.
 void Tell(const std::string& assignments) {
   if (Status s = Notify(assignments); !s.ok()) spdlog::warn("{}", s.error().message);
 }
@@ -83,7 +83,8 @@ int Serve(const CommandLine& line, const Config& config) {
   Tell("STATUS=Opening the store " + config.store.dir.string());
   auto store = LocalStore::Open(config.store);
   if (!store.ok()) return Fail(store.error());
-  // Before the sockets: who sees one may stop the daemon, which is to hear it.
+  // The server is made before the sockets, because it catches signals from then on: a process that
+  // sees a socket may stop the daemon at once.
   Server server(config, *std::move(store), *std::move(token));
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
@@ -111,8 +112,7 @@ int Serve(const CommandLine& line, const Config& config) {
     }
     Tell("READY=1\nSTATUS=" + ready);
   };
-  // However long a grace is configured: the service manager is to wait for it, and then for the
-  // store.
+  // The service manager must wait for the configured grace, however long, and then for the store.
   const auto on_stopping = [&] {
     const uint64_t us = (config.shutdown_grace_s + kCloseSeconds) * 1'000'000;
     Tell("STOPPING=1\nSTATUS=Finishing calls\nEXTEND_TIMEOUT_USEC=" + std::to_string(us));

@@ -1,4 +1,4 @@
-// Tells the service manager how the daemon stands: the protocol of sd_notify(3).
+// Reports the daemon's state to the service manager by the protocol of sd_notify(3).
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace prefixd::daemon {
 // Sends assignments ("READY=1\nSTATUS=...", one a line) to the datagram socket that $NOTIFY_SOCKET
 // names: a path, or "@name" in the abstract namespace. Without the variable nothing is sent.
 Status Notify(std::string_view assignments);
-// The same to a socket that is named here.
+// Sends them to the named socket instead.
 Status NotifyAt(const std::string& socket, std::string_view assignments);
 
 }  // namespace prefixd::daemon

@@ -1,4 +1,4 @@
-// The calls of a put: begin, write, commit, abort, and the end of those that were forgotten.
+// Carries out the calls of a put (begin, write, commit, abort) and aborts idle puts.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ Result<Json> RequestHandler::PutCommit(const Request& request) {
   PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
   Result<PutResult> result = put->Commit();
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
-  puts_.erase(handle);  // committed, or aborted by its end
+  puts_.erase(handle);  // after a failed commit the destructor aborts the put
   if (!result.ok()) return result.error();
   return ToJson(*result);
 }

@@ -14,7 +14,7 @@ std::string Code(std::string_view text) {
   return text.empty() ? "" : "`" + std::string(text) + "`";
 }
 
-// A bar would end the cell.
+// Escapes bars, which would end the cell.
 std::string Cell(std::string_view text) {
   std::string cell;
   for (const char c : text) cell += c == '|' ? "\\|" : std::string(1, c);

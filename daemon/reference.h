@@ -1,4 +1,4 @@
-// The page docs/reference.md: every option and every statistic, made of their tables.
+// Writes the page docs/reference.md: every option and every statistic, from their tables.
 //
 // Thread-safety: a free function.
 #pragma once

@@ -18,8 +18,8 @@ using wire::ToJson;
 
 namespace {
 
-// The extents under `key`, all inside `area_bytes` and together no larger than it: a short list
-// of overlapping extents must not make the daemon copy without bound.
+// Returns the extents under `key`, all inside `area_bytes` and together no larger than it: a short
+// list of overlapping extents must not make the daemon copy without bound.
 Result<std::vector<Extent>> Extents(const Json& control, const char* key, uint64_t area_bytes) {
   if (!control.contains(key)) return std::vector<Extent>{};
   PREFIXD_ASSIGN(auto extents, Field<std::vector<Extent>>(control, key));
@@ -69,7 +69,7 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
 }
 
 void RequestHandler::ReleaseAll() {
-  puts_.clear();  // destroyed without commit: aborted
+  puts_.clear();  // a put destroyed before its commit is aborted
   held_rows_.clear();
   for (auto& [handle, session] : sessions_) (void)session->Detach();
   sessions_.clear();
@@ -245,7 +245,7 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
   PREFIXD_ASSIGN(const ModelSpec spec,
                  FromJson<ModelSpec>(request.control.value("model", empty), "model"));
   if (!peer_.trusted) {
-    // A stranger may neither make the daemon open files nor change what others use.
+    // Only a trusted peer may make the daemon open files or change a model that others use.
     if (!spec.feature_maps.empty()) {
       return InvalidArgument(
           "feature maps are files of the daemon's machine: register them over its Unix socket");
@@ -264,7 +264,7 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
 
 Result<Json> RequestHandler::Stats() const {
   PREFIXD_ASSIGN(RuntimeStats stats, store_.Stats());
-  if (!peer_.admin) {  // not even the names of the others
+  if (!peer_.admin) {  // even the names of other tenants stay hidden
     std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
     std::erase_if(stats.host_tenants,
                   [&](const HostTierTenant& t) { return t.tenant != peer_.tenant; });
@@ -314,7 +314,7 @@ Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& pr
     PREFIXD_ASSIGN(const VerifySummary summary, store_.Verify(id, progress));
     return ToJson(summary);
   }
-  VerifySummary sum;  // everything of this tenant
+  VerifySummary sum;  // all prefixes of this tenant
   PREFIXD_ASSIGN(const auto prefixes, store_.Prefixes());
   for (const PrefixSummary& p : prefixes) {
     if (p.tenant != peer_.tenant) continue;

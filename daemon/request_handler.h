@@ -1,9 +1,9 @@
-// Carries out the requests of one connection on the store: all of the protocol's meaning, none of
-// its transport. Owns the connection's sessions and puts, so that they end with it.
+// Carries out the requests of one connection on the store; connection.h does the transport. The
+// handler owns the connection's sessions and puts, so that they end with it.
 //
-// Thread-safety: Handle is called by one thread at a time, except that verify and wait_ready may
-// run beside anything else. Tenants: every request is confined to the peer's tenant unless the
-// peer is an admin; what belongs to others looks as if it did not exist.
+// Thread-safety: one thread at a time calls Handle, except that verify and wait_ready may run
+// beside any other call. Tenants: every request is confined to the peer's tenant unless the peer is
+// an admin; prefixes of other tenants look absent.
 #pragma once
 
 #include <chrono>
@@ -26,9 +26,9 @@ namespace prefixd::daemon {
 
 struct Peer {
   std::string tenant;
-  bool admin = false;    // asked for and allowed
+  bool admin = false;    // requested and allowed
   bool trusted = false;  // the daemon's own user (or root) over a Unix socket
-  bool local = false;    // over a Unix socket: can be passed descriptors
+  bool local = false;    // connected over a Unix socket, which can pass descriptors
 };
 
 struct Request {
@@ -42,8 +42,8 @@ struct Response {
   std::optional<Error> error;
   wire::Json control = wire::Json::object();
   std::vector<std::byte> payload;
-  int fd = -1;                       // to be passed along
-  std::shared_ptr<const void> held;  // what keeps it open until then
+  int fd = -1;                       // sent with the reply
+  std::shared_ptr<const void> held;  // keeps fd open until then
 };
 
 struct HandlerLimits {
@@ -53,15 +53,15 @@ struct HandlerLimits {
 
 class RequestHandler {
  public:
-  // `region` (may be empty) is writable by the client at any time: inputs are copied out of it
-  // before anything looks at them. Store and region outlive the handler.
+  // The client may write to `region` (may be empty) at any time, so the handler copies inputs out
+  // of it before checking or using them. Store and region must outlive the handler.
   RequestHandler(Store& store, Peer peer, std::span<std::byte> region, HandlerLimits limits,
                  std::function<wire::ServerStats()> server_stats);
 
   Response Handle(const Request& request, const ProgressFn& progress);
-  // Detaches every session, aborts every put and lets go of borrowed rows.
+  // Detaches every session, aborts every put and unpins rows read in place.
   void ReleaseAll();
-  // Puts that nobody wrote to for so long keep disk space from others: is there one, and their end.
+  // A put that nothing was written to for `limit` is idle and only keeps disk space from others.
   bool HasIdlePut(std::chrono::seconds limit) const;
   void AbortIdlePuts(std::chrono::seconds limit);
 
@@ -80,10 +80,10 @@ class RequestHandler {
     template <typename T>  // float or uint32_t; the size must be whole elements
     Result<std::vector<T>> Elements(size_t i) const;
   };
-  // Where results go; they are gathered privately and handed over at the end.
+  // Results are gathered in private memory and handed over at the end.
   struct Outputs {
     std::vector<wire::Extent> extents;
-    std::vector<std::byte> buffer;  // all outputs, one after another
+    std::vector<std::byte> buffer;  // all outputs in sequence
     std::vector<size_t> starts;
     Result<std::span<std::byte>> Bytes(size_t i);
     Result<std::span<float>> Floats(size_t i);
@@ -98,7 +98,7 @@ class RequestHandler {
   Result<std::string> TenantFor(const std::string& named) const;
   Result<PrefixDetail> OwnPrefix(const std::string& id) const;
 
-  // One function per message; the reply's control part is returned.
+  // One function per message; it returns the reply's control part.
   Result<wire::Json> RegisterModel(const Request& request);
   Result<wire::Json> Stats() const;
   Result<wire::Json> Match(const Request& request) const;

@@ -101,14 +101,14 @@ class Server::Impl {
           if (!thrown || stopping_) return;
           try {
             std::rethrow_exception(thrown);
-          } catch (const std::exception& e) {  // memory for a connection, most likely
+          } catch (const std::exception& e) {  // most likely std::bad_alloc for a connection
             spdlog::error("a connection could not be accepted: {}", e.what());
           }
           StartAccepting(acceptor, local);
         });
   }
 
-  // Now and then: puts that their clients forgot.
+  // Aborts idle puts every 1 to 15 seconds.
   void SweepPuts() {
     const uint64_t period = std::clamp<uint64_t>(context_.config.put_idle_s / 4, 1, 15);
     sweep_timer_.expires_after(std::chrono::seconds(period));
@@ -157,7 +157,7 @@ class Server::Impl {
     const auto encoded = wire::EncodeHeader(header);
     std::vector<std::byte> bytes(encoded.begin(), encoded.end());
     bytes.insert(bytes.end(), control.begin(), control.end());
-    // Best effort; a fresh socket has room for it.
+    // A failure is ignored; the empty buffer of a fresh socket takes the message.
     (void)::send(socket.native_handle(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
@@ -177,7 +177,7 @@ class Server::Impl {
     sweep_timer_.cancel();
     boost::system::error_code ignored;
     for (auto& acceptor : acceptors_) acceptor->close(ignored);
-    const auto open = connections_;  // Drain may forget some
+    const auto open = connections_;  // Drain may erase some
     for (const auto& [raw, connection] : open) connection->Drain();
     if (connections_.empty()) return CloseStore();
     grace_timer_.expires_after(std::chrono::seconds(context_.config.shutdown_grace_s));
@@ -202,7 +202,7 @@ class Server::Impl {
     if (stopping_ && connections_.empty()) CloseStore();
   }
 
-  // Off the io thread, which stays there for a second signal.
+  // The store closes off the io thread, which stays free for a second signal.
   void CloseStore() {
     if (std::exchange(closing_store_, true)) return;
     grace_timer_.cancel();
@@ -216,7 +216,7 @@ class Server::Impl {
     });
   }
 
-  // Everything acknowledged is durable already; recovery at the next start tidies the rest.
+  // All acknowledged puts are durable already; recovery at the next start removes the rest.
   [[noreturn]] void Die(const char* why) {
     spdlog::error("{}: ending at once", why);
     spdlog::default_logger()->flush();

@@ -1,4 +1,4 @@
-// The daemon: a store behind listening sockets, and an orderly end.
+// Serves a store on listening sockets and ends in order on a signal.
 #pragma once
 
 #include <functional>
@@ -15,15 +15,16 @@ namespace prefixd::daemon {
 
 class Server {
  public:
-  // `token`: what TCP clients must present; empty: nothing. From now on SIGTERM and SIGINT are
-  // heard, those before Run by it: make sockets, which others see, after this.
+  // TCP clients must present `token` unless it is empty. The constructor starts to catch SIGTERM
+  // and SIGINT; Run acts on those that came before it. Make sockets, which other processes see,
+  // after this.
   Server(const Config& config, std::unique_ptr<Store> store, std::string token);
   ~Server();
 
-  // Serves until SIGTERM or SIGINT, then: stops accepting, finishes calls in flight (at most
-  // limits.shutdown_grace_s), closes the store, removes the socket. Returns the exit code; a second
-  // signal, or calls that outlast the grace by far, end the process at once with code 1.
-  // `on_ready` is called once, when connections are accepted; `on_stopping` when the signal came.
+  // Serves until SIGTERM or SIGINT. Then it stops accepting, finishes calls in flight (at most
+  // limits.shutdown_grace_s), closes the store and removes the socket. Returns the exit code; a
+  // second signal, or calls that outlast the grace by far, end the process at once with code 1.
+  // `on_ready` is called once, when connections are accepted; `on_stopping` on the signal.
   int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,
           const std::function<void()>& on_stopping);
 

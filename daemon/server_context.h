@@ -1,4 +1,4 @@
-// What the connections of a server share. Internal to daemon.
+// Holds the objects that the connections of a server share. Internal to daemon.
 #pragma once
 
 #include <atomic>
@@ -25,14 +25,14 @@ class Connection;
 
 struct ServerContext {
   const Config config;
-  const std::string token;               // what TCP clients must present; empty: nothing
+  const std::string token;               // required from TCP clients; empty: none is
   boost::asio::io_context& io;           // one thread; never blocks
-  boost::asio::thread_pool& workers;     // calls, in order within a connection
+  boost::asio::thread_pool& workers;     // all other calls, in order within a connection
   boost::asio::thread_pool& long_calls;  // verify, wait_ready
   Store* store = nullptr;
   ServerCounters counters;
   std::function<wire::ServerStats()> stats;        // any thread
-  std::function<void(const Connection*)> on_gone;  // on the io thread
+  std::function<void(const Connection*)> on_gone;  // io thread only
 };
 
 }  // namespace prefixd::daemon

@@ -1,4 +1,4 @@
-// What a connection asks of its sessions.
+// Carries out the calls of sessions: attach, steps, reads, policies, reports, detach.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -46,7 +46,7 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   if (!in.tensors.empty()) {
     PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
   }
-  if (spec.tokens.empty()) {  // by id: only one's own
+  if (spec.tokens.empty()) {  // by id, which must name a prefix of the peer's tenant
     PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(spec.prefix));
     spec.tenant = detail.summary.tenant;
   }
@@ -59,8 +59,8 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   return reply;
 }
 
-// Steps of several sessions and layers in one message. Each has its own outcome; a malformed
-// message as a whole is refused before any of them runs.
+// Runs the steps of several sessions and layers in one message. Each has its own outcome; a
+// malformed message is refused as a whole before any step runs.
 Result<Json> RequestHandler::Step(const Request& request, Response* response) {
   const auto steps = request.control.find("steps");
   if (steps == request.control.end() || !steps->is_array() || steps->empty() ||
@@ -138,8 +138,8 @@ Result<Json> RequestHandler::ReadRows(const Request& request, Response* response
   return Json::object();
 }
 
-// The rows stay pinned until they are released or the connection ends. The client says which
-// regions it has mapped; the descriptor of another comes with the reply.
+// The rows stay pinned until they are released or the connection ends. The request lists the
+// regions that the client has mapped; the reply carries the descriptor of any other region.
 Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* response) {
   if (!peer_.local) {
     return Error{Code::kFailedPrecondition,
