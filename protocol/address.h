@@ -1,4 +1,4 @@
-// Where a daemon listens: "unix:/path", a plain path, or "tcp:host:port".
+// Parses the address on which a daemon listens: "unix:/path", a plain path, or "tcp:host:port".
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ struct Address {
   Kind kind = Kind::kUnix;
   std::string path;   // kUnix
   std::string host;   // kTcp; an IPv6 address without its brackets
-  uint16_t port = 0;  // kTcp; 0 asks a listener for any free port
+  uint16_t port = 0;  // kTcp; 0: a listener takes any free port
 
   // kInvalidArgument: an empty or too long path, a missing or bad port.
   static Result<Address> Parse(std::string_view text);
-  // "host:port" or "[v6]:port", as the daemon's tcp key takes it.
+  // Parses "host:port" or "[v6]:port", the form of the daemon's option listen.tcp.
   static Result<Address> ParseTcp(std::string_view host_port);
   std::string ToString() const;  // "unix:/path" or "tcp:host:port"
 };

@@ -102,7 +102,7 @@ struct Decoder {
   void Add(const auto& statistic, T& value) {
     (*this)(statistic.name, value);
   }
-  // Parts by name: a peer that knows more of them, or fewer, is understood.
+  // Parts travel by name, so that a peer may know more or fewer of them.
   template <typename T, size_t n>
   void Add(const auto& statistic, std::array<T, n>& value) {
     const auto it = json.find(statistic.name);

@@ -1,5 +1,5 @@
-// Between the runtime's value types and JSON (MessagePack on the wire, text in `prefixctl --json`
-// and in model files). Internal to this project: it names the JSON library.
+// Converts the runtime's value types to JSON and back (MessagePack on the wire, text in
+// `prefixctl --json` and in model files). Internal to this project: it names the JSON library.
 //
 // One description per type serves both directions. Decoding is tolerant of absent and of unknown
 // fields (newer peers add some) and strict about types and ranges. Nothing here throws.
@@ -23,11 +23,11 @@ namespace prefixd::wire {
 
 using Json = nlohmann::json;
 
-// First message of a connection.
+// The first message of a connection.
 struct Hello {
   std::string client;  // name and version, for the daemon's log
   std::string tenant;
-  std::string token;   // TCP, when the daemon asks for one
+  std::string token;   // TCP, when the daemon requires one
   bool admin = false;  // see every tenant; only the daemon's own user over a Unix socket
   bool shared_memory = false;
 };
@@ -53,11 +53,11 @@ Json ToJson(const T& value);
 template <typename T>
 Result<T> FromJson(const Json& json, std::string_view what);
 
-// {code, message}. A malformed one becomes a kInternal error that says so.
+// An error travels as {code, message}. A malformed one decodes to a kInternal error.
 Json ErrorToJson(const Error& error);
 Error ErrorFromJson(const Json& json);
 
-// One field of an object; kInvalidArgument when absent or of the wrong type or range.
+// Returns one field of an object; kInvalidArgument when absent or of the wrong type or range.
 //   T: bool, uint32_t, uint64_t, double, std::string, std::vector<uint64_t>, std::vector<Extent>
 template <typename T>
 Result<T> Field(const Json& json, const char* key);

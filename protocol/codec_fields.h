@@ -1,5 +1,5 @@
-// What travels of each type: its fields and their names on the wire, said once for encoding and
-// decoding. codec.cc alone includes this.
+// Describes what travels of each type: its fields and their names on the wire, once for encoding
+// and decoding. Only codec.cc includes this.
 #pragma once
 
 #include <concepts>
@@ -15,7 +15,7 @@ namespace prefixd::wire {
 template <typename T, typename U>
 concept Is = std::same_as<std::remove_const_t<T>, U>;
 
-// Statistics, by the names in their table.
+// Statistics travel under the names in their table.
 template <class V, class S>
 requires HasStatistics<std::remove_const_t<S>>
 void Describe(V& v, S& s) {

@@ -94,7 +94,7 @@ std::string_view MessageName(MessageType type) {
 }
 
 bool IsRequest(MessageType type) {
-  // The compiler sees to it that MessageName knows every message, so no bound has to be kept here.
+  // The compiler makes sure that MessageName knows every message, so no upper bound is kept here.
   return type < MessageType::kReply && MessageName(type) != "unknown";
 }
 

@@ -1,4 +1,5 @@
-// The frames that a client and the daemon exchange; docs/protocol.md describes every message.
+// Encodes and checks the frames that a client and the daemon exchange; docs/protocol.md describes
+// every message.
 //
 // A frame is a fixed header of 32 little-endian bytes, a control part (MessagePack) and a payload
 // (raw tensor bytes):
@@ -29,18 +30,18 @@ inline constexpr uint32_t kMagic = 0x44584650;  // "PFXD" in memory
 inline constexpr uint16_t kVersion = 2;
 inline constexpr size_t kHeaderBytes = 32;
 
-// Limits that hold on both sides; the daemon announces its own payload limit at hello.
+// These limits hold on both sides; the daemon announces its own payload limit at hello.
 inline constexpr uint32_t kMaxRequestControlBytes = 1u << 20;
 inline constexpr uint32_t kMaxReplyControlBytes = 64u << 20;
 inline constexpr uint64_t kMaxPayloadBytes = 4ull << 30;
 inline constexpr uint32_t kMaxControlDepth = 16;  // nesting of MessagePack containers
 inline constexpr uint32_t kMaxStepsPerMessage = 4096;
-inline constexpr size_t kTensorAlignment = 64;  // of tensors that the client places
+inline constexpr size_t kTensorAlignment = 64;  // bytes; for tensors that the client places
 
 // Tensors of the request (and of its reply) lie in the connection's shared memory.
 inline constexpr uint32_t kFlagShared = 1u << 0;
-// A file descriptor of memory travels with this frame: of the connection's own (hello reply), or
-// read-only of a tenant's part of the host tier (read_in_place reply).
+// A file descriptor of memory travels with this frame: the connection's shared memory (hello
+// reply), or a tenant's part of the host tier, read-only (read_in_place reply).
 inline constexpr uint32_t kFlagRegion = 1u << 1;
 inline constexpr uint32_t kKnownFlags = kFlagShared | kFlagRegion;
 
@@ -76,12 +77,12 @@ enum class MessageType : uint16_t {
   kSetLifetime = 29,
   kReadLayer = 30,
   kReadTokens = 31,
-  kReply = 0x8000,     // request_id says of what
+  kReply = 0x8000,     // request_id names the request that it answers
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply
 };
 
-// A stable name for logs ("step"); "unknown" for a number that is none of the above.
+// Returns a stable name for logs ("step"); "unknown" for a number that is none of the above.
 std::string_view MessageName(MessageType type);
 bool IsRequest(MessageType type);
 
@@ -102,13 +103,13 @@ struct FrameLimits {
 
 std::array<std::byte, kHeaderBytes> EncodeHeader(const FrameHeader& header);
 
-// Checks everything before anything is allocated: kInvalidArgument for a foreign magic, unknown
-// flags or lengths over the limits; kFailedPrecondition for another protocol version. The caller
-// passes a private copy of the bytes.
+// Checks the whole header before the caller allocates memory by it: kInvalidArgument for a foreign
+// magic, unknown flags or lengths over the limits; kFailedPrecondition for another protocol
+// version. The caller passes a private copy of the bytes, which the peer cannot change meanwhile.
 Result<FrameHeader> DecodeHeader(std::span<const std::byte, kHeaderBytes> bytes,
                                  const FrameLimits& limits);
 
-// A run of bytes of a data area: the frame's payload, or the shared memory.
+// A run of bytes in a data area: the frame's payload, or the shared memory.
 struct Extent {
   uint64_t offset = 0;
   uint64_t length = 0;

@@ -3,7 +3,7 @@
 namespace prefixd::wire {
 
 Status CheckKnownFields(const Json& given, const Json& known, const std::string& what) {
-  // Maps whose keys are the user's own (an empty object in the default) are not looked into.
+  // Maps whose keys the user chooses (an empty object in the default) are not checked.
   if (!given.is_object() || !known.is_object() || known.empty()) return {};
   for (const auto& [key, value] : given.items()) {
     const auto it = known.find(key);

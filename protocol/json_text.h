@@ -1,6 +1,6 @@
-// Values of the interface as JSON text, for the C API and for Python: what people write is read
-// strictly (an unknown field is an error that names it), so that a misspelt option is never
-// silently ignored. Field names are those of protocol/codec.h, the wire and `prefixctl --json`.
+// Reads and writes values of the interface as JSON text, for the C API and for Python. Reading is
+// strict (an unknown field is an error that names it), so that a misspelt option is never silently
+// ignored. Field names are those of protocol/codec.h, the wire and `prefixctl --json`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,11 +12,11 @@
 
 namespace prefixd::wire {
 
-// Fields of `given` that `known` has not, at any depth of objects: the first one's path as an error
-// ("policy.estimater: no such field; there are budget, estimator, ...").
+// Finds fields of `given` that `known` lacks, at any depth of objects; the error names the path of
+// the first one ("policy.estimater: no such field; there are budget, estimator, ...").
 Status CheckKnownFields(const Json& given, const Json& known, const std::string& what);
 
-// kInvalidArgument: text that is no JSON object.
+// kInvalidArgument when the text is no JSON object.
 Result<Json> ParseObject(std::string_view text, std::string_view what);
 
 template <typename T>

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kDepthCapacity = 64;
 
-// What one tag byte announces: bytes of scalar data to skip, or items of a container to read.
+// One tag byte announces bytes of scalar data to skip, or items of a container to read.
 struct Token {
   uint64_t length_bytes = 0;  // size of the length field that follows the tag
   uint64_t skip = 0;          // fixed data bytes after tag and length field

@@ -1,6 +1,6 @@
-// A look over MessagePack bytes before a parser touches them: exactly one value, nesting bounded,
-// every declared length within the bytes that are there. Without it a few hostile bytes could
-// recurse deeply or announce gigabytes.
+// Checks MessagePack bytes before a parser reads them: exactly one value, nesting bounded, every
+// declared length within the bytes that are there. Without the check a few hostile bytes could make
+// the parser recurse deeply or allocate gigabytes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace prefixd::wire {
 
-// kInvalidArgument says at which byte the value is malformed. Allocates nothing that grows.
+// kInvalidArgument names the byte at which the value is malformed. Uses memory of a fixed size.
 Status CheckMsgpack(std::span<const std::byte> bytes, uint32_t max_depth);
 
 }  // namespace prefixd::wire

@@ -1,4 +1,4 @@
-// The daemon's own counters, beside RuntimeStats, and their table.
+// Declares the daemon's own statistics, beside RuntimeStats, and their table.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// The shared memory between one client and the daemon: a memfd that can neither shrink nor grow
-// (a truncated mapping would raise SIGBUS in the other process).
+// Shares memory between one client and the daemon: a memfd that can neither shrink nor grow (a
+// truncated mapping would raise SIGBUS in the other process).
 //
-// Either side may change any byte at any time: whoever reads something that matters copies it
-// first and checks the copy.
+// Either side may change any byte at any time, so a reader copies the bytes first and checks the
+// copy.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,14 @@ class SharedRegion {
   SharedRegion(SharedRegion&& other) noexcept;
   SharedRegion& operator=(SharedRegion&& other) noexcept;
 
-  // A fresh sealed region of `bytes` (pages are taken only when touched). kIo, kResourceExhausted.
+  // Makes a sealed region of `bytes`; the system takes pages only when they are touched. kIo,
+  // kResourceExhausted.
   static Result<SharedRegion> Create(uint64_t bytes);
   // Maps a received descriptor and takes ownership of it, also on failure. kInvalidArgument when
   // it is shorter than `bytes` or could still shrink.
   static Result<SharedRegion> Map(int fd, uint64_t bytes);
 
-  // As Map, for memory that only the other side writes: writing to it here is a fault.
+  // Like Map, for memory that only the other side writes: a write here raises SIGSEGV.
   static Result<SharedRegion> MapReadOnly(int fd, uint64_t bytes);
 
   bool empty() const { return data_ == nullptr; }

@@ -23,7 +23,7 @@ Error Unavailable(const std::string& what, int err) {
   return {Code::kUnavailable, what + (err ? std::string(": ") + std::strerror(err) : "")};
 }
 
-// Starts a connection on a fresh non-blocking socket; EINPROGRESS is waited for by the caller.
+// Starts a connection on a fresh non-blocking socket; the caller waits when *err is EINPROGRESS.
 int StartConnect(int family, const sockaddr* address, socklen_t length, int* err) {
   const int fd = ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
@@ -74,8 +74,8 @@ Result<Socket> Socket::Connect(const Address& address, Deadline deadline) {
     sun.sun_family = AF_UNIX;
     if (address.path.size() > kMaxSocketPathBytes) return InvalidArgument("socket path too long");
     std::memcpy(sun.sun_path, address.path.data(), address.path.size());
-    // A Unix socket with a full backlog says EAGAIN instead of waiting: try again until the
-    // deadline.
+    // A Unix socket with a full backlog fails with EAGAIN instead of waiting, so connecting is
+    // tried again until the deadline.
     while (true) {
       socket.Close();
       socket.fd_ = StartConnect(AF_UNIX, reinterpret_cast<sockaddr*>(&sun), sizeof(sun), &err);
@@ -161,7 +161,7 @@ Status Socket::Send(std::span<const std::span<const std::byte>> parts, Deadline 
 Status Socket::Receive(std::span<std::byte> out, Deadline deadline) {
   int fd = -1;
   Status status = ReceiveWithFd(out, deadline, &fd);
-  if (fd >= 0) ::close(fd);  // none was expected here
+  if (fd >= 0) ::close(fd);  // a descriptor is not expected here
   return status;
 }
 

@@ -1,4 +1,5 @@
-// A blocking stream socket with deadlines, as a client of the daemon needs it.
+// Connects a client of the daemon: a blocking stream socket with deadlines.
+//
 // Thread-safety: one thread at a time.
 #pragma once
 
@@ -12,8 +13,8 @@
 
 namespace prefixd {
 
-// For both ends of a TCP connection: small messages are not held back, and a peer that vanished
-// without a word is noticed within two minutes.
+// Sets up one end of a TCP connection: small messages are sent at once, and a peer that vanished
+// without closing is noticed within two minutes.
 void SetTcpOptions(int fd);
 
 class Socket {
@@ -26,13 +27,13 @@ class Socket {
   Socket(Socket&& other) noexcept;
   Socket& operator=(Socket&& other) noexcept;
 
-  // kUnavailable when nobody answers there, kNotFound when the host or socket does not exist.
+  // kUnavailable when no daemon answers there, kNotFound when the host or socket does not exist.
   static Result<Socket> Connect(const Address& address, Deadline deadline);
 
-  // Everything or an error: kUnavailable when the other side is gone or the deadline passes.
+  // Both transfer all bytes or fail: kUnavailable when the peer is gone or the deadline passes.
   Status Send(std::span<const std::span<const std::byte>> parts, Deadline deadline);
   Status Receive(std::span<std::byte> out, Deadline deadline);
-  // As Receive; a descriptor that came along is stored in *fd (owned by the caller), else -1.
+  // Like Receive; stores a descriptor that came along in *fd (owned by the caller), else -1.
   Status ReceiveWithFd(std::span<std::byte> out, Deadline deadline, int* fd);
   void Close();
   bool is_open() const { return fd_ >= 0; }
