@@ -34,7 +34,8 @@ std::string ErrorText(double error) {
   return text;
 }
 
-// "int8, keys off by 0.0061 (at most 0.0098), values by ...": relative to the rows' norms.
+// "int8, keys off by 0.0061 (at most 0.0098), values off by ...". Errors are relative to the rows'
+// norms.
 std::string RowsText(RowEncoding encoding, const EncodingError& e) {
   const std::string name(RowEncodingName(encoding));
   if (encoding == RowEncoding::kAsGiven) return name;
@@ -169,7 +170,7 @@ std::string HowSearched(const IndexRecall& r) {
   return how + (r.queries == 0 ? ", untuned: the put gave no queries" : "");
 }
 
-// What each index finds on queries it was not tuned by.
+// Recall is measured on queries that did not tune the index.
 void PrintIndexes(const std::vector<IndexRecall>& indexes) {
   if (indexes.empty()) return;
   std::vector<std::vector<std::string>> rows = {

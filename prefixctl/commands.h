@@ -1,4 +1,4 @@
-// What prefixctl does, one function per command.
+// Carries out prefixctl's commands, one function per command.
 #pragma once
 
 #include <string>
@@ -11,18 +11,18 @@ namespace prefixd::ctl {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitError = 1;
 inline constexpr int kExitUsage = 2;
-inline constexpr int kExitNotFound = 3;  // no such thing, or no daemon there
+inline constexpr int kExitNotFound = 3;  // the named thing or the daemon does not exist
 
 struct Options {
   std::string socket = "/run/prefixd/prefixd.sock";
   std::string address;  // overrides socket
   std::string tenant, token_file;
   bool all_tenants = false, json = false, quiet = false;
-  std::string name, prefix, geometry_file, ttl, dir, file;  // of single commands
+  std::string name, prefix, geometry_file, ttl, dir, file;  // each for some commands only
   bool verify_data = false, prune = false;
 };
 
-// Prints to stdout; an error is returned (main says it and picks the exit code).
+// Each prints to stdout and returns its error; main prints the error and picks the exit code.
 Status ShowStatus(RemoteStore& client, const Options& options);
 Status ShowStats(RemoteStore& client, const Options& options);
 Status ListModels(RemoteStore& client, const Options& options);
@@ -35,7 +35,7 @@ Status PutPrefixFromFile(RemoteStore& client, const Options& options);
 Status RemovePrefix(RemoteStore& client, const Options& options);
 Status PinPrefix(RemoteStore& client, const Options& options);
 Status UnpinPrefix(RemoteStore& client, const Options& options);
-Status LimitPrefix(RemoteStore& client, const Options& options);  // its time to live
+Status LimitPrefix(RemoteStore& client, const Options& options);  // sets the time to live
 Status VerifyPrefixes(RemoteStore& client, const Options& options);
 
 }  // namespace prefixd::ctl

@@ -1,4 +1,4 @@
-// Shell completion: scripts for bash, zsh and fish, made from the declared commands and options, so
+// Makes shell completion scripts for bash, zsh and fish from the declared commands and options, so
 // that they can never offer anything else.
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace prefixd::ctl {
 
-// What can stand where a value is expected.
+// The values that a shell offers for an option or an argument.
 struct CompletionValue {
   enum class Kind { kAnything, kFile, kChoice, kPrefix, kModel };
   Kind kind = Kind::kAnything;
-  std::vector<std::string> choices;  // of kChoice
+  std::vector<std::string> choices;  // kChoice only
 };
 
 struct CompletionOption {
@@ -30,12 +30,13 @@ struct CompletionCommand {
   std::vector<CompletionValue> arguments;                        // by position
 };
 
-// `app` and everything below it, parents first. Values are told by the names of their types: FILE
-// and PATH are files, words in lower case between bars are choices; the arguments `prefix` and
-// `model` are looked up in the running daemon.
+// Lists `app` and all commands below it, parents first. The name of a value's type gives its kind:
+// FILE and PATH are files, words in lower case between bars are choices; the scripts look up the
+// arguments `prefix` and `model` in the running daemon.
 std::vector<CompletionCommand> CommandsOf(const CLI::App& app, const std::string& name);
 
-// Of both programs. Each shell's file may be sourced, or installed where the shell looks for it.
+// Each script serves prefixctl and prefixd, and may be sourced or installed where the shell looks
+// for it.
 std::string BashCompletion(const std::vector<CompletionCommand>& commands);
 std::string ZshCompletion(const std::vector<CompletionCommand>& commands);
 std::string FishCompletion(const std::vector<CompletionCommand>& commands);

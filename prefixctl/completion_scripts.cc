@@ -1,5 +1,5 @@
-// The scripts themselves. bash and zsh get a table of commands and one function that walks the
-// words; fish is told each option by itself.
+// Writes the scripts. bash and zsh get a table of commands and one function that walks the words;
+// fish gets one line for each option.
 #include <set>
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace prefixd::ctl {
 namespace {
 
-// Between single quotes, for all three shells (fish reads \' between them, the others do not).
+// Puts a text between single quotes. fish reads \' between them, bash and zsh do not.
 std::string Quoted(const std::string& text, bool fish = false) {
   std::string out = "'";
   for (const char c : text) {
@@ -24,7 +24,7 @@ std::string Quoted(const std::string& text, bool fish = false) {
   return out + "'";
 }
 
-// Menus have one line for each: the first sentence.
+// Menus have one line for each entry, so only the first sentence of its help is shown.
 std::string Brief(const std::string& help) {
   for (size_t at = 0; (at = help.find_first_of(".:;", at)) != std::string::npos; ++at) {
     if (at + 1 == help.size() || help[at + 1] == ' ') return help.substr(0, at);
@@ -32,7 +32,7 @@ std::string Brief(const std::string& help) {
   return help;
 }
 
-// What the shells' functions understand: @file, @prefix, @model, a|b, or nothing.
+// Returns the word that the shells' functions understand: @file, @prefix, @model, a|b, or "".
 std::string ValueWord(const CompletionValue& value) {
   using Kind = CompletionValue::Kind;
   if (value.kind == Kind::kFile) return "@file";
@@ -43,8 +43,8 @@ std::string ValueWord(const CompletionValue& value) {
   return words;
 }
 
-// The daemon's ids and names, asked for with the flags that say where and who on the line so far.
-// JSON is indented, one field a line.
+// Lists the daemon's ids or names. The call repeats the line's flags for address and tenant. The
+// script reads JSON by lines, because prefixctl prints one field a line.
 constexpr char kAskDaemon[] = R"sh(
 _prefixctl_ask() {  # prefixes|models FIELD FLAGS...
   local what=$1 field=$2
@@ -290,7 +290,7 @@ std::string FishCompletion(const std::vector<CompletionCommand>& commands) {
     for (const auto& [name, help] : c.subcommands) {
       out += line + " -f -a " + name + " -d " + Quoted(Brief(help), true) + "\n";
     }
-    // fish does not count arguments: each place's values are offered in all of them.
+    // fish does not count arguments, so the values of each place are offered in all places.
     for (const CompletionValue& value : c.arguments) {
       if (value.kind != CompletionValue::Kind::kAnything) out += line + FishValue(value) + "\n";
     }

@@ -1,5 +1,5 @@
-// prefixctl: looks after a running prefixd. Commands, flags and exit codes; what the commands do is
-// in commands.cc.
+// prefixctl: manages a running prefixd. This file declares commands, flags and exit codes;
+// commands.cc carries the commands out.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
@@ -20,8 +20,8 @@ namespace {
 using Command = std::function<Status(RemoteStore&, const Options&)>;
 using LocalCommand = std::function<Status(const Options&)>;  // needs no daemon
 
-// Flags that every command takes, before or after its name (`top`: on prefixctl itself). The
-// environment counts once, at the top, so that it never overrides a flag.
+// Adds the flags that every command takes, before or after its name (`top`: on prefixctl itself).
+// The environment is read only at the top, so that it never overrides a flag.
 void AddCommonFlags(CLI::App* app, Options* o, bool top) {
   app->add_flag("--json", o->json, "Print JSON instead of text.");
   CLI::Option* socket =
@@ -176,7 +176,7 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
 }
 
 int Fail(const Error& error) {
-  std::fflush(stdout);  // what was found stands before what went wrong
+  std::fflush(stdout);  // results come before the error
   std::fprintf(stderr, "prefixctl: %s\n", Printable(error.message).c_str());
   const bool absent = error.code == Code::kNotFound || error.code == Code::kUnavailable;
   return absent ? kExitNotFound : kExitError;

@@ -46,7 +46,7 @@ void PrintJson(const nlohmann::json& json) {
 
 namespace {
 
-// Bytes of the UTF-8 character at the start of `text`; 0 when it is none.
+// Returns the length of the UTF-8 character at the start of `text`, in bytes; 0 when it is none.
 size_t CharacterBytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
@@ -110,7 +110,7 @@ namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-// From now on the first SIGINT or SIGTERM is only noted; the next one ends the process.
+// After this call the first SIGINT or SIGTERM is only noted; the next one ends the process.
 void NoteInterrupts() {
   struct sigaction action = {};
   action.sa_handler = [](int) { interrupted = 1; };

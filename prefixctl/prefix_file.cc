@@ -16,14 +16,14 @@ namespace {
 constexpr const char* kFormat = "prefixd-prefix-v1";
 constexpr const char* kTokens = "tokens";
 constexpr uint32_t kTokensAtATime = 4096;
-constexpr size_t kMaxLabelBytes = 4096;  // of a store
+constexpr size_t kMaxLabelBytes = 4096;  // the store's limit
 
 std::string LayerName(uint32_t layer, char part) {
   return "layers." + std::to_string(layer) + "." + part;
 }
 
-// A label may be any bytes; a header is UTF-8. What replaces a byte is longer, and a label is not:
-// cut where a character begins.
+// A label may be any bytes, but a header is UTF-8. The replacement of a byte is longer than the
+// byte, so a label that then exceeds the limit is cut where a character begins.
 std::string AsUtf8(const std::string& label) {
   const auto json = wire::Json::parse(
       wire::Json(label).dump(-1, ' ', false, wire::Json::error_handler_t::replace));
@@ -35,7 +35,7 @@ std::string AsUtf8(const std::string& label) {
   return text;
 }
 
-// What a file of n tokens under this geometry holds.
+// Returns the tensors that a file of n tokens under this geometry holds.
 std::vector<TensorInfo> TensorsOf(const KvGeometry& g, uint64_t n) {
   std::vector<TensorInfo> tensors;
   const auto add = [&](std::string name, TensorType type, std::vector<uint64_t> shape) {
@@ -59,7 +59,7 @@ Result<ModelSpec> FindModel(Store& client, const std::string& name) {
   return std::move(*it);
 }
 
-// The model of the file, checked against the tensors that are there.
+// Returns the model of the file, checked against the tensors that are there.
 Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
   const std::string path = file.path().string();
   const auto& metadata = file.metadata();
@@ -72,7 +72,7 @@ Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
   if (Status valid = spec.geometry.Validate(); !valid.ok()) {
     return InvalidArgument(path + ": " + valid.error().message);
   }
-  spec.feature_maps.clear();  // files of another machine
+  spec.feature_maps.clear();  // their paths are another machine's
   const TensorInfo* tokens = file.Find(kTokens);
   if (!tokens || tokens->shape.size() != 1 || tokens->elements > UINT32_MAX) {
     return InvalidArgument(path + ": has no tensor 'tokens' of one dimension");
@@ -95,7 +95,7 @@ Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
   return spec;
 }
 
-// The store's model of that name is the file's.
+// Registers the file's model, or checks that the store's model of that name is the same.
 Status MatchModel(Store& client, const ModelSpec& spec, const std::string& path) {
   const auto known = FindModel(client, spec.name);
   if (!known.ok() && known.error().code == Code::kNotFound) return client.RegisterModel(spec);
@@ -118,7 +118,7 @@ Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
   attach.model = spec.name;
   attach.tenant = detail.summary.tenant;
   attach.prefix = prefix;
-  attach.policy.mode = StepMode::kAnchors;  // no step is wanted
+  attach.policy.mode = StepMode::kAnchors;  // the cheapest mode, as the session makes no step
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session, client.Attach(attach));
   const KvGeometry& geometry = spec.geometry;
   const uint32_t n = session->info().n_tokens;

@@ -1,4 +1,4 @@
-// `prefixctl recover`: works on a store's directory itself, without a daemon.
+// Carries out `prefixctl recover` on a store's directory, without a daemon.
 #pragma once
 
 #include "prefixctl/commands.h"

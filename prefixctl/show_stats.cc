@@ -1,4 +1,4 @@
-// `prefixctl status` and `stats`: what a daemon counts, as the tables of statistics say.
+// Prints a daemon's statistics by their tables, for `prefixctl status` and `stats`.
 #include <concepts>
 #include <nlohmann/json.hpp>
 #include <string>
