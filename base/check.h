@@ -1,7 +1,7 @@
-// Invariants that are checked in every build, release included: where one is broken, going on would
-// give wrong results or lose data, so the process says which one and ends; what is committed is
-// safe. They guard this project's own bookkeeping. What comes from outside (files, sockets,
-// callers) is an Error, never a check. Not for inner loops: one check for a run, a page or a call.
+// Checks invariants in every build, release included. A broken one would lead to wrong results or
+// lost data, so the process prints it and aborts; committed data are safe. Checks guard this
+// project's own bookkeeping: bad input (files, sockets, callers) is an Error, never a check. Inner
+// loops hold no checks; one for a run, a page or a call is enough.
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ template <typename... Values>
 
 }  // namespace prefixd
 
-// PREFIXD_CHECK(pins > 0) or, with values to be printed, PREFIXD_CHECK(page < n, page, n).
+// PREFIXD_CHECK(pins > 0) or, to print values too, PREFIXD_CHECK(page < n, page, n).
 #define PREFIXD_CHECK(condition, ...)                                         \
   do {                                                                        \
     if (!(condition)) [[unlikely]] {                                          \

@@ -1,4 +1,5 @@
-// How many members a plain struct has, so that the compiler sees that a table of them is complete.
+// Counts the members of a plain struct, so that the compiler can check that a table of them is
+// complete.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@ namespace prefixd {
 
 struct AnyField {
   template <typename T>
-  operator T() const;  // NOLINT: becomes whatever the member is; never called
+  operator T() const;  // NOLINT: converts to a member of any type; never called
 };
 
 template <typename S, typename... Fields>

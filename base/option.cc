@@ -25,7 +25,7 @@ std::string_view WithoutBlanks(std::string_view s) {
   return begin == s.npos ? std::string_view() : s.substr(begin, end - begin + 1);
 }
 
-// A value of one option, on its way into the member.
+// Checks a value of one option and stores it in the member.
 struct Setter {
   const Option& option;
   const OptionForm form;
@@ -247,7 +247,7 @@ OptionValue GetOption(const Option& option, OptionForm form) {
           [](const bool* p) { return OptionValue(*p); },
           [&](const std::unsigned_integral auto* p) { return OptionValue(uint64_t{*p} / times); },
           [&](const double* p) {
-            // 0.95 is not 95 hundredths to the bit; nobody writes more than nine digits.
+            // 0.95 times 100 is not exactly 95, so the product is rounded to nine digits.
             const double shown = std::round(*p * double(option.unit.parts) * 1e9) / 1e9;
             return OptionValue(written ? shown : *p);
           },

@@ -1,5 +1,5 @@
-// The table of a store's options: every member of RuntimeOptions, once. What a program embeds, what
-// the daemon reads from its file and command line, and the reference page follow from it.
+// Declares the table of a store's options: every member of RuntimeOptions, once. Embedded stores,
+// the daemon's file and command line, and the reference page follow from it.
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace prefixd {
 
-// They point into `options`, which must outlive them.
+// The returned options point into `options`, which must outlive them.
 std::vector<Option> OptionsOf(RuntimeOptions& options);
 
 // kInvalidArgument names the first option that is out of its bounds.

@@ -1,6 +1,6 @@
-// One statistic: what it is called, where its value lies, how it grows, what it means. Whatever
-// adds statistics up, sends or shows them goes through tables of these (base/statistics.h), so that
-// a counter is declared once.
+// Describes one statistic: its name, its member, its kind, its unit and its help. All code that
+// adds, sends or shows statistics uses tables of them (base/statistics.h), so that a counter is
+// declared once.
 //
 // Thread-safety: constants.
 #pragma once
@@ -14,9 +14,9 @@ namespace prefixd {
 
 enum class StatisticKind : uint8_t {
   kCounter,  // only grows, from the start of the process or of the session
-  kGauge,    // how things stand
-  kText,     // a word about how things stand
-  kLabel,    // a text that tells the rows of a list apart
+  kGauge,    // the present value; may fall
+  kText,     // the present state, as a text
+  kLabel,    // a text that tells the entries of a list apart
   kList,     // a list of structs that have a table of their own
 };
 std::string_view StatisticKindName(StatisticKind kind);  // "counter"
@@ -35,7 +35,7 @@ struct Statistic {
   std::string_view help;
   std::string_view title = {};  // in `prefixctl status`; empty: not shown there
   std::span<const std::string_view> parts = {};
-  std::string_view part = {};  // what tells them apart: "tier"
+  std::string_view part = {};  // the property that tells the parts apart: "tier"
 
   constexpr Statistic Titled(std::string_view text) const {
     Statistic titled = *this;

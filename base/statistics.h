@@ -1,6 +1,6 @@
-// The tables of statistics: every member of RuntimeStats, of its lists and of Ledger, once. The sum
-// of ledgers, what travels to clients, `prefixctl status` and `stats`, and the reference page
-// follow from them. The daemon's own counters: protocol/server_stats.h.
+// Declares the tables of statistics: every member of RuntimeStats, of its lists and of Ledger,
+// once. The sum of ledgers, the wire format, `prefixctl status` and `stats`, and the reference page
+// follow from them. protocol/server_stats.h has the daemon's own.
 //
 // Thread-safety: constants.
 #pragma once

@@ -1,5 +1,5 @@
-// Value types of the runtime's interface, shared by embedded users, the daemon and its clients.
-// Plain data: no behaviour beyond names, no third-party types.
+// Declares the value types of the runtime's interface, for embedded users, the daemon and its
+// clients. They are plain data: no behaviour beyond names, no third-party types.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +37,15 @@ struct PutSpec {
   std::string tenant;  // private per tenant; "" is a tenant of its own
   std::vector<uint32_t> tokens;
   std::string label;  // for people: shown by `prefixctl prefixes list`
-  // How long it is kept at least; what is stored already is never kept for shorter.
+  // The least lifetime of the prefix; a put never shortens the lifetime of a stored one.
   bool pinned = false;       // never evicted
   uint64_t ttl_seconds = 0;  // from the commit on; 0: for ever
-  // Of the rows that this put stores (storage/segment/row_encoding.h); absent:
+  // The encoding of rows that this put stores (storage/segment/row_encoding.h); absent:
   // RuntimeOptions::encoding.
   std::optional<RowEncoding> encoding;
 };
 
-// How long a stored prefix is kept; what is absent stays as it is.
+// How long a stored prefix stays. An absent member leaves the stored value unchanged.
 struct Lifetime {
   std::optional<bool> pinned;           // never evicted
   std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
@@ -57,25 +57,25 @@ struct PrefixMatch {
   uint32_t stored_tokens = 0;
 };
 
-// Where a prefix's derived data stand. Rows are durable once committed; these follow.
+// The state of a prefix's blobs, which ingest makes after the commit; rows are durable already.
 enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed };
 std::string_view IngestStateName(IngestState state);
 
-// Of a put under way: tokens times layers whose rows were taken, and that it needs in all.
+// The progress of a put under way: tokens times layers whose rows have arrived, and all it needs.
 struct PutProgress {
   uint64_t done = 0, total = 0;
 };
 
-// `prefix` names where the prompt is stored; it may be a longer prefix than the prompt, when that
+// `prefix` names the prefix that holds the prompt; it is longer than the prompt when a longer one
 // was stored before. Attach with (prefix, n_tokens), or with the prompt's tokens.
 struct PutResult {
   std::string prefix;
-  uint32_t n_tokens = 0;       // of the prompt that was put
+  uint32_t n_tokens = 0;       // tokens of the prompt
   uint32_t stored_tokens = 0;  // newly stored by this put
   uint64_t bytes = 0;          // written to disk for rows
   double seconds = 0;          // from BeginPut to durable
-  // Of the segment that the prompt ends in, newly stored or found, and what encoding its rows
-  // changed: their relative error.
+  // Encoding of the segment in which the prompt ends, newly stored or found, and the relative error
+  // of its encoded rows.
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;
 };
@@ -88,32 +88,33 @@ enum class StepMode : uint8_t {
 std::string_view StepModeName(StepMode mode);  // "full", "anchors", "retrieve"
 Result<StepMode> StepModeFromName(std::string_view name);
 
-// How steps of a session read; given at attach, may be replaced between steps.
+// What a step may read. The policy is given at attach and may be replaced between steps.
 struct StepPolicy {
   StepMode mode = StepMode::kRetrieve;
-  // kAuto: per (layer, KV head), as chosen at ingest on held-out queries of the prefill; without
-  // such queries the moment estimator ("untuned"). A name of estimator_variant.h on the wire.
+  // kAuto: the estimator that ingest chose for each layer and KV head on held-out queries of the
+  // prefill; without such queries the moment estimator ("untuned"). It travels as a name of
+  // estimator_variant.h.
   EstimatorVariant estimator = EstimatorKind::kAuto;
   double budget = 0.02;           // fraction of the prefix per step (spec §4)
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
   std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
-  // Sets shared between steps (spec §8; runtime/step/shared_sets.h): within a block, steps whose
-  // queries are alike retrieve once. The tokens that dilation adds are read beyond `k`; a `budget`
-  // is planned with them, so that it holds.
+  // Steps share retrieved sets (spec §8; runtime/step/shared_sets.h): within a block, steps whose
+  // queries are alike retrieve once. The tokens that dilation adds are read beyond `k`; the plan of
+  // a `budget` includes them, so that the budget holds.
   struct Sharing {
     uint32_t block = 1;       // steps, at most 256; 1: every step retrieves
-    double similarity = 0.8;  // cosine, above which a set is shared
+    double similarity = 0.8;  // cosine of the queries above which they share a set
     uint32_t dilation = 1;    // neighbours to either side of the best third; at most 16
-    // The first step of a block shares the last one's set too, if its query is like the one that
-    // retrieved it. With blocks of 1: reuse of the last step's set.
+    // The first step of a block shares the previous block's set too, if its query is like the one
+    // that retrieved the set. With blocks of 1 a step shares the previous step's set.
     bool across = false;
     bool on() const { return block > 1 || across; }
     bool operator==(const Sharing&) const = default;
   };
   Sharing sharing;
-  // In the upper quarter of the layers only tokens from a boundary on, which moves up with the
-  // layer, may be retrieved (spec §8, PSAW). The hidden ones stay in the remainder and are
+  // In the upper quarter of the layers a step retrieves only tokens from a boundary on, which moves
+  // up with the layer (spec §8, PSAW). The tokens before it stay in the remainder and are
   // estimated.
   struct Window {
     double phi = 1;  // (0, 1]; paper 002 takes 0.7. 1: all tokens
@@ -122,24 +123,24 @@ struct StepPolicy {
     bool operator==(const Window&) const = default;
   };
   Window window;
-  // Rows that the next step of a head may want, read into the host tier before it comes, behind all
-  // other reading (runtime/prefix/prefetcher.h): of the tokens behind and before those that the
-  // last step retrieved, nearest first. Changes nothing but time and what is read.
+  // Rows are prefetched into the host tier for a head's next step, behind all other reading
+  // (runtime/prefix/prefetcher.h): the tokens behind and before those that the last step retrieved,
+  // nearest first. Prefetch changes times and bytes read, never results.
   struct Prefetch {
     uint32_t forward = 0, back = 0;  // tokens, at most 64; both 0: off
-    // At most so much for a step of all layers, in equal parts for its heads, and at most a tenth
-    // of the host tier; 4 to 65536.
+    // Bounds what is prefetched for a step of all layers, in equal parts for its heads; a tenth of
+    // the host tier bounds it, too. 4 to 65536.
     uint32_t max_mib = 64;
     bool on() const { return forward > 0 || back > 0; }
     bool operator==(const Prefetch&) const = default;
   };
   Prefetch prefetch;
-  // The tokens that the budget gives a step are spread over layers and heads by the attention mass
-  // that each is estimated to miss, instead of evenly: never more in total.
+  // Spreads a step's tokens over layers and heads by the attention mass that each is estimated to
+  // miss, instead of evenly; the total never grows.
   bool adaptive = false;
-  // StepInfo::missing: what each query head has not read, certified where the cut is exact.
+  // Fills StepInfo::missing: each query head's missing mass, certified where the cut is exact.
   bool report_missing = false;
-  // Heads for which the choice is the user's.
+  // Names the estimator for single heads, in place of `estimator`.
   struct Fixed {
     uint32_t layer = 0, kv_head = 0;
     EstimatorVariant estimator = EstimatorKind::kNone;
@@ -154,7 +155,7 @@ struct AttachSpec {
   std::string tenant;
   std::vector<uint32_t> tokens;  // attaches to their longest stored prefix ...
   std::string prefix;            // ... or to this one, when tokens are empty
-  uint32_t n_tokens = 0;         // cut the prefix here; 0: as long as it matches
+  uint32_t n_tokens = 0;         // cuts the prefix here; 0: as long as it matches
   StepPolicy policy;
 };
 
@@ -167,18 +168,18 @@ struct SessionInfo {
   std::string estimator;  // what was attached: "phi (length 8192)", "moment, untuned", ...
   uint32_t d_phi = 0;     // 0: no phi cache
   double attach_seconds = 0;
-  std::vector<StoredPart> parts;  // how its rows are stored, as long as it is attached
+  std::vector<StoredPart> parts;  // how the rows are stored; fixed while the session is attached
 };
 
-// What one layer step did, summed over KV heads.
+// Reports one step, summed over KV heads.
 struct StepInfo {
   uint32_t k = 0;                    // largest K used by a head
-  Ledger ledger;                     // of this call alone
+  Ledger ledger;                     // this call only
   std::vector<uint32_t> k_per_head;  // [n_kv_heads]; mode kRetrieve
-  // [n_q_heads] estimated share of what was not read in the whole, Z_R / (Z_E + Z_R) [56]; NaN
-  // where nothing estimates it (selection only, unless `adaptive` or `report_missing` ask for it).
+  // [n_q_heads] completion share, Z_R / (Z_E + Z_R) [56]; NaN where no estimator serves the head
+  // (unless the policy has `adaptive` or `report_missing`, which estimate it anyway).
   std::vector<float> rho_z;
-  std::vector<MissingMass> missing;  // [n_q_heads] if the policy asks for it
+  std::vector<MissingMass> missing;  // [n_q_heads] if the policy has `report_missing`
 };
 
 struct SessionReport {
@@ -197,13 +198,14 @@ struct HeadChoice {
   uint32_t layer = 0, kv_head = 0;
   EstimatorVariant chosen = EstimatorKind::kNone;
   double budget = 0;
-  // Of all that the budget pays for, in order of preference: the chosen one first.
+  // Errors of all estimators that the budget can pay for, in order of preference: the chosen one
+  // first.
   std::vector<EstimatorError> errors;
   bool operator==(const HeadChoice&) const = default;
 };
 
-// What an index finds of the tokens that exact search would return for a head, on queries of the
-// prefill that it was not tuned by (the other half of the sample tuned it), at 1% of the keys.
+// The measured recall of a head's index at 1% of the keys, on half of the sampled queries of the
+// prefill; the other half tuned the index.
 struct IndexRecall {
   uint32_t layer = 0, kv_head = 0;
   std::string index;     // "codes", "ivf"
@@ -211,7 +213,7 @@ struct IndexRecall {
   uint32_t k = 0;
   double recall = 0;  // recall@k
   double mass = 0;    // attention mass over that of the exact set, worst query head
-  double effort = 0;  // ivf: fraction of lists probed; others: keys looked at per token returned
+  double effort = 0;  // ivf: fraction of lists probed; others: keys scored per token returned
   bool used = true;   // false: it misses RuntimeOptions::recall_target, exact search serves
   bool operator==(const IndexRecall&) const = default;
 };
@@ -225,11 +227,11 @@ struct PrefixSummary {
   bool reclustered = false;     // rows lie by similarity of keys
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
-  std::string quarantine;       // why
+  std::string quarantine;       // the reason
   IngestState ingest = IngestState::kPending;
   std::string ingest_error;
-  RowEncoding encoding = RowEncoding::kAsGiven;  // of its own tokens' rows ...
-  EncodingError encoding_error;                  // ... and what that changed
+  RowEncoding encoding = RowEncoding::kAsGiven;  // for the rows of its own tokens
+  EncodingError encoding_error;                  // the error of these rows
 };
 
 struct PrefixDetail {
@@ -237,17 +239,17 @@ struct PrefixDetail {
   std::vector<std::string> chain;  // root first
   std::vector<std::string> blobs;  // derived data stored beside the segment
   std::vector<HeadChoice> choices;
-  std::vector<IndexRecall> indexes;  // of the segment that the prefix ends in
+  std::vector<IndexRecall> indexes;  // for the segment in which the prefix ends
 };
 
-// A tenant's part of the host tier, since the start.
+// A tenant's part of the host tier. Counters begin at the start of the process.
 struct HostTierTenant {
   std::string tenant;
-  uint64_t bytes = 0;         // of pages held
-  uint64_t memory_bytes = 0;  // of memory taken for them
-  uint64_t share_bytes = 0;   // it may always have so much
-  uint64_t pinned_bytes = 0;  // in pages read in place now; one borrowed twice counts twice
-  uint64_t hits = 0, misses = 0, evictions = 0;  // of pages
+  uint64_t bytes = 0;         // pages held
+  uint64_t memory_bytes = 0;  // memory taken for the pages
+  uint64_t share_bytes = 0;   // memory that the tenant may always have
+  uint64_t pinned_bytes = 0;  // pages read in place now; a page pinned twice counts twice
+  uint64_t hits = 0, misses = 0, evictions = 0;  // in pages
 };
 
 struct TenantStats {
@@ -262,28 +264,29 @@ struct RuntimeStats {
   std::string io_backend;
   uint64_t uptime_ms = 0;
   uint64_t models = 0, prefixes = 0, sessions = 0, sessions_total = 0, steps = 0;
-  uint64_t steps_joined = 0;  // calls that waited for cores and were run together with others
+  uint64_t steps_joined = 0;  // calls that waited for cores and ran together with others
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;
-  // Background rewriting (reclustering, merging), which bytes_written counts too.
+  // The background rewrites segments (recluster, compact); bytes_written includes bytes_rewritten.
   uint64_t bytes_rewritten = 0, reclustered = 0, compacted = 0, rewrite_queue = 0;
-  uint64_t preload_queue = 0;  // heads of attached prefixes that are being loaded ahead of steps
-  // Rows read ahead into the host tier (StepPolicy::prefetch): heads whose rows are to be read; all
-  // that was read; of that, used by a step; and for nothing: it left the tier unused, was there
-  // already, or found no room. The rest is there and may be used yet.
+  uint64_t preload_queue = 0;  // heads of attached prefixes that wait for preloading
+  // Prefetch (StepPolicy::prefetch): heads that wait; bytes prefetched; of these, bytes that a step
+  // used, and bytes wasted because they left the tier unused, were there already, or found no room.
+  // The rest lies in the tier and may be used yet.
   uint64_t prefetch_queue = 0, prefetched_bytes = 0, prefetch_used_bytes = 0,
            prefetch_wasted_bytes = 0;
   uint64_t host_tier_pinned = 0, host_evictions = 0;
-  // Indexes and exact keys held for selection; indexes may exceed the capacity.
+  // Indexes and exact keys held for selection. Indexes may exceed the capacity.
   uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;
-  uint64_t gathered_rows_bytes = 0, gathered_rows_capacity = 0;  // copies of shared sets' rows
+  uint64_t gathered_rows_bytes = 0, gathered_rows_capacity = 0;  // the gathered-row cache
   std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
-  std::string host_tier_gpu;         // "off", "registered", or why it is not
+  std::string host_tier_gpu;         // "off", "registered", or the reason why not
   std::vector<HostTierTenant> host_tenants;
   uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
   std::vector<TenantStats> tenants;  // the daemon shows others only to an admin
-  // Background verification: since the start, and since when all that is stored has verified.
+  // The scrub: bytes verified and damage found since the start; at or after verified_since_unix_ms
+  // everything stored was verified or written.
   uint64_t scrub_bytes = 0, scrub_damaged = 0;
   int64_t verified_since_unix_ms = 0;
 };
