@@ -1,4 +1,4 @@
-// The configuration: one table behind file, flags, printed form and documentation.
+// Tests the configuration: one table behind file, flags, printed form and documentation.
 #include "daemon/config.h"
 
 #include <unistd.h>
@@ -13,7 +13,7 @@ namespace {
 
 class ConfigTest : public ::testing::Test {
  protected:
-  // Result of loading `text` over the defaults.
+  // Loads `text` over the defaults.
   Status Load(const std::string& text) {
     config_ = Config();
     std::ofstream(file_) << text;
@@ -99,12 +99,12 @@ TEST_F(ConfigTest, WholeConfigurations) {
   c.tcp = "127.0.0.1:1";
   EXPECT_TRUE(CheckConfig(c).ok());
   c.tcp = "0.0.0.0:1";
-  EXPECT_FALSE(CheckConfig(c).ok());  // the world, without a token
+  EXPECT_FALSE(CheckConfig(c).ok());  // open to every host, without a token
   c.tcp_token_file = "/etc/prefixd/token";
   EXPECT_TRUE(CheckConfig(c).ok());
 }
 
-// The unit that people write is not that of the member.
+// The unit that people write differs from the member's.
 TEST_F(ConfigTest, KeysReachTheirMembers) {
   ASSERT_TRUE(
       Load("[store]\nhost_tier_mib = 3\nquota_mib = 7\ntenant_quota_mib = 2\nevict = 'never'\n"

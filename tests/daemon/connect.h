@@ -1,4 +1,4 @@
-// A client of a daemon under test.
+// Connects a client to a daemon under test.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace prefixd::testing {
 
-// Null, and a failure, when the daemon does not take it.
+// Returns null and adds a test failure when the daemon refuses the connection.
 inline std::unique_ptr<RemoteStore> ConnectTo(const DaemonProcess& daemon,
                                               const ConnectOptions& options = {}) {
   auto client = RemoteStore::Connect(daemon.address(), options);

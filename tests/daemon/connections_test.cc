@@ -1,5 +1,5 @@
-// Connections to the real daemon: cut off in the middle, garbage, too many, with a token, and many
-// at once.
+// Tests connections to the real daemon: cut off in the middle, garbage, too many, with a token, and
+// many at once.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -45,7 +45,7 @@ Status SendRaw(Socket& socket, std::span<const std::byte> bytes) {
   return socket.Send(std::span(&bytes, 1), Socket::Clock::now() + std::chrono::seconds(5));
 }
 
-// Reads the daemon's last words: an error frame for the whole connection, then its end.
+// Reads the error frame with which the daemon closes a connection, and returns its message.
 std::string LastWords(Socket& socket) {
   const auto deadline = Socket::Clock::now() + std::chrono::seconds(10);
   std::array<std::byte, wire::kHeaderBytes> bytes{};
@@ -67,7 +67,7 @@ TEST(Connections, ADisconnectMidPutLeavesNothing) {
   {
     auto client = ConnectTo(daemon);
     ASSERT_TRUE(client && client->RegisterModel(prompt.model).ok());
-    // A process of its own, killed with its put open.
+    // The client is a process of its own, killed while its put is open.
     const pid_t child = ::fork();
     if (child == 0) {
       auto own = RemoteStore::Connect(daemon.address(), {});
@@ -118,7 +118,7 @@ TEST(Connections, GarbageDisturbsNobody) {
   for (const Case& c : std::vector<Case>{
            {Bytes("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"), "not a prefixd frame"},
            {frame(newer), "protocol version 9"},
-           {frame(large), "the limit is 0"},  // nobody is known yet
+           {frame(large), "the limit is 0"},  // before hello
            {frame(large_control), "control part of 4294967295 bytes"},
            {frame(early), "the first message must be hello"},
            {frame(hello, std::vector<std::byte>(1000, std::byte{0x91})),
@@ -140,7 +140,7 @@ TEST(Connections, GarbageDisturbsNobody) {
     bytes[rng() % bytes.size()] ^= std::byte(1 + rng() % 255);
     (void)SendRaw(*socket, std::span(bytes).first(rng() % (bytes.size() + 1)));
   }
-  EXPECT_EQ(client->Prefixes()->size(), 1u);  // the old connection is as it was
+  EXPECT_EQ(client->Prefixes()->size(), 1u);  // the old connection still works
   EXPECT_GE(client->Server()->protocol_errors, 6u);
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(), 0) << daemon.Stderr();

@@ -35,7 +35,7 @@ int ExitCode(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Its wait status; killed when it does not end within 20 s.
+// Returns the process's wait status; kills it when it does not end within 20 s.
 int WaitFor(pid_t pid) {
   int status = 0;
   for (int i = 0; i < 2000; ++i) {

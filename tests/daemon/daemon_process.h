@@ -1,4 +1,4 @@
-// The real daemon as a child process in a directory of its own, for end-to-end tests.
+// Runs the real daemon as a child process in a directory of its own, for end-to-end tests.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,8 @@
 
 namespace prefixd::testing {
 
-// Where a daemon and its socket may be: not below TMPDIR, for the path of a socket must be short.
+// A directory for a daemon and its socket. It is not below TMPDIR, because the path of a socket
+// must be short.
 struct DaemonDir : TempDir {
   DaemonDir() : TempDir("/tmp") {}
 };
@@ -25,8 +26,8 @@ Finished RunProgram(const std::string& program, const std::vector<std::string>& 
 
 class DaemonProcess {
  public:
-  // Starts prefixd with a store and socket below `dir`, plus `args`, and waits until it is ready or
-  // has ended; or not even that.
+  // Starts prefixd with a store and socket below `dir`, plus `args`. kReady waits until it is ready
+  // or has ended; kNothing does not wait.
   enum class Await { kReady, kNothing };
   DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args = {},
                 Await await = Await::kReady);
@@ -42,7 +43,8 @@ class DaemonProcess {
   pid_t pid() const { return pid_; }
 
   void Signal(int signal);
-  // Waits for its end (at most 20 s, then kill -9) and returns the exit status, 128 + signal.
+  // Waits for the daemon's end (at most 20 s, then kill -9) and returns its exit status, or 128 +
+  // signal.
   int Wait();
   std::string Stderr() const;
 

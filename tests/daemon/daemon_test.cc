@@ -1,4 +1,5 @@
-// The life of the real daemon: start, stop, restart, kill -9, a second one, and what it cannot do.
+// Tests the life of the real daemon: start, stop, restart, kill -9, a second daemon, and startup
+// errors.
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -39,7 +40,7 @@ TEST(Daemon, ReadyThenCleanStopThenRestartKeepsPrefixes) {
     ASSERT_TRUE(client);
     auto put = testing::PutPrompt(*client, prompt);
     ASSERT_TRUE(put.ok()) << put.error().message;
-    EXPECT_EQ(put->stored_tokens, signal == SIGTERM ? 200u : 0u);  // the second time it is there
+    EXPECT_EQ(put->stored_tokens, signal == SIGTERM ? 200u : 0u);  // stored since the first round
     daemon.Signal(signal);
     EXPECT_EQ(daemon.Wait(), 0) << daemon.Stderr();
     EXPECT_NE(::stat(daemon.socket().c_str(), &st), 0);
@@ -49,7 +50,7 @@ TEST(Daemon, ReadyThenCleanStopThenRestartKeepsPrefixes) {
   }
 }
 
-// Whoever sees the socket can stop the daemon in order, ready or not.
+// From the moment the socket exists, a signal stops the daemon in order, ready or not.
 TEST(Daemon, ASignalAsSoonAsTheSocketIsThereStopsItInOrder) {
   DaemonDir dir;
   for (int round = 0; round < 10; ++round) {
@@ -118,7 +119,7 @@ TEST(Daemon, ASecondOneIsRefused) {
       {"--dir", dir.path() / "other", "--socket", first.socket(), "--min-free-mib", "0"});
   EXPECT_EQ(same_socket.code, 1);
   EXPECT_NE(same_socket.err.find("another daemon answers on"), std::string::npos);
-  EXPECT_TRUE(ConnectTo(first));  // unharmed
+  EXPECT_TRUE(ConnectTo(first));  // the first daemon still serves
 }
 
 TEST(Daemon, StartErrorsAreOneLineAndNonZero) {

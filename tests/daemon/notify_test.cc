@@ -1,4 +1,4 @@
-// What a service manager hears of the daemon (sd_notify(3)), on real datagram sockets.
+// Tests what the daemon sends to a service manager (sd_notify(3)), on real datagram sockets.
 #include "daemon/notify.h"
 
 #include <poll.h>
@@ -22,7 +22,7 @@ namespace {
 using testing::DaemonDir;
 using testing::DaemonProcess;
 
-// The manager's end: a path, or "@name".
+// Receives as the service manager does, on a path or "@name".
 class Manager {
  public:
   explicit Manager(const std::string& name) : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
@@ -40,7 +40,7 @@ class Manager {
     ::close(fd_);
   }
   bool bound() const { return bound_; }
-  // "" when there is none within `ms`.
+  // Returns the next message; "" when none comes within `ms`.
   std::string Next(int ms = 20000) const {
     pollfd p{fd_, POLLIN, 0};
     if (::poll(&p, 1, ms) != 1) return "";
@@ -66,7 +66,7 @@ TEST(Notify, SaysWhenItIsReadyAndWhenItStops) {
     EXPECT_EQ(manager.Next(), "READY=1\nSTATUS=prefixd ready: unix:" + (dir.path() / "s").string());
     EXPECT_EQ(manager.Next(100), "");
     daemon.Signal(SIGTERM);
-    // The grace and 20 s to close the store, in microseconds.
+    // The extension is the grace and 20 s to close the store, in microseconds.
     EXPECT_EQ(manager.Next(), "STOPPING=1\nSTATUS=Finishing calls\nEXTEND_TIMEOUT_USEC=27000000");
     EXPECT_EQ(daemon.Wait(), 0) << daemon.Stderr();
     EXPECT_EQ(manager.Next(100), "");
@@ -95,7 +95,7 @@ TEST(Notify, RefusesWhatIsNoSocketName) {
 
 TEST(SocketAccess, TheGroupConnectsWhereItMay) {
   DaemonDir dir;
-  const mode_t before = ::umask(0077);  // as a unit has it
+  const mode_t before = ::umask(0077);  // the umask of a systemd unit
   DaemonProcess daemon(dir.path(), {"--socket-access", "group"});
   ::umask(before);
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();

@@ -1,5 +1,5 @@
-// Every option of the table through every surface: file, command line, printed form, JSON of
-// embedded stores, C++. New options are covered by being in the table.
+// Takes every option of the table through every surface: file, command line, printed form, JSON of
+// embedded stores, C++. The table covers new options, too.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -41,7 +41,7 @@ std::vector<OptionValue> Values(const RuntimeOptions& options) {
   return Values(config);
 }
 
-// As main does it.
+// Reads the command line like main.
 Result<Config> FromCommandLine(const Option& option, const std::string& text) {
   CLI::App app;
   CommandLine line;
@@ -63,7 +63,7 @@ Result<Config> FromFile(const std::string& text) {
   return config;
 }
 
-// Of the printed form, the line of one option in its section.
+// Returns a file with only one option's line of the printed form, in its section.
 std::string FileWithOnly(const Option& option, const std::string& printed) {
   const std::string section(option.section());
   const size_t from = section.empty() ? 0 : printed.find("\n[" + section + "]\n");
@@ -72,7 +72,7 @@ std::string FileWithOnly(const Option& option, const std::string& printed) {
   return section.empty() ? line : "[" + section + "]\n" + line;
 }
 
-// One option has another value, all others their default.
+// One option has another value; all others have their defaults.
 class OneOption : public ::testing::TestWithParam<size_t> {
  protected:
   void SetUp() override {
@@ -93,7 +93,7 @@ class OneOption : public ::testing::TestWithParam<size_t> {
   std::vector<OptionValue> values_;
 };
 
-// Names what the giver calls the option, and what it may be.
+// The error names the option as the caller wrote it, and its bounds.
 void ExpectRefused(const auto& result, const Option& option, std::string_view called,
                    OptionForm form) {
   ASSERT_FALSE(result.ok()) << option.key;

@@ -1,4 +1,4 @@
-// The daemon's patience with clients that forget what they began, or do not listen.
+// Tests how long the daemon waits for clients that leave puts idle or do not read answers.
 #include <chrono>
 #include <thread>
 
@@ -20,7 +20,7 @@ using testing::MakePrompt;
 using wire::Json;
 using wire::MessageType;
 
-// Until `done`, for at most 20 s.
+// Waits until `done`, for at most 20 s.
 bool Eventually(const std::function<bool()>& done) {
   for (int i = 0; i < 400; ++i) {
     if (done()) return true;
@@ -29,13 +29,13 @@ bool Eventually(const std::function<bool()>& done) {
   return done();
 }
 
-// A connection that says what it wants and reads answers only when asked to.
+// A connection that sends requests and reads an answer only when Receive is called.
 class RawClient {
  public:
   explicit RawClient(const DaemonProcess& daemon)
       : socket_(*Socket::Connect(*Address::Parse(daemon.address()), Soon())) {}
 
-  // id: of the request; 0: the next one.
+  // id: the request's id; 0: the next free one.
   Status Send(MessageType type, const Json& control, uint64_t id = 0) {
     const auto packed = wire::PackControl(control);
     wire::FrameHeader header;
@@ -46,7 +46,7 @@ class RawClient {
     const std::array<std::span<const std::byte>, 2> parts = {std::span(head), std::span(packed)};
     return socket_.Send(parts, Soon());
   }
-  // The control part of the next reply; its payload is read and dropped.
+  // Returns the control part of the next reply; its payload is read and dropped.
   Result<Json> Receive() {
     std::array<std::byte, wire::kHeaderBytes> bytes{};
     PREFIXD_TRY(socket_.Receive(bytes, Soon()));
@@ -85,7 +85,7 @@ TEST(DaemonPatience, AForgottenPutGivesItsSpaceBack) {
   const Status late = testing::WriteRows(**put, prompt);
   ASSERT_FALSE(late.ok());
   EXPECT_EQ(late.error().code, Code::kNotFound);
-  // The connection itself is as good as before.
+  // The connection itself still works.
   EXPECT_TRUE(testing::PutPrompt(*forgetful, prompt).ok());
   EXPECT_EQ(other->Prefixes()->size(), 1u);
 }
@@ -120,24 +120,25 @@ TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
   ask_for_everything(deaf, 12);
   RawClient slow(daemon);
   ask_for_everything(slow, 12);
-  for (int i = 0; i < 12; ++i) {  // longer than the limit in all, not at any time
+  for (int i = 0; i < 12; ++i) {  // in all longer than the limit, but no single pause is
     auto reply = slow.Receive();
     ASSERT_TRUE(reply.ok()) << i << ": " << reply.error().message;
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
   }
   EXPECT_TRUE(Eventually([&] { return client->Server()->connections == before + 1; }));
-  EXPECT_EQ(client->Stats()->sessions, 1u);  // the deaf one's ended with it
+  EXPECT_EQ(client->Stats()->sessions, 1u);  // the deaf client's session ended with its connection
   EXPECT_TRUE(slow.Call(MessageType::kPrefixes, Json::object()).ok());
 }
 
-// Whatever ids a client gives: the daemon must find what it has to stop, at SIGTERM too.
+// A client may give several calls the same id; the daemon must still find each call to cancel, also
+// at SIGTERM.
 TEST(DaemonPatience, ALongCallIsCancelledThoughItsIdWasUsedAgain) {
   DaemonDir dir;
   DaemonProcess daemon(dir.path(), {"--build-ivf", "true", "--ivf-min-tokens", "1"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   auto client = ConnectTo(daemon);
   ASSERT_TRUE(client);
-  // Many seconds of building.
+  // Ingest of this prompt takes many seconds.
   auto stored =
       testing::PutPrompt(*client, MakePrompt(30000, testing::Seed("DaemonPatience.Cancel")));
   ASSERT_TRUE(stored.ok()) << stored.error().message;

@@ -1,4 +1,4 @@
-// A small random model and prompt, and putting it through any client.
+// Makes a small random model and prompt, and puts it through any client.
 #pragma once
 
 #include <random>
@@ -36,7 +36,7 @@ inline Prompt MakePrompt(uint32_t n_tokens, uint64_t seed) {
   return p;
 }
 
-// In two runs of tokens per layer, as a prefill would.
+// Writes each layer in two runs of tokens, like a prefill in chunks.
 inline Status WriteRows(PutStream& put, const Prompt& p) {
   const auto n = uint32_t(p.tokens.size());
   const size_t token = 2 * 16 * 2;

@@ -1,5 +1,4 @@
-// The meaning of requests, without a transport: tenants, hostile extents, what ends with a
-// connection.
+// Tests requests without a transport: tenants, hostile extents, what ends with a connection.
 #include "daemon/request_handler.h"
 
 #include <nlohmann/json.hpp>
@@ -81,7 +80,7 @@ TEST_F(RequestHandlerTest, TenantsSeeOnlyTheirOwn) {
   EXPECT_EQ(Ask(*bob, MessageType::kPrefixes, Json::object()).control["prefixes"].size(), 0u);
   EXPECT_EQ(Ask(*admin, MessageType::kPrefixes, Json::object()).control["prefixes"].size(), 1u);
 
-  // What belongs to another looks exactly like what does not exist.
+  // Prefixes of other tenants look exactly like absent ones.
   const Json foreign = {{"prefix", id}};
   for (MessageType type : {MessageType::kPrefix, MessageType::kRemove, MessageType::kVerify,
                            MessageType::kWaitReady}) {
@@ -206,7 +205,7 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   again["regions"] = {first.control["region"]};
   const Response second = Ask(*alice, MessageType::kReadInPlace, again, payload(ids));
   ASSERT_FALSE(second.error);
-  EXPECT_EQ(second.fd, -1);  // it has that one
+  EXPECT_EQ(second.fd, -1);  // the client has mapped this region already
   EXPECT_EQ(second.payload, first.payload);
 
   const auto refused = [&](const char* key, Json value) {
@@ -231,7 +230,7 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   EXPECT_EQ(CodeOf(Ask(*remote, MessageType::kReadInPlace, good, payload(ids))),
             Code::kFailedPrecondition);
 
-  // Names of tenants are their own.
+  // A tenant's name is hidden from other tenants.
   auto bob = Handler({"bob", false, true, true});
   ASSERT_FALSE(Ask(*bob, MessageType::kAttach, AttachControl("bob"), Tokens()).error);
   const Json seen = Ask(*bob, MessageType::kStats, Json::object()).control["runtime"];
@@ -252,7 +251,7 @@ TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
   EXPECT_EQ(store_->Stats().value().host_tier_pinned, both / 2);
 }
 
-// Any message with any control part: an error or an answer, never a crash.
+// Any message with any control part gets an error or an answer, and never crashes the handler.
 TEST_F(RequestHandlerTest, RandomRequests) {
   std::mt19937_64 rng(prefixd::testing::Seed("RequestHandler.Random"));
   Put("");
@@ -274,12 +273,12 @@ TEST_F(RequestHandlerTest, RandomRequests) {
     }
     if (rng() % 2) control["session"] = 1;
     const MessageType type = types[rng() % types.size()];
-    // A session that is gone leaves the others little to do.
+    // Detach is drawn late only, because most messages need a session.
     if (type == MessageType::kDetach && i < 2400) continue;
     drawn.insert(type);
     const Response answer =
         Ask(*handler, type, control, std::vector<std::byte>(rng() % 1024), rng() % 2);
-    // These two are the connection's own; every other message has its place in the handler.
+    // The connection itself handles these two; the handler must know every other message.
     if (type == MessageType::kHello || type == MessageType::kCancel) continue;
     const std::string said = answer.error ? answer.error->message : "";
     ASSERT_EQ(said.find("is not expected here"), std::string::npos) << said;

@@ -1,4 +1,5 @@
-// Rows of the daemon's host tier that clients read in place: a tenant's own, and given up with it.
+// Tests rows of the daemon's host tier that clients read in place: a tenant sees only its own, and
+// its pins end with its connection.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -26,7 +27,7 @@ using testing::DaemonDir;
 using testing::DaemonProcess;
 using testing::MakePrompt;
 
-// A prompt whose rows are all of one byte.
+// Makes a prompt in whose rows every byte is the same.
 testing::Prompt PlainPrompt(uint32_t n_tokens, std::byte byte) {
   testing::Prompt prompt = MakePrompt(n_tokens, 1);
   for (auto* rows : {&prompt.k, &prompt.v}) {
@@ -42,7 +43,7 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
   const std::array<std::byte, 2> bytes = {std::byte{0x11}, std::byte{0x22}};
   std::vector<std::unique_ptr<RemoteStore>> clients;
   std::vector<std::shared_ptr<Session>> sessions;
-  constexpr uint32_t kTokens = 9000;  // of each: 2.2 MB
+  constexpr uint32_t kTokens = 9000;  // 2.2 MB for each tenant
   for (size_t t = 0; t < 2; ++t) {
     ConnectOptions options;
     options.tenant = "tenant-" + std::to_string(t);
@@ -80,7 +81,8 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
   ASSERT_TRUE(stats.ok());
   ASSERT_EQ(stats->host_tenants.size(), 2u);
   for (const auto& t : stats->host_tenants) {
-    // How much is held now is not known: pages of a file that was just rewritten are let go of.
+    // The exact bytes held are unknown, because pages of a file that was just rewritten are
+    // dropped.
     EXPECT_LE(t.bytes, 4u << 20);
     EXPECT_GT(t.hits, 0u);
     EXPECT_EQ(t.pinned_bytes, 0u);

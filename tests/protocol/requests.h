@@ -1,5 +1,5 @@
-// Every request that the protocol has, from the protocol itself: a message that is added is drawn
-// by the random tests without a change to them.
+// Lists every request of the protocol from the protocol itself, so that the random tests draw new
+// messages without a change.
 #pragma once
 
 #include <vector>

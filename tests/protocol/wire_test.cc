@@ -1,5 +1,5 @@
-// The codec and the frames: round trips, and hostile bytes that must neither crash nor make anyone
-// allocate more than was sent.
+// Tests the codec and the frames: round trips, and hostile bytes, which must neither crash a reader
+// nor make it allocate more than was sent.
 #include <unistd.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ std::string Hex(std::span<const std::byte> bytes) {
   return text;
 }
 
-// Through MessagePack and back; equal when the JSON forms are.
+// Sends a value through MessagePack and back. Values are equal when their JSON forms are.
 template <typename T>
 T RoundTrip(const T& value) {
   auto unpacked = UnpackControl(PackControl({{"value", ToJson(value)}}));
@@ -103,7 +103,7 @@ TEST(Codec, LargeNumbersAndNonFiniteOnes) {
   EXPECT_TRUE(back.missing[0].certified && back.missing[1].delta == 0.5);
 }
 
-// Whatever number of estimators and tiers the other side knows.
+// The other side may know another number of estimators and tiers.
 TEST(Codec, PartsOfACounterGoByName) {
   const Json newer = {{"steps", 7},
                       {"summary_bytes", {{"moment", 5}, {"of_next_year", 9}}},
@@ -119,7 +119,7 @@ TEST(Codec, PartsOfACounterGoByName) {
   EXPECT_FALSE(FromJson<Ledger>(Json{{"physical_bytes", {1, 2, 3}}}, "ledger").ok());
 }
 
-// Each member of S by itself, with another value than it has by default.
+// Sends S once for each member, which has another value than its default.
 template <typename S>
 void EachStatisticTravels() {
   ForEachStatistic<S>([](const auto& statistic) {
@@ -171,7 +171,7 @@ TEST(Codec, SaysWhichFieldIsWrong) {
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"mode", "fastest"}}, "p").ok());
   EXPECT_FALSE(FromJson<StepPolicy>(Json{{"estimator", "moment/r0"}}, "p").ok());
   EXPECT_TRUE(FromJson<StepPolicy>(Json{{"from_the_future", 1}}, "p").ok());
-  // Of a nested object too, what is absent has its default.
+  // An absent field of a nested object has its default, too.
   const auto sharing = FromJson<StepPolicy>(Json{{"sharing", {{"block", 16}}}}, "p");
   ASSERT_TRUE(sharing.ok());
   EXPECT_EQ(sharing->sharing, (StepPolicy::Sharing{16, 0.8, 1, false}));
@@ -249,7 +249,7 @@ TEST(Frames, HeadersRoundTripAndHostileOnesAreRefused) {
     ASSERT_EQ(*back, h);
     bytes[rng() % bytes.size()] ^= std::byte(1 + rng() % 255);
     const auto flipped = DecodeHeader(bytes, limits);
-    if (flipped.ok()) {  // whatever it says now, it stays within the limits
+    if (flipped.ok()) {  // an accepted header stays within the limits
       ASSERT_LE(flipped->control_bytes, limits.control_bytes);
       ASSERT_LE(flipped->payload_bytes, limits.payload_bytes);
       ASSERT_EQ(flipped->flags & ~kKnownFlags, 0u);
@@ -306,8 +306,8 @@ Json RandomJson(std::mt19937_64& rng, int depth) {
   }
 }
 
-// Whatever the library writes is accepted; truncations never are; what the check accepts after
-// random damage the parser can read without recursing deeply or allocating beyond the input.
+// The check accepts everything that the library writes, and no truncation of it. Bytes that it
+// accepts after random damage can be parsed without deep recursion or allocations beyond the input.
 TEST(Frames, ControlPartsUnderDamage) {
   std::mt19937_64 rng(prefixd::testing::Seed("Frames.ControlParts"));
   for (int i = 0; i < 1500; ++i) {
@@ -320,12 +320,13 @@ TEST(Frames, ControlPartsUnderDamage) {
     for (int flips = 1 + int(rng() % 4); flips > 0; --flips) {
       bytes[rng() % bytes.size()] = std::byte(rng());
     }
-    (void)UnpackControl(bytes);  // either way, but it returns
+    (void)UnpackControl(bytes);  // either result is right; it must return
   }
 }
 
 TEST(Frames, HostileControlParts) {
-  // A million nested lists; an array and a string of 4 GiB in six bytes; bytes after the end.
+  // The hostile inputs are a million nested lists, an array and a string of 4 GiB in six bytes, and
+  // bytes after the end.
   EXPECT_FALSE(UnpackControl(std::vector<std::byte>(1 << 20, std::byte{0x91})).ok());
   EXPECT_FALSE(UnpackControl(std::vector<std::byte>(1 << 20, std::byte{0x81})).ok());
   for (uint8_t tag : {0xdd, 0xdf, 0xdb, 0xc6, 0xc1, 0xc7, 0xd8}) {
@@ -361,7 +362,7 @@ TEST(SharedRegionTest, SharesBytesAndIsSealed) {
   ours->bytes()[77] = std::byte{42};
   EXPECT_EQ(theirs->bytes()[77], std::byte{42});
   EXPECT_NE(::ftruncate(ours->fd(), 10), 0);
-  EXPECT_FALSE(SharedRegion::Map(::dup(ours->fd()), 1 << 20).ok());  // longer than it is
+  EXPECT_FALSE(SharedRegion::Map(::dup(ours->fd()), 1 << 20).ok());  // the region is shorter
 }
 
 }  // namespace
