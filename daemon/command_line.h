@@ -10,7 +10,7 @@ namespace prefixd::daemon {
 
 struct CommandLine {
   std::string config_file;
-  std::map<std::string, std::string> flags;  // by Option::flag
+  std::map<std::string, std::string> flags;  // values, keyed by Option::flag
   bool print_config = false;
   bool reference = false;
   int ready_fd = -1;

@@ -29,8 +29,8 @@ struct RestoreOptions {
   TokenRange tokens;                        // end 0: to the end of the prefix
   uint32_t first_layer = 0, end_layer = 0;  // [first, end); end 0: to the last
   KvOrder order = KvOrder::kTokenMajor;     // order of the rows handed out
-  // Bounds the memory of rows read ahead and rows in the caller's hands. Never less than two runs,
-  // which are chunks where the rows are reclustered (StoredPart::chunk_tokens).
+  // Bounds the memory of rows that wait for Next and rows in the caller's hands. Never less than
+  // two runs, which are chunks where the rows are reclustered (StoredPart::chunk_tokens).
   uint64_t buffer_bytes = 128ull << 20;
   // Next calls it with (bytes handed out, total bytes, "bytes") on its caller's thread. False
   // cancels.

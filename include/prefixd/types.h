@@ -88,7 +88,7 @@ enum class StepMode : uint8_t {
 std::string_view StepModeName(StepMode mode);  // "full", "anchors", "retrieve"
 Result<StepMode> StepModeFromName(std::string_view name);
 
-// What a step may read. The policy is given at attach and may be replaced between steps.
+// A policy decides what a step may read. It is given at attach and may be replaced between steps.
 struct StepPolicy {
   StepMode mode = StepMode::kRetrieve;
   // kAuto: the estimator that ingest chose for each layer and KV head on held-out queries of the
@@ -242,7 +242,7 @@ struct PrefixDetail {
   std::vector<IndexRecall> indexes;  // for the segment in which the prefix ends
 };
 
-// A tenant's part of the host tier. Counters begin at the start of the process.
+// A tenant's part of the host tier. Counters begin when the store is opened.
 struct HostTierTenant {
   std::string tenant;
   uint64_t bytes = 0;         // pages held

@@ -53,7 +53,7 @@ Result<SummarySet> Reduce(const SummarySource& source, const SummarySet& gathere
   return kept;
 }
 
-// Whether the mid region is that of a whole prefix, whose variants ingest has kept.
+// Returns whether the mid region is that of a whole prefix, whose summaries ingest materialises.
 bool EndsWithSegment(const SummarySource& source) {
   if (source.parts.empty()) return false;
   const SegmentPart& last = source.parts.back();

@@ -45,11 +45,11 @@ using MaterialisedByVariant =
 Result<MaterialisedByVariant> LoadMaterialised(const SummarySource& source,
                                                std::span<const EstimatorVariant> variants);
 
-// Returns the variants that this store makes "kept" blobs for: the moment estimators that it
-// builds, and the plain one always.
+// Returns the variants whose materialised summaries this store keeps as blobs: the moment
+// estimators that it builds, and the plain one always.
 std::vector<EstimatorVariant> MaterialisedMoments(const RuntimeOptions& options);
 std::string MaterialisedBlobName(const EstimatorVariant& variant);
-// Makes the missing kept blobs of the prefix that ends with `segment`.
+// Makes the missing materialised summaries of the prefix that ends with `segment`, and stores them.
 Status BuildMaterialised(const DerivedContext& context, const Model& model,
                          const storage::StoredPrefix& prefix, const SegmentPart& segment,
                          const QuerySamples* samples, WorkProgress& progress);

@@ -62,7 +62,7 @@ class Prefetcher {
   Worker::Next Take();
 
   // The worker's mutex guards these.
-  std::list<SessionPrefetch*> sessions_;  // sessions with wishes, the next one first
+  std::list<SessionPrefetch*> sessions_;  // sessions with queued heads, the next one first
   Running running_;
   std::atomic<bool> stop_{false};  // stops the running read
   bool closed_ = false;
@@ -98,7 +98,7 @@ class SessionPrefetch {
     std::vector<uint32_t> ids;  // retrieved by the last step
   };
 
-  // Removes the wish for `head`. The worker's mutex is held.
+  // Takes `head` off the queue. The worker's mutex is held.
   void Withdraw(size_t head);
   // The worker's thread calls this.
   Status Read(size_t head, std::span<const uint32_t> ids, const std::atomic<bool>& stop);

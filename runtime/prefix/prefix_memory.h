@@ -1,4 +1,5 @@
-// Holds what steps over one prefix have loaded or made: anchors, keys, indexes, merged summaries.
+// Holds what steps over one prefix have loaded or made: anchors, keys, indexes, materialised
+// summaries.
 // All of it follows from stored rows, which never change, and it keeps nothing open: it may outlive
 // the sessions that loaded it and serve the next ones (prepared_cache.h).
 //

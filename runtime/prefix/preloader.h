@@ -1,4 +1,5 @@
-// Loads data that the coming steps over a prefix will need, head by head, in its own thread.
+// Preloads keys or indexes that the coming steps over a prefix will need, head by head, in its own
+// thread.
 //
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
@@ -28,8 +29,8 @@ class Preloader {
   Preloader(const Preloader&) = delete;
   Preloader& operator=(const Preloader&) = delete;
 
-  // Queues all heads of `prefix`, in order, unless they were queued before. An error ends the
-  // prefix's loads; the step that needs the missing part reports the error.
+  // Queues all heads of `prefix`, in order, unless they were queued before. An error ends
+  // preloading for the prefix; the step that needs the missing part reports the error.
   void Want(PreparedPrefix& prefix, index::IndexKind kind);
   // Returns when the thread has let go of `prefix`. No caller may use Want with it any more.
   void Forget(const PreparedPrefix& prefix);

@@ -1,6 +1,6 @@
 // Prepares a stored prefix for steps, shared by all sessions on the same tokens: anchors, keys for
-// selection, indexes and merged summaries. Each part is loaded when first needed; its reads are
-// reported to the caller who caused them.
+// selection, indexes and materialised summaries. Each part is loaded when first needed; its reads
+// are reported to the caller who caused them.
 //
 // Thread-safety: all methods may be called concurrently; loads of one head exclude each other.
 // Returned views and pointers live as long as the PreparedPrefix.
@@ -32,7 +32,7 @@ struct AnchorRows {
   RowsView sinks, tail;
 };
 
-// Whether MidKeys loads keys at once, or leaves that to the background.
+// Whether MidKeys loads keys at once, or leaves that to preloading.
 enum class Bring : uint8_t { kNow, kLater };
 
 class PreparedPrefix {
@@ -47,7 +47,7 @@ class PreparedPrefix {
     std::function<void(const storage::SegmentId&)> rebuild;
   };
 
-  // Waits until the background loads nothing for it any more.
+  // Waits until no preloading for this prefix runs any more.
   ~PreparedPrefix();
   PreparedPrefix(const PreparedPrefix&) = delete;
   PreparedPrefix& operator=(const PreparedPrefix&) = delete;

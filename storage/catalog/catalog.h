@@ -74,8 +74,8 @@ class Catalog {
 
   // Returns the numbers for segment files; every Apply stores which of them are decided.
   virtual Sequences& sequences() = 0;
-  // Writes synced and atomically: the commit point of puts, removals, rewrites and compacts. Apply
-  // calls never overlap.
+  // Writes synced and atomically: the commit point of puts, removals, reclustering and compaction.
+  // Apply calls never overlap.
   virtual Status Apply(const CatalogChange& change) = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) = 0;  // not synced

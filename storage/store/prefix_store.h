@@ -198,7 +198,7 @@ class PrefixStore : public SegmentSource {
       uint64_t bytes = 0;         // bytes of pages held
       uint64_t memory_bytes = 0;  // bytes of memory taken for them
       uint64_t share_bytes = 0;   // the tenant may always have this much
-      uint64_t pinned_bytes = 0;  // read in place now; a page borrowed twice counts twice
+      uint64_t pinned_bytes = 0;  // read in place now; a page pinned twice counts twice
       uint64_t hits = 0, misses = 0, evictions = 0;  // in pages
     };
     std::vector<Tenant> host_tenants;  // tenants that have read since the start

@@ -16,7 +16,7 @@ struct Link {
   uint32_t first() const { return tokens.begin; }
 };
 
-// A Hold keeps what borrowed rows need: their region's memory, and their pages in it.
+// A Hold keeps what rows read in place need: their region's memory, and their pages in it.
 struct Hold {
   std::shared_ptr<TierRegion> region;
   std::vector<PagePins> pins;

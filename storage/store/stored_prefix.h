@@ -1,4 +1,4 @@
-// Reads a stored prefix: rows gathered, viewed in place, streamed, prefetched, borrowed.
+// Reads a stored prefix: rows are copied, viewed for a step, streamed, prefetched or read in place.
 //
 // Thread-safety: all methods of StoredPrefix may be called concurrently. Errors: kCorrupt means
 // that stored bytes did not verify and were not returned; kUnavailable that the disk did not answer

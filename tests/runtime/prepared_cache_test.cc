@@ -35,7 +35,7 @@ class PreparedCacheTest : public RuntimeTest {
   uint64_t SsdUntilLoaded(Session& session, uint32_t layer, std::span<const float> q) {
     Step(session, layer, q);
     WaitLoaded();
-    Step(session, layer, q);  // pays for what was loaded ahead of it
+    Step(session, layer, q);  // is charged with what was preloaded
     return session.report().total.physical_bytes[static_cast<size_t>(Tier::kSsd)];
   }
 
@@ -85,12 +85,12 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
   const Output loaded = Step(*session, 1, q);
   EXPECT_EQ(loaded.y, first.y);
   EXPECT_EQ(loaded.lse, first.lse);
-  // The session was charged for all background loads, including the keys of both heads.
+  // The session was charged with all preloading, including the keys of both heads.
   Step(*session, 0, prompt.Q(0, kTokens - 1, 1));
   const auto report = session->report();
   EXPECT_GT(report.total.physical_bytes[static_cast<size_t>(Tier::kSsd)], KeyBytes());
   session.reset();
-  // Running loads hold nothing open once the last session is gone.
+  // Preloading under way holds nothing open once the last session is gone.
   for (int i = 0; i < 20; ++i) {
     Open();
     session = Attach(prompt, policy_);

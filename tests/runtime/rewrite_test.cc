@@ -63,7 +63,8 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   ExpectSame(before, Steps(prompt, retrieve, 3));
 }
 
-// A session that attaches at the very moment of a compact has all derived data of the two segments.
+// A session that attaches at the very moment of a compaction has all derived data of the two
+// segments.
 TEST_F(RewriteTest, ACompactedSegmentHasWhatItsPartsHad) {
   AddMaps(4096, testing::Seed("ACompactedSegmentHasWhatItsPartsHad"));
   options_.phi_features = "log8";
