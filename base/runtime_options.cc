@@ -56,8 +56,7 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              "error that each put reports."),
       Choice("evict", "store.evict", &o.evict, {"score", "never"},
              "What happens to a put that does not fit: the prefixes with the lowest score make "
-             "room, or it "
-             "is refused."),
+             "room, or it is refused."),
       Number(
           "maintenance_ms", "store.maintenance_ms", &o.maintenance_ms, kMs, {1, 3'600'000},
           "Period of the background sweep: expired prefixes go, and room is kept ahead of puts."),

@@ -30,7 +30,7 @@ inline constexpr auto kStatistics<Ledger> = [] {
       Counter("charged_summary_tokens", &L::charged_summary_tokens, kTokens,
               "What the budgets of steps paid for summaries, in token-equivalents."),
       Counter("logical_bytes", &L::logical_bytes, kBytes,
-              "Rows asked for, summaries and features."),
+              "Rows retrieved, summaries and features."),
       Counter("summary_bytes", &L::summary_bytes, kBytes,
               "The part of logical_bytes that is summaries, by estimator.")
           .By("estimator", kEstimatorNames),
@@ -42,9 +42,9 @@ inline constexpr auto kStatistics<Ledger> = [] {
               "memory. Not keys, nor copies of rows, that are held in memory.")
           .By("tier", kTierNames),
       Counter("prefetched_bytes", &L::prefetched_bytes, kBytes,
-              "Read ahead into host memory before a step wanted it; not in physical_bytes."),
+              "Prefetched into host memory before a step wanted it; not in physical_bytes."),
       Counter("prefetch_used_bytes", &L::prefetch_used_bytes, kBytes,
-              "What steps used of what was read ahead for any session of the tenant."),
+              "What steps used of what was prefetched for any session of the tenant."),
       Counter("keys_scanned", &L::keys_scanned, kNone, "Keys that selection looked at."),
       Counter("scan_bytes", &L::scan_bytes, kBytes, "Bytes that selection looked at."),
       Counter("selections", &L::selections, kNone,
@@ -71,7 +71,7 @@ inline constexpr auto kStatistics<HostTierTenant> = [] {
       Gauge("memory_bytes", &T::memory_bytes, kBytes, "Memory taken for them."),
       Gauge("share_bytes", &T::share_bytes, kBytes, "What the tenant may always have."),
       Gauge("pinned_bytes", &T::pinned_bytes, kBytes,
-            "Pages that are read in place now; one borrowed twice counts twice."),
+            "Pages that are read in place now; one held twice counts twice."),
       Counter("hits", &T::hits, kNone, "Pages found in the tier."),
       Counter("misses", &T::misses, kNone, "Pages read from the disk instead."),
       Counter("evictions", &T::evictions, kNone, "Pages that left the tier for others."),
@@ -135,15 +135,15 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
             "Prefixes whose summaries and indexes are to be built.")
           .Titled("ingest queue"),
       Counter("bytes_rewritten", &R::bytes_rewritten, kBytes,
-              "Written by reclustering and merging; in bytes_written too."),
+              "Written by reclustering and compaction; in bytes_written too."),
       Counter("reclustered", &R::reclustered, kNone, "Segments reclustered."),
       Counter("compacted", &R::compacted, kNone, "Segments compacted with what they continue."),
       Gauge("rewrite_queue", &R::rewrite_queue, kNone, "Segments to be reclustered or compacted."),
       Gauge("preload_queue", &R::preload_queue, kNone,
-            "Heads of attached prefixes that are being loaded ahead of steps."),
-      Gauge("prefetch_queue", &R::prefetch_queue, kNone, "Heads whose rows are to be read ahead."),
+            "Heads of attached prefixes that are preloaded."),
+      Gauge("prefetch_queue", &R::prefetch_queue, kNone, "Heads whose rows are to be prefetched."),
       Counter("prefetched_bytes", &R::prefetched_bytes, kBytes,
-              "Rows read ahead into the host tier (a policy's prefetch)."),
+              "Rows prefetched into the host tier (a policy's prefetch)."),
       Counter("prefetch_used_bytes", &R::prefetch_used_bytes, kBytes,
               "The part of prefetched_bytes that a step used."),
       Counter(
@@ -162,10 +162,10 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
           .Titled("selector memory at most"),
       Gauge("gathered_rows_bytes", &R::gathered_rows_bytes, kBytes,
             "Copies of the rows of sets that steps share.")
-          .Titled("shared rows"),
+          .Titled("gathered rows"),
       Gauge("gathered_rows_capacity", &R::gathered_rows_capacity, kBytes,
             "Their bound (store.gathered_rows_mib).")
-          .Titled("shared rows at most"),
+          .Titled("gathered rows at most"),
       Word("host_tier_huge_pages", &R::host_tier_huge_pages,
            "Which huge pages the host tier lies in: hugetlb, transparent, collapsed, or none and "
            "why."),

@@ -1,4 +1,4 @@
-// Measures when completion pays: the trade-off map of spec §6 (paper 001, App. F and G) on this
+// Measures when completion pays: the trade-off map of [RC] ([RC] App. F and G) on this
 // machine. It compares reading gamma times as many tokens (Top-K) with reading k_phi = 1% and
 // estimating the rest.
 //
@@ -168,7 +168,7 @@ Result<Tier> MeasureTier(const std::string& name, const std::filesystem::path& d
   return tier;
 }
 
-// Interpolates t at gamma, piecewise linear over the measured points, clamped at 0 (spec §6).
+// Interpolates t at gamma, piecewise linear over the measured points, clamped at 0 ([RC]).
 double Interpolate(const Tier& tier, double gamma, Spread Point::*what) {
   size_t i = 1;
   while (i + 1 < tier.topk.size() && tier.topk[i].first < gamma) ++i;

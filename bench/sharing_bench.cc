@@ -1,4 +1,4 @@
-// Measures what sharing retrieved sets between steps (CIS, spec §8) saves and loses, on the queries
+// Measures what sharing retrieved sets between steps (CIS, [PrHS]) saves and loses, on the queries
 // of a real decode: half of the steps continue the document, half answer questions about it.
 #include <CLI/CLI.hpp>
 #include <cstdio>

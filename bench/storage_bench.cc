@@ -37,7 +37,7 @@ const std::vector<std::pair<std::string, std::string>> kLines = {
     {"restore", "restore_vs_fio"},
     {"rows", "row_iops_vs_fio"},
     {"host", "host_vs_memcpy"},
-    {"reclustered", "host_settled_vs_memcpy"},
+    {"reclustered", "host_reclustered_vs_memcpy"},
     {"step_cold", "step_cold_vs_fio"},
     {"step_half", "step_half_vs_fio"},
     {"step_full", "step_full_vs_memcpy"},

@@ -3,7 +3,7 @@
 // A setting that changes the numbers and is not implemented is refused by name: another model_type,
 // RoPE scaling other than "linear" or "llama3", sliding windows, biases, activations other than
 // SiLU, quantised weights. RoPE whose frequencies depend on the current length (dynamic, longrope)
-// cannot be stored at all (spec §1).
+// cannot be stored at all (docs/mathematics.md).
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@
 
 namespace prefixd::demo {
 
-// Holds times per generated token at fixed K, with rows in host memory (spec §6).
+// Holds times per generated token at fixed K, with rows in host memory ([RC]).
 struct BreakEven {
   uint32_t k_phi = 0;
   std::vector<std::pair<uint32_t, Evaluator::Timing>> topk;           // for each K

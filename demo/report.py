@@ -93,7 +93,7 @@ def quartile_plot(rows: list[dict], budget: float) -> str:
 
 def interpolate(k: np.ndarray, t: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Returns a piecewise linear function, extrapolated from the nearest segment, clamped at 0
-    (spec §6)."""
+    ([RC])."""
     if len(k) < 2:
         return np.maximum(np.full_like(at, t[0]), 0)
     i = np.clip(np.searchsorted(k, at) - 1, 0, len(k) - 2)

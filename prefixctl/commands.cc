@@ -48,7 +48,7 @@ std::string RowsText(RowEncoding encoding, const EncodingError& e) {
 }
 
 // "until 2026-01-31 12:00:00, pinned", or "-".
-std::string MaterialisedText(const PrefixSummary& p) {
+std::string LifetimeText(const PrefixSummary& p) {
   std::string text = p.expires_unix_ms == 0 ? "" : "until " + Time(p.expires_unix_ms);
   if (p.pinned) text += text.empty() ? "pinned" : ", pinned";
   return text.empty() ? "-" : text;
@@ -150,7 +150,7 @@ Status ListPrefixes(RemoteStore& client, const Options& options) {
     rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, Count(p.n_tokens),
                     Bytes(p.own_bytes),
                     p.quarantined ? "quarantined" : std::string(IngestStateName(p.ingest)),
-                    Time(p.last_used_unix_ms), MaterialisedText(p), p.label});
+                    Time(p.last_used_unix_ms), LifetimeText(p), p.label});
   }
   PrintTable(rows);
   for (const PrefixSummary& p : prefixes) {
@@ -206,7 +206,7 @@ Status ShowPrefix(RemoteStore& client, const Options& options) {
                {"state", state},
                {"created (UTC)", Time(p.created_unix_ms)},
                {"last used (UTC)", Time(p.last_used_unix_ms)},
-               {"kept (UTC)", MaterialisedText(p)},
+               {"lifetime (UTC)", LifetimeText(p)},
                {"continued by", Count(p.children)}});
   for (size_t i = 0; i < detail.chain.size(); ++i) {
     std::printf("%s%s\n", i == 0 ? "chain             " : "               -> ",
@@ -282,7 +282,7 @@ Status ChangeLifetime(RemoteStore& client, const Options& options, const Lifetim
   if (options.json) {
     PrintJson(ToJson(detail));
   } else {
-    std::printf("%s: %s\n", options.prefix.c_str(), MaterialisedText(detail.summary).c_str());
+    std::printf("%s: %s\n", options.prefix.c_str(), LifetimeText(detail.summary).c_str());
   }
   return {};
 }

@@ -1,6 +1,6 @@
-// Implements estimators that keep the mid region by clusters of keys (spec §3): centroids with
-// their values, moments per cluster, and the values alone for a selector that scores every key
-// itself.
+// Implements estimators that keep the mid region by clusters of keys (docs/mathematics.md):
+// centroids with their values, moments per cluster, and the values alone for a selector that scores
+// every key itself.
 //
 // A Clustering is fixed when a prefix is ingested, and all its summaries share it, so that they
 // merge. A step either receives the cluster of each retrieved row or finds it again from the row's

@@ -1,7 +1,7 @@
-// Unifies all estimators of the remainder behind one interface (spec §3): summaries are built from
-// rows as they come, merged with those of other sets, stored, charged, and attached to a step in
-// the same way. attention/estimators/step_input.h defines what a step reads of them: GroupStep and
-// EstimateRemainder evaluate whatever is attached to their input.
+// Unifies all estimators of the remainder behind one interface (docs/mathematics.md): summaries are
+// built from rows as they come, merged with those of other sets, stored, charged, and attached to a
+// step in the same way. attention/estimators/step_input.h defines what a step reads of them:
+// GroupStep and EstimateRemainder evaluate whatever is attached to their input.
 //
 // Thread-safety: plain value; const methods may be called from any number of threads.
 #pragma once
@@ -68,7 +68,8 @@ class EstimatorSummary {
   Status Coarsen(std::span<const uint16_t> to, const Clustering* into);
 
   size_t bytes() const;  // as stored, without the envelope
-  // Returns the token-equivalents that a budget is charged beside rows of this shape (spec §4).
+  // Returns the token-equivalents that a budget is charged beside rows of this shape
+  // (docs/mathematics.md).
   double Tokens(const RowShape& row) const;
 
   // producer: fingerprint of what made the summary (weights of the maps, clustering, anchors). It

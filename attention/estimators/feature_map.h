@@ -1,4 +1,4 @@
-// Evaluates learned positive feature maps in the log domain (spec §3, paper 001 App. J).
+// Evaluates learned positive feature maps in the log domain ([RC] App. J).
 //
 //   g0 = W_in x + b_in;  h = W2 GELU(W1 g0 + b1) + b2;  g1 = g0 + alpha h;
 //   log phi(x) = W_out g1 + b_out

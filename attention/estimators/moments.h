@@ -1,5 +1,5 @@
-// Implements the summary of the tilted-moment estimator (spec §3, "The tilted-moment estimator"):
-// training-free, additive.
+// Implements the summary of the tilted-moment estimator (docs/mathematics.md, "The tilted-moment
+// estimator"): training-free, additive.
 //
 // A MomentSummary holds the count, mean key, centred second moments of the keys (diagonal or full),
 // mean value and, optionally, the centred cross moment C = E[(k - mu_k)(v - vbar)^T] of a token

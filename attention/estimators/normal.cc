@@ -11,7 +11,7 @@ constexpr double kInvSqrtPi = 0.56418958354775628695;
 constexpr double kSqrt2OverPi = 0.79788456080286535588;
 constexpr double kInvSqrt2Pi = 0.39894228040143267794;
 // Below this, log Phi(t) comes from erfcx, because Phi(t) would underflow and its logarithm cancel
-// (spec §3).
+// (docs/mathematics.md).
 constexpr double kTail = -5.0;
 
 }  // namespace

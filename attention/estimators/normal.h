@@ -1,4 +1,5 @@
-// Computes the normal distribution in logs, for the tilted-moment estimator (spec §3). float64.
+// Computes the normal distribution in logs, for the tilted-moment estimator (docs/mathematics.md).
+// float64.
 #pragma once
 
 namespace prefixd {
@@ -12,8 +13,8 @@ double NormalHazard(double t);
 // Phi^-1(p): -inf and +inf at 0 and 1.
 double NormalQuantile(double p);
 // sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma): the log mean of exp(s) for s ~ N(mu, sigma^2)
-// restricted to s <= c (without the restriction's own normalisation, as in spec §3). sigma > 0; c
-// may be +inf (no cut).
+// restricted to s <= c (without the restriction's own normalisation, as in docs/mathematics.md).
+// sigma > 0; c may be +inf (no cut).
 double LogTiltedMass(double mu, double sigma, double c);
 
 }  // namespace prefixd

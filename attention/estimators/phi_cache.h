@@ -1,4 +1,5 @@
-// Keeps the max-shifted phi cache of one (layer, KV head) over a token set (spec §3, eqs. [34-43]).
+// Keeps the max-shifted phi cache of one (layer, KV head) over a token set (docs/mathematics.md,
+// eqs. [34-43]).
 //
 //   m[f] = max_i log phi_k(k_i)[f]
 //   u[f] = sum_i exp(log phi_k(k_i)[f] - m[f])
@@ -24,7 +25,7 @@
 
 namespace prefixd {
 
-// PhiForm::kPerFeature leaves at least this much of a feature (spec §3).
+// PhiForm::kPerFeature leaves at least this much of a feature (docs/mathematics.md).
 inline constexpr double kFeatureEpsilon = 1e-12;
 
 class PhiCache {

@@ -1,5 +1,5 @@
-// Computes the estimated remainder R = M \ K of one group (spec §3), in the form a step merges it.
-// Internal to attention/, except CheckEstimatorInputs, which gpu/ calls as well.
+// Computes the estimated remainder R = M \ K of one group (docs/mathematics.md), in the form a step
+// merges it. Internal to attention/, except CheckEstimatorInputs, which gpu/ calls as well.
 #pragma once
 
 #include <span>
@@ -86,8 +86,9 @@ struct ScoreMean {
 ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g);
 // Returns the remainder's mean score for the bracket: -inf without a moment summary.
 double MeanRemainingScore(const RemainderContext& context, uint32_t g);
-// Returns the cut of a tilted estimate, given the remainder's score mean and deviation (spec §2):
-// with CutKind::kNone the Gaussian's own expected maximum, or the given score if that is lower.
+// Returns the cut of a tilted estimate, given the remainder's score mean and deviation
+// (docs/mathematics.md): with CutKind::kNone the Gaussian's own expected maximum, or the given
+// score if that is lower.
 double TiltCut(const Cut& cut, double mean, double sigma, double remaining);
 // Clamps log Z_R: |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) where there is a cut; the lower side
 // wins. Under an approximate cut the upper side is no proof, but to exceed it the unread tokens

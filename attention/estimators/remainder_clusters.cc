@@ -1,5 +1,5 @@
 // Estimates the remainder by clusters of keys: centroids, moments per cluster, and the selector's
-// own scan (spec §3). Retrieved rows leave their clusters exactly.
+// own scan (docs/mathematics.md). Retrieved rows leave their clusters exactly.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-// Estimates the remainder by tilted moments (spec §3, "The tilted-moment estimator").
+// Estimates the remainder by tilted moments (docs/mathematics.md, "The tilted-moment estimator").
 #include <algorithm>
 #include <cmath>
 

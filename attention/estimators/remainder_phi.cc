@@ -1,4 +1,4 @@
-// Estimates the remainder by the max-shifted phi cache (spec §3).
+// Estimates the remainder by the max-shifted phi cache (docs/mathematics.md).
 #include <algorithm>
 #include <cmath>
 #include <limits>

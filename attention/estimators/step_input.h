@@ -1,5 +1,6 @@
-// Defines the input and output of one step of one KV head and its group of query heads (spec §2).
-// Estimators attach their summaries to the input; attention/step/step.h computes the step.
+// Defines the input and output of one step of one KV head and its group of query heads
+// (docs/mathematics.md). Estimators attach their summaries to the input; attention/step/step.h
+// computes the step.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Encodes features that a prefix keeps beside its rows, so that a step need not recompute phi_k for
-// the rows that it retrieves (spec §3, "Recompute or read").
+// the rows that it retrieves (docs/mathematics.md, "Recompute or read").
 //
 // Each token's features are kept relative to m of its chunk, where they are at most 1:
 //   linear: exp(log phi - m) in equal steps: error at most half a step of the chunk's largest

@@ -1,5 +1,5 @@
 // Computes how much mass, and which mean, scores have below a cut: the three readings of the
-// tilted-moment estimator (spec §3). float64, one query head.
+// tilted-moment estimator (docs/mathematics.md). float64, one query head.
 //
 // The inputs are the remainder's score mean mu and variance sigma^2 and the cut c. These are
 // moments of scores already cut: kDirect treats them as those of a Gaussian that is yet to be cut

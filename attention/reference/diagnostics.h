@@ -1,4 +1,4 @@
-// Computes diagnostics of spec §7 (paper 001 App. H), in float64.
+// Computes diagnostics of [RC] ([RC] App. H), in float64.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
-// Computes spec §1-3 in float64, the truth that every kernel is compared with: slow and obvious,
-// formula by formula, sharing no arithmetic with the fast paths. For tests and for measuring
-// errors.
+// Computes docs/mathematics.md in float64, the truth that every kernel is compared with: slow and
+// obvious, formula by formula, sharing no arithmetic with the fast paths. For tests and for
+// measuring errors.
 #pragma once
 
 #include <cstdint>

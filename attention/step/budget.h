@@ -1,4 +1,4 @@
-// Computes the token-equivalent read budget (spec §4, paper 001 App. D).
+// Computes the token-equivalent read budget ([RC] App. D).
 // Pure functions.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Bounds or estimates the mass that a step has not read: certified where the cut is exact,
-// estimated elsewhere. Spreads tokens to where more reading would help most (spec §8).
+// estimated elsewhere. Spreads tokens to where more reading would help most ([PrHS]).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace prefixd {
 //   lse_exact: log Z_E over what was read; remaining: |R|.
 MissingMass MissingMassOf(const Cut& cut, uint64_t remaining, double lse_exact, double rho_z);
 // Bounds the mutual information that is lost when delta of the mass is dropped, in nats: 2
-// (h_b(delta) + delta log n), h_b the binary entropy (paper 002). Certified as delta is.
+// (h_b(delta) + delta log n), h_b the binary entropy ([PrHS]). Certified as delta is.
 double InformationLoss(double delta, uint64_t n_tokens);
 
 // One KV head's demand for tokens in a step.

@@ -1,5 +1,5 @@
-// Computes one step of one KV head and its group of query heads (spec §2): exact attention over
-// anchors and retrieved rows, the estimated remainder, one normalisation.
+// Computes one step of one KV head and its group of query heads (docs/mathematics.md): exact
+// attention over anchors and retrieved rows, the estimated remainder, one normalisation.
 //
 // CPU, without threads of its own: callers parallelise over groups. attention/reference/reference.h
 // has the float64 truth with the same signature; gpu/ implements the same contract for device

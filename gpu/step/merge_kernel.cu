@@ -1,6 +1,6 @@
 // Runs the last kernel of a step: the splits of a head become one exact state, the remainder is
-// estimated from the summary less the retrieved rows, and the two are normalised once (spec §2,
-// steps 3, 4).
+// estimated from the summary less the retrieved rows, and the two are normalised once
+// (docs/mathematics.md, steps 3, 4).
 #include "gpu/step/remainder.cuh"
 
 namespace prefixd::gpu::internal {

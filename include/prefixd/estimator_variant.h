@@ -1,5 +1,5 @@
 // Names the ways to estimate the remainder for users: an estimator, what it keeps of the mid
-// region, and how it reads that (spec §3).
+// region, and how it reads that (docs/mathematics.md).
 //
 //   none
 //   moment[/rR | /full][/cov][/parent | /rank]   R: rank of the cross moment C; full: all of C;
@@ -25,7 +25,7 @@
 
 namespace prefixd {
 
-// The estimators of the remainder (spec §3).
+// The estimators of the remainder (docs/mathematics.md).
 enum class EstimatorKind : uint8_t {
   kNone = 0,
   kPhi = 1,
@@ -42,8 +42,9 @@ inline constexpr size_t kEstimatorKinds = 6;  // without kAuto
 inline constexpr std::array<std::string_view, kEstimatorKinds> kEstimatorNames = {
     "none", "phi", "moment", "centroid", "cluster_moment", "scan"};
 
-// Selects where a remainder that cancels is clamped (spec §3): the signed-weight form clamps its
-// whole mass, the paper's parity form [38-43] each feature, u_R = max(u - u_K, kFeatureEpsilon).
+// Selects where a remainder that cancels is clamped (docs/mathematics.md): the signed-weight form
+// clamps its whole mass, the paper's parity form [38-43] each feature, u_R = max(u - u_K,
+// kFeatureEpsilon).
 enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
 // Selects how a moment estimate reads its cut (attention/estimators/tilt.h).
 enum class MomentForm : uint8_t { kDirect = 0, kParent = 1, kRank = 2 };

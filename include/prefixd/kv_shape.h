@@ -31,7 +31,8 @@ struct RowShape {
   bool operator==(const RowShape&) const = default;
 };
 
-// One layer's parameters (spec §1). Scores are scale * q.k, softcapped where softcap > 0.
+// One layer's parameters (docs/mathematics.md). Scores are scale * q.k, softcapped where softcap >
+// 0.
 struct LayerGeometry {
   float scale = 0;              // usually 1/sqrt(key_dim)
   float softcap = 0;            // 0: none; otherwise exact attention or selection only

@@ -1,4 +1,4 @@
-// Counts what a session, or one layer and KV head of it, has read (spec §4).
+// Counts what a session, or one layer and KV head of it, has read (docs/mathematics.md).
 //
 // Thread-safety: plain values.
 #pragma once
@@ -38,7 +38,7 @@ struct Ledger {
   uint64_t rho_z_count = 0;
   uint64_t select_ns = 0, read_ns = 0, compute_ns = 0;
 
-  // The share of searches made in those that steps without sharing would make (spec §8); 0 if no
+  // The share of searches made in those that steps without sharing would make ([PrHS]); 0 if no
   // set was used.
   double retrieval_ratio() const {
     return selections ? double(retrievals) / double(selections) : 0.0;

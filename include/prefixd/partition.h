@@ -1,4 +1,4 @@
-// Divides a stored prefix into anchors, mid region and remainder (spec §1, eq. [2]).
+// Divides a stored prefix into anchors, mid region and remainder (docs/mathematics.md, eq. [2]).
 #pragma once
 
 #include <algorithm>

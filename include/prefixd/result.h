@@ -19,13 +19,13 @@ enum class Code {
   kNotFound,            // no such model, prefix, session, file
   kAlreadyExists,       // exists already, with other contents
   kFailedPrecondition,  // the order or state is wrong (store locked, session detached)
-  kInfeasible,          // the read budget cannot pay for anchors and estimator (spec §4)
-  kResourceExhausted,   // disk full, quota, too many sessions
-  kCorrupt,             // stored bytes do not verify; they were not returned
-  kUnavailable,         // daemon or tier not reachable now; trying again may work
-  kIo,                  // the operating system refused a read or write
-  kCancelled,           // aborted by the caller or by shutdown
-  kInternal,            // a broken invariant: a bug in prefixd
+  kInfeasible,         // the read budget cannot pay for anchors and estimator (docs/mathematics.md)
+  kResourceExhausted,  // disk full, quota, too many sessions
+  kCorrupt,            // stored bytes do not verify; they were not returned
+  kUnavailable,        // daemon or tier not reachable now; trying again may work
+  kIo,                 // the operating system refused a read or write
+  kCancelled,          // aborted by the caller or by shutdown
+  kInternal,           // a broken invariant: a bug in prefixd
 };
 
 // Returns the stable lower-case name of a code, e.g. "not_found"; JSON and the wire use it.

@@ -1,5 +1,5 @@
-// Defines a selector's result, the mid tokens to read and a cut per query head (spec §2), and the
-// mass that a step has left unread.
+// Defines a selector's result, the mid tokens to read and a cut per query head
+// (docs/mathematics.md), and the mass that a step has left unread.
 //
 // Thread-safety: plain values.
 #pragma once

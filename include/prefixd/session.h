@@ -54,8 +54,8 @@ class Session {
   // kInfeasible when the budget cannot pay for anchors and estimator; the policy is then unchanged.
   virtual Status SetPolicy(const StepPolicy& policy) = 0;
 
-  // Computes attention of one decode step over the stored prefix (spec §2), for all heads of a
-  // layer:
+  // Computes attention of one decode step over the stored prefix (docs/mathematics.md), for all
+  // heads of a layer:
   //   q: [n_q_heads][key_dim] float32, after RoPE -> y: [n_q_heads][value_dim], lse: [n_q_heads]
   //   (natural log). The decoder merges (y, lse) with the state of its own tokens: MergeStates.
   virtual Status Step(uint32_t layer, std::span<const float> q, std::span<float> y,

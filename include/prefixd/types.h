@@ -95,11 +95,11 @@ struct StepPolicy {
   // prefill; without such queries the moment estimator ("untuned"). It travels as a name of
   // estimator_variant.h.
   EstimatorVariant estimator = EstimatorKind::kAuto;
-  double budget = 0.02;           // fraction of the prefix per step (spec §4)
+  double budget = 0.02;           // fraction of the prefix per step (docs/mathematics.md)
   std::optional<uint32_t> k;      // fixed K instead of a budget
   uint32_t l_gen = 1;             // generated tokens that share the summary's cost
   std::string selector = "auto";  // "auto", "exact", "codes", "ivf"
-  // Steps share retrieved sets (spec §8; runtime/step/shared_sets.h): within a block, steps whose
+  // Steps share retrieved sets ([PrHS]; runtime/step/shared_sets.h): within a block, steps whose
   // queries are alike retrieve once. The tokens that dilation adds are read beyond `k`; the plan of
   // a `budget` includes them, so that the budget holds.
   struct Sharing {
@@ -114,10 +114,10 @@ struct StepPolicy {
   };
   Sharing sharing;
   // In the upper quarter of the layers a step retrieves only tokens from a boundary on, which moves
-  // up with the layer (spec §8, PSAW). The tokens before it stay in the remainder and are
+  // up with the layer ([PrHS], PSAW). The tokens before it stay in the remainder and are
   // estimated.
   struct Window {
-    double phi = 1;  // (0, 1]; paper 002 takes 0.7. 1: all tokens
+    double phi = 1;  // (0, 1]; [PrHS] takes 0.7. 1: all tokens
     double alpha = 1;
     bool on() const { return phi < 1; }
     bool operator==(const Window&) const = default;

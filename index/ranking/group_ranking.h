@@ -1,5 +1,5 @@
-// The ranking of mid tokens by which the query heads of one KV head share a set (spec §2, §4).
-// Pure functions.
+// The ranking of mid tokens by which the query heads of one KV head share a set
+// (docs/mathematics.md). Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace prefixd {
 
 // Picks the k tokens ranked by the best of the group's normalised scores s_i^g - L_g, where
 // L_g is the logsumexp of head g's scores over all candidates; c_g = L_g + threshold with the
-// threshold being the largest rank value left out (spec §2). k >= n selects everything (then
-// cuts are exact at -infinity). Positions are candidate indices plus `first_id`.
+// threshold being the largest rank value left out (docs/mathematics.md). k >= n selects everything
+// (then cuts are exact at -infinity). Positions are candidate indices plus `first_id`.
 //   scores: [G][n] row-major, natural scaled scores (softcap applied)
 //   scores_complete: false when scores are of a subset or approximate; cuts are then marked so
 //   lse: [G] L_g, of `scores` that are a subset of the candidates; empty: those of `scores`

@@ -1,5 +1,5 @@
-// The rank by which a group of query heads shares one retrieved set (spec §2): best of the
-// normalised scores. Internal to index/; SelectByGroupMax of attention/ decides.
+// The rank by which a group of query heads shares one retrieved set (docs/mathematics.md): best of
+// the normalised scores. Internal to index/; SelectByGroupMax of attention/ decides.
 #pragma once
 
 #include <cstdint>

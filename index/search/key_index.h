@@ -77,7 +77,7 @@ class KeyIndex {
   virtual std::vector<float> efforts() const { return {1}; }
   // Not while others use the index. kInvalidArgument: not an effort of this kind.
   virtual Status SetEffort(float effort);
-  // ids ascending, cuts with their kind (spec §2), one retrieved set per KV head
+  // ids ascending, cuts with their kind (docs/mathematics.md), one retrieved set per KV head
   // (index/ranking/group_ranking.h).
   // k of at least candidates.size() (an empty range too) returns them all without reading a key:
   // cuts are exact at -inf. Which of several tokens of equal rank is returned is unspecified.

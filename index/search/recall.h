@@ -14,7 +14,7 @@ struct SelectionQuality {
   // recall@K, K = ids.size(): the share of the exact top-K by the group ranking that was selected.
   // A token of the same rank as the K-th counts as found. 1 for K = 0.
   double recall = 1;
-  // Per query head: attention mass over the candidates, sum p_i (spec §7), that the selection
+  // Per query head: attention mass over the candidates, sum p_i ([RC]), that the selection
   // recovers, and that the exact top-K of the group would.
   std::vector<double> mass, best_mass;
 

@@ -1,6 +1,6 @@
 // An index set so that it finds enough, and what it then finds on queries that it was not set by.
 //
-// Queries are those of the prefill itself, scored against the keys that they saw (spec §7). One
+// Queries are those of the prefill itself, scored against the keys that they saw ([RC]). One
 // half chooses how much the index looks at; the other half says what that is worth.
 //
 // Thread-safety: pure functions.

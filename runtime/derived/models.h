@@ -27,7 +27,7 @@ struct Model {
   // the longest one there is; null without maps.
   const FeatureMapSet* MapsFor(uint32_t n_tokens) const;
   // Whether the layer keeps summaries. Layers with a softcap attend exactly or by selection only;
-  // layers with a sliding window belong to the engine (spec §1).
+  // layers with a sliding window belong to the engine (docs/mathematics.md).
   bool Summarised(uint32_t layer) const;
 };
 

@@ -1,4 +1,4 @@
-// Samples a prefill's own queries, from which ingest chooses estimators per head (spec §7: queries
+// Samples a prefill's own queries, from which ingest chooses estimators per head ([RC]: queries
 // are causal, so they come from the last quarter of the prompt and are scored on the keys before
 // it).
 //

@@ -1,10 +1,10 @@
 // Computes the summaries of a stored prefix's mid region from the checkpoints beside its segments.
 //
 // A segment keeps cumulative checkpoints: summaries of its own tokens up to a position, sinks left
-// out. Disjoint sets merge and nothing is ever subtracted (spec §3, "only ever add"): for each
-// segment of the chain the last checkpoint that fits is loaded, and the rows from it to the end of
-// the mid region (or of the segment's use) are added. Checkpoints gather the most that any
-// configured estimator needs; each estimator keeps its part (materialised_summaries.h).
+// out. Disjoint sets merge and nothing is ever subtracted (docs/mathematics.md, "only ever add"):
+// for each segment of the chain the last checkpoint that fits is loaded, and the rows from it to
+// the end of the mid region (or of the segment's use) are added. Checkpoints gather the most that
+// any configured estimator needs; each estimator keeps its part (materialised_summaries.h).
 //
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once

@@ -2,10 +2,10 @@
 //
 // The prefix is cut at P, three quarters into the prompt: the sampled queries come from behind it,
 // so every key before P was visible to them. Each estimator reads what the budget leaves after its
-// own cost (spec §4), with exact Top-K selection, and is compared with exact attention over [0, P)
-// by mean relative l1 output error [53] over samples and query heads. Rows are streamed twice: for
-// the scores and the exact outputs, then for the rows that any sample retrieves.
-// the scores and the truth, then for the rows that any sample retrieves.
+// own cost (docs/mathematics.md), with exact Top-K selection, and is compared with exact attention
+// over [0, P) by mean relative l1 output error [53] over samples and query heads. Rows are streamed
+// twice: for the scores and the exact outputs, then for the rows that any sample retrieves. the
+// scores and the truth, then for the rows that any sample retrieves.
 #pragma once
 
 #include <vector>

@@ -36,7 +36,7 @@ Result<uint64_t> PrefetchBytes(uint64_t heads, const StepPolicy::Prefetch& prefe
   const uint64_t least = heads * storage::kPageBytes;
   const std::string too_little = " is less than a page of " + std::to_string(storage::kPageBytes) +
                                  " bytes for each of " + std::to_string(heads) +
-                                 " heads; rows are read ahead with ";
+                                 " heads; rows are prefetched with ";
   if (tier_bytes / kTierParts < least) {
     return Error{Code::kFailedPrecondition,
                  "a tenth of the host tier of " + std::to_string(tier_bytes) + " bytes" +

@@ -8,9 +8,8 @@
 
 namespace prefixd {
 
-// Returns the part of the mid region that is visible at `layer` in a progressive window (spec §8;
-// paper 002 eq. 15): nothing is hidden below layer floor(3 L / 4), nor with phi = 1. t: the
-// prefix's length.
+// Returns the part of the mid region that is visible at `layer` in a progressive window (// [PrHS]
+// eq. 15): nothing is hidden below layer floor(3 L / 4), nor with phi = 1. t: the prefix's length.
 TokenRange VisibleMid(const StepPolicy::Window& window, uint32_t layer, uint32_t n_layers,
                       const Partition& partition);
 

@@ -3,7 +3,7 @@
 //
 // A round is one decode step: it ends when a layer comes again. Each layer takes its part once in a
 // round, so that no round ever reads more than the fixed plan would. A head's missing mass is known
-// from its last steps (spec §8: rho_z without further reading).
+// from its last steps ([PrHS]: rho_z without further reading).
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once

@@ -75,16 +75,16 @@ Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
     return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastPrefetchMib) +
                            " to " + std::to_string(kMostPrefetchMib) + ", not " +
                            std::to_string(prefetch.max_mib) +
-                           "; without prefetch.forward and prefetch.back nothing is read ahead");
+                           "; without prefetch.forward and prefetch.back nothing is prefetched");
   }
   if (policy.mode != StepMode::kRetrieve) {
     return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
-                           "' retrieves nothing that could be read ahead; use mode retrieve, or no "
+                           "' retrieves nothing that could be prefetched; use mode retrieve, or no "
                            "prefetch");
   }
   if (options.host_tier_bytes == 0) {
     return Error{Code::kFailedPrecondition,
-                 "rows are read ahead into the host tier, and this store has none "
+                 "rows are prefetched into the host tier, and this store has none "
                  "(store.host_tier_mib is 0); give it one, or use no prefetch"};
   }
   return {};

@@ -1,4 +1,4 @@
-// Reuses retrieved sets in later steps: clustered index sharing (spec §8; paper 002 §IV-A), for
+// Reuses retrieved sets in later steps: clustered index sharing ([PrHS] §IV-A), for
 // each (layer, KV head) by itself.
 //
 // Decoding is cut into blocks of `block` steps. The first query of a block retrieves. A later query

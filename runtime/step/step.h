@@ -1,4 +1,4 @@
-// Runs the steps of groups (session, KV head): select, read, attend (spec §2).
+// Runs the steps of groups (session, KV head): select, read, attend (docs/mathematics.md).
 #pragma once
 
 #include <memory>

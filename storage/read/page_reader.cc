@@ -310,7 +310,7 @@ Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
       at += n;
     }
     if (missing.empty()) break;
-    if (stop) return Error{Code::kCancelled, "what was read ahead is not wanted any more"};
+    if (stop) return Error{Code::kCancelled, "prefetched rows are not wanted any more"};
     const uint64_t n = missing.size();
     const PageKey first{segment, missing.front()};
     left -= n;
@@ -328,8 +328,7 @@ Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
       room &= tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kPrefetch);
     }
     if (!room) {
-      return Error{Code::kResourceExhausted,
-                   "the host tier has no room for pages that are read ahead"};
+      return Error{Code::kResourceExhausted, "the host tier has no room for prefetched pages"};
     }
   }
   return {};

@@ -19,7 +19,7 @@ uint64_t RowsBytes(std::span<const StoredPart> parts, const RowShape& row,
                    std::span<const uint32_t> ids);
 
 // Returns the mean stored bytes of a row over all parts: the unit in which budgets count tokens
-// (spec §4: `b` is the stored size). Without tokens: the row as given.
+// (docs/mathematics.md: `b` is the stored size). Without tokens: the row as given.
 double MeanRowBytes(std::span<const StoredPart> parts, const RowShape& row);
 
 }  // namespace prefixd::storage

@@ -93,7 +93,7 @@ TEST(MomentSummary, EmptySetsAreNeutral) {
 }
 
 TEST(MomentSummary, AMillionTokensWithAChannelOfMeanThirty) {
-  // Raw float32 sums of squares gave a negative variance here (spec §3).
+  // Raw float32 sums of squares gave a negative variance here (docs/mathematics.md).
   Random random(testing::Seed("MomentSummary.MeanThirty"));
   constexpr size_t kBatch = 4000, kBatches = 250;
   constexpr float kDeviation = 0.01f;

@@ -107,7 +107,7 @@ TEST_F(RestoreTest, GivesBackWhatWasPut) {
   EXPECT_EQ(session->report().total.logical_bytes - before, 6 * 900 * spec_.geometry.token_bytes());
 }
 
-TEST_F(RestoreTest, RunsEndWithTheChunksOfSettledRows) {
+TEST_F(RestoreTest, RunsEndWithTheChunksOfReclusteredRows) {
   options_.recluster_min_tokens = 100;
   options_.recluster_chunk_tokens = 256;
   Open();

@@ -178,7 +178,7 @@ TEST_F(RequestHandlerTest, OpenPutsAreBounded) {
             Code::kResourceExhausted);
 }
 
-TEST_F(RequestHandlerTest, BorrowedRowsAreCheckedAndEndWithTheConnection) {
+TEST_F(RequestHandlerTest, RowsInPlaceAreCheckedAndEndWithTheConnection) {
   Put("alice");
   Put("bob");
   const Peer peer{"alice", false, true, true};

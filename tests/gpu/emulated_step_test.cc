@@ -181,9 +181,9 @@ TEST(EmulatedStep, RefusesMisalignedAddress) {
       << status.error().message;
 }
 
-// phi_k recomputed by the kernel must agree with phi_k at ingest (spec §3): what the split of
-// weights and activations into two bf16 parts each may add to a layer is kSplitError times the sum
-// of its products' magnitudes, and later layers carry on the error of earlier ones.
+// phi_k recomputed by the kernel must agree with phi_k at ingest (docs/mathematics.md): what the
+// split of weights and activations into two bf16 parts each may add to a layer is kSplitError times
+// the sum of its products' magnitudes, and later layers carry on the error of earlier ones.
 TEST(EmulatedStep, LogPhiAgreesWithIngest) {
   testing::Random random(SeedAll("EmulatedStep.LogPhiAgreesWithIngest"));
   for (int round = 0; round < 8; ++round) {

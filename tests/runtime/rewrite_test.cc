@@ -63,7 +63,7 @@ TEST_F(RewriteTest, StepsAreTheSameBeforeAndAfterSettling) {
   ExpectSame(before, Steps(prompt, retrieve, 3));
 }
 
-// A session that attaches at the very moment of a compaction has all derived data of the two
+// A session that attaches at the very moment of a compactionion has all derived data of the two
 // segments.
 TEST_F(RewriteTest, ACompactedSegmentHasWhatItsPartsHad) {
   AddMaps(4096, testing::Seed("ACompactedSegmentHasWhatItsPartsHad"));

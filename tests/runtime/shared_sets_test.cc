@@ -1,5 +1,5 @@
 // Tests which set a step uses, how sets widen and age, and what a window hides, against plain
-// restatements of spec §8.
+// restatements of [PrHS]
 #include "runtime/step/shared_sets.h"
 #include "runtime/prefix/visible_mid.h"
 

@@ -1,4 +1,5 @@
-// Computes the retrieval-completion step of one layer on CUDA, batched over groups (spec §2, §3).
+// Computes the retrieval-completion step of one layer on CUDA, batched over groups
+// (docs/mathematics.md).
 //
 // A *group* is one (session, KV head) with its G query heads. The contract is that of GroupStep in
 // attention/step/step.h, with every estimator of attention/estimators/estimator.h; only the memory

@@ -96,7 +96,7 @@ TEST_F(ReadInPlaceTest, OutliveTheirPrefixAndTheStore) {
   EXPECT_EQ(Differs(*rows, tokens, 1, 1, ids), "");
 }
 
-TEST_F(ReadInPlaceTest, WhatCannotBeBorrowedIsSaid) {
+TEST_F(ReadInPlaceTest, RowsThatCannotBeReadInPlaceAreRefused) {
   const std::vector<uint32_t> tokens(400, 7);
   const auto id = Put(*store_, model_, tokens);
   ASSERT_OK(id);
@@ -129,7 +129,7 @@ TEST_F(ReadInPlaceTest, WhatCannotBeBorrowedIsSaid) {
   EXPECT_CODE(PrefixStore::Open(options_), Code::kInvalidArgument);
 }
 
-TEST_F(ReadInPlaceTest, ABatchIsBorrowedWholeOrNotAtAll) {
+TEST_F(ReadInPlaceTest, ABatchIsPinnedWholeOrNotAtAll) {
   options_.host_tier_bytes = 64 * kPageBytes;
   Open();
   std::vector<uint32_t> tokens(5000), all(5000);

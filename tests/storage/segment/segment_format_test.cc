@@ -45,7 +45,7 @@ TEST(SegmentFormat, ArrivalLayoutOfSmallRows) {
   EXPECT_EQ(l.footer_page, l.table_page + 1);
 }
 
-TEST(SegmentFormat, SettledLayoutKeepsKeysAndValuesApart) {
+TEST(SegmentFormat, ReclusteredLayoutKeepsKeysAndValuesApart) {
   SegmentHeader header = SomeHeader();
   header.chunk_tokens = 400;
   const SegmentLayout l = *header.Layout();  // 32 keys or values of 128 bytes a page

@@ -64,8 +64,8 @@ class RewriteTest : public OpenStoreTest {
   const size_t row_bytes_ = model_.geometry.row().bytes();
 };
 
-TEST_F(RewriteTest, SettledRowsReadTheSame) {
-  const uint64_t seed = Seed("RewriteTest.SettledRowsReadTheSame");
+TEST_F(RewriteTest, ReclusteredRowsReadTheSame) {
+  const uint64_t seed = Seed("RewriteTest.ReclusteredRowsReadTheSame");
   for (const uint32_t chunk : {1u, 50u, 64u, 4096u}) {
     const auto tokens = Iota(333, chunk * 10'000);
     const SegmentId id = Stored(tokens);
@@ -136,7 +136,7 @@ TEST_F(RewriteTest, AFailedOrderOrAStopChangesNothing) {
   ExpectWhole(id, tokens);
 }
 
-TEST_F(RewriteTest, DamageInASettledSegmentIsNeverServed) {
+TEST_F(RewriteTest, DamageInAReclusteredSegmentIsNeverServed) {
   std::mt19937_64 rng(Seed("RewriteTest.DamageInASettledSegment"));
   options_.host_tier_bytes = 0;
   Open();
