@@ -137,7 +137,8 @@ std::vector<double> SecondMoment(std::span<const double> rows, uint32_t dim) {
 
 // Variance along each axis of rows [n][dim] of coordinates.
 std::vector<double> Variances(std::span<const float> rows, uint32_t dim) {
-  const double n = double(rows.size() / dim);
+  const size_t n_rows = rows.size() / dim;
+  const auto n = static_cast<double>(n_rows);
   std::vector<double> sum(dim), square(dim);
   for (size_t i = 0; i < rows.size(); ++i) sum[i % dim] += rows[i];
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -228,6 +229,7 @@ class Encoder {
 
   void FitKeys() {
     std::vector<double> variances;
+    variances.reserve(axes_.size());
     for (const Axis& axis : axes_) variances.push_back(axis.variance);
     const std::vector<uint8_t> digits = AllocateDigits(variances, CodeFields(dim_));
     std::vector<double> sample;

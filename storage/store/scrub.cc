@@ -36,8 +36,7 @@ class Pacer {
 
 class Scrub {
  public:
-  Scrub(StoreCore& core, const ScrubOptions& options)
-      : core_(core), options_(options), pacer_(options) {}
+  Scrub(StoreCore& core, const ScrubOptions& options) : core_(core), pacer_(options) {}
 
   Status Segment(const SegmentRecord& record) {
     PREFIXD_ASSIGN(const ScrubPosition from, core_.catalog->LoadScrubPosition());
@@ -91,7 +90,6 @@ class Scrub {
   }
 
   StoreCore& core_;
-  const ScrubOptions& options_;
   Pacer pacer_;
 };
 
