@@ -17,6 +17,9 @@ template <typename... F>
 struct Overloaded : F... {
   using F::operator()...;
 };
+// clang deduces an aggregate's arguments from version 17 on.
+template <typename... F>
+Overloaded(F...) -> Overloaded<F...>;
 
 std::string Quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 

@@ -6,8 +6,8 @@
 #   tidy.sh FILE...  these
 # A file that was only renamed is not touched. A header is checked through the .cc file of the same
 # name, or the first that includes it. With TIDY_SECONDS=N it begins no file after N seconds and
-# says how many it left out. TIDY_CHECKS adds checks or takes them
-# away. JOBS=N files are checked at once.
+# says how many it left out. TIDY_CHECKS adds checks or takes them away. JOBS=N files are checked at
+# once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${TIDY_SECONDS:-0} jobs=${JOBS:-$(nproc)} build=build/tidy
@@ -40,9 +40,6 @@ changed() {
 # Configuring is enough: it writes each file's compile command and the one generated header.
 cmake --preset tidy >"$work/configure" || { cat "$work/configure" >&2; exit 1; }
 cmake --build "$build" --target prefixd_commit >"$work/configure" || { cat "$work/configure" >&2; exit 1; }
-# FAISS includes omp.h, which is the compiler's own and not clang's.
-mkdir -p "$build/omp"
-ln -sf "$(g++ -print-file-name=include/omp.h)" "$build/omp/omp.h"
 python3 - "$build" >"$work/known" <<'PYTHON'
 import json, os, sys
 for entry in json.load(open(sys.argv[1] + "/compile_commands.json")):
@@ -84,8 +81,7 @@ check() {
     return
   fi
   local out
-  if out=$(clang-tidy-16 -p "$TIDY_BUILD" --extra-arg="-isystem$PWD/$TIDY_BUILD/omp" \
-      --checks="${TIDY_CHECKS:-}" --quiet "$1" 2>&1); then
+  if out=$(clang-tidy-16 -p "$TIDY_BUILD" --checks="${TIDY_CHECKS:-}" --quiet "$1" 2>&1); then
     echo "$1" >>"$TIDY_WORK/clean"
   else
     echo "$1" >>"$TIDY_WORK/bad"

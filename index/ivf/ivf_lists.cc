@@ -100,7 +100,7 @@ Result<IvfLists> IvfLists::Build(std::span<const float> vectors, uint32_t dim, u
     auto ivf =
         std::make_unique<FaissIvf>(quantizer.get(), dim, n_lists, faiss::ScalarQuantizer::QT_fp16,
                                    faiss::METRIC_INNER_PRODUCT, /*encode_residual=*/false);
-    quantizer.release();
+    (void)quantizer.release();  // own_fields hands it to the index
     ivf->own_fields = true;
     ivf->cp.seed = static_cast<int>(seed & 0x7fffffff);
     ivf->cp.niter = kTrainRounds;
@@ -130,7 +130,7 @@ Result<IvfLists> IvfLists::Load(std::span<const std::byte> bytes, size_t n, uint
     if (const std::string wrong = Mismatch(*ivf, n, dim, n_lists); !wrong.empty()) {
       return CorruptLists(wrong);
     }
-    index.release();
+    (void)index.release();  // `ivf` is the same object
     return IvfLists(std::make_unique<Impl>(Impl{std::unique_ptr<FaissIvf>(ivf)}));
   } catch (const std::exception& e) {
     return CorruptLists(e.what());

@@ -233,7 +233,7 @@ class Rebuilder {
 
   fs::path FreeName() const {
     for (int n = 1;; ++n) {
-      fs::path name = dir_ / ("catalog.lost-" + std::to_string(n));
+      const fs::path name = dir_ / ("catalog.lost-" + std::to_string(n));
       if (!Exists(name)) return name;
     }
   }
