@@ -11,6 +11,9 @@ if(TARGET GTest::gtest)
   prefixd_headers(prefixd_test_headers tests)
   target_precompile_headers(prefixd_test_headers PRIVATE
     ${CMAKE_SOURCE_DIR}/tests/support/precompiled.h)
+  # A precompiled header names its checkout's files: another checkout's, out of the cache, would
+  # define everything twice.
+  set_target_properties(prefixd_test_headers PROPERTIES CXX_COMPILER_LAUNCHER "")
 endif()
 # Sanitizers run these tests; programs that only tests of processes need are not built for them.
 add_custom_target(prefixd_unit_tests)
