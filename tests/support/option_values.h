@@ -15,6 +15,9 @@ template <typename... F>
 struct OfType : F... {
   using F::operator()...;
 };
+// clang deduces an aggregate's arguments from version 17 on.
+template <typename... F>
+OfType(F...) -> OfType<F...>;
 
 // Returns a value within the bounds that differs from the option's present one.
 inline OptionValue OtherValue(const Option& option, OptionForm form) {
