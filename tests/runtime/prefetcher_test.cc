@@ -27,7 +27,7 @@ TEST(PrefetchBytes, AreEqualPartsOfAPageAtLeast) {
   };
   EXPECT_TRUE(PrefetchBytes(1024, prefetch, 40 * kMib).ok());
   refused(1024, 39, Code::kFailedPrecondition, "store.host_tier_mib of 40 or more");
-  refused(1025, 1000, Code::kInvalidArgument, "rows are read ahead with 5 or more");
+  refused(1025, 1000, Code::kInvalidArgument, "rows are prefetched with 5 or more");
 }
 
 TEST(NeighboursAt, AreThoseOfTheDistanceThatLieInside) {
