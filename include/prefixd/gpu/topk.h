@@ -1,7 +1,7 @@
 // Selects Top-K exhaustively on CUDA: scores every key of each group, by the keys themselves or by
 // their compact codes as stored (index/codes/block_codes.h), and returns the k best by the group's
-// rule with a cut per query head (docs/mathematics.md; SelectByGroupMax in prefixd/selection.h is
-// the CPU's).
+// rule with a cut per query head (docs/mathematics.md; index/ranking/group_ranking.h has the CPU
+// form).
 //
 // Like a step (prefixd/gpu/step.h), a launch works on device memory laid out by the caller; it
 // allocates nothing, waits for nothing and reads nothing back, so that a CUDA graph can capture it.
