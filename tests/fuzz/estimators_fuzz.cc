@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "attention/estimators/estimator.h"
+#include "attention/step/step.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

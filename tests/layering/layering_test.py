@@ -85,7 +85,7 @@ def circles(found: dict[str, list[str]], rooms: set[str]) -> list[str]:
     def visit(folder: str, path: list[str]) -> None:
         if folder in path:
             circle = path[path.index(folder):]
-            steps = [graph[a][b] for a, b in zip(circle, circle[1:] + [folder])]
+            steps = [graph[a][b] for a, b in zip(circle, circle[1:] + [folder], strict=True)]
             wrong.append("a circle of folders: " + "; ".join(steps))
             return
         if folder in done:
