@@ -11,16 +11,6 @@ constexpr uint32_t kChunkTokens = 4096;
 
 }  // namespace
 
-Result<std::optional<FeatureFormat>> FeatureFormatFromName(std::string_view name) {
-  if (name == "none") return std::optional<FeatureFormat>();
-  if (name == "u8") return std::optional(FeatureFormat{8, FeatureScale::kLinear});
-  if (name == "u16") return std::optional(FeatureFormat{16, FeatureScale::kLinear});
-  if (name == "log8") return std::optional(FeatureFormat{8, FeatureScale::kLog});
-  if (name == "log16") return std::optional(FeatureFormat{16, FeatureScale::kLog});
-  return InvalidArgument("no feature format named '" + std::string(name) +
-                         "'; use auto, none, u8, u16, log8 or log16");
-}
-
 Result<TokenFeatures> TokenFeatures::Encode(const Model& model, const FeatureMapSet& maps,
                                             const FeatureFormat& format,
                                             const storage::StoredPrefix& prefix, TokenRange tokens,

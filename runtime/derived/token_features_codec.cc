@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "attention/estimators/byte_codec.h"
 #include "runtime/derived/token_features.h"
@@ -22,6 +23,16 @@ Error MalformedFeatures(const char* what) {
 }
 
 }  // namespace
+
+Result<std::optional<FeatureFormat>> FeatureFormatFromName(std::string_view name) {
+  if (name == "none") return std::optional<FeatureFormat>();
+  if (name == "u8") return std::optional(FeatureFormat{8, FeatureScale::kLinear});
+  if (name == "u16") return std::optional(FeatureFormat{16, FeatureScale::kLinear});
+  if (name == "log8") return std::optional(FeatureFormat{8, FeatureScale::kLog});
+  if (name == "log16") return std::optional(FeatureFormat{16, FeatureScale::kLog});
+  return InvalidArgument("no feature format named '" + std::string(name) +
+                         "'; use auto, none, u8, u16, log8 or log16");
+}
 
 std::vector<std::byte> TokenFeatures::Serialize() const {
   ByteWriter out;
