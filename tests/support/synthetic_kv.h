@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "attention/rows/rows.h"
@@ -35,6 +36,7 @@ struct SyntheticPrompt {
   }
   std::span<const float> Q(uint32_t layer, uint32_t first, uint32_t n) const {
     const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
+    if (first > n_tokens || n > n_tokens - first) throw std::out_of_range("queries of no token");
     return std::span(q[layer]).subspan(first * token, n * token);
   }
   // Returns all rows of one head, as the store does.
