@@ -131,6 +131,14 @@ Result<VerifySummary> RemoteStore::Verify(std::string_view prefix, const Progres
   return FromJson<VerifySummary>(reply.control, "verify");
 }
 
+Result<VerifySummary> RemoteStore::VerifyTenant(std::string_view tenant,
+                                                const ProgressFn& progress) {
+  Json control = {{"prefix", ""}, {"tenant", tenant}};
+  PREFIXD_ASSIGN(auto reply,
+                 DoAside({MessageType::kVerify, std::move(control), {}, {}, &progress}));
+  return FromJson<VerifySummary>(reply.control, "verify");
+}
+
 Result<RuntimeStats> RemoteStore::Stats() {
   PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, Json::object(), {}, {}, nullptr}));
   return FromJson<RuntimeStats>(reply.control.value("runtime", Json::object()), "stats");

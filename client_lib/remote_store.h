@@ -34,6 +34,7 @@ class RemoteStore final : public Store {
   Status Remove(std::string_view prefix) override;
   Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override;
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override;
+  Result<VerifySummary> VerifyTenant(std::string_view tenant, const ProgressFn& progress) override;
   Result<RuntimeStats> Stats() override;
 
   // Returns the daemon's own counters.

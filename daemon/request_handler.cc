@@ -310,22 +310,18 @@ Result<Json> RequestHandler::SetLifetime(const Request& request) {
 Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& progress) {
   PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
   if (!id.empty()) PREFIXD_TRY(OwnPrefix(id));
-  if (!id.empty() || peer_.admin) {
+  const bool one_tenant = id.empty() && (!peer_.admin || request.control.contains("tenant"));
+  if (!one_tenant) {
     PREFIXD_ASSIGN(const VerifySummary summary, store_.Verify(id, progress));
     return ToJson(summary);
   }
-  VerifySummary sum;  // all prefixes of this tenant
-  PREFIXD_ASSIGN(const auto prefixes, store_.Prefixes());
-  for (const PrefixSummary& p : prefixes) {
-    if (p.tenant != peer_.tenant) continue;
-    PREFIXD_ASSIGN(VerifySummary one, store_.Verify(p.id, progress));
-    sum.segments += one.segments;
-    sum.pages += one.pages;
-    sum.blobs += one.blobs;
-    sum.bytes += one.bytes;
-    std::ranges::move(one.damaged, std::back_inserter(sum.damaged));
+  std::string tenant = peer_.tenant;
+  if (request.control.contains("tenant")) {
+    PREFIXD_ASSIGN(const auto named, Field<std::string>(request.control, "tenant"));
+    PREFIXD_ASSIGN(tenant, TenantFor(named));
   }
-  return ToJson(sum);
+  PREFIXD_ASSIGN(const VerifySummary summary, store_.VerifyTenant(tenant, progress));
+  return ToJson(summary);
 }
 
 Result<Json> RequestHandler::WaitReady(const Request& request, const ProgressFn& progress) {

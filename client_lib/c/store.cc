@@ -205,6 +205,16 @@ pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress
   });
 }
 
+pfx_code pfx_verify_tenant(pfx_store* client, const char* tenant, pfx_progress progress, void* user,
+                           char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto summary,
+                   client->client->VerifyTenant(Text(tenant), Progress(progress, user)));
+    return ReturnText(wire::ToText(summary), json);
+  });
+}
+
 void pfx_merge_states(float* y_a, float* lse_a, const float* y_b, const float* lse_b, size_t n,
                       size_t value_dim) {
   for (size_t i = 0; i < n; ++i) {

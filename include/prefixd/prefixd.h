@@ -195,9 +195,13 @@ PFX_API pfx_code pfx_set_lifetime(pfx_store* client, const char* prefix, const c
  * `progress` may be NULL. */
 PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress,
                                 void* user);
-/* Reads and verifies a whole prefix (NULL or "": the whole store); `json` may be NULL. */
+/* Reads and verifies every segment that a prefix needs (NULL or "": the whole store, over a
+ * connection all of the tenant's), each once; `json` may be NULL. */
 PFX_API pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress,
                             void* user, char** json);
+/* Does the same for all segments of one tenant. */
+PFX_API pfx_code pfx_verify_tenant(pfx_store* client, const char* tenant, pfx_progress progress,
+                                   void* user, char** json);
 
 /* ---- sessions ------------------------------------------------------------------------------- */
 

@@ -86,8 +86,13 @@ class Store {
   virtual Status Remove(std::string_view prefix) = 0;
   // Durable when it returns. kNotFound when the prefix was removed or has expired.
   virtual Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) = 0;
-  // prefix "": the whole store.
+  // Reads and checks every segment that the prefix needs ("": the whole store, over a connection
+  // all of the tenant's), each once; progress counts all of them. A segment that is removed
+  // meanwhile is no error.
   virtual Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) = 0;
+  // Does the same for all segments of one tenant.
+  virtual Result<VerifySummary> VerifyTenant(std::string_view tenant,
+                                             const ProgressFn& progress) = 0;
   virtual Result<RuntimeStats> Stats() = 0;
 };
 

@@ -294,6 +294,7 @@ struct RuntimeStats {
 struct VerifySummary {
   uint64_t segments = 0, pages = 0, blobs = 0, bytes = 0;
   std::vector<std::string> damaged;
+  std::vector<std::string> covered;  // ids of the segments that were read, each once
 };
 
 using ProgressFn = std::function<bool(uint64_t done, uint64_t total, std::string_view unit)>;

@@ -130,6 +130,15 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("prefix") = "", nb::arg("progress") = nb::none())
       .def(
+          "verify_tenant",
+          [](const StoreHandle& s, const std::string& tenant, nb::object progress) {
+            return wire::ToText(
+                Unwrap(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
+                  return s.get()->VerifyTenant(tenant, report);
+                })));
+          },
+          nb::arg("tenant"), nb::arg("progress") = nb::none())
+      .def(
           "prefixes",
           [](const StoreHandle& s) { return wire::ToText(Unwrap(s.get()->Prefixes())); },
           Unlocked())

@@ -142,9 +142,14 @@ class Store:
         )
 
     def verify(self, prefix: str = "", progress: Progress | None = None) -> dict[str, Any]:
-        """Reads all of a prefix (or of the store) and checks it; returns segments, pages, bytes,
-        damaged."""
+        """Reads every segment that a prefix needs (or all of the store) and checks it; returns
+        segments, pages, bytes, damaged, and the ids of the segments covered."""
         summary: dict[str, Any] = json.loads(self.core.verify(prefix, progress))
+        return summary
+
+    def verify_tenant(self, tenant: str, progress: Progress | None = None) -> dict[str, Any]:
+        """Does what `verify` does, for all segments of one tenant."""
+        summary: dict[str, Any] = json.loads(self.core.verify_tenant(tenant, progress))
         return summary
 
     def stats(self) -> dict[str, Any]:

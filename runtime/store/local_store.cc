@@ -37,6 +37,17 @@ Error NoSuchPrefix(std::string_view id) {
   return {Code::kNotFound, "no prefix '" + std::string(id) + "' is stored"};
 }
 
+VerifySummary SummaryOf(storage::VerifyReport report) {
+  VerifySummary summary{report.covered.size(),
+                        report.pages,
+                        report.blobs,
+                        report.bytes,
+                        std::move(report.damaged),
+                        {}};
+  for (const SegmentId& id : report.covered) summary.covered.push_back(id.ToString());
+  return summary;
+}
+
 class LocalStoreImpl final : public LocalStore {
  public:
   explicit LocalStoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
@@ -240,8 +251,12 @@ class LocalStoreImpl final : public LocalStore {
       only = info.id;
     }
     PREFIXD_ASSIGN(auto report, core_->storage->Verify(only ? &*only : nullptr, progress));
-    return VerifySummary{report.segments, report.pages, report.blobs, report.bytes,
-                         std::move(report.damaged)};
+    return SummaryOf(std::move(report));
+  }
+
+  Result<VerifySummary> VerifyTenant(std::string_view tenant, const ProgressFn& progress) override {
+    PREFIXD_ASSIGN(auto report, core_->storage->VerifyTenant(tenant, progress));
+    return SummaryOf(std::move(report));
   }
 
   Result<RuntimeStats> Stats() override { return StatsOf(*core_); }

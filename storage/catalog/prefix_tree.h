@@ -140,6 +140,8 @@ class PrefixTree {
   // blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
+  // Returns the segments that a prefix's name needs, root first; none when the name is unknown.
+  std::vector<SegmentRecord> Chain(const SegmentId& id) const;
   // Returns a snapshot for the eviction; `bytes` is the size of the segment files.
   std::vector<EvictionNode> EvictionNodes(int64_t now_unix_ms) const;
   TenantBytes Usage() const;  // bytes of the segment files

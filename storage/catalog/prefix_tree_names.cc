@@ -64,4 +64,14 @@ std::pair<SegmentId, uint32_t> PrefixTree::Resolve(const SegmentId& id) const {
   return {it->second.segment, it->second.n_tokens};
 }
 
+std::vector<SegmentRecord> PrefixTree::Chain(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto alias = aliases_.find(id);
+  std::vector<SegmentRecord> records;
+  for (const Node* node : ChainOf(alias == aliases_.end() ? id : alias->second.segment)) {
+    records.push_back(node->record);
+  }
+  return records;
+}
+
 }  // namespace prefixd::storage

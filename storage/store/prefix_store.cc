@@ -150,7 +150,18 @@ class Store final : public PrefixStore {
   }
 
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
-    return core_->Verify(only, progress);
+    if (only == nullptr) return core_->Verify([&] { return core_->tree.Records(); }, progress);
+    PREFIXD_ASSIGN(const PrefixInfo known, core_->tree.Info(*only));
+    return core_->Verify([&] { return core_->tree.Chain(*only); }, progress);
+  }
+
+  Result<VerifyReport> VerifyTenant(std::string_view tenant, const Progress& progress) override {
+    const auto wanted = [&] {
+      std::vector<SegmentRecord> records = core_->tree.Records();
+      std::erase_if(records, [&](const SegmentRecord& r) { return r.tenant != tenant; });
+      return records;
+    };
+    return core_->Verify(wanted, progress);
   }
 
   Result<int64_t> Scrub(const ScrubOptions& options) override {

@@ -61,8 +61,9 @@ struct Match {
 };
 
 struct VerifyReport {
-  uint64_t segments = 0, pages = 0, blobs = 0, bytes = 0;
+  uint64_t pages = 0, blobs = 0, bytes = 0;
   std::vector<std::string> damaged;  // one sentence each: what and where
+  std::vector<SegmentId> covered;    // the segments that were read, each once
 };
 
 struct ScrubOptions {
@@ -171,9 +172,13 @@ class PrefixStore : public SegmentSource {
   // and commits it here as a put would: durable and visible when it returns.
   virtual Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) = 0;
 
-  // Reads and verifies everything of one segment (or all): damaged segments are quarantined, a
-  // quarantined one that verifies again is released, and damaged blobs are deleted.
+  // Reads and verifies everything that one prefix needs, root first (null: the whole store):
+  // damaged segments are quarantined, a quarantined one that verifies again is released, and
+  // damaged blobs are deleted. Segments that are removed meanwhile are left out; those that
+  // take the place of compacted ones are verified instead.
   virtual Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) = 0;
+  // Verifies all segments of one tenant likewise.
+  virtual Result<VerifyReport> VerifyTenant(std::string_view tenant, const Progress& progress) = 0;
   // Verifies in the background, on one thread: slowly, least recently verified segments first,
   // behind everything else that reads. Returns when nothing is due, with the time (Unix ms) when a
   // segment will be; kCancelled when `wait` returned false: the next call goes on where it stopped,

@@ -81,7 +81,10 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   void FreeUnneeded();
   // Frees a file that the catalog does not name any more; readers keep it open.
   Status FreeFile(const SegmentRecord& old);
-  Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress);
+  // Verifies the segments that `wanted` returns, each once; asks it again when some were removed or
+  // compacted meanwhile, for what took their place.
+  Result<VerifyReport> Verify(const std::function<std::vector<SegmentRecord>()>& wanted,
+                              const Progress& progress);
   // Reads and verifies one segment and its blobs; adds the findings to `report`. kCancelled when
   // `page_done` returns false.
   struct VerifyRun {

@@ -177,7 +177,7 @@ Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, Veri
     if (now->file == record.file) break;
     record = *now;  // rewritten meanwhile: its new file counts
   }
-  ++report.segments;
+  report.covered.push_back(record.id);
   if (sound.ok()) {
     LiftQuarantine(record.id);
   } else {
@@ -210,29 +210,30 @@ void StoreCore::DropDamagedBlob(const SegmentId& id, std::string_view name) {
   if (blob_lost) blob_lost(id, name);
 }
 
-Result<VerifyReport> StoreCore::Verify(const SegmentId* only, const Progress& progress) {
-  std::vector<SegmentRecord> records;
-  const SegmentId wanted = only == nullptr ? SegmentId{} : tree.Resolve(*only).first;
-  for (SegmentRecord& record : tree.Records()) {
-    if (only == nullptr || record.id == wanted) records.push_back(std::move(record));
-  }
-  if (only != nullptr && records.empty()) {
-    return Error{Code::kNotFound, "no stored prefix " + only->ToString()};
-  }
-  uint64_t done = 0, total = 0;
-  for (const SegmentRecord& record : records) total += record.file_bytes / kPageBytes;
+Result<VerifyReport> StoreCore::Verify(const std::function<std::vector<SegmentRecord>()>& wanted,
+                                       const Progress& progress) {
   VerifyReport report;
   VerifyRun run;
+  uint64_t done = 0, total = 0;
   run.page_done = [&](const SegmentRecord&, uint64_t n) {
     done += n;
     return !progress || progress(std::min(done, total), total, "pages");
   };
-  for (const SegmentRecord& record : records) {
-    const uint64_t before = done;
-    PREFIXD_TRY(VerifySegment(record, run, report));
-    done = before + record.file_bytes / kPageBytes;
-    if (progress && !progress(done, total, "pages")) {
-      return Error{Code::kCancelled, "verification was stopped"};
+  std::set<SegmentId> seen;
+  for (bool again = true; again;) {
+    std::vector<SegmentRecord> records = wanted();
+    std::erase_if(records, [&](const SegmentRecord& r) { return !seen.insert(r.id).second; });
+    for (const SegmentRecord& record : records) total += record.file_bytes / kPageBytes;
+    again = false;
+    for (const SegmentRecord& record : records) {
+      const uint64_t before = done;
+      const size_t covered = report.covered.size();
+      PREFIXD_TRY(VerifySegment(record, run, report));
+      again |= report.covered.size() == covered;
+      done = before + record.file_bytes / kPageBytes;
+      if (progress && !progress(done, total, "pages")) {
+        return Error{Code::kCancelled, "verification was stopped"};
+      }
     }
   }
   return report;

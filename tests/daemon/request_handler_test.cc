@@ -39,6 +39,17 @@ class RequestHandlerTest : public ::testing::Test {
                                             [] { return wire::ServerStats{}; });
   }
 
+  // Returns the prompt with n more tokens.
+  static prefixd::testing::Prompt Longer(prefixd::testing::Prompt p, uint32_t n) {
+    const auto more = prefixd::testing::MakePrompt(n, p.tokens.size());
+    p.tokens.insert(p.tokens.end(), more.tokens.begin(), more.tokens.end());
+    for (size_t layer = 0; layer < p.k.size(); ++layer) {
+      p.k[layer].insert(p.k[layer].end(), more.k[layer].begin(), more.k[layer].end());
+      p.v[layer].insert(p.v[layer].end(), more.v[layer].begin(), more.v[layer].end());
+    }
+    return p;
+  }
+
   // Puts the prompt for a tenant, straight into the store.
   std::string Put(const std::string& tenant) {
     auto put = store_->BeginPut({prompt_.model.name, tenant, prompt_.tokens, ""});
@@ -98,6 +109,54 @@ TEST_F(RequestHandlerTest, TenantsSeeOnlyTheirOwn) {
   EXPECT_EQ(Ask(*admin, MessageType::kMatch, match, Tokens()).control["n_tokens"], 100);
   EXPECT_EQ(Ask(*bob, MessageType::kVerify, {{"prefix", ""}}).control["segments"], 0);
   EXPECT_EQ(Ask(*alice, MessageType::kVerify, {{"prefix", ""}}).control["segments"], 1);
+}
+
+TEST_F(RequestHandlerTest, AVerificationCoversTheTenantsSegmentsEachOnce) {
+  const std::string first = Put("alice");
+  prompt_ = Longer(prompt_, 40);
+  const std::string second = Put("alice");
+  prompt_ = Longer(prompt_, 10);  // too few to be compacted meanwhile
+  const std::string third = Put("alice");
+  Put("bob");
+  ASSERT_TRUE(store_->Remove(first).ok());  // others continue it: it stays, without a name
+  auto alice = Handler({"alice", false, true});
+  auto admin = Handler({"", true, true});
+  const Json ask = {{"prefix", ""}}, of_alice = {{"prefix", ""}, {"tenant", "alice"}};
+  const std::set<std::string> wanted = {first, second, third};
+  for (const Response& r :
+       {Ask(*alice, MessageType::kVerify, ask), Ask(*alice, MessageType::kVerify, of_alice),
+        Ask(*alice, MessageType::kVerify, {{"prefix", third}}),
+        Ask(*admin, MessageType::kVerify, of_alice)}) {
+    ASSERT_FALSE(r.error) << r.error->message;
+    EXPECT_EQ(r.control["segments"], 3);
+    const auto covered = r.control["covered"].get<std::set<std::string>>();
+    EXPECT_EQ(covered, wanted);
+  }
+  EXPECT_EQ(Ask(*admin, MessageType::kVerify, ask).control["segments"], 4);
+  auto bob = Handler({"bob", false, true});
+  EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kVerify, of_alice)), Code::kInvalidArgument);
+}
+
+// A prefix that goes while its tenant is verified is no error.
+TEST_F(RequestHandlerTest, AVerificationSurvivesRemovals) {
+  std::vector<std::string> ids;
+  for (int i = 0; i < 4; ++i) {
+    prompt_ = prefixd::testing::MakePrompt(100, 1000 + i);
+    ids.push_back(Put("alice"));
+  }
+  auto alice = Handler({"alice", false, true});
+  bool removed = false;
+  const Response r = alice->Handle({MessageType::kVerify, false, {{"prefix", ""}}, {}},
+                                   [&](uint64_t done, uint64_t, std::string_view) {
+                                     if (done > 0 && !std::exchange(removed, true)) {
+                                       for (const std::string& id : ids)
+                                         EXPECT_TRUE(store_->Remove(id).ok());
+                                     }
+                                     return true;
+                                   });
+  ASSERT_FALSE(r.error) << r.error->message;
+  EXPECT_EQ(r.control["segments"], 1);
+  EXPECT_TRUE(r.control["damaged"].empty());
 }
 
 TEST_F(RequestHandlerTest, StrangersChangeNoModels) {

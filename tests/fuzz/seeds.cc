@@ -218,7 +218,7 @@ void AddWire(Seeds& seeds) {
   options.host_tier_shares = {{"a", 0.5}, {"b", 0.25}};
   options.tenant_quotas = {{"a", 1 << 20}};
   add(options);
-  add(VerifySummary{1, 2, 3, 4, {"damaged"}});
+  add(VerifySummary{1, 2, 3, 4, {"damaged"}, {"covered"}});
   add(TokenRange{3, 9});
   add(Selection{{}, {{1.5f, CutKind::kExact}}, 4, 5});
   seeds.Add("wire", 2, PackControl(ErrorToJson({Code::kNotFound, "no"})));

@@ -156,7 +156,7 @@ TEST(Codec, TheRest) {
   RoundTrip(PutResult{"id", 10, 5, 1 << 20, 0.25});
   RoundTrip(PrefixMatch{"id", 10, 12});
   RoundTrip(SessionReport{{}, {}, std::vector<Ledger>(3)});
-  RoundTrip(VerifySummary{1, 2, 3, 4, {"a", "b"}});
+  RoundTrip(VerifySummary{1, 2, 3, 4, {"a", "b"}, {"c"}});
   RoundTrip(std::vector<PrefixSummary>(2));
 }
 

@@ -271,7 +271,7 @@ TEST_P(StoreDamageTest, VerifyCountsAndCanBeStopped) {
     return true;
   });
   ASSERT_OK(report);
-  EXPECT_EQ(report->segments, 2u);
+  EXPECT_EQ(report->covered.size(), 2u);
   EXPECT_EQ(last, total);
   EXPECT_EQ(report->bytes, store_->stats().bytes_on_disk);
   EXPECT_CODE(store_->Verify(nullptr, [](uint64_t, uint64_t, std::string_view) { return false; }),

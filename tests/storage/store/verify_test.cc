@@ -1,0 +1,136 @@
+// Tests what a verification covers: every segment that a prefix needs, each once, also while
+// segments are removed and compacted.
+#include <algorithm>
+#include <set>
+
+#include "tests/storage/open_store.h"
+
+namespace prefixd::storage {
+namespace {
+
+class VerifyTest : public OpenStoreTest {
+ protected:
+  VerifyTest() { Open(); }
+
+  // Counts progress, and calls `at_half` once when half is done.
+  Progress Watch(std::function<void()> at_half = nullptr) {
+    return [this, at_half = std::move(at_half), called = false](uint64_t done, uint64_t total,
+                                                                std::string_view unit) mutable {
+      EXPECT_GE(done, done_);
+      EXPECT_LE(done, total);
+      EXPECT_EQ(unit, "pages");
+      done_ = done, total_ = total;
+      if (at_half && !called && done * 2 >= total) {
+        called = true;
+        at_half();
+      }
+      return true;
+    };
+  }
+
+  uint64_t Pages(std::span<const SegmentId> segments) {
+    uint64_t pages = 0;
+    for (const SegmentId& id : segments) {
+      pages += std::filesystem::file_size(SegmentPath(options_.dir, store_->GetPrefix(id)->file)) /
+               kPageBytes;
+    }
+    return pages;
+  }
+
+  uint64_t done_ = 0, total_ = 0;
+};
+
+TEST_F(VerifyTest, APrefixIsVerifiedWithEverySegmentThatItNeeds) {
+  const auto base = Iota(300), longer = Join(base, Iota(200, 5000));
+  const auto branch = Join(Iota(100), Iota(50, 9000));
+  const SegmentId a = Stored(base), b = Stored(longer), c = Stored(branch);
+  const auto report = store_->Verify(&b, Watch());
+  ASSERT_OK(report);
+  EXPECT_TRUE(report->damaged.empty());
+  EXPECT_EQ(report->covered, (std::vector<SegmentId>{a, b}));
+  EXPECT_EQ(done_, total_);
+  EXPECT_EQ(total_, Pages(report->covered));
+  EXPECT_EQ(store_->Verify(&c, nullptr)->covered, (std::vector<SegmentId>{a, c}));
+  EXPECT_EQ(store_->Verify(&a, nullptr)->covered, std::vector<SegmentId>{a});
+}
+
+TEST_F(VerifyTest, DamageToAParentIsFoundByWhatContinuesIt) {
+  const auto base = Iota(300);
+  const SegmentId a = Stored(base), b = Stored(Join(base, Iota(200, 5000)));
+  FlipByte(FileOf(a), kPageBytes + 17);
+  const auto report = store_->Verify(&b, nullptr);
+  ASSERT_OK(report);
+  ASSERT_EQ(report->damaged.size(), 1u);
+  EXPECT_NE(report->damaged[0].find(a.ToString()), std::string::npos);
+  EXPECT_EQ(report->covered, (std::vector<SegmentId>{a, b}));
+  EXPECT_CODE(store_->OpenPrefix(b, 0), Code::kCorrupt);
+  FlipByte(FileOf(a), kPageBytes + 17);
+  EXPECT_TRUE(store_->Verify(&b, nullptr)->damaged.empty());  // and lifts its quarantine
+  ExpectWhole(a, base);
+}
+
+TEST_F(VerifyTest, ATenantIsVerifiedWholeAndEachSegmentOnce) {
+  const auto base = Iota(300), one = Join(base, Iota(50, 5000)), two = Join(one, Iota(50, 6000));
+  const SegmentId root = Stored(base), branch = Stored(Join(Iota(100), Iota(90, 9000)));
+  const SegmentId b = Stored(one), c = Stored(two);
+  const auto compacted = store_->Compact(c, 1000);  // two names for one segment
+  ASSERT_OK(compacted);
+  ASSERT_OK(store_->Remove(root));  // no name of its own any more, and still needed
+  ASSERT_OK(Put(*store_, model_, Iota(200, 20'000), "another tenant"));
+  auto report = store_->VerifyTenant("t", Watch());
+  ASSERT_OK(report);
+  std::set<SegmentId> covered(report->covered.begin(), report->covered.end());
+  EXPECT_EQ(covered, (std::set<SegmentId>{root, branch, *compacted}));
+  EXPECT_EQ(report->covered.size(), covered.size());
+  EXPECT_EQ(done_, total_);
+  EXPECT_EQ(total_, Pages(report->covered));
+  for (const SegmentId& name : {b, c}) {
+    EXPECT_EQ(store_->Verify(&name, nullptr)->covered, (std::vector<SegmentId>{root, *compacted}));
+  }
+  EXPECT_EQ(store_->VerifyTenant("another tenant", nullptr)->covered.size(), 1u);
+  EXPECT_TRUE(store_->VerifyTenant("nobody", nullptr)->covered.empty());
+}
+
+TEST_F(VerifyTest, ASegmentThatIsRemovedMeanwhileIsNoError) {
+  std::vector<SegmentId> ids;
+  for (uint32_t i = 0; i < 6; ++i) ids.push_back(Stored(Iota(300, i * 10'000)));
+  const auto report = store_->VerifyTenant("t", Watch([&] {
+                                             for (const SegmentId& id : ids)
+                                               ASSERT_OK(store_->Remove(id));
+                                           }));
+  ASSERT_OK(report);
+  EXPECT_TRUE(report->damaged.empty());
+  EXPECT_GE(report->covered.size(), 2u);
+  EXPECT_LT(report->covered.size(), ids.size());
+  EXPECT_EQ(done_, total_);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
+}
+
+TEST_F(VerifyTest, WhatTakesThePlaceOfACompactedSegmentIsVerified) {
+  const auto base = Iota(600), one = Join(base, Iota(60, 5000)), two = Join(one, Iota(40, 6000));
+  const SegmentId root = Stored(base);
+  Stored(one);
+  const SegmentId leaf = Stored(two);
+  SegmentId compacted;
+  const auto report = store_->Verify(&leaf, Watch([&] {
+    const auto made = store_->Compact(leaf, 100);
+    ASSERT_OK(made);
+    compacted = *made;
+  }));
+  ASSERT_OK(report);
+  EXPECT_TRUE(report->damaged.empty());
+  EXPECT_EQ(report->covered, (std::vector<SegmentId>{root, compacted}));
+  EXPECT_EQ(done_, total_);
+}
+
+TEST_F(VerifyTest, CanBeStoppedAndRefusesWhatIsNotThere) {
+  const SegmentId a = Stored(Iota(300));
+  const auto stop = [](uint64_t, uint64_t, std::string_view) { return false; };
+  EXPECT_CODE(store_->Verify(&a, stop), Code::kCancelled);
+  EXPECT_CODE(store_->VerifyTenant("t", stop), Code::kCancelled);
+  const SegmentId unknown{};
+  EXPECT_CODE(store_->Verify(&unknown, nullptr), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace prefixd::storage
