@@ -141,7 +141,8 @@ class Bench {
     runtime.query_samples = 64;
     PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     PREFIXD_TRY(prompt_->Register(*store_));
-    PREFIXD_ASSIGN(const PrefixMatch match, store_->Match(prompt_->model(), "", prompt_->tokens()));
+    PREFIXD_ASSIGN(const PrefixMatch match,
+                   store_->Match({.model = prompt_->model(), .tokens = prompt_->tokens()}));
     if (match.n_tokens == options_.tokens) {
       std::printf("the store has them already\n");
       prefix_ = match.prefix;

@@ -69,11 +69,10 @@ Result<std::unique_ptr<PutStream>> RemoteStore::BeginPut(const PutSpec& spec) {
   return MakeRemotePut(std::move(connection), put, missing, geometry);
 }
 
-Result<PrefixMatch> RemoteStore::Match(std::string_view model, std::string_view tenant,
-                                       std::span<const uint32_t> tokens) {
+Result<PrefixMatch> RemoteStore::Match(const MatchSpec& spec) {
   Connection::Call call{MessageType::kMatch,
-                        {{"model", model}, {"tenant", tenant}},
-                        {wire::BytesOf(tokens)},
+                        {{"match", ToJson(spec)}},
+                        {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
                         {},
                         nullptr};
   PREFIXD_ASSIGN(auto reply, Do(std::move(call)));

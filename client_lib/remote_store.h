@@ -24,8 +24,7 @@ class RemoteStore final : public Store {
   Status RegisterModel(const ModelSpec& spec) override;
   Result<std::vector<ModelSpec>> Models() override;
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override;
-  Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
-                            std::span<const uint32_t> tokens) override;
+  Result<PrefixMatch> Match(const MatchSpec& spec) override;
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override;
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override;
   void StepBatch(std::span<StepRequest> requests) override;

@@ -273,12 +273,13 @@ Result<Json> RequestHandler::Stats() const {
 }
 
 Result<Json> RequestHandler::Match(const Request& request) const {
-  PREFIXD_ASSIGN(const auto model, Field<std::string>(request.control, "model"));
-  PREFIXD_ASSIGN(const auto named, Field<std::string>(request.control, "tenant"));
-  PREFIXD_ASSIGN(const auto tenant, TenantFor(named));
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(MatchSpec spec,
+                 FromJson<MatchSpec>(request.control.value("match", empty), "match"));
+  PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
-  PREFIXD_ASSIGN(const auto tokens, in.Elements<uint32_t>(0));
-  PREFIXD_ASSIGN(const PrefixMatch match, store_.Match(model, tenant, tokens));
+  PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  PREFIXD_ASSIGN(const PrefixMatch match, store_.Match(spec));
   return ToJson(match);
 }
 

@@ -47,6 +47,17 @@ std::string RowsText(RowEncoding encoding, const EncodingError& e) {
          part("values", e.value_rms, e.value_max);
 }
 
+// "150 (120 exact)", or "150".
+std::string TokensText(const PrefixSummary& p) {
+  if (p.exact_tokens >= p.n_tokens) return Count(p.n_tokens);
+  return Count(p.n_tokens) + " (" + Count(p.exact_tokens) + " exact)";
+}
+
+std::string DerivedText(const PrefixSummary& p) {
+  if (p.exact_tokens >= p.n_tokens) return "-";
+  return "from token " + Count(p.exact_tokens) + " on, computed behind an approximate step";
+}
+
 // "until 2026-01-31 12:00:00, pinned", or "-".
 std::string LifetimeText(const PrefixSummary& p) {
   std::string text = p.expires_unix_ms == 0 ? "" : "until " + Time(p.expires_unix_ms);
@@ -147,7 +158,7 @@ Status ListPrefixes(RemoteStore& client, const Options& options) {
                                                  "STATE", "LAST USED (UTC)", "KEPT (UTC)",
                                                  "LABEL"}};
   for (const PrefixSummary& p : prefixes) {
-    rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, Count(p.n_tokens),
+    rows.push_back({p.id, p.model, p.tenant.empty() ? "-" : p.tenant, TokensText(p),
                     Bytes(p.own_bytes),
                     p.quarantined ? "quarantined" : std::string(IngestStateName(p.ingest)),
                     Time(p.last_used_unix_ms), LifetimeText(p), p.label});
@@ -203,6 +214,7 @@ Status ShowPrefix(RemoteStore& client, const Options& options) {
                {"tokens", Count(p.n_tokens) + " (" + Count(p.own_tokens) + " stored here)"},
                {"on disk", Bytes(p.own_bytes)},
                {"rows", RowsText(p.encoding, p.encoding_error)},
+               {"derived rows", DerivedText(p)},
                {"state", state},
                {"created (UTC)", Time(p.created_unix_ms)},
                {"last used (UTC)", Time(p.last_used_unix_ms)},
@@ -260,6 +272,10 @@ Status PutPrefixFromFile(RemoteStore& client, const Options& options) {
   } else {
     std::printf("stored %s: %s tokens, %s of them new\n", result.prefix.c_str(),
                 Count(result.n_tokens).c_str(), Count(result.stored_tokens).c_str());
+    if (!result.lineage.empty()) {
+      std::printf("tokens from %s on are derived; their lineage is %s\n",
+                  Count(result.exact_tokens).c_str(), Printable(result.lineage).c_str());
+    }
   }
   return {};
 }

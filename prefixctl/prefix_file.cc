@@ -14,6 +14,9 @@ namespace prefixd::ctl {
 namespace {
 
 constexpr const char* kFormat = "prefixd-prefix-v1";
+// Files with derived rows have a format of their own, so that nobody takes them for exact.
+constexpr const char* kDerivedFormat = "prefixd-prefix-v2";
+constexpr const char* kExactTokens = "exact_tokens";
 constexpr const char* kTokens = "tokens";
 constexpr uint32_t kTokensAtATime = 4096;
 constexpr size_t kMaxLabelBytes = 4096;  // the store's limit
@@ -64,7 +67,9 @@ Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
   const std::string path = file.path().string();
   const auto& metadata = file.metadata();
   const auto format = metadata.find("format"), model = metadata.find("model");
-  if (format == metadata.end() || format->second != kFormat || model == metadata.end()) {
+  const bool known =
+      format != metadata.end() && (format->second == kFormat || format->second == kDerivedFormat);
+  if (!known || model == metadata.end()) {
     return InvalidArgument(path + " is no exported prefix: its metadata does not say format '" +
                            kFormat + "'; `prefixctl prefixes export` writes such files");
   }
@@ -118,16 +123,20 @@ Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
   attach.model = spec.name;
   attach.tenant = detail.summary.tenant;
   attach.prefix = prefix;
+  attach.accept_approximate = true;         // the file says so
   attach.policy.mode = StepMode::kAnchors;  // the cheapest mode, as the session makes no step
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session, client.Attach(attach));
   const KvGeometry& geometry = spec.geometry;
   const uint32_t n = session->info().n_tokens;
 
-  PREFIXD_ASSIGN(auto writer, SafetensorsWriter::Create(path, TensorsOf(geometry, n),
-                                                        {{"format", kFormat},
-                                                         {"model", wire::ToText(spec)},
-                                                         {"label", AsUtf8(detail.summary.label)}},
-                                                        0600));
+  std::map<std::string, std::string> metadata = {
+      {"format", kFormat}, {"model", wire::ToText(spec)}, {"label", AsUtf8(detail.summary.label)}};
+  if (session->info().exact_tokens < n) {
+    metadata["format"] = kDerivedFormat;
+    metadata[kExactTokens] = std::to_string(session->info().exact_tokens);
+  }
+  PREFIXD_ASSIGN(auto writer,
+                 SafetensorsWriter::Create(path, TensorsOf(geometry, n), metadata, 0600));
   std::vector<uint32_t> tokens(n);
   PREFIXD_TRY(session->ReadTokens({0, n}, tokens));
   PREFIXD_TRY(writer.Write(kTokens, 0, std::as_bytes(std::span(tokens))));
@@ -164,6 +173,8 @@ Result<PutResult> PutPrefixFile(Store& client, const std::filesystem::path& path
   if (const auto label = file.metadata().find("label"); label != file.metadata().end()) {
     spec.label = label->second;
   }
+  // Tokens of the file's exact part that are not stored here yet are stored as derived, too.
+  spec.derived = file.metadata().find("format")->second == kDerivedFormat;
   const auto ids = file.Bytes(*file.Find(kTokens));
   spec.tokens.resize(ids.size() / sizeof(uint32_t));
   if (!ids.empty()) std::memcpy(spec.tokens.data(), ids.data(), ids.size());

@@ -59,20 +59,29 @@ template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds), v("encoding", s.encoding);
+  v("derived", s.derived), v("accept_approximate", s.accept_approximate);
+  v("lineage", s.lineage);
 }
 template <class V>
 void Describe(V& v, Is<Lifetime> auto& s) {
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
 }
 template <class V>
+void Describe(V& v, Is<MatchSpec> auto& s) {
+  v("model", s.model), v("tenant", s.tenant);
+  v("accept_approximate", s.accept_approximate), v("lineage", s.lineage);
+}
+template <class V>
 void Describe(V& v, Is<PrefixMatch> auto& s) {
   v("prefix", s.prefix), v("n_tokens", s.n_tokens), v("stored_tokens", s.stored_tokens);
+  v("exact_tokens", s.exact_tokens);
 }
 template <class V>
 void Describe(V& v, Is<PutResult> auto& s) {
   v("prefix", s.prefix), v("n_tokens", s.n_tokens), v("stored_tokens", s.stored_tokens);
   v("bytes", s.bytes), v("seconds", s.seconds);
   v("encoding", s.encoding), v("encoding_error", s.encoding_error);
+  v("exact_tokens", s.exact_tokens), v("lineage", s.lineage);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy> auto& s) {
@@ -102,7 +111,8 @@ void Describe(V& v, Is<StepPolicy::Fixed> auto& s) {
 template <class V>
 void Describe(V& v, Is<AttachSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("prefix", s.prefix), v("n_tokens", s.n_tokens);
-  v("policy", s.policy);
+  v("policy", s.policy), v("accept_approximate", s.accept_approximate);
+  v("lineage", s.lineage);
 }
 template <class V>
 void Describe(V& v, Is<Anchors> auto& s) {
@@ -113,7 +123,7 @@ void Describe(V& v, Is<SessionInfo> auto& s) {
   v("id", s.id), v("model", s.model), v("tenant", s.tenant), v("prefix", s.prefix);
   v("n_tokens", s.n_tokens), v("geometry", s.geometry), v("anchors", s.anchors);
   v("estimator", s.estimator), v("d_phi", s.d_phi), v("attach_seconds", s.attach_seconds);
-  v("parts", s.parts);
+  v("parts", s.parts), v("exact_tokens", s.exact_tokens);
 }
 template <class V>
 void Describe(V& v, Is<StepInfo> auto& s) {
@@ -153,6 +163,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("quarantine", s.quarantine);
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
   v("encoding", s.encoding), v("encoding_error", s.encoding_error);
+  v("exact_tokens", s.exact_tokens);
 }
 template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {

@@ -57,6 +57,9 @@ pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_pu
     spec.label = Text(o.label);
     spec.pinned = o.pinned != 0;
     spec.ttl_seconds = o.ttl_seconds;
+    spec.derived = o.derived != 0;
+    spec.accept_approximate = o.accept_approximate != 0;
+    spec.lineage = Text(o.lineage);
     PREFIXD_ASSIGN(auto stream, client->client->BeginPut(spec));
     *put = new pfx_put{client->client, std::move(stream)};
     return {};
@@ -107,6 +110,8 @@ pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
     out.stored_tokens = done.stored_tokens;
     out.bytes = done.bytes;
     out.seconds = done.seconds;
+    out.exact_tokens = done.exact_tokens;
+    CopyText(done.lineage, out.lineage);
     return WriteResult(out, result, "result");
   });
 }
@@ -125,6 +130,8 @@ pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options, pfx_se
     spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
     spec.prefix = Text(o.prefix);
     spec.n_tokens = o.cut;
+    spec.accept_approximate = o.accept_approximate != 0;
+    spec.lineage = Text(o.lineage);
     PREFIXD_ASSIGN(spec.policy, Policy(o.policy_json));
     PREFIXD_ASSIGN(auto attached, client->client->Attach(spec));
     *session = new pfx_session{client->client, std::move(attached)};
@@ -146,6 +153,7 @@ pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* sh
     out.value_dim = g.value_dim;
     out.row_bytes = static_cast<uint32_t>(g.row().bytes());
     CopyText(DTypeName(g.dtype), out.dtype);
+    out.exact_tokens = info.exact_tokens;
     return WriteResult(out, shape, "shape");
   });
 }

@@ -142,17 +142,23 @@ pfx_code pfx_models(pfx_store* client, char** json) {
   });
 }
 
-pfx_code pfx_match(pfx_store* client, const char* model, const char* tenant, const uint32_t* tokens,
-                   size_t n_tokens, pfx_match_result* result) {
+pfx_code pfx_match(pfx_store* client, const pfx_match_options* options, pfx_match_result* result) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
-    if (tokens == nullptr && n_tokens > 0) return Null("tokens");
-    PREFIXD_ASSIGN(const PrefixMatch match,
-                   client->client->Match(Text(model), Text(tenant), {tokens, n_tokens}));
+    PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
+    if (o.tokens == nullptr && o.n_tokens > 0) return Null("tokens");
+    MatchSpec spec;
+    spec.model = Text(o.model);
+    spec.tenant = Text(o.tenant);
+    spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
+    spec.accept_approximate = o.accept_approximate != 0;
+    spec.lineage = Text(o.lineage);
+    PREFIXD_ASSIGN(const PrefixMatch match, client->client->Match(spec));
     pfx_match_result out{};
     CopyText(match.prefix, out.prefix);
     out.n_tokens = match.n_tokens;
     out.stored_tokens = match.stored_tokens;
+    out.exact_tokens = match.exact_tokens;
     return WriteResult(out, result, "result");
   });
 }

@@ -138,9 +138,16 @@ typedef struct pfx_put_options {
   int pinned;           /* never evicted */
   uint64_t ttl_seconds; /* from the commit on; 0: for ever */
   const char* encoding; /* encoding of stored rows, e.g. "int8"; default: the store's */
+  /* Not 0: the rows are derived. A step below mode full went before them in the engine, or they
+   * were computed over derived tokens (pfx_session_shape, exact_tokens). Derived rows serve those
+   * alone who ask for them; a put that continues derived rows is derived, whatever it says. */
+  int derived;
+  /* Derived rows that the put continues: all (not 0), or those of a lineage. */
+  int accept_approximate;
+  const char* lineage;
 } pfx_put_options;
 #define PFX_PUT_OPTIONS_INIT \
-  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL }
+  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, NULL }
 
 typedef struct pfx_put_result {
   size_t struct_size;
@@ -149,9 +156,11 @@ typedef struct pfx_put_result {
   uint32_t stored_tokens; /* newly stored by this put */
   uint64_t bytes;         /* bytes written to disk for rows */
   double seconds;         /* from pfx_begin_put until durable */
+  uint32_t exact_tokens;  /* tokens before the first derived one */
+  char lineage[40];       /* names the derived rows, for who continues them; "": all are exact */
 } pfx_put_result;
 #define PFX_PUT_RESULT_INIT \
-  { sizeof(pfx_put_result), "", 0, 0, 0, 0 }
+  { sizeof(pfx_put_result), "", 0, 0, 0, 0, 0, "" }
 
 PFX_API pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_put** put);
 /* Tokens [begin, end) that are not stored yet: only these need rows; others are skipped. */
@@ -174,18 +183,33 @@ PFX_API void pfx_put_free(pfx_put* put);
 
 /* ---- stored prefixes ------------------------------------------------------------------------ */
 
+typedef struct pfx_match_options {
+  size_t struct_size;
+  const char* model;
+  const char* tenant;
+  const uint32_t* tokens;
+  size_t n_tokens;
+  /* Derived rows that may match: all (not 0), or those of the session that the engine continues, by
+   * the lineage that its first derived put returned. By default the match ends before them. */
+  int accept_approximate;
+  const char* lineage;
+} pfx_match_options;
+#define PFX_MATCH_OPTIONS_INIT \
+  { sizeof(pfx_match_options), NULL, NULL, NULL, 0, 0, NULL }
+
 typedef struct pfx_match_result {
   size_t struct_size;
   char prefix[40];        /* id, zero-terminated; "" when nothing matches */
   uint32_t n_tokens;      /* matching tokens */
   uint32_t stored_tokens; /* length of that prefix */
+  uint32_t exact_tokens;  /* matching tokens before the first derived one */
 } pfx_match_result;
 #define PFX_MATCH_RESULT_INIT \
-  { sizeof(pfx_match_result), "", 0, 0 }
+  { sizeof(pfx_match_result), "", 0, 0, 0 }
 
-/* Finds the longest stored prefix of `tokens`; an empty match is no error. */
-PFX_API pfx_code pfx_match(pfx_store* client, const char* model, const char* tenant,
-                           const uint32_t* tokens, size_t n_tokens, pfx_match_result* result);
+/* Finds the longest stored prefix of the tokens; an empty match is no error. */
+PFX_API pfx_code pfx_match(pfx_store* client, const pfx_match_options* options,
+                           pfx_match_result* result);
 PFX_API pfx_code pfx_prefixes(pfx_store* client, char** json); /* a list of summaries */
 PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
 PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);
@@ -215,19 +239,25 @@ typedef struct pfx_attach_options {
   uint32_t cut;       /* bound on the tokens used of it; 0: all that match */
   /* How steps read, e.g. {"budget": 0.01, "estimator": "moment"}, {"k": 64}, {"mode": "full"}. */
   const char* policy_json;
+  /* Derived rows that are taken, as in pfx_match_options; a named prefix that has others is refused
+   * (PFX_FAILED_PRECONDITION). */
+  int accept_approximate;
+  const char* lineage;
 } pfx_attach_options;
 #define PFX_ATTACH_OPTIONS_INIT \
-  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL }
+  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL }
 
 typedef struct pfx_session_shape {
   size_t struct_size;
   uint32_t n_tokens; /* length of the prefix; the engine continues at this position */
   uint32_t n_layers, n_q_heads, n_kv_heads, key_dim, value_dim;
-  uint32_t row_bytes; /* bytes of one token of one KV head: key, then value */
-  char dtype[8];      /* "f32", "f16", "bf16" */
+  uint32_t row_bytes;    /* bytes of one token of one KV head: key, then value */
+  char dtype[8];         /* "f32", "f16", "bf16" */
+  uint32_t exact_tokens; /* tokens before the first derived one; fewer than n_tokens: what is
+                            computed over the session is derived, whatever the policy */
 } pfx_session_shape;
 #define PFX_SESSION_SHAPE_INIT \
-  { sizeof(pfx_session_shape), 0, 0, 0, 0, 0, 0, 0, "" }
+  { sizeof(pfx_session_shape), 0, 0, 0, 0, 0, 0, 0, "", 0 }
 
 /* PFX_NOT_FOUND when no stored prefix matches. */
 PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options,

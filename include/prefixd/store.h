@@ -65,14 +65,15 @@ class Store {
   virtual Result<std::vector<ModelSpec>> Models() = 0;
 
   virtual Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) = 0;
-  // Returns the longest stored prefix of `tokens`; an empty match is no error.
-  virtual Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
-                                    std::span<const uint32_t> tokens) = 0;
+  // Returns the longest stored prefix of the spec's tokens; an empty match is no error. It ends
+  // before the first derived token that the spec does not take.
+  virtual Result<PrefixMatch> Match(const MatchSpec& spec) = 0;
   // Waits until the prefix's summaries, indexes and choices are ready; fails with the reason
   // otherwise.
   virtual Status WaitReady(std::string_view prefix, const ProgressFn& progress) = 0;
 
-  // kNotFound when no stored prefix matches.
+  // kNotFound when no stored prefix matches; kFailedPrecondition when the named prefix has derived
+  // tokens that the spec does not take.
   virtual Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) = 0;
   // Runs layer steps of several sessions of this store together: selection, reads and attention of
   // every (session, KV head) are spread over the compute threads, and sessions on one prefix are

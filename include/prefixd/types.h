@@ -43,6 +43,14 @@ struct PutSpec {
   // The encoding of rows that this put stores (storage/segment/row_encoding.h); absent:
   // RuntimeOptions::encoding.
   std::optional<RowEncoding> encoding;
+  // The rows are derived: a step below mode full went before them in the engine, or they were
+  // computed over derived tokens (SessionInfo::exact_tokens). Derived rows serve those alone who
+  // ask for them; a put that continues derived rows is derived, whatever it says.
+  bool derived = false;
+  // Derived rows that the put continues, instead of storing their tokens again: all, or those of a
+  // lineage.
+  bool accept_approximate = false;
+  std::string lineage;
 };
 
 // How long a stored prefix stays. An absent member leaves the stored value unchanged.
@@ -51,10 +59,20 @@ struct Lifetime {
   std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
 };
 
+// A match takes exact rows, and derived ones where it says so: all, or those of the session that
+// the engine continues, by the lineage that its first derived put returned.
+struct MatchSpec {
+  std::string model, tenant;
+  std::vector<uint32_t> tokens;
+  bool accept_approximate = false;
+  std::string lineage;
+};
+
 struct PrefixMatch {
   std::string prefix;  // id (32 hex digits); empty when nothing matches
   uint32_t n_tokens = 0;
   uint32_t stored_tokens = 0;
+  uint32_t exact_tokens = 0;  // the matched tokens before the first derived one
 };
 
 // The state of a prefix's blobs, which ingest makes after the commit; rows are durable already.
@@ -78,6 +96,10 @@ struct PutResult {
   // of its encoded rows.
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;
+  uint32_t exact_tokens = 0;  // tokens of the prompt before the first derived one
+  // Names the derived rows in which the prompt ends, for who continues them: 32 random hex digits
+  // that no list shows. Empty where all rows are exact.
+  std::string lineage;
 };
 
 enum class StepMode : uint8_t {
@@ -157,6 +179,8 @@ struct AttachSpec {
   std::string prefix;            // ... or to this one, when tokens are empty
   uint32_t n_tokens = 0;         // cuts the prefix here; 0: as long as it matches
   StepPolicy policy;
+  bool accept_approximate = false;  // as in MatchSpec; a prefix that is named is refused otherwise
+  std::string lineage;
 };
 
 struct SessionInfo {
@@ -169,6 +193,9 @@ struct SessionInfo {
   uint32_t d_phi = 0;     // 0: no phi cache
   double attach_seconds = 0;
   std::vector<StoredPart> parts;  // how the rows are stored; fixed while the session is attached
+  // The tokens before the first derived one. Where they are fewer than n_tokens, what the engine
+  // computes over the session is derived, whatever the policy.
+  uint32_t exact_tokens = 0;
 };
 
 // Reports one step, summed over KV heads.
@@ -232,6 +259,7 @@ struct PrefixSummary {
   std::string ingest_error;
   RowEncoding encoding = RowEncoding::kAsGiven;  // for the rows of its own tokens
   EncodingError encoding_error;                  // the error of these rows
+  uint32_t exact_tokens = 0;                     // those before the first derived one
 };
 
 struct PrefixDetail {

@@ -95,14 +95,15 @@ void BindStore(nb::module_& m) {
           nb::arg("json"), nb::arg("tokens"))
       .def(
           "match",
-          [](const StoreHandle& s, const std::string& model, const std::string& tenant,
-             const Tokens& tokens) {
+          [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {
+            auto spec = Unwrap(wire::FromText<MatchSpec>(json, "match"));
+            spec.tokens = Copy(tokens);
             nb::gil_scoped_release unlocked;
-            const auto match =
-                Unwrap(s.get()->Match(model, tenant, {tokens.data(), tokens.size()}));
-            return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens);
+            const auto match = Unwrap(s.get()->Match(spec));
+            return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens,
+                                   match.exact_tokens);
           },
-          nb::arg("model"), nb::arg("tenant"), nb::arg("tokens"))
+          nb::arg("json"), nb::arg("tokens"))
       .def(
           "attach",
           [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {

@@ -30,6 +30,8 @@ class PutResult:
     stored_tokens: int  # newly stored by this put
     bytes: int  # written to disk for rows
     seconds: float  # from the beginning until durable
+    exact_tokens: int  # tokens of the prompt before the first derived one
+    lineage: str  # names the derived rows, for who continues them; "" where all are exact
     extra: Mapping[str, Any] = field(default_factory=dict)  # further values that this store reports
 
     @classmethod

@@ -66,6 +66,7 @@ class Session:
     def __init__(self, core: _core.Session) -> None:
         self.core = core
         self.final_report: dict[str, Any] | None = None
+        self._exact: bool | None = None  # of the policy; None: not asked yet
 
     def __enter__(self) -> Session:
         return self
@@ -90,6 +91,14 @@ class Session:
         return int(self.info["n_tokens"])
 
     @property
+    def derives(self) -> bool:
+        """Returns whether what is computed behind a step of this session is derived: the policy
+        reads less than everything, or the prefix has derived tokens."""
+        if self._exact is None:
+            self._exact = bool(self.policy["mode"] == "full")
+        return not self._exact or int(self.info["exact_tokens"]) < self.n_tokens
+
+    @property
     def policy(self) -> dict[str, Any]:
         policy: dict[str, Any] = json.loads(self.core.policy())
         return policy
@@ -98,6 +107,7 @@ class Session:
         """Replaces the policy of the following steps. Raises Infeasible when the budget cannot pay
         for it."""
         self.core.set_policy(json.dumps(policy_wire(policy)))
+        self._exact = None
 
     def _shapes(self, *leading: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         geometry = self.info["geometry"]

@@ -23,6 +23,11 @@ class PrefixMatch:
     prefix: str  # id; "" when nothing matches
     n_tokens: int
     stored_tokens: int
+    exact_tokens: int  # the matched tokens before the first derived one
+
+    @property
+    def derived(self) -> bool:
+        return self.exact_tokens < self.n_tokens
 
 
 class Store:
@@ -70,25 +75,49 @@ class Store:
         pinned: bool = False,
         ttl_seconds: int = 0,
         encoding: str | None = None,
+        derived: bool = False,
+        accept_approximate: bool = False,
+        lineage: str = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> Put:
         """Begins to store the keys and values of a whole prompt. `encoding` is the encoding of the
-        stored rows ("int8"; None: the store's own). `progress` receives the token-layers written
-        and submitted, on the put's own thread."""
+        stored rows ("int8"; None: the store's own). `derived`: a step below mode "full" went before
+        the rows, or they were computed over derived tokens; they serve those alone who ask for
+        them. `accept_approximate` and `lineage` (of the PutResult) say which derived rows the put
+        continues. `progress` receives the token-layers written and submitted, on the put's own
+        thread."""
         spec: dict[str, Any] = {
             "model": model,
             "tenant": tenant,
             "label": label,
             "pinned": pinned,
             "ttl_seconds": ttl_seconds,
+            "derived": derived,
+            "accept_approximate": accept_approximate,
+            "lineage": lineage,
         }
         if encoding is not None:
             spec["encoding"] = encoding
         return Put(self.core.begin_put(json.dumps(spec), arrays.tokens_array(tokens)), progress)
 
-    def match(self, model: str, tokens: Any, *, tenant: str = "") -> PrefixMatch:
-        """Returns the longest stored prefix of these tokens."""
-        return PrefixMatch(*self.core.match(model, tenant, arrays.tokens_array(tokens)))
+    def match(
+        self,
+        model: str,
+        tokens: Any,
+        *,
+        tenant: str = "",
+        accept_approximate: bool = False,
+        lineage: str = "",
+    ) -> PrefixMatch:
+        """Returns the longest stored prefix of these tokens. It ends before the first derived token,
+        unless all are accepted or those of a lineage (PutResult.lineage)."""
+        spec = {
+            "model": model,
+            "tenant": tenant,
+            "accept_approximate": accept_approximate,
+            "lineage": lineage,
+        }
+        return PrefixMatch(*self.core.match(json.dumps(spec), arrays.tokens_array(tokens)))
 
     def attach(
         self,
@@ -99,15 +128,20 @@ class Store:
         n_tokens: int = 0,
         tenant: str = "",
         policy: PolicyLike | None = None,
+        accept_approximate: bool = False,
+        lineage: str = "",
     ) -> Session:
         """Returns a session over the longest stored prefix of `tokens`, or over the named prefix;
-        over only its first n_tokens where given. NotFound when nothing matches."""
+        over only its first n_tokens where given. NotFound when nothing matches; derived tokens are
+        taken as by `match`, and FailedPrecondition when a named prefix has others."""
         spec = {
             "model": model,
             "tenant": tenant,
             "prefix": prefix,
             "n_tokens": n_tokens,
             "policy": policy_wire(policy),
+            "accept_approximate": accept_approximate,
+            "lineage": lineage,
         }
         row = arrays.tokens_array([] if tokens is None else tokens)
         return Session(self.core.attach(json.dumps(spec), row))

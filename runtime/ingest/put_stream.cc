@@ -143,6 +143,9 @@ class PutStreamImpl : public PutStream {
     if (stored.ok()) {
       result.encoding = stored->encoding;
       result.encoding_error = stored->encoding_error;
+      result.exact_tokens = std::min(stored->exact_tokens, context_.prompt_tokens);
+      const bool derived = result.exact_tokens < context_.prompt_tokens;
+      if (derived) result.lineage = storage::LineageName(stored->lineage);
     }
     if (missing_.size() > 0) {
       PREFIXD_ASSIGN(const auto& info, stored);

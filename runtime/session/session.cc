@@ -37,6 +37,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   info.tenant = stored.tenant;
   info.prefix = stored.id.ToString();
   info.n_tokens = prefix->n_tokens();
+  info.exact_tokens = std::min(stored.exact_tokens, info.n_tokens);
   info.geometry = model.spec.geometry;
   info.anchors = services->options.anchors;
   info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());

@@ -37,6 +37,13 @@ Error NoSuchPrefix(std::string_view id) {
   return {Code::kNotFound, "no prefix '" + std::string(id) + "' is stored"};
 }
 
+// Returns which derived rows a spec takes.
+template <typename Spec>
+Result<storage::Acceptance> AcceptanceOf(const Spec& spec) {
+  PREFIXD_ASSIGN(const storage::Lineage lineage, storage::ParseLineage(spec.lineage));
+  return storage::Acceptance{spec.accept_approximate, lineage};
+}
+
 VerifySummary SummaryOf(storage::VerifyReport report) {
   VerifySummary summary{report.covered.size(),
                         report.pages,
@@ -97,10 +104,11 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
     PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
     PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
+    PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
     PREFIXD_ASSIGN(auto writer,
-                   core_->storage->BeginPut(
-                       spec.model, spec.tenant, spec.tokens, spec.label,
-                       {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual)}));
+                   core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label,
+                                            {spec.pinned, spec.ttl_seconds * 1000,
+                                             spec.encoding.value_or(usual), spec.derived, accept}));
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
@@ -112,12 +120,14 @@ class LocalStoreImpl final : public LocalStore {
     return MakePutStream(std::move(context), std::move(writer));
   }
 
-  Result<PrefixMatch> Match(std::string_view model, std::string_view tenant,
-                            std::span<const uint32_t> tokens) override {
-    PREFIXD_TRY(Known(model));
-    PREFIXD_ASSIGN(const auto match, core_->storage->LongestMatch(model, tenant, tokens));
+  Result<PrefixMatch> Match(const MatchSpec& spec) override {
+    PREFIXD_TRY(Known(spec.model));
+    PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
+    PREFIXD_ASSIGN(const auto match,
+                   core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
     if (match.n_tokens == 0) return PrefixMatch{};
-    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens};
+    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens,
+                       match.exact_tokens};
   }
 
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
@@ -146,10 +156,11 @@ class LocalStoreImpl final : public LocalStore {
     const auto begun = Clock::now();
     storage::PrefixInfo info;
     uint32_t n_tokens = 0;
+    PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
     if (!spec.tokens.empty()) {
       PREFIXD_TRY(Known(spec.model));
       PREFIXD_ASSIGN(const auto match,
-                     core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens));
+                     core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
       if (match.n_tokens == 0) {
         return Error{Code::kNotFound, "no stored prefix of model '" + spec.model +
                                           "' and this tenant begins these tokens; put it first"};
@@ -172,6 +183,14 @@ class LocalStoreImpl final : public LocalStore {
                              " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
     }
     if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
+    if (n_tokens > info.exact_tokens && !accept.Takes(info.lineage)) {
+      return Error{Code::kFailedPrecondition,
+                   "the tokens of prefix " + info.id.ToString() + " from " +
+                       std::to_string(info.exact_tokens) +
+                       " on are derived: computed behind an approximate step. Attach with the "
+                       "lineage that their put returned or with accept_approximate, or cut the "
+                       "prefix there"};
+    }
     // Attaching fails even where an open session still holds the prefix: no new session may use
     // damaged data.
     if (info.quarantined) {

@@ -25,6 +25,7 @@ PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {
   s.quarantine = info.quarantine;
   s.encoding = info.encoding;
   s.encoding_error = info.encoding_error;
+  s.exact_tokens = info.exact_tokens;
   const auto standing = core.ingest->Get(info.chain.back());
   s.ingest = standing.state;
   if (standing.error) s.ingest_error = standing.error->message;

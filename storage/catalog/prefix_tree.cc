@@ -241,12 +241,13 @@ void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
   }
 }
 
-bool PrefixTree::Usable(const SegmentId& id, int64_t now) const {
+bool PrefixTree::Usable(const SegmentId& id, int64_t now, const Acceptance& accept) const {
   std::lock_guard lock(mutex_);
   const std::vector<const Node*> chain = ChainOf(id);
   return Complete(chain) && AliveNode(*chain.back(), now) &&
-         std::all_of(chain.begin(), chain.end(),
-                     [](const Node* node) { return node->quarantine.empty(); });
+         std::all_of(chain.begin(), chain.end(), [&](const Node* node) {
+           return node->quarantine.empty() && accept.Takes(node->record.lineage);
+         });
 }
 
 std::vector<SegmentId> PrefixTree::ChildrenOf(const SegmentId& parent, uint32_t begin,
@@ -355,8 +356,13 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
     info.quarantine =
         "segment " + chain.front()->record.id.ToString() + " lacks the segment it continues";
   }
+  info.exact_tokens = info.n_tokens;
   for (const Node* link : chain) {
     info.chain.push_back(link->record.id);
+    if (link->record.lineage != Lineage{}) {
+      info.exact_tokens = std::min(info.exact_tokens, link->record.tokens.begin);
+      info.lineage = link->record.lineage;
+    }
     if (!link->quarantine.empty() && info.quarantine.empty()) info.quarantine = link->quarantine;
   }
   info.quarantined = !info.quarantine.empty();

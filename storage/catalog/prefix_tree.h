@@ -106,8 +106,8 @@ class PrefixTree {
   // continues it.
   bool Alive(const SegmentId& id, int64_t now_unix_ms) const;
   // Returns false for segments that are unknown or not alive, and when any segment of the chain is
-  // quarantined.
-  bool Usable(const SegmentId& id, int64_t now_unix_ms) const;
+  // quarantined or not accepted.
+  bool Usable(const SegmentId& id, int64_t now_unix_ms, const Acceptance& accept = {}) const;
   // Returns the expired names of segments and aliases.
   std::vector<SegmentId> ExpiredNames(int64_t now_unix_ms) const;
 

@@ -87,6 +87,7 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
   record.reclustered = header.chunk_tokens > 0;
   record.encoding = header.encoding;
   record.encoding_error = ends.footer.error;
+  record.lineage = header.lineage;
   if ((record.tokens.begin == 0) != record.is_root()) {
     return Unsealed(path, "it begins at token " + std::to_string(record.tokens.begin) +
                               (record.is_root() ? " without" : " with") + " a parent");
@@ -133,7 +134,8 @@ std::vector<BlockHash> OwnHashes(std::span<const BlockHash> hashes, uint32_t beg
 
 Status CheckContinues(const SegmentRecord& parent, const SegmentRecord& child) {
   if (parent.model == child.model && parent.tenant == child.tenant &&
-      child.tokens.begin > parent.tokens.begin && child.tokens.begin <= parent.tokens.end) {
+      child.tokens.begin > parent.tokens.begin && child.tokens.begin <= parent.tokens.end &&
+      (parent.lineage == Lineage{} || parent.lineage == child.lineage)) {
     return {};
   }
   return Error{Code::kCorrupt, "segment " + child.id.ToString() +

@@ -30,6 +30,23 @@ struct SegmentId {
   auto operator<=>(const SegmentId&) const = default;
 };
 
+// A Lineage marks derived rows: computed behind an approximate step, or over rows that were. A
+// chain has one lineage from its first derived segment on, a random number that its first derived
+// put drew. All zero: exact rows.
+using Lineage = std::array<uint8_t, 16>;
+std::string LineageName(const Lineage& lineage);              // 32 hex digits; "" for exact rows
+Result<Lineage> ParseLineage(std::string_view name_or_none);  // "": all zero
+
+// An Acceptance says which derived rows a request takes; exact ones it always takes.
+struct Acceptance {
+  bool approximate = false;  // all of them
+  Lineage lineage{};         // those of this lineage
+
+  bool Takes(const Lineage& rows) const {
+    return approximate || rows == Lineage{} || rows == lineage;
+  }
+};
+
 // The segment in which a prefix ends names it; the prefix's tokens are those of the chain up to
 // there. The name stays valid when segments are compacted: `chain` then ends in the compacted one.
 struct PrefixInfo {
@@ -37,6 +54,8 @@ struct PrefixInfo {
   std::string model, tenant, label;
   uint32_t n_tokens = 0;           // tokens of the whole chain
   uint32_t own_tokens = 0;         // stored in this segment
+  uint32_t exact_tokens = 0;       // the tokens before the chain's first derived segment
+  Lineage lineage{};               // that of the derived ones
   std::vector<SegmentId> chain;    // root first, ending in `id`
   std::array<uint8_t, 16> file{};  // names the file that holds the last segment's rows now
   uint64_t own_bytes = 0;          // physical, on disk, blobs included

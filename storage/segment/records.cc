@@ -198,6 +198,7 @@ std::string EncodeSegment(const SegmentRecord& r) {
     value["error"] = {r.encoding_error.key_max, r.encoding_error.key_rms,
                       r.encoding_error.value_max, r.encoding_error.value_rms};
   }
+  if (r.lineage != Lineage{}) value["lineage"] = Binary(r.lineage);
   return Pack(std::move(value));
 }
 
@@ -233,6 +234,9 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
       r.encoding = static_cast<RowEncoding>(number);
       const json& e = v.at("error");
       r.encoding_error = {Float(e.at(0)), Float(e.at(1)), Float(e.at(2)), Float(e.at(3))};
+    }
+    if (const auto lineage = v.find("lineage"); lineage != v.end()) {
+      ids = ids && GetBinary(*lineage, r.lineage) && r.lineage != Lineage{};
     }
     const bool lead_fits =
         r.lead.empty() || (r.is_root() && r.lead.size() <= r.tokens.size() &&

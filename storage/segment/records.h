@@ -39,6 +39,7 @@ struct SegmentRecord {
   std::vector<uint32_t> lead;
   RowEncoding encoding = RowEncoding::kAsGiven;  // encoding of its rows
   EncodingError encoding_error;
+  Lineage lineage{};  // all zero: exact rows
 
   bool is_root() const { return parent == SegmentId{}; }
   bool operator==(const SegmentRecord&) const = default;

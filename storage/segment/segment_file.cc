@@ -55,7 +55,7 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
     PREFIXD_ASSIGN(layout_, header_.Layout());
     if (header_.segment != record.id.bytes || header_.file != record.file ||
         header_.parent != record.parent.bytes || header_.tokens != record.tokens ||
-        layout_.file_bytes() != bytes) {
+        header_.lineage != record.lineage || layout_.file_bytes() != bytes) {
       return Damaged(path, "the header does not agree with the catalog");
     }
     PREFIXD_ASSIGN(const AlignedBuffer last, ReadRaw(engine, layout_.footer_page, 1));

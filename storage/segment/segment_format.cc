@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr char kHeaderMagic[8] = {'P', 'F', 'X', 'S', 'E', 'G', '\r', '\n'};
 constexpr char kFooterMagic[8] = {'P', 'F', 'X', 'F', 'O', 'O', 'T', '\n'};
-constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows;
+constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows | kIncompatDerivedRows;
 
 // These are the images on disk. Every page of both kinds ends in a checksum over its first 4088
 // bytes.
@@ -34,8 +34,10 @@ struct HeaderImage {
   uint8_t file[16];
   uint32_t encoding, chunk_tokens, key_bytes, value_bytes;
   uint64_t pages_per_chunk, pages_per_order, order_page;
+  // Zero where rows are exact, and therefore in files of older writers.
+  uint8_t lineage[16];
 };
-static_assert(sizeof(HeaderImage) == 280, "the format changed: raise kSegmentVersion");
+static_assert(sizeof(HeaderImage) == 296, "the format changed: raise kSegmentVersion");
 
 struct FooterImage {
   char magic[8];
@@ -164,6 +166,7 @@ void SegmentHeader::Encode(PageBytes out) const {
   h.pages_per_chunk = l.pages_per_chunk;
   h.pages_per_order = l.pages_per_order;
   h.order_page = l.order_page;
+  CopyTo(lineage, h.lineage);
   StoreImage(h, out);
 }
 
@@ -178,6 +181,10 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
   const Error malformed{Code::kCorrupt, "the segment header contradicts itself"};
   const bool encoded = h.version >= 2 && h.encoding != 0;
   if (encoded != ((h.incompat & kIncompatEncodedRows) != 0)) return malformed;
+  Lineage lineage;
+  CopyFrom(h.lineage, lineage);
+  const bool derived = h.version >= 2 && lineage != Lineage{};
+  if (derived != ((h.incompat & kIncompatDerivedRows) != 0)) return malformed;
   if (h.checksum_id != kChecksumXxh3 || h.dtype < 1 || h.dtype > 3 || !KnownEncoding(h.encoding) ||
       h.token_begin >= h.token_end || h.key_dim > 1u << 16 || h.value_dim > 1u << 16) {
     return malformed;
@@ -203,6 +210,7 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
     CopyFrom(h.file, out.file);
     out.encoding = static_cast<RowEncoding>(h.encoding);
     out.chunk_tokens = h.chunk_tokens;
+    out.lineage = lineage;
   }
   const Result<SegmentLayout> l = out.Layout();
   if (!l.ok()) return malformed;

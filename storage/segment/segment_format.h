@@ -27,6 +27,9 @@ inline constexpr uint32_t kChecksumXxh3 = 1;
 // The bit is set with every encoding except kAsGiven: a prefixd that cannot decode the rows refuses
 // the file.
 inline constexpr uint64_t kIncompatEncodedRows = 1u << 0;
+// The bit is set with every lineage: a prefixd that would serve derived rows to everybody refuses
+// the file.
+inline constexpr uint64_t kIncompatDerivedRows = 1u << 1;
 using Uuid = std::array<uint8_t, 16>;
 using PageBytes = std::span<std::byte, kPageBytes>;
 using ConstPageBytes = std::span<const std::byte, kPageBytes>;
@@ -53,6 +56,7 @@ struct SegmentHeader {
   uint32_t chunk_tokens = 0;  // in the reclustered layout; 0: arrival
   uint64_t manifest_bytes = 0;
   int64_t created_unix_ms = 0;
+  Lineage lineage{};  // of derived rows; all zero: exact
 
   RowShape row() const { return {key_dim, value_dim, dtype}; }
   SegmentShape shape() const;

@@ -12,6 +12,20 @@ namespace prefixd::storage {
 
 std::string SegmentId::ToString() const { return ToHex(bytes); }
 
+std::string LineageName(const Lineage& lineage) {
+  return lineage == Lineage{} ? "" : ToHex(lineage);
+}
+
+Result<Lineage> ParseLineage(std::string_view name) {
+  Lineage lineage{};
+  if (name.empty()) return lineage;
+  if (!FromHex(name, lineage) || lineage == Lineage{}) {
+    return InvalidArgument("a lineage is 32 hex digits, as a put returned it, not '" +
+                           std::string(name) + "'");
+  }
+  return lineage;
+}
+
 Result<SegmentId> SegmentId::Parse(std::string_view hex) {
   SegmentId id;
   if (!FromHex(hex, id.bytes)) {
@@ -53,12 +67,13 @@ class Store final : public PrefixStore {
   std::vector<ModelRecord> ListModels() const override { return core_->ListModels(); }
 
   Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
-                             std::span<const uint32_t> tokens) const override {
+                             std::span<const uint32_t> tokens,
+                             const Acceptance& accept) const override {
     PREFIXD_ASSIGN(const StoreCore::Scope scope, core_->ResolveScope(model, tenant));
     return core_->FindLongest(
         scope,
         BlockHashes(scope.model.fingerprint, tenant, tokens, core_->catalog->meta().block_tokens),
-        tokens);
+        tokens, accept);
   }
 
   Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model, std::string_view tenant,

@@ -39,6 +39,11 @@ struct PutOptions {
   uint64_t ttl_ms = 0;  // from the commit on; 0: for ever
   // The encoding of the rows that this put stores; rows stored before stay as they are.
   RowEncoding encoding = RowEncoding::kAsGiven;
+  // The rows are derived. So are those that continue derived rows, whatever is said here.
+  bool derived = false;
+  // Which stored rows the put continues instead of storing them again. A derived put without a
+  // lineage draws one, unless it continues derived rows: then it has theirs.
+  Acceptance accept;
 };
 
 // Absent members leave their value as it is.
@@ -58,6 +63,7 @@ struct Match {
   SegmentId id;                // the segment in which the match ends; meaningless when n_tokens = 0
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
+  uint32_t exact_tokens = 0;   // the matched tokens before the first derived one
 };
 
 struct VerifyReport {
@@ -129,7 +135,8 @@ class PrefixStore : public SegmentSource {
   virtual std::vector<ModelRecord> ListModels() const = 0;
 
   virtual Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
-                                     std::span<const uint32_t> tokens) const = 0;
+                                     std::span<const uint32_t> tokens,
+                                     const Acceptance& accept = {}) const = 0;
   // `tokens` is the whole prompt; the writer's range() is the part that is not stored yet. n = 0 is
   // refused.
   virtual Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model,

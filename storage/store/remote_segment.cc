@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
 #include "storage/io/errors.h"
 #include "storage/segment/hex.h"
@@ -153,6 +154,7 @@ Result<SegmentRecord> RecordOf(const RemoteSegment& source, const SegmentManifes
   record.reclustered = source.layout().reclustered();
   record.encoding = header.encoding;
   record.encoding_error = source.footer().error;
+  record.lineage = header.lineage;
   if (manifest.model.fingerprint != header.model) {
     return Damaged(record.id, "header and manifest are of different models");
   }
@@ -172,6 +174,8 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
     PREFIXD_ASSIGN(parent,
                    OpenStoredPrefix(core.shared_from_this(), record.parent, record.tokens.begin));
     tokens.assign(parent->tokens().begin(), parent->tokens().end());
+    PREFIXD_ASSIGN(const SegmentRecord continued, core.tree.Record(record.parent));
+    PREFIXD_TRY(CheckContinues(continued, record));
   }
   const std::vector<uint32_t> own = source.tokens();
   tokens.insert(tokens.end(), own.begin(), own.end());

@@ -179,6 +179,9 @@ Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_t
   if (pair.first.encoding != pair.last.encoding) {
     return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
   }
+  if (pair.first.lineage != pair.last.lineage) {
+    return Error{Code::kFailedPrecondition, "one segment's rows are exact, the other's derived"};
+  }
   return pair;
 }
 

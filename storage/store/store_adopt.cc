@@ -111,7 +111,8 @@ class Adopter {
                    ChainTokens(*core_.engine, core_.options.dir, chain, core_.direct));
     const uint32_t block = core_.catalog->meta().block_tokens;
     const auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
-    PREFIXD_ASSIGN(const Match stored, core_.FindLongest(scope, hashes, tokens));
+    PREFIXD_ASSIGN(const Match stored,
+                   core_.FindLongest(scope, hashes, tokens, {false, record.lineage}));
     if (stored.n_tokens == tokens.size()) return Fate::kNotNeeded;
 
     if (record.is_root()) record.lead = LeadOf(tokens, block);

@@ -53,7 +53,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
 
   // Returns the longest stored prefix down to the token (store_match.cc).
   Result<Match> FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
-                            std::span<const uint32_t> tokens);
+                            std::span<const uint32_t> tokens, const Acceptance& accept);
   // Opens (or finds open) a pinned segment, in the file that holds it now; quarantines one that
   // does not verify.
   Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentId& id);

@@ -19,8 +19,9 @@ uint32_t CommonTokens(std::span<const uint32_t> stored, std::span<const uint32_t
 
 class Matcher {
  public:
-  Matcher(StoreCore& core, std::span<const uint32_t> tokens, int64_t now_unix_ms)
-      : core_(core), tokens_(tokens), now_unix_ms_(now_unix_ms) {}
+  Matcher(StoreCore& core, std::span<const uint32_t> tokens, const Acceptance& accept,
+          int64_t now_unix_ms)
+      : core_(core), tokens_(tokens), accept_(accept), now_unix_ms_(now_unix_ms) {}
 
   // Compares the whole chain of `id`; if the prompt agrees up to `at_least`, goes on into the
   // segments that branch off behind that point, and remembers the longest match.
@@ -29,8 +30,10 @@ class Matcher {
     if (!pin.ok()) return {};  // removed or quarantined meanwhile: no match
     if (!core_.tree.Alive(id, now_unix_ms_)) return {};
     const auto& chain = pin->chain();
-    uint32_t matched = 0;
+    uint32_t matched = 0, exact = UINT32_MAX;
     for (size_t i = 0; i < chain.size(); ++i) {
+      if (!accept_.Takes(chain[i].lineage)) return {};
+      if (chain[i].lineage != Lineage{}) exact = std::min(exact, chain[i].tokens.begin);
       auto file = core_.OpenSegment(chain[i].id);
       if (!file.ok()) return Skip(file.error());
       const uint32_t begin = chain[i].tokens.begin;
@@ -40,7 +43,11 @@ class Matcher {
     }
     const SegmentRecord& own = chain.back();
     if (matched < at_least || matched <= own.tokens.begin) return {};
-    if (matched > best_.n_tokens) best_ = {own.id, matched, own.tokens.end};
+    exact = std::min(exact, matched);
+    // Derived and exact rows of the same tokens may both be stored: the exact ones serve.
+    if (std::pair(matched, exact) > std::pair(best_.n_tokens, best_.exact_tokens)) {
+      best_ = {own.id, matched, own.tokens.end, exact};
+    }
     const uint32_t first = std::max(own.tokens.begin + 1, at_least);
     for (uint32_t b = first; b <= matched && b < tokens_.size(); ++b) {
       for (const SegmentId& child : core_.tree.ChildrenOf(own.id, b, tokens_[b])) {
@@ -51,6 +58,10 @@ class Matcher {
   }
 
   const Match& best() const { return best_; }
+  // Returns whether no match of at most `n` tokens is better.
+  bool Beats(uint32_t n) const {
+    return best_.n_tokens > n || (best_.n_tokens == n && best_.exact_tokens == n);
+  }
 
  private:
   // A damaged segment is a miss; the caller learns of any other error (the disk does not answer).
@@ -61,6 +72,7 @@ class Matcher {
 
   StoreCore& core_;
   const std::span<const uint32_t> tokens_;
+  const Acceptance accept_;
   const int64_t now_unix_ms_;
   Match best_;
 };
@@ -68,20 +80,20 @@ class Matcher {
 }  // namespace
 
 Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
-                                     std::span<const uint32_t> tokens) {
+                                     std::span<const uint32_t> tokens, const Acceptance& accept) {
   if (tokens.empty()) return Match{};
   const int64_t now = NowUnixMs();
   const auto usable_holders = [&](size_t count) -> Result<std::vector<SegmentId>> {
     PREFIXD_ASSIGN(std::vector<SegmentId> ids, catalog->FindBlock(hashes[count - 1]));
-    std::erase_if(ids, [&](const SegmentId& id) { return !tree.Usable(id, now); });
+    std::erase_if(ids, [&](const SegmentId& id) { return !tree.Usable(id, now, accept); });
     return ids;
   };
   const uint32_t block = catalog->meta().block_tokens;
   size_t high = hashes.size();
   while (true) {
     // Usable chains are closed under taking prefixes (a segment that others continue is never
-    // removed, and lives as long as they), so "some usable chain holds this block" is monotone:
-    // binary search.
+    // removed, lives as long as they, and is exact or of their lineage), so "some usable chain
+    // holds this block" is monotone: binary search.
     size_t low = 0;
     std::vector<SegmentId> candidates;
     while (low < high) {
@@ -94,12 +106,12 @@ Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHa
         candidates = std::move(holders);
       }
     }
-    Matcher matcher(*this, tokens, now);
+    Matcher matcher(*this, tokens, accept, now);
     if (low == 0) {
       // Thousands of prompts may share a first token, so only those that could match most are
       // opened.
       for (const auto& [id, at_most] : tree.Roots(scope.id, tokens)) {
-        if (matcher.best().n_tokens >= at_most) break;
+        if (matcher.Beats(at_most)) break;
         PREFIXD_TRY(matcher.Consider(id, 0));
       }
       return matcher.best();

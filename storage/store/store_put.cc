@@ -22,6 +22,7 @@ struct PutPlan {
   std::vector<BlockHash> hashes;
   std::string label;
   PutOptions options;
+  Lineage lineage{};  // of the rows that this put stores
   Match match;
   ChainPin pin;  // pins the segment that the new one continues
 };
@@ -57,6 +58,8 @@ class PutWriter final : public SegmentWriter {
     header.value_dim = model.geometry.value_dim;
     header.dtype = model.geometry.dtype;
     header.encoding = plan_.options.encoding;
+    header.lineage = plan_.lineage;
+    if (header.lineage != Lineage{}) header.incompat |= kIncompatDerivedRows;
     if (header.encoding != RowEncoding::kAsGiven) {
       header.incompat |= kIncompatEncodedRows;
       encoder_.emplace(model.geometry.row());
@@ -151,7 +154,9 @@ class PutWriter final : public SegmentWriter {
   // same tokens came first, its bytes serve, and its match is returned.
   Result<Match> Publish(SequenceTicket& sequence) {
     std::lock_guard commit(core_->commit_mutex);
-    auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens);
+    Acceptance accept{plan_.options.accept.approximate, plan_.lineage};
+    if (plan_.lineage == Lineage{}) accept = {};  // exact rows give way to exact ones alone
+    auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens, accept);
     if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
       file_->Discard();
       return existing;
@@ -172,6 +177,7 @@ class PutWriter final : public SegmentWriter {
     record.created_unix_ms = created_unix_ms_;
     record.encoding = plan_.options.encoding;
     record.encoding_error = error();
+    record.lineage = plan_.lineage;
     record.pinned = plan_.options.pinned;
     record.expires_unix_ms = Expires();
     CatalogChange change;
@@ -245,7 +251,8 @@ class PutWriter final : public SegmentWriter {
 // Matches and pins the match; tries again when a removal comes between.
 Status MatchAndPin(StoreCore& core, PutPlan& plan) {
   for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
-    PREFIXD_ASSIGN(plan.match, core.FindLongest(plan.scope, plan.hashes, plan.tokens));
+    PREFIXD_ASSIGN(plan.match,
+                   core.FindLongest(plan.scope, plan.hashes, plan.tokens, plan.options.accept));
     // A few common tokens (BOS, a chat header) must not chain unrelated prompts to one another: the
     // first could never be removed, and damage to it would take all of them away.
     if (plan.match.n_tokens < core.catalog->meta().block_tokens &&
@@ -280,6 +287,11 @@ Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
       BlockHashes(plan.scope.model.fingerprint, tenant, tokens, core->catalog->meta().block_tokens);
   plan.label = label;
   PREFIXD_TRY(MatchAndPin(*core, plan));
+  if (!plan.pin.empty()) plan.lineage = plan.pin.chain().back().lineage;
+  if (plan.lineage == Lineage{} && options.derived) {
+    plan.lineage = options.accept.lineage;
+    if (plan.lineage == Lineage{}) RandomBytes(plan.lineage);
+  }
   auto writer = std::make_unique<PutWriter>(std::move(core), std::move(plan));
   PREFIXD_TRY(writer->Start());
   return std::unique_ptr<SegmentWriter>(std::move(writer));

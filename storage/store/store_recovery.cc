@@ -65,6 +65,10 @@ Status StoreCore::CheckRelations(const SegmentRecord& record) const {
     return wrong("the segment it continues, " + record.parent.ToString() +
                  ", is of another model or tenant");
   }
+  if (parent->lineage != Lineage{} && parent->lineage != record.lineage) {
+    return wrong("it does not bear the lineage of the derived rows that it continues, of segment " +
+                 record.parent.ToString());
+  }
   // A child that begins behind its parent's beginning cannot close a circle.
   if (record.tokens.begin <= parent->tokens.begin || record.tokens.begin > parent->tokens.end) {
     return wrong("it begins at token " + std::to_string(record.tokens.begin) +

@@ -227,8 +227,11 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   Put();
   std::vector<uint32_t> longer = tokens_;
   longer.push_back(1);
+  pfx_match_options wanted = PFX_MATCH_OPTIONS_INIT;
+  wanted.model = "m", wanted.tokens = longer.data(), wanted.n_tokens = longer.size();
   pfx_match_result match = PFX_MATCH_RESULT_INIT;
-  ASSERT_EQ(pfx_match(client_, "m", nullptr, longer.data(), longer.size(), &match), PFX_OK);
+  ASSERT_EQ(pfx_match(client_, &wanted, &match), PFX_OK);
+  EXPECT_EQ(match.exact_tokens, kTokens);
   EXPECT_EQ(match.n_tokens, kTokens);
   EXPECT_EQ(match.prefix, prefix_);
   char* json = nullptr;

@@ -40,7 +40,7 @@ TEST_P(ClientScenario, PutMatchAttachStepDetach) {
 
   std::vector<uint32_t> longer = prompt_.tokens;
   longer.insert(longer.end(), {1, 2, 3});
-  auto match = client_->Match(prompt_.model.name, "", longer);
+  auto match = client_->Match({.model = prompt_.model.name, .tokens = longer});
   ASSERT_TRUE(match.ok()) << match.error().message;
   EXPECT_EQ(match->n_tokens, kTokens);
   EXPECT_EQ(match->prefix, prefix_);
@@ -184,7 +184,7 @@ TEST_P(ClientScenario, RefusalsAreTheSameEverywhere) {
   ASSERT_TRUE(put.ok()) << put.error().message;
   EXPECT_FALSE((*put)->Write(0, 0, 4, {}, {}).ok());
   EXPECT_FALSE((*put)->Commit().ok());  // rows are missing
-  auto match = client_->Match(prompt_.model.name, "", std::vector<uint32_t>{9, 8, 7, 6});
+  auto match = client_->Match({.model = prompt_.model.name, .tokens = {9, 8, 7, 6}});
   ASSERT_TRUE(match.ok());
   EXPECT_EQ(match->n_tokens, 0u);
 }

@@ -86,7 +86,7 @@ TEST(Connections, ADisconnectMidPutLeavesNothing) {
   }
   EXPECT_EQ(client->Stats()->puts_aborted, 1u);
   EXPECT_TRUE(client->Prefixes()->empty());
-  EXPECT_EQ(client->Match(prompt.model.name, "", prompt.tokens)->n_tokens, 0u);
+  EXPECT_EQ(client->Match({.model = prompt.model.name, .tokens = prompt.tokens})->n_tokens, 0u);
 }
 
 TEST(Connections, GarbageDisturbsNobody) {

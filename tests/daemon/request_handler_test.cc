@@ -104,7 +104,8 @@ TEST_F(RequestHandlerTest, TenantsSeeOnlyTheirOwn) {
             Code::kNotFound);
   EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kAttach, AttachControl("alice"), Tokens())),
             Code::kInvalidArgument);
-  Json match = {{"model", prompt_.model.name}, {"tenant", "alice"}, {"in", {{0, 400}}}};
+  Json match = {{"match", {{"model", prompt_.model.name}, {"tenant", "alice"}}},
+                {"in", {{0, 400}}}};
   EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kMatch, match, Tokens())), Code::kInvalidArgument);
   EXPECT_EQ(Ask(*admin, MessageType::kMatch, match, Tokens()).control["n_tokens"], 100);
   EXPECT_EQ(Ask(*bob, MessageType::kVerify, {{"prefix", ""}}).control["segments"], 0);
@@ -319,10 +320,11 @@ TEST_F(RequestHandlerTest, RandomRequests) {
   const Json values = Json::parse(R"([0, 1, 2, 18446744073709551615, -1, 1.5, "x", "phi", null,
       true, [], [[0, 256]], [[0, 4], [4, 4]], [[0, 256], [256, 16]], {},
       {"session": 1, "layer": 0}, [{"session": 1, "layer": 0, "info": 7}]])");
-  const char* keys[] = {"session", "put",   "layer",    "kv_head",    "first",   "n",
-                        "k",       "in",    "out",      "kind",       "begin",   "end",
-                        "steps",   "model", "prefix",   "attach",     "policy",  "tenant",
-                        "regions", "hold",  "lifetime", "first_head", "n_heads", "head_major"};
+  const char* keys[] = {"session", "put",      "layer",      "kv_head", "first",
+                        "n",       "k",        "in",         "out",     "kind",
+                        "begin",   "end",      "steps",      "model",   "prefix",
+                        "attach",  "policy",   "tenant",     "match",   "regions",
+                        "hold",    "lifetime", "first_head", "n_heads", "head_major"};
   const std::vector<MessageType> types = prefixd::testing::AllRequests();
   std::set<MessageType> drawn;
   for (int i = 0; i < 3000; ++i) {

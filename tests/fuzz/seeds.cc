@@ -77,18 +77,19 @@ void AddStorage(Seeds& seeds) {
   header.manifest_bytes = 213;
   header.Encode(page);
   seeds.Add("segment_header", 0, page);
-  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(296));
   header.tokens = {100, 5000};
   header.parent[1] = 1;
   header.key_dim = 3000;  // rows of more than a page
   header.chunk_tokens = 1024;
   header.Encode(page);
-  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(296));
   header.key_dim = 128;
   header.encoding = RowEncoding::kInt8;
-  header.incompat = storage::kIncompatEncodedRows;
+  header.incompat = storage::kIncompatEncodedRows | storage::kIncompatDerivedRows;
+  header.lineage[3] = 9;
   header.Encode(page);
-  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(280));
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(296));
   storage::SegmentFooter footer;
   footer.error = {0.02f, 0.01f, 0.02f, 0.01f};
   footer.sequence = 3;
@@ -111,6 +112,7 @@ void AddStorage(Seeds& seeds) {
   record.lead.clear();
   record.encoding = RowEncoding::kInt8;
   record.encoding_error = {0.02f, 0.01f, 0.02f, 0.01f};
+  record.lineage[3] = 9;
   seeds.Add("records", 0, storage::EncodeSegment(record));
   const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
   seeds.Add("records", 1, storage::EncodeModel(model));
@@ -196,7 +198,8 @@ void AddWire(Seeds& seeds) {
   add(HelloReply{});
   add(ServerStats{});
   add(ModelSpec{"m", Geometry(), {{"weights", "x"}}, {"maps.safetensors"}});
-  add(PutSpec{"m", "t", {}, "label", true, 60, RowEncoding::kInt8});
+  add(PutSpec{"m", "t", {}, "label", true, 60, RowEncoding::kInt8, true, true, "lineage"});
+  add(MatchSpec{"m", "t", {}, true, "lineage"});
   add(PutResult{"id", 40, 20, 4096, 0.5, RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
   attach.policy.k = 7;

@@ -74,6 +74,10 @@ SegmentHeader MakeHeader(FuzzedDataProvider& in) {
     h.encoding = RowEncoding::kInt8;
     h.incompat = storage::kIncompatEncodedRows;
   }
+  if (in.ConsumeBool()) {
+    Fill(in, h.lineage);
+    if (h.lineage != storage::Lineage{}) h.incompat |= storage::kIncompatDerivedRows;
+  }
   return h;
 }
 

@@ -61,9 +61,10 @@ void CheckFields(const Json& json) {
 
 void CheckJson(const Json& json) {
   CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Lifetime,
-             RuntimeOptions, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo, Ledger,
-             StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats, VerifySummary,
-             TokenRange, Selection, std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);
+             RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo,
+             Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats,
+             VerifySummary, TokenRange, Selection, std::vector<ModelSpec>,
+             std::vector<PrefixSummary>>(json);
   CheckFields(json);
   const Error error = ErrorFromJson(json);
   const Error back = ErrorFromJson(ErrorToJson(error));

@@ -91,6 +91,34 @@ TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
   EXPECT_EQ(ReadFile(File("a")), ReadFile(File("c")));
 }
 
+TEST_F(PrefixFileTest, DerivedRowsStayDerived) {
+  Prompt other = testing::MakePrompt(100, 5);
+  PutSpec spec;
+  spec.model = other.model.name;
+  spec.tenant = "team-a";
+  spec.tokens = other.tokens;
+  spec.derived = true;
+  auto put = client_->BeginPut(spec);
+  ASSERT_TRUE(put.ok() && testing::WriteRows(**put, other).ok());
+  const auto done = (*put)->Commit();
+  ASSERT_TRUE(done.ok());
+  ASSERT_EQ(Run({"export", done->prefix, File("derived")}).code, 0);
+  const auto file = SafetensorsFile::Open(File("derived"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->metadata().at("format"), "prefixd-prefix-v2");
+  EXPECT_EQ(file->metadata().at("exact_tokens"), "0");
+  const Finished moved = Run({"put", File("derived")}, "team-b");
+  ASSERT_EQ(moved.code, 0) << moved.err;
+  EXPECT_NE(moved.out.find("tokens from 0 on are derived"), std::string::npos) << moved.out;
+  const std::string id = moved.out.substr(7, 32);
+  EXPECT_NE(Run({"list"}, "team-b").out.find("100 (0 exact)"), std::string::npos);
+  const Finished shown = Run({"show", id}, "team-b");
+  EXPECT_NE(shown.out.find("from token 0 on, computed behind an approximate step"),
+            std::string::npos)
+      << shown.out;
+  EXPECT_EQ(Run({"show", prefix_}).out.find("from token"), std::string::npos);
+}
+
 TEST_F(PrefixFileTest, TokenIdsAreReadByTheRun) {
   AttachSpec spec;
   spec.prefix = prefix_;

@@ -153,8 +153,14 @@ TEST(Codec, EveryStatisticTravels) {
 TEST(Codec, TheRest) {
   RoundTrip(Hello{"c", "t", "k", true, true});
   RoundTrip(HelloReply{"s", 7, 1ull << 40, 64, 1 << 20, false});
-  RoundTrip(PutResult{"id", 10, 5, 1 << 20, 0.25});
-  RoundTrip(PrefixMatch{"id", 10, 12});
+  PutSpec put{"m", "t", {}, "label"};
+  put.derived = put.accept_approximate = true, put.lineage = "ab";
+  RoundTrip(put);
+  RoundTrip(MatchSpec{"m", "t", {}, true, "ab"});
+  PutResult done{"id", 10, 5, 1 << 20, 0.25};
+  done.exact_tokens = 8, done.lineage = "ab";
+  RoundTrip(done);
+  RoundTrip(PrefixMatch{"id", 10, 12, 9});
   RoundTrip(SessionReport{{}, {}, std::vector<Ledger>(3)});
   RoundTrip(VerifySummary{1, 2, 3, 4, {"a", "b"}, {"c"}});
   RoundTrip(std::vector<PrefixSummary>(2));

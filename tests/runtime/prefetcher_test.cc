@@ -253,7 +253,7 @@ TEST_F(PrefetcherTest, APrefixThatExpiredIsReadOn) {
   ASSERT_OK(store_->SetLifetime(id_, {std::nullopt, 1}));
   do {
     ExpectSame(plain, Walk(*session, 80, 1, 10, true));
-  } while (store_->Match(spec_.name, "", prompt_.tokens)->n_tokens > 0);
+  } while (store_->Match({.model = spec_.name, .tokens = prompt_.tokens})->n_tokens > 0);
   ExpectSame(plain, Walk(*session, 80, 1, 10, true));
   ASSERT_OK(session->Detach());
 }

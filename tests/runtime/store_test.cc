@@ -17,7 +17,7 @@ TEST_F(StoreTest, UnknownModelsAndPrefixesAreNamed) {
   auto put = store_->BeginPut({"nobody", "", prompt.tokens, ""});
   EXPECT_CODE(put, Code::kNotFound);
   EXPECT_NE(put.error().message.find("tiny"), std::string::npos) << put.error().message;
-  EXPECT_CODE(store_->Match("nobody", "", prompt.tokens), Code::kNotFound);
+  EXPECT_CODE(store_->Match({.model = "nobody", .tokens = prompt.tokens}), Code::kNotFound);
   EXPECT_CODE(store_->Attach({"nobody", "", prompt.tokens, "", 0, {}}), Code::kNotFound);
   EXPECT_CODE(store_->Attach({"tiny", "", prompt.tokens, "", 0, {}}), Code::kNotFound);
   EXPECT_CODE(store_->Attach({"tiny", "", {}, "", 0, {}}), Code::kInvalidArgument);
@@ -81,7 +81,7 @@ TEST_F(StoreTest, WrongSizesAreRefused) {
   EXPECT_CODE((*put)->Commit(), Code::kFailedPrecondition);  // rows are missing
   (*put)->Abort();
   EXPECT_CODE((*put)->Write(0, 0, 10, k, v), Code::kFailedPrecondition);
-  auto match = store_->Match("tiny", "", prompt.tokens);
+  auto match = store_->Match({.model = "tiny", .tokens = prompt.tokens});
   ASSERT_OK(match);
   EXPECT_EQ(match->n_tokens, 0u);
   EXPECT_EQ(match->prefix, "");
@@ -317,7 +317,7 @@ TEST_F(StoreTest, DamageUnderAnOpenSession) {
   EXPECT_CODE(session->Step(0, q, y, lse, nullptr), Code::kCorrupt);
   ASSERT_OK(session->Step(1, q, y, lse, nullptr));
   Step(*sound, 0, q);
-  EXPECT_EQ(store_->Match(spec_.name, "", prompt.tokens)->n_tokens, 0u);
+  EXPECT_EQ(store_->Match({.model = spec_.name, .tokens = prompt.tokens})->n_tokens, 0u);
   EXPECT_CODE(store_->Attach({spec_.name, "", {}, id, 0, full}), Code::kCorrupt);
   const auto listed = store_->Prefix(id);
   ASSERT_OK(listed);

@@ -178,6 +178,37 @@ def test_rows_selection_and_listing(store: prefixd.Store) -> None:
     assert store.prefixes() == []
 
 
+def test_derived_rows_serve_who_asks(store: prefixd.Store) -> None:
+    prompt, answer = Prompt(tokens=200), Prompt(seed=5, tokens=60)
+    prompt.put(store)
+    whole = Prompt(tokens=260)
+    whole.tokens = np.concatenate([prompt.tokens, answer.tokens])
+    derived = whole.put(store, derived=True)
+    assert derived.exact_tokens == 200 and len(derived.lineage) == 32
+    assert store.match("m", whole.tokens).n_tokens == 200
+    for asked in ({"lineage": derived.lineage}, {"accept_approximate": True}):
+        match = store.match("m", whole.tokens, **asked)
+        assert match.n_tokens == 260 and match.exact_tokens == 200 and match.derived
+        with store.attach("m", whole.tokens, policy=FULL, **asked) as session:
+            assert session.n_tokens == 260 and session.derives
+        with store.attach("m", prefix=derived.prefix, policy=FULL, **asked) as session:
+            assert session.n_tokens == 260
+    with store.attach("m", whole.tokens, policy=FULL) as session:
+        assert session.n_tokens == 200 and not session.derives
+        session.set_policy(prefixd.Policy(k=5, estimator="none"))
+        assert session.derives
+    with pytest.raises(prefixd.FailedPrecondition, match="from 200 on are derived"):
+        store.attach("m", prefix=derived.prefix, policy=FULL)
+    with pytest.raises(prefixd.InvalidArgument, match="32 hex digits"):
+        store.match("m", whole.tokens, lineage="mine")
+    exact = whole.put(store)
+    assert exact.stored_tokens == 60 and exact.lineage == "" and exact.prefix != derived.prefix
+    assert store.match("m", whole.tokens, accept_approximate=True).prefix == exact.prefix
+    covered = store.verify(exact.prefix)["covered"]
+    assert covered == store.prefix(exact.prefix)["chain"] and len(covered) == 2
+    assert store.verify_tenant("")["segments"] == 3
+
+
 def spec_as_stored() -> prefixd.ModelSpec:
     plain = spec()
     return prefixd.ModelSpec(**{**plain.__dict__, "layers": tuple(plain.layers), "value_dim": DIM})

@@ -271,7 +271,7 @@ TEST_F(RecoverTest, WhatANewerPrefixdWroteIsLeftAlone) {
   auto header = SegmentHeader::Decode(
       ConstPageBytes(reinterpret_cast<const std::byte*>(bytes.data()), kPageBytes));
   ASSERT_OK(header);
-  header->incompat = 2;  // an unknown bit
+  header->incompat = 1ull << 40;  // an unknown bit
   header->Encode(PageBytes(reinterpret_cast<std::byte*>(bytes.data()), kPageBytes));
   const fs::path newer = options_.dir / "segments" / (std::string(32, '2') + ".seg");
   std::ofstream(newer, std::ios::binary) << bytes;

@@ -134,7 +134,7 @@ TEST(SegmentFormat, UnknownFeaturesRefuseButUnknownCompatBitsDoNot) {
   header.compat = 1ull << 40;
   header.Encode(page);
   EXPECT_TRUE(SegmentHeader::Decode(page).ok());
-  header.incompat = 2;
+  header.incompat = 1ull << 40;
   header.Encode(page);
   EXPECT_CODE(SegmentHeader::Decode(page), Code::kFailedPrecondition);
 }
