@@ -34,6 +34,7 @@ class Rows:
         self.pads = list(pads)
         self.columns = columns
         self.prompt = prompt  # columns of the prompt, whose queries attend exactly
+        self.derived = any(s is not None and s.info["exact_tokens"] < s.n_tokens for s in sessions)
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -138,6 +139,8 @@ class PrefixLayer(_Layer, DynamicLayer):
             if exact > 0:
                 part, norm = _tensors(session.attend_exact(self.index, source[b, :exact]))
                 y[b, :, :exact], lse[b, :, :exact] = part.transpose(0, 1), norm.T
+        if exact < n and not self.rows.derived:
+            self.rows.derived = any(session.derives for session in sessions)
         for i in range(exact, n):
             part, norm = _tensors(step_batch(sessions, self.index, source[active, i]))
             y[active, :, i], lse[active, :, i] = part, norm
@@ -188,7 +191,12 @@ class PrefixCache(Cache):
     durable."""
 
     def __init__(
-        self, spec: ModelSpec, rows: Rows, recorder: Recorder | None, device: torch.device
+        self,
+        spec: ModelSpec,
+        rows: Rows,
+        recorder: Recorder | None,
+        device: torch.device,
+        lineage: str = "",
     ) -> None:
         layers: list[Any] = []  # Cache does not accept a list of another kind
         for index, layer in enumerate(spec.layers):
@@ -205,6 +213,7 @@ class PrefixCache(Cache):
         self.spec = spec
         self.rows = rows
         self.recorder = recorder
+        self._lineage = lineage
         self.prompt_ids = torch.empty((len(rows), 0), dtype=torch.long)
 
     def given(self, ids: torch.Tensor) -> None:
@@ -246,6 +255,18 @@ class PrefixCache(Cache):
     def sessions(self) -> list[Session | None]:
         return list(self.rows.sessions)
 
+    @property
+    def derived(self) -> bool:
+        """Returns whether the tokens after the prompt are derived: a step below mode "full" went
+        before them, or the stored part has derived tokens."""
+        return self.rows.derived
+
+    @property
+    def lineage(self) -> str:
+        """Names the derived rows of this conversation: with it, `Splice.cache` attaches the next
+        turn to them."""
+        return self._lineage if self.recorder is None else self.recorder.lineage
+
     def observe_queries(self, observer: QueryObserver | None) -> None:
         """Registers `observer(layer, q [B, Hq, n, dh])`, which sees the queries of every layer with
         full attention, after RoPE, as they attend."""
@@ -266,11 +287,12 @@ class PrefixCache(Cache):
 
     def persist(self) -> list[PutResult | None]:
         """Stores what has been generated since, as a continuation of the prompt: the next turn of
-        the conversation attaches to all of it. Waits until it is durable. The last token generated
-        is not part of it, because the model has not run it."""
+        the conversation attaches to all of it, by this cache's `lineage` where it is derived. Waits
+        until it is durable. The last token generated is not part of it, because the model has not
+        run it."""
         if self.recorder is None:
             raise FailedPrecondition("this cache was made with store=False")
-        return self.recorder.persist_conversation()
+        return self.recorder.persist_conversation(self.rows.derived)
 
     def close(self, abort: bool = False) -> None:
         if self.recorder is not None:

@@ -11,7 +11,9 @@ import torch
 from prefixd.errors import FailedPrecondition
 from prefixd.put import Put, PutResult
 
-BeginPut = Callable[[Sequence[int]], Put]
+# Begins to store these tokens; the flag says whether their rows are derived, the text names the
+# derived rows that they may continue.
+BeginPut = Callable[[Sequence[int], bool, str], Put]
 
 
 class Recorder:
@@ -22,6 +24,8 @@ class Recorder:
         pads: Sequence[int],
         begin_put: BeginPut,
         pad_token: int | None,
+        derived: bool,
+        lineage: str,
     ) -> None:
         self._n_layers = n_layers
         self._prompts = prompts
@@ -29,6 +33,8 @@ class Recorder:
         self._columns = prompts.shape[1]
         self._begin_put = begin_put
         self._pad_token = pad_token
+        self._derived = derived  # the prompt's rows are
+        self.lineage = lineage  # of derived rows that are stored here
         self._puts: list[Put | None] = []
         self._commits: list[Future[PutResult] | None] = [None] * len(pads)
         self._done: list[set[int]] = [set() for _ in pads]
@@ -44,7 +50,7 @@ class Recorder:
                 if tokens in begun:
                     self._puts.append(None)
                     continue
-                put: Put | None = begin_put(tokens)
+                put: Put | None = begin_put(tokens, derived, lineage)
                 assert put is not None
                 if len(put.missing) == 0:
                     put.abort()
@@ -143,10 +149,17 @@ class Recorder:
                 raise FailedPrecondition(
                     "the prompt was not prefilled to its end, so it is not stored"
                 )
-            results.append(commit.result() if commit is not None else None)
+            result = commit.result() if commit is not None else None
+            self._note_lineage(result)
+            results.append(result)
         return results
 
-    def persist_conversation(self) -> list[PutResult | None]:
+    def _note_lineage(self, result: PutResult | None) -> None:
+        # A put that continues the derived rows of others has their lineage.
+        if result is not None and result.lineage:
+            self.lineage = result.lineage
+
+    def persist_conversation(self, derived: bool) -> list[PutResult | None]:
         self.results()
         if not self._conversing:
             raise FailedPrecondition(
@@ -163,7 +176,7 @@ class Recorder:
         for row in range(len(ids)):
             prompt = self._prompts[row // times, self._pads[row // times] :].tolist()
             answer = self._answer(ids[row].tolist())
-            with self._begin_put(prompt + answer) as put:
+            with self._begin_put(prompt + answer, derived or self._derived, self.lineage) as put:
                 first = max(put.missing.start, len(prompt))
                 if put.missing.start < len(prompt) and len(put.missing):
                     raise FailedPrecondition(
@@ -175,6 +188,7 @@ class Recorder:
                     if first < len(prompt) + len(answer):
                         put.write(layer, first, *_rows(keys, values, row, part))
             results.append(put.result())
+            self._note_lineage(results[-1])
         return results
 
     def _answer(self, tokens: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from prefixd.errors import AlreadyExists, FailedPrecondition, Infeasible, InvalidArgument, NotFound
 from prefixd.model import ModelSpec, Policy
 from prefixd.put import Put, PutResult
-from prefixd.session import PolicyLike, Session
+from prefixd.session import PolicyLike, Session, policy_wire
 from prefixd.store import PrefixMatch, Store
 from prefixd.transformers import attention, identity
 from prefixd.transformers.cache import PrefixCache, Rows
@@ -84,6 +85,8 @@ class Splice:
         label: str = "",
         pinned: bool = False,
         ttl_seconds: int = 0,
+        lineage: str = "",
+        accept_approximate: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> PrefixCache:
         """A cache for these prompts [B, T], left-padded where attention_mask is 0, to be given to
@@ -94,7 +97,10 @@ class Splice:
           prompts do not begin with it. require: NotFound when nothing is attached.
         exact_prompt: the prompts' new tokens attend to the stored part exactly, and what is generated as
           the policy says; False: the policy holds for all of them (to measure it on a given text).
-        store: the prompts' new tokens are stored while they are prefilled; the other options are theirs."""
+        store: the prompts' new tokens are stored while they are prefilled; label, pinned and ttl_seconds are
+          theirs.
+        lineage: of the cache whose conversation this one continues (PrefixCache.lineage), to attach to what
+          it generated under a budget, too. accept_approximate: to such rows of anybody."""
         self._check_weights()
         ids = input_ids.detach().to("cpu")
         if ids.ndim != 2 or ids.numel() == 0:
@@ -104,10 +110,24 @@ class Splice:
             self.check_prefix(prefix)
         # The model always runs the last token, because its logits are needed.
         matches = [
-            self.store.match(self.spec.name, row[pad:-1], tenant=self.tenant)
+            self.store.match(
+                self.spec.name,
+                row[pad:-1],
+                tenant=self.tenant,
+                accept_approximate=accept_approximate,
+                lineage=lineage,
+            )
             for row, pad in zip(ids, pads, strict=True)
         ]
-        def begin_put(tokens: Sequence[int]) -> Put:
+        lineage = lineage or secrets.token_hex(16)  # of all rows that this cache derives
+        wanted = policy if policy is not None else self.policy
+        derived = any(match.derived for match in matches) or (
+            not exact_prompt
+            and policy_wire(wanted).get("mode") != "full"
+            and any(match.n_tokens > 0 for match in matches)
+        )
+
+        def begin_put(tokens: Sequence[int], derived: bool, lineage: str) -> Put:
             return self.store.begin_put(
                 self.spec.name,
                 list(tokens),
@@ -115,22 +135,27 @@ class Splice:
                 label=label,
                 pinned=pinned,
                 ttl_seconds=ttl_seconds,
+                derived=derived,
+                accept_approximate=accept_approximate,
+                lineage=lineage,
                 progress=progress,
             )
 
         recorder = None
         if store:
             pad_token = getattr(self.model.generation_config, "pad_token_id", None)
-            recorder = Recorder(len(self.spec.layers), ids, pads, begin_put, pad_token)
+            recorder = Recorder(
+                len(self.spec.layers), ids, pads, begin_put, pad_token, derived, lineage
+            )
         try:
             ends = [pad + match.n_tokens for pad, match in zip(pads, matches, strict=True)]
             if recorder is not None:
                 # A put may begin before the end of the stored part: a short beginning that two
                 # prompts share is stored twice, so that one prompt does not depend on the other.
-                wanted = zip(ends, recorder.first_missing(), strict=True)
-                ends = [min(end, first) for end, first in wanted]
+                missing = zip(ends, recorder.first_missing(), strict=True)
+                ends = [min(end, first) for end, first in missing]
             columns = min(ends)
-            sessions = self._attach(matches, pads, columns, policy)
+            sessions = self._attach(matches, pads, columns, wanted)
             if all(session is None for session in sessions):
                 columns = 0
                 if require or prefix is not None:
@@ -140,7 +165,7 @@ class Splice:
                 recorder.close(abort=True)
             raise
         rows = Rows(sessions, pads, columns, ids.shape[1] if exact_prompt else columns)
-        cache = PrefixCache(self.spec, rows, recorder, self.model.device)
+        cache = PrefixCache(self.spec, rows, recorder, self.model.device, lineage)
         cache.prompt_ids = ids
         return cache
 
@@ -190,9 +215,8 @@ class Splice:
         matches: Sequence[PrefixMatch],
         pads: Sequence[int],
         columns: int,
-        policy: PolicyLike | None,
+        wanted: PolicyLike | None,
     ) -> list[Session | None]:
-        wanted = policy if policy is not None else self.policy
         sessions: list[Session | None] = []
         for match, pad in zip(matches, pads, strict=True):
             n = columns - pad
@@ -209,8 +233,14 @@ class Splice:
         return sessions
 
     def _attach_one(self, prefix: str, n: int, policy: PolicyLike | None) -> Session:
+        # The match has taken only what was asked for.
         return self.store.attach(
-            self.spec.name, prefix=prefix, n_tokens=n, tenant=self.tenant, policy=policy
+            self.spec.name,
+            prefix=prefix,
+            n_tokens=n,
+            tenant=self.tenant,
+            policy=policy,
+            accept_approximate=True,
         )
 
     def _stored_spec(self, name: str) -> ModelSpec | None:

@@ -176,6 +176,56 @@ def test_a_conversation_goes_on_in_new_segments(family: str, store: prefixd.Stor
     assert chain["summary"]["n_tokens"] == 219 and store.verify()["damaged"] == []
 
 
+def test_what_is_generated_under_a_budget_serves_its_own_conversation(store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=prefixd.Policy(budget=0.01, estimator="none"))
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    prompt = tokens(4000)
+    with splice.cache(prompt) as cache:
+        spliced(model, prompt, cache)
+        assert not cache.derived  # nothing was stored to attach to
+    ids = torch.cat([prompt, tokens(20, seed=1)], dim=1)
+    with splice.cache(ids) as cache:
+        assert cache.attached == [4000]
+        out = model.generate(ids, past_key_values=cache, **options)
+        result, lineage = cache.persist()[0], cache.lineage
+        assert cache.derived and result.lineage == lineage
+        assert result.n_tokens == 4049 and result.exact_tokens == 4020
+        assert cache.stored()[0].lineage == ""  # the question attended exactly
+    ids = torch.cat([out, tokens(20, seed=2)], dim=1)
+    assert store.match(splice.spec.name, ids[0]).n_tokens == 4020
+    with splice.cache(ids, policy=FULL, store=False) as cache:
+        assert cache.attached == [4020]
+        got = spliced(model, ids, cache)
+    assert torch.allclose(got, native(model, ids)[:, 4020:], atol=1e-3)
+    with splice.cache(ids, accept_approximate=True, store=False) as cache:
+        assert cache.attached == [4049] and cache.derived
+    # The next turn has the lineage: its rows are derived too, whatever its own policy.
+    with splice.cache(ids, policy=FULL, lineage=lineage) as cache:
+        assert cache.attached == [4049] and cache.derived and cache.lineage == lineage
+        spliced(model, ids, cache)
+    assert cache.stored()[0].lineage == lineage
+    assert store.match(splice.spec.name, ids[0]).n_tokens == 4020
+    with splice.cache(ids, policy=FULL) as cache:  # exact rows of the same tokens
+        spliced(model, ids, cache)
+    assert cache.stored()[0].stored_tokens == ids.shape[1] - 4020
+    assert store.match(splice.spec.name, ids[0]).n_tokens == ids.shape[1]
+
+
+def test_a_prompt_that_attends_under_a_budget_is_derived(store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=prefixd.Policy(k=8, estimator="none"))
+    ids = tokens(120)
+    with splice.cache(ids[:, :100], exact_prompt=False) as cache:
+        spliced(model, ids[:, :100], cache)
+    assert cache.stored()[0].lineage == ""  # there was nothing to attend to
+    with splice.cache(ids, exact_prompt=False) as cache:
+        spliced(model, ids, cache)
+    assert cache.stored()[0].lineage == cache.lineage
+    assert store.match(splice.spec.name, ids[0]).n_tokens == 100
+    assert store.match(splice.spec.name, ids[0], lineage=cache.lineage).n_tokens == 120
+
+
 def test_decoding_reads_a_part_and_the_question_everything(store: prefixd.Store) -> None:
     model = make("prefixd-tiny")
     splice = Splice(store, model, policy=prefixd.Policy(k=40, estimator="moment"))
