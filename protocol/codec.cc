@@ -256,14 +256,17 @@ Result<T> FromJson(const Json& json, std::string_view what) {
 }
 
 Json ErrorToJson(const Error& error) {
-  return {{"code", std::string(CodeName(error.code))}, {"message", error.message}};
+  Json json = {{"code", std::string(CodeName(error.code))}, {"message", error.message}};
+  if (error.retry_after_ms > 0) json["retry_after_ms"] = error.retry_after_ms;
+  return json;
 }
 
 Error ErrorFromJson(const Json& json) {
   const auto code = Field<std::string>(json, "code");
   const auto message = Field<std::string>(json, "message");
   if (!code.ok() || !message.ok()) return {Code::kInternal, "malformed error from the other side"};
-  return {CodeFromName(*code), *message};
+  const auto retry = Field<uint32_t>(json, "retry_after_ms");
+  return {CodeFromName(*code), *message, retry.ok() ? *retry : 0};
 }
 
 template <typename T>

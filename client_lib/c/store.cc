@@ -11,9 +11,14 @@
 namespace prefixd::capi {
 namespace {
 
-std::string& LastError() {
-  thread_local std::string message;
-  return message;
+struct LastFailure {
+  std::string message;
+  uint32_t retry_after_ms = 0;
+};
+
+LastFailure& LastError() {
+  thread_local LastFailure last;
+  return last;
 }
 
 constexpr pfx_code kCodes[] = {PFX_INVALID_ARGUMENT,
@@ -43,8 +48,9 @@ Result<RuntimeOptions> OpenOptions(const pfx_open_options& o) {
 }  // namespace
 
 pfx_code Fail(const Error& error) {
+  LastError().retry_after_ms = error.retry_after_ms;
   try {
-    LastError() = error.message;
+    LastError().message = error.message;
   } catch (const std::bad_alloc&) {  // the caller still gets the code
   }
   return kCodes[static_cast<size_t>(error.code)];
@@ -81,7 +87,8 @@ const char* pfx_code_name(pfx_code code) {
   return "unknown";
 }
 
-const char* pfx_last_error(void) { return LastError().c_str(); }
+const char* pfx_last_error(void) { return LastError().message.c_str(); }
+uint32_t pfx_last_retry_after_ms(void) { return LastError().retry_after_ms; }
 
 void pfx_free(void* memory) { std::free(memory); }
 

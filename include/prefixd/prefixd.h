@@ -76,7 +76,10 @@ typedef struct pfx_restore pfx_restore;
 PFX_API const char* pfx_version(void);            /* "0.1.0", static */
 PFX_API const char* pfx_code_name(pfx_code code); /* "not_found", static */
 PFX_API const char* pfx_last_error(void);         /* "" before the first failure */
-PFX_API void pfx_free(void* memory);              /* frees memory from this library; ignores NULL */
+/* Of the same failure: when the call is worth trying again (PFX_RESOURCE_EXHAUSTED, where memory
+ * was short for a while). 0: something else must change first. */
+PFX_API uint32_t pfx_last_retry_after_ms(void);
+PFX_API void pfx_free(void* memory); /* frees memory from this library; ignores NULL */
 
 /* Long calls report their progress with this: return 0 to go on, anything else to cancel
  * (PFX_CANCELLED). Called on the calling thread. `unit` lasts for the call. */

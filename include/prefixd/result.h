@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cassert>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,9 @@ Code CodeFromName(std::string_view name);
 struct Error {
   Code code = Code::kInternal;
   std::string message;
+  // kResourceExhausted: when the same call is worth trying again, because memory that others use
+  // for a while was short. 0: something else must change first.
+  uint32_t retry_after_ms = 0;
 
   // "not_found: no model named 'x'; see `prefixctl models list`"
   std::string ToString() const;

@@ -36,9 +36,9 @@ void Raise(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Failure& failure) {
-    const nb::object error =
-        nb::module_::import_("prefixd.errors")
-            .attr("make")(std::string(CodeName(failure.error.code)), failure.error.message);
+    const nb::object error = nb::module_::import_("prefixd.errors")
+                                 .attr("make")(std::string(CodeName(failure.error.code)),
+                                               failure.error.message, failure.error.retry_after_ms);
     PyErr_SetObject(error.type().ptr(), error.ptr());
   }
 }

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 class PrefixdError(Exception):
     code = "internal"
+    #: When the same call is worth trying again (ResourceExhausted, where memory was short for a
+    #: while), in milliseconds. 0: something else must change first.
+    retry_after_ms = 0
 
 
 class InvalidArgument(PrefixdError, ValueError):
@@ -77,6 +80,8 @@ class Internal(PrefixdError):
 _BY_CODE = {cls.code: cls for cls in PrefixdError.__subclasses__()}
 
 
-def make(code: str, message: str) -> PrefixdError:
+def make(code: str, message: str, retry_after_ms: int = 0) -> PrefixdError:
     """Returns the exception for a code; the extension module calls this."""
-    return _BY_CODE.get(code, Internal)(message)
+    error = _BY_CODE.get(code, Internal)(message)
+    error.retry_after_ms = retry_after_ms
+    return error

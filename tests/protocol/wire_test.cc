@@ -150,6 +150,17 @@ TEST(Codec, EveryStatisticTravels) {
   EachStatisticTravels<Ledger>();
 }
 
+TEST(Codec, ErrorsTravelWithTheTimeToRetry) {
+  const Error error{Code::kResourceExhausted, "no room", 500};
+  const Error back = ErrorFromJson(ErrorToJson(error));
+  EXPECT_EQ(back.code, error.code);
+  EXPECT_EQ(back.message, error.message);
+  EXPECT_EQ(back.retry_after_ms, 500u);
+  const Json plain = ErrorToJson({Code::kNotFound, "nothing"});
+  EXPECT_FALSE(plain.contains("retry_after_ms"));
+  EXPECT_EQ(ErrorFromJson(plain).retry_after_ms, 0u);
+}
+
 TEST(Codec, TheRest) {
   RoundTrip(Hello{"c", "t", "k", true, true});
   RoundTrip(HelloReply{"s", 7, 1ull << 40, 64, 1 << 20, false});
