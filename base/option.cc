@@ -6,11 +6,15 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
+#include <utility>
+
+#include "prefixd/options.h"
 
 namespace prefixd {
 namespace {
 
 constexpr size_t kMaxFractions = 16;
+constexpr std::string_view kAuto = "auto";  // kByMemory
 using Shares = std::vector<std::pair<std::string, double>>;
 
 template <typename... F>
@@ -43,9 +47,10 @@ struct Setter {
   }
 
   Result<uint64_t> Whole(uint64_t n, const std::string& of = "") const {
+    if (option.by_memory && n == kByMemory) return n;
     const uint64_t one = written() ? 1 : option.unit.times;
     if (n < option.bounds.min * one || n > option.bounds.max * one) {
-      return OutOfBounds(std::to_string(n), of);
+      return OutOfBounds(OptionText(n), of);
     }
     return n * (option.unit.times / one);
   }
@@ -168,10 +173,29 @@ bool Parse(std::string_view text, std::map<std::string, T>* out) {
   });
 }
 
+// Reads "8GiB" or "auto" where the option is written in MiB.
+std::optional<uint64_t> WithSuffix(const Option& option, std::string_view text) {
+  if (!std::holds_alternative<uint64_t*>(option.place) || option.unit.name != kMib.name) return {};
+  text = WithoutBlanks(text);
+  if (option.by_memory && text == kAuto) return kByMemory;
+  for (const auto& [suffix, mib] : {std::pair("MiB", 1u), {"GiB", 1u << 10}, {"TiB", 1u << 20}}) {
+    uint64_t number = 0;
+    if (!text.ends_with(suffix)) continue;
+    text.remove_suffix(3);
+    if (!Parse(text, &number) || number > UINT64_MAX / mib / kMib.times) return {};
+    return number * mib;
+  }
+  return {};
+}
+
+uint64_t Shown(uint64_t n, uint64_t times) { return n == kByMemory ? n : n / times; }
+
 // ---- to text --------------------------------------------------------------------------------
 
 std::string Text(bool value) { return value ? "true" : "false"; }
-std::string Text(uint64_t value) { return std::to_string(value); }
+std::string Text(uint64_t value) {
+  return value == kByMemory ? std::string(kAuto) : std::to_string(value);
+}
 std::string Text(double value) { return ShortNumber(value); }
 std::string Text(const std::string& value) { return value; }
 template <typename T>
@@ -214,6 +238,11 @@ Option Option::WithFlag(std::string_view other) && {
   return std::move(*this);
 }
 
+Option Option::OrByMemory() && {
+  by_memory = true;
+  return std::move(*this);
+}
+
 Option Switch(std::string_view name, std::string_view key, bool* place, std::string_view help) {
   return MakeOption(name, key, place, help);
 }
@@ -248,7 +277,7 @@ OptionValue GetOption(const Option& option, OptionForm form) {
   return std::visit(
       Overloaded{
           [](const bool* p) { return OptionValue(*p); },
-          [&](const std::unsigned_integral auto* p) { return OptionValue(uint64_t{*p} / times); },
+          [&](const std::unsigned_integral auto* p) { return OptionValue(Shown(*p, times)); },
           [&](const double* p) {
             // 0.95 times 100 is not exactly 95, so the product is rounded to nine digits.
             const double shown = std::round(*p * double(option.unit.parts) * 1e9) / 1e9;
@@ -299,7 +328,9 @@ Status CheckOption(const Option& option) {
 
 Status SetOptionFromText(const Option& option, std::string_view text, std::string_view shown) {
   OptionValue value = GetOption(option, OptionForm::kWritten);
-  if (!std::visit([&](auto& out) { return Parse(text, &out); }, value)) {
+  if (std::optional<uint64_t> sized = WithSuffix(option, text)) {
+    value = *sized;
+  } else if (!std::visit([&](auto& out) { return Parse(text, &out); }, value)) {
     return WrongKind(option, OptionForm::kWritten, shown, Quoted(text));
   }
   return SetOption(option, value, OptionForm::kWritten, shown);

@@ -16,8 +16,15 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
 
       Choice("io", "store.io", &o.io, {"auto", "uring", "threads"},
              "How files are read and written: io_uring where the kernel allows it, or threads."),
+      Number("memory_bytes", "store.memory_mib", &o.memory_bytes, kMib, {0, 16 * kTebi},
+             "All memory of the store and its daemon; the parts below follow from it. 0: half of "
+             "what the machine or the control group has.")
+          .WithFlag("memory"),
+      Number("tenant_memory_share", "store.tenant_memory_percent", &o.tenant_memory_share, kPercent,
+             {1, 100}, "The part of it that one tenant may hold beside the host tier."),
       Number("host_tier_bytes", "store.host_tier_mib", &o.host_tier_bytes, kMib, {0, 16 * kTebi},
-             "Bound of the host-memory tier: verified pages kept in memory."),
+             "Bound of the host-memory tier: verified pages kept in memory.")
+          .OrByMemory(),
       Plain("host_tier_shares", "store.host_tier_shares", &o.host_tier_shares,
             "fractions by tenant",
             "Parts of the host tier that tenants may always have: { team-a = 0.5 }. The others "
@@ -33,10 +40,12 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
       Number("selector_memory_bytes", "store.selector_memory_mib", &o.selector_memory_bytes, kMib,
              {0, 16 * kTebi},
              "Memory for selection: indexes first, exact keys of attached prefixes as far as there "
-             "is room."),
+             "is room.")
+          .OrByMemory(),
       Number("gathered_rows_bytes", "store.gathered_rows_mib", &o.gathered_rows_bytes, kMib,
              {0, 16 * kTebi},
-             "Memory for copies of the rows that steps share (sharing), of all sessions."),
+             "Memory for copies of the rows that steps share (sharing), of all sessions.")
+          .OrByMemory(),
       Number("min_free_bytes", "store.min_free_mib", &o.min_free_bytes, kMib, {0, 16 * kTebi},
              "No put leaves less free space on the disk; reading goes on."),
       Number("quota_bytes", "store.quota_mib", &o.quota_bytes, kMib, {0, 1024 * kTebi},

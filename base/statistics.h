@@ -81,6 +81,32 @@ static_assert(std::tuple_size_v<decltype(kStatistics<HostTierTenant>)> ==
               FieldCount<HostTierTenant>());
 
 template <>
+inline constexpr auto kStatistics<MemoryOfKind> = [] {
+  using enum StatisticUnit;
+  using M = MemoryOfKind;
+  return std::tuple{
+      Word("kind", &M::kind, "What the memory is for.", StatisticKind::kLabel),
+      Gauge("bytes", &M::bytes, kBytes, "Taken."),
+  };
+}();
+static_assert(std::tuple_size_v<decltype(kStatistics<MemoryOfKind>)> == FieldCount<MemoryOfKind>());
+
+template <>
+inline constexpr auto kStatistics<MemoryOfTenant> = [] {
+  using enum StatisticUnit;
+  using M = MemoryOfTenant;
+  return std::tuple{
+      Word("tenant", &M::tenant, "The tenant.", StatisticKind::kLabel),
+      Gauge("bytes", &M::bytes, kBytes, "Taken, beside the host tier."),
+      Gauge("capacity", &M::capacity, kBytes, "Its bound (store.tenant_memory_percent)."),
+      Gauge("host_tier_bytes", &M::host_tier_bytes, kBytes, "Taken in the host tier."),
+      Counter("refused", &M::refused, kNone, "Calls refused for lack of memory."),
+  };
+}();
+static_assert(std::tuple_size_v<decltype(kStatistics<MemoryOfTenant>)> ==
+              FieldCount<MemoryOfTenant>());
+
+template <>
 inline constexpr auto kStatistics<TenantStats> = [] {
   using enum StatisticUnit;
   using T = TenantStats;
@@ -166,6 +192,19 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Gauge("gathered_rows_capacity", &R::gathered_rows_capacity, kBytes,
             "Their bound (store.gathered_rows_mib).")
           .Titled("gathered rows at most"),
+      Gauge("memory_bytes", &R::memory_bytes, kBytes, "Taken of the memory budget.")
+          .Titled("memory"),
+      Gauge("memory_capacity", &R::memory_capacity, kBytes, "The memory budget (store.memory_mib).")
+          .Titled("memory at most"),
+      Counter("memory_refused", &R::memory_refused, kNone, "Calls refused for lack of memory.")
+          .Titled("refused for memory"),
+      Word("memory_kinds", &R::memory_kinds, "Memory of the budget, by what it is for.",
+           StatisticKind::kList)
+          .Titled("memory by kind"),
+      Word("memory_tenants", &R::memory_tenants,
+           "Memory of the budget, by tenant. The daemon shows others' only to its own user.",
+           StatisticKind::kList)
+          .Titled("memory by tenant"),
       Word("host_tier_huge_pages", &R::host_tier_huge_pages,
            "Which huge pages the host tier lies in: hugetlb, transparent, collapsed, or none and "
            "why."),

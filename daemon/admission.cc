@@ -15,6 +15,7 @@ namespace prefixd::daemon {
 namespace {
 
 constexpr size_t kMaxTenantBytes = 256;
+constexpr uint64_t kLeastRegionBytes = 1 << 20;
 
 // The time depends on the lengths alone, so that it tells nothing about the contents.
 bool SameToken(std::string_view a, std::string_view b) {
@@ -23,6 +24,17 @@ bool SameToken(std::string_view a, std::string_view b) {
     difference |= static_cast<unsigned char>(a[i] ^ b[i]);
   }
   return difference == 0;
+}
+
+// Regions together take a quarter of the memory at most: clients that only hold one must not keep
+// calls from theirs.
+bool TakeRegion(const ServerContext& context, Admission& a, uint64_t bytes) {
+  if (!context.memory) return true;
+  const uint64_t used = context.memory->used(MemoryKind::kRegions);
+  if (used + bytes > context.memory->capacity() / 4) return false;
+  auto taken = a.account.TryTake(MemoryKind::kRegions, bytes);
+  if (taken) a.memory = *std::move(taken);
+  return taken.has_value();
 }
 
 bool SameUser(int fd) {
@@ -45,6 +57,7 @@ Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, 
   }
   Admission a;
   a.peer.tenant = hello.tenant;
+  if (context.memory) a.account = context.memory->Of(hello.tenant);
   a.peer.local = local;
   a.peer.trusted = local && SameUser(socket);
   a.peer.admin = hello.admin;
@@ -58,11 +71,19 @@ Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, 
   a.reply.max_calls = static_cast<uint32_t>(context.config.max_calls);
   a.reply.admin = a.peer.admin;
   if (local && hello.shared_memory && context.config.shared_memory_mib > 0) {
-    auto region = SharedRegion::Create(context.config.shared_memory_mib << 20);
+    // A client may touch all of it at any time. Where memory is short it gets less, or none: its
+    // messages then go through the socket.
+    uint64_t bytes = context.config.shared_memory_mib << 20;
+    while (bytes >= kLeastRegionBytes && !TakeRegion(context, a, bytes)) bytes /= 2;
+    auto region = bytes >= kLeastRegionBytes
+                      ? SharedRegion::Create(bytes)
+                      : Result<SharedRegion>(Error{Code::kResourceExhausted,
+                                                   "the memory budget has no room for it"});
     if (region.ok()) {
       a.region = *std::move(region);
       a.reply.region_bytes = a.region.bytes().size();
     } else {
+      a.memory.Release();
       spdlog::warn("no shared memory for a client: {}", region.error().message);
     }
   }

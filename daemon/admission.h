@@ -12,7 +12,9 @@ namespace prefixd::daemon {
 struct Admission {
   Peer peer;
   wire::HelloReply reply;
-  SharedRegion region;  // empty: not requested, not allowed, or not to be had
+  SharedRegion region;    // empty: not requested, not allowed, or not to be had
+  MemoryCharge memory;    // the region's
+  MemoryAccount account;  // the tenant's
 };
 
 // `socket`: the connection's descriptor; for a `local` one the system names the peer's user.

@@ -16,6 +16,8 @@
 namespace prefixd::daemon {
 namespace {
 
+constexpr std::string_view kAuto = "auto";  // kByMemory
+
 // ---- from TOML ------------------------------------------------------------------------------
 
 // Each returns false when the node is of another kind than the value.
@@ -23,6 +25,7 @@ bool Read(const toml::node& node, bool* out) {
   return node.is_boolean() && (*out = node.value<bool>().value(), true);
 }
 bool Read(const toml::node& node, uint64_t* out) {
+  if (node.is_string() && *node.value<std::string_view>() == kAuto) return *out = kByMemory, true;
   if (!node.is_integer() || node.value<int64_t>().value() < 0) return false;
   *out = static_cast<uint64_t>(node.value<int64_t>().value());
   return true;
@@ -84,7 +87,9 @@ Status ApplyTable(const std::string& file, const std::string& prefix, const toml
 // ---- to TOML --------------------------------------------------------------------------------
 
 std::string Toml(bool value) { return value ? "true" : "false"; }
-std::string Toml(uint64_t value) { return std::to_string(value); }
+std::string Toml(uint64_t value) {
+  return value == kByMemory ? "\"" + std::string(kAuto) + "\"" : std::to_string(value);
+}
 std::string Toml(double value) { return ShortNumber(value); }
 std::string Toml(const std::string& value) {
   std::ostringstream out;

@@ -24,6 +24,8 @@ using wire::MessageType;
 namespace {
 
 constexpr size_t kFirstChunk = 1 << 20;  // memory follows the bytes that really arrive
+// A control part takes up to so many times its bytes once it is unpacked.
+constexpr uint64_t kControlMemory = 16;
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
 bool IsLong(MessageType type) {
@@ -125,11 +127,14 @@ asio::awaitable<bool> Connection::Handshake() {
     co_return false;
   }
   region_ = std::move(admission->region);
+  region_memory_ = std::move(admission->memory);
+  account_ = std::move(admission->account);
   context_.counters.shared_memory_bytes += region_.bytes().size();
   const Peer& peer = admission->peer;
   handler_ = std::make_unique<RequestHandler>(
       *context_.store, peer, region_.bytes(),
-      HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts}, context_.stats);
+      HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts, account_},
+      context_.stats);
   spdlog::debug("connection {}: {} for tenant '{}'{}", id_, hello->client, peer.tenant,
                 peer.admin ? " (admin)" : "");
   if (!SendHelloReply(frame->header.request_id, admission->reply)) {
@@ -170,6 +175,18 @@ asio::awaitable<bool> Connection::ReadInto(std::vector<std::byte>* out, uint64_t
   co_return true;
 }
 
+asio::awaitable<bool> Connection::Skip(uint64_t bytes) {
+  std::array<std::byte, 16384> nowhere;
+  boost::system::error_code ec;
+  for (uint64_t left = bytes; left > 0 && !ec;) {
+    const size_t n = std::min<uint64_t>(left, nowhere.size());
+    left -= co_await asio::async_read(socket_, asio::buffer(nowhere.data(), n),
+                                      asio::redirect_error(asio::use_awaitable, ec));
+  }
+  context_.counters.bytes_in += bytes;
+  co_return !ec;
+}
+
 asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame(uint64_t max_payload) {
   const Error gone{Code::kUnavailable, "the client closed the connection"};
   std::array<std::byte, wire::kHeaderBytes> bytes{};
@@ -189,6 +206,16 @@ asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame(uint64_t max_pa
                               std::to_string(static_cast<unsigned>(frame.header.type)) +
                               " or request id 0");
   }
+  auto memory = TakeForMessage(
+      account_, frame.header.payload_bytes + kControlMemory * frame.header.control_bytes);
+  if (!memory.ok()) {
+    frame.refused = memory.error();
+    const uint64_t rest = frame.header.control_bytes + frame.header.payload_bytes;
+    frame.header.payload_bytes = 0;
+    if (!co_await Skip(rest)) co_return gone;
+    co_return frame;
+  }
+  frame.memory = *std::move(memory);
   const bool control_read = co_await ReadInto(&frame.control, frame.header.control_bytes);
   if (!control_read) co_return gone;
   while (!HasRoomFor(frame.header.payload_bytes) && !closed_) {
@@ -219,6 +246,12 @@ void Connection::Receive(Frame frame) {
     return;  // a cancel has no answer: the call it names ends with kCancelled, or was done already
   }
   ++context_.counters.calls;
+  if (frame.refused) {
+    ++context_.counters.calls_failed;
+    ++calls_in_flight_;
+    return Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(*frame.refused), {},
+                true);
+  }
   if (calls_in_flight_ >= context_.config.max_calls) {
     ++context_.counters.calls_failed;
     const Error error{Code::kResourceExhausted,
@@ -308,7 +341,8 @@ void Connection::Finish(const Frame& frame, Response response, const CancelFlag&
          true);
   } else {
     Send(MessageType::kReply, frame.header.request_id, response.control,
-         std::move(response.payload), true, response.fd, std::move(response.held));
+         std::move(response.payload), true, response.fd, std::move(response.held),
+         std::move(response.memory));
   }
   RunNext();
   ReleaseWhenUnused();
@@ -342,14 +376,14 @@ void Connection::Fatal(const Error& error) {
 
 void Connection::Send(MessageType type, uint64_t request_id, const Json& control,
                       std::vector<std::byte> payload, bool ends_call, int fd,
-                      std::shared_ptr<const void> held) {
+                      std::shared_ptr<const void> held, MemoryCharge memory) {
   wire::FrameHeader header;
   header.type = type;
   header.request_id = request_id;
   header.payload_bytes = payload.size();
   header.flags = fd >= 0 ? wire::kFlagRegion : 0;
-  writer_.Push(shared_from_this(),
-               {EncodeFrame(header, control), std::move(payload), ends_call, fd, std::move(held)});
+  writer_.Push(shared_from_this(), {EncodeFrame(header, control), std::move(payload), ends_call, fd,
+                                    std::move(held), std::move(memory)});
 }
 
 void Connection::Sent(const FrameWriter::Frame& frame) {

@@ -14,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "daemon/frame_writer.h"
@@ -43,6 +44,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Frame {
     wire::FrameHeader header;
     std::vector<std::byte> control, payload;
+    MemoryCharge memory;           // of both
+    std::optional<Error> refused;  // there was no memory for the payload, which was skipped
   };
   using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
@@ -51,6 +54,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<bool> Handshake();
   boost::asio::awaitable<Result<Frame>> ReadFrame(uint64_t max_payload);
   boost::asio::awaitable<bool> ReadInto(std::vector<std::byte>* out, uint64_t bytes);
+  // Reads and forgets so many bytes.
+  boost::asio::awaitable<bool> Skip(uint64_t bytes);
   bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply);
 
   bool HasRoomFor(uint64_t payload_bytes) const;
@@ -65,7 +70,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
             std::vector<std::byte> payload, bool ends_call, int fd = -1,
-            std::shared_ptr<const void> held = nullptr);
+            std::shared_ptr<const void> held = nullptr, MemoryCharge memory = {});
   void Sent(const FrameWriter::Frame& frame);
   bool idle() const { return calls_in_flight_ == 0 && writer_.empty(); }
   void CloseIfDrained();
@@ -78,6 +83,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::steady_timer hello_timer_;
   boost::asio::steady_timer room_timer_;  // wakes the reader when payload memory is free again
   SharedRegion region_;
+  MemoryCharge region_memory_;
+  MemoryAccount account_;  // the tenant's, once it is known
   std::unique_ptr<RequestHandler> handler_;
   // Flags of long calls in flight, by request id; a client may give several the same id.
   std::multimap<uint64_t, CancelFlag> cancellable_;

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "protocol/frame.h"
 
 namespace prefixd::daemon {
@@ -38,6 +39,7 @@ class FrameWriter {
     bool ends_call = false;
     int fd = -1;                       // goes with the first byte
     std::shared_ptr<const void> held;  // keeps fd open
+    MemoryCharge memory;               // the payload's
   };
   struct Events {
     // Called when a frame left the queue, sent or dropped.

@@ -1,5 +1,6 @@
 // prefixd: keeps the KV cache of long prompts on SSD and in host memory and serves attention over
 // it. See `prefixd --help` and docs/operations.md.
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -79,13 +80,18 @@ int Serve(const CommandLine& line, const Config& config) {
   auto token = ReadToken(config.tcp_token_file);
   if (!token.ok()) return Fail(token.error());
   std::signal(SIGPIPE, SIG_IGN);
+  // Threads share few arenas, so that what is resident follows what is counted. The thresholds stay
+  // the allocator's own: buffers of answers that went back to the system each time would cost more
+  // than what is copied into them.
+  ::mallopt(M_ARENA_MAX, 4);
 
   Tell("STATUS=Opening the store " + config.store.dir.string());
   auto store = LocalStore::Open(config.store);
   if (!store.ok()) return Fail(store.error());
   // The server is made before the sockets, because it catches signals from then on: a process that
   // sees a socket may stop the daemon at once.
-  Server server(config, *std::move(store), *std::move(token));
+  const std::shared_ptr<MemoryBudget> memory = (*store)->memory();
+  Server server(config, *std::move(store), *std::move(token), memory);
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
     auto listener = Listener::Unix(config.socket, config.socket_access == "group");

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "base/statistics.h"
 #include "daemon/config.h"
 #include "protocol/server_stats.h"
@@ -64,6 +65,14 @@ std::string StatisticTable(const std::string& title, const std::string& about) {
   return page;
 }
 
+std::string MemoryKindsText() {
+  std::string names;
+  for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
+    names += (kind == 0 ? "" : ", ") + Code(MemoryKindName(static_cast<MemoryKind>(kind)));
+  }
+  return "One row for each kind: " + names + ". `docs/operations.md` says what each is.";
+}
+
 }  // namespace
 
 std::string ReferencePage() {
@@ -91,6 +100,9 @@ std::string ReferencePage() {
          "`pfx_session_report`. A *counter* only grows, from the start of the process (of the "
          "session, in a ledger); a *gauge* says how things stand.\n" +
          StatisticTable<RuntimeStats>("`runtime`", "Of the store.") +
+         StatisticTable<MemoryOfKind>("`runtime.memory_kinds`", MemoryKindsText()) +
+         StatisticTable<MemoryOfTenant>("`runtime.memory_tenants`",
+                                        "One row for each tenant that holds some.") +
          StatisticTable<TenantStats>("`runtime.tenants`", "One row for each tenant.") +
          StatisticTable<HostTierTenant>("`runtime.host_tenants`",
                                         "One row for each tenant that has read since the start.") +

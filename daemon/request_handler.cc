@@ -62,7 +62,8 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
     response.error = Error{Code::kInternal, std::string("unexpected: ") + e.what()};
   }
   if (response.error) {
-    response.payload.clear();
+    response.payload = {};
+    response.memory.Release();
     response.fd = -1;
   }
   return response;
@@ -153,6 +154,11 @@ Result<RequestHandler::Inputs> RequestHandler::ReadInputs(const Request& request
   const std::span<const std::byte> area = request.shared ? region_ : std::span(request.payload);
   PREFIXD_ASSIGN(const auto extents, Extents(request.control, "in", area.size()));
   Inputs inputs;
+  uint64_t total = 0;
+  for (const Extent& e : extents) total += e.length;
+  // Elements are copied once more, and shared memory even before that.
+  PREFIXD_ASSIGN(inputs.memory,
+                 TakeForMessage(limits_.account, request.shared ? 2 * total : total));
   for (const Extent& e : extents) {
     std::span<const std::byte> bytes = area.subspan(e.offset, e.length);
     if (request.shared) {
@@ -190,6 +196,7 @@ Result<RequestHandler::Outputs> RequestHandler::ReadOutputs(const Request& reque
     outputs.starts.push_back(total);
     total += e.length;
   }
+  PREFIXD_ASSIGN(outputs.memory, TakeForMessage(limits_.account, total));
   outputs.buffer.resize(total);
   return outputs;
 }
@@ -210,6 +217,7 @@ Result<std::span<float>> RequestHandler::Outputs::Floats(size_t i) {
 void RequestHandler::HandOver(const Request& request, Outputs outputs, Response* response) const {
   if (!request.shared) {
     response->payload = std::move(outputs.buffer);
+    response->memory = std::move(outputs.memory);
     return;
   }
   for (size_t i = 0; i < outputs.extents.size(); ++i) {
@@ -266,6 +274,8 @@ Result<Json> RequestHandler::Stats() const {
   PREFIXD_ASSIGN(RuntimeStats stats, store_.Stats());
   if (!peer_.admin) {  // even the names of other tenants stay hidden
     std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
+    std::erase_if(stats.memory_tenants,
+                  [&](const MemoryOfTenant& t) { return t.tenant != peer_.tenant; });
     std::erase_if(stats.host_tenants,
                   [&](const HostTierTenant& t) { return t.tenant != peer_.tenant; });
   }

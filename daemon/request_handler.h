@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "prefixd/result.h"
 #include "prefixd/store.h"
 #include "protocol/codec.h"
@@ -44,11 +45,21 @@ struct Response {
   std::vector<std::byte> payload;
   int fd = -1;                       // sent with the reply
   std::shared_ptr<const void> held;  // keeps fd open until then
+  MemoryCharge memory;               // the payload's
 };
+
+// Small messages are counted and never refused: a client must be able to detach, cancel and ask why
+// when memory is short.
+inline constexpr uint64_t kSmallMessageBytes = 64u << 10;
+inline Result<MemoryCharge> TakeForMessage(const MemoryAccount& account, uint64_t bytes) {
+  if (bytes > kSmallMessageBytes) return account.Take(MemoryKind::kMessages, bytes);
+  return account.Charge(MemoryKind::kMessages, bytes);
+}
 
 struct HandlerLimits {
   uint64_t max_payload_bytes = 256ull << 20;
   uint64_t max_puts = 16;
+  MemoryAccount account = {};  // for what a call copies and answers
 };
 
 class RequestHandler {
@@ -76,6 +87,7 @@ class RequestHandler {
   struct Inputs {
     std::vector<std::span<const std::byte>> tensors;
     std::vector<std::vector<std::byte>> copies;
+    MemoryCharge memory;  // of the copies, here and as elements
     Result<std::span<const std::byte>> Bytes(size_t i) const;
     template <typename T>  // float or uint32_t; the size must be whole elements
     Result<std::vector<T>> Elements(size_t i) const;
@@ -84,6 +96,7 @@ class RequestHandler {
   struct Outputs {
     std::vector<wire::Extent> extents;
     std::vector<std::byte> buffer;  // all outputs in sequence
+    MemoryCharge memory;
     std::vector<size_t> starts;
     Result<std::span<std::byte>> Bytes(size_t i);
     Result<std::span<float>> Floats(size_t i);

@@ -38,11 +38,13 @@ std::string Addresses(const std::vector<Listener>& listeners) {
 
 class Server::Impl {
  public:
-  Impl(const Config& config, std::unique_ptr<Store> store, std::string token)
+  Impl(const Config& config, std::unique_ptr<Store> store, std::string token,
+       std::shared_ptr<MemoryBudget> memory)
       : workers_(config.workers),
         long_calls_(config.long_workers),
         store_(std::move(store)),
-        context_{config, std::move(token), io_, workers_, long_calls_, store_.get(), {}, {}, {}},
+        context_{config,       std::move(token),  io_, workers_, long_calls_,
+                 store_.get(), std::move(memory), {},  {},       {}},
         signals_(io_, SIGTERM, SIGINT),
         grace_timer_(io_),
         sweep_timer_(io_) {
@@ -240,8 +242,10 @@ class Server::Impl {
   int exit_code_ = 0;
 };
 
-Server::Server(const Config& config, std::unique_ptr<Store> store, std::string token)
-    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token))) {}
+Server::Server(const Config& config, std::unique_ptr<Store> store, std::string token,
+               std::shared_ptr<MemoryBudget> memory)
+    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token), std::move(memory))) {
+}
 Server::~Server() = default;
 
 int Server::Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,

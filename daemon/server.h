@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "daemon/config.h"
 #include "daemon/listener.h"
 #include "prefixd/result.h"
@@ -15,10 +16,11 @@ namespace prefixd::daemon {
 
 class Server {
  public:
-  // TCP clients must present `token` unless it is empty. The constructor starts to catch SIGTERM
-  // and SIGINT; Run acts on those that came before it. Make sockets, which other processes see,
-  // after this.
-  Server(const Config& config, std::unique_ptr<Store> store, std::string token);
+  // TCP clients must present `token` unless it is empty. memory: the store's, from which
+  // connections take theirs. The constructor starts to catch SIGTERM and SIGINT; Run acts on those
+  // that came before it. Make sockets, which other processes see, after this.
+  Server(const Config& config, std::unique_ptr<Store> store, std::string token,
+         std::shared_ptr<MemoryBudget> memory);
   ~Server();
 
   // Serves until SIGTERM or SIGINT. Then it stops accepting, finishes calls in flight (at most

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "base/memory_budget.h"
 #include "daemon/config.h"
 #include "prefixd/store.h"
 #include "protocol/codec.h"
@@ -30,6 +31,7 @@ struct ServerContext {
   boost::asio::thread_pool& workers;     // all other calls, in order within a connection
   boost::asio::thread_pool& long_calls;  // verify, wait_ready
   Store* store = nullptr;
+  std::shared_ptr<MemoryBudget> memory;  // the store's
   ServerCounters counters;
   std::function<wire::ServerStats()> stats;        // any thread
   std::function<void(const Connection*)> on_gone;  // io thread only

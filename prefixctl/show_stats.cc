@@ -83,6 +83,12 @@ Status ShowStatus(RemoteStore& client, const Options& options) {
   AddTitled(server, &fields);
   AddTitled(runtime, &fields);
   PrintFields(fields);
+  ForEachStatistic<RuntimeStats>([&](const auto& statistic) {
+    if constexpr (kIsList<std::remove_cvref_t<decltype(runtime.*statistic.member)>>) {
+      if (statistic.title.empty()) return;
+      PrintList(std::string(statistic.title), runtime.*statistic.member);
+    }
+  });
   return {};
 }
 

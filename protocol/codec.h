@@ -45,8 +45,8 @@ struct HelloReply {
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
 //   Lifetime, RuntimeOptions (prefixd/options.h), MatchSpec (no tokens), PrefixMatch,
 //   PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport,
-//   PrefixSummary, PrefixDetail, HostTierTenant, TenantStats, RuntimeStats, VerifySummary,
-//   TokenRange, Selection (no ids)
+//   PrefixSummary, PrefixDetail, HostTierTenant, MemoryOfKind, MemoryOfTenant, TenantStats,
+//   RuntimeStats, VerifySummary, TokenRange, Selection (no ids)
 template <typename T>
 Json ToJson(const T& value);
 // kInvalidArgument names the field ("attach.policy.budget: expected a number").

@@ -32,6 +32,9 @@ class Clustering {
 
   uint32_t dim() const { return dim_; }
   uint32_t size() const { return dim_ ? static_cast<uint32_t>(centres_.size() / dim_) : 0; }
+  size_t memory_bytes() const {
+    return centres_.size() * sizeof(float) + half_norms_.size() * sizeof(double);
+  }
   std::span<const float> centre(uint32_t c) const {
     return std::span(centres_).subspan(size_t{c} * dim_, dim_);
   }

@@ -175,6 +175,20 @@ size_t EstimatorSummary::bytes() const {
   return bytes;
 }
 
+size_t EstimatorSummary::memory_bytes() const {
+  size_t bytes = sizeof(*this);
+  const auto add = [&](const auto&... parts) { ((bytes += parts.size_bytes()), ...); };
+  if (const MomentSummary* m = moment()) {
+    add(m->mean_key(), m->key_m2(), m->mean_value(), m->cross(), m->covariance(), m->key_factor(),
+        m->value_factor());
+  }
+  if (const PhiCache* p = phi()) add(p->m(), p->u(), p->t());
+  if (const ClusterSummary* c = clusters()) {
+    add(c->counts(), c->mean_keys(), c->spreads(), c->mean_values());
+  }
+  return bytes;
+}
+
 double EstimatorSummary::Tokens(const RowShape& row) const {
   return static_cast<double>(bytes()) / static_cast<double>(row.bytes());
 }

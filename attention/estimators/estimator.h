@@ -68,6 +68,7 @@ class EstimatorSummary {
   Status Coarsen(std::span<const uint16_t> to, const Clustering* into);
 
   size_t bytes() const;  // as stored, without the envelope
+  size_t memory_bytes() const;
   // Returns the token-equivalents that a budget is charged beside rows of this shape
   // (docs/mathematics.md).
   double Tokens(const RowShape& row) const;

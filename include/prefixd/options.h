@@ -18,10 +18,18 @@ namespace prefixd {
 // pay for some of them; estimator_bench compares others.
 std::vector<EstimatorVariant> DefaultEstimators();
 
+// A part of the memory that follows from RuntimeOptions::memory_bytes.
+inline constexpr uint64_t kByMemory = UINT64_MAX;
+
 struct RuntimeOptions {
   std::filesystem::path dir;
   std::string io = "auto";  // "auto", "uring", "threads"
-  uint64_t host_tier_bytes = 1ull << 30;
+  // Bounds all memory of the store (base/memory_budget.h). 0: half of what the machine, or the
+  // control group of the process, has.
+  uint64_t memory_bytes = 0;
+  // The fraction of it that a tenant may hold beside the host tier.
+  double tenant_memory_share = 0.75;
+  uint64_t host_tier_bytes = kByMemory;
   // The fractions of the host tier that named tenants may always have; the other tenants share the
   // rest equally.
   std::vector<std::pair<std::string, double>> host_tier_shares;
@@ -31,9 +39,9 @@ struct RuntimeOptions {
   // Bounds the memory of selection, over all prefixes that sessions hold. Indexes are always in
   // memory and count first; exact keys are held as far as there is room, prefix by prefix, and are
   // otherwise read where they lie.
-  uint64_t selector_memory_bytes = 1ull << 30;
+  uint64_t selector_memory_bytes = kByMemory;
   // Bounds the gathered-row cache of all sessions (StepPolicy::Sharing).
-  uint64_t gathered_rows_bytes = 512ull << 20;
+  uint64_t gathered_rows_bytes = kByMemory;
   uint64_t min_free_bytes = 256ull << 20;
   uint32_t read_deadline_ms = 30000;  // per read of rows from disk; then kUnavailable. 0: none
   uint64_t quota_bytes = 0;           // 0: none

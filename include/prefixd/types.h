@@ -280,6 +280,18 @@ struct HostTierTenant {
   uint64_t hits = 0, misses = 0, evictions = 0;  // in pages
 };
 
+// Memory of the budget by kind, and by tenant. Refusals are calls, since the store was opened.
+struct MemoryOfKind {
+  std::string kind;  // MemoryKindName (base/memory_budget.h)
+  uint64_t bytes = 0;
+};
+struct MemoryOfTenant {
+  std::string tenant;
+  uint64_t bytes = 0, capacity = 0;  // beside the host tier, and its bound
+  uint64_t host_tier_bytes = 0;
+  uint64_t refused = 0;
+};
+
 struct TenantStats {
   std::string tenant;
   uint64_t bytes = 0, reserved_bytes = 0;     // stored; promised to puts under way
@@ -308,8 +320,12 @@ struct RuntimeStats {
   // Indexes and exact keys held for selection. Indexes may exceed the capacity.
   uint64_t selector_memory_bytes = 0, selector_memory_capacity = 0;
   uint64_t gathered_rows_bytes = 0, gathered_rows_capacity = 0;  // the gathered-row cache
-  std::string host_tier_huge_pages;  // "hugetlb", "transparent", or "none (why)"
-  std::string host_tier_gpu;         // "off", "registered", or the reason why not
+  // The memory budget: what is taken of it, the budget, and calls that were refused for it.
+  uint64_t memory_bytes = 0, memory_capacity = 0, memory_refused = 0;
+  std::vector<MemoryOfKind> memory_kinds;
+  std::vector<MemoryOfTenant> memory_tenants;  // the daemon shows others only to an admin
+  std::string host_tier_huge_pages;            // "hugetlb", "transparent", or "none (why)"
+  std::string host_tier_gpu;                   // "off", "registered", or the reason why not
   std::vector<HostTierTenant> host_tenants;
   uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
   std::vector<TenantStats> tenants;  // the daemon shows others only to an admin

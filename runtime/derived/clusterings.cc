@@ -102,8 +102,10 @@ Result<std::vector<Clustering>> LoadClusterings(const DerivedContext& context, c
 Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
     const DerivedContext& context, const Model& model, const storage::StoredPrefix& prefix,
     const std::vector<SegmentPart>& parts, TokenRange mid, uint64_t max_added,
-    WorkPriority priority, std::vector<storage::ReadStats>* reads) {
+    WorkPriority priority, std::vector<storage::ReadStats>* reads, const MemoryAccount& memory) {
   auto out = std::make_shared<PrefixClusters>();
+  out->account_ = memory;
+  out->memory_ = memory.Charge(MemoryKind::kSummaries);
   out->mid_ = mid;
   const RowShape row = model.spec.geometry.row();
   out->key_ = {row.key_dim, 0, row.dtype};
@@ -126,6 +128,11 @@ Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
   for (size_t p = 0; p < used.size(); ++p) {
     Part& part = out->parts_[p];
     const SummaryKind kind = SummaryKind::Clusters(model, *part.clusterings, context.options);
+    uint64_t bytes = p == 0 ? kind.MemoryBytes() : 0;  // the others are added to the first
+    for (const Clustering& c : *part.clusterings) bytes += c.memory_bytes();
+    PREFIXD_TRY(out->memory_.Resize(out->memory_.bytes() + bytes));
+    PREFIXD_ASSIGN(const MemoryCharge gathering,
+                   memory.Take(MemoryKind::kSummaries, 2 * kind.MemoryBytes()));
     PREFIXD_ASSIGN(SummarySet sums, AssembleSummaries(context, kind, prefix, {used[p]}, part.range,
                                                       max_added, priority, reads));
     if (part.clusterings != out->main_) part.to.resize(sums.size());
@@ -169,6 +176,8 @@ Result<std::span<const uint16_t>> PrefixClusters::OfMid(size_t head, index::KeyR
   Kept& kept = of_mid_[head];
   std::lock_guard lock(kept.mutex);
   if (!kept.found) {
+    PREFIXD_ASSIGN(kept.memory,
+                   account_.Take(MemoryKind::kSummaries, uint64_t{mid_.size()} * sizeof(uint16_t)));
     std::vector<uint16_t> clusters;
     clusters.reserve(mid_.size());
     std::vector<std::byte> bytes;

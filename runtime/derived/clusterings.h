@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/estimators/clusters.h"
+#include "base/memory_budget.h"
 #include "index/search/key_reader.h"
 #include "runtime/derived/summaries.h"
 
@@ -31,11 +32,11 @@ Result<std::vector<Clustering>> LoadClusterings(const DerivedContext& context, c
 // The clusters of one prefix's mid region.
 class PrefixClusters {
  public:
-  // Loads clusterings and checkpoints of the chain.
+  // Loads clusterings and checkpoints of the chain. kResourceExhausted: `memory` has no room.
   static Result<std::shared_ptr<const PrefixClusters>> Assemble(
       const DerivedContext& context, const Model& model, const storage::StoredPrefix& prefix,
       const std::vector<SegmentPart>& parts, TokenRange mid, uint64_t max_added,
-      WorkPriority priority, std::vector<storage::ReadStats>* reads);
+      WorkPriority priority, std::vector<storage::ReadStats>* reads, const MemoryAccount& memory);
 
   // Returns the gathered summaries of all heads; they borrow from this object.
   const SummarySet& summaries() const { return summaries_; }
@@ -55,6 +56,7 @@ class PrefixClusters {
     std::mutex mutex;
     bool found = false;
     std::vector<uint16_t> clusters;
+    MemoryCharge memory;
   };
 
   std::vector<Part> parts_;
@@ -63,6 +65,8 @@ class PrefixClusters {
   RowShape key_;
   TokenRange mid_;
   mutable std::vector<Kept> of_mid_;  // [heads]
+  MemoryAccount account_;
+  MemoryCharge memory_;
 };
 
 }  // namespace prefixd

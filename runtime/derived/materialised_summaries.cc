@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,30 +28,50 @@ EstimatorSpec MaterialisedSpec(const Model& model, const EstimatorVariant& varia
 std::optional<SummarySet> LoadMaterialisedMoments(const DerivedContext& context, const Model& model,
                                                   const storage::SegmentId& id,
                                                   const EstimatorVariant& variant,
+                                                  const HeadSet& only,
                                                   std::vector<storage::ReadStats>* reads) {
   const std::string producer = Producer(SummaryKind::Moments(model, context.options));
   const auto blob = context.segments.GetBlob(id, MaterialisedBlobName(variant), producer);
   if (!blob.ok()) return std::nullopt;
-  auto set = UnpackSummaries(
-      model, producer, [&](size_t) { return MaterialisedSpec(model, variant); }, *blob, reads);
+  const auto spec = [&](size_t head) {
+    return only.empty() || only[head] ? std::optional(MaterialisedSpec(model, variant))
+                                      : std::nullopt;
+  };
+  auto set = UnpackSummaries(model, producer, spec, *blob, reads);
   if (!set.ok()) return std::nullopt;  // the caller makes it again from the checkpoints
   return std::move(set).value();
 }
 
-// Reduces the gathered summaries to the variant, head by head.
+// Reduces the gathered summaries of `heads` to the variant; the others stay empty.
 Result<SummarySet> Reduce(const SummarySource& source, const SummarySet& gathered,
-                          const EstimatorVariant& variant, const SummarySet* alike,
-                          const QuerySamples* samples) {
-  SummarySet kept = gathered;
+                          std::span<const size_t> heads, const EstimatorVariant& variant,
+                          const SummarySet* alike, const QuerySamples* samples) {
   const KvGeometry& geometry = source.model.spec.geometry;
-  const auto reduce = [&](size_t head) -> Status {
+  PREFIXD_ASSIGN(
+      const auto nothing,
+      EstimatorSummary::Create({EstimatorKind::kNone, geometry.key_dim, geometry.value_dim}));
+  SummarySet kept(gathered.size(), nothing);
+  const auto reduce = [&](size_t i) -> Status {
+    const size_t head = heads[i];
     if (!source.model.Summarised(static_cast<uint32_t>(head / geometry.n_kv_heads))) return {};
     PREFIXD_ASSIGN(kept[head], gathered[head].Keep(variant, QueryRms(samples, geometry, head),
                                                    alike ? &alike->at(head) : nullptr));
     return {};
   };
-  PREFIXD_TRY(source.context.pool.ParallelFor(gathered.size(), reduce, source.priority));
+  PREFIXD_TRY(source.context.pool.ParallelFor(heads.size(), reduce, source.priority));
   return kept;
+}
+
+std::vector<size_t> AllHeads(const Model& model) {
+  std::vector<size_t> heads(HeadCount(model));
+  std::iota(heads.begin(), heads.end(), size_t{0});
+  return heads;
+}
+
+HeadSet SetOf(const Model& model, std::span<const size_t> heads) {
+  HeadSet set(HeadCount(model));
+  for (const size_t head : heads) set[head] = true;
+  return set;
 }
 
 // Returns whether the mid region is that of a whole prefix, whose summaries ingest materialises.
@@ -61,40 +82,74 @@ bool EndsWithSegment(const SummarySource& source) {
          source.mid == Partition::Of(last.stored.end, source.context.options.anchors).mid;
 }
 
-Result<std::shared_ptr<const MaterialisedSummaries>> LoadMoments(
-    const SummarySource& source, const EstimatorVariant& variant,
-    std::optional<SummarySet>& gathered) {
-  auto out = std::make_shared<MaterialisedSummaries>();
-  const SummaryKind kind = SummaryKind::Moments(source.model, source.context.options);
+// What several moment variants are reduced from: gathered once, for all heads that need it.
+struct GatheredMoments {
+  SummaryKind kind;
+  std::optional<SummarySet> set;
+  MemoryCharge memory;
+};
+
+Status Gather(const SummarySource& source, GatheredMoments& moments) {
+  if (moments.set) return {};
+  // The checkpoint of a segment lies beside the sum.
+  PREFIXD_ASSIGN(moments.memory,
+                 source.memory.Take(MemoryKind::kSummaries, 2 * moments.kind.MemoryBytes()));
+  PREFIXD_ASSIGN(moments.set,
+                 AssembleSummaries(source.context, moments.kind, source.prefix, source.parts,
+                                   source.mid, source.max_added, source.priority, source.reads));
+  return {};
+}
+
+Result<SummarySet> LoadMoments(const SummarySource& source, const EstimatorVariant& variant,
+                               std::span<const size_t> heads, GatheredMoments& gathered) {
+  const HeadSet only = SetOf(source.model, heads);
   std::optional<SummarySet> alike;
   for (auto part = source.parts.rbegin(); part != source.parts.rend() && !alike; ++part) {
     const bool own = part == source.parts.rbegin() && EndsWithSegment(source);
     if (!own && variant.rank == 0) break;  // another length lends rank-r factors alone
-    alike = LoadMaterialisedMoments(source.context, source.model, part->id, variant, source.reads);
-    if (own && alike) {
-      out->heads = *std::move(alike);
-      return std::shared_ptr<const MaterialisedSummaries>(std::move(out));
-    }
+    alike = LoadMaterialisedMoments(source.context, source.model, part->id, variant, only,
+                                    source.reads);
+    if (own && alike) return *std::move(alike);
   }
-  if (!gathered) {
-    PREFIXD_ASSIGN(gathered,
-                   AssembleSummaries(source.context, kind, source.prefix, source.parts, source.mid,
-                                     source.max_added, source.priority, source.reads));
-  }
-  PREFIXD_ASSIGN(out->heads,
-                 Reduce(source, *gathered, variant, alike ? &*alike : nullptr, nullptr));
-  return std::shared_ptr<const MaterialisedSummaries>(std::move(out));
+  PREFIXD_TRY(Gather(source, gathered));
+  return Reduce(source, *gathered.set, heads, variant, alike ? &*alike : nullptr, nullptr);
 }
 
-Result<std::shared_ptr<const MaterialisedSummaries>> LoadPhi(const SummarySource& source,
-                                                             const EstimatorVariant& variant) {
-  auto out = std::make_shared<MaterialisedSummaries>();
-  const SummaryKind kind = SummaryKind::Phi(source.model, *source.maps, source.context.options);
+Result<SummarySet> LoadPhi(const SummarySource& source, const EstimatorVariant& variant,
+                           std::span<const size_t> heads) {
+  const SummaryKind kind = SummaryKind::Phi(source.model, *source.maps, source.context.options)
+                               .Only(SetOf(source.model, heads));
+  PREFIXD_ASSIGN(const MemoryCharge gathering,
+                 source.memory.Take(MemoryKind::kSummaries, 2 * kind.MemoryBytes()));
   PREFIXD_ASSIGN(const SummarySet gathered,
                  AssembleSummaries(source.context, kind, source.prefix, source.parts, source.mid,
                                    source.max_added, source.priority, source.reads));
-  PREFIXD_ASSIGN(out->heads, Reduce(source, gathered, variant, nullptr, nullptr));
-  return std::shared_ptr<const MaterialisedSummaries>(std::move(out));
+  return Reduce(source, gathered, heads, variant, nullptr, nullptr);
+}
+
+Result<std::shared_ptr<const PrefixClusters>> Clusters(const SummarySource& source) {
+  if (source.clusters) {
+    if (auto shared = source.clusters->lock()) return shared;
+  }
+  PREFIXD_ASSIGN(auto made, PrefixClusters::Assemble(source.context, source.model, source.prefix,
+                                                     source.parts, source.mid, source.max_added,
+                                                     source.priority, source.reads, source.memory));
+  if (source.clusters) *source.clusters = made;
+  return made;
+}
+
+// Counts what is kept of `heads`, and moves it to `out`.
+Status KeepHeads(const SummarySource& source, std::span<const size_t> heads, SummarySet& made,
+                 const std::shared_ptr<const PrefixClusters>& clusters,
+                 std::map<size_t, std::shared_ptr<const KeptSummary>>& out) {
+  for (const size_t head : heads) {
+    if (made[head].kind() == EstimatorKind::kNone) continue;
+    PREFIXD_ASSIGN(auto memory,
+                   source.memory.Take(MemoryKind::kSummaries, made[head].memory_bytes()));
+    out.emplace(head, std::make_shared<const KeptSummary>(std::move(made[head]), clusters,
+                                                          std::move(memory)));
+  }
+  return {};
 }
 
 }  // namespace
@@ -170,32 +225,31 @@ std::vector<float> QueryRms(const QuerySamples* samples, const KvGeometry& geome
   return rms;
 }
 
-Result<MaterialisedByVariant> LoadMaterialised(const SummarySource& source,
-                                               std::span<const EstimatorVariant> variants) {
-  MaterialisedByVariant all;
-  std::optional<SummarySet> moments;
-  std::shared_ptr<const PrefixClusters> clusters;
-  for (const EstimatorVariant& variant : variants) {
-    if (variant.kind == EstimatorKind::kNone || variant.kind == EstimatorKind::kAuto ||
-        all.contains(variant)) {
-      continue;
-    }
+Result<KeptSummaries> LoadMaterialised(const SummarySource& source, const HeadsOfVariants& wanted) {
+  KeptSummaries all;
+  HeadSet of_moments(HeadCount(source.model));
+  for (const auto& [variant, heads] : wanted) {
     PREFIXD_TRY(CheckGathered(source.context.options, variant));
+    if (variant.kind != EstimatorKind::kMoment) continue;
+    for (const size_t head : heads) of_moments[head] = true;
+  }
+  GatheredMoments moments{
+      SummaryKind::Moments(source.model, source.context.options).Only(std::move(of_moments)),
+      std::nullopt,
+      {}};
+  for (const auto& [variant, heads] : wanted) {
+    if (variant.kind == EstimatorKind::kNone || variant.kind == EstimatorKind::kAuto) continue;
+    SummarySet made;
+    std::shared_ptr<const PrefixClusters> clusters;
     if (variant.kind == EstimatorKind::kMoment) {
-      PREFIXD_ASSIGN(all[variant], LoadMoments(source, variant, moments));
+      PREFIXD_ASSIGN(made, LoadMoments(source, variant, heads, moments));
     } else if (variant.kind == EstimatorKind::kPhi) {
-      PREFIXD_ASSIGN(all[variant], LoadPhi(source, variant));
+      PREFIXD_ASSIGN(made, LoadPhi(source, variant, heads));
     } else {
-      if (!clusters) {
-        PREFIXD_ASSIGN(clusters, PrefixClusters::Assemble(
-                                     source.context, source.model, source.prefix, source.parts,
-                                     source.mid, source.max_added, source.priority, source.reads));
-      }
-      auto kept = std::make_shared<MaterialisedSummaries>();
-      kept->clusters = clusters;
-      PREFIXD_ASSIGN(kept->heads, Reduce(source, clusters->summaries(), variant, nullptr, nullptr));
-      all[variant] = std::move(kept);
+      PREFIXD_ASSIGN(clusters, Clusters(source));
+      PREFIXD_ASSIGN(made, Reduce(source, clusters->summaries(), heads, variant, nullptr, nullptr));
     }
+    PREFIXD_TRY(KeepHeads(source, heads, made, clusters, all[variant]));
   }
   return all;
 }
@@ -218,14 +272,16 @@ Status BuildMaterialised(const DerivedContext& context, const Model& model,
                              WorkPriority::kBackground,
                              nullptr};
   std::optional<SummarySet> gathered;
+  const std::vector<size_t> all_heads = AllHeads(model);
   for (const EstimatorVariant& variant : MaterialisedMoments(context.options)) {
     PREFIXD_TRY(progress.Check());
-    if (!LoadMaterialisedMoments(context, model, segment.id, variant, nullptr)) {
+    if (!LoadMaterialisedMoments(context, model, segment.id, variant, {}, nullptr)) {
       if (!gathered) {
         PREFIXD_ASSIGN(gathered, AssembleSummaries(context, kind, prefix, parts, mid,
                                                    source.max_added, source.priority, nullptr));
       }
-      PREFIXD_ASSIGN(const SummarySet kept, Reduce(source, *gathered, variant, nullptr, samples));
+      PREFIXD_ASSIGN(const SummarySet kept,
+                     Reduce(source, *gathered, all_heads, variant, nullptr, samples));
       PREFIXD_TRY(context.segments.PutBlob(segment.id, MaterialisedBlobName(variant), producer,
                                            PackSummaries(model, producer, kept)));
     }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "prefixd/estimator_variant.h"
 #include "runtime/derived/clusterings.h"
 #include "runtime/derived/query_samples.h"
@@ -18,11 +19,16 @@
 
 namespace prefixd {
 
-// Holds the summaries of all heads, with what they borrow.
-struct MaterialisedSummaries {
-  SummarySet heads;
+// Holds what one variant keeps of one head's mid region, with what it borrows.
+struct KeptSummary {
+  EstimatorSummary summary;
   std::shared_ptr<const PrefixClusters> clusters;  // for estimators by clusters
+  MemoryCharge memory;
 };
+// By variant (their Kept() names) and head. Variants keep only the heads that ask for them.
+using KeptSummaries =
+    std::map<EstimatorVariant, std::map<size_t, std::shared_ptr<const KeptSummary>>>;
+using HeadsOfVariants = std::map<EstimatorVariant, std::vector<size_t>>;
 
 // Describes a prefix, or a beginning of one, whose mid region is summarised.
 struct SummarySource {
@@ -35,15 +41,16 @@ struct SummarySource {
   uint64_t max_added = 0;               // see AssembleSummaries
   WorkPriority priority = WorkPriority::kStep;
   std::vector<storage::ReadStats>* reads = nullptr;
+  MemoryAccount memory = {};  // for what is kept, and for what is gathered meanwhile
+  // Clusters that other sessions have assembled; null: none are shared.
+  std::weak_ptr<const PrefixClusters>* clusters = nullptr;
 };
 
-// Returns a summary for each of `variants` (by their Kept() names), from stored blobs where there
-// are any. kFailedPrecondition when the store does not gather what one of them keeps, or has not
-// done so yet.
-using MaterialisedByVariant =
-    std::map<EstimatorVariant, std::shared_ptr<const MaterialisedSummaries>>;
-Result<MaterialisedByVariant> LoadMaterialised(const SummarySource& source,
-                                               std::span<const EstimatorVariant> variants);
+// Returns the summaries of `wanted` (by their Kept() names), from stored blobs where there are any;
+// none for kNone, kAuto and heads of layers without summaries. kFailedPrecondition when the store
+// does not gather what one of them keeps, or has not done so yet; kResourceExhausted when they do
+// not fit into memory.
+Result<KeptSummaries> LoadMaterialised(const SummarySource& source, const HeadsOfVariants& wanted);
 
 // Returns the variants whose materialised summaries this store keeps as blobs: the moment
 // estimators that it builds, and the plain one always.

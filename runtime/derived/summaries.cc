@@ -38,11 +38,14 @@ std::optional<SummarySet> LoadCheckpoint(const DerivedContext& context, const Su
                                          std::vector<storage::ReadStats>* reads) {
   const std::string name = kind.BlobName(position);
   auto blob = context.segments.GetBlob(id, name, kind.producer());
-  Result<SummarySet> read = blob.ok()
-                                ? UnpackSummaries(
-                                      kind.model(), kind.producer(),
-                                      [&](size_t head) { return kind.spec(head); }, *blob, reads)
-                                : Result<SummarySet>(blob.error());
+  Result<SummarySet> read =
+      blob.ok() ? UnpackSummaries(
+                      kind.model(), kind.producer(),
+                      [&](size_t head) {
+                        return kind.Has(head) ? std::optional(kind.spec(head)) : std::nullopt;
+                      },
+                      *blob, reads)
+                : Result<SummarySet>(blob.error());
   if (read.ok()) return std::move(read).value();
   if (read.error().code != Code::kNotFound) {
     storage::LogWarning("segment " + id.ToString() + ": checkpoint " + name +
@@ -167,16 +170,33 @@ Result<SummarySet> SummaryKind::Empty() const {
   SummarySet set;
   set.reserve(specs_.size());
   for (size_t head = 0; head < specs_.size(); ++head) {
-    const bool kept =
-        model_.Summarised(static_cast<uint32_t>(head / model_.spec.geometry.n_kv_heads));
     PREFIXD_ASSIGN(auto summary,
-                   EstimatorSummary::Create(kept ? specs_[head]
-                                                 : EstimatorSpec{EstimatorKind::kNone,
-                                                                 model_.spec.geometry.key_dim,
-                                                                 model_.spec.geometry.value_dim}));
+                   EstimatorSummary::Create(
+                       Has(head) ? specs_[head]
+                                 : EstimatorSpec{EstimatorKind::kNone, model_.spec.geometry.key_dim,
+                                                 model_.spec.geometry.value_dim}));
     set.push_back(std::move(summary));
   }
   return set;
+}
+
+SummaryKind SummaryKind::Only(HeadSet heads) && {
+  only_ = std::move(heads);
+  return std::move(*this);
+}
+
+uint64_t SummaryKind::MemoryBytes() const {
+  std::optional<uint64_t> of_head;  // all heads have the same shape
+  uint64_t bytes = 0;
+  for (size_t head = 0; head < specs_.size(); ++head) {
+    if (!Has(head)) continue;
+    if (!of_head) {
+      const auto one = EstimatorSummary::Create(specs_[head]);
+      of_head = one.ok() ? one->memory_bytes() : 0;
+    }
+    bytes += *of_head;
+  }
+  return bytes;
 }
 
 std::vector<std::byte> PackSummaries(const Model& model, const std::string& producer,
@@ -198,13 +218,16 @@ Result<SummarySet> UnpackSummaries(const Model& model, const std::string& produc
   SummarySet summaries;
   summaries.reserve(entries.size());
   for (size_t head = 0; head < entries.size(); ++head) {
-    const bool kept = model.Summarised(static_cast<uint32_t>(head / geometry.n_kv_heads));
+    const auto kept = model.Summarised(static_cast<uint32_t>(head / geometry.n_kv_heads))
+                          ? spec(head)
+                          : std::nullopt;
     PREFIXD_ASSIGN(auto summary,
-                   kept ? EstimatorSummary::Deserialize(spec(head), producer, entries[head])
+                   kept ? EstimatorSummary::Deserialize(*kept, producer, entries[head])
                         : EstimatorSummary::Create(
                               {EstimatorKind::kNone, geometry.key_dim, geometry.value_dim}));
     summaries.push_back(std::move(summary));
-    if (reads) (*reads)[head].bytes[static_cast<size_t>(Tier::kSsd)] += entries[head].size();
+    if (reads && kept)
+      (*reads)[head].bytes[static_cast<size_t>(Tier::kSsd)] += entries[head].size();
   }
   return summaries;
 }
@@ -247,7 +270,6 @@ Result<SummarySet> AssembleSummaries(const DerivedContext& context, const Summar
                                      const std::vector<SegmentPart>& parts, TokenRange mid,
                                      uint64_t max_added, WorkPriority priority,
                                      std::vector<storage::ReadStats>* reads) {
-  const uint32_t n_kv_heads = kind.model().spec.geometry.n_kv_heads;
   PREFIXD_ASSIGN(SummarySet sums, kind.Empty());
   std::vector<SegmentRange> to_add;  // behind each segment's checkpoint
   for (const SegmentPart& part : parts) {
@@ -275,7 +297,7 @@ Result<SummarySet> AssembleSummaries(const DerivedContext& context, const Summar
   }
   if (to_add.empty()) return sums;
   const auto add = [&](size_t head) -> Status {
-    if (!kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) return {};
+    if (!kind.Has(head)) return {};
     for (const SegmentRange& range : to_add) {
       PREFIXD_TRY(AddRange(context, kind, prefix, head, range, sums[head],
                            reads ? &(*reads)[head] : nullptr, nullptr));

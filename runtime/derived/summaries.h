@@ -37,6 +37,9 @@ std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
 // stay empty.
 using SummarySet = std::vector<EstimatorSummary>;
 
+// Some of the heads: [heads]; empty: all of them.
+using HeadSet = std::vector<bool>;
+
 // Describes what checkpoints gather: names and producer of the blobs, and how each head's summary
 // is built. Borrows the model (and maps); clusterings belong to one segment.
 class SummaryKind {
@@ -58,6 +61,15 @@ class SummaryKind {
   const FeatureFormat& feature_format() const { return *features_; }
   Result<SummarySet> Empty() const;
 
+  // Leaves all heads but these empty: they are neither loaded nor made.
+  SummaryKind Only(HeadSet heads) &&;
+  bool Has(size_t head) const {
+    return model_.Summarised(static_cast<uint32_t>(head / model_.spec.geometry.n_kv_heads)) &&
+           (only_.empty() || only_[head]);
+  }
+  // Returns about the memory that the summaries of one set take.
+  uint64_t MemoryBytes() const;
+
  private:
   SummaryKind(const Model& model, std::string prefix, std::string producer)
       : model_(model), prefix_(std::move(prefix)), producer_(std::move(producer)) {}
@@ -67,14 +79,15 @@ class SummaryKind {
   const FeatureMapSet* maps_ = nullptr;
   std::optional<FeatureFormat> features_;
   std::vector<EstimatorSpec> specs_;  // [heads]
+  HeadSet only_;
 };
 
 // Packs all heads' summaries into one blob, and unpacks it. Heads of layers without summaries take
 // no space.
-//   spec(head): the EstimatorSpec of what is stored.
+//   spec(head): the EstimatorSpec of what is stored; nullopt leaves the head empty.
 std::vector<std::byte> PackSummaries(const Model& model, const std::string& producer,
                                      const SummarySet& summaries);
-using SpecOfHead = std::function<EstimatorSpec(size_t head)>;
+using SpecOfHead = std::function<std::optional<EstimatorSpec>(size_t head)>;
 Result<SummarySet> UnpackSummaries(const Model& model, const std::string& producer,
                                    const SpecOfHead& spec, std::span<const std::byte> blob,
                                    std::vector<storage::ReadStats>* reads);

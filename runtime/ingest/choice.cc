@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "attention/reference/diagnostics.h"
@@ -43,7 +44,7 @@ struct Inputs {
   std::vector<double> budgets;
   std::vector<Trial> trials;  // every head
   uint32_t most = 0;          // largest k in any trial
-  MaterialisedByVariant kept;
+  KeptSummaries kept;
 };
 
 // Gathers everything that the trials of one head need, by streaming its rows.
@@ -126,7 +127,8 @@ class HeadSamples {
     const size_t head = size_t{layer_} * geometry_.n_kv_heads + kv_head_;
     const PrefixClusters* clusters = nullptr;
     for (const auto& [variant, kept] : in_.kept) {
-      if (kept->clusters) clusters = kept->clusters.get();
+      const auto of = kept.find(head);
+      if (of != kept.end() && of->second->clusters) clusters = of->second->clusters.get();
     }
     exact_.assign(size_t{heads} * row.value_dim, 0);
     scores_.resize(size_t{heads} * mid_.size());
@@ -233,8 +235,10 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
   std::vector<uint32_t> ids;
   for (const Trial& trial : in.trials) {
     if (trial.estimator.kind != EstimatorKind::kNone && !in.model.Summarised(layer)) continue;
-    const auto kept = in.kept.find(trial.estimator.Kept());
-    const MaterialisedSummaries* summaries = kept == in.kept.end() ? nullptr : kept->second.get();
+    const KeptSummary* kept = nullptr;
+    if (const auto of = in.kept.find(trial.estimator.Kept()); of != in.kept.end()) {
+      if (const auto it = of->second.find(head); it != of->second.end()) kept = it->second.get();
+    }
     double sum = 0;
     for (size_t s = 0; s < samples.count(); ++s) {
       const GroupRanking& ranking = samples.ranking(s);
@@ -250,8 +254,8 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
       step.cuts = cuts;
       step.mid_count = mid_count;
       EstimatorInput input;
-      if (summaries && k < mid_count) {
-        input.Attach(trial.estimator, *summaries, in.maps, geometry, head, step);
+      if (kept && k < mid_count) {
+        input.Attach(trial.estimator, kept->summary, in.maps, geometry, head, step);
         const auto best = std::span(ranking.best).first(k);
         if (trial.estimator.kind == EstimatorKind::kPhi && features) {
           ids.clear();
@@ -336,8 +340,12 @@ Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, co
     return std::vector<HeadChoice>{};
   }
   PREFIXD_ASSIGN(in.parts, ChainParts(context.segments, prefix.info(), cut));
-  std::vector<EstimatorVariant> wanted;
-  for (const Trial& trial : in.trials) wanted.push_back(trial.estimator.Kept());
+  HeadsOfVariants wanted;
+  for (const Trial& trial : in.trials) {
+    std::vector<size_t>& of = wanted[trial.estimator.Kept()];
+    of.resize(heads);
+    std::iota(of.begin(), of.end(), size_t{0});
+  }
   PREFIXD_ASSIGN(in.kept, LoadMaterialised({context, model, prefix, in.parts, in.partition.mid,
                                             in.maps, std::numeric_limits<uint64_t>::max(),
                                             WorkPriority::kBackground, nullptr},

@@ -85,6 +85,25 @@ bool Clusters(const RuntimeOptions& options) {
 
 }  // namespace
 
+namespace {
+
+// About what making a segment's derived data takes at one time: the sums of all heads with what is
+// packed of them, or on each thread the keys of a head with what is made of them.
+uint64_t IngestBytes(const DerivedContext& context, const Model& model, uint32_t own_tokens) {
+  const uint64_t sums = SummaryKind::Moments(model, context.options).MemoryBytes();
+  const uint64_t keys = own_tokens * uint64_t{model.spec.geometry.row().bytes()};
+  return 3 * sums + context.pool.threads() * 2 * keys;
+}
+
+// No more than a quarter of all; kResourceExhausted with a time to retry while there is none.
+Result<MemoryCharge> TakeMemory(const DerivedContext& context, uint64_t bytes) {
+  if (!context.memory) return MemoryCharge();
+  return context.memory->Shared().Take(MemoryKind::kIngest,
+                                       std::min(bytes, context.memory->capacity() / 4));
+}
+
+}  // namespace
+
 Status IngestSegment(const DerivedContext& context, const Model& model,
                      const storage::SegmentId& id, WorkProgress& progress) {
   const RuntimeOptions& options = context.options;
@@ -95,6 +114,8 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
   const storage::PrefixInfo& info = prefix->info();
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
+  PREFIXD_ASSIGN(const MemoryCharge memory,
+                 TakeMemory(context, IngestBytes(context, model, info.own_tokens)));
   const std::vector<index::IndexKind> indexes = WantedIndexes(options, info);
   // Clustering starts behind the sinks; a segment of sinks alone has no keys to cluster.
   const bool clusters = Clusters(options) && stored.end > options.anchors.n_sink;

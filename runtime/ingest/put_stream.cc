@@ -89,6 +89,10 @@ class PutStreamImpl : public PutStream {
     const KvRun run{layer, begin, end - begin, k, v};
     PREFIXD_TRY(writer_->CheckRun(layer, begin, run.n));  // a call writes all its rows or none
 
+    // The rows of a batch, and as many again for their encoding. A refusal writes nothing.
+    const size_t rows_bytes = std::min<size_t>(kBatchBytes, run.n * (k_token + v_token));
+    PREFIXD_TRY(context_.memory.Resize(
+        std::max(context_.memory.bytes(), context_.fixed_bytes + 2 * rows_bytes)));
     // A larger call is checked whole before any of it is written.
     const size_t token = k_token + v_token;
     const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / token));

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/memory_budget.h"
 #include "prefixd/store.h"
 #include "runtime/work/thread_pool.h"
 #include "storage/store/prefix_store.h"
@@ -17,6 +18,8 @@ struct PutContext {
   KvGeometry geometry;
   uint32_t prompt_tokens = 0;
   uint32_t query_samples = 0;
+  uint64_t fixed_bytes = 0;  // of `memory`: what the samples take
+  MemoryCharge memory;
   // Called when the segment is committed and its query samples are stored.
   std::function<void(const storage::SegmentId&)> committed;
 };

@@ -68,8 +68,9 @@ Result<SegmentId> Compact(storage::PrefixStore& store, const DerivedContext& con
   if (samples.ok()) {  // without samples the prefix is merely untuned
     PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
   }
-  PREFIXD_TRY(IngestSegment({*preview, context.options, context.pool, context.scratch}, model,
-                            preview->id(), progress));
+  PREFIXD_TRY(
+      IngestSegment({*preview, context.options, context.pool, context.scratch, context.memory},
+                    model, preview->id(), progress));
   return store.Compact(leaf, max_tokens, preview->TakeBlobs());
 }
 

@@ -10,11 +10,14 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "index/search/key_index.h"
 #include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
@@ -35,9 +38,11 @@ struct PrefixMemory {
     std::mutex keys_mutex;  // held while loading keys, which takes long without blocking steps
     std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
     std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
-    storage::AlignedBuffer keys;     // [mid][key bytes]
+    MemoryCharge anchors_memory;
+    storage::AlignedBuffer keys;  // [mid][key bytes]
     std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
+    MemoryCharge features_memory;
     // Counts reads that were made before a step needed them: the next step that uses them is
     // charged.
     std::atomic<bool> has_preloaded{false};
@@ -46,10 +51,12 @@ struct PrefixMemory {
   };
 
   explicit PrefixMemory(size_t n_heads) : heads(n_heads) {}
-  // Drops everything but anchors and what a lease counts. No other thread may use the memory.
-  void DropUncounted() {
+  // Drops what sessions bring again at little cost: everything but anchors, keys and indexes. No
+  // other thread may use the memory.
+  void DropCheap() {
     for (Head& head : heads) {
       head.features.reset();
+      head.features_memory.Release();
       head.has_features = false;
     }
     summaries.clear();
@@ -59,8 +66,10 @@ struct PrefixMemory {
   std::mutex keys_mutex;
   SelectorMemory::Lease keys_memory;  // all heads
   std::mutex summaries_mutex;
-  MaterialisedByVariant summaries;  // those that some session has used
-  std::atomic<bool> stale{false};   // newer derived data exists: no new session may use this
+  // Those that the plan of some session holds, by Kept() and head, and the clusters that they read.
+  std::map<std::pair<EstimatorVariant, size_t>, std::weak_ptr<const KeptSummary>> summaries;
+  std::weak_ptr<const PrefixClusters> clusters;
+  std::atomic<bool> stale{false};  // newer derived data exists: no new session may use this
 };
 
 }  // namespace prefixd

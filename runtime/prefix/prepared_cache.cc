@@ -5,14 +5,18 @@
 namespace prefixd {
 namespace {
 
-// Bounds the idle prefixes, because the selector's memory does not count their anchors.
+// Bounds the idle prefixes, because each has anchors that the selector's memory does not count.
 constexpr size_t kMaxIdle = 64;
 
 }  // namespace
 
 PreparedCache::PreparedCache(PreparedPrefix::Services services, storage::PrefixStore& storage)
     : services_(std::move(services)), storage_(storage) {
-  services_.selector_memory.OnShortage([this] { return DropOldest(); });
+  services_.selector_memory.OnShortage([this] { return DropOldest(nullptr); });
+  if (services_.derived.memory) {
+    giver_ = services_.derived.memory->OnShortage(
+        [this](uint64_t, const std::string* tenant) { return DropOldest(tenant); });
+  }
 }
 
 Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
@@ -32,7 +36,7 @@ Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
   for (const SegmentPart& part : opened->parts()) chain.push_back(part.id);
   std::shared_ptr<PreparedPrefix> prepared(
       opened.release(), [this, key, chain](PreparedPrefix* prefix) {
-        Idle idle{key, prefix->model(), prefix->memory(), chain};
+        Idle idle{key, prefix->model(), prefix->memory(), chain, prefix->stored().info().tenant};
         delete prefix;  // closes the prefix's files
         Retire(std::move(idle));
       });
@@ -50,7 +54,7 @@ std::shared_ptr<PrefixMemory> PreparedCache::TakeIdle(const Key& key, const Mode
 }
 
 void PreparedCache::Retire(Idle idle) {
-  idle.memory->DropUncounted();
+  idle.memory->DropCheap();
   AddIdle(std::move(idle));
   services_.selector_memory.Trim();
 }
@@ -69,12 +73,16 @@ void PreparedCache::AddIdle(Idle idle) {
   if (idle_.size() > kMaxIdle) gone.splice(gone.end(), idle_, std::prev(idle_.end()));
 }
 
-bool PreparedCache::DropOldest() {
+bool PreparedCache::DropOldest(const std::string* tenant) {
   std::list<Idle> gone;
   std::lock_guard lock(idle_mutex_);
-  if (idle_.empty()) return false;
-  gone.splice(gone.end(), idle_, std::prev(idle_.end()));
-  return true;
+  for (auto it = idle_.end(); it != idle_.begin();) {
+    --it;
+    if (tenant && it->tenant != *tenant) continue;
+    gone.splice(gone.end(), idle_, it);
+    return true;
+  }
+  return false;
 }
 
 void PreparedCache::Forget(const storage::SegmentId& segment) {

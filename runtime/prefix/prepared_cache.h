@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,8 @@ namespace prefixd {
 
 class PreparedCache {
  public:
-  // Lets the selector's memory reclaim what idle prefixes hold of it, the longest unused one first.
+  // Lets the selector's memory, and the store's budget, reclaim what idle prefixes hold, the
+  // longest unused one first.
   PreparedCache(PreparedPrefix::Services services, storage::PrefixStore& storage);
   PreparedCache(const PreparedCache&) = delete;
   PreparedCache& operator=(const PreparedCache&) = delete;
@@ -47,12 +49,14 @@ class PreparedCache {
     std::shared_ptr<const Model> model;
     std::shared_ptr<PrefixMemory> memory;
     std::vector<storage::SegmentId> chain;
+    std::string tenant;
   };
 
   void Retire(Idle idle);
   void AddIdle(Idle idle);
   std::shared_ptr<PrefixMemory> TakeIdle(const Key& key, const Model* model);
-  bool DropOldest();
+  // Of one tenant; null: of any.
+  bool DropOldest(const std::string* tenant);
 
   const PreparedPrefix::Services services_;
   storage::PrefixStore& storage_;
@@ -60,6 +64,7 @@ class PreparedCache {
   std::map<Key, Open> open_;
   std::mutex idle_mutex_;  // may be taken while mutex_ is held
   std::list<Idle> idle_;   // most recently used first
+  MemoryBudget::Giver giver_;
 };
 
 }  // namespace prefixd

@@ -19,6 +19,7 @@ PreparedPrefix::PreparedPrefix(const Services& services, std::shared_ptr<const M
       stored_(std::move(stored)),
       parts_(std::move(parts)),
       partition_(Partition::Of(stored_->n_tokens(), services.derived.options.anchors)),
+      account_(services.derived.MemoryOf(stored_->info().tenant)),
       exact_(index::MakeExactIndex(partition_.mid)),
       memory_(memory ? std::move(memory) : std::make_shared<PrefixMemory>(HeadCount(*model_))) {}
 
@@ -121,33 +122,40 @@ Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
                    "use estimator moment"};
 }
 
-Result<MaterialisedByVariant> PreparedPrefix::Summaries(std::span<const EstimatorVariant> variants,
-                                                        std::vector<storage::ReadStats>* reads) {
-  for (const EstimatorVariant& variant : variants) PREFIXD_TRY(CheckStored(variant));
-  MaterialisedByVariant out;
+Result<KeptSummaries> PreparedPrefix::Summaries(const HeadsOfVariants& wanted,
+                                                std::vector<storage::ReadStats>* reads) {
+  for (const auto& [variant, heads] : wanted) PREFIXD_TRY(CheckStored(variant));
+  KeptSummaries out;
   std::lock_guard lock(memory_->summaries_mutex);
+  std::erase_if(memory_->summaries, [](const auto& entry) { return entry.second.expired(); });
   for (const bool moments : {true, false}) {
-    std::vector<EstimatorVariant> missing;
-    for (const EstimatorVariant& variant : variants) {
-      const bool moment = variant.kind == EstimatorKind::kMoment;
+    HeadsOfVariants missing;
+    for (const auto& [variant, heads] : wanted) {
       const bool nothing = variant.clustered() && partition_.mid.size() == 0;
-      if (moment == moments && !nothing && !memory_->summaries.contains(variant.Kept())) {
-        missing.push_back(variant.Kept());
+      if ((variant.kind == EstimatorKind::kMoment) != moments || nothing) continue;
+      for (const size_t head : heads) {
+        const auto it = memory_->summaries.find({variant, head});
+        auto held = it == memory_->summaries.end() ? nullptr : it->second.lock();
+        if (held) {
+          out[variant].emplace(head, std::move(held));
+        } else {
+          missing[variant].push_back(head);
+        }
       }
     }
     // Behind the last checkpoint at most one interval and a tail remain to add.
     const uint64_t max_added = moments ? kMomentsOnTheSpot
                                        : uint64_t{services_.derived.options.checkpoint_tokens} +
                                              services_.derived.options.anchors.n_tail;
-    PREFIXD_ASSIGN(auto loaded,
-                   LoadMaterialised({services_.derived, *model_, *stored_, parts_, partition_.mid,
-                                     maps(), max_added, WorkPriority::kStep, reads},
-                                    missing));
-    memory_->summaries.merge(loaded);
-  }
-  for (const EstimatorVariant& variant : variants) {
-    const auto it = memory_->summaries.find(variant.Kept());
-    if (it != memory_->summaries.end()) out.insert(*it);
+    PREFIXD_ASSIGN(
+        auto loaded,
+        LoadMaterialised({services_.derived, *model_, *stored_, parts_, partition_.mid, maps(),
+                          max_added, WorkPriority::kStep, reads, account_, &memory_->clusters},
+                         missing));
+    for (auto& [variant, heads] : loaded) {
+      for (const auto& [head, summary] : heads) memory_->summaries[{variant, head}] = summary;
+      out[variant].merge(heads);
+    }
   }
   return out;
 }
@@ -161,6 +169,7 @@ Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* read
   if (!state.has_anchors.load(std::memory_order_acquire)) {
     std::lock_guard lock(state.mutex);
     if (!state.has_anchors.load(std::memory_order_relaxed)) {
+      PREFIXD_ASSIGN(auto memory, account_.Take(MemoryKind::kKeys, sink_bytes + tail_bytes));
       std::vector<std::byte> bytes(sink_bytes + tail_bytes);
       const auto out = std::span(bytes);
       const uint32_t layer = layer_of(head), kv_head = kv_head_of(head);
@@ -173,6 +182,7 @@ Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* read
             stored_->ReadRange(layer, kv_head, partition_.tail, out.subspan(sink_bytes), reads));
       }
       state.anchors = std::move(bytes);
+      state.anchors_memory = std::move(memory);
       state.has_anchors.store(true, std::memory_order_release);
     }
   }
@@ -186,9 +196,9 @@ bool PreparedPrefix::MayHoldKeys() {
   if (!memory_->keys_memory) {
     const auto layers = std::ranges::count_if(
         geometry.layers, [](const LayerGeometry& layer) { return layer.sliding_window == 0; });
-    memory_->keys_memory =
-        services_.selector_memory.TryTake(static_cast<uint64_t>(layers) * geometry.n_kv_heads *
-                                          partition_.mid.size() * geometry.row().key_bytes());
+    memory_->keys_memory = services_.selector_memory.TryTake(
+        account_, static_cast<uint64_t>(layers) * geometry.n_kv_heads * partition_.mid.size() *
+                      geometry.row().key_bytes());
   }
   return static_cast<bool>(memory_->keys_memory);
 }
@@ -245,9 +255,11 @@ Status PreparedPrefix::PreloadIndex(size_t head, index::IndexKind kind) {
   if (services_.selector_memory.used() >= services_.selector_memory.capacity()) return {};
   storage::ReadStats reads;
   // Index would queue this very load in the background, so it is not called here.
-  if (kind != index::IndexKind::kExact) LoadIndex(head, kind, &reads);
-  const auto anchors = Anchors(head, &reads);
-  const Status loaded = anchors.ok() ? Status() : Status(anchors.error());
+  Status loaded;
+  if (kind != index::IndexKind::kExact) loaded = LoadIndex(head, kind, &reads);
+  if (loaded.ok()) {
+    if (const auto anchors = Anchors(head, &reads); !anchors.ok()) loaded = anchors.error();
+  }
   NotePreloaded(memory_->heads[head], reads);
   return loaded;
 }
@@ -284,26 +296,31 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
   const PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   if (!slot.loaded.load(std::memory_order_acquire)) {
     services_.index_preloader.Want(*this, kind);
-    LoadIndex(head, kind, reads);
+    PREFIXD_TRY(LoadIndex(head, kind, reads));
   }
   ChargePreloaded(state, reads);
   return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
 }
 
-void PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+Status PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
   PrefixMemory::Head& state = memory_->heads[head];
   PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   std::lock_guard lock(state.mutex);
-  if (slot.loaded.load(std::memory_order_relaxed)) return;
+  if (slot.loaded.load(std::memory_order_relaxed)) return {};
   const IndexSource source = Source(head, kind, reads);
   const SegmentPart* largest = LargestPart();
+  std::unique_ptr<index::KeyIndex> loaded;
   if (kind == index::IndexKind::kCodes) {
-    slot.index = LoadCodes(source);
+    loaded = LoadCodes(source);
   } else if (largest) {
-    slot.index = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
+    loaded = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
   }
-  if (slot.index) slot.memory = services_.selector_memory.Charge(slot.index->memory_bytes());
+  if (loaded) {
+    PREFIXD_ASSIGN(slot.memory, services_.selector_memory.Charge(account_, loaded->memory_bytes()));
+  }
+  slot.index = std::move(loaded);
   slot.loaded.store(true, std::memory_order_release);
+  return {};
 }
 
 Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {
@@ -314,6 +331,10 @@ Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::Read
       const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), services_.derived.options);
       if (kind.stored_features()) {
         uint64_t loaded = 0;
+        PREFIXD_ASSIGN(state.features_memory,
+                       account_.Take(MemoryKind::kSummaries,
+                                     uint64_t{partition_.mid.size()} *
+                                         kind.feature_format().RowBytes(maps()->d_phi)));
         PREFIXD_ASSIGN(state.features, TokenFeatures::OfMid(services_.derived, *model_, *maps(),
                                                             kind.feature_format(), parts_,
                                                             partition_.mid, head, &loaded));

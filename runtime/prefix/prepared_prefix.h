@@ -63,6 +63,7 @@ class PreparedPrefix {
   const std::shared_ptr<const Model>& model() const { return model_; }
   const storage::StoredPrefix& stored() const { return *stored_; }
   const Partition& partition() const { return partition_; }
+  const MemoryAccount& account() const { return account_; }  // its tenant's
   uint32_t n_tokens() const { return partition_.tail.end; }
   size_t heads() const { return memory_->heads.size(); }
   const std::shared_ptr<PrefixMemory>& memory() const { return memory_; }
@@ -75,13 +76,15 @@ class PreparedPrefix {
   // Returns the choices of the last segment of the chain that has some; empty: untuned.
   std::vector<HeadChoice> Choices() const;
 
-  // Returns the summaries that `variants` read of the mid region, for all heads, by their Kept()
-  // names; none for kNone, kAuto, and clusters where there is no mid region. `reads` [heads]:
-  // physical reads are added. Moments that are not stored yet are computed from the rows on the
-  // spot, up to kMomentsOnTheSpot tokens per head; other missing summaries fail with
-  // kFailedPrecondition.
-  Result<MaterialisedByVariant> Summaries(std::span<const EstimatorVariant> variants,
-                                          std::vector<storage::ReadStats>* reads);
+  // Returns the summaries of the mid region that `wanted` (by Kept() names) names; none for kNone,
+  // kAuto, and clusters where there is no mid region. Whoever holds them shares them. `reads`
+  // [heads]: physical reads are added. Moments that are not stored yet are computed from the rows
+  // on the spot, up to kMomentsOnTheSpot tokens per head; other missing summaries fail with
+  // kFailedPrecondition, and those that do not fit into memory with kResourceExhausted.
+  Result<KeptSummaries> Summaries(const HeadsOfVariants& wanted,
+                                  std::vector<storage::ReadStats>* reads);
+  // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
+  Status CheckStored(const EstimatorVariant& variant) const;
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
   // Returns keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
@@ -120,21 +123,20 @@ class PreparedPrefix {
   IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Whether memory may hold the keys of all heads.
   bool MayHoldKeys();
-  // Loads the index unless it is loaded.
-  void LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
+  // Loads the index unless it is loaded. kResourceExhausted: memory is short now.
+  Status LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Loads the keys unless they are loaded. stop: null, or kCancelled once it is set.
   Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
                   storage::ReadStats* reads);
   static void ChargePreloaded(PrefixMemory::Head& state, storage::ReadStats* reads);
   static void NotePreloaded(PrefixMemory::Head& state, const storage::ReadStats& reads);
-  // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
-  Status CheckStored(const EstimatorVariant& variant) const;
 
   const Services& services_;
   const std::shared_ptr<const Model> model_;
   const std::shared_ptr<const storage::StoredPrefix> stored_;
   const std::vector<SegmentPart> parts_;
   const Partition partition_;
+  const MemoryAccount account_;
   const std::unique_ptr<index::KeyIndex> exact_;
   const std::shared_ptr<PrefixMemory> memory_;
   std::mutex recalls_mutex_;

@@ -50,6 +50,8 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
                  "there are " + std::to_string(already) +
                      " sessions already (max_sessions); detach some and try again"};
   }
+  session->memory_ = prefix->account().Charge(MemoryKind::kSessions);
+  PREFIXD_TRY(session->TakeMemory(policy));
   session->ledgers_.resize(prefix->heads());
   session->charged_.resize(prefix->heads());
   std::vector<storage::ReadStats> reads(prefix->heads());
@@ -61,6 +63,14 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   session->info_.attach_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   return std::shared_ptr<Session>(std::move(session));
+}
+
+Status SessionImpl::TakeMemory(const StepPolicy& policy) {
+  constexpr uint64_t kNode = 64 + sizeof(EstimatorVariant);  // of a set
+  const uint64_t heads = uint64_t{info_.geometry.n_layers} * info_.geometry.n_kv_heads;
+  return memory_.Resize(sizeof(*this) + sizeof(SessionPlan) + charged_count_ * kNode +
+                        heads * (sizeof(ledgers_[0]) + sizeof(charged_[0]) + sizeof(HeadPlan)) +
+                        policy.fixed.size() * sizeof(policy.fixed[0]));
 }
 
 Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
@@ -86,6 +96,10 @@ StepPolicy SessionImpl::policy() const {
 
 Status SessionImpl::SetPolicy(const StepPolicy& policy) {
   PREFIXD_ASSIGN(const auto old, plan());
+  {
+    std::lock_guard lock(mutex_);
+    PREFIXD_TRY(TakeMemory(policy));
+  }
   std::vector<storage::ReadStats> reads(old->prefix->heads());
   auto replacement =
       MakePlan(services_->options, services_->prefetcher, old->prefix, policy, &reads);
@@ -169,6 +183,7 @@ void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) 
       !charged_[head].insert(estimator.Kept()).second) {
     return;
   }
+  ++charged_count_;
   const Model& model = *plan_->prefix->model();
   const double row_bytes =
       storage::MeanRowBytes(plan_->prefix->stored().parts(), model.spec.geometry.row());

@@ -80,6 +80,8 @@ class SessionImpl : public Session {
   // Charges once per head and estimator; mutex_ is held.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator);
   void Leave();  // gives up its place in SessionServices::open, once
+  // Counts what the session keeps, with what its policy lists; mutex_ is held.
+  Status TakeMemory(const StepPolicy& policy);
   void AddReads(const std::vector<storage::ReadStats>& reads);
 
   const std::shared_ptr<SessionServices> services_;  // keeps the store open
@@ -93,6 +95,8 @@ class SessionImpl : public Session {
   std::shared_ptr<AdaptiveBudget> adaptive_;         // for plan_, if its policy is adaptive
   std::vector<Ledger> ledgers_;                      // [n_layers * n_kv_heads]
   std::vector<std::set<EstimatorVariant>> charged_;  // per head, by Kept()
+  uint64_t charged_count_ = 0;                       // of all heads
+  MemoryCharge memory_;
 };
 
 }  // namespace prefixd

@@ -170,12 +170,13 @@ Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_
                  "the anchors are all of this prefix: there is nothing to cluster"};
   }
   std::vector<storage::ReadStats> reads(plan->prefix->heads());
-  auto summaries = plan->prefix->Summaries({&variant, 1}, &reads);
+  const EstimatorVariant wanted = variant.Kept();
+  auto summaries = plan->prefix->Summaries({{wanted, {head}}}, &reads);
   std::lock_guard lock(mutex_);
   AddReads(reads);
   if (!summaries.ok()) return std::move(summaries).error();
   if (plan_) ChargeSummary(head, variant);
-  const EstimatorSummary& summary = summaries->begin()->second->heads[head];
+  const EstimatorSummary& summary = summaries->at(wanted).at(head)->summary;
   if (const auto* phi = summary.phi()) return phi->Serialize();
   if (const auto* clusters = summary.clusters()) return clusters->Serialize();
   return summary.moment()->Serialize();

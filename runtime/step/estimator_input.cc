@@ -2,10 +2,10 @@
 
 namespace prefixd {
 
-void EstimatorInput::Attach(const EstimatorVariant& estimator,
-                            const MaterialisedSummaries& summaries, const FeatureMapSet* maps,
-                            const KvGeometry& geometry, size_t head, GroupStepInput& step) {
-  summaries.heads[head].AttachTo(step);
+void EstimatorInput::Attach(const EstimatorVariant& estimator, const EstimatorSummary& summary,
+                            const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
+                            GroupStepInput& step) {
+  summary.AttachTo(step);
   step.moment_form = estimator.form;
   step.phi_form = estimator.phi_form;
   if (estimator.kind == EstimatorKind::kPhi && !maps->phi_q.empty()) {

@@ -14,9 +14,9 @@ namespace prefixd {
 
 class EstimatorInput {
  public:
-  // Attaches the summary of head layer * n_kv_heads + kv_head. `summaries` outlive the step;
+  // Attaches the summary of head layer * n_kv_heads + kv_head, which outlives the step;
   // step.retrieved must be set.
-  void Attach(const EstimatorVariant& estimator, const MaterialisedSummaries& summaries,
+  void Attach(const EstimatorVariant& estimator, const EstimatorSummary& summary,
               const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
               GroupStepInput& step);
   // Call after Attach, for estimators by clusters: gives each retrieved row its cluster.

@@ -19,6 +19,26 @@ void GatheredRows::Put(const RowsView& rows, size_t begin, size_t n) {
   }
 }
 
+GatheredRowCache::GatheredRowCache(uint64_t capacity, const std::shared_ptr<MemoryBudget>& memory)
+    : capacity_(capacity) {
+  if (!memory) return;
+  memory_ = memory->Shared().Charge(MemoryKind::kGatheredRows);
+  giver_ = memory->OnShortage(
+      [this](uint64_t, const std::string* tenant) { return !tenant && FreeSpare(); });
+}
+
+bool GatheredRowCache::FreeSpare() {
+  std::unique_ptr<GatheredRows> gone;  // freed after the lock
+  std::lock_guard lock(mutex_);
+  if (spare_.empty()) return false;
+  gone = std::move(spare_.front());
+  spare_.pop_front();
+  spare_bytes_ -= gone->bytes.size();
+  used_ -= gone->bytes.size();
+  memory_.Set(used_);
+  return true;
+}
+
 // mutex_ is held.
 std::unique_ptr<GatheredRows> GatheredRowCache::TakeSpare(size_t bytes) {
   auto best = spare_.end();
@@ -54,6 +74,10 @@ std::shared_ptr<GatheredRows> GatheredRowCache::Take(std::span<const uint32_t> i
         spare_bytes_ -= freed;
         used_ -= freed;
       }
+      if (!rows && !memory_.TryResize(used_ + some_more)) {
+        memory_.Set(used_);
+        return nullptr;
+      }
       if (!rows) used_ += some_more;
     }
     gone.clear();
@@ -76,6 +100,7 @@ std::unique_ptr<GatheredRows> GatheredRowCache::Fresh(size_t bytes) {
   } catch (const std::bad_alloc&) {
     std::lock_guard lock(mutex_);
     used_ -= bytes;
+    memory_.Set(used_);
     throw;
   }
 }
@@ -88,6 +113,7 @@ void GatheredRowCache::GiveBack(std::unique_ptr<GatheredRows> rows) {
     spare_bytes_ += bytes;
   } catch (const std::bad_alloc&) {
     used_ -= bytes;
+    memory_.Set(used_);
   }
 }
 

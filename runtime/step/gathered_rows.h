@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "attention/rows/rows.h"
+#include "base/memory_budget.h"
 #include "storage/io/file.h"
 #include "storage/io/stream_copy.h"
 
@@ -54,7 +55,8 @@ class GatheredRowsSlot {
 // copies, since fresh memory costs more than what is copied into it.
 class GatheredRowCache {
  public:
-  explicit GatheredRowCache(uint64_t capacity) : capacity_(capacity) {}
+  // memory: where the bytes count, too; null: nowhere.
+  explicit GatheredRowCache(uint64_t capacity, const std::shared_ptr<MemoryBudget>& memory = {});
 
   // Returns a buffer for the rows of `ids`, with no row copied yet; it must go before the pool
   // does. Null where there is no memory: steps then read the rows from the host tier.
@@ -67,11 +69,14 @@ class GatheredRowCache {
   std::unique_ptr<GatheredRows> TakeSpare(size_t bytes);
   std::unique_ptr<GatheredRows> Fresh(size_t bytes);  // `bytes` are counted already
   void GiveBack(std::unique_ptr<GatheredRows> rows);
+  bool FreeSpare();  // the oldest; false: there is none
 
   const uint64_t capacity_;
   mutable std::mutex mutex_;
   uint64_t used_ = 0, spare_bytes_ = 0;  // used_ includes spare_bytes_
   std::deque<std::unique_ptr<GatheredRows>> spare_;
+  MemoryCharge memory_;  // used_
+  MemoryBudget::Giver giver_;
 };
 
 }  // namespace prefixd

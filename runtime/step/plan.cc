@@ -348,26 +348,23 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
                                  policy.prefetch, options.host_tier_bytes));
   }
   // Summaries that the policy names must exist; this error comes before any about the budget.
-  PREFIXD_ASSIGN(plan->summaries, prefix->Summaries({&policy.estimator, 1}, reads));
+  PREFIXD_TRY(prefix->CheckStored(policy.estimator));
   PREFIXD_ASSIGN(plan->selector, ChooseSelector(options, *prefix, policy));
   const Planner planner(options, *prefix, policy, plan->selector);
-  std::vector<EstimatorVariant> wanted;
+  HeadsOfVariants wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {
     if (geometry.layers[prefix->layer_of(head)].sliding_window > 0) continue;
     PREFIXD_ASSIGN(plan->heads[head], planner.Plan(head));
-    wanted.push_back(plan->heads[head].reads());
+    wanted[plan->heads[head].reads().Kept()].push_back(head);
   }
-  std::sort(wanted.begin(), wanted.end());
-  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  PREFIXD_ASSIGN(plan->summaries, prefix->Summaries(wanted, reads));
-  for (HeadPlan& head : plan->heads) {
-    const auto it = plan->summaries.find(head.reads().Kept());
-    if (it != plan->summaries.end()) head.summaries = it->second.get();
+  PREFIXD_ASSIGN(KeptSummaries kept, prefix->Summaries(wanted, reads));
+  for (auto& [variant, heads] : kept) {
+    for (auto& [head, summary] : heads) plan->heads[head].summary = std::move(summary);
   }
   if (policy.sharing.on()) {
-    plan->shared =
-        std::make_unique<SharedSets>(policy.sharing, prefix->heads(), geometry.group_size());
+    plan->shared = std::make_unique<SharedSets>(policy.sharing, prefix->heads(),
+                                                geometry.group_size(), prefix->account());
   }
   if (prefetched_bytes > 0) {
     plan->ahead = std::make_unique<SessionPrefetch>(prefetcher, *prefix, policy, prefetched_bytes);

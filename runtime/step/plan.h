@@ -17,7 +17,7 @@ struct HeadPlan {
   EstimatorVariant estimator = EstimatorKind::kNone;  // never kAuto
   uint32_t k = 0;
   double summary_tokens = 0;  // what the budget pays for the estimator's summary, per step
-  const MaterialisedSummaries* summaries = nullptr;  // read by the estimator; null: none
+  std::shared_ptr<const KeptSummary> summary;  // read by the estimator; null: none
   // Selects without an estimator, but reports what selection drops: plain moments measure that, and
   // the budget pays for them.
   bool watched = false;
@@ -29,8 +29,7 @@ struct HeadPlan {
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;      // [n_layers * n_kv_heads]; mode kRetrieve only
-  MaterialisedByVariant summaries;  // heads point into it
+  std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
   index::IndexKind selector = index::IndexKind::kExact;
   std::unique_ptr<SharedSets> shared;      // null: every step retrieves
   std::unique_ptr<SessionPrefetch> ahead;  // null: nothing is prefetched
@@ -42,7 +41,8 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
 // Makes a plan and loads the summaries that the policy needs; physical reads are added to `reads`
 // [heads]. kInfeasible when the budget cannot pay for anchors and a fixed estimator in some layer
 // (kAuto takes the best estimator that the budget can pay for); kFailedPrecondition when the policy
-// names an estimator or index that is not there (yet).
+// names an estimator or index that is not there (yet). kResourceExhausted when what it needs does
+// not fit into memory.
 Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
                                                     Prefetcher& prefetcher,
                                                     std::shared_ptr<PreparedPrefix> prefix,

@@ -10,8 +10,21 @@
 
 namespace prefixd {
 
-SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group)
-    : sharing_(sharing), group_(group), heads_(heads) {}
+SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group,
+                       const MemoryAccount& memory)
+    : sharing_(sharing), group_(group), heads_(heads) {
+  for (Head& head : heads_) head.memory = memory.Charge(MemoryKind::kSharedSets);
+}
+
+uint64_t SharedSets::BytesOf(const Query& query) const {
+  return sizeof(Step) + query.q.size() * sizeof(float) + query.norms.size() * sizeof(double);
+}
+
+uint64_t SharedSets::BytesOf(const Retrieved& retrieved) const {
+  return sizeof(Retrieved) + sizeof(RetrievedSet) + sizeof(GatheredRowsSlot) +
+         BytesOf(retrieved.query) + retrieved.set->ids.size() * sizeof(uint32_t) +
+         retrieved.set->offsets.size() * sizeof(Cut);
+}
 
 namespace {
 
@@ -55,6 +68,8 @@ SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
       if (Similar(query, before->query)) found = before;
     }
     state.earlier.clear();
+    state.memory.Set(0);
+    if (found && !state.memory.TryResize(BytesOf(*found))) found = nullptr;
   } else {
     for (auto step = state.earlier.rbegin(); step != state.earlier.rend() && !found; ++step) {
       if (Similar(query, step->query)) found = step->set;
@@ -63,7 +78,9 @@ SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
   state.at = (state.at + 1) % sharing_.block;
   if (last) *last = state.at == 0 && !sharing_.across;
   if (!found) return nullptr;
-  state.earlier.push_back({std::move(query), found});
+  if (state.memory.TryResize(state.memory.bytes() + BytesOf(query))) {
+    state.earlier.push_back({std::move(query), found});
+  }
   return found->set;
 }
 
@@ -73,6 +90,7 @@ void SharedSets::Keep(size_t head, std::span<const float> q, RetrievedSet set) {
   auto kept = std::make_shared<const Retrieved>(
       Retrieved{query, std::make_shared<const RetrievedSet>(std::move(set))});
   std::lock_guard lock(state.mutex);
+  if (!state.memory.TryResize(state.memory.bytes() + BytesOf(query) + BytesOf(*kept))) return;
   state.earlier.push_back({std::move(query), std::move(kept)});
 }
 

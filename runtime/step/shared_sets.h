@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "prefixd/partition.h"
 #include "prefixd/selection.h"
 #include "prefixd/types.h"
@@ -40,7 +41,9 @@ std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const f
 
 class SharedSets {
  public:
-  SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group);
+  // Where `memory` has no room, sets are not kept, and later steps retrieve their own.
+  SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group,
+             const MemoryAccount& memory = {});
 
   // Call once for every step of `head`. Returns the set that the step shares, or null: then the
   // step retrieves, and passes its set to Keep.  q: [G][key_dim]. last: if not null, receives
@@ -65,7 +68,10 @@ class SharedSets {
     std::mutex mutex;
     uint32_t at = 0;            // position in the block
     std::vector<Step> earlier;  // steps of the block that have a set
+    MemoryCharge memory;        // theirs, with their sets
   };
+  uint64_t BytesOf(const Query& query) const;
+  uint64_t BytesOf(const Retrieved& retrieved) const;
   Query QueryOf(std::span<const float> q) const;
   bool Similar(const Query& a, const Query& b) const;
 

@@ -35,6 +35,8 @@ void Tell(const SessionPlan& plan, const GroupStepInput& in, std::span<const flo
   }
 }
 
+const HeadPlan kNoHead;  // of mode kAnchors
+
 // Runs one task in mode kAnchors or kRetrieve: over the anchors and, in kRetrieve, the retrieved
 // rows and the estimated remainder.
 class RetrievingStep {
@@ -44,7 +46,7 @@ class RetrievingStep {
         task_(task),
         plan_(*task.plan),
         prefix_(*plan_.prefix),
-        head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : HeadPlan{}),
+        head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : kNoHead),
         retrieves_(Retrieves(task)),
         row_(prefix_.model()->spec.geometry.row()),
         scratch_(parts.scratch.Acquire()) {}
@@ -74,7 +76,7 @@ class RetrievingStep {
   GroupTask& task_;
   const SessionPlan& plan_;
   PreparedPrefix& prefix_;
-  const HeadPlan head_;
+  const HeadPlan& head_;
   const bool retrieves_;
   const RowShape row_;
   const ScratchPool::Lease scratch_;
@@ -177,16 +179,16 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   in.mid_count = prefix_.partition().mid.size();
   EstimatorInput estimator;
   std::vector<uint32_t> of_mid;  // retrieved tokens, relative to the mid region's begin
-  if (in.mid_count > selection_.ids.size() && head_.summaries) {
-    const MaterialisedSummaries& summaries = *head_.summaries;
-    estimator.Attach(head_.reads(), summaries, prefix_.maps(), geometry, task_.head, in);
+  if (in.mid_count > selection_.ids.size() && head_.summary) {
+    const KeptSummary& kept = *head_.summary;
+    estimator.Attach(head_.reads(), kept.summary, prefix_.maps(), geometry, task_.head, in);
     if (head_.estimator.kind == EstimatorKind::kPhi && !selection_.ids.empty()) {
       PREFIXD_ASSIGN(const TokenFeatures* features, prefix_.Features(task_.head, &reads));
       if (features) estimator.AttachFeatures(*features, selection_.ids, in);
     }
-    if (summaries.clusters) {
+    if (kept.clusters) {
       PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix_, task_.head, Bring::kLater, &reads));
-      PREFIXD_ASSIGN(const auto clusters, summaries.clusters->OfMid(task_.head, keys));
+      PREFIXD_ASSIGN(const auto clusters, kept.clusters->OfMid(task_.head, keys));
       for (uint32_t id : selection_.ids) of_mid.push_back(id - prefix_.partition().mid.begin);
       estimator.AttachClusters(clusters, of_mid, in);
       if (scans()) estimator.AttachScan(clusters, scores_, of_mid, in);

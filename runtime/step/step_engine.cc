@@ -50,10 +50,10 @@ std::vector<std::span<GroupTask* const>> Chunks(std::span<GroupTask*> tasks, siz
 }  // namespace
 
 StepEngine::StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, ScratchPool& scratch,
-                       uint64_t gathered_rows_bytes)
+                       uint64_t gathered_rows_bytes, const std::shared_ptr<MemoryBudget>& memory)
     : compute_(std::move(compute)),
       pool_(pool),
-      gathered_rows_(gathered_rows_bytes),
+      gathered_rows_(gathered_rows_bytes, memory),
       parts_{*compute_, scratch, gathered_rows_},
       queue_(pool.threads(), [this](std::span<GroupTask*> tasks, const StepQueue::Note& task_done) {
         RunTasks(tasks, task_done);

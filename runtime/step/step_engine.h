@@ -23,7 +23,7 @@ class StepEngine {
  public:
   // pool and scratch outlive it. gathered_rows_bytes: bound on the copies of rows that steps share.
   StepEngine(std::unique_ptr<Compute> compute, ThreadPool& pool, ScratchPool& scratch,
-             uint64_t gathered_rows_bytes);
+             uint64_t gathered_rows_bytes, const std::shared_ptr<MemoryBudget>& memory = {});
 
   // Returns when the call's tasks are done; each task has its own status.
   void Run(StepQueue::Call& call) { queue_.Run(call); }

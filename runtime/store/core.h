@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/memory_budget.h"
 #include "prefixd/options.h"
 #include "runtime/derived/models.h"
 #include "runtime/prefix/prefetcher.h"
@@ -25,10 +26,13 @@
 namespace prefixd {
 
 struct Core {
-  Core(const RuntimeOptions& o, std::unique_ptr<storage::PrefixStore> s, std::unique_ptr<Compute> c)
+  Core(const RuntimeOptions& o, std::shared_ptr<MemoryBudget> m,
+       std::unique_ptr<storage::PrefixStore> s, std::unique_ptr<Compute> c)
       : options(o),
+        memory(std::move(m)),
         storage(std::move(s)),
         pool(o.threads),
+        scratch(memory),
         models(storage.get()),
         selector_memory(o.selector_memory_bytes),
         index_preloader(WorkPriority::kStep,
@@ -37,17 +41,18 @@ struct Core {
         key_preloader(WorkPriority::kBackground,
                       [](PreparedPrefix& prefix, index::IndexKind, size_t head,
                          const std::atomic<bool>& stop) { return prefix.PreloadKeys(head, stop); }),
-        derived{*storage, options, pool, scratch},
+        derived{*storage, options, pool, scratch, memory},
         prepared({derived, selector_memory, index_preloader, key_preloader,
                   [this](const storage::SegmentId& id) { Rebuild(id); }},
                  *storage),
-        steps(std::move(c), pool, scratch, o.gathered_rows_bytes),
+        steps(std::move(c), pool, scratch, o.gathered_rows_bytes, memory),
         services{options, steps, pool, scratch, prefetcher} {}
 
   // Makes the segment's derived data again, in the background.
   void Rebuild(const storage::SegmentId& id);
 
   const RuntimeOptions options;
+  const std::shared_ptr<MemoryBudget> memory;
   const std::unique_ptr<storage::PrefixStore> storage;
   ThreadPool pool;
   ScratchPool scratch;

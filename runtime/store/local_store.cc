@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/runtime_options.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/derived/index_recall.h"
@@ -17,6 +18,7 @@
 #include "runtime/session/session_impl.h"
 #include "runtime/session/step_batch.h"
 #include "runtime/store/core.h"
+#include "runtime/store/memory_parts.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
 
@@ -116,6 +118,11 @@ class LocalStoreImpl final : public LocalStore {
     context.geometry = model->spec.geometry;
     context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
     context.query_samples = core_->options.query_samples;
+    const KvGeometry& g = context.geometry;
+    context.fixed_bytes =
+        uint64_t{g.n_layers} * context.query_samples * g.n_q_heads * g.key_dim * sizeof(float);
+    PREFIXD_ASSIGN(context.memory,
+                   core_->memory->Of(spec.tenant).Take(MemoryKind::kPuts, context.fixed_bytes));
     context.committed = [core = core_.get()](const SegmentId& id) { core->ingest->Enqueue(id); };
     return MakePutStream(std::move(context), std::move(writer));
   }
@@ -278,6 +285,8 @@ class LocalStoreImpl final : public LocalStore {
     return SummaryOf(std::move(report));
   }
 
+  const std::shared_ptr<MemoryBudget>& memory() const override { return core_->memory; }
+
   Result<RuntimeStats> Stats() override { return StatsOf(*core_); }
 
   void StepBatch(std::span<StepRequest> requests) override { prefixd::StepBatch(requests); }
@@ -305,7 +314,12 @@ void Core::Rebuild(const storage::SegmentId& id) {
 }
 
 Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& options) {
-  PREFIXD_ASSIGN(storage::StoreOptions at, StorageOptions(options));
+  PREFIXD_TRY(CheckOptions(options));
+  PREFIXD_ASSIGN(RuntimeOptions resolved, WithMemoryParts(options, MachineMemory()));
+  const std::shared_ptr<MemoryBudget> memory = NewMemoryBudget(resolved);
+  PREFIXD_ASSIGN(storage::StoreOptions at, StorageOptions(resolved));
+  at.memory = memory;
+  at.tables_bytes = TablesBytes(resolved);
   std::shared_ptr<HostPinning> pinning;
   if (options.pin_host_tier) {
     pinning = HostPinning::Open();
@@ -313,11 +327,10 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   }
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
-  RuntimeOptions resolved = options;
   if (resolved.phi_features == "auto") {
     resolved.phi_features = compute->name() == "cpu" ? "log8" : "none";
   }
-  auto core = std::make_shared<Core>(resolved, std::move(storage), std::move(compute));
+  auto core = std::make_shared<Core>(resolved, memory, std::move(storage), std::move(compute));
   core->pinning = std::move(pinning);
   PREFIXD_TRY(core->models.LoadAll());
   core->ingest = std::make_unique<SegmentQueue>(

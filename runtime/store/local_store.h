@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "base/memory_budget.h"
 #include "prefixd/options.h"
 #include "prefixd/result.h"
 #include "prefixd/store.h"
@@ -18,6 +19,8 @@ class LocalStore : public Store {
 
   // Waits until the background has nothing left to rewrite. For benchmarks and tests.
   virtual Status WaitRewritten(const ProgressFn& progress) = 0;
+  // What the store takes its memory from; whoever serves it to others does too.
+  virtual const std::shared_ptr<MemoryBudget>& memory() const = 0;
 };
 
 }  // namespace prefixd

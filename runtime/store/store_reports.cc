@@ -67,6 +67,17 @@ RuntimeStats StatsOf(const Core& core) {
   stats.selector_memory_capacity = core.selector_memory.capacity();
   stats.gathered_rows_bytes = core.steps.gathered_rows().used();
   stats.gathered_rows_capacity = core.steps.gathered_rows().capacity();
+  stats.memory_bytes = core.memory->used();
+  stats.memory_capacity = core.memory->capacity();
+  stats.memory_refused = core.memory->refused();
+  for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
+    const auto k = static_cast<MemoryKind>(kind);
+    stats.memory_kinds.push_back({std::string(MemoryKindName(k)), core.memory->used(k)});
+  }
+  for (const MemoryBudget::Tenant& t : core.memory->tenants()) {
+    stats.memory_tenants.push_back(
+        {t.tenant, t.bytes, core.memory->tenant_capacity(), t.host_tier, t.refused});
+  }
   stats.checksum_failures = stored.checksum_failures;
   stats.puts = stored.puts;
   stats.puts_aborted = stored.puts_aborted;

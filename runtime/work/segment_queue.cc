@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,20 @@ Worker::Next SegmentQueue::Take() {
 }
 
 void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>& progress) {
-  Status status = CaptureErrors([&] { return job_(id, *progress); });
+  const auto attempt = [&] { return CaptureErrors([&] { return job_(id, *progress); }); };
+  Status status = attempt();
+  // Memory that is short for a while is no reason to give a segment up.
+  while (!status.ok() && status.error().retry_after_ms > 0) {
+    constexpr std::chrono::milliseconds kLook{20};
+    const auto until =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(status.error().retry_after_ms);
+    while (std::chrono::steady_clock::now() < until && !progress->cancelled) {
+      std::this_thread::sleep_for(kLook);
+    }
+    if (progress->cancelled) break;
+    progress->done = 0;
+    status = attempt();
+  }
   std::lock_guard lock(worker_.mutex());
   running_.reset();
   const auto it = entries_.find(id);

@@ -1,5 +1,6 @@
 // Runs one kind of work per segment in a background thread, and tracks each segment's state. A
-// store has two queues: the ingest, which derives the data beside a segment, and the rewriting.
+// store has two queues: the ingest, which derives the data beside a segment, and the rewriting. A
+// job that fails for memory (Error::retry_after_ms) is tried again until it is done.
 //
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once

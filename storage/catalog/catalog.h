@@ -59,6 +59,11 @@ struct ScrubPosition {
   uint64_t next_page = 0;
 };
 
+// What an open catalog takes: the database's cache, which its write buffers and the indexes of its
+// files share, and as much again for what the cache does not count.
+inline constexpr uint64_t kCatalogCacheBytes = 16ull << 20;
+inline constexpr uint64_t kCatalogMemoryBytes = 2 * kCatalogCacheBytes;
+
 class Catalog {
  public:
   // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write and

@@ -16,6 +16,7 @@
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <rocksdb/write_buffer_manager.h>
 
 #include <cstdarg>
 #include <cstdio>
@@ -90,7 +91,10 @@ class RocksCatalog final : public Catalog {
     options.stats_dump_period_sec = 0;
     options.stats_persist_period_sec = 0;
     rocksdb::BlockBasedTableOptions table;
-    table.block_cache = rocksdb::NewLRUCache(8 << 20);
+    table.block_cache = rocksdb::NewLRUCache(kCatalogCacheBytes);
+    table.cache_index_and_filter_blocks = true;
+    options.write_buffer_manager =
+        std::make_shared<rocksdb::WriteBufferManager>(kCatalogCacheBytes / 2, table.block_cache);
     options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
 
     auto catalog = std::make_unique<RocksCatalog>();

@@ -51,6 +51,10 @@ Result<std::unique_ptr<HostTier>> HostTier::Create(const HostTierOptions& option
     return Error{memory.error().code, memory.error().message + "; choose a smaller host tier"};
   }
   tier->huge_pages_ = memory->huge_pages();
+  if (options.memory) {
+    tier->giver_ = options.memory->OnShortage(
+        [t = tier.get()](uint64_t, const std::string* tenant) { return t->GiveBack(tenant); });
+  }
   return tier;
 }
 
@@ -77,14 +81,16 @@ std::shared_ptr<TierRegion> HostTier::ForTenant(std::string_view tenant) {
 }
 
 Result<std::shared_ptr<TierRegion>> HostTier::NewRegion(std::string_view tenant) {
-  return TierRegion::Create({.tenant = std::string(tenant),
-                             .id = next_id_++,
-                             .blocks = n_blocks_,
-                             .block_pages_log2 = block_pages_log2_,
-                             .hugetlb = hugetlb_,
-                             .lock_memory = options_.lock_memory,
-                             .on_block = options_.on_block},
-                            this);
+  return TierRegion::Create(
+      {.tenant = std::string(tenant),
+       .id = next_id_++,
+       .blocks = n_blocks_,
+       .block_pages_log2 = block_pages_log2_,
+       .hugetlb = hugetlb_,
+       .lock_memory = options_.lock_memory,
+       .on_block = options_.on_block,
+       .memory = options_.memory ? options_.memory->Of(tenant) : MemoryAccount()},
+      this);
 }
 
 void HostTier::EraseSegment(std::string_view tenant, uint64_t segment) {
@@ -129,35 +135,56 @@ uint64_t HostTier::ShareBytes(const TierRegion& region) {
   return Share(region, Divide(region)) * block_bytes();
 }
 
+bool HostTier::TakeFromOthers(const TierRegion& asks) {
+  const Division division = Divide(asks);
+  if (asks.blocks() >= Share(asks, division)) return false;
+  // The tenant most above its share, in blocks, gives first; the next one if all of its blocks
+  // hold pins.
+  std::vector<std::pair<uint64_t, TierRegion*>> above;
+  for (const auto& [tenant, other] : regions_) {
+    const uint64_t share = Share(*other, division);
+    if (other.get() != &asks && other->blocks() > share) {
+      above.emplace_back(other->blocks() - share, other.get());
+    }
+  }
+  std::sort(above.rbegin(), above.rend());
+  const bool took = std::any_of(above.begin(), above.end(),
+                                [](const auto& other) { return other.second->RemoveBlock(); });
+  free_blocks_ += took;
+  return took;
+}
+
 bool HostTier::Grow(TierRegion& region, Access access) {
   std::lock_guard lock(mutex_);
-  if (free_blocks_ == 0) {
+  auto memory = region.TakeBlockMemory();
+  if (free_blocks_ == 0 || !memory) {
     if (access == Access::kScan || access == Access::kPrefetch) return false;
-    const Division division = Divide(region);
-    if (region.blocks() >= Share(region, division)) return false;
-    // The tenant most above its share, in blocks, gives first; the next one if all of its blocks
-    // hold pins.
-    std::vector<std::pair<uint64_t, TierRegion*>> above;
-    for (const auto& [tenant, other] : regions_) {
-      const uint64_t share = Share(*other, division);
-      if (other.get() != &region && other->blocks() > share) {
-        above.emplace_back(other->blocks() - share, other.get());
-      }
-    }
-    std::sort(above.rbegin(), above.rend());
-    const bool took = std::any_of(above.begin(), above.end(),
-                                  [](const auto& other) { return other.second->RemoveBlock(); });
-    if (!took) return false;
-    ++free_blocks_;
+    if (!TakeFromOthers(region)) return false;
+    if (!memory) memory = region.TakeBlockMemory();
+    if (!memory) return false;
   }
   region.GiveBackStray();
-  if (Status added = region.AddBlock(); !added.ok()) {
+  if (Status added = region.AddBlock(*std::move(memory)); !added.ok()) {
     if (!std::exchange(warned_, true)) LogWarning(added.error().message);
     return false;
   }
   PREFIXD_CHECK(free_blocks_ > 0);
   --free_blocks_;
   return true;
+}
+
+bool HostTier::GiveBack(const std::string* tenant) {
+  if (tenant) return false;  // a tenant's share of the budget does not count the tier
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<uint64_t, TierRegion*>> most;
+  for (const auto& [name, region] : regions_) {
+    if (region->blocks() > 0) most.emplace_back(region->blocks(), region.get());
+  }
+  std::sort(most.rbegin(), most.rend());
+  const bool gave = std::any_of(most.begin(), most.end(),
+                                [](const auto& region) { return region.second->RemoveBlock(); });
+  free_blocks_ += gave;
+  return gave;
 }
 
 HostTier::Stats HostTier::stats() const {

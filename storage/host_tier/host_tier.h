@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "prefixd/result.h"
 #include "storage/host_tier/tier_region.h"
 
@@ -31,6 +32,7 @@ struct HostTierOptions {
   bool hugetlb = false;      // memory from the system's pool of huge pages, where there is one
   bool lock_memory = false;  // never swapped out
   BlockHook on_block;
+  std::shared_ptr<MemoryBudget> memory;  // null: none is counted
 };
 
 class HostTier final : public TierBudget {
@@ -71,7 +73,12 @@ class HostTier final : public TierBudget {
     double rest = 1;      // fraction of the whole, for tenants without a share of their own
     uint64_t equals = 0;  // number of those tenants
   };
+  // Gives a block back to the system, of the tenant with most: pages can be read again. False: all
+  // have pins, or there is none.
+  bool GiveBack(const std::string* tenant);
   // The methods below require mutex_.
+  // Takes a block from the tenant most above its share.
+  bool TakeFromOthers(const TierRegion& asks);
   Division Divide(const TierRegion& asks) const;
   void Count(const TierRegion& region, Division& division) const;
   uint64_t Share(const TierRegion& region, const Division& division) const;  // in blocks; 1 or more
@@ -88,6 +95,7 @@ class HostTier final : public TierBudget {
   uint64_t next_id_ = 1;
   bool warned_ = false;
   std::map<std::string, std::shared_ptr<TierRegion>, std::less<>> regions_;
+  MemoryBudget::Giver giver_;
 };
 
 }  // namespace prefixd::storage

@@ -45,7 +45,8 @@ Result<std::shared_ptr<TierRegion>> TierRegion::Create(const Options& options, T
   const uint64_t n = std::clamp<uint64_t>(pages / kMinPagesPerShard, 1, kMaxShards);
   for (uint64_t i = 0; i < n; ++i) {
     region->shards_.push_back(
-        std::make_unique<TierShard>(region->frames_, static_cast<uint8_t>(i), region->clock_));
+        std::make_unique<TierShard>(region->frames_, static_cast<uint8_t>(i), region->clock_,
+                                    options.memory.Charge(MemoryKind::kHostTier)));
   }
   return region;
 }

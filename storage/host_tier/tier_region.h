@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "prefixd/result.h"
 #include "storage/host_tier/tier_memory.h"
 #include "storage/host_tier/tier_shard.h"
@@ -71,6 +72,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
     uint32_t block_pages_log2 = 0;
     bool hugetlb = false, lock_memory = false;
     BlockHook on_block;
+    MemoryAccount memory;
   };
   // A region of no memory (blocks 0) holds nothing and refuses pins.
   static Result<std::shared_ptr<TierRegion>> Create(const Options& options, TierBudget* budget);
@@ -126,7 +128,9 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
 
   // The budget calls these, one at a time.
   uint64_t blocks() const { return n_blocks_; }
-  Status AddBlock();
+  // Takes what a block costs; nullopt: the budget of memory has no room.
+  std::optional<MemoryCharge> TakeBlockMemory() const;
+  Status AddBlock(MemoryCharge memory);
   // Evicts a block's pages (of the blocks without pins, the one with the fewest reused pages) and
   // gives its memory back. False when every block holds pins.
   bool RemoveBlock();

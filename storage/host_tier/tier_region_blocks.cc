@@ -11,6 +11,8 @@ namespace prefixd::storage {
 namespace {
 
 constexpr int kRetireAttempts = 8;
+// Frames and the memory of early leavers take about this part of the pages.
+constexpr uint64_t kOverheadParts = 32;
 
 }  // namespace
 
@@ -19,7 +21,12 @@ std::span<std::byte> TierRegion::BlockBytes(uint32_t index) const {
   return bytes().subspan(index * block_bytes, block_bytes);
 }
 
-Status TierRegion::AddBlock() {
+std::optional<MemoryCharge> TierRegion::TakeBlockMemory() const {
+  const uint64_t bytes = frames_.block_pages() * kPageBytes;
+  return options_.memory.TryTake(MemoryKind::kHostTier, bytes + bytes / kOverheadParts);
+}
+
+Status TierRegion::AddBlock(MemoryCharge memory) {
   while (first_gap_ < frames_.n_blocks() && frames_.block(first_gap_)) ++first_gap_;
   const uint32_t index = first_gap_;
   if (index == frames_.n_blocks()) {
@@ -40,6 +47,7 @@ Status TierRegion::AddBlock() {
   if (options_.on_block) options_.on_block(where, true);
   const uint32_t n = frames_.block_pages();
   auto block = std::make_unique<TierBlock>(index * n, n);
+  block->memory = std::move(memory);
   block->free.reserve(n);
   // The lowest frame is handed out first, so that runs that are read together lie together.
   for (uint32_t i = n; i > 0; --i) block->free.push_back(block->first + i - 1);

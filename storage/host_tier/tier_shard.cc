@@ -57,7 +57,10 @@ uint64_t TierShard::Pin(uint64_t segment, std::span<const uint64_t> pages, Acces
 uint32_t TierShard::Add(const PageKey& key, uint32_t f, Access access, bool pin) {
   const auto [it, fresh] = extents_.try_emplace(ExtentOf(key));
   Extent& extent = it->second;
-  if (fresh) extent.frames.fill(kNoFrame);
+  if (fresh) {
+    extent.frames.fill(kNoFrame);
+    CountIndex();
+  }
   uint32_t& slot = extent.frames[key.page % kExtentPages];
   if (slot == kNoFrame) {
     slot = f;
@@ -138,6 +141,11 @@ void TierShard::EraseSegment(uint64_t segment, std::vector<uint32_t>& left) {
   Publish();
 }
 
+void TierShard::CountIndex() {
+  constexpr uint64_t kNodeBytes = 64;  // of the hash table, beside the extent
+  index_memory_.Set(extents_.size() * (sizeof(Extent) + kNodeBytes));
+}
+
 void TierShard::Publish() {
   const bool newcomers = EvictsNewcomers();
   oldest_newcomer_.store(newcomers ? frames_[small_.head].since : kNever,
@@ -174,7 +182,10 @@ void TierShard::Remove(uint32_t f) {
   const auto it = extents_.find(ExtentOf(frame.key));
   PREFIXD_CHECK(it != extents_.end() && it->second.used > 0, f, frame.key.segment, frame.key.page);
   it->second.frames[frame.key.page % kExtentPages] = kNoFrame;
-  if (--it->second.used == 0) extents_.erase(it);
+  if (--it->second.used == 0) {
+    extents_.erase(it);
+    CountIndex();
+  }
   frame.shard.store(0, std::memory_order_relaxed);
 }
 

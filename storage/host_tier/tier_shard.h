@@ -16,7 +16,10 @@
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
+
+#include "base/memory_budget.h"
 
 namespace prefixd::storage {
 
@@ -67,6 +70,7 @@ struct TierBlock {
   std::vector<uint32_t> free;    // guarded by the region's pool mutex
   std::atomic<uint32_t> hot{0};  // frames in main queues
   bool retiring = false;         // its free frames are not handed out
+  MemoryCharge memory;
 };
 
 // TierFrames finds frames by number. A block's frames may be looked up while one of them is in use.
@@ -88,8 +92,10 @@ class TierFrames {
 class TierShard {
  public:
   // `clock` counts the pages that come to the end of a queue, over all shards of a region.
-  TierShard(TierFrames& frames, uint8_t number, std::atomic<uint64_t>& clock)
-      : frames_(frames), number_(number), clock_(clock) {}
+  // index: counts the memory of the index.
+  TierShard(TierFrames& frames, uint8_t number, std::atomic<uint64_t>& clock,
+            MemoryCharge index = {})
+      : frames_(frames), number_(number), clock_(clock), index_memory_(std::move(index)) {}
 
   // Pins those of `pages` (in one extent of `segment`) that are here and counts them as used; the
   // others are kNoFrame in `out`. Returns how many were prefetched and are used now for the first
@@ -143,6 +149,7 @@ class TierShard {
   void Remove(uint32_t f);
   void Remember(const PageKey& key, uint64_t ghosts);
   void Publish();
+  void CountIndex();
 
   TierFrames& frames_;
   const uint8_t number_;
@@ -150,6 +157,7 @@ class TierShard {
   std::atomic<uint64_t> oldest_newcomer_{kNever}, oldest_main_{kNever};
   Queue small_, main_;
   std::unordered_map<PageKey, Extent, KeyHash> extents_;  // keyed by (segment, page / kExtentPages)
+  MemoryCharge index_memory_;                             // of extents_
   std::unordered_set<uint64_t> ghosts_;                   // hashes of pages that left early
   std::deque<uint64_t> ghost_order_;
 };

@@ -9,14 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "storage/io/file.h"
 
 namespace prefixd::storage {
 
 class BufferPool {
  public:
-  // The pool holds at most `keep` idle buffers of `bytes` each.
-  BufferPool(size_t bytes, size_t keep) : bytes_(bytes), keep_(keep) {}
+  // The pool holds at most `keep` idle buffers of `bytes` each, as far as `idle` has room for them.
+  BufferPool(size_t bytes, size_t keep, MemoryCharge idle = {})
+      : bytes_(bytes), keep_(keep), charge_(std::move(idle)) {}
 
   AlignedBuffer Take() {
     std::unique_lock lock(mutex_);
@@ -26,6 +28,7 @@ class BufferPool {
     }
     AlignedBuffer buffer = std::move(idle_.back());
     idle_.pop_back();
+    charge_.Set(idle_.size() * bytes_);
     return buffer;
   }
 
@@ -33,13 +36,15 @@ class BufferPool {
   void Give(AlignedBuffer buffer) {
     if (buffer.size() == 0) return;
     std::lock_guard lock(mutex_);
-    if (idle_.size() < keep_) idle_.push_back(std::move(buffer));
+    if (idle_.size() >= keep_ || !charge_.TryResize((idle_.size() + 1) * bytes_)) return;
+    idle_.push_back(std::move(buffer));
   }
 
  private:
   const size_t bytes_, keep_;
   std::mutex mutex_;
   std::vector<AlignedBuffer> idle_;
+  MemoryCharge charge_;
 };
 
 }  // namespace prefixd::storage

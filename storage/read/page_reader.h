@@ -42,6 +42,7 @@ struct ReadServices {
   std::chrono::milliseconds read_deadline{0};
   uint32_t max_gap_pages = 0;  // StoreOptions
   std::shared_ptr<BufferPool> buffers = std::make_shared<BufferPool>(kReadBufferBytes, 16);
+  MemoryAccount memory = {};  // counts buffers in use
 };
 
 // kDecoded: in a segment whose rows are encoded, each piece is one key or one value, and `out` gets

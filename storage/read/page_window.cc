@@ -18,13 +18,19 @@ constexpr std::chrono::milliseconds kLookForStop{1};  // poll interval while wai
 // A Flight owns everything that one batch of reads touches. The engine shares it, because the disk
 // may write into it long after the reader has given up.
 struct PageWindow::Flight {
-  explicit Flight(std::shared_ptr<BufferPool> pool)
-      : buffers(std::move(pool)), scratch(buffers->Take()) {}
-  ~Flight() { buffers->Give(std::move(scratch)); }
+  Flight(std::shared_ptr<BufferPool> pool, const MemoryAccount& account)
+      : buffers(std::move(pool)),
+        memory(account.Charge(MemoryKind::kReads, kReadBufferBytes)),
+        scratch(buffers->Take()) {}
+  ~Flight() {
+    memory.Release();
+    buffers->Give(std::move(scratch));
+  }
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
 
   const std::shared_ptr<BufferPool> buffers;
+  MemoryCharge memory;
   std::shared_ptr<const SegmentFile> file;  // keeps the descriptor open
   std::vector<uint64_t> pages;              // the requested pages
   std::vector<uint32_t> slots;              // where each page lies in scratch, in pages
@@ -39,7 +45,7 @@ PageWindow::~PageWindow() {
 }
 
 void PageWindow::Start(std::vector<uint64_t> pages) {
-  if (!flight_) flight_ = std::make_shared<Flight>(services_.buffers);
+  if (!flight_) flight_ = std::make_shared<Flight>(services_.buffers, services_.memory);
   flight_->file = file_.shared_from_this();
   flight_->pages = std::move(pages);
   flight_->ops.clear();

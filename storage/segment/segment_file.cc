@@ -147,9 +147,21 @@ Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uin
     std::lock_guard lock(orders_mutex_);
     if (orders_[run]) return orders_[run].get();
   }
-  PREFIXD_ASSIGN(auto order, LoadOrder(engine, layer, head));
+  const uint64_t bytes = layout_.shape.n_tokens * (sizeof(uint16_t) * 2);
+  {
+    std::lock_guard lock(orders_mutex_);
+    PREFIXD_TRY(memory_.Resize(memory_bytes() + bytes));
+    memory_bytes_ += bytes;
+  }
+  auto order = LoadOrder(engine, layer, head);
   std::lock_guard lock(orders_mutex_);
-  if (!orders_[run]) orders_[run] = std::move(order);  // else another thread was first
+  if (order.ok() && !orders_[run]) {
+    orders_[run] = *std::move(order);
+    return orders_[run].get();
+  }
+  memory_bytes_ -= bytes;  // it cannot be read, or another thread was first
+  memory_.Set(memory_bytes());
+  if (!order.ok()) return std::move(order).error();
   return orders_[run].get();
 }
 
@@ -159,17 +171,24 @@ bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
   return orders_[layout_.run(layer, head)] != nullptr;
 }
 
-Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(IoEngine& engine,
-                                                             const std::filesystem::path& path,
-                                                             const SegmentRecord& record,
-                                                             bool direct,
-                                                             std::chrono::milliseconds deadline) {
+Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(
+    IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
+    std::chrono::milliseconds deadline, const MemoryAccount& memory) {
   auto file = std::shared_ptr<SegmentFile>(new SegmentFile());
   file->deadline_ = deadline;
   PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
+  const SegmentLayout& layout = file->layout_;
+  const uint64_t orders = layout.reclustered() ? layout.runs() : 0;
+  const uint64_t kept = layout.table_page * sizeof(uint64_t) +
+                        layout.shape.n_tokens * sizeof(uint32_t) +
+                        orders * sizeof(file->orders_.front());
+  // The pages that are read lie beside what is kept of them.
+  PREFIXD_ASSIGN(file->memory_, memory.Take(MemoryKind::kTables, 2 * kept));
   PREFIXD_TRY(Twice([&] { return file->LoadTable(engine, path); }));
   PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine); }));
-  if (file->layout_.reclustered()) file->orders_.resize(file->layout_.runs());
+  file->orders_.resize(orders);
+  file->memory_bytes_ = kept;
+  file->memory_.Set(kept);
   return std::shared_ptr<const SegmentFile>(std::move(file));
 }
 

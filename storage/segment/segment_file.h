@@ -3,6 +3,7 @@
 // Thread-safety: all methods may be called concurrently; each order is loaded once, on first use.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
 #include "storage/segment/records.h"
@@ -29,11 +31,12 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   // Reads and verifies header, footer, checksum table and token ids. kCorrupt when the file is
   // missing, damaged, or differs from the record; kIo when it cannot be read; kUnavailable when the
   // disk did not answer a read within `deadline` (0: no deadline), now or later, for orders and the
-  // manifest.
+  // manifest. kResourceExhausted, now or later, when `memory` has no room for what is loaded.
   static Result<std::shared_ptr<const SegmentFile>> Open(IoEngine& engine,
                                                          const std::filesystem::path& path,
                                                          const SegmentRecord& record, bool direct,
-                                                         std::chrono::milliseconds deadline = {});
+                                                         std::chrono::milliseconds deadline = {},
+                                                         const MemoryAccount& memory = {});
   // Reads header and footer only: the quick check at recovery.
   static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
                                      const SegmentRecord& record, bool direct);
@@ -57,6 +60,8 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   Result<const RunOrder*> Order(IoEngine& engine, uint32_t layer, uint32_t head) const;
   // Returns whether Order needs no read.
   bool HasOrder(uint32_t layer, uint32_t head) const;
+  // Returns the memory that table, token ids and loaded orders take.
+  uint64_t memory_bytes() const { return memory_bytes_.load(std::memory_order_relaxed); }
 
  private:
   SegmentFile() = default;
@@ -80,7 +85,9 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   SegmentLayout layout_;
   std::vector<uint64_t> table_;  // [layout.table_page]
   std::vector<uint32_t> tokens_;
+  mutable std::atomic<uint64_t> memory_bytes_{0};
   mutable std::mutex orders_mutex_;
+  mutable MemoryCharge memory_;  // guarded by orders_mutex_ once open
   mutable std::vector<std::unique_ptr<const RunOrder>> orders_;  // [runs], null: not loaded
 };
 

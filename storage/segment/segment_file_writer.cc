@@ -17,7 +17,9 @@ namespace {
 
 constexpr size_t kSlabPages = kSlabBytes / kPageBytes;
 constexpr size_t kMaxSlabs = 8;
-constexpr size_t kMaxOpPages = 256;  // 1 MiB, and below the iovec limit
+constexpr size_t kLeastSlabs = 2;        // one is filled while the other is written
+constexpr size_t kMaxOpPages = 256;      // 1 MiB, and below the iovec limit
+constexpr size_t kPartialOverhead = 64;  // its place in the map
 constexpr size_t kMaxPartialPages = (256u << 20) / kPageBytes;
 
 }  // namespace
@@ -44,8 +46,11 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
       have_count_(layout.shape.n_layers) {
   const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
   const size_t n =
-      std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), 2, kMaxSlabs);
+      std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), kLeastSlabs, kMaxSlabs);
   for (size_t i = 0; i < n; ++i) slabs_.push_back(std::make_unique<Slab>(pages));
+  fixed_bytes_ = kLeastSlabs * pages * kPageBytes + table_.size() * sizeof(uint64_t) +
+                 plan_.token_ids.size() * sizeof(uint32_t) +
+                 uint64_t{layout.shape.n_layers} * layout.shape.n_tokens / 8;
 }
 
 SegmentFileWriter::~SegmentFileWriter() {
@@ -62,6 +67,8 @@ Result<std::unique_ptr<SegmentFileWriter>> SegmentFileWriter::Create(IoEngine& e
   assert(plan.manifest.size() == plan.header.manifest_bytes);
   assert(plan.token_ids.size() == plan.header.tokens.size());
   std::unique_ptr<SegmentFileWriter> writer(new SegmentFileWriter(engine, std::move(plan), layout));
+  PREFIXD_ASSIGN(writer->memory_,
+                 writer->plan_.memory.Take(MemoryKind::kPuts, writer->fixed_bytes_));
   PREFIXD_TRY(writer->Allocate());
   return writer;
 }
@@ -77,7 +84,12 @@ Status SegmentFileWriter::Allocate() {
   return PutPage(0, header);
 }
 
-Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) {
+  PREFIXD_TRY(CheckTokens(layer, first, n));
+  return memory_.Resize(std::max(memory_.bytes(), BytesWithRun()));
+}
+
+Status SegmentFileWriter::CheckTokens(uint32_t layer, uint32_t first, uint32_t n) const {
   if (!failed_.ok()) return failed_;
   const TokenRange own = plan_.header.tokens;
   if (layer >= layout_.shape.n_layers) {
@@ -102,13 +114,14 @@ Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) c
 Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                                     std::span<const std::byte> rows) {
   if (layout_.reclustered()) return InvalidArgument("a reclustered segment is written in chunks");
-  PREFIXD_TRY(CheckRun(layer, first, n));
+  PREFIXD_TRY(CheckTokens(layer, first, n));
   const uint32_t begin = first - plan_.header.tokens.begin;
   const size_t head_bytes = size_t{n} * layout_.row_bytes();
   if (const size_t expected = layout_.shape.n_kv_heads * head_bytes; rows.size() != expected) {
     return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
                            std::to_string(expected));
   }
+  memory_.Set(BytesWithRun());
   for (uint32_t head = 0; head < layout_.shape.n_kv_heads && failed_.ok(); ++head) {
     failed_ = PutRun(layer, head, begin, n, rows.data() + head * head_bytes);
   }
@@ -116,6 +129,19 @@ Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
   std::fill_n(have_[layer].begin() + begin, n, true);
   have_count_[layer] += n;
   return {};
+}
+
+bool SegmentFileWriter::TakeSlab() {
+  const uint64_t bytes = slabs_[current_]->capacity * kPageBytes;
+  const bool taken = memory_.TryResize(memory_.bytes() + bytes);
+  fixed_bytes_ += taken ? bytes : 0;
+  return taken;
+}
+
+// A run begins and ends within a page of each head at most.
+uint64_t SegmentFileWriter::BytesWithRun() const {
+  const uint64_t pages = partials_.size() + 2 * uint64_t{layout_.shape.n_kv_heads};
+  return fixed_bytes_ + pages * (kPageBytes + kPartialOverhead);
 }
 
 Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk,
@@ -280,6 +306,8 @@ Status SegmentFileWriter::FlushSlab() {
   }
   engine_.Submit(slab.ops, slab.batch);
   current_ = (current_ + 1) % slabs_.size();
+  // Where memory is short, the put waits for the disk earlier.
+  if (current_ >= kLeastSlabs && slabs_[current_]->memory.size() == 0 && !TakeSlab()) current_ = 0;
   return Reap(*slabs_[current_]);
 }
 

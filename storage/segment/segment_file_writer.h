@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "storage/io/buffer_pool.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
@@ -32,11 +33,13 @@ struct SegmentFilePlan {
   bool direct = false;
   uint64_t max_buffer_bytes = 16ull << 20;  // bound of whole pages on their way to the disk
   std::shared_ptr<BufferPool> slabs;        // buffers of kSlabBytes each
+  MemoryAccount memory;                     // for all that the writer keeps
 };
 
 class SegmentFileWriter {
  public:
-  // Creates and allocates the whole file: kResourceExhausted when it does not fit.
+  // Creates and allocates the whole file: kResourceExhausted when it does not fit, or what the
+  // writer keeps does not fit into memory.
   static Result<std::unique_ptr<SegmentFileWriter>> Create(IoEngine& engine, SegmentFilePlan plan);
   ~SegmentFileWriter();
   SegmentFileWriter(const SegmentFileWriter&) = delete;
@@ -45,7 +48,9 @@ class SegmentFileWriter {
   const SegmentLayout& layout() const { return layout_; }
   // Returns whether WriteRows would take these tokens: kInvalidArgument for tokens outside the
   // segment, and for tokens that were written before.
-  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const;
+  // kResourceExhausted when memory is short for the pages that the rows may leave half-filled:
+  // after success writing them, in any pieces, finds that memory.
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n);
   // Writes rows of the arrival layout like SegmentWriter::WriteRows, as stored. After a failed
   // write every call returns its error.
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
@@ -74,6 +79,11 @@ class SegmentFileWriter {
 
   SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan, const SegmentLayout& layout);
   Status Allocate();
+  Status CheckTokens(uint32_t layer, uint32_t first, uint32_t n) const;
+  // Takes memory for a slab more than the first kLeastSlabs; false: there is none now.
+  bool TakeSlab();
+  // Returns what the writer takes with the partial pages that another run may leave.
+  uint64_t BytesWithRun() const;
   Status PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n, const std::byte* rows);
   Status PutLargeRow(uint64_t page, const std::byte* row);
   Status PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page, uint32_t n,
@@ -104,6 +114,8 @@ class SegmentFileWriter {
   std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;
   uint64_t bytes_written_ = 0;
+  uint64_t fixed_bytes_ = 0;  // of memory_, with the slabs in use; the rest is for partial pages
+  MemoryCharge memory_;
 };
 
 }  // namespace prefixd::storage

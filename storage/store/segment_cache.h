@@ -1,13 +1,17 @@
-// Caches open segment files, most recently used first; files in use elsewhere stay open however
-// many there are.
+// Caches open segment files, most recently used first, within bounds on their number and on their
+// memory; files in use elsewhere stay open however many there are.
 //
 // Thread-safety: all methods may be called concurrently; opening happens outside the lock.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
 #include "storage/catalog/prefix_tree.h"
@@ -17,7 +21,7 @@ namespace prefixd::storage {
 
 class SegmentCache {
  public:
-  explicit SegmentCache(size_t max_open) : max_open_(max_open) {}
+  SegmentCache(size_t max_open, uint64_t max_bytes) : max_open_(max_open), max_bytes_(max_bytes) {}
 
   // Returns the file that holds the segment by this record, if it is open.
   std::shared_ptr<const SegmentFile> Find(const SegmentRecord& record) {
@@ -25,7 +29,9 @@ class SegmentCache {
     const auto it = index_.find(record.id);
     if (it == index_.end() || (*it->second)->record().file != record.file) return nullptr;
     order_.splice(order_.begin(), order_, it->second);
-    return *it->second;
+    const auto found = *it->second;
+    Trim();  // its row orders grow while it is open
+    return found;
   }
 
   void Add(std::shared_ptr<const SegmentFile> file) {
@@ -38,9 +44,25 @@ class SegmentCache {
     }
     order_.push_front(std::move(file));
     index_[id] = order_.begin();
-    if (order_.size() <= max_open_) return;
-    index_.erase(order_.back()->record().id);
-    order_.pop_back();
+    Trim();
+  }
+
+  // Closes the file that was used least recently of those that are open for the cache alone (and
+  // belong to `tenant`, unless that is null). False: there is none.
+  bool CloseOne(const std::string* tenant) {
+    std::lock_guard lock(mutex_);
+    for (auto it = order_.end(); it != order_.begin();) {
+      --it;
+      if (it->use_count() > 1 || (tenant && (*it)->record().tenant != *tenant)) continue;
+      Close(it);
+      return true;
+    }
+    return false;
+  }
+
+  uint64_t bytes() const {
+    std::lock_guard lock(mutex_);
+    return BytesLocked();
   }
 
   void Erase(const SegmentRecord& record) {
@@ -52,12 +74,32 @@ class SegmentCache {
   }
 
  private:
+  using Order = std::list<std::shared_ptr<const SegmentFile>>;
+
+  // The methods below require mutex_.
+  uint64_t BytesLocked() const {
+    uint64_t bytes = 0;
+    for (const auto& file : order_) bytes += file->memory_bytes();
+    return bytes;
+  }
+  void Close(Order::iterator it) {
+    index_.erase((*it)->record().id);
+    order_.erase(it);
+  }
+  // The file used last stays, whatever its size.
+  void Trim() {
+    uint64_t bytes = BytesLocked();
+    while (order_.size() > 1 && (order_.size() > max_open_ || bytes > max_bytes_)) {
+      bytes -= std::min(bytes, order_.back()->memory_bytes());
+      Close(std::prev(order_.end()));
+    }
+  }
+
   const size_t max_open_;
-  std::mutex mutex_;
-  std::list<std::shared_ptr<const SegmentFile>> order_;
-  std::unordered_map<SegmentId, std::list<std::shared_ptr<const SegmentFile>>::iterator,
-                     SegmentIdHash>
-      index_;
+  const uint64_t max_bytes_;
+  mutable std::mutex mutex_;
+  Order order_;
+  std::unordered_map<SegmentId, Order::iterator, SegmentIdHash> index_;
 };
 
 }  // namespace prefixd::storage

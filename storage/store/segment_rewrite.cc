@@ -69,6 +69,7 @@ Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const Seg
   plan.direct = core.direct;
   plan.max_buffer_bytes = core.options.max_inflight_bytes;
   plan.slabs = core.slabs;
+  plan.memory = core.options.MemoryOf(tenant);
   PREFIXD_ASSIGN(out.writer, SegmentFileWriter::Create(*core.engine, std::move(plan)));
   if (out.writer->allocated()) out.space.Allocated();
   return out;

@@ -77,6 +77,7 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
   auto opened = Catalog::Open(options.dir / "catalog",
                               {kStoreFormatVersion, options.block_tokens, identity.store},
                               [this] { return ballast->MakeRoom(); });
+  catalog_memory = options.SharedMemory().Charge(MemoryKind::kCatalog, kCatalogMemoryBytes);
   if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
   catalog = std::move(*opened);
   CrashPoint("open.catalog");
@@ -92,7 +93,8 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
                                          .shares = options.host_tier_shares,
                                          .hugetlb = options.host_tier_hugetlb,
                                          .lock_memory = options.host_tier_mlock,
-                                         .on_block = options.on_host_block}));
+                                         .on_block = options.on_host_block,
+                                         .memory = options.memory}));
   blobs = std::make_unique<BlobStore>(options.dir, *engine,
                                       std::chrono::milliseconds(options.read_deadline_ms));
   space = std::make_unique<SpaceAccount>(options, tree, *blobs, *ballast);
@@ -103,6 +105,14 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap) {
               [this](const SegmentId& id, const std::string& how) { Quarantine(id, how); },
               std::chrono::milliseconds(options.read_deadline_ms),
               options.max_gap_pages};
+  const MemoryAccount shared = options.SharedMemory();
+  services.buffers =
+      std::make_shared<BufferPool>(kReadBufferBytes, 16, shared.Charge(MemoryKind::kReads));
+  services.memory = shared;
+  if (options.memory) {
+    giver_ = options.memory->OnShortage(
+        [this](uint64_t, const std::string* tenant) { return files.CloseOne(tenant); });
+  }
   return {};
 }
 
@@ -187,7 +197,7 @@ Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentI
     PREFIXD_ASSIGN(const SegmentRecord record, tree.Record(id));
     if (auto file = files.Find(record)) return file;
     auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct,
-                                    services.read_deadline);
+                                    services.read_deadline, options.MemoryOf(record.tenant));
     if (opened.ok()) {
       if (Status fits = CheckModel(record, (*opened)->header()); !fits.ok()) opened = fits.error();
     }

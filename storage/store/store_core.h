@@ -109,10 +109,12 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<SpaceAccount> space;
   std::unique_ptr<HostTier> tier;
-  SegmentCache files{128};
+  SegmentCache files{128, options.tables_bytes};
   ReadServices services;  // each prefix adds its tenant's tier
   // Write buffers, as many as a put uses, whose memory the next put need not touch afresh.
-  const std::shared_ptr<BufferPool> slabs = std::make_shared<BufferPool>(kSlabBytes, 8);
+  const std::shared_ptr<BufferPool> slabs =
+      std::make_shared<BufferPool>(kSlabBytes, 8, options.SharedMemory().Charge(MemoryKind::kPuts));
+  MemoryCharge catalog_memory;
 
   std::mutex commit_mutex;       // serialises commits, so that equal prompts find each other
   int64_t last_verified_ms = 0;  // guarded by commit_mutex
@@ -154,6 +156,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   bool Retained(const SegmentId& id) const;
   Status MakeHeadroom();
 
+  // Last of the parts that it uses: open files of the cache go when memory is short.
+  MemoryBudget::Giver giver_;
   std::set<Uuid> left_alone_;  // files that Recover neither knows nor may free
   std::mutex eviction_mutex_;  // locked before commit_mutex
   std::atomic<bool> wanted_room_{false};

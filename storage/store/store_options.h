@@ -5,11 +5,14 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "storage/io/io_engine.h"
 
 namespace prefixd::storage {
@@ -30,6 +33,9 @@ struct StoreOptions {
   // Called for every block of the tier's memory before its first use and after its last; must be
   // quick.
   std::function<void(std::span<std::byte> block, bool taken)> on_host_block;
+  // What the store takes its memory from; null: nothing is counted, and nothing refused.
+  std::shared_ptr<MemoryBudget> memory;
+  uint64_t tables_bytes = 256ull << 20;    // bound of what idle open segments keep in memory
   uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: no put goes below it
   uint64_t ballast_bytes = 16ull << 20;    // released on a full disk (ballast.h); 0: none
   uint64_t quota_bytes = 0;                // physical bytes of all segments and blobs; 0: none
@@ -46,6 +52,11 @@ struct StoreOptions {
   // 0: no deadline. It holds per batch: a long read may take longer as long as it moves.
   uint32_t read_deadline_ms = 30'000;
   uint32_t block_tokens = 16;  // granularity of prefix matching's hashes
+
+  MemoryAccount MemoryOf(std::string_view tenant) const {
+    return memory ? memory->Of(tenant) : MemoryAccount();
+  }
+  MemoryAccount SharedMemory() const { return memory ? memory->Shared() : MemoryAccount(); }
 };
 
 }  // namespace prefixd::storage

@@ -77,6 +77,7 @@ class PutWriter final : public SegmentWriter {
     // the caller comes with more.
     file.max_buffer_bytes = 2 * core_->options.max_inflight_bytes;
     file.slabs = core_->slabs;
+    file.memory = core_->options.MemoryOf(plan_.scope.tenant);
     PREFIXD_ASSIGN(file_, SegmentFileWriter::Create(*core_->engine, std::move(file)));
     if (file_->allocated()) space_.Allocated();
     CrashPoint("put.created");

@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "base/runtime_options.h"
 #include "prefixd/prefixd.h"
+#include "tests/support/files.h"
 #include "tests/support/option_values.h"
 #include "tests/support/test.h"
 
@@ -69,6 +71,43 @@ TEST(COptions, ReachTheStore) {
   EXPECT_EQ(stats["host_tier_capacity"], 4194304);
   EXPECT_EQ(stats["quota_bytes"], 12345678);
   std::filesystem::remove_all(dir);
+}
+
+constexpr const char* kModel =
+    R"({"name": "m", "identity": [["weights", "random"]], "geometry": {"n_layers": 2,
+        "n_q_heads": 4, "n_kv_heads": 2, "key_dim": 16, "value_dim": 16, "dtype": "f32",
+        "layers": [{"scale": 0.25}, {"scale": 0.25}]}})";
+
+// Puts take their buffers from the store's memory, and whoever finds none learns when to come back.
+TEST(COptions, ARefusalSaysWhenToRetry) {
+  testing::TempDir dir;
+  pfx_open_options open = PFX_OPEN_OPTIONS_INIT;
+  const std::string where = dir.path() / "store";
+  open.dir = where.c_str();
+  open.options_json = R"({"memory_bytes": 134217728, "min_free_bytes": 0, "threads": 1})";
+  pfx_store* store = nullptr;
+  ASSERT_EQ(pfx_open(&open, &store), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_register_model(store, kModel), PFX_OK) << pfx_last_error();
+  std::vector<uint32_t> tokens(60'000);
+  std::vector<pfx_put*> puts;
+  pfx_code code = PFX_OK;
+  while (code == PFX_OK && puts.size() < 100) {
+    tokens[0] = uint32_t(puts.size());
+    pfx_put_options options = PFX_PUT_OPTIONS_INIT;
+    options.model = "m";
+    options.tokens = tokens.data();
+    options.n_tokens = tokens.size();
+    pfx_put* put = nullptr;
+    code = pfx_begin_put(store, &options, &put);
+    if (code == PFX_OK) puts.push_back(put);
+  }
+  EXPECT_EQ(code, PFX_RESOURCE_EXHAUSTED) << puts.size();
+  EXPECT_GT(pfx_last_retry_after_ms(), 0u) << pfx_last_error();
+  EXPECT_GE(puts.size(), 2u);
+  EXPECT_EQ(pfx_remove(store, "nothing"), PFX_NOT_FOUND);
+  EXPECT_EQ(pfx_last_retry_after_ms(), 0u);
+  for (pfx_put* put : puts) pfx_put_free(put);
+  pfx_store_close(store);
 }
 
 }  // namespace

@@ -104,6 +104,31 @@ TEST_F(ConfigTest, WholeConfigurations) {
   EXPECT_TRUE(CheckConfig(c).ok());
 }
 
+TEST_F(ConfigTest, MemoryIsWrittenWithItsUnit) {
+  const auto flag = [&](const std::string& name, const std::string& text) {
+    config_ = Config();
+    return ApplyFlags({{name, text}}, &config_);
+  };
+  for (const auto& [text, bytes] : std::map<std::string, uint64_t>{
+           {"8GiB", 8ull << 30}, {"512MiB", 512 << 20}, {"1TiB", 1ull << 40}, {"300", 300 << 20}}) {
+    ASSERT_TRUE(flag("memory", text).ok()) << text;
+    EXPECT_EQ(config_.store.memory_bytes, bytes) << text;
+  }
+  for (const char* text :
+       {"8GB", "8 GiB x", "-1GiB", "GiB", "1.5GiB", "auto", "17TiB", "99999999999999TiB"}) {
+    EXPECT_FALSE(flag("memory", text).ok()) << text;
+  }
+  ASSERT_TRUE(flag("host-tier-mib", "2GiB").ok());
+  EXPECT_EQ(config_.store.host_tier_bytes, 2ull << 30);
+  ASSERT_TRUE(flag("host-tier-mib", "auto").ok());
+  EXPECT_EQ(config_.store.host_tier_bytes, kByMemory);
+  EXPECT_FALSE(flag("quota-mib", "auto").ok());
+  ASSERT_TRUE(Load("[store]\nmemory_mib = 4096\nhost_tier_mib = 'auto'\n").ok());
+  EXPECT_EQ(config_.store.memory_bytes, 4ull << 30);
+  EXPECT_EQ(config_.store.host_tier_bytes, kByMemory);
+  EXPECT_NE(Refusal("[store]\nquota_mib = 'auto'\n"), "");
+}
+
 // The unit that people write differs from the member's.
 TEST_F(ConfigTest, KeysReachTheirMembers) {
   ASSERT_TRUE(

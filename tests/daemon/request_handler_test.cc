@@ -82,6 +82,35 @@ class RequestHandlerTest : public ::testing::Test {
   std::vector<std::byte> region_ = std::vector<std::byte>(4096);
 };
 
+// A short request may ask for a large answer: its memory is taken before it is allocated.
+TEST_F(RequestHandlerTest, AnswersAreShedWhenMemoryIsShortAndSmallOnesAreNot) {
+  Put("alice");
+  const auto memory = MemoryBudget::Create({.capacity = 8 << 20});
+  RequestHandler handler(*store_, {"alice", false, true}, std::span(region_),
+                         {64 << 20, 2, memory->Of("alice")}, [] { return wire::ServerStats{}; });
+  const Json attached =
+      Ask(handler, MessageType::kAttach, AttachControl("alice"), Tokens()).control;
+  const auto read = [&](uint64_t bytes) {
+    return Ask(
+        handler, MessageType::kReadTokens,
+        {{"session", attached["session"]}, {"begin", 0}, {"end", 100}, {"out", {{0, bytes}}}});
+  };
+  {
+    const Response good = read(400);
+    ASSERT_FALSE(good.error);
+    EXPECT_EQ(memory->used(MemoryKind::kMessages), 400u);  // until it is sent
+  }
+  EXPECT_EQ(memory->used(), 0u);
+  EXPECT_EQ(CodeOf(read(1 << 20)), Code::kInvalidArgument);  // it fits, and is the wrong size
+  const MemoryCharge rest = memory->Shared().Charge(MemoryKind::kPuts, 8 << 20);
+  const Response shed = read(1 << 20);
+  ASSERT_TRUE(shed.error);
+  EXPECT_EQ(shed.error->code, Code::kResourceExhausted);
+  EXPECT_GT(shed.error->retry_after_ms, 0u);
+  EXPECT_EQ(memory->used(MemoryKind::kMessages), 0u);
+  EXPECT_FALSE(read(400).error);  // small ones go on
+}
+
 TEST_F(RequestHandlerTest, TenantsSeeOnlyTheirOwn) {
   const std::string id = Put("alice");
   auto alice = Handler({"alice", false, true});
@@ -299,6 +328,9 @@ TEST_F(RequestHandlerTest, RowsInPlaceAreCheckedAndEndWithTheConnection) {
   auto admin = Handler({"", true, true, true});
   const Json all = Ask(*admin, MessageType::kStats, Json::object()).control["runtime"];
   EXPECT_EQ(all["host_tenants"].size(), 2u);
+  EXPECT_EQ(all["memory_tenants"].size(), 2u);
+  ASSERT_EQ(seen["memory_tenants"].size(), 1u);
+  EXPECT_EQ(seen["memory_tenants"][0]["tenant"], "bob");
 
   const uint64_t both = store_->Stats().value().host_tier_pinned;
   const Json release = {{"hold", second.control["hold"]}};

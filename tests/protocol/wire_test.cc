@@ -145,6 +145,8 @@ void EachStatisticTravels() {
 TEST(Codec, EveryStatisticTravels) {
   EachStatisticTravels<RuntimeStats>();
   EachStatisticTravels<HostTierTenant>();
+  EachStatisticTravels<MemoryOfKind>();
+  EachStatisticTravels<MemoryOfTenant>();
   EachStatisticTravels<TenantStats>();
   EachStatisticTravels<ServerStats>();
   EachStatisticTravels<Ledger>();

@@ -214,6 +214,25 @@ def spec_as_stored() -> prefixd.ModelSpec:
     return prefixd.ModelSpec(**{**plain.__dict__, "layers": tuple(plain.layers), "value_dim": DIM})
 
 
+def test_a_refusal_for_memory_says_when_to_retry(tmp_path: Path) -> None:
+    large = prefixd.ModelSpec(**{**spec().__dict__, "name": "large"})
+    with prefixd.open(
+        tmp_path, memory_bytes=128 << 20, host_tier_bytes=0, min_free_bytes=0, threads=1
+    ) as store:
+        store.register_model(large)
+        puts = []
+        with pytest.raises(prefixd.ResourceExhausted) as raised:
+            for first in range(100):
+                puts.append(store.begin_put("large", np.r_[first, np.arange(60_000)]))
+        assert raised.value.retry_after_ms > 0
+        assert len(puts) >= 2
+        for put in puts:
+            put.abort()
+        with pytest.raises(prefixd.NotFound) as other:
+            store.attach("nobody", [1])
+        assert other.value.retry_after_ms == 0
+
+
 def test_errors_have_codes_and_say_what_to_do(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
