@@ -57,6 +57,14 @@ Status RemoveFile(const std::filesystem::path& path) {
   return {};
 }
 
+Status CheckWritable(const std::filesystem::path& path) {
+  struct statvfs fs {};
+  if (::statvfs(path.c_str(), &fs) != 0 || (fs.f_flag & ST_RDONLY) == 0) return {};
+  return Error{Code::kIo, "the file system of " + path.string() +
+                              " is read-only: nothing can be stored or removed until it can be "
+                              "written again. What is stored is served"};
+}
+
 Result<uint64_t> FreeBytes(const std::filesystem::path& path) {
   struct statvfs fs {};
   if (::statvfs(path.c_str(), &fs) != 0) {

@@ -34,6 +34,8 @@ Result<UniqueFd> OpenFile(const std::filesystem::path& path, int flags, int mode
 Status SyncDirectory(const std::filesystem::path& dir);
 // A missing file is no error.
 Status RemoveFile(const std::filesystem::path& path);
+// kIo where the system has made the file system read-only (as many do after an error of the disk).
+Status CheckWritable(const std::filesystem::path& path);
 // Returns the free bytes for unprivileged writers on the file system of `path`.
 Result<uint64_t> FreeBytes(const std::filesystem::path& path);
 // Allocates the blocks of [0, bytes), so that a full disk shows before anything is written. False

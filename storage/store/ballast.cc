@@ -32,6 +32,7 @@ Ballast::Ballast(std::filesystem::path path, uint64_t bytes)
 
 Status Ballast::MakeRoom() {
   std::lock_guard lock(mutex_);
+  PREFIXD_TRY(CheckWritable(path_.parent_path()));
   PREFIXD_ASSIGN(uint64_t free, FreeBytes(path_.parent_path()));
   if (free < kCatalogRoom && held_) {
     PREFIXD_TRY(RemoveFile(path_));

@@ -21,7 +21,8 @@ class Ballast {
   Ballast(std::filesystem::path path, uint64_t bytes);
 
   // Releases the ballast if the catalog could otherwise run out of space. kResourceExhausted when
-  // the disk is so full that not even that helps: nothing should be written to the catalog then.
+  // the disk is so full that not even that helps; kIo on a read-only file system: nothing should be
+  // written to the catalog then, because it takes no more writes after one that failed.
   Status MakeRoom();
   // Creates the ballast (again) if `keep_free` bytes stay free beside it.
   void Restore(uint64_t keep_free);

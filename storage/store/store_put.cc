@@ -4,6 +4,7 @@
 #include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
+#include "storage/io/file.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
 #include "storage/store/store_core.h"
@@ -36,6 +37,7 @@ class PutWriter final : public SegmentWriter {
   // Creates the file, unless there is nothing new to store.
   Status Start() {
     if (range().size() == 0) return {};
+    PREFIXD_TRY(CheckWritable(core_->options.dir));
     const ModelRecord& model = plan_.scope.model;
     SegmentFilePlan file;
     file.manifest = EncodeManifest({model,
