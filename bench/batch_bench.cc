@@ -12,7 +12,6 @@
 #include "bench/support/json_file.h"
 #include "bench/support/prompt_queries.h"
 #include "bench/support/statistics.h"
-#include "runtime/session/step_batch.h"
 
 namespace prefixd::bench {
 namespace {
@@ -150,7 +149,7 @@ class Bench {
       }
       const size_t at_once = batched ? n : 1;
       for (size_t first = 0; first < n; first += at_once) {
-        StepBatch(std::span(requests).subspan(first, at_once));
+        store_->StepBatch(std::span(requests).subspan(first, at_once));
       }
       for (uint32_t i = 0; i < n; ++i) {
         if (!requests[i].status.ok()) return std::move(requests[i].status);

@@ -66,9 +66,19 @@ Status Connection::SayHello(const ConnectOptions& options) {
   return {};
 }
 
-bool Connection::alive() const {
-  std::lock_guard lock(mutex_);
-  return broken_.empty();
+Error Connection::Break(Error error, End end) {
+  broken_ = error.message;
+  end_ = end;
+  socket_.Close();
+  return error;
+}
+
+// A failure before the deadline is the end of the connection; one after it says nothing about the
+// daemon.
+Error Connection::Break(Error error, Socket::Deadline deadline) {
+  const bool late = deadline && Socket::Clock::now() >= *deadline;
+  const bool lost = error.code == Code::kUnavailable && !late;
+  return Break(std::move(error), lost ? End::kLost : End::kOther);
 }
 
 std::shared_ptr<const SharedRegion> Connection::FindTierRegion(uint64_t id) const {
@@ -125,16 +135,18 @@ Result<Connection::Reply> Connection::DoLocked(Call& call) {
                            " tensor bytes is above the daemon's limit of " +
                            std::to_string(hello_.max_payload_bytes) + " (limits.max_frame_mib)");
   }
-  Status sent = SendRequest(call, id, shared, CallDeadline());
+  const Socket::Deadline deadline = CallDeadline();
+  Status sent = SendRequest(call, id, shared, deadline);
   if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent.error();  // unsent
   if (!sent.ok()) {
     // The daemon may have sent the reason before it closed the connection.
     const auto soon = Socket::Clock::now() + std::chrono::milliseconds(200);
     Result<Reply> last_words = ReceiveReply(call, id, shared, soon);
-    if (broken_.empty()) broken_ = sent.error().message;
-    socket_.Close();
-    if (!last_words.ok() && last_words.error().code != Code::kUnavailable) return last_words;
-    return sent.error();
+    if (!last_words.ok() && last_words.error().code != Code::kUnavailable) {
+      if (broken_.empty()) (void)Break(last_words.error(), End::kOther);
+      return last_words;
+    }
+    return Break(sent.error(), deadline);
   }
   return ReceiveReply(call, id, shared, call.progress ? std::nullopt : CallDeadline());
 }
@@ -207,11 +219,8 @@ Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
 Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool shared,
                                                    Socket::Deadline deadline) {
   bool cancelled = false;  // makes the call fail with kCancelled, even where it was finished
-  const auto fail = [&](Error error) {
-    broken_ = error.message;
-    socket_.Close();
-    return error;
-  };
+  const auto fail = [&](Error error) { return Break(std::move(error), deadline); };
+  const auto malformed = [&](const std::string& why) { return Break(Malformed(why), End::kOther); };
   while (true) {
     Reply reply;
     auto header = ReceiveHeader(deadline, &reply.region);
@@ -219,14 +228,13 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
     std::vector<std::byte> control(header->control_bytes);
     if (Status s = socket_.Receive(control, deadline); !s.ok()) return fail(s.error());
     auto json = wire::UnpackControl(control);
-    if (!json.ok()) return fail(Malformed(json.error().message));
+    if (!json.ok()) return malformed(json.error().message);
 
     if (header->type == MessageType::kError) {
       const Error error = wire::ErrorFromJson(*json);
       if (header->request_id == id) return error;
       if (header->request_id != 0) continue;  // answers an earlier call that was given up
-      broken_ = "the daemon closed the connection: " + error.message;
-      socket_.Close();
+      (void)Break({error.code, "the daemon closed the connection: " + error.message}, End::kOther);
       return error;
     }
     if (header->type == MessageType::kProgress && header->request_id == id) {
@@ -234,14 +242,14 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
       const auto done = wire::Field<uint64_t>(*json, "done");
       const auto total = wire::Field<uint64_t>(*json, "total");
       const auto unit = wire::Field<std::string>(*json, "unit");
-      if (!done.ok() || !total.ok() || !unit.ok()) return fail(Malformed("progress"));
+      if (!done.ok() || !total.ok() || !unit.ok()) return malformed("progress");
       const bool go_on = (*call.progress)(*done, *total, *unit);
       if (go_on || cancelled) continue;
       cancelled = true;
       if (Status s = SendCancel(id, CallDeadline()); !s.ok()) return fail(s.error());
       continue;
     }
-    if (header->type != MessageType::kReply) return fail(Malformed("unexpected frame"));
+    if (header->type != MessageType::kReply) return malformed("unexpected frame");
 
     reply.control = *std::move(json);
     if (header->request_id != id || shared || call.out.empty()) {
@@ -251,7 +259,7 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
     } else {
       uint64_t expected = 0;
       for (const auto& t : call.out) expected += t.size();
-      if (header->payload_bytes != expected) return fail(Malformed("wrong amount of tensor bytes"));
+      if (header->payload_bytes != expected) return malformed("wrong amount of tensor bytes");
       for (const auto& t : call.out) {
         if (Status s = socket_.Receive(t, deadline); !s.ok()) return fail(s.error());
       }

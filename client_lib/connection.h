@@ -7,6 +7,7 @@
 // timeout every call fails with kUnavailable.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,7 +43,10 @@ class Connection {
 
   Result<Reply> Do(Call call);
 
-  bool alive() const;
+  bool alive() const { return end_ == End::kNone; }
+  // Whether the connection broke because the daemon closed it or went away: not by a timeout, and
+  // not by what was said on it.
+  bool lost() const { return end_ == End::kLost; }
   const wire::HelloReply& hello() const { return hello_; }
   // Returns the memory of rows that are read in place, by the daemon's number of the region; null
   // when it is not mapped.
@@ -55,6 +59,8 @@ class Connection {
   uint64_t chunk_bytes() const;
 
  private:
+  enum class End { kNone, kLost, kOther };
+
   Connection() = default;
   Status SayHello(const ConnectOptions& options);
   Result<Reply> DoLocked(Call& call);
@@ -63,6 +69,9 @@ class Connection {
   Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, SharedRegion* region);
   Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   Socket::Deadline CallDeadline() const;
+  // Marks the connection as broken, and closes it.
+  Error Break(Error error, Socket::Deadline deadline);
+  Error Break(Error error, End end);
   // Returns the bytes of a call's tensor in the shared region.
   std::span<std::byte> RegionPart(uint64_t at, uint64_t bytes) const;
 
@@ -75,6 +84,7 @@ class Connection {
   mutable std::mutex tier_mutex_;
   std::map<uint64_t, std::shared_ptr<const SharedRegion>> tier_regions_;
   std::string broken_;  // why the connection can no longer be used; empty while it can
+  std::atomic<End> end_ = End::kNone;
 };
 
 }  // namespace prefixd

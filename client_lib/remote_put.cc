@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/session_arguments.h"
 #include "client_lib/remote_store.h"
 
 namespace prefixd {
@@ -12,9 +13,13 @@ using wire::MessageType;
 
 class RemotePut final : public PutStream {
  public:
-  RemotePut(std::shared_ptr<Connection> connection, uint64_t put, TokenRange missing,
-            const KvGeometry& geometry)
-      : connection_(std::move(connection)), put_(put), missing_(missing), geometry_(geometry) {}
+  RemotePut(std::shared_ptr<Connection> connection, uint64_t put, uint32_t prompt_tokens,
+            TokenRange missing, const KvGeometry& geometry)
+      : connection_(std::move(connection)),
+        put_(put),
+        prompt_tokens_(prompt_tokens),
+        missing_(missing),
+        geometry_(geometry) {}
   ~RemotePut() override { Abort(); }
 
   TokenRange missing() const override { return missing_; }
@@ -23,24 +28,21 @@ class RemotePut final : public PutStream {
                std::span<const std::byte> v) override {
     const size_t k_token = geometry_.n_kv_heads * geometry_.row().key_bytes();
     const size_t v_token = geometry_.n_kv_heads * geometry_.row().value_bytes();
-    if (k.size() != n * k_token || v.size() != n * v_token) {
-      return InvalidArgument("layer " + std::to_string(layer) + ": " + std::to_string(n) +
-                             " tokens need " + std::to_string(n * k_token) + " key and " +
-                             std::to_string(n * v_token) + " value bytes, got " +
-                             std::to_string(k.size()) + " and " + std::to_string(v.size()));
-    }
+    PREFIXD_TRY(CheckRun(layer, first, n));
+    PREFIXD_TRY(CheckPutSize("k", k.size(), n * k_token));
+    PREFIXD_TRY(CheckPutSize("v", v.size(), n * v_token));
+    // Tokens that are stored already are not sent.
+    const uint32_t begin = std::max(first, missing_.begin);
+    const uint32_t end = std::min(first + n, missing_.end);
     const uint32_t run = TokensPerMessage(k_token + v_token);
-    uint32_t done = 0;
-    do {  // sends once even for n = 0, because the daemon checks the arguments
-      const uint32_t m = std::min(run, n - done);
-      PREFIXD_TRY(
-          Send(MessageType::kPutWrite, layer, first + done, m,
-               {k.subspan(done * k_token, m * k_token), v.subspan(done * v_token, m * v_token)}));
-      const uint32_t begin = std::max(first + done, missing_.begin);
-      const uint32_t end = std::min(first + done + m, missing_.end);
-      if (begin < end) written_ += end - begin;
-      done += m;
-    } while (done < n);
+    for (uint32_t at = begin; at < end;) {
+      const uint32_t m = std::min(run, end - at);
+      PREFIXD_TRY(Send(MessageType::kPutWrite, layer, at, m,
+                       {k.subspan((at - first) * k_token, m * k_token),
+                        v.subspan((at - first) * v_token, m * v_token)}));
+      written_ += m;
+      at += m;
+    }
     return {};
   }
 
@@ -51,19 +53,15 @@ class RemotePut final : public PutStream {
   Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
                       std::span<const float> q) override {
     const size_t token = size_t{geometry_.n_q_heads} * geometry_.key_dim;
-    if (q.size() != n * token) {
-      return InvalidArgument("layer " + std::to_string(layer) + ": " + std::to_string(n) +
-                             " tokens need " + std::to_string(n * token) + " query elements, got " +
-                             std::to_string(q.size()));
-    }
+    PREFIXD_TRY(CheckRun(layer, first, n));
+    PREFIXD_TRY(CheckPutSize("q", q.size_bytes(), n * token * sizeof(float)));
     const uint32_t run = TokensPerMessage(token * sizeof(float));
-    uint32_t done = 0;
-    do {
+    for (uint32_t done = 0; done < n;) {
       const uint32_t m = std::min(run, n - done);
       PREFIXD_TRY(Send(MessageType::kPutQueries, layer, first + done, m,
                        {wire::BytesOf(q.subspan(done * token, m * token))}));
       done += m;
-    } while (done < n);
+    }
     return {};
   }
 
@@ -74,7 +72,8 @@ class RemotePut final : public PutStream {
       return true;
     };
     auto reply = connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, &keep_waiting});
-    open_ = false;  // the daemon has committed or aborted it
+    // Where rows are missing, the put can go on; otherwise the daemon has committed or aborted it.
+    open_ = !reply.ok() && reply.error().code == Code::kFailedPrecondition;
     if (!reply.ok()) return reply.error();
     return wire::FromJson<PutResult>(reply->control, "commit");
   }
@@ -89,7 +88,11 @@ class RemotePut final : public PutStream {
  private:
   Status CheckOpen() const {
     if (open_) return {};
-    return Error{Code::kFailedPrecondition, "the put is already committed or aborted"};
+    return PutEnded();
+  }
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+    PREFIXD_TRY(CheckOpen());
+    return CheckPutRun(geometry_, prompt_tokens_, layer, first, n);
   }
 
   uint32_t TokensPerMessage(size_t token_bytes) const {
@@ -103,7 +106,6 @@ class RemotePut final : public PutStream {
 
   Status Send(MessageType type, uint32_t layer, uint32_t first, uint32_t n,
               std::vector<std::span<const std::byte>> in) {
-    PREFIXD_TRY(CheckOpen());
     Json control = {{"put", put_}, {"layer", layer}, {"first", first}, {"n", n}};
     auto reply = connection_->Do({type, std::move(control), std::move(in), {}, nullptr});
     if (!reply.ok()) return reply.error();
@@ -112,6 +114,7 @@ class RemotePut final : public PutStream {
 
   const std::shared_ptr<Connection> connection_;
   const uint64_t put_;
+  const uint32_t prompt_tokens_;
   const TokenRange missing_;
   const KvGeometry geometry_;
   bool open_ = true;
@@ -121,8 +124,9 @@ class RemotePut final : public PutStream {
 }  // namespace
 
 std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
-                                         TokenRange missing, const KvGeometry& geometry) {
-  return std::make_unique<RemotePut>(std::move(connection), put, missing, geometry);
+                                         uint32_t prompt_tokens, TokenRange missing,
+                                         const KvGeometry& geometry) {
+  return std::make_unique<RemotePut>(std::move(connection), put, prompt_tokens, missing, geometry);
 }
 
 }  // namespace prefixd

@@ -1,12 +1,14 @@
-// Implements a session over a connection.
+// Implements a session over a link: it attaches again where the daemon was away meanwhile.
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/session_arguments.h"
 #include "client_lib/remote_steps.h"
 #include "client_lib/remote_store.h"
+#include "client_lib/session_place.h"
 
 namespace prefixd {
 namespace {
@@ -37,20 +39,22 @@ class RemoteHold {
 
 class RemoteSession final : public Session {
  public:
-  RemoteSession(std::shared_ptr<Connection> connection, uint64_t session, SessionInfo info,
-                StepPolicy policy)
-      : connection_(std::move(connection)),
-        session_(session),
-        info_(std::move(info)),
-        policy_(std::move(policy)) {}
+  RemoteSession(std::shared_ptr<Link> link, Attached attached)
+      : info_(std::move(attached.info)),
+        place_(std::move(link), std::move(attached.place)),
+        policy_(std::move(attached.policy)) {}
   ~RemoteSession() override {
-    if (open_) (void)connection_->Do(Make(MessageType::kDetach));
+    const Place at = place_.last();
+    if (open_) (void)at.connection->Do(SessionCall(MessageType::kDetach, at));
   }
 
   const SessionInfo& info() const override { return info_; }
-  const std::shared_ptr<Connection>& connection() const { return connection_; }
-  uint64_t handle() const { return session_; }
-  bool open() const { return open_; }
+  const Link& link() const { return place_.link(); }
+  // kFailedPrecondition after Detach.
+  Result<Place> Find() const {
+    PREFIXD_TRY(CheckOpen());
+    return place_.Find(info_, policy());
+  }
 
   StepPolicy policy() const override {
     std::lock_guard lock(mutex_);
@@ -58,9 +62,7 @@ class RemoteSession final : public Session {
   }
 
   Status SetPolicy(const StepPolicy& policy) override {
-    auto call = Make(MessageType::kSetPolicy);
-    call.control["policy"] = wire::ToJson(policy);
-    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    PREFIXD_ASSIGN(auto reply, Do(MessageType::kSetPolicy, {{"policy", wire::ToJson(policy)}}));
     std::lock_guard lock(mutex_);
     policy_ = policy;
     return {};
@@ -69,34 +71,44 @@ class RemoteSession final : public Session {
   Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
               StepInfo* info) override {
     StepRequest request{this, layer, q, y, lse, info, {}};
-    RemoteStepBatch({&request, 1});
+    RemoteStepBatch(link(), {&request, 1});
     return std::move(request.status);
   }
 
   Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
                      std::span<float> lse) override {
-    auto call = Make(MessageType::kAttendExact);
-    call.control["layer"] = layer;
-    call.control["n"] = n;
-    call.in = {wire::BytesOf(q)};
-    call.out = {wire::WritableBytesOf(y), wire::WritableBytesOf(lse)};
-    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    PREFIXD_TRY(CheckOpen());
+    const KvGeometry& g = info_.geometry;
+    PREFIXD_TRY(CheckQueries(g, layer, n, q, y, lse));
+    const size_t q_token = size_t{g.n_q_heads} * g.key_dim;
+    const size_t y_token = size_t{g.n_q_heads} * g.value_dim;
+    const auto run = static_cast<uint32_t>(std::min<size_t>(
+        PerMessage((q_token + y_token + g.n_q_heads) * sizeof(float)), UINT32_MAX));
+    for (uint32_t done = 0; done < n;) {
+      const uint32_t m = std::min(run, n - done);
+      PREFIXD_ASSIGN(auto reply, Do(MessageType::kAttendExact, {{"layer", layer}, {"n", m}},
+                                    {wire::BytesOf(q.subspan(done * q_token, m * q_token))},
+                                    {wire::WritableBytesOf(y.subspan(done * y_token, m * y_token)),
+                                     wire::WritableBytesOf(lse.subspan(size_t{done} * g.n_q_heads,
+                                                                       size_t{m} * g.n_q_heads))}));
+      done += m;
+    }
     return {};
   }
 
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override {
+    PREFIXD_TRY(CheckOpen());
+    PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
     const size_t row = info_.geometry.row().bytes();
-    if (out.size() != ids.size() * row) return WrongOutput(ids.size() * row, out.size());
-    const size_t run = RowsPerMessage(row + sizeof(uint32_t));
+    PREFIXD_TRY(CheckSize("out", out.size(), ids.size() * row));
+    PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
+    const size_t run = PerMessage(row + sizeof(uint32_t));
     for (size_t done = 0; done < ids.size();) {
       const size_t m = std::min(run, ids.size() - done);
-      auto call = Make(MessageType::kReadRows);
-      call.control["layer"] = layer;
-      call.control["kv_head"] = kv_head;
-      call.in = {wire::BytesOf(ids.subspan(done, m))};
-      call.out = {out.subspan(done * row, m * row)};
-      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      PREFIXD_ASSIGN(auto reply,
+                     Do(MessageType::kReadRows, {{"layer", layer}, {"kv_head", kv_head}},
+                        {wire::BytesOf(ids.subspan(done, m))}, {out.subspan(done * row, m * row)}));
       done += m;
     }
     return {};
@@ -104,10 +116,12 @@ class RemoteSession final : public Session {
 
   Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                   std::span<const uint32_t> ids) override {
-    if (!open_) return Detached();
+    PREFIXD_TRY(CheckOpen());
+    PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+    PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
     RowsInPlace out;
     auto holds = std::make_shared<std::vector<std::unique_ptr<RemoteHold>>>();
-    const size_t run = RowsPerMessage(sizeof(uint32_t) + 2 * sizeof(uint64_t));
+    const size_t run = PerMessage(sizeof(uint32_t) + 2 * sizeof(uint64_t));
     for (size_t done = 0; done < ids.size();) {
       const size_t m = std::min(run, ids.size() - done);
       PREFIXD_TRY(InPlaceRun(layer, kv_head, ids.subspan(done, m), *holds, out));
@@ -119,19 +133,20 @@ class RemoteSession final : public Session {
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override {
+    PREFIXD_TRY(CheckOpen());
+    PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+    PREFIXD_TRY(CheckRange(range, info_.n_tokens));
     const size_t row = info_.geometry.row().bytes();
-    if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
-    if (out.size() != range.size() * row) return WrongOutput(range.size() * row, out.size());
-    const auto run = static_cast<uint32_t>(std::min<size_t>(RowsPerMessage(row), UINT32_MAX));
+    PREFIXD_TRY(CheckSize("out", out.size(), range.size() * row));
+    const auto run = static_cast<uint32_t>(std::min<size_t>(PerMessage(row), UINT32_MAX));
     for (uint32_t done = 0; done < range.size();) {
       const uint32_t m = std::min(run, range.size() - done);
-      auto call = Make(MessageType::kReadRange);
-      call.control["layer"] = layer;
-      call.control["kv_head"] = kv_head;
-      call.control["begin"] = range.begin + done;
-      call.control["end"] = range.begin + done + m;
-      call.out = {out.subspan(done * row, m * row)};
-      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      PREFIXD_ASSIGN(auto reply, Do(MessageType::kReadRange,
+                                    {{"layer", layer},
+                                     {"kv_head", kv_head},
+                                     {"begin", range.begin + done},
+                                     {"end", range.begin + done + m}},
+                                    {}, {out.subspan(done * row, m * row)}));
       done += m;
     }
     return {};
@@ -143,20 +158,10 @@ class RemoteSession final : public Session {
                    std::span<std::byte> v) override {
     const KvGeometry& g = info_.geometry;
     const size_t key = g.row().key_bytes(), value = g.row().value_bytes();
-    if (slice.first_head >= g.n_kv_heads || slice.n_heads > g.n_kv_heads - slice.first_head) {
-      return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
-                             std::to_string(uint64_t{slice.first_head} + slice.n_heads) +
-                             " are not all among the model's " + std::to_string(g.n_kv_heads));
-    }
-    if (slice.tokens.end < slice.tokens.begin) {
-      return InvalidArgument("the token range ends before it begins");
-    }
-    const uint32_t heads = slice.n_heads > 0 ? slice.n_heads : g.n_kv_heads - slice.first_head;
-    const uint32_t n = slice.tokens.size();
-    const size_t k_bytes = size_t{n} * heads * key, v_bytes = size_t{n} * heads * value;
-    if (k.size() != k_bytes) return WrongOutput(k_bytes, k.size());
-    if (v.size() != v_bytes) return WrongOutput(v_bytes, v.size());
-    const size_t fit = RowsPerMessage(key + value);  // rows
+    PREFIXD_TRY(CheckOpen());
+    PREFIXD_TRY(CheckSlice(info_, slice, k.size(), v.size()));
+    const uint32_t heads = SliceHeads(g, slice), n = slice.tokens.size();
+    const size_t fit = PerMessage(key + value);  // rows
     LayerSlice part = slice;
     part.n_heads = heads;
     if (slice.order == KvOrder::kHeadMajor && heads > 1 && fit < size_t{n} * heads) {
@@ -176,31 +181,32 @@ class RemoteSession final : public Session {
       part.tokens.begin = slice.tokens.begin + t;
       part.tokens.end = part.tokens.begin + std::min(step, n - t);
       const size_t at = size_t{t} * heads, rows = size_t{part.tokens.size()} * heads;
-      auto call = Make(MessageType::kReadLayer);
-      call.control["layer"] = part.layer;
-      call.control["begin"] = part.tokens.begin;
-      call.control["end"] = part.tokens.end;
-      call.control["first_head"] = part.first_head;
-      call.control["n_heads"] = part.n_heads;
-      call.control["head_major"] = part.order == KvOrder::kHeadMajor;
-      call.out = {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)};
-      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      PREFIXD_ASSIGN(
+          auto reply,
+          Do(MessageType::kReadLayer,
+             {{"layer", part.layer},
+              {"begin", part.tokens.begin},
+              {"end", part.tokens.end},
+              {"first_head", part.first_head},
+              {"n_heads", part.n_heads},
+              {"head_major", part.order == KvOrder::kHeadMajor}},
+             {}, {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)}));
     }
     return {};
   }
 
   Status ReadTokens(TokenRange range, std::span<uint32_t> out) override {
-    if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
-    if (out.size() != range.size()) return WrongOutput(range.size(), out.size(), "token ids");
+    PREFIXD_TRY(CheckOpen());
+    PREFIXD_TRY(CheckRange(range, info_.n_tokens));
+    PREFIXD_TRY(CheckSize("out", out.size(), range.size()));
     const auto run =
-        static_cast<uint32_t>(std::min<size_t>(RowsPerMessage(sizeof(uint32_t)), UINT32_MAX));
+        static_cast<uint32_t>(std::min<size_t>(PerMessage(sizeof(uint32_t)), UINT32_MAX));
     for (uint32_t done = 0; done < range.size();) {
       const uint32_t m = std::min(run, range.size() - done);
-      auto call = Make(MessageType::kReadTokens);
-      call.control["begin"] = range.begin + done;
-      call.control["end"] = range.begin + done + m;
-      call.out = {std::as_writable_bytes(out.subspan(done, m))};
-      PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+      PREFIXD_ASSIGN(auto reply,
+                     Do(MessageType::kReadTokens,
+                        {{"begin", range.begin + done}, {"end", range.begin + done + m}}, {},
+                        {std::as_writable_bytes(out.subspan(done, m))}));
       done += m;
     }
     return {};
@@ -208,12 +214,9 @@ class RemoteSession final : public Session {
 
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override {
-    auto call = Make(MessageType::kSelect);
-    call.control["layer"] = layer;
-    call.control["kv_head"] = kv_head;
-    call.control["k"] = k;
-    call.in = {wire::BytesOf(q)};
-    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    PREFIXD_ASSIGN(auto reply,
+                   Do(MessageType::kSelect, {{"layer", layer}, {"kv_head", kv_head}, {"k", k}},
+                      {wire::BytesOf(q)}));
     PREFIXD_ASSIGN(Selection selection, FromJson<Selection>(reply.control, "selection"));
     selection.ids.resize(reply.payload.size() / sizeof(uint32_t));
     std::copy_n(reply.payload.begin(), selection.ids.size() * sizeof(uint32_t),
@@ -223,12 +226,16 @@ class RemoteSession final : public Session {
 
   Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
                                               const EstimatorVariant& variant) override {
-    return Summary(variant.Name(), layer, kv_head);
+    PREFIXD_ASSIGN(auto reply,
+                   Do(MessageType::kSummary,
+                      {{"kind", variant.Name()}, {"layer", layer}, {"kv_head", kv_head}}));
+    return std::move(reply.payload);
   }
 
   SessionReport report() const override {
     if (open_) {
-      auto reply = connection_->Do(Make(MessageType::kReport));
+      const Place at = place_.last();
+      auto reply = at.connection->Do(SessionCall(MessageType::kReport, at));
       if (reply.ok()) {
         auto report = FromJson<SessionReport>(reply->control, "report");
         if (report.ok()) {
@@ -245,34 +252,35 @@ class RemoteSession final : public Session {
   }
 
   Result<SessionReport> Detach() override {
-    if (!open_.exchange(false)) return Detached();
-    PREFIXD_ASSIGN(auto reply, connection_->Do(Make(MessageType::kDetach)));
+    if (!open_.exchange(false)) return SessionDetached(info_.id);
+    const Place at = place_.last();
+    PREFIXD_ASSIGN(auto reply, at.connection->Do(SessionCall(MessageType::kDetach, at)));
     PREFIXD_ASSIGN(SessionReport report, FromJson<SessionReport>(reply.control, "report"));
     std::lock_guard lock(mutex_);
     last_ = report;
     return report;
   }
 
-  static Error Detached() {
-    return {Code::kFailedPrecondition, "the session is detached; attach again"};
-  }
-
  private:
   Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                     std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out) {
-    auto call = Make(MessageType::kReadInPlace);
-    call.control["layer"] = layer;
-    call.control["kv_head"] = kv_head;
-    call.control["regions"] = connection_->TierRegionIds();
     std::vector<uint64_t> offsets(2 * ids.size());
-    call.in = {wire::BytesOf(ids)};
-    call.out = {std::as_writable_bytes(std::span(offsets))};
-    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+    std::shared_ptr<Connection> connection;  // that the rows are held over
+    PREFIXD_ASSIGN(auto reply, Over([&](const Place& at) {
+                     connection = at.connection;
+                     auto call = SessionCall(MessageType::kReadInPlace, at);
+                     call.control["layer"] = layer;
+                     call.control["kv_head"] = kv_head;
+                     call.control["regions"] = connection->TierRegionIds();
+                     call.in = {wire::BytesOf(ids)};
+                     call.out = {std::as_writable_bytes(std::span(offsets))};
+                     return connection->Do(std::move(call));
+                   }));
     PREFIXD_ASSIGN(const uint64_t hold, Field<uint64_t>(reply.control, "hold"));
-    holds.push_back(std::make_unique<RemoteHold>(connection_, hold));
+    holds.push_back(std::make_unique<RemoteHold>(connection, hold));
     PREFIXD_ASSIGN(const uint64_t id, Field<uint64_t>(reply.control, "region"));
-    auto region = reply.region.empty() ? connection_->FindTierRegion(id)
-                                       : connection_->AddTierRegion(id, std::move(reply.region));
+    auto region = reply.region.empty() ? connection->FindTierRegion(id)
+                                       : connection->AddTierRegion(id, std::move(reply.region));
     if (region == nullptr) {
       return Error{Code::kUnavailable,
                    "the daemon did not pass the memory that the rows lie in; try again"};
@@ -295,36 +303,37 @@ class RemoteSession final : public Session {
     return {};
   }
 
-  Connection::Call Make(MessageType type) const {
-    return {type, {{"session", session_}}, {}, {}, nullptr};
+  Status CheckOpen() const { return open_ ? Status() : SessionDetached(info_.id); }
+  // Runs `call(place)`, and again when the daemon went away meanwhile, as Link::Run does: no call
+  // of a session changes what is stored, so that each may run twice.
+  template <typename Call>
+  Result<Connection::Reply> Over(const Call& call) const {
+    for (int tries = 1;; ++tries) {
+      PREFIXD_ASSIGN(const Place at, Find());
+      Result<Connection::Reply> reply = call(at);
+      if (reply.ok() || tries == Link::kMostTries ||
+          !link().MayRepeat(*at.connection, reply.error())) {
+        return reply;
+      }
+    }
   }
-  Result<Connection::Reply> Do(Connection::Call call) const {
-    if (!open_) return Detached();
-    return connection_->Do(std::move(call));
+  Result<Connection::Reply> Do(MessageType type, wire::Json control,
+                               std::vector<std::span<const std::byte>> in = {},
+                               std::vector<std::span<std::byte>> out = {}) const {
+    return Over([&](const Place& at) {
+      control["session"] = at.session;
+      return at.connection->Do({type, control, in, out, nullptr});
+    });
   }
-  static Error WrongOutput(size_t want, size_t got, const char* what = "bytes") {
-    return InvalidArgument("the output holds " + std::to_string(got) + " " + what +
-                           "; what is asked for needs " + std::to_string(want));
-  }
-  size_t RowsPerMessage(size_t row_bytes) const {
-    const uint64_t room =
-        connection_->chunk_bytes() -
-        std::min<uint64_t>(connection_->chunk_bytes() / 2, 4 * wire::kTensorAlignment);
-    return std::max<size_t>(room / row_bytes, 1);
-  }
-  Result<std::vector<std::byte>> Summary(const std::string& kind, uint32_t layer,
-                                         uint32_t kv_head) {
-    auto call = Make(MessageType::kSummary);
-    call.control["kind"] = kind;
-    call.control["layer"] = layer;
-    call.control["kv_head"] = kv_head;
-    PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
-    return std::move(reply.payload);
+  // How many items of so many bytes each go into a message.
+  size_t PerMessage(size_t item_bytes) const {
+    const uint64_t chunk = place_.last().connection->chunk_bytes();
+    const uint64_t room = chunk - std::min<uint64_t>(chunk / 2, 4 * wire::kTensorAlignment);
+    return std::max<size_t>(room / item_bytes, 1);
   }
 
-  const std::shared_ptr<Connection> connection_;
-  const uint64_t session_;
   const SessionInfo info_;
+  mutable SessionPlace place_;
   std::atomic<bool> open_ = true;
   mutable std::mutex mutex_;  // guards policy_ and last_
   StepPolicy policy_;
@@ -333,25 +342,42 @@ class RemoteSession final : public Session {
 
 }  // namespace
 
-std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connection, uint64_t session,
-                                           SessionInfo info, StepPolicy policy) {
-  return std::make_shared<RemoteSession>(std::move(connection), session, std::move(info),
-                                         std::move(policy));
+Result<std::shared_ptr<Session>> AttachRemote(std::shared_ptr<Link> link, const AttachSpec& spec) {
+  auto attached = link->Run([&](auto connection) { return AttachOver(connection, spec); });
+  if (!attached.ok()) return attached.error();
+  return std::shared_ptr<Session>(
+      std::make_shared<RemoteSession>(std::move(link), *std::move(attached)));
 }
 
-void RemoteStepBatch(std::span<StepRequest> requests) {
-  std::vector<RemoteStep> steps;
-  for (StepRequest& r : requests) {
-    const auto* session = dynamic_cast<const RemoteSession*>(r.session);
-    if (session == nullptr) {
-      r.status = InvalidArgument("the session does not belong to a connected client");
-    } else if (!session->open()) {
-      r.status = RemoteSession::Detached();
-    } else {
-      steps.push_back({&r, session->connection().get(), session->handle()});
+void RemoteStepBatch(const Link& link, std::span<StepRequest> requests) {
+  std::vector<StepRequest*> pending;
+  for (StepRequest& r : requests) pending.push_back(&r);
+  for (int tries = 1; !pending.empty(); ++tries) {
+    std::vector<RemoteStep> steps;
+    std::vector<Place> places;  // keeps the connections alive
+    for (StepRequest* r : pending) {
+      const auto* session = dynamic_cast<const RemoteSession*>(r->session);
+      if (session == nullptr || &session->link() != &link) {
+        r->status = NotOfThisStore();
+        continue;
+      }
+      auto at = session->Find();
+      r->status = at.ok() ? Status() : at.error();
+      if (!at.ok()) continue;
+      steps.push_back({r, at->connection.get(), at->session});
+      places.push_back(*std::move(at));
+    }
+    SendSteps(steps);
+    if (tries == Link::kMostTries) return;
+    // Steps that the loss of the daemon interrupted are sent again.
+    pending.clear();
+    for (const RemoteStep& step : steps) {
+      const Status& status = step.request->status;
+      if (!status.ok() && link.MayRepeat(*step.connection, status.error())) {
+        pending.push_back(step.request);
+      }
     }
   }
-  SendSteps(std::move(steps));
 }
 
 }  // namespace prefixd

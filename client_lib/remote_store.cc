@@ -1,5 +1,8 @@
 #include "client_lib/remote_store.h"
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace prefixd {
@@ -10,38 +13,26 @@ using wire::Json;
 using wire::MessageType;
 using wire::ToJson;
 
+namespace {
+
+constexpr auto kPutPause = std::chrono::milliseconds(20);
+
+}  // namespace
+
 Result<std::unique_ptr<RemoteStore>> RemoteStore::Connect(std::string_view address,
                                                           const ConnectOptions& options) {
   PREFIXD_ASSIGN(Address parsed, Address::Parse(address));
   std::unique_ptr<RemoteStore> client(new RemoteStore(std::move(parsed), options));
-  PREFIXD_ASSIGN(auto connection, client->Live());
+  PREFIXD_ASSIGN(auto connection, client->link_->Live());
   return client;
 }
 
-Result<std::shared_ptr<Connection>> RemoteStore::Live() {
-  std::lock_guard lock(mutex_);
-  if (connection_ == nullptr || !connection_->alive()) {
-    PREFIXD_ASSIGN(connection_, Connection::Open(address_, options_));
-  }
-  return connection_;
-}
-
-Result<Connection::Reply> RemoteStore::Do(Connection::Call call) {
-  PREFIXD_ASSIGN(auto connection, Live());
-  return connection->Do(std::move(call));
-}
-
 Result<Connection::Reply> RemoteStore::DoAside(Connection::Call call) {
-  ConnectOptions options = options_;
-  options.shared_memory = false;
-  PREFIXD_ASSIGN(auto connection, Connection::Open(address_, options));
+  PREFIXD_ASSIGN(auto connection, link_->Aside(/*shared_memory=*/false));
   return connection->Do(std::move(call));
 }
 
-bool RemoteStore::shared_memory() const {
-  std::lock_guard lock(mutex_);
-  return connection_ != nullptr && connection_->hello().region_bytes > 0;
-}
+bool RemoteStore::shared_memory() const { return link_->shared_memory(); }
 
 Status RemoteStore::RegisterModel(const ModelSpec& spec) {
   Connection::Call call{MessageType::kRegisterModel, {{"model", ToJson(spec)}}, {}, {}, nullptr};
@@ -54,19 +45,41 @@ Result<std::vector<ModelSpec>> RemoteStore::Models() {
   return FromJson<std::vector<ModelSpec>>(reply.control.value("models", Json::array()), "models");
 }
 
+// The daemon does not wait for another put of the same tokens: it says kUnavailable, and the client
+// asks again until the time is over. A waiting client thus holds no thread of the daemon, and steps
+// of its other threads go on.
 Result<std::unique_ptr<PutStream>> RemoteStore::BeginPut(const PutSpec& spec) {
-  PREFIXD_ASSIGN(auto connection, Live());
-  Connection::Call call{MessageType::kBeginPut,
-                        {{"put", ToJson(spec)}},
-                        {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
-                        {},
-                        nullptr};
-  PREFIXD_ASSIGN(auto reply, connection->Do(std::move(call)));
-  PREFIXD_ASSIGN(const uint64_t put, Field<uint64_t>(reply.control, "put"));
-  PREFIXD_ASSIGN(const TokenRange missing, Field<TokenRange>(reply.control, "missing"));
-  PREFIXD_ASSIGN(const KvGeometry geometry,
-                 FromJson<KvGeometry>(reply.control.value("geometry", Json::object()), "geometry"));
-  return MakeRemotePut(std::move(connection), put, missing, geometry);
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::milliseconds(spec.wait_ms);
+  while (true) {
+    const bool waits = Clock::now() < until;
+    PutSpec asked = spec;
+    asked.alone = spec.alone || waits;
+    auto put = TryPut(asked);
+    if (put.ok() || put.error().code != Code::kUnavailable || !waits) return put;
+    std::this_thread::sleep_for(std::min<Clock::duration>(kPutPause, until - Clock::now()));
+  }
+}
+
+Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
+  const Connection::Call call{MessageType::kBeginPut,
+                              {{"put", ToJson(spec)}},
+                              {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
+                              {},
+                              nullptr};
+  std::shared_ptr<Connection> connection;  // that the put belongs to
+  const auto reply = link_->Run([&](const auto& live) {
+    connection = live;
+    return live->Do(call);
+  });
+  if (!reply.ok()) return reply.error();
+  PREFIXD_ASSIGN(const uint64_t put, Field<uint64_t>(reply->control, "put"));
+  PREFIXD_ASSIGN(const TokenRange missing, Field<TokenRange>(reply->control, "missing"));
+  PREFIXD_ASSIGN(
+      const KvGeometry geometry,
+      FromJson<KvGeometry>(reply->control.value("geometry", Json::object()), "geometry"));
+  return MakeRemotePut(std::move(connection), put, static_cast<uint32_t>(spec.tokens.size()),
+                       missing, geometry);
 }
 
 Result<PrefixMatch> RemoteStore::Match(const MatchSpec& spec) {
@@ -86,21 +99,10 @@ Status RemoteStore::WaitReady(std::string_view prefix, const ProgressFn& progres
 }
 
 Result<std::shared_ptr<Session>> RemoteStore::Attach(const AttachSpec& spec) {
-  PREFIXD_ASSIGN(auto connection, Live());
-  Connection::Call call{MessageType::kAttach, {{"attach", ToJson(spec)}}, {}, {}, nullptr};
-  if (!spec.tokens.empty()) {
-    call.in.push_back(wire::BytesOf(std::span<const uint32_t>(spec.tokens)));
-  }
-  PREFIXD_ASSIGN(auto reply, connection->Do(std::move(call)));
-  PREFIXD_ASSIGN(const uint64_t session, Field<uint64_t>(reply.control, "session"));
-  PREFIXD_ASSIGN(SessionInfo info,
-                 FromJson<SessionInfo>(reply.control.value("info", Json::object()), "info"));
-  PREFIXD_TRY(info.geometry.Validate());
-  PREFIXD_ASSIGN(StepPolicy policy, Field<StepPolicy>(reply.control, "policy"));
-  return MakeRemoteSession(std::move(connection), session, std::move(info), policy);
+  return AttachRemote(link_, spec);
 }
 
-void RemoteStore::StepBatch(std::span<StepRequest> requests) { RemoteStepBatch(requests); }
+void RemoteStore::StepBatch(std::span<StepRequest> requests) { RemoteStepBatch(*link_, requests); }
 
 Result<std::vector<PrefixSummary>> RemoteStore::Prefixes() {
   PREFIXD_ASSIGN(auto reply, Do({MessageType::kPrefixes, Json::object(), {}, {}, nullptr}));
@@ -114,7 +116,10 @@ Result<PrefixDetail> RemoteStore::Prefix(std::string_view prefix) {
 }
 
 Status RemoteStore::Remove(std::string_view prefix) {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kRemove, {{"prefix", prefix}}, {}, {}, nullptr}));
+  // Not repeated: the second call would find nothing to remove.
+  PREFIXD_ASSIGN(auto connection, link_->Live());
+  PREFIXD_ASSIGN(auto reply,
+                 connection->Do({MessageType::kRemove, {{"prefix", prefix}}, {}, {}, nullptr}));
   return {};
 }
 

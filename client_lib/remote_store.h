@@ -3,19 +3,19 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "client_lib/connection.h"
+#include "client_lib/link.h"
 #include "prefixd/client.h"
 #include "protocol/codec.h"
 
 namespace prefixd {
 
-// The next call that belongs to no session and no put replaces a broken connection (after a restart
-// of the daemon, for example). Sessions and puts of the old connection fail with kUnavailable.
+// A broken connection is replaced by the next call (link.h). Sessions attach again, as far as
+// ConnectOptions::reconnect_ms allows; puts of the old connection fail with kUnavailable.
 class RemoteStore final : public Store {
  public:
   static Result<std::unique_ptr<RemoteStore>> Connect(std::string_view address,
@@ -42,25 +42,22 @@ class RemoteStore final : public Store {
   bool shared_memory() const;
 
  private:
+  Result<std::unique_ptr<PutStream>> TryPut(const PutSpec& spec);
   RemoteStore(Address address, ConnectOptions options)
-      : address_(std::move(address)), options_(std::move(options)) {}
-  Result<std::shared_ptr<Connection>> Live();
-  Result<Connection::Reply> Do(Connection::Call call);
+      : link_(std::make_shared<Link>(std::move(address), std::move(options))) {}
+  Result<Connection::Reply> Do(const Connection::Call& call) { return link_->Do(call); }
   // Runs a long call on a connection of its own, so that steps need not wait for it.
   Result<Connection::Reply> DoAside(Connection::Call call);
 
-  const Address address_;
-  const ConnectOptions options_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Link> link_;
 };
 
 // RemoteStore makes these; they keep the connection alive.
 std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
-                                         TokenRange missing, const KvGeometry& geometry);
-std::shared_ptr<Session> MakeRemoteSession(std::shared_ptr<Connection> connection, uint64_t session,
-                                           SessionInfo info, StepPolicy policy);
-// Runs steps of sessions of one daemon; a request with any other session fails alone.
-void RemoteStepBatch(std::span<StepRequest> requests);
+                                         uint32_t prompt_tokens, TokenRange missing,
+                                         const KvGeometry& geometry);
+Result<std::shared_ptr<Session>> AttachRemote(std::shared_ptr<Link> link, const AttachSpec& spec);
+// Runs steps of the link's sessions; a request with any other session fails alone.
+void RemoteStepBatch(const Link& link, std::span<StepRequest> requests);
 
 }  // namespace prefixd

@@ -24,6 +24,7 @@ Result<Json> RequestHandler::BeginPut(const Request& request) {
   PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  spec.wait_ms = 0;  // a client waits by asking again, which holds no worker
   PREFIXD_ASSIGN(auto stream, store_.BeginPut(spec));
   PREFIXD_ASSIGN(const auto models, store_.Models());
   const auto model = std::ranges::find(models, spec.model, &ModelSpec::name);
@@ -73,6 +74,9 @@ Result<Json> RequestHandler::PutCommit(const Request& request) {
   PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
   Result<PutResult> result = put->Commit();
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  if (!result.ok() && result.error().code == Code::kFailedPrecondition) {
+    return result.error();  // rows are missing: the put can go on
+  }
   puts_.erase(handle);  // after a failed commit the destructor aborts the put
   if (!result.ok()) return result.error();
   return ToJson(*result);

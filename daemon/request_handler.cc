@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/session_arguments.h"
 
 namespace prefixd::daemon {
 
@@ -30,10 +31,6 @@ Result<std::vector<Extent>> Extents(const Json& control, const char* key, uint64
     left -= e.length;
   }
   return extents;
-}
-
-Error NoPrefix(const std::string& id) {
-  return {Code::kNotFound, "no prefix named '" + id + "'; see `prefixctl prefixes list`"};
 }
 
 }  // namespace
@@ -241,8 +238,9 @@ Result<std::string> RequestHandler::TenantFor(const std::string& named) const {
 
 Result<PrefixDetail> RequestHandler::OwnPrefix(const std::string& id) const {
   auto detail = store_.Prefix(id);
-  if (!detail.ok()) return detail.error().code == Code::kNotFound ? NoPrefix(id) : detail.error();
-  if (!peer_.admin && detail->summary.tenant != peer_.tenant) return NoPrefix(id);
+  if (!detail.ok())
+    return detail.error().code == Code::kNotFound ? NoSuchPrefix(id) : detail.error();
+  if (!peer_.admin && detail->summary.tenant != peer_.tenant) return NoSuchPrefix(id);
   return detail;
 }
 
@@ -263,7 +261,7 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
     if (it != models.end()) {
       if (it->geometry == spec.geometry && it->identity == spec.identity) return Json::object();
       return Error{Code::kAlreadyExists,
-                   "model '" + spec.name + "' exists with another geometry or identity"};
+                   "model '" + spec.name + "' is stored with another fingerprint or geometry"};
     }
   }
   PREFIXD_TRY(store_.RegisterModel(spec));

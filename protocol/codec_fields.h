@@ -59,6 +59,7 @@ template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds), v("encoding", s.encoding);
+  v("wait_ms", s.wait_ms), v("alone", s.alone);
   v("derived", s.derived), v("accept_approximate", s.accept_approximate);
   v("lineage", s.lineage);
 }

@@ -57,6 +57,8 @@ pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_pu
     spec.label = Text(o.label);
     spec.pinned = o.pinned != 0;
     spec.ttl_seconds = o.ttl_seconds;
+    spec.wait_ms = o.wait_ms;
+    spec.alone = o.alone != 0;
     spec.derived = o.derived != 0;
     spec.accept_approximate = o.accept_approximate != 0;
     spec.lineage = Text(o.lineage);
@@ -101,8 +103,13 @@ pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
     if (result != nullptr) {  // checked before anything is stored
       PREFIXD_TRY(ReadOptions(result, "result"));
     }
-    const std::unique_ptr<PutStream> stream = std::move(put->put);
-    PREFIXD_ASSIGN(const PutResult done, stream->Commit());
+    const Result<PutResult> committed = put->put->Commit();
+    if (!committed.ok() && committed.error().code == Code::kFailedPrecondition) {
+      return committed.error();  // rows are missing: the put can go on
+    }
+    put->put.reset();
+    if (!committed.ok()) return committed.error();
+    const PutResult& done = *committed;
     if (result == nullptr) return {};
     pfx_put_result out{};
     CopyText(done.prefix, out.prefix);

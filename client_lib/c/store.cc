@@ -117,6 +117,10 @@ pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client) {
     }
     connect.shared_memory = given.no_shared_memory == 0;
     connect.admin = given.admin != 0;
+    if (given.reconnect_ms) {
+      const bool never = given.reconnect_ms == std::numeric_limits<uint32_t>::max();
+      connect.reconnect_ms = never ? 0 : given.reconnect_ms;
+    }
     PREFIXD_ASSIGN(auto connected, Connect(Text(given.address), connect));
     *client = new pfx_store{std::move(connected)};
     return {};

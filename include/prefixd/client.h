@@ -34,8 +34,12 @@ struct ConnectOptions {
   std::string tenant;  // default for calls that name none
   uint32_t connect_timeout_ms = 5000;
   uint32_t call_timeout_ms = 120000;  // 0: wait forever
-  bool shared_memory = true;          // Unix sockets only: tensors go through shared memory
-  std::string token;                  // for TCP, where the daemon requires one
+  // How long calls wait for a daemon that went away, counted from the first that missed it. When it
+  // is back, sessions attach to the same prefix again and go on with their policy; their ledger
+  // begins anew. Puts do not survive. 0: calls fail at once, and sessions for good.
+  uint32_t reconnect_ms = 5000;
+  bool shared_memory = true;  // Unix sockets only: tensors go through shared memory
+  std::string token;          // for TCP, where the daemon requires one
   bool admin = false;  // serves every tenant; only for the daemon's own user over its Unix socket
 };
 // address: "unix:/path/to.sock", a plain path, or "tcp:host:port".

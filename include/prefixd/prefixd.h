@@ -107,9 +107,12 @@ typedef struct pfx_connect_options {
   uint32_t call_timeout_ms;    /* default 120 s; UINT32_MAX waits for ever */
   int no_shared_memory;        /* sends tensors through the socket in any case */
   int admin; /* serves every tenant; only for the daemon's own user over its Unix socket */
+  /* How long calls wait for a daemon that went away; sessions then attach again by themselves.
+   * Default 5 s; UINT32_MAX: not at all. */
+  uint32_t reconnect_ms;
 } pfx_connect_options;
 #define PFX_CONNECT_OPTIONS_INIT \
-  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0 }
+  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0, 0 }
 
 PFX_API pfx_code pfx_open(const pfx_open_options* options, pfx_store** client);
 PFX_API pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client);
@@ -141,6 +144,10 @@ typedef struct pfx_put_options {
   int pinned;           /* never evicted */
   uint64_t ttl_seconds; /* from the commit on; 0: for ever */
   const char* encoding; /* encoding of stored rows, e.g. "int8"; default: the store's */
+  /* While another put stores the same tokens: waits so long for its end; then PFX_UNAVAILABLE if
+   * `alone`, and otherwise the tokens are stored a second time unless the other commits first. */
+  uint32_t wait_ms;
+  int alone;
   /* Not 0: the rows are derived. A step below mode full went before them in the engine, or they
    * were computed over derived tokens (pfx_session_shape, exact_tokens). Derived rows serve those
    * alone who ask for them; a put that continues derived rows is derived, whatever it says. */
@@ -150,7 +157,7 @@ typedef struct pfx_put_options {
   const char* lineage;
 } pfx_put_options;
 #define PFX_PUT_OPTIONS_INIT \
-  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, NULL }
+  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, NULL }
 
 typedef struct pfx_put_result {
   size_t struct_size;
@@ -179,7 +186,8 @@ PFX_API pfx_code pfx_put_write(pfx_put* put, uint32_t layer, uint32_t first, uin
 PFX_API pfx_code pfx_put_write_queries(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
                                        const float* q, size_t q_count);
 /* Makes the put durable and visible before it returns; summaries and indexes follow in the
- * background (pfx_wait_ready). `result` may be NULL. The put is used up, also after a failure. */
+ * background (pfx_wait_ready). `result` may be NULL. PFX_FAILED_PRECONDITION: rows are missing, and
+ * the put can go on. Otherwise the put is used up, also after a failure. */
 PFX_API pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result);
 /* Aborts a put that was not committed: nothing becomes visible, nothing leaks. */
 PFX_API void pfx_put_free(pfx_put* put);

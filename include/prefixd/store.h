@@ -40,7 +40,9 @@ class PutStream {
   virtual Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
                               std::span<const float> q) = 0;
   // Makes the put durable and visible before it returns. Summaries and indexes follow in the
-  // background (Store::WaitReady).
+  // background (Store::WaitReady). kFailedPrecondition: rows are missing (the first is named), and
+  // the put can go on; any other failure ends it. A commit of tokens that another put committed
+  // meanwhile stores nothing: PutResult::stored_tokens is 0.
   virtual Result<PutResult> Commit() = 0;
   virtual void Abort() = 0;
 };

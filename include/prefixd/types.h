@@ -43,6 +43,11 @@ struct PutSpec {
   // The encoding of rows that this put stores (storage/segment/row_encoding.h); absent:
   // RuntimeOptions::encoding.
   std::optional<RowEncoding> encoding;
+  // While another put stores tokens of this prompt that this one would store, too: BeginPut waits
+  // so long for its end, and missing() is then what that one left; after that it is kUnavailable if
+  // `alone`, and otherwise stores the tokens a second time unless the other commits first.
+  uint32_t wait_ms = 0;
+  bool alone = false;
   // The rows are derived: a step below mode full went before them in the engine, or they were
   // computed over derived tokens (SessionInfo::exact_tokens). Derived rows serve those alone who
   // ask for them; a put that continues derived rows is derived, whatever it says.

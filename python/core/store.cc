@@ -172,18 +172,21 @@ void BindStore(nb::module_& m) {
   m.def(
       "connect",
       [](const std::string& address, const std::string& tenant, const std::string& token,
-         uint32_t connect_timeout_ms, uint32_t call_timeout_ms, bool shared_memory, bool admin) {
+         uint32_t connect_timeout_ms, uint32_t call_timeout_ms, uint32_t reconnect_ms,
+         bool shared_memory, bool admin) {
         ConnectOptions options;
         options.tenant = tenant;
         options.token = token;
         options.connect_timeout_ms = connect_timeout_ms;
         options.call_timeout_ms = call_timeout_ms;
+        options.reconnect_ms = reconnect_ms;
         options.shared_memory = shared_memory;
         options.admin = admin;
         return StoreHandle(Unwrap(Connect(address, options)));
       },
       nb::arg("address"), nb::arg("tenant"), nb::arg("token"), nb::arg("connect_timeout_ms"),
-      nb::arg("call_timeout_ms"), nb::arg("shared_memory"), nb::arg("admin"), Unlocked());
+      nb::arg("call_timeout_ms"), nb::arg("reconnect_ms"), nb::arg("shared_memory"),
+      nb::arg("admin"), Unlocked());
 }
 
 }  // namespace prefixd::python

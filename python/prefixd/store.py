@@ -78,13 +78,17 @@ class Store:
         derived: bool = False,
         accept_approximate: bool = False,
         lineage: str = "",
+        wait: float = 0.0,
+        alone: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Put:
         """Begins to store the keys and values of a whole prompt. `encoding` is the encoding of the
         stored rows ("int8"; None: the store's own). `derived`: a step below mode "full" went before
         the rows, or they were computed over derived tokens; they serve those alone who ask for
         them. `accept_approximate` and `lineage` (of the PutResult) say which derived rows the put
-        continues. `progress` receives the token-layers written and submitted, on the put's own
+        continues. While another put stores the same tokens, waits `wait` seconds for its end; then
+        raises Unavailable if `alone`, and otherwise stores them, too, unless the other one commits
+        first. `progress` receives the token-layers written and submitted, on the put's own
         thread."""
         spec: dict[str, Any] = {
             "model": model,
@@ -95,6 +99,8 @@ class Store:
             "derived": derived,
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "wait_ms": round(wait * 1000),
+            "alone": alone,
         }
         if encoding is not None:
             spec["encoding"] = encoding
@@ -206,11 +212,19 @@ def connect(
     token: str = "",
     connect_timeout: float = 5.0,
     call_timeout: float | None = 120.0,
+    reconnect: float = 5.0,
     shared_memory: bool = True,
     admin: bool = False,
 ) -> Store:
     """Connects to a running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times
-    are in seconds; a call_timeout of None waits for ever. Calls without a tenant use `tenant`."""
+    are in seconds; a call_timeout of None waits for ever. Calls without a tenant use `tenant`.
+    Calls wait `reconnect` seconds for a daemon that went away; sessions then attach again by
+    themselves and go on. 0: they fail at once, with Unavailable."""
     call_ms = 0 if call_timeout is None else max(1, round(call_timeout * 1000))
     connect_ms = max(1, round(connect_timeout * 1000))
-    return Store(_core.connect(address, tenant, token, connect_ms, call_ms, shared_memory, admin))
+    reconnect_ms = round(reconnect * 1000)
+    return Store(
+        _core.connect(
+            address, tenant, token, connect_ms, call_ms, reconnect_ms, shared_memory, admin
+        )
+    )

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/session_arguments.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/query_samples.h"
 #include "storage/io/errors.h"
@@ -79,8 +80,8 @@ class PutStreamImpl : public PutStream {
     const size_t k_token = geometry.n_kv_heads * row.key_bytes();
     const size_t v_token = geometry.n_kv_heads * row.value_bytes();
     PREFIXD_TRY(CheckRun(layer, first, n));
-    PREFIXD_TRY(CheckSize("k", k.size(), n * k_token));
-    PREFIXD_TRY(CheckSize("v", v.size(), n * v_token));
+    PREFIXD_TRY(CheckPutSize("k", k.size(), n * k_token));
+    PREFIXD_TRY(CheckPutSize("v", v.size(), n * v_token));
     const uint32_t begin = std::max(first, missing_.begin);
     const uint32_t end = std::min(first + n, missing_.end);
     if (begin >= end) return {};
@@ -121,7 +122,7 @@ class PutStreamImpl : public PutStream {
     const KvGeometry& geometry = context_.geometry;
     const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
     PREFIXD_TRY(CheckRun(layer, first, n));
-    PREFIXD_TRY(CheckSize("q", q.size_bytes(), n * token * sizeof(float)));
+    PREFIXD_TRY(CheckPutSize("q", q.size_bytes(), n * token * sizeof(float)));
     for (size_t i = 0; i < q.size(); ++i) {
       if (!std::isfinite(q[i])) {
         return InvalidArgument("query of layer " + std::to_string(layer) + ", token " +
@@ -136,12 +137,17 @@ class PutStreamImpl : public PutStream {
   Result<PutResult> Commit() override {
     PREFIXD_TRY(CheckOpen());
     auto id = writer_->Commit();
-    if (!id.ok()) return std::move(id).error();
+    if (!id.ok()) {
+      // Rows are missing: the put can go on. Any other failure has ended it.
+      if (id.error().code != Code::kFailedPrecondition) writer_.reset();
+      return std::move(id).error();
+    }
+    const uint32_t stored_tokens = writer_->range().size();  // none, if another put came first
     writer_.reset();
     PutResult result;
     result.prefix = id->ToString();
     result.n_tokens = context_.prompt_tokens;
-    result.stored_tokens = missing_.size();
+    result.stored_tokens = stored_tokens;
     result.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
     const auto stored = context_.storage->GetPrefix(*id);
     if (stored.ok()) {
@@ -151,7 +157,7 @@ class PutStreamImpl : public PutStream {
       const bool derived = result.exact_tokens < context_.prompt_tokens;
       if (derived) result.lineage = storage::LineageName(stored->lineage);
     }
-    if (missing_.size() > 0) {
+    if (stored_tokens > 0) {
       PREFIXD_ASSIGN(const auto& info, stored);
       result.bytes = info.own_bytes;
       // The rows are durable whatever fails here: without samples the prefix is merely untuned.
@@ -177,28 +183,12 @@ class PutStreamImpl : public PutStream {
  private:
   Status CheckOpen() const {
     if (writer_) return {};
-    return Error{Code::kFailedPrecondition, "this put was committed or aborted already"};
+    return PutEnded();
   }
 
   Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
     PREFIXD_TRY(CheckOpen());
-    if (layer >= context_.geometry.n_layers) {
-      return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
-                             std::to_string(context_.geometry.n_layers));
-    }
-    if (first > context_.prompt_tokens || n > context_.prompt_tokens - first) {
-      return InvalidArgument(
-          "tokens " + std::to_string(first) + ".." + std::to_string(uint64_t{first} + n) +
-          " are not all in the prompt of " + std::to_string(context_.prompt_tokens));
-    }
-    return {};
-  }
-
-  static Status CheckSize(const char* what, size_t got, size_t want) {
-    if (got == want) return {};
-    return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
-                           " bytes; this many tokens of the model's geometry take " +
-                           std::to_string(want));
+    return CheckPutRun(context_.geometry, context_.prompt_tokens, layer, first, n);
   }
 
   // Describes what one call writes: tokens [first, first + n) of a layer.

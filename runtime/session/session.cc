@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/session_arguments.h"
 #include "prefixd/store.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/session/session_impl.h"
@@ -75,23 +76,13 @@ Status SessionImpl::TakeMemory(const StepPolicy& policy) {
 
 Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
   std::lock_guard lock(mutex_);
-  if (detached_) return Detached();
+  if (detached_) return SessionDetached(info_.id);
   return plan_;
-}
-
-Error SessionImpl::WrongSize(const char* what, size_t got, size_t want) {
-  return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
-                         " elements; this geometry takes " + std::to_string(want));
-}
-
-Error SessionImpl::Detached() const {
-  return {Code::kFailedPrecondition,
-          "session " + std::to_string(info_.id) + " was detached; attach again"};
 }
 
 StepPolicy SessionImpl::policy() const {
   std::lock_guard lock(mutex_);
-  return plan_ ? plan_->policy : StepPolicy{};
+  return plan_ ? plan_->policy : last_policy_;
 }
 
 Status SessionImpl::SetPolicy(const StepPolicy& policy) {
@@ -121,7 +112,7 @@ Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
                             const std::vector<storage::ReadStats>& reads,
                             std::shared_ptr<const SessionPlan>& last) {
   std::lock_guard lock(mutex_);
-  if (detached_) return Detached();
+  if (detached_) return SessionDetached(info_.id);
   last = std::exchange(plan_, std::move(plan));
   adaptive_.reset();
   if (plan_->policy.adaptive && !plan_->heads.empty()) {
@@ -201,49 +192,17 @@ void SessionImpl::Charge(size_t head, const Ledger& ledger) {
   ledgers_[head] += ledger;
 }
 
-Status SessionImpl::CheckQueries(uint32_t layer, uint32_t n, std::span<const float> q,
-                                 std::span<float> y, std::span<float> lse) const {
-  const KvGeometry& geometry = info_.geometry;
-  if (layer >= geometry.n_layers) {
-    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
-                           std::to_string(geometry.n_layers));
-  }
-  if (geometry.layers[layer].sliding_window > 0) {
-    return Error{Code::kFailedPrecondition,
-                 "layer " + std::to_string(layer) + " has a sliding window of " +
-                     std::to_string(geometry.layers[layer].sliding_window) +
-                     " tokens: its attention is the engine's own"};
-  }
-  const size_t heads = size_t{n} * geometry.n_q_heads;
-  if (q.size() != heads * geometry.key_dim) {
-    return WrongSize("q", q.size(), heads * geometry.key_dim);
-  }
-  if (y.size() != heads * geometry.value_dim) {
-    return WrongSize("y", y.size(), heads * geometry.value_dim);
-  }
-  if (lse.size() != heads) return WrongSize("lse", lse.size(), heads);
-  for (size_t i = 0; i < q.size(); ++i) {
-    if (!std::isfinite(q[i])) {
-      const size_t row = i / geometry.key_dim;
-      return InvalidArgument("q of layer " + std::to_string(layer) + ", query " +
-                             std::to_string(row / geometry.n_q_heads) + ", head " +
-                             std::to_string(row % geometry.n_q_heads) + " is NaN or Inf");
-    }
-  }
-  return {};
-}
-
 Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<float> y,
                          std::span<float> lse, StepInfo* info) {
   StepRequest request{this, layer, q, y, lse, info, {}};
-  StepBatch({&request, 1});
+  StepBatch(*services_, {&request, 1});
   return std::move(request.status);
 }
 
 Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
                                 std::span<float> y, std::span<float> lse) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_TRY(CheckQueries(layer, n, q, y, lse));
+  PREFIXD_TRY(CheckQueries(info_.geometry, layer, n, q, y, lse));
   if (n == 0) return {};
   const KvGeometry& geometry = info_.geometry;
   const size_t group = geometry.group_size();
@@ -285,8 +244,9 @@ Result<SessionReport> SessionImpl::Detach() {
   std::shared_ptr<const SessionPlan> last;  // destroyed after the lock
   {
     std::lock_guard lock(mutex_);
-    if (detached_) return Detached();
+    if (detached_) return SessionDetached(info_.id);
     detached_ = true;
+    last_policy_ = plan_->policy;
     last.swap(plan_);
   }
   EndPrefetch(*last);

@@ -51,10 +51,6 @@ class SessionImpl : public Session {
   const std::shared_ptr<SessionServices>& services() const { return services_; }
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
-  // Checks that prefixd attends over the layer, and that queries [n][n_q_heads][...] are finite and
-  // of the right size.
-  Status CheckQueries(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
-                      std::span<float> lse) const;
   // Adds to the ledger of head layer * n_kv_heads + kv_head.
   void Charge(size_t head, const Ledger& ledger);
   // TakeTokens returns how many tokens each KV head of `layer` retrieves in a step of `plan`: as
@@ -66,11 +62,6 @@ class SessionImpl : public Session {
 
  private:
   SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info);
-  Result<size_t> CheckHead(uint32_t layer, uint32_t kv_head) const;
-  Status CheckIds(std::span<const uint32_t> ids) const;
-  Status CheckRange(TokenRange range) const;
-  Error Detached() const;
-  static Error WrongSize(const char* what, size_t got, size_t want);
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);
   Status Replace(std::shared_ptr<const SessionPlan> plan,
@@ -79,6 +70,9 @@ class SessionImpl : public Session {
   void EndPrefetch(const SessionPlan& plan);
   // Charges once per head and estimator; mutex_ is held.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator);
+  size_t HeadOf(uint32_t layer, uint32_t kv_head) const {
+    return size_t{layer} * info_.geometry.n_kv_heads + kv_head;
+  }
   void Leave();  // gives up its place in SessionServices::open, once
   // Counts what the session keeps, with what its policy lists; mutex_ is held.
   Status TakeMemory(const StepPolicy& policy);
@@ -91,6 +85,7 @@ class SessionImpl : public Session {
 
   mutable std::mutex mutex_;
   bool detached_ = false;
+  StepPolicy last_policy_;                           // set by Detach
   std::shared_ptr<const SessionPlan> plan_;          // null after Detach
   std::shared_ptr<AdaptiveBudget> adaptive_;         // for plan_, if its policy is adaptive
   std::vector<Ledger> ledgers_;                      // [n_layers * n_kv_heads]

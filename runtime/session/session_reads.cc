@@ -4,39 +4,13 @@
 #include <string>
 #include <utility>
 
+#include "base/session_arguments.h"
 #include "runtime/session/session_impl.h"
 #include "runtime/step/charges.h"
 #include "runtime/step/retrieve.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
-
-Result<size_t> SessionImpl::CheckHead(uint32_t layer, uint32_t kv_head) const {
-  if (layer >= info_.geometry.n_layers || kv_head >= info_.geometry.n_kv_heads) {
-    return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
-                           std::to_string(kv_head) + " is not one of the model's " +
-                           std::to_string(info_.geometry.n_layers) + " x " +
-                           std::to_string(info_.geometry.n_kv_heads));
-  }
-  return size_t{layer} * info_.geometry.n_kv_heads + kv_head;
-}
-
-Status SessionImpl::CheckIds(std::span<const uint32_t> ids) const {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= info_.n_tokens || (i > 0 && ids[i] <= ids[i - 1])) {
-      return InvalidArgument("ids must ascend and lie below " + std::to_string(info_.n_tokens) +
-                             "; id " + std::to_string(i) + " is " + std::to_string(ids[i]));
-    }
-  }
-  return {};
-}
-
-Status SessionImpl::CheckRange(TokenRange range) const {
-  if (range.begin <= range.end && range.end <= info_.n_tokens) return {};
-  return InvalidArgument("tokens " + std::to_string(range.begin) + ".." +
-                         std::to_string(range.end) + " are not a run of the prefix's " +
-                         std::to_string(info_.n_tokens));
-}
 
 void SessionImpl::ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens,
                              uint64_t bytes) {
@@ -50,10 +24,11 @@ void SessionImpl::ChargeRows(size_t head, const storage::ReadStats& reads, uint6
 Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                              std::span<std::byte> out) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  const size_t head = HeadOf(layer, kv_head);
   const size_t want = ids.size() * info_.geometry.row().bytes();
-  if (out.size() != want) return WrongSize("out", out.size(), want);
-  PREFIXD_TRY(CheckIds(ids));
+  PREFIXD_TRY(CheckSize("out", out.size(), want));
+  PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
   storage::ReadStats reads;
   Status status = plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads);
   ChargeRows(head, reads, status.ok() ? ids.size() : 0,
@@ -64,8 +39,9 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
 Result<RowsInPlace> SessionImpl::ReadInPlace(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
-  PREFIXD_TRY(CheckIds(ids));
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  const size_t head = HeadOf(layer, kv_head);
+  PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
   storage::ReadStats reads;
   auto rows = plan->prefix->stored().ReadInPlace(layer, kv_head, ids, &reads);
   ChargeRows(head, reads, rows.ok() ? ids.size() : 0,
@@ -79,10 +55,11 @@ Result<RowsInPlace> SessionImpl::ReadInPlace(uint32_t layer, uint32_t kv_head,
 Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                               std::span<std::byte> out) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
-  PREFIXD_TRY(CheckRange(range));
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  const size_t head = HeadOf(layer, kv_head);
+  PREFIXD_TRY(CheckRange(range, info_.n_tokens));
   const size_t want = range.size() * info_.geometry.row().bytes();
-  if (out.size() != want) return WrongSize("out", out.size(), want);
+  PREFIXD_TRY(CheckSize("out", out.size(), want));
   storage::ReadStats reads;
   Status status = plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads);
   ChargeRows(head, reads, 0,
@@ -95,17 +72,10 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
   PREFIXD_ASSIGN(const auto plan, this->plan());
   const KvGeometry& g = info_.geometry;
   const RowShape row = g.row();
-  PREFIXD_ASSIGN(const size_t first, CheckHead(slice.layer, slice.first_head));
-  const uint32_t heads = slice.n_heads > 0 ? slice.n_heads : g.n_kv_heads - slice.first_head;
-  if (heads > g.n_kv_heads - slice.first_head) {
-    return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
-                           std::to_string(uint64_t{slice.first_head} + heads) +
-                           " are not all among the model's " + std::to_string(g.n_kv_heads));
-  }
-  PREFIXD_TRY(CheckRange(slice.tokens));
+  PREFIXD_TRY(CheckSlice(info_, slice, k.size(), v.size()));
+  const size_t first = HeadOf(slice.layer, slice.first_head);
+  const uint32_t heads = SliceHeads(g, slice);
   const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
-  if (k.size() != n * heads * key) return WrongSize("k", k.size(), n * heads * key);
-  if (v.size() != n * heads * value) return WrongSize("v", v.size(), n * heads * value);
   if (n == 0) return {};
   const bool by_token = slice.order == KvOrder::kTokenMajor;
   return services_->pool.ParallelFor(heads, [&](size_t h) -> Status {
@@ -125,8 +95,8 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
 
 Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_TRY(CheckRange(range));
-  if (out.size() != range.size()) return WrongSize("out", out.size(), range.size());
+  PREFIXD_TRY(CheckRange(range, info_.n_tokens));
+  PREFIXD_TRY(CheckSize("out", out.size(), range.size()));
   std::ranges::copy(plan->prefix->stored().tokens().subspan(range.begin, range.size()),
                     out.begin());
   return {};
@@ -135,9 +105,10 @@ Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
 Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                       uint32_t k) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  const size_t head = HeadOf(layer, kv_head);
   const size_t want = size_t{info_.geometry.group_size()} * info_.geometry.key_dim;
-  if (q.size() != want) return WrongSize("q", q.size(), want);
+  PREFIXD_TRY(CheckSize("q", q.size(), want));
   if (!std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); })) {
     return InvalidArgument("q of layer " + std::to_string(layer) + ", KV head " +
                            std::to_string(kv_head) + " holds NaN or Inf");
@@ -153,7 +124,8 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
 Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,
                                                          const EstimatorVariant& variant) {
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const size_t head, CheckHead(layer, kv_head));
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  const size_t head = HeadOf(layer, kv_head);
   if (variant.kind == EstimatorKind::kNone || variant.kind == EstimatorKind::kAuto) {
     return InvalidArgument("estimator '" + variant.Name() + "' has no summary");
   }

@@ -5,13 +5,14 @@
 #include <vector>
 
 #include "base/capture_errors.h"
+#include "base/session_arguments.h"
 #include "prefixd/store.h"
 #include "runtime/session/session_impl.h"
 #include "runtime/step/step.h"
 #include "runtime/step/step_queue.h"
 
 namespace prefixd {
-void StepBatch(std::span<StepRequest> requests) {
+void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
   StepQueue::Call call;
   std::vector<size_t> of_task;  // [tasks] index of the request
   size_t n_tasks = 0;
@@ -20,25 +21,19 @@ void StepBatch(std::span<StepRequest> requests) {
   }
   call.tasks.reserve(n_tasks);
   of_task.reserve(n_tasks);
-  SessionServices* services = nullptr;
   for (size_t r = 0; r < requests.size(); ++r) {
     StepRequest& request = requests[r];
     if (request.info) *request.info = {};
     auto* session = dynamic_cast<SessionImpl*>(request.session);
-    if (!session) {
-      request.status = InvalidArgument("a batch takes sessions attached to this process's store");
+    if (!session || session->services().get() != &services) {
+      request.status = NotOfThisStore();
       continue;
     }
     auto plan = session->plan();
-    request.status =
-        plan.ok() ? session->CheckQueries(request.layer, 1, request.q, request.y, request.lse)
-                  : Status(plan.error());
+    request.status = plan.ok() ? CheckQueries(session->info().geometry, request.layer, 1, request.q,
+                                              request.y, request.lse)
+                               : Status(plan.error());
     if (!request.status.ok()) continue;
-    if (services && services != session->services().get()) {
-      request.status = InvalidArgument("all sessions of a batch must belong to one store");
-      continue;
-    }
-    services = session->services().get();
     const KvGeometry& geometry = session->info().geometry;
     const size_t group = geometry.group_size();
     const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer);
@@ -63,7 +58,7 @@ void StepBatch(std::span<StepRequest> requests) {
     }
   }
   if (call.tasks.empty()) return;
-  services->steps.Run(call);
+  services.steps.Run(call);
   for (size_t t = 0; t < call.tasks.size(); ++t) {
     GroupTask& task = call.tasks[t];
     StepRequest& request = requests[of_task[t]];
@@ -82,8 +77,8 @@ void StepBatch(std::span<StepRequest> requests) {
     info.k = std::max(info.k, task.k);
     info.k_per_head.push_back(task.k);
   }
-  services->stepped += std::count_if(requests.begin(), requests.end(),
-                                     [](const StepRequest& r) { return r.status.ok(); });
+  services.stepped += std::count_if(requests.begin(), requests.end(),
+                                    [](const StepRequest& r) { return r.status.ok(); });
 }
 
 }  // namespace prefixd

@@ -4,11 +4,12 @@
 #include <span>
 
 #include "prefixd/store.h"
+#include "runtime/session/session_services.h"
 
 namespace prefixd {
 
-// Implements Store::StepBatch for a local store. All sessions must belong to one store. Calls of
-// several threads that wait for the same cores are joined.
-void StepBatch(std::span<StepRequest> requests);
+// Implements Store::StepBatch for the local store with these services. Calls of several threads
+// that wait for the same cores are joined.
+void StepBatch(SessionServices& services, std::span<StepRequest> requests);
 
 }  // namespace prefixd

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/runtime_options.h"
+#include "base/session_arguments.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/derived/index_recall.h"
@@ -33,10 +34,6 @@ constexpr uint64_t kMaxTtlSeconds = 1000ull * 365 * 24 * 3600;
 Status CheckTtl(uint64_t ttl_seconds) {
   if (ttl_seconds <= kMaxTtlSeconds) return {};
   return InvalidArgument("ttl_seconds is at most 1000 years; 0 keeps the prefix for ever");
-}
-
-Error NoSuchPrefix(std::string_view id) {
-  return {Code::kNotFound, "no prefix '" + std::string(id) + "' is stored"};
 }
 
 // Returns which derived rows a spec takes.
@@ -110,7 +107,8 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_ASSIGN(auto writer,
                    core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label,
                                             {spec.pinned, spec.ttl_seconds * 1000,
-                                             spec.encoding.value_or(usual), spec.derived, accept}));
+                                             spec.encoding.value_or(usual), spec.wait_ms,
+                                             spec.alone, spec.derived, accept}));
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
@@ -289,7 +287,9 @@ class LocalStoreImpl final : public LocalStore {
 
   Result<RuntimeStats> Stats() override { return StatsOf(*core_); }
 
-  void StepBatch(std::span<StepRequest> requests) override { prefixd::StepBatch(requests); }
+  void StepBatch(std::span<StepRequest> requests) override {
+    prefixd::StepBatch(core_->services, requests);
+  }
 
  private:
   Status Known(std::string_view model) const {
@@ -300,7 +300,9 @@ class LocalStoreImpl final : public LocalStore {
   Result<storage::PrefixInfo> Find(std::string_view prefix) const {
     const auto id = SegmentId::Parse(prefix);
     if (!id.ok()) return NoSuchPrefix(prefix);
-    return core_->storage->GetPrefix(*id);
+    auto info = core_->storage->GetPrefix(*id);
+    if (!info.ok() && info.error().code == Code::kNotFound) return NoSuchPrefix(prefix);
+    return info;
   }
 
   const std::shared_ptr<Core> core_;

@@ -39,6 +39,10 @@ struct PutOptions {
   uint64_t ttl_ms = 0;  // from the commit on; 0: for ever
   // The encoding of the rows that this put stores; rows stored before stay as they are.
   RowEncoding encoding = RowEncoding::kAsGiven;
+  // While another put stores blocks of these tokens that this one would store, too: BeginPut waits
+  // so long for its end; then it is kUnavailable if `alone`, and goes on otherwise.
+  uint64_t wait_ms = 0;
+  bool alone = false;
   // The rows are derived. So are those that continue derived rows, whatever is said here.
   bool derived = false;
   // Which stored rows the put continues instead of storing them again. A derived put without a
@@ -102,7 +106,7 @@ class SegmentWriter {
  public:
   virtual ~SegmentWriter() = default;
   // Returns the run of tokens that this segment stores (positions in the prefix); [begin, begin) if
-  // nothing is new.
+  // nothing is new, or when Commit found that another put had stored them meanwhile.
   virtual TokenRange range() const = 0;
   // Returns whether WriteRows would take these tokens (kInvalidArgument: not this segment's, or
   // written before); so that a caller that writes a run in several calls writes all of it or

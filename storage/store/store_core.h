@@ -24,6 +24,7 @@
 #include "storage/segment/segment_file_writer.h"
 #include "storage/store/ballast.h"
 #include "storage/store/blob_store.h"
+#include "storage/store/open_puts.h"
 #include "storage/store/prefix_store.h"
 #include "storage/store/segment_cache.h"
 #include "storage/store/space.h"
@@ -110,6 +111,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::unique_ptr<SpaceAccount> space;
   std::unique_ptr<HostTier> tier;
   SegmentCache files{128, options.tables_bytes};
+  OpenPuts open_puts;
   ReadServices services;  // each prefix adds its tenant's tier
   // Write buffers, as many as a put uses, whose memory the next put need not touch afresh.
   const std::shared_ptr<BufferPool> slabs =

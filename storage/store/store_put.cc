@@ -25,7 +25,8 @@ struct PutPlan {
   PutOptions options;
   Lineage lineage{};  // of the rows that this put stores
   Match match;
-  ChainPin pin;  // pins the segment that the new one continues
+  ChainPin pin;          // pins the segment that the new one continues
+  OpenPuts::Entry open;  // until the put has ended
 };
 
 class PutWriter final : public SegmentWriter {
@@ -134,7 +135,9 @@ class PutWriter final : public SegmentWriter {
     CrashPoint("put.sealed");
     core_->bytes_written += file_->bytes_written();
     PREFIXD_ASSIGN(const Match stored, Publish(sequence));
-    return stored.n_tokens > 0 ? FinishStored(stored) : Finish(id_);
+    if (stored.n_tokens == 0) return Finish(id_);
+    plan_.match = stored;  // nothing is new any more
+    return FinishStored(stored);
   }
 
   void Abort() override {
@@ -216,7 +219,10 @@ class PutWriter final : public SegmentWriter {
       best = alias.n_tokens;
       name = alias.id;
     }
-    PREFIXD_TRY(core_->Keep(name, plan_.options.pinned, Expires()));
+    if (Status kept = core_->Keep(name, plan_.options.pinned, Expires()); !kept.ok()) {
+      Abort();
+      return kept.error();
+    }
     Finish(match.id);
     return name;
   }
@@ -238,6 +244,7 @@ class PutWriter final : public SegmentWriter {
   void Release() {
     space_.Release();
     plan_.pin.Release();
+    plan_.open = {};
   }
 
   // Members are destroyed in reverse order, and everything below needs the core.
@@ -272,6 +279,24 @@ Status MatchAndPin(StoreCore& core, PutPlan& plan) {
   return Error{Code::kUnavailable, "the stored prefix keeps changing; try again"};
 }
 
+// Matches, as MatchAndPin does, and enters the put among those under way; waits for one that stores
+// the same blocks, as far as the options say.
+Status MatchAmongPuts(StoreCore& core, PutPlan& plan) {
+  const auto until = OpenPuts::Clock::now() + std::chrono::milliseconds(plan.options.wait_ms);
+  const uint32_t block = core.catalog->meta().block_tokens;
+  while (true) {
+    const uint64_t seen = core.open_puts.ended();
+    PREFIXD_TRY(MatchAndPin(core, plan));
+    PREFIXD_ASSIGN(auto entry, core.open_puts.Enter(plan.hashes, plan.match.n_tokens / block, seen,
+                                                    until, plan.options.alone));
+    if (entry) {
+      plan.open = *std::move(entry);
+      return {};
+    }
+    plan.pin.Release();
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
@@ -289,7 +314,7 @@ Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
   plan.hashes =
       BlockHashes(plan.scope.model.fingerprint, tenant, tokens, core->catalog->meta().block_tokens);
   plan.label = label;
-  PREFIXD_TRY(MatchAndPin(*core, plan));
+  PREFIXD_TRY(MatchAmongPuts(*core, plan));
   if (!plan.pin.empty()) plan.lineage = plan.pin.chain().back().lineage;
   if (plan.lineage == Lineage{} && options.derived) {
     plan.lineage = options.accept.lineage;

@@ -75,11 +75,17 @@ class CApi : public ::testing::TestWithParam<bool> {
     ASSERT_EQ(pfx_put_missing(put, &begin, &end), PFX_OK);
     EXPECT_EQ(begin, 0u);
     EXPECT_EQ(end, kTokens);
+    options.alone = 1;  // while the first is under way
+    options.wait_ms = 20;
+    pfx_put* second = nullptr;
+    EXPECT_EQ(pfx_begin_put(client_, &options, &second), PFX_UNAVAILABLE) << pfx_last_error();
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       const size_t bytes = kTokens * kKvHeads * kDim * sizeof(float);
       EXPECT_EQ(pfx_put_write(put, layer, 0, kTokens, Row(k_, layer, 0), bytes - 4,
                               Row(v_, layer, 0), bytes),
                 PFX_INVALID_ARGUMENT);
+      EXPECT_EQ(pfx_put_commit(put, nullptr), PFX_FAILED_PRECONDITION);  // too early; it goes on
+      EXPECT_NE(std::string(pfx_last_error()).find("lacks token 0"), std::string::npos);
       ASSERT_EQ(
           pfx_put_write(put, layer, 0, kTokens, Row(k_, layer, 0), bytes, Row(v_, layer, 0), bytes),
           PFX_OK)
@@ -375,6 +381,41 @@ TEST_P(CApi, ProgressCanCancel) {
   Put();
   const auto stop = [](void*, uint64_t, uint64_t, const char*) { return 1; };
   EXPECT_EQ(pfx_verify(client_, "", stop, nullptr, nullptr), PFX_CANCELLED) << pfx_last_error();
+}
+
+TEST_P(CApi, ARestartIsWaitedForUnlessItMayNotBe) {
+  if (!GetParam()) GTEST_SKIP() << "an embedded store ends with its process";
+  Put();
+  pfx_connect_options impatient = PFX_CONNECT_OPTIONS_INIT;
+  const std::string address = daemon_->address();
+  impatient.address = address.c_str();
+  impatient.reconnect_ms = UINT32_MAX;
+  pfx_store* other = nullptr;
+  ASSERT_EQ(pfx_connect(&impatient, &other), PFX_OK) << pfx_last_error();
+  pfx_attach_options attach = PFX_ATTACH_OPTIONS_INIT;
+  attach.model = "m";
+  attach.tokens = tokens_.data();
+  attach.n_tokens = kTokens;
+  attach.policy_json = R"({"mode": "full"})";
+  pfx_session* ends = nullptr;
+  ASSERT_EQ(pfx_attach(client_, &attach, &session_), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_attach(other, &attach, &ends), PFX_OK) << pfx_last_error();
+  const auto step = [&](pfx_session* session, std::vector<float>& y) {
+    std::vector<float> lse(kQHeads);
+    return pfx_step(session, 0, q_.data(), kQHeads * kDim, y.data(), y.size(), lse.data(),
+                    lse.size());
+  };
+  std::vector<float> before(kQHeads * kDim), after(before);
+  ASSERT_EQ(step(session_, before), PFX_OK) << pfx_last_error();
+  daemon_.reset();  // kill -9
+  EXPECT_EQ(step(ends, after), PFX_UNAVAILABLE);
+  daemon_ = std::make_unique<DaemonProcess>(dir_.path());
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  ASSERT_EQ(step(session_, after), PFX_OK) << pfx_last_error();
+  EXPECT_EQ(before, after);
+  EXPECT_EQ(step(ends, after), PFX_UNAVAILABLE);
+  pfx_session_free(ends);
+  pfx_store_close(other);
 }
 
 INSTANTIATE_TEST_SUITE_P(Clients, CApi, ::testing::Bool(), [](const auto& param) {

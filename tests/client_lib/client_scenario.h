@@ -34,16 +34,29 @@ inline RuntimeOptions SmallStore(const std::filesystem::path& dir) {
   return o;
 }
 
+inline void ExpectNear(std::span<const float> a, std::span<const float> b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(a[i]));
+    ASSERT_NEAR(a[i], b[i], 1e-4) << i;
+  }
+}
+
 class ClientScenario : public ::testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
     prompt_ = MakePrompt(kTokens, Seed("ClientScenario"));
+    RuntimeOptions own = SmallStore(dir_.path() / "own");
+    RuntimeOptions beside = SmallStore(dir_.path() / "reference");
+    std::vector<std::string> args = {"--listen", "127.0.0.1:0"};
+    std::vector<std::string> same_args;
+    Limit(own, args);
+    Limit(beside, same_args);
     if (GetParam() == Kind::kEmbedded) {
-      auto client = Open(SmallStore(dir_.path() / "own"));
+      auto client = Open(own);
       ASSERT_TRUE(client.ok()) << client.error().message;
       client_ = *std::move(client);
     } else {
-      std::vector<std::string> args = {"--listen", "127.0.0.1:0"};
       if (GetParam() == Kind::kUnixSmallRegion) {  // rows need several messages
         args.insert(args.end(), {"--shared-memory-mib", "1"});
       }
@@ -58,11 +71,14 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
                 GetParam() == Kind::kUnixShared || GetParam() == Kind::kUnixSmallRegion);
       client_ = *std::move(client);
     }
-    auto reference = Open(SmallStore(dir_.path() / "reference"));
+    auto reference = Open(beside);
     ASSERT_TRUE(reference.ok()) << reference.error().message;
     reference_ = *std::move(reference);
     Put(*reference_);
   }
+
+  // Bounds the stores: by options, and by the daemon's arguments that say the same.
+  virtual void Limit(RuntimeOptions& /*options*/, std::vector<std::string>& /*args*/) const {}
 
   void Put(Store& client) {
     auto result = PutPrompt(client, prompt_, "scenario");
@@ -94,14 +110,6 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
     std::vector<float> q(size_t{n} * kQHeads * kDim);
     for (float& x : q) x = normal(rng);
     return q;
-  }
-
-  static void ExpectNear(std::span<const float> a, std::span<const float> b) {
-    ASSERT_EQ(a.size(), b.size());
-    for (size_t i = 0; i < a.size(); ++i) {
-      ASSERT_TRUE(std::isfinite(a[i]));
-      ASSERT_NEAR(a[i], b[i], 1e-4) << i;
-    }
   }
 
   DaemonDir dir_;

@@ -5,7 +5,6 @@
 #include <limits>
 #include <thread>
 
-#include "runtime/session/step_batch.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -180,7 +179,7 @@ TEST_F(SessionTest, BatchesEqualSingleStepsAndFailAlone) {
   }
   requests.push_back({a.get(), 0, bad, outputs[0].y, outputs[0].lse, nullptr, {}});
   requests.push_back({nullptr, 0, bad, outputs[0].y, outputs[0].lse, nullptr, {}});
-  StepBatch(requests);
+  store_->StepBatch(requests);
   for (size_t i = 0; i < 4; ++i) {
     ASSERT_OK(requests[i].status);
     const Output alone = Step(*(i % 2 ? b : a), requests[i].layer, requests[i].q);
@@ -235,7 +234,7 @@ TEST_F(SessionTest, PutsStepsAndBatchesRunTogether) {
         Output out2 = out;
         StepRequest requests[2] = {{session.get(), 0, q, out.y, out.lse, &out.info, {}},
                                    {session.get(), 0, q, out2.y, out2.lse, nullptr, {}}};
-        StepBatch(std::span(requests).first(1 + i % 2));
+        store_->StepBatch(std::span(requests).first(1 + i % 2));
         wrong += !requests[0].status.ok() || out.y != want.y || out.lse != want.lse;
         steps += 1 + i % 2;
       }

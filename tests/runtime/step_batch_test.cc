@@ -3,7 +3,6 @@
 #include <atomic>
 #include <thread>
 
-#include "runtime/session/step_batch.h"
 #include "runtime/step/step_queue.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -63,7 +62,7 @@ TEST_F(StepBatchTest, SessionsOnOnePrefixGetWhatTheyGetAlone) {
         requests.push_back(
             {sessions_[i].get(), 1, q(i), together[i].y, together[i].lse, &together[i].info, {}});
       }
-      StepBatch(requests);
+      store_->StepBatch(requests);
       uint64_t bytes = 0, bytes_alone = 0;
       for (size_t i = 0; i < n; ++i) {
         SCOPED_TRACE(i);
@@ -105,7 +104,7 @@ TEST_F(StepBatchTest, ALargeBatchOfOneHeadGetsWhatItGetsAlone) {
     y[i].resize(64), lse[i].resize(4);
     requests.push_back({session.get(), 1, queries[i], y[i], lse[i], nullptr, {}});
   }
-  StepBatch(requests);
+  store_->StepBatch(requests);
   for (size_t i = 0; i < kSteps; ++i) {
     SCOPED_TRACE(i);
     ASSERT_OK(requests[i].status);

@@ -396,6 +396,20 @@ def test_rows_can_be_stored_in_half_the_space(tmp_path: Path) -> None:
             store.begin_put("m", prompt.tokens, encoding="int3")
 
 
+def test_two_puts_of_a_prompt_store_it_once(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    first = store.begin_put("m", prompt.tokens)
+    with pytest.raises(prefixd.Unavailable, match="another put of these tokens is under way"):
+        store.begin_put("m", prompt.tokens, wait=0.02, alone=True)
+    store.begin_put("m", prompt.tokens, wait=0.02).abort()
+    first.abort()
+    stored = prompt.put(store)
+    with store.begin_put("m", prompt.tokens, wait=1.0, alone=True) as put:
+        assert len(put.missing) == 0
+    assert put.result().prefix == stored.prefix
+    assert put.result().stored_tokens == 0
+
+
 def test_options_of_a_store_are_checked(tmp_path: Path) -> None:
     with pytest.raises(prefixd.InvalidArgument, match="options.thread: no such field"):
         prefixd.open(tmp_path, thread=2)
@@ -404,4 +418,4 @@ def test_options_of_a_store_are_checked(tmp_path: Path) -> None:
     with prefixd.open(tmp_path / "store", **SMALL, gathered_rows_bytes=1 << 20) as store:
         assert store.stats()["gathered_rows_capacity"] == 1 << 20
     with pytest.raises(prefixd.Unavailable):
-        prefixd.connect(f"unix:{tmp_path}/nobody")
+        prefixd.connect(f"unix:{tmp_path}/nobody", reconnect=0.0)

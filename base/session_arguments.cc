@@ -1,0 +1,125 @@
+#include "base/session_arguments.h"
+
+#include <cmath>
+#include <string>
+
+namespace prefixd {
+
+Error SessionDetached(uint64_t id) {
+  return {Code::kFailedPrecondition,
+          "session " + std::to_string(id) + " was detached; attach again"};
+}
+
+Status CheckSize(const char* what, size_t got, size_t want) {
+  if (got == want) return {};
+  return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
+                         " elements; this geometry takes " + std::to_string(want));
+}
+
+Status CheckHead(const KvGeometry& geometry, uint32_t layer, uint32_t kv_head) {
+  if (layer < geometry.n_layers && kv_head < geometry.n_kv_heads) return {};
+  return InvalidArgument("layer " + std::to_string(layer) + ", KV head " + std::to_string(kv_head) +
+                         " is not one of the model's " + std::to_string(geometry.n_layers) + " x " +
+                         std::to_string(geometry.n_kv_heads));
+}
+
+Status CheckIds(std::span<const uint32_t> ids, uint32_t n_tokens) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= n_tokens || (i > 0 && ids[i] <= ids[i - 1])) {
+      return InvalidArgument("ids must ascend and lie below " + std::to_string(n_tokens) + "; id " +
+                             std::to_string(i) + " is " + std::to_string(ids[i]));
+    }
+  }
+  return {};
+}
+
+Status CheckRange(TokenRange range, uint32_t n_tokens) {
+  if (range.begin <= range.end && range.end <= n_tokens) return {};
+  return InvalidArgument("tokens " + std::to_string(range.begin) + ".." +
+                         std::to_string(range.end) + " are not a run of the prefix's " +
+                         std::to_string(n_tokens));
+}
+
+uint32_t SliceHeads(const KvGeometry& geometry, const LayerSlice& slice) {
+  return slice.n_heads > 0 ? slice.n_heads : geometry.n_kv_heads - slice.first_head;
+}
+
+Status CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
+                  size_t v_bytes) {
+  const KvGeometry& g = info.geometry;
+  PREFIXD_TRY(CheckHead(g, slice.layer, slice.first_head));
+  const uint32_t heads = SliceHeads(g, slice);
+  if (heads > g.n_kv_heads - slice.first_head) {
+    return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
+                           std::to_string(uint64_t{slice.first_head} + heads) +
+                           " are not all among the model's " + std::to_string(g.n_kv_heads));
+  }
+  PREFIXD_TRY(CheckRange(slice.tokens, info.n_tokens));
+  const size_t rows = size_t{slice.tokens.size()} * heads;
+  PREFIXD_TRY(CheckSize("k", k_bytes, rows * g.row().key_bytes()));
+  return CheckSize("v", v_bytes, rows * g.row().value_bytes());
+}
+
+Status CheckQueries(const KvGeometry& geometry, uint32_t layer, uint32_t n,
+                    std::span<const float> q, std::span<const float> y,
+                    std::span<const float> lse) {
+  if (layer >= geometry.n_layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                           std::to_string(geometry.n_layers));
+  }
+  if (geometry.layers[layer].sliding_window > 0) {
+    return Error{Code::kFailedPrecondition,
+                 "layer " + std::to_string(layer) + " has a sliding window of " +
+                     std::to_string(geometry.layers[layer].sliding_window) +
+                     " tokens: its attention is the engine's own"};
+  }
+  const size_t heads = size_t{n} * geometry.n_q_heads;
+  PREFIXD_TRY(CheckSize("q", q.size(), heads * geometry.key_dim));
+  PREFIXD_TRY(CheckSize("y", y.size(), heads * geometry.value_dim));
+  PREFIXD_TRY(CheckSize("lse", lse.size(), heads));
+  for (size_t i = 0; i < q.size(); ++i) {
+    if (!std::isfinite(q[i])) {
+      const size_t row = i / geometry.key_dim;
+      return InvalidArgument("q of layer " + std::to_string(layer) + ", query " +
+                             std::to_string(row / geometry.n_q_heads) + ", head " +
+                             std::to_string(row % geometry.n_q_heads) + " is NaN or Inf");
+    }
+  }
+  return {};
+}
+
+Error PutEnded() {
+  return {Code::kFailedPrecondition, "this put was committed or aborted already; begin another"};
+}
+
+Status CheckPutRun(const KvGeometry& geometry, uint32_t prompt_tokens, uint32_t layer,
+                   uint32_t first, uint32_t n) {
+  if (layer >= geometry.n_layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                           std::to_string(geometry.n_layers));
+  }
+  if (first > prompt_tokens || n > prompt_tokens - first) {
+    return InvalidArgument("tokens " + std::to_string(first) + ".." +
+                           std::to_string(uint64_t{first} + n) + " are not all in the prompt of " +
+                           std::to_string(prompt_tokens));
+  }
+  return {};
+}
+
+Status CheckPutSize(const char* what, size_t got, size_t want) {
+  if (got == want) return {};
+  return InvalidArgument(std::string(what) + " has " + std::to_string(got) +
+                         " bytes; this many tokens of the model's geometry take " +
+                         std::to_string(want));
+}
+
+Error NotOfThisStore() {
+  return InvalidArgument("a batch takes sessions that are attached to its own store");
+}
+
+Error NoSuchPrefix(std::string_view id) {
+  return {Code::kNotFound,
+          "no prefix named '" + std::string(id) + "'; see `prefixctl prefixes list`"};
+}
+
+}  // namespace prefixd

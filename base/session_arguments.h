@@ -1,0 +1,53 @@
+// Checks the arguments of sessions and puts. The embedded store and the client of a daemon share
+// these checks, so that both refuse the same with the same words. A daemon never relies on what its
+// client has checked.
+//
+// Thread-safety: free functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "prefixd/result.h"
+#include "prefixd/session.h"
+#include "prefixd/types.h"
+
+namespace prefixd {
+
+// ---- sessions ----
+
+// id: SessionInfo::id.
+Error SessionDetached(uint64_t id);
+// got, want: elements of the tensor `what`.
+Status CheckSize(const char* what, size_t got, size_t want);
+Status CheckHead(const KvGeometry& geometry, uint32_t layer, uint32_t kv_head);
+// Checks that ids ascend and lie in the prefix.
+Status CheckIds(std::span<const uint32_t> ids, uint32_t n_tokens);
+Status CheckRange(TokenRange range, uint32_t n_tokens);
+// Checks a slice and the sizes of its outputs, in bytes.
+Status CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes, size_t v_bytes);
+// Returns the number of KV heads of a checked slice.
+uint32_t SliceHeads(const KvGeometry& geometry, const LayerSlice& slice);
+// Checks that prefixd attends over the layer, and that queries [n][n_q_heads][...] are finite and
+// of the right size.
+Status CheckQueries(const KvGeometry& geometry, uint32_t layer, uint32_t n,
+                    std::span<const float> q, std::span<const float> y, std::span<const float> lse);
+
+// ---- puts ----
+
+Error PutEnded();
+// Checks that tokens [first, first + n) of a layer are the prompt's.
+Status CheckPutRun(const KvGeometry& geometry, uint32_t prompt_tokens, uint32_t layer,
+                   uint32_t first, uint32_t n);
+// got, want: bytes of the tensor `what`.
+Status CheckPutSize(const char* what, size_t got, size_t want);
+
+// ---- stores ----
+
+Error NoSuchPrefix(std::string_view id);
+// For a step of another store's session.
+Error NotOfThisStore();
+
+}  // namespace prefixd

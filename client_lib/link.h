@@ -1,0 +1,70 @@
+// Keeps a client connected: opens its connection again when the daemon was away, and repeats the
+// calls that the loss interrupted. The store and its sessions share one. Internal to client_lib.
+//
+// Thread-safety: all methods may be called concurrently.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "client_lib/connection.h"
+
+namespace prefixd {
+
+class Link {
+ public:
+  static constexpr int kMostTries = 5;
+
+  Link(Address address, ConnectOptions options)
+      : address_(std::move(address)), options_(std::move(options)) {}
+
+  // Returns the connection; opens another one when it is broken. While no daemon answers, waits for
+  // one until ConnectOptions::reconnect_ms after the first call that missed it; the first
+  // connection of all is tried once.
+  Result<std::shared_ptr<Connection>> Live();
+  // Opens a connection of its own, as Live does.
+  Result<std::shared_ptr<Connection>> Aside(bool shared_memory);
+
+  // Runs `call(connection)`, which returns a Result, and again where the daemon went away
+  // meanwhile, kMostTries times in all: a call that makes a daemon end must not end each new one.
+  // The call must be one that may run twice.
+  template <typename Call>
+  std::invoke_result_t<Call, std::shared_ptr<Connection>> Run(const Call& call) {
+    for (int tries = 1;; ++tries) {
+      PREFIXD_ASSIGN(auto connection, Live());
+      auto result = call(connection);
+      if (result.ok() || tries == kMostTries || !MayRepeat(*connection, result.error())) {
+        return result;
+      }
+    }
+  }
+  Result<Connection::Reply> Do(const Connection::Call& call) {
+    return Run([&](const auto& connection) { return connection->Do(call); });
+  }
+
+  // Whether sessions attach again.
+  bool reconnects() const { return options_.reconnect_ms > 0; }
+  // Whether this error of a call over `connection` means that the daemon went away, so that the
+  // call may be sent again.
+  bool MayRepeat(const Connection& connection, const Error& error) const {
+    return reconnects() && error.code == Code::kUnavailable && connection.lost();
+  }
+
+  // Returns whether tensors go through shared memory.
+  bool shared_memory() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const Address address_;
+  const ConnectOptions options_;
+  mutable std::mutex mutex_;  // held while a connection is opened, so that one is
+  std::shared_ptr<Connection> connection_;
+  std::optional<Clock::time_point> away_since_;
+};
+
+}  // namespace prefixd

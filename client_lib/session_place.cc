@@ -1,0 +1,77 @@
+#include "client_lib/session_place.h"
+
+#include <span>
+#include <string>
+
+#include "protocol/codec.h"
+
+namespace prefixd {
+
+using wire::Field;
+using wire::FromJson;
+using wire::MessageType;
+
+namespace {
+
+Error CannotGoOn(const std::string& why) {
+  return {Code::kUnavailable, "the daemon was away and this session cannot go on: " + why};
+}
+
+}  // namespace
+
+Result<Attached> AttachOver(std::shared_ptr<Connection> connection, const AttachSpec& spec) {
+  Connection::Call call{MessageType::kAttach, {{"attach", wire::ToJson(spec)}}, {}, {}, nullptr};
+  if (!spec.tokens.empty()) {
+    call.in.push_back(wire::BytesOf(std::span<const uint32_t>(spec.tokens)));
+  }
+  PREFIXD_ASSIGN(auto reply, connection->Do(std::move(call)));
+  Attached attached;
+  PREFIXD_ASSIGN(attached.place.session, Field<uint64_t>(reply.control, "session"));
+  PREFIXD_ASSIGN(attached.info,
+                 FromJson<SessionInfo>(reply.control.value("info", wire::Json::object()), "info"));
+  PREFIXD_TRY(attached.info.geometry.Validate());
+  PREFIXD_ASSIGN(attached.policy, Field<StepPolicy>(reply.control, "policy"));
+  attached.place.connection = std::move(connection);
+  return attached;
+}
+
+Connection::Call SessionCall(MessageType type, const Place& at) {
+  return {type, {{"session", at.session}}, {}, {}, nullptr};
+}
+
+Place SessionPlace::last() const {
+  std::lock_guard lock(mutex_);
+  return at_;
+}
+
+Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& policy) {
+  if (Place at = last(); at.connection->alive()) return at;
+  if (!link_->reconnects()) {
+    return Error{Code::kUnavailable, "the connection of session " + std::to_string(info.id) +
+                                         " is broken; attach again"};
+  }
+  std::lock_guard attaching(attaching_);
+  if (Place at = last(); at.connection->alive()) return at;
+  AttachSpec spec;
+  spec.model = info.model;
+  spec.tenant = info.tenant;
+  // An id is never given to other tokens, not even by another store, and stays valid when its
+  // segment is compacted into another one.
+  spec.prefix = info.prefix;
+  spec.n_tokens = info.n_tokens;
+  spec.policy = policy;
+  auto again = link_->Run([&](auto connection) { return AttachOver(connection, spec); });
+  if (!again.ok()) {
+    const bool away = again.error().code == Code::kUnavailable;
+    return away ? again.error() : CannotGoOn(again.error().message);
+  }
+  if (again->info.n_tokens != info.n_tokens || again->info.geometry != info.geometry) {
+    (void)again->place.connection->Do(SessionCall(MessageType::kDetach, again->place));
+    return CannotGoOn("prefix " + info.prefix + " is another one now");
+  }
+  std::lock_guard lock(mutex_);
+  at_ = again->place;
+  return at_;
+}
+
+}  // namespace prefixd
