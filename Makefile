@@ -3,12 +3,13 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture bench \
+.PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture soak bench \
         bench-build results format check-format tidy install wheel test-wheel deb test-deb python-module \
         gpu-only compiler-only tidy-changed model phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
+SOAK_SECONDS ?= 1800
 PREFIX ?= /usr/local
 STAGE := scripts/stage.sh
 PROGRAMS := prefixd prefixctl prefixd-demo
@@ -78,6 +79,10 @@ fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, o
 torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, again goes on; TORTURE_ARGS="disk --cycles 1000"
 	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_torture
 	@LD_BIND_NOW=1 $(BUILD)/tests/reliability/prefixd_torture --resume --json build/torture/figures.json $(TORTURE_ARGS)
+
+soak: setup $(BUILD)/build.ninja  ## a daemon under 300 sessions, killed clients, garbage, slow readers: SOAK_SECONDS=1800; Ctrl-C ends it early
+	@$(STAGE) "build the soak" cmake --build $(BUILD) -j $(JOBS) --target prefixd_soak
+	@$(BUILD)/tests/soak/prefixd_soak --seconds $(SOAK_SECONDS) --json $(BUILD)/soak.json $(SOAK_ARGS)
 
 install: build  ## daemon, C and C++ libraries, headers: PREFIX=/usr/local, DESTDIR for packagers
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace prefixd::bench {
@@ -14,7 +15,7 @@ inline Spread Summarise(std::vector<double> samples) {
   if (samples.empty()) return {};
   std::sort(samples.begin(), samples.end());
   const auto at = [&](double p) {
-    return samples[static_cast<size_t>(p * double(samples.size() - 1) + 0.5)];
+    return samples[static_cast<size_t>(std::lround(p * double(samples.size() - 1)))];
   };
   return {at(0.5), at(0.25), at(0.75)};
 }

@@ -215,10 +215,10 @@ TEST_P(CApi, RowsComeBackAsTheyWerePut) {
   ASSERT_EQ(pfx_read_range(session_, 1, 1, 7, 9, range, sizeof(range)), PFX_OK);
   EXPECT_EQ(pfx_read_range(session_, 1, 1, 7, 9, range, 8), PFX_INVALID_ARGUMENT);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(std::memcmp(rows[i], Row(k_, 1, ids[i]) + kDim, kDim * sizeof(float)), 0);
-    EXPECT_EQ(std::memcmp(rows[i] + kDim, Row(v_, 1, ids[i]) + kDim, kDim * sizeof(float)), 0);
+    EXPECT_TRUE(std::equal(rows[i], rows[i] + kDim, Row(k_, 1, ids[i]) + kDim));
+    EXPECT_TRUE(std::equal(rows[i] + kDim, rows[i] + 2 * kDim, Row(v_, 1, ids[i]) + kDim));
   }
-  EXPECT_EQ(std::memcmp(range[0], rows[1], sizeof(rows[1])), 0);
+  EXPECT_TRUE(std::ranges::equal(range[0], rows[1]));
   uint32_t selected[20];
   size_t n = 0;
   pfx_cut cuts[2];
@@ -360,7 +360,7 @@ TEST_P(CApi, RestoreBringsEveryRowBackLayerByLayer) {
   ASSERT_EQ(pfx_restore_next(restore, &run), PFX_OK) << pfx_last_error();
   ASSERT_GT(run.end, 1u);
   const float* last = static_cast<const float*>(run.v) + (run.v_bytes / 4 - kDim);
-  EXPECT_EQ(std::memcmp(last, Row(v_, 1, run.end - 1) + (kKvHeads - 1) * kDim, kDim * 4), 0);
+  EXPECT_TRUE(std::equal(last, last + kDim, Row(v_, 1, run.end - 1) + (kKvHeads - 1) * kDim));
   pfx_restore_free(restore);
 
   options.order = static_cast<pfx_kv_order>(7);

@@ -29,8 +29,8 @@ class DaemonProcess {
   // Starts prefixd with a store and socket below `dir`, plus `args`. kReady waits until it is ready
   // or has ended; kNothing does not wait.
   enum class Await { kReady, kNothing };
-  DaemonProcess(const std::filesystem::path& dir, const std::vector<std::string>& args = {},
-                Await await = Await::kReady);
+  explicit DaemonProcess(const std::filesystem::path& dir,
+                         const std::vector<std::string>& args = {}, Await await = Await::kReady);
   ~DaemonProcess();  // kill -9 if it still runs
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
