@@ -15,7 +15,7 @@
 namespace prefixd {
 
 // Returns the status of `work`; kResourceExhausted for std::bad_alloc, kInternal for other
-// exceptions.
+// exceptions. Does not throw itself: its messages for want of memory fit into a string's own bytes.
 template <typename Work>
 Status CaptureErrors(Work&& work) {
   try {
@@ -23,7 +23,11 @@ Status CaptureErrors(Work&& work) {
   } catch (const std::bad_alloc&) {
     return Error{Code::kResourceExhausted, "out of memory"};
   } catch (const std::exception& e) {
-    return Error{Code::kInternal, std::string("unexpected: ") + e.what()};
+    try {
+      return Error{Code::kInternal, std::string("unexpected: ") + e.what()};
+    } catch (const std::bad_alloc&) {
+      return Error{Code::kInternal, "unexpected"};
+    }
   }
 }
 

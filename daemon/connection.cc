@@ -12,8 +12,10 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <exception>
 
+#include "base/capture_errors.h"
 #include "base/check.h"
 #include "daemon/admission.h"
+#include "daemon/with_memory.h"
 
 namespace prefixd::daemon {
 
@@ -28,8 +30,9 @@ constexpr size_t kFirstChunk = 1 << 20;  // memory follows the bytes that really
 constexpr uint64_t kControlMemory = 16;
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
-bool IsLong(MessageType type) {
-  return type == MessageType::kVerify || type == MessageType::kWaitReady;
+bool RunsBeside(MessageType type) {
+  return type == MessageType::kVerify || type == MessageType::kWaitReady ||
+         type == MessageType::kMatch;
 }
 
 }  // namespace
@@ -242,7 +245,7 @@ void Connection::Receive(Frame frame) {
     const auto id = wire::Field<uint64_t>(*control, "request");
     if (!id.ok()) return Fatal(id.error());
     const auto [first, last] = cancellable_.equal_range(*id);
-    for (auto it = first; it != last; ++it) *it->second = true;
+    for (auto it = first; it != last; ++it) it->second->cancelled = true;
     return;  // a cancel has no answer: the call it names ends with kCancelled, or was done already
   }
   ++context_.counters.calls;
@@ -264,86 +267,86 @@ void Connection::Receive(Frame frame) {
   ++calls_in_flight_;
   ++running_;
   bytes_in_flight_ += frame.header.payload_bytes;
-  if (IsLong(frame.header.type)) return RunLong(std::move(frame));
-  waiting_.push_back(std::move(frame));
+  if (RunsBeside(frame.header.type)) return RunBeside(std::move(frame));
+  WithMemory([&] { waiting_.push_back(std::move(frame)); });
   RunNext();
 }
 
-void Connection::RunLong(Frame frame) {
-  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  cancellable_.emplace(frame.header.request_id, cancelled);
-  asio::post(context_.long_calls, [self = shared_from_this(), cancelled,
-                                   held = std::make_shared<Frame>(std::move(frame))] {
-    self->Work(held, cancelled, /*in_turn=*/false);
-  });
+void Connection::RunBeside(Frame frame) {
+  auto& pool = frame.header.type == MessageType::kMatch ? context_.matches : context_.long_calls;
+  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(frame)); });
+  WithMemory([&] { cancellable_.emplace(call->frame.header.request_id, call); });
+  PostSurely(pool, [self = shared_from_this(), call] { self->Work(call, /*in_turn=*/false); });
 }
 
 void Connection::RunNext() {
   const uint64_t limit = context_.config.max_frame_mib << 20;
   if (turn_taken_ || waiting_.empty() || (!closed_ && writer_.queued_bytes() > limit)) return;
   turn_taken_ = true;
-  auto frame = std::make_shared<Frame>(std::move(waiting_.front()));
+  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(waiting_.front())); });
   waiting_.pop_front();
-  asio::post(context_.workers, [self = shared_from_this(), frame] {
-    self->Work(frame, std::make_shared<std::atomic<bool>>(false), /*in_turn=*/true);
-  });
+  PostSurely(context_.workers,
+             [self = shared_from_this(), call] { self->Work(call, /*in_turn=*/true); });
 }
 
-void Connection::Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled,
-                      bool in_turn) {
+void Connection::Work(const std::shared_ptr<Call>& call, bool in_turn) {
+  Frame& frame = call->frame;
   auto last = std::chrono::steady_clock::now() - kProgressInterval;
-  const uint64_t request_id = frame->header.request_id;
+  const uint64_t request_id = frame.header.request_id;
   const ProgressFn progress = [&](uint64_t done, uint64_t total, std::string_view unit) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last >= kProgressInterval || done == total) {
       last = now;
       Json control = {{"done", done}, {"total", total}, {"unit", std::string(unit)}};
       asio::post(context_.io, [self = shared_from_this(), request_id, c = std::move(control)] {
-        if (self->writer_.size() < 16) {  // a client that does not read misses some
-          self->Send(MessageType::kProgress, request_id, c, {}, false);
-        }
+        if (self->writer_.size() >= 16) return;  // a client that does not read misses some
+        self->Answering([&] { self->Send(MessageType::kProgress, request_id, c, {}, false); });
       });
     }
-    return !cancelled->load();
+    return !call->cancelled;
   };
-  Request request;
-  request.type = frame->header.type;
-  request.shared = (frame->header.flags & wire::kFlagShared) != 0;
-  Response response;
-  Result<Json> control = wire::UnpackControl(frame->control);
-  if (control.ok()) {
-    request.control = *std::move(control);
-    request.payload = std::move(frame->payload);
-    response = handler_->Handle(request, progress);
-  } else {
-    response.error = control.error();
-  }
-  asio::post(context_.io, [self = shared_from_this(), frame, cancelled, in_turn,
-                           r = std::make_shared<Response>(std::move(response))] {
-    self->Finish(*frame, std::move(*r), cancelled, in_turn);
+  const Status handled = CaptureErrors([&]() -> Status {
+    Request request;
+    request.type = frame.header.type;
+    request.shared = (frame.header.flags & wire::kFlagShared) != 0;
+    PREFIXD_ASSIGN(request.control, wire::UnpackControl(frame.control));
+    request.payload = std::move(frame.payload);
+    call->response = handler_->Handle(request, progress);
+    return {};
   });
+  if (!handled.ok()) call->response.error = handled.error();
+  PostSurely(context_.io,
+             [self = shared_from_this(), call, in_turn] { self->Finish(*call, in_turn); });
 }
 
-void Connection::Finish(const Frame& frame, Response response, const CancelFlag& cancelled,
-                        bool in_turn) {
+void Connection::GiveUp(const Error& error) {
+  spdlog::error("connection {}: closed: {}", id_, error.message);
+  Close();
+}
+
+void Connection::Finish(Call& call, bool in_turn) {
+  const Frame& frame = call.frame;
+  Response& response = call.response;
   PREFIXD_CHECK(running_ > 0 && bytes_in_flight_ >= frame.header.payload_bytes, running_,
                 bytes_in_flight_, frame.header.payload_bytes);
   --running_;
   if (in_turn) turn_taken_ = false;
   bytes_in_flight_ -= frame.header.payload_bytes;
   room_timer_.cancel();
-  std::erase_if(cancellable_, [&](const auto& entry) { return entry.second == cancelled; });
-  if (response.error) {
-    ++context_.counters.calls_failed;
-    spdlog::debug("connection {}: {}: {}", id_, wire::MessageName(frame.header.type),
-                  response.error->ToString());
-    Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(*response.error), {},
-         true);
-  } else {
-    Send(MessageType::kReply, frame.header.request_id, response.control,
-         std::move(response.payload), true, response.fd, std::move(response.held),
-         std::move(response.memory));
-  }
+  std::erase_if(cancellable_, [&](const auto& entry) { return entry.second.get() == &call; });
+  if (response.error) ++context_.counters.calls_failed;
+  Answering([&] {
+    if (response.error) {
+      spdlog::debug("connection {}: {}: {}", id_, wire::MessageName(frame.header.type),
+                    response.error->ToString());
+      Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(*response.error), {},
+           true);
+    } else {
+      Send(MessageType::kReply, frame.header.request_id, response.control,
+           std::move(response.payload), true, response.fd, std::move(response.held),
+           std::move(response.memory));
+    }
+  });
   RunNext();
   ReleaseWhenUnused();
 }
@@ -354,15 +357,13 @@ void Connection::AbortIdlePuts() {
   if (closed_ || released_ || turn_taken_ || !handler_ || !handler_->HasIdlePut(limit)) return;
   turn_taken_ = true;
   ++running_;
-  asio::post(context_.workers, [self = shared_from_this(), limit] {
-    self->handler_->AbortIdlePuts(limit);
-    asio::post(self->context_.io, [self] {
-      --self->running_;
-      self->turn_taken_ = false;
-      self->RunNext();
-      self->ReleaseWhenUnused();
-    });
-  });
+  OnWorker([this, limit] { handler_->AbortIdlePuts(limit); },
+           [this] {
+             --running_;
+             turn_taken_ = false;
+             RunNext();
+             ReleaseWhenUnused();
+           });
 }
 
 void Connection::Fatal(const Error& error) {
@@ -397,7 +398,7 @@ void Connection::Sent(const FrameWriter::Frame& frame) {
 
 void Connection::Drain() {
   draining_ = true;
-  for (auto& [id, flag] : cancellable_) *flag = true;
+  for (auto& [id, call] : cancellable_) call->cancelled = true;
   boost::system::error_code ignored;
   socket_.shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
   CloseIfDrained();
@@ -415,7 +416,7 @@ void Connection::Close() {
   writer_.Close();
   hello_timer_.cancel();
   room_timer_.cancel();
-  for (auto& [id, flag] : cancellable_) *flag = true;
+  for (auto& [id, call] : cancellable_) call->cancelled = true;
   ReleaseWhenUnused();
 }
 
@@ -423,10 +424,11 @@ void Connection::Close() {
 void Connection::ReleaseWhenUnused() {
   if (!closed_ || running_ > 0 || released_) return;
   released_ = true;
-  asio::post(context_.workers, [self = shared_from_this()] {
-    if (self->handler_) self->handler_->ReleaseAll();
-    asio::post(self->context_.io, [self] { self->context_.on_gone(self.get()); });
-  });
+  OnWorker(
+      [this] {
+        if (handler_) handler_->ReleaseAll();
+      },
+      [this] { context_.on_gone(this); });
 }
 
 }  // namespace prefixd::daemon

@@ -1,7 +1,7 @@
 // Serves one client: reads frames, has them carried out, and writes answers in the order in which
 // the calls finish. Calls of a connection run one after another in the order they were sent; none
-// starts while the client has left more bytes of answers unread than one message may hold. verify
-// and wait_ready run beside them.
+// starts while the client has left more bytes of answers unread than one message may hold. verify,
+// wait_ready and match run beside them: a match that a slow disk holds up delays no step.
 //
 // Thread-safety: everything runs on the io thread except Work, which runs on worker threads. The
 // object keeps itself alive until its last call is done and its sessions and puts are released.
@@ -17,9 +17,11 @@
 #include <optional>
 #include <vector>
 
+#include "base/capture_errors.h"
 #include "daemon/frame_writer.h"
 #include "daemon/request_handler.h"
 #include "daemon/server_context.h"
+#include "daemon/with_memory.h"
 #include "protocol/frame.h"
 #include "protocol/shared_region.h"
 
@@ -47,7 +49,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     MemoryCharge memory;           // of both
     std::optional<Error> refused;  // there was no memory for the payload, which was skipped
   };
-  using CancelFlag = std::shared_ptr<std::atomic<bool>>;
+  // A Call is made before its work begins, so that its end needs no memory.
+  struct Call {
+    explicit Call(Frame f) : frame(std::move(f)) {}
+    Frame frame;
+    Response response;
+    std::atomic<bool> cancelled{false};
+  };
 
   boost::asio::awaitable<void> Run();
   // Reads the first frame, which must be a hello; false when the connection must not be used.
@@ -61,11 +69,32 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool HasRoomFor(uint64_t payload_bytes) const;
 
   void Receive(Frame frame);  // one request: refuse, cancel or run
-  void RunLong(Frame frame);
+  void RunBeside(Frame frame);
   void RunNext();  // starts the first waiting call
   // Runs on a worker thread and hands its result to Finish on the io thread.
-  void Work(const std::shared_ptr<Frame>& frame, const CancelFlag& cancelled, bool in_turn);
-  void Finish(const Frame& frame, Response response, const CancelFlag& cancelled, bool in_turn);
+  void Work(const std::shared_ptr<Call>& call, bool in_turn);
+  void Finish(Call& call, bool in_turn);
+  // Runs `answer`, which sends; closes the connection where there is no memory for that.
+  template <typename Answer>
+  void Answering(const Answer& answer) {
+    const Status answered = CaptureErrors([&]() -> Status {
+      answer();
+      return {};
+    });
+    if (!answered.ok()) GiveUp(answered.error());
+  }
+  void GiveUp(const Error& error);
+  // Runs `task` on a worker, then `then` on the io thread, whatever becomes of the task.
+  template <typename Task, typename Then>
+  void OnWorker(Task task, Then then) {
+    PostSurely(context_.workers, [self = shared_from_this(), task, then] {
+      static_cast<void>(CaptureErrors([&]() -> Status {
+        task();
+        return {};
+      }));
+      PostSurely(self->context_.io, [self, then] { then(); });
+    });
+  }
   void Fatal(const Error& error);  // tells the client, then closes
 
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
@@ -86,8 +115,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   MemoryCharge region_memory_;
   MemoryAccount account_;  // the tenant's, once it is known
   std::unique_ptr<RequestHandler> handler_;
-  // Flags of long calls in flight, by request id; a client may give several the same id.
-  std::multimap<uint64_t, CancelFlag> cancellable_;
+  // Calls beside the others, by request id; a client may give several the same id.
+  std::multimap<uint64_t, std::shared_ptr<Call>> cancellable_;
   FrameWriter writer_;
   std::deque<Frame> waiting_;  // calls that run one after another
   bool turn_taken_ = false;    // one of those calls runs, or idle puts are being aborted

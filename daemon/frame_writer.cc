@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/capture_errors.h"
 #include "base/check.h"
 #include "protocol/codec.h"
 
@@ -48,8 +49,9 @@ FrameWriter::FrameWriter(Socket& socket, std::chrono::seconds stall, Events even
 
 void FrameWriter::Push(std::shared_ptr<void> owner, Frame frame) {
   if (closed_) return events_.done(frame);
-  queued_bytes_ += frame.head.size() + frame.payload.size();
+  const uint64_t bytes = frame.head.size() + frame.payload.size();
   frames_.push_back(std::move(frame));
+  queued_bytes_ += bytes;
   if (frames_.size() == 1) WriteSome(owner);
 }
 
@@ -68,8 +70,7 @@ void FrameWriter::WriteSome(const std::shared_ptr<void>& owner) {
     }
     return socket_.async_wait(Socket::wait_write, [this, owner](boost::system::error_code ec) {
       if (closed_) return;
-      if (ec) return Fail(ec.message());
-      WriteSome(owner);
+      Handle([&] { ec ? Fail(ec.message()) : WriteSome(owner); });
     });
   }
   const size_t of_head = std::min(written_, frame.head.size());
@@ -79,8 +80,7 @@ void FrameWriter::WriteSome(const std::shared_ptr<void>& owner) {
       asio::buffer(frame.payload.data() + of_payload, frame.payload.size() - of_payload)};
   socket_.async_write_some(rest, [this, owner](boost::system::error_code ec, size_t bytes) {
     if (closed_) return;
-    if (ec) return Fail(ec.message());
-    Wrote(owner, bytes);
+    Handle([&] { ec ? Fail(ec.message()) : Wrote(owner, bytes); });
   });
 }
 
@@ -116,6 +116,16 @@ void FrameWriter::WatchForStall(const std::shared_ptr<void>& owner) {
     Fail("the client took no byte of an answer for " + std::to_string(stall_.count()) +
          " s (limits.write_timeout_s)");
   });
+}
+
+// Without memory to go on the connection is given up: its client must not wait for ever.
+template <typename Work>
+void FrameWriter::Handle(const Work& work) {
+  const Status handled = CaptureErrors([&]() -> Status {
+    work();
+    return {};
+  });
+  if (!handled.ok()) Fail(handled.error().message);
 }
 
 void FrameWriter::Fail(const std::string& why) {

@@ -63,6 +63,8 @@ class FrameWriter {
   void WriteSome(const std::shared_ptr<void>& owner);
   void Wrote(const std::shared_ptr<void>& owner, size_t bytes);
   void WatchForStall(const std::shared_ptr<void>& owner);
+  template <typename Work>
+  void Handle(const Work& work);
   void Fail(const std::string& why);
   void PopFront();
 

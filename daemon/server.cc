@@ -17,6 +17,7 @@
 
 #include "daemon/connection.h"
 #include "daemon/server.h"
+#include "daemon/with_memory.h"
 #include "prefixd/version.h"
 #include "protocol/socket.h"
 
@@ -28,6 +29,8 @@ using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
 namespace {
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // after EMFILE and its kin
 constexpr auto kAfterGrace = std::chrono::seconds(3);
+// So few that matches on a slow disk leave the cores to steps, so many that one holds up no other.
+constexpr size_t kMatchThreads = 4;
 
 std::string Addresses(const std::vector<Listener>& listeners) {
   std::string text;
@@ -42,9 +45,11 @@ class Server::Impl {
        std::shared_ptr<MemoryBudget> memory)
       : workers_(config.workers),
         long_calls_(config.long_workers),
+        matches_(kMatchThreads),
         store_(std::move(store)),
-        context_{config,       std::move(token),  io_, workers_, long_calls_,
-                 store_.get(), std::move(memory), {},  {},       {}},
+        context_{config,   std::move(token), io_,               workers_, long_calls_,
+                 matches_, store_.get(),     std::move(memory), {},       {},
+                 {}},
         signals_(io_, SIGTERM, SIGINT),
         grace_timer_(io_),
         sweep_timer_(io_) {
@@ -67,9 +72,17 @@ class Server::Impl {
     }
     SweepPuts();
     on_ready();
-    io_.run();
+    while (true) {
+      try {
+        io_.run();
+        break;
+      } catch (const std::bad_alloc&) {  // a handler's, whose connection is closed by its timeouts
+        spdlog::error("out of memory on the thread of the sockets");
+      }
+    }
     workers_.join();
     long_calls_.join();
+    matches_.join();
     return exit_code_;
   }
 
@@ -106,7 +119,7 @@ class Server::Impl {
           } catch (const std::exception& e) {  // most likely std::bad_alloc for a connection
             spdlog::error("a connection could not be accepted: {}", e.what());
           }
-          StartAccepting(acceptor, local);
+          WithMemory([&] { StartAccepting(acceptor, local); });
         });
   }
 
@@ -114,10 +127,12 @@ class Server::Impl {
   void SweepPuts() {
     const uint64_t period = std::clamp<uint64_t>(context_.config.put_idle_s / 4, 1, 15);
     sweep_timer_.expires_after(std::chrono::seconds(period));
-    sweep_timer_.async_wait([this](boost::system::error_code ec) {
-      if (ec || stopping_) return;
-      for (const auto& [raw, connection] : connections_) connection->AbortIdlePuts();
-      SweepPuts();
+    WithMemory([this] {
+      sweep_timer_.async_wait([this](boost::system::error_code ec) {
+        if (ec || stopping_) return;
+        for (const auto& [raw, connection] : connections_) connection->AbortIdlePuts();
+        SweepPuts();
+      });
     });
   }
 
@@ -141,7 +156,7 @@ class Server::Impl {
       auto connection =
           std::make_shared<Connection>(context_, std::move(socket), local, next_id_++);
       connections_.emplace(connection.get(), connection);
-      connection->Start();
+      WithMemory([&] { connection->Start(); });
     }
   }
 
@@ -164,12 +179,14 @@ class Server::Impl {
   }
 
   void WaitForSignal() {
-    signals_.async_wait([this](boost::system::error_code ec, int signal) {
-      if (ec) return;
-      if (stopping_) Die("second signal");
-      spdlog::info("{}: stopping", signal == SIGTERM ? "SIGTERM" : "SIGINT");
-      WaitForSignal();
-      Stop();
+    WithMemory([this] {
+      signals_.async_wait([this](boost::system::error_code ec, int signal) {
+        if (ec) return;
+        if (stopping_) Die("second signal");
+        spdlog::info("{}: stopping", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+        WaitForSignal();
+        Stop();
+      });
     });
   }
 
@@ -179,23 +196,27 @@ class Server::Impl {
     sweep_timer_.cancel();
     boost::system::error_code ignored;
     for (auto& acceptor : acceptors_) acceptor->close(ignored);
-    const auto open = connections_;  // Drain may erase some
+    const auto open = WithMemory([this] { return connections_; });  // Drain may erase some
     for (const auto& [raw, connection] : open) connection->Drain();
     if (connections_.empty()) return CloseStore();
     grace_timer_.expires_after(std::chrono::seconds(context_.config.shutdown_grace_s));
-    grace_timer_.async_wait([this](boost::system::error_code ec) {
-      if (!ec) GraceIsOver();
+    WithMemory([this] {
+      grace_timer_.async_wait([this](boost::system::error_code ec) {
+        if (!ec) GraceIsOver();
+      });
     });
   }
 
   void GraceIsOver() {
     spdlog::warn("calls still in flight after {} s: closing their connections",
                  context_.config.shutdown_grace_s);
-    const auto open = connections_;
+    const auto open = WithMemory([this] { return connections_; });
     for (const auto& [raw, connection] : open) connection->Close();
     grace_timer_.expires_after(kAfterGrace);
-    grace_timer_.async_wait([this](boost::system::error_code ec) {
-      if (!ec) Die("calls do not end");
+    WithMemory([this] {
+      grace_timer_.async_wait([this](boost::system::error_code ec) {
+        if (!ec) Die("calls do not end");
+      });
     });
   }
 
@@ -208,9 +229,9 @@ class Server::Impl {
   void CloseStore() {
     if (std::exchange(closing_store_, true)) return;
     grace_timer_.cancel();
-    asio::post(workers_, [this] {
+    PostSurely(workers_, [this] {
       store_.reset();
-      asio::post(io_, [this] {
+      PostSurely(io_, [this] {
         for (Listener& listener : listeners_) listener.RemoveFile();
         spdlog::info("stopped");
         io_.stop();
@@ -228,7 +249,7 @@ class Server::Impl {
 
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   asio::io_context io_{1};
-  asio::thread_pool workers_, long_calls_;
+  asio::thread_pool workers_, long_calls_, matches_;
   std::unique_ptr<Store> store_;
   std::vector<Listener> listeners_;
   std::function<void()> on_stopping_;

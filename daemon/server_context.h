@@ -30,6 +30,7 @@ struct ServerContext {
   boost::asio::io_context& io;           // one thread; never blocks
   boost::asio::thread_pool& workers;     // all other calls, in order within a connection
   boost::asio::thread_pool& long_calls;  // verify, wait_ready
+  boost::asio::thread_pool& matches;     // match
   Store* store = nullptr;
   std::shared_ptr<MemoryBudget> memory;  // the store's
   ServerCounters counters;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/derived/clustering_codec.h"
+#include "runtime/derived/unread.h"
 
 namespace prefixd {
 namespace {
@@ -60,7 +61,9 @@ Result<std::vector<Clustering>> BuildClusterings(const DerivedContext& context, 
                                                  const SegmentPart& segment,
                                                  WorkProgress& progress) {
   const std::string producer = Producer(context.options);
-  if (const auto blob = context.segments.GetBlob(segment.id, kBlob, producer); blob.ok()) {
+  const auto blob = context.segments.GetBlob(segment.id, kBlob, producer);
+  if (!blob.ok() && Unread(blob.error())) return blob.error();
+  if (blob.ok()) {
     if (auto stored = Decode(model, *blob); stored.ok()) {
       progress.done += HeadCount(model);
       return stored;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/derived/indexes.h"
+#include "runtime/derived/unread.h"
 
 namespace prefixd {
 namespace {
@@ -82,11 +83,12 @@ Result<std::vector<IndexRecall>> DeserializeRecalls(std::span<const std::byte> b
   return recalls;
 }
 
-std::vector<IndexRecall> LoadRecalls(const DerivedContext& context, const storage::SegmentId& id,
-                                     index::IndexKind kind) {
+Result<std::vector<IndexRecall>> LoadRecalls(const DerivedContext& context,
+                                             const storage::SegmentId& id, index::IndexKind kind) {
   const auto blob =
       context.segments.GetBlob(id, RecallBlobName(kind), RecallProducer(kind, context.options));
-  if (!blob.ok()) return {};
+  if (!blob.ok() && Unread(blob.error())) return blob.error();
+  if (!blob.ok()) return std::vector<IndexRecall>{};
   auto recalls = DeserializeRecalls(*blob, context.options);
   return recalls.ok() ? std::move(recalls).value() : std::vector<IndexRecall>{};
 }

@@ -30,7 +30,7 @@ Result<std::vector<IndexRecall>> DeserializeRecalls(std::span<const std::byte> b
                                                     const RuntimeOptions& options);
 // Returns the recalls of all heads of the segment that have an index; empty when none was measured
 // yet.
-std::vector<IndexRecall> LoadRecalls(const DerivedContext& context, const storage::SegmentId& id,
-                                     index::IndexKind kind);
+Result<std::vector<IndexRecall>> LoadRecalls(const DerivedContext& context,
+                                             const storage::SegmentId& id, index::IndexKind kind);
 
 }  // namespace prefixd

@@ -3,15 +3,17 @@
 #include <algorithm>
 
 #include "index/load_index.h"
+#include "runtime/derived/unread.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
 namespace {
 
 using index::IndexKind;
+using Loaded = std::unique_ptr<index::KeyIndex>;
 
 // Loads the index of one part with its tuned parameters; null where it cannot be used.
-std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
+Result<Loaded> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
   const DerivedContext& context = source.context;
   const SegmentPart& part = source.parts[p];
   const std::string name = IndexBlobName(kind, source.layer, source.kv_head);
@@ -20,17 +22,18 @@ std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, I
         "segment " + part.id.ToString() + ": index " + name +
         " is not used and will be made again, its tokens are searched exactly: " + why);
     if (source.rebuild) source.rebuild(part.id);
-    return nullptr;
+    return Loaded();
   };
   const auto& recalls = source.recalls[p];
   const auto measured = std::ranges::find_if(recalls, [&](const IndexRecall& r) {
     return r.layer == source.layer && r.kv_head == source.kv_head;
   });
-  if (measured != recalls.end() && !measured->used) return nullptr;
+  if (measured != recalls.end() && !measured->used) return Loaded();
   const auto blob =
       context.segments.GetBlob(part.id, name, IndexProducer(kind, context.options.anchors));
+  if (!blob.ok() && Unread(blob.error())) return blob.error();
   if (!blob.ok()) {
-    return blob.error().code == Code::kNotFound ? nullptr : unsound(blob.error().message);
+    return blob.error().code == Code::kNotFound ? Loaded() : unsound(blob.error().message);
   }
   if (source.reads) source.reads->bytes[static_cast<size_t>(Tier::kSsd)] += blob->size();
   auto loaded = index::LoadIndex(*blob);
@@ -43,7 +46,7 @@ std::unique_ptr<index::KeyIndex> LoadPart(const IndexSource& source, size_t p, I
     const Status set = (*loaded)->SetEffort(static_cast<float>(measured->effort));
     if (!set.ok()) return unsound(set.error().message);
   }
-  return std::move(loaded).value();
+  return loaded;
 }
 
 }  // namespace
@@ -107,27 +110,27 @@ bool HasCodes(const DerivedContext& context, std::span<const SegmentPart> parts,
   return covered > 0 && covered >= mid.size() / 2;
 }
 
-std::unique_ptr<index::KeyIndex> LoadCodes(const IndexSource& source) {
+Result<Loaded> LoadCodes(const IndexSource& source) {
   std::vector<index::IndexPart> indexes;
   for (size_t p = 0; p < source.parts.size(); ++p) {
-    auto loaded = LoadPart(source, p, IndexKind::kCodes);
+    PREFIXD_ASSIGN(auto loaded, LoadPart(source, p, IndexKind::kCodes));
     if (!loaded) continue;
     const TokenRange covered = loaded->covered();
     const TokenRange used{std::max(covered.begin, source.mid.begin),
                           std::min({covered.end, source.parts[p].used.end, source.mid.end})};
     if (used.begin < used.end) indexes.push_back({std::move(loaded), used});
   }
-  if (indexes.empty()) return nullptr;
+  if (indexes.empty()) return Loaded();
   auto joined = index::JoinCodesIndexes(std::move(indexes));
   if (!joined.ok()) {
     storage::LogWarning("codes of layer " + std::to_string(source.layer) + ", KV head " +
                         std::to_string(source.kv_head) + ": " + joined.error().message);
-    return nullptr;
+    return Loaded();
   }
-  return std::move(joined).value();
+  return joined;
 }
 
-std::unique_ptr<index::KeyIndex> LoadOne(const IndexSource& source, size_t part, IndexKind kind) {
+Result<Loaded> LoadOne(const IndexSource& source, size_t part, IndexKind kind) {
   return LoadPart(source, part, kind);
 }
 

@@ -52,12 +52,12 @@ struct IndexSource {
 
 // Tokens whose index is missing, or misses the recall target, are searched exactly. An index that
 // is damaged, foreign or of another version is never used: the log reports it, and ingest makes it
-// again.
+// again. One that cannot be read now is an error, and stays as it is.
 
 // Joins the codes of all parts that have some into one index; null where none can be used.
-std::unique_ptr<index::KeyIndex> LoadCodes(const IndexSource& source);
+Result<std::unique_ptr<index::KeyIndex>> LoadCodes(const IndexSource& source);
 // Loads the index of one part; null where it cannot be used.
-std::unique_ptr<index::KeyIndex> LoadOne(const IndexSource& source, size_t part,
-                                         index::IndexKind kind);
+Result<std::unique_ptr<index::KeyIndex>> LoadOne(const IndexSource& source, size_t part,
+                                                 index::IndexKind kind);
 
 }  // namespace prefixd

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "runtime/derived/unread.h"
+
 namespace prefixd {
 namespace {
 
@@ -25,21 +27,25 @@ EstimatorSpec MaterialisedSpec(const Model& model, const EstimatorVariant& varia
   return spec;
 }
 
-std::optional<SummarySet> LoadMaterialisedMoments(const DerivedContext& context, const Model& model,
-                                                  const storage::SegmentId& id,
-                                                  const EstimatorVariant& variant,
-                                                  const HeadSet& only,
-                                                  std::vector<storage::ReadStats>* reads) {
+// Returns nothing where there is none, or a damaged one: the caller makes it again from the
+// checkpoints. `only`: the heads to load; empty: all.
+Result<std::optional<SummarySet>> LoadMaterialisedMoments(const DerivedContext& context,
+                                                          const Model& model,
+                                                          const storage::SegmentId& id,
+                                                          const EstimatorVariant& variant,
+                                                          const HeadSet& only,
+                                                          std::vector<storage::ReadStats>* reads) {
   const std::string producer = Producer(SummaryKind::Moments(model, context.options));
   const auto blob = context.segments.GetBlob(id, MaterialisedBlobName(variant), producer);
-  if (!blob.ok()) return std::nullopt;
+  if (!blob.ok() && Unread(blob.error())) return blob.error();
+  if (!blob.ok()) return std::optional<SummarySet>();
   const auto spec = [&](size_t head) {
     return only.empty() || only[head] ? std::optional(MaterialisedSpec(model, variant))
                                       : std::nullopt;
   };
   auto set = UnpackSummaries(model, producer, spec, *blob, reads);
-  if (!set.ok()) return std::nullopt;  // the caller makes it again from the checkpoints
-  return std::move(set).value();
+  if (!set.ok()) return std::optional<SummarySet>();
+  return std::optional(std::move(set).value());
 }
 
 // Reduces the gathered summaries of `heads` to the variant; the others stay empty.
@@ -107,8 +113,8 @@ Result<SummarySet> LoadMoments(const SummarySource& source, const EstimatorVaria
   for (auto part = source.parts.rbegin(); part != source.parts.rend() && !alike; ++part) {
     const bool own = part == source.parts.rbegin() && EndsWithSegment(source);
     if (!own && variant.rank == 0) break;  // another length lends rank-r factors alone
-    alike = LoadMaterialisedMoments(source.context, source.model, part->id, variant, only,
-                                    source.reads);
+    PREFIXD_ASSIGN(alike, LoadMaterialisedMoments(source.context, source.model, part->id, variant,
+                                                  only, source.reads));
     if (own && alike) return *std::move(alike);
   }
   PREFIXD_TRY(Gather(source, gathered));
@@ -275,7 +281,9 @@ Status BuildMaterialised(const DerivedContext& context, const Model& model,
   const std::vector<size_t> all_heads = AllHeads(model);
   for (const EstimatorVariant& variant : MaterialisedMoments(context.options)) {
     PREFIXD_TRY(progress.Check());
-    if (!LoadMaterialisedMoments(context, model, segment.id, variant, {}, nullptr)) {
+    PREFIXD_ASSIGN(const auto stored,
+                   LoadMaterialisedMoments(context, model, segment.id, variant, {}, nullptr));
+    if (!stored) {
       if (!gathered) {
         PREFIXD_ASSIGN(gathered, AssembleSummaries(context, kind, prefix, parts, mid,
                                                    source.max_added, source.priority, nullptr));

@@ -6,6 +6,7 @@
 
 #include "runtime/derived/blob_pack.h"
 #include "runtime/derived/token_features.h"
+#include "runtime/derived/unread.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {
@@ -32,10 +33,11 @@ std::vector<uint32_t> StoredPositions(const DerivedContext& context, const Summa
 }
 
 // Treats a checkpoint that is damaged, or by another producer, as missing: summaries can always be
-// derived again from rows. Damage is logged.
-std::optional<SummarySet> LoadCheckpoint(const DerivedContext& context, const SummaryKind& kind,
-                                         const storage::SegmentId& id, uint32_t position,
-                                         std::vector<storage::ReadStats>* reads) {
+// derived again from rows. Damage is logged. One that cannot be read now is an error.
+Result<std::optional<SummarySet>> LoadCheckpoint(const DerivedContext& context,
+                                                 const SummaryKind& kind,
+                                                 const storage::SegmentId& id, uint32_t position,
+                                                 std::vector<storage::ReadStats>* reads) {
   const std::string name = kind.BlobName(position);
   auto blob = context.segments.GetBlob(id, name, kind.producer());
   Result<SummarySet> read =
@@ -46,12 +48,13 @@ std::optional<SummarySet> LoadCheckpoint(const DerivedContext& context, const Su
                       },
                       *blob, reads)
                 : Result<SummarySet>(blob.error());
-  if (read.ok()) return std::move(read).value();
+  if (read.ok()) return std::optional(std::move(read).value());
+  if (Unread(read.error())) return std::move(read).error();
   if (read.error().code != Code::kNotFound) {
     storage::LogWarning("segment " + id.ToString() + ": checkpoint " + name +
                         " is built again: " + read.error().message);
   }
-  return std::nullopt;
+  return std::optional<SummarySet>();
 }
 
 // A run of tokens of one segment.
@@ -243,7 +246,8 @@ Status BuildCheckpoints(const DerivedContext& context, const SummaryKind& kind,
   for (uint32_t position :
        CheckpointPositions(segment.stored, options.anchors, options.checkpoint_tokens)) {
     PREFIXD_TRY(progress.Check());
-    if (auto stored = LoadCheckpoint(context, kind, segment.id, position, nullptr)) {
+    PREFIXD_ASSIGN(auto stored, LoadCheckpoint(context, kind, segment.id, position, nullptr));
+    if (stored) {
       sums = std::move(*stored);
       at = position;
       progress.done += heads;
@@ -279,7 +283,7 @@ Result<SummarySet> AssembleSummaries(const DerivedContext& context, const Summar
     uint32_t at = begin;
     for (uint32_t position : StoredPositions(context, kind, part.id)) {
       if (position > end || position <= begin) continue;
-      const auto stored = LoadCheckpoint(context, kind, part.id, position, reads);
+      PREFIXD_ASSIGN(const auto stored, LoadCheckpoint(context, kind, part.id, position, reads));
       if (!stored) continue;
       for (size_t head = 0; head < sums.size(); ++head) {
         PREFIXD_TRY(sums[head].Merge((*stored)[head]));

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/derived/unread.h"
+
 namespace prefixd {
 namespace {
 
@@ -104,9 +106,12 @@ Status BuildFeatures(const DerivedContext& context, const Model& model, const Fe
     PREFIXD_TRY(progress.Check());
     const bool wanted =
         model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
-        tokens.begin < tokens.end &&
-        !LoadFeatures(context, model, maps, format, segment.id, head, nullptr).ok();
-    if (wanted) {
+        tokens.begin < tokens.end;
+    const auto stored = wanted
+                            ? LoadFeatures(context, model, maps, format, segment.id, head, nullptr)
+                            : Result<TokenFeatures>(Error{});
+    if (wanted && !stored.ok()) {
+      if (Unread(stored.error())) return stored.error();
       PREFIXD_ASSIGN(const TokenFeatures features,
                      TokenFeatures::Encode(model, maps, format, prefix, tokens, head, progress));
       PREFIXD_TRY(context.segments.PutBlob(segment.id, FeaturesBlobName(model, maps, head),

@@ -10,6 +10,7 @@
 #include "runtime/derived/index_recall.h"
 #include "runtime/derived/indexes.h"
 #include "runtime/derived/query_samples.h"
+#include "runtime/derived/unread.h"
 #include "runtime/ingest/ingest.h"
 #include "storage/io/errors.h"
 
@@ -41,24 +42,29 @@ Halves HalvesOf(const QuerySamples& samples, const KvGeometry& geometry, uint32_
 }
 
 // Returns the samples, or none when they do not verify: untuned indexes are better than none.
-QuerySamples SamplesOf(const DerivedContext& context, const Model& model,
-                       const storage::SegmentId& id) {
+Result<QuerySamples> SamplesOf(const DerivedContext& context, const Model& model,
+                               const storage::SegmentId& id) {
   const auto blob = context.segments.GetBlob(id, kQueriesBlob, kQueriesProducer);
-  if (!blob.ok()) return {};
+  if (!blob.ok() && Unread(blob.error())) return blob.error();
+  if (!blob.ok()) return QuerySamples{};
   auto samples = QuerySamples::Deserialize(*blob, model.spec.geometry);
   return samples.ok() ? std::move(samples).value() : QuerySamples{};
 }
 
+using StoredIndex = std::unique_ptr<index::KeyIndex>;
+
 // Returns the head's stored index; null unless it is sound.
-std::unique_ptr<index::KeyIndex> Stored(const DerivedContext& context, const storage::SegmentId& id,
-                                        const std::string& name, IndexKind kind,
-                                        TokenRange covered) {
+Result<StoredIndex> Stored(const DerivedContext& context, const storage::SegmentId& id,
+                           const std::string& name, IndexKind kind, TokenRange covered) {
   const auto blob =
       context.segments.GetBlob(id, name, IndexProducer(kind, context.options.anchors));
-  if (!blob.ok()) return nullptr;
+  if (!blob.ok() && Unread(blob.error())) return blob.error();
+  if (!blob.ok()) return StoredIndex();
   auto loaded = index::LoadIndex(*blob);
-  if (!loaded.ok() || (*loaded)->kind() != kind || (*loaded)->covered() != covered) return nullptr;
-  return std::move(loaded).value();
+  if (!loaded.ok() || (*loaded)->kind() != kind || (*loaded)->covered() != covered) {
+    return StoredIndex();
+  }
+  return loaded;
 }
 
 void SayWhichSearchExactly(const storage::SegmentId& id, IndexKind kind, double target,
@@ -77,8 +83,10 @@ void SayWhichSearchExactly(const storage::SegmentId& id, IndexKind kind, double 
 
 class IndexBuilder {
  public:
+  // samples: the prefill's; none where it gave none. measured: before this build.
   IndexBuilder(const DerivedContext& context, const Model& model,
-               const storage::StoredPrefix& prefix, IndexKind kind)
+               const storage::StoredPrefix& prefix, IndexKind kind, QuerySamples samples,
+               std::vector<IndexRecall> measured)
       : context_(context),
         geometry_(model.spec.geometry),
         prefix_(prefix),
@@ -87,13 +95,13 @@ class IndexBuilder {
         covered_(IndexedTokens(
             {prefix.info().n_tokens - prefix.info().own_tokens, prefix.info().n_tokens},
             context.options.anchors)),
-        samples_(SamplesOf(context, model, id_)),
-        measured_(LoadRecalls(context, id_, kind)) {}
+        samples_(std::move(samples)),
+        measured_(std::move(measured)) {}
 
   // Builds one head's index; nullopt: the head has no index.
   Result<std::optional<IndexRecall>> Head(uint32_t layer, uint32_t kv_head) const {
     const std::string name = IndexBlobName(kind_, layer, kv_head);
-    auto built = Stored(context_, id_, name, kind_, covered_);
+    PREFIXD_ASSIGN(auto built, Stored(context_, id_, name, kind_, covered_));
     const auto before = std::ranges::find_if(
         measured_, [&](const IndexRecall& r) { return r.layer == layer && r.kv_head == kv_head; });
     if (built && before != measured_.end()) return std::optional(*before);
@@ -160,7 +168,7 @@ class IndexBuilder {
   const storage::SegmentId id_;
   const TokenRange covered_;
   const QuerySamples samples_;
-  const std::vector<IndexRecall> measured_;  // before this build
+  const std::vector<IndexRecall> measured_;
 };
 
 }  // namespace
@@ -168,7 +176,9 @@ class IndexBuilder {
 Status BuildIndexes(const DerivedContext& context, const Model& model,
                     const storage::StoredPrefix& prefix, IndexKind kind, WorkProgress& progress) {
   const KvGeometry& geometry = model.spec.geometry;
-  const IndexBuilder builder(context, model, prefix, kind);
+  PREFIXD_ASSIGN(auto samples, SamplesOf(context, model, prefix.info().id));
+  PREFIXD_ASSIGN(auto measured, LoadRecalls(context, prefix.info().id, kind));
+  const IndexBuilder builder(context, model, prefix, kind, std::move(samples), std::move(measured));
   std::vector<std::optional<IndexRecall>> recalls(HeadCount(model));
   const Status built = context.pool.ParallelFor(
       recalls.size(),

@@ -10,6 +10,7 @@
 #include "runtime/derived/indexes.h"
 #include "runtime/derived/materialised_summaries.h"
 #include "runtime/derived/token_features.h"
+#include "runtime/derived/unread.h"
 #include "runtime/ingest/choice.h"
 #include "runtime/ingest/index_build.h"
 #include "storage/io/errors.h"
@@ -42,7 +43,10 @@ Status Choose(const DerivedContext& context, const Model& model,
               WorkProgress& progress) {
   const storage::SegmentId id = prefix.info().id;
   const std::string producer = ChoiceProducer(context.options, model);
-  if (!samples || context.segments.GetBlob(id, kChoiceBlob, producer).ok()) {
+  const auto stored =
+      samples ? context.segments.GetBlob(id, kChoiceBlob, producer) : std::vector<std::byte>{};
+  if (!stored.ok() && Unread(stored.error())) return stored.error();
+  if (stored.ok()) {
     progress.done += HeadCount(model);
     return {};
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "index/code_search/row_order.h"
+#include "runtime/derived/unread.h"
 #include "runtime/ingest/compaction_preview.h"
 #include "runtime/ingest/ingest.h"
 #include "storage/segment/row_encoding.h"
@@ -65,6 +66,7 @@ Result<SegmentId> Compact(storage::PrefixStore& store, const DerivedContext& con
   const uint32_t max_tokens = context.options.compact_max_tokens;
   PREFIXD_ASSIGN(const auto preview, CompactionPreview::Of(store, leaf, max_tokens));
   const auto samples = context.segments.GetBlob(leaf, kQueriesBlob, kQueriesProducer);
+  if (!samples.ok() && Unread(samples.error())) return samples.error();
   if (samples.ok()) {  // without samples the prefix is merely untuned
     PREFIXD_TRY(preview->PutBlob(preview->id(), kQueriesBlob, kQueriesProducer, *samples));
   }

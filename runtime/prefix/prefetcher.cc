@@ -74,21 +74,25 @@ uint64_t Prefetcher::queued() const {
 Worker::Next Prefetcher::Take() {
   if (sessions_.empty()) return {};
   SessionPrefetch* const session = sessions_.front();
-  SessionPrefetch::Wish now = std::move(session->wishes_.front());
-  session->wishes_.pop_front();
-  if (session->wishes_.empty()) {
-    sessions_.pop_front();
-  } else {
-    sessions_.splice(sessions_.end(), sessions_, sessions_.begin());
-  }
-  running_ = {session, now.head};
-  stop_ = closed_;
-  return {[this, session, now = std::move(now)](const std::stop_token&) {
+  const size_t head = session->wishes_.front().head;
+  auto wish = std::make_shared<std::list<SessionPrefetch::Wish>>();
+  Worker::Next next{[this, session, wish](const std::stop_token&) {
+    const SessionPrefetch::Wish& now = wish->front();
     // The step that needs an unreadable row meets the error itself.
     static_cast<void>(CaptureErrors([&] { return session->Read(now.head, now.ids, stop_); }));
     std::lock_guard lock(worker_.mutex());
     running_ = {};
   }};
+  // Nothing below allocates: what counts as running does run.
+  wish->splice(wish->end(), session->wishes_, session->wishes_.begin());
+  if (session->wishes_.empty()) {
+    sessions_.pop_front();
+  } else {
+    sessions_.splice(sessions_.end(), sessions_, sessions_.begin());
+  }
+  running_ = {session, head};
+  stop_ = closed_;
+  return next;
 }
 
 SessionPrefetch::SessionPrefetch(Prefetcher& rows, PreparedPrefix& prefix, const StepPolicy& policy,

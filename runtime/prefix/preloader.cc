@@ -57,10 +57,12 @@ Worker::Next Preloader::Take() {
       std::ranges::find_if(entries_, [](const Entry& e) { return e.next < e.prefix->heads(); });
   if (entry == entries_.end()) return {};
   const Entry now = *entry;
+  Worker::Next next{[this, now](const std::stop_token&) { Run(now); }};
+  // Nothing below allocates: what counts as running does run.
   ++entry->next;
   running_ = now.prefix;
   stop_ = closed_;
-  return {[this, now](const std::stop_token&) { Run(now); }};
+  return next;
 }
 
 void Preloader::Run(const Entry& now) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/capture_errors.h"
+
 namespace prefixd {
 namespace {
 
@@ -21,55 +23,117 @@ PreparedCache::PreparedCache(PreparedPrefix::Services services, storage::PrefixS
 
 Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Get(
     const std::shared_ptr<const Model>& model, const storage::SegmentId& id, uint32_t n_tokens) {
-  std::shared_ptr<PreparedPrefix> shared;  // a last reference is released after the lock
-  std::lock_guard lock(mutex_);
-  std::erase_if(open_, [](const auto& entry) { return entry.second.memory.expired(); });
   const Key key{id, n_tokens};
-  if (const auto it = open_.find(key); it != open_.end()) shared = it->second.prefix.lock();
-  if (shared && shared->model() == model && !shared->memory()->stale) {
+  std::shared_ptr<Loading> mine;
+  PREFIXD_ASSIGN(std::shared_ptr<PreparedPrefix> prepared, FindOrWait(model, key, mine));
+  if (prepared) {
     storage_.NoteUse(id);
-    return shared;
+    return prepared;
   }
-  PREFIXD_ASSIGN(auto opened,
-                 PreparedPrefix::Open(services_, model, id, n_tokens, TakeIdle(key, model.get())));
+  Status opened = CaptureErrors([&]() -> Status {
+    PREFIXD_ASSIGN(prepared, Open(model, key, *mine));
+    return {};
+  });
+  // Nothing allocates before those who wait are told.
+  std::lock_guard lock(mutex_);
+  mine->done = true;
+  mine->status = std::move(opened);
+  mine->prepared = prepared;
+  loading_.erase(key);
+  mine->changed.notify_all();
+  if (!mine->status.ok()) return mine->status.error();
+  return prepared;
+}
+
+Result<std::shared_ptr<PreparedPrefix>> PreparedCache::FindOrWait(
+    const std::shared_ptr<const Model>& model, const Key& key, std::shared_ptr<Loading>& mine) {
+  std::shared_ptr<PreparedPrefix> shared;  // last references are released after the lock
+  std::shared_ptr<Loading> other;
+  const auto serves = [&] { return shared->model() == model && !shared->memory()->stale; };
+  std::unique_lock lock(mutex_);
+  while (true) {
+    std::erase_if(open_, [](const auto& entry) { return entry.second.memory.expired(); });
+    if (const auto it = open_.find(key); it != open_.end()) shared = it->second.prefix.lock();
+    if (shared && serves()) return shared;
+    const auto it = loading_.find(key);
+    if (it == loading_.end()) break;
+    other = it->second;
+    other->changed.wait(lock, [&] { return other->done; });
+    // Those who waited for an attempt share its error; the next to ask tries again.
+    if (!other->status.ok()) return other->status.error();
+    lock.unlock();
+    shared = other->prepared;
+    other.reset();
+    if (serves()) return shared;
+    shared.reset();
+    lock.lock();
+  }
+  mine = std::make_shared<Loading>();
+  loading_.emplace(key, mine);
+  return std::shared_ptr<PreparedPrefix>();
+}
+
+Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Open(
+    const std::shared_ptr<const Model>& model, const Key& key, Loading& loading) {
+  IdleNode before = TakeIdle(key, model.get());
+  auto opened = PreparedPrefix::Open(services_, model, key.first, key.second,
+                                     before.empty() ? nullptr : before.front().memory);
+  if (!opened.ok()) {
+    // What was loaded before serves the next attempt.
+    std::lock_guard lock(mutex_);
+    const auto gone = [&](const storage::SegmentId& id) {
+      return std::ranges::count(before.front().chain, id) > 0;
+    };
+    if (!before.empty() && !std::ranges::any_of(loading.forgotten, gone))
+      AddIdle(std::move(before));
+    return opened.error();
+  }
   std::vector<storage::SegmentId> chain;
-  for (const SegmentPart& part : opened->parts()) chain.push_back(part.id);
-  std::shared_ptr<PreparedPrefix> prepared(
-      opened.release(), [this, key, chain](PreparedPrefix* prefix) {
-        Idle idle{key, prefix->model(), prefix->memory(), chain, prefix->stored().info().tenant};
-        delete prefix;  // closes the prefix's files
-        Retire(std::move(idle));
-      });
+  for (const SegmentPart& part : (*opened)->parts()) chain.push_back(part.id);
+  // The end of the last session allocates nothing: it may come when there is no memory.
+  IdleNode idle;
+  idle.push_back(
+      {key, model, (*opened)->memory(), chain, (*opened)->stored().info().tenant});
+  auto retire = [this, node = std::move(idle)](PreparedPrefix* prefix) mutable {
+    delete prefix;  // closes the prefix's files
+    Retire(std::move(node));
+  };
+  std::shared_ptr<PreparedPrefix> prepared(opened->release(), std::move(retire));
+  std::lock_guard lock(mutex_);
+  for (const storage::SegmentId& id : loading.forgotten) {
+    if (std::ranges::count(chain, id) > 0) prepared->memory()->stale = true;
+  }
   open_[key] = {prepared, prepared->memory(), std::move(chain)};
   return prepared;
 }
 
-std::shared_ptr<PrefixMemory> PreparedCache::TakeIdle(const Key& key, const Model* model) {
+PreparedCache::IdleNode PreparedCache::TakeIdle(const Key& key, const Model* model) {
+  IdleNode taken;
   std::lock_guard lock(idle_mutex_);
   const auto it = std::ranges::find(idle_, key, &Idle::key);
-  if (it == idle_.end()) return nullptr;
-  auto memory = it->model.get() == model ? std::move(it->memory) : nullptr;
-  idle_.erase(it);
-  return memory;
+  if (it == idle_.end()) return taken;
+  taken.splice(taken.end(), idle_, it);
+  if (taken.front().model.get() != model) taken.clear();
+  return taken;
 }
 
-void PreparedCache::Retire(Idle idle) {
-  idle.memory->DropCheap();
+void PreparedCache::Retire(IdleNode idle) {
+  idle.front().memory->DropCheap();
   AddIdle(std::move(idle));
   services_.selector_memory.Trim();
 }
 
-void PreparedCache::AddIdle(Idle idle) {
+void PreparedCache::AddIdle(IdleNode idle) {
   std::list<Idle> gone;  // freed after the lock
   std::lock_guard lock(idle_mutex_);
   // `stale` is set under this lock as well, so no stale entry can enter afterwards.
-  if (idle.memory->stale) return;
+  if (idle.front().memory->stale) return;
   for (auto it = idle_.begin(); it != idle_.end();) {
     const auto next = std::next(it);
-    if (it->key == idle.key) gone.splice(gone.end(), idle_, it);
+    if (it->key == idle.front().key) gone.splice(gone.end(), idle_, it);
     it = next;
   }
-  idle_.push_front(std::move(idle));
+  idle_.splice(idle_.begin(), idle);
   if (idle_.size() > kMaxIdle) gone.splice(gone.end(), idle_, std::prev(idle_.end()));
 }
 
@@ -93,6 +157,7 @@ void PreparedCache::Forget(const storage::SegmentId& segment) {
     const auto memory = open.memory.lock();
     if (memory && std::ranges::count(open.chain, segment) > 0) memory->stale = true;
   }
+  for (const auto& [key, loading] : loading_) loading->forgotten.push_back(segment);
   for (auto it = idle_.begin(); it != idle_.end();) {
     const auto next = std::next(it);
     if (std::ranges::count(it->chain, segment) > 0) gone.splice(gone.end(), idle_, it);

@@ -8,6 +8,7 @@
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/derived/index_recall.h"
+#include "runtime/derived/unread.h"
 
 namespace prefixd {
 
@@ -87,19 +88,20 @@ bool PreparedPrefix::has_index(index::IndexKind kind) const {
                              [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
-std::vector<HeadChoice> PreparedPrefix::Choices() const {
+Result<std::vector<HeadChoice>> PreparedPrefix::Choices() const {
   const std::string producer = ChoiceProducer(services_.derived.options, *model_);
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
     // Choices hold for prompts about as long as the one whose queries made them.
     if (part->used.end < partition_.tail.end - partition_.tail.end / 4) break;
     if (part->used.end < part->stored.end - part->stored.end / 4) continue;
     const auto blob = services_.derived.segments.GetBlob(part->id, kChoiceBlob, producer);
+    if (!blob.ok() && Unread(blob.error())) return blob.error();
     if (!blob.ok()) continue;
     if (auto choices = DeserializeChoices(*blob); choices.ok() && !choices->empty()) {
-      return std::move(choices).value();
+      return choices;
     }
   }
-  return {};
+  return std::vector<HeadChoice>{};
 }
 
 Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
@@ -255,11 +257,11 @@ Status PreparedPrefix::PreloadIndex(size_t head, index::IndexKind kind) {
   if (services_.selector_memory.used() >= services_.selector_memory.capacity()) return {};
   storage::ReadStats reads;
   // Index would queue this very load in the background, so it is not called here.
-  Status loaded;
-  if (kind != index::IndexKind::kExact) loaded = LoadIndex(head, kind, &reads);
-  if (loaded.ok()) {
-    if (const auto anchors = Anchors(head, &reads); !anchors.ok()) loaded = anchors.error();
-  }
+  const Status loaded = [&]() -> Status {
+    if (kind != index::IndexKind::kExact) PREFIXD_TRY(LoadIndex(head, kind, &reads));
+    const auto anchors = Anchors(head, &reads);
+    return anchors.ok() ? Status() : Status(anchors.error());
+  }();
   NotePreloaded(memory_->heads[head], reads);
   return loaded;
 }
@@ -277,16 +279,19 @@ void PreparedPrefix::ChargePreloaded(PrefixMemory::Head& state, storage::ReadSta
   state.has_preloaded.store(false, std::memory_order_relaxed);
 }
 
-IndexSource PreparedPrefix::Source(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+Result<IndexSource> PreparedPrefix::Source(size_t head, index::IndexKind kind,
+                                           storage::ReadStats* reads) {
   std::lock_guard lock(recalls_mutex_);
-  const auto [it, fresh] = recalls_.try_emplace(kind);
-  if (fresh) {
+  auto it = recalls_.find(kind);
+  if (it == recalls_.end()) {
+    std::vector<std::vector<IndexRecall>> recalls;
     for (const SegmentPart& part : parts_) {
-      it->second.push_back(LoadRecalls(services_.derived, part.id, kind));
+      PREFIXD_ASSIGN(recalls.emplace_back(), LoadRecalls(services_.derived, part.id, kind));
     }
+    it = recalls_.emplace(kind, std::move(recalls)).first;
   }
-  return {services_.derived, services_.rebuild, parts_,           it->second,
-          partition_.mid,    layer_of(head),    kv_head_of(head), reads};
+  return IndexSource{services_.derived, services_.rebuild, parts_,           it->second,
+                     partition_.mid,    layer_of(head),    kv_head_of(head), reads};
 }
 
 Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKind kind,
@@ -307,13 +312,13 @@ Status PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::Re
   PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   std::lock_guard lock(state.mutex);
   if (slot.loaded.load(std::memory_order_relaxed)) return {};
-  const IndexSource source = Source(head, kind, reads);
+  PREFIXD_ASSIGN(const IndexSource source, Source(head, kind, reads));
   const SegmentPart* largest = LargestPart();
   std::unique_ptr<index::KeyIndex> loaded;
   if (kind == index::IndexKind::kCodes) {
-    loaded = LoadCodes(source);
+    PREFIXD_ASSIGN(loaded, LoadCodes(source));
   } else if (largest) {
-    loaded = LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind);
+    PREFIXD_ASSIGN(loaded, LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind));
   }
   if (loaded) {
     PREFIXD_ASSIGN(slot.memory, services_.selector_memory.Charge(account_, loaded->memory_bytes()));

@@ -74,7 +74,7 @@ class PreparedPrefix {
   bool has_clusters() const;                    // likewise
   bool has_index(index::IndexKind kind) const;  // covering at least half of the mid region
   // Returns the choices of the last segment of the chain that has some; empty: untuned.
-  std::vector<HeadChoice> Choices() const;
+  Result<std::vector<HeadChoice>> Choices() const;
 
   // Returns the summaries of the mid region that `wanted` (by Kept() names) names; none for kNone,
   // kAuto, and clusters where there is no mid region. Whoever holds them shares them. `reads`
@@ -120,10 +120,11 @@ class PreparedPrefix {
   // Returns the segment whose own tokens cover most of the mid region.
   const SegmentPart* LargestPart() const;
   // Describes how a head's index of that kind is loaded.
-  IndexSource Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
+  Result<IndexSource> Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Whether memory may hold the keys of all heads.
   bool MayHoldKeys();
-  // Loads the index unless it is loaded. kResourceExhausted: memory is short now.
+  // Loads the index unless it is loaded. An error leaves it so, and the next step tries again;
+  // kResourceExhausted: memory is short now.
   Status LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Loads the keys unless they are loaded. stop: null, or kCancelled once it is set.
   Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,

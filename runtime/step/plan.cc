@@ -133,15 +133,16 @@ bool ScoresAll(index::IndexKind selector) {
 
 class Planner {
  public:
+  // choices: those of the prefix, where the policy leaves the estimator to them.
   Planner(const RuntimeOptions& options, const PreparedPrefix& prefix, const StepPolicy& policy,
-          index::IndexKind selector)
+          index::IndexKind selector, std::span<const HeadChoice> choices)
       : options_(options),
         prefix_(prefix),
         model_(*prefix.model()),
         policy_(policy),
         selector_(selector),
         row_bytes_(storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row())),
-        choices_(NearestChoices()) {}
+        choices_(Nearest(choices)) {}
 
   bool tuned() const { return !choices_.empty(); }
 
@@ -220,8 +221,7 @@ class Planner {
   }
 
   // Returns each head's choice measured at the budget nearest to this one, by ratio.
-  std::map<size_t, HeadChoice> NearestChoices() const {
-    if (policy_.estimator.kind != EstimatorKind::kAuto) return {};
+  std::map<size_t, HeadChoice> Nearest(std::span<const HeadChoice> choices) const {
     const double n = prefix_.n_tokens();
     const double budget =
         policy_.k ? (*policy_.k + prefix_.partition().anchor_count()) / n : policy_.budget;
@@ -229,7 +229,7 @@ class Planner {
       return std::abs(std::log(c.budget / budget));
     };
     std::map<size_t, HeadChoice> nearest;
-    for (const HeadChoice& choice : prefix_.Choices()) {
+    for (const HeadChoice& choice : choices) {
       const size_t head = size_t{choice.layer} * model_.spec.geometry.n_kv_heads + choice.kv_head;
       const auto [it, fresh] = nearest.emplace(head, choice);
       if (!fresh && distance(choice) < distance(it->second)) it->second = choice;
@@ -350,7 +350,11 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
   // Summaries that the policy names must exist; this error comes before any about the budget.
   PREFIXD_TRY(prefix->CheckStored(policy.estimator));
   PREFIXD_ASSIGN(plan->selector, ChooseSelector(options, *prefix, policy));
-  const Planner planner(options, *prefix, policy, plan->selector);
+  std::vector<HeadChoice> choices;
+  if (policy.estimator.kind == EstimatorKind::kAuto) {
+    PREFIXD_ASSIGN(choices, prefix->Choices());
+  }
+  const Planner planner(options, *prefix, policy, plan->selector, choices);
   HeadsOfVariants wanted;
   plan->heads.resize(prefix->heads());
   for (size_t head = 0; head < plan->heads.size(); ++head) {

@@ -234,7 +234,8 @@ class LocalStoreImpl final : public LocalStore {
       }
       for (const index::IndexKind kind : BuiltIndexes(core_->options)) {
         const auto recalls = LoadRecalls(core_->derived, info.chain.back(), kind);
-        detail.indexes.insert(detail.indexes.end(), recalls.begin(), recalls.end());
+        if (!recalls.ok()) continue;
+        detail.indexes.insert(detail.indexes.end(), recalls->begin(), recalls->end());
       }
     }
     return detail;
@@ -316,6 +317,11 @@ void Core::Rebuild(const storage::SegmentId& id) {
 }
 
 Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& options) {
+  return Open(options, &storage::PrefixStore::Open);
+}
+
+Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& options,
+                                                     const OpenStorage& open) {
   PREFIXD_TRY(CheckOptions(options));
   PREFIXD_ASSIGN(RuntimeOptions resolved, WithMemoryParts(options, MachineMemory()));
   const std::shared_ptr<MemoryBudget> memory = NewMemoryBudget(resolved);
@@ -328,7 +334,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
     at.on_host_block = HostPinning::Hook(pinning);
   }
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
-  PREFIXD_ASSIGN(auto storage, storage::PrefixStore::Open(at));
+  PREFIXD_ASSIGN(auto storage, open(at));
   if (resolved.phi_features == "auto") {
     resolved.phi_features = compute->name() == "cpu" ? "log8" : "none";
   }

@@ -4,6 +4,7 @@
 // Thread-safety: that of prefixd/store.h. Destroying the store waits for background work.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "base/memory_budget.h"
@@ -13,9 +14,20 @@
 
 namespace prefixd {
 
+namespace storage {
+class PrefixStore;
+struct StoreOptions;
+}  // namespace storage
+
 class LocalStore : public Store {
  public:
   static Result<std::unique_ptr<LocalStore>> Open(const RuntimeOptions& options);
+  // For benchmarks and tests: opens the storage with `open`, over a disk that they make slow or
+  // faulty.
+  using OpenStorage =
+      std::function<Result<std::unique_ptr<storage::PrefixStore>>(const storage::StoreOptions&)>;
+  static Result<std::unique_ptr<LocalStore>> Open(const RuntimeOptions& options,
+                                                  const OpenStorage& open);
 
   // Waits until the background has nothing left to rewrite. For benchmarks and tests.
   virtual Status WaitRewritten(const ProgressFn& progress) = 0;

@@ -27,7 +27,10 @@ Worker::Next Maintenance::Take() {
   if (next == entries_.end()) return {};
   if (next->due > Clock::now()) return {{}, next->due};
   return {[&entry = *next](const std::stop_token& stop) {
-    Run(entry, stop);
+    static_cast<void>(CaptureErrors([&]() -> Status {
+      Run(entry, stop);
+      return {};
+    }));
     entry.due = Clock::now() + entry.task.period;
   }};
 }

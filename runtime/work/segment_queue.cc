@@ -52,12 +52,15 @@ SegmentQueue::Standing SegmentQueue::Get(const SegmentId& id) const {
 Worker::Next SegmentQueue::Take() {
   if (queue_.empty()) return {};
   const SegmentId id = queue_.front();
-  queue_.pop_front();
   auto progress = std::make_shared<WorkProgress>();
-  entries_[id] = {{IngestState::kRunning, std::nullopt}, progress};
+  Worker::Next next{[this, id, progress](const std::stop_token&) { Run(id, progress); }};
+  Entry& entry = entries_[id];
+  // Nothing below allocates: a segment that left the queue is worked on.
+  entry = {{IngestState::kRunning, std::nullopt}, std::move(progress)};
+  queue_.pop_front();
   running_ = id;
   worker_.changed().notify_all();
-  return {[this, id, progress](const std::stop_token&) { Run(id, progress); }};
+  return next;
 }
 
 void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>& progress) {

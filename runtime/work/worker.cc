@@ -2,7 +2,14 @@
 
 #include <utility>
 
+#include "base/capture_errors.h"
+
 namespace prefixd {
+namespace {
+
+constexpr std::chrono::milliseconds kUntilThereIsMemory(50);
+
+}  // namespace
 
 Worker::Worker(WorkPriority priority, Take take) : take_(std::move(take)) {
   thread_ = std::thread([this, priority] {
@@ -14,10 +21,19 @@ Worker::Worker(WorkPriority priority, Take take) : take_(std::move(take)) {
 void Worker::Loop() {
   std::unique_lock lock(mutex_);
   while (!stopping()) {
-    const Next next = take_();
-    if (next.piece) {
+    Next next;
+    const Status taken = CaptureErrors([&]() -> Status {
+      next = take_();
+      return {};
+    });
+    if (!taken.ok()) {
+      changed_.wait_for(lock, kUntilThereIsMemory);
+    } else if (next.piece) {
       lock.unlock();
-      next.piece(stop_.get_token());
+      static_cast<void>(CaptureErrors([&]() -> Status {
+        next.piece(stop_.get_token());
+        return {};
+      }));
       lock.lock();
       changed_.notify_all();
     } else if (next.again == Clock::time_point::max()) {

@@ -22,12 +22,14 @@ class Worker {
  public:
   using Clock = std::chrono::steady_clock;
   struct Next {
-    // Runs without the mutex; must not throw. Empty: there is nothing to do now.
+    // Runs without the mutex. Empty: there is nothing to do now. Whoever waits for its effects
+    // learns of lack of memory from the piece itself; what it throws is dropped.
     std::function<void(const std::stop_token&)> piece;
     // The time of the next Take, unless changed() is notified before.
     Clock::time_point again = Clock::time_point::max();
   };
-  // Called with the mutex held.
+  // Called with the mutex held. May throw std::bad_alloc when it has changed nothing; it is called
+  // again after a while.
   using Take = std::function<Next()>;
 
   Worker(WorkPriority priority, Take take);

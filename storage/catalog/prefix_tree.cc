@@ -1,6 +1,7 @@
 #include "storage/catalog/prefix_tree.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/check.h"
 
@@ -47,17 +48,30 @@ void PrefixTree::Insert(const Entry& entry) {
               segment.verified_unix_ms});
 }
 
+// Steps that may lack memory come first, and those that cannot fail last: the tree is whole however
+// this ends.
 void PrefixTree::InsertNode(Node node) {
   const SegmentId id = node.record.id;
-  usage_.Add(node.record.tenant, node.record.file_bytes);
-  if (node.linked) {
-    children_[KeyOf(node)].insert(id);
-    if (const auto parent = nodes_.find(node.record.parent); parent != nodes_.end()) {
-      ++parent->second.children;
-    }
-  }
-  const bool fresh = nodes_.emplace(id, std::move(node)).second;
+  uint64_t& inserted = inserted_[node.scope];
+  const auto [at, fresh] = nodes_.emplace(id, std::move(node));
   PREFIXD_CHECK(fresh);
+  const SegmentRecord& record = at->second.record;
+  const bool linked = at->second.linked;
+  try {
+    if (linked) children_[KeyOf(at->second)].insert(id);
+    usage_.Add(record.tenant, record.file_bytes);
+  } catch (const std::bad_alloc&) {
+    if (const auto it = children_.find(KeyOf(at->second)); it != children_.end()) {
+      it->second.erase(id);
+      if (it->second.empty()) children_.erase(it);
+    }
+    nodes_.erase(at);
+    throw;
+  }
+  ++inserted;
+  if (const auto parent = nodes_.find(record.parent); linked && parent != nodes_.end()) {
+    ++parent->second.children;
+  }
 }
 
 void PrefixTree::EraseNode(const SegmentId& id) {
@@ -212,12 +226,11 @@ Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
   if (!Complete(chain)) {
     return Error{Code::kCorrupt, "prefix " + id.ToString() + " lacks the segment it continues"};
   }
+  // A pin that there is no memory for must not be released: that would take the lock again.
   ChainPin pin;
+  for (const Node* node : chain) pin.chain_.push_back(node->record);
+  for (const Node* node : chain) ++nodes_.at(node->record.id).pins;
   pin.tree_ = this;
-  for (const Node* node : chain) {
-    ++nodes_.at(node->record.id).pins;
-    pin.chain_.push_back(node->record);
-  }
   return pin;
 }
 
@@ -225,10 +238,10 @@ Result<ChainPin> PrefixTree::PinSegment(const SegmentId& id) {
   std::lock_guard lock(mutex_);
   const auto it = nodes_.find(id);
   if (it == nodes_.end()) return NoPrefix(id);
-  ++it->second.pins;
   ChainPin pin;
-  pin.tree_ = this;
   pin.chain_.push_back(it->second.record);
+  ++it->second.pins;
+  pin.tree_ = this;
   return pin;
 }
 

@@ -73,6 +73,9 @@ class PrefixTree {
   };
   // REQUIRES: a linked segment's parent is in the tree.
   void Insert(const Entry& entry);
+  // Returns how often a segment was inserted into this scope: a search that began and ended at one
+  // count has missed none.
+  uint64_t Inserted(const BlockHash& scope) const;
   // Erases the segment and the names that stand for it. kNotFound; kFailedPrecondition when the
   // segment is continued or open.
   Result<SegmentRecord> Erase(const SegmentId& id, const Commit& commit);
@@ -184,6 +187,7 @@ class PrefixTree {
   std::unordered_map<SegmentId, Node, SegmentIdHash> nodes_;
   std::map<ChildKey, std::set<SegmentId>> children_;
   std::map<SegmentId, AliasRecord> aliases_;
+  std::map<BlockHash, uint64_t> inserted_;
   TenantBytes usage_;
 };
 

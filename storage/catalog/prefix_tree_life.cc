@@ -13,6 +13,12 @@ bool PrefixTree::Named(const Node& node, int64_t now) const {
   });
 }
 
+uint64_t PrefixTree::Inserted(const BlockHash& scope) const {
+  std::lock_guard lock(mutex_);
+  const auto it = inserted_.find(scope);
+  return it == inserted_.end() ? 0 : it->second;
+}
+
 bool PrefixTree::AliveNode(const Node& node, int64_t now) const {
   std::vector<const Node*> open{&node};
   while (!open.empty()) {

@@ -18,7 +18,9 @@ class BufferPool {
  public:
   // The pool holds at most `keep` idle buffers of `bytes` each, as far as `idle` has room for them.
   BufferPool(size_t bytes, size_t keep, MemoryCharge idle = {})
-      : bytes_(bytes), keep_(keep), charge_(std::move(idle)) {}
+      : bytes_(bytes), keep_(keep), charge_(std::move(idle)) {
+    idle_.reserve(keep);
+  }
 
   AlignedBuffer Take() {
     std::unique_lock lock(mutex_);
@@ -32,7 +34,7 @@ class BufferPool {
     return buffer;
   }
 
-  // Takes back a buffer of Take and ignores an empty one.
+  // Takes back a buffer of Take and ignores an empty one. Allocates nothing.
   void Give(AlignedBuffer buffer) {
     if (buffer.size() == 0) return;
     std::lock_guard lock(mutex_);

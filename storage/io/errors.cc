@@ -10,8 +10,8 @@
 namespace prefixd::storage {
 
 Error ErrnoError(int error, std::string what) {
-  const bool full = error == ENOSPC || error == EDQUOT;
-  return {full ? Code::kResourceExhausted : Code::kIo,
+  const bool exhausted = error == ENOSPC || error == EDQUOT || error == ENOMEM;
+  return {exhausted ? Code::kResourceExhausted : Code::kIo,
           what + ": " + std::generic_category().message(error)};
 }
 

@@ -8,7 +8,8 @@
 
 namespace prefixd::storage {
 
-// `error` is an errno value. ENOSPC and EDQUOT become kResourceExhausted, everything else kIo.
+// `error` is an errno value. ENOSPC, EDQUOT and ENOMEM become kResourceExhausted, everything else
+// kIo.
 Error ErrnoError(int error, std::string what);
 
 // These log to the logger named "prefixd" where the program has made one (spdlog), else warnings

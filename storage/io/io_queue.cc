@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "base/check.h"
 
@@ -34,12 +35,16 @@ IoLimits BackgroundShare(const IoLimits& limits) {
 
 }  // namespace
 
-void Completions::Add(const QueuedOp& done, int64_t result) {
+void Completions::Add(const QueuedOp& done, int64_t result) noexcept {
   done.op->result = result;
   if (!batches_.empty() && batches_.back().first == done.batch) {
     ++batches_.back().second;
-  } else {
+    return;
+  }
+  try {
     batches_.emplace_back(done.batch, 1);
+  } catch (const std::bad_alloc&) {
+    done.batch->Complete(1);
   }
 }
 
@@ -62,6 +67,17 @@ void IoQueue::Push(const QueuedOp& queued) {
     if (queued.op->priority == IoPriority::kScrub) scrub_waits_since_ = IoBatch::Clock::now();
   }
   c.waiting.push_back(queued);
+}
+
+void IoQueue::Push(std::span<IoOp> ops, IoBatch& batch, Completions& done) {
+  for (IoOp& op : ops) {
+    const QueuedOp queued{&op, &batch, op.length(), 0, 0};
+    try {
+      Push(queued);
+    } catch (const std::bad_alloc&) {
+      done.Add(queued, -ENOMEM);
+    }
+  }
 }
 
 bool IoQueue::Fits(const Load& load, const QueuedOp& next, const IoLimits& limits) {
@@ -156,8 +172,12 @@ bool IoQueue::Done(QueuedOp& queued, int64_t result, Completions& done) {
     result = -queued.cancel_error;
   } else if (interrupted && queued.attempts < kMaxRetries) {
     ++queued.attempts;
-    Push(queued);
-    return false;
+    try {
+      Push(queued);
+      return false;
+    } catch (const std::bad_alloc&) {
+      result = -ENOMEM;
+    }
   }
   done.Add(queued, result);
   return true;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,7 +28,8 @@ struct QueuedOp {
 // is free again, with one wake for all operations of a batch that finished together.
 class Completions {
  public:
-  void Add(const QueuedOp& done, int64_t result);
+  // Does not throw: where there is no memory to collect it, the operation is reported at once.
+  void Add(const QueuedOp& done, int64_t result) noexcept;
   void Tell();
   // Returns whether Tell wakes a waiter.
   bool Wakes() const;
@@ -50,6 +52,8 @@ class IoQueue {
   explicit IoQueue(const IoLimits& limits, const ScrubManners& manners = {});
 
   void Push(const QueuedOp& queued);
+  // Queues all operations; those that there is no memory for complete with -ENOMEM.
+  void Push(std::span<IoOp> ops, IoBatch& batch, Completions& done);
   // Returns the next operation that fits; one larger than the byte cap goes alone. Operations whose
   // deadline has passed complete with -ETIMEDOUT instead.
   std::optional<QueuedOp> Pop(Completions& done);

@@ -67,12 +67,14 @@ class ThreadEngine final : public IoEngine {
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
     batch.Add(ops.size());
     size_t wakes = 0;
+    Completions failed;
     {
       std::lock_guard lock(mutex_);
-      for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
+      queue_.Push(ops, batch, failed);
       if (queue_.Ready()) wakes = std::min(ops.size(), idle_);
     }
     for (; wakes > 0; --wakes) wake_.notify_one();
+    failed.Tell();
   }
 
   void Cancel(IoBatch& batch, int error) override {

@@ -62,13 +62,15 @@ class UringEngine final : public IoEngine {
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
     batch.Add(ops.size());
     bool wake = false;
+    Completions failed;
     {
       std::lock_guard lock(mutex_);
-      for (IoOp& op : ops) queue_.Push({&op, &batch, op.length(), 0, 0});
+      queue_.Push(ops, batch, failed);
       wake = asleep_ && queue_.Ready();
       if (wake) asleep_ = false;
     }
     if (wake) Wake();
+    failed.Tell();
   }
 
   void Cancel(IoBatch& batch, int error) override {

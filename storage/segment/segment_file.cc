@@ -38,6 +38,7 @@ Result<UniqueFd> OpenMaybeDirect(const std::filesystem::path& path, int flags, b
 Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path,
                              const SegmentRecord& record, bool direct) {
   record_ = record;
+  path_ = path;
   auto fd = OpenMaybeDirect(path, O_RDONLY, direct);
   if (!fd.ok()) {
     if (fd.error().code == Code::kNotFound) return Damaged(path, "the file is missing");
@@ -69,23 +70,49 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
   });
 }
 
-Status SegmentFile::LoadTable(IoEngine& engine, const std::filesystem::path& path) {
+Status SegmentFile::LoadTable(IoEngine& engine) const {
+  if (has_table_.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(table_mutex_);
+  if (has_table_.load(std::memory_order_relaxed)) return {};
+  PREFIXD_TRY(Twice([&] { return ReadTable(engine); }));
+  has_table_.store(true, std::memory_order_release);
+  return {};
+}
+
+Status SegmentFile::ReadTable(IoEngine& engine) const {
   const uint64_t pages = layout_.footer_page - layout_.table_page;
   PREFIXD_ASSIGN(const AlignedBuffer buffer, ReadRaw(engine, layout_.table_page, pages));
   table_.resize(layout_.table_page);
   std::memcpy(table_.data(), buffer.data(), table_.size() * sizeof(uint64_t));
   if (TableChecksum(header_.file, table_) != footer_.table_checksum) {
-    return Damaged(path, "the checksum table is damaged");
+    return Damaged(path_, "the checksum table is damaged");
   }
   return {};
 }
 
+// Entries of the table may be used before the table as a whole is verified: damage to them cannot
+// make damaged ids look sound, because an entry that fits other bytes by accident is as unlikely as
+// a damaged page that fits its entry.
 Status SegmentFile::LoadTokens(IoEngine& engine) {
-  PREFIXD_ASSIGN(const AlignedBuffer buffer,
-                 ReadPages(engine, layout_.token_page, layout_.manifest_page - layout_.token_page,
-                           "token ids"));
+  const uint64_t pages = layout_.manifest_page - layout_.token_page;
+  const uint64_t first = layout_.token_page / kChecksumsPerPage;
+  const uint64_t last = (layout_.manifest_page - 1) / kChecksumsPerPage;
+  AlignedBuffer part;
+  const uint64_t* expected = table_.data() + layout_.token_page;
+  if (!has_table_) {
+    PREFIXD_ASSIGN(part, ReadRaw(engine, layout_.table_page + first, last - first + 1));
+    expected =
+        reinterpret_cast<const uint64_t*>(part.data()) + layout_.token_page % kChecksumsPerPage;
+  }
+  PREFIXD_ASSIGN(const AlignedBuffer ids, ReadRaw(engine, layout_.token_page, pages));
+  for (uint64_t i = 0; i < pages; ++i) {
+    const ConstPageBytes bytes(ids.data() + i * kPageBytes, kPageBytes);
+    if (PageChecksum(header_.file, layout_.token_page + i, bytes) != expected[i]) {
+      return Damaged(path_, "its token ids, or their checksums, are damaged");
+    }
+  }
   tokens_.resize(layout_.shape.n_tokens);
-  std::memcpy(tokens_.data(), buffer.data(), tokens_.size() * sizeof(uint32_t));
+  std::memcpy(tokens_.data(), ids.data(), tokens_.size() * sizeof(uint32_t));
   return {};
 }
 
@@ -171,25 +198,38 @@ bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
   return orders_[layout_.run(layer, head)] != nullptr;
 }
 
-Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(
+Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenParts(
     IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
-    std::chrono::milliseconds deadline, const MemoryAccount& memory) {
+    std::chrono::milliseconds deadline, const MemoryAccount& memory, bool table) {
   auto file = std::shared_ptr<SegmentFile>(new SegmentFile());
   file->deadline_ = deadline;
   PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
   const SegmentLayout& layout = file->layout_;
   const uint64_t orders = layout.reclustered() ? layout.runs() : 0;
+  // The table counts from the start: it may be loaded at any time.
   const uint64_t kept = layout.table_page * sizeof(uint64_t) +
                         layout.shape.n_tokens * sizeof(uint32_t) +
                         orders * sizeof(file->orders_.front());
   // The pages that are read lie beside what is kept of them.
   PREFIXD_ASSIGN(file->memory_, memory.Take(MemoryKind::kTables, 2 * kept));
-  PREFIXD_TRY(Twice([&] { return file->LoadTable(engine, path); }));
+  if (table) PREFIXD_TRY(file->LoadTable(engine));
   PREFIXD_TRY(Twice([&] { return file->LoadTokens(engine); }));
   file->orders_.resize(orders);
   file->memory_bytes_ = kept;
   file->memory_.Set(kept);
   return std::shared_ptr<const SegmentFile>(std::move(file));
+}
+
+Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(
+    IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
+    std::chrono::milliseconds deadline, const MemoryAccount& memory) {
+  return OpenParts(engine, path, record, direct, deadline, memory, /*table=*/true);
+}
+
+Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenIds(
+    IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
+    std::chrono::milliseconds deadline, const MemoryAccount& memory) {
+  return OpenParts(engine, path, record, direct, deadline, memory, /*table=*/false);
 }
 
 Result<SegmentHeader> SegmentFile::Check(IoEngine& engine, const std::filesystem::path& path,

@@ -1,6 +1,7 @@
 // Opens one committed segment for reading: its file, its checksums, its token ids.
 //
-// Thread-safety: all methods may be called concurrently; each order is loaded once, on first use.
+// Thread-safety: all methods may be called concurrently; the checksum table and each order are
+// loaded once, on first use. Whoever needs what another thread loads waits for this file alone.
 #pragma once
 
 #include <atomic>
@@ -37,6 +38,14 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
                                                          const SegmentRecord& record, bool direct,
                                                          std::chrono::milliseconds deadline = {},
                                                          const MemoryAccount& memory = {});
+  // Reads header, footer and token ids, and of the checksum table the entries of the ids: what a
+  // match needs, a hundredth of what Open reads of a long segment. Errors as those of Open.
+  static Result<std::shared_ptr<const SegmentFile>> OpenIds(
+      IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
+      std::chrono::milliseconds deadline = {}, const MemoryAccount& memory = {});
+  // Loads and verifies the whole checksum table, unless it is loaded: before pages are verified. A
+  // load that failed is tried again by the next call.
+  Status LoadTable(IoEngine& engine) const;
   // Reads header and footer only: the quick check at recovery.
   static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
                                      const SegmentRecord& record, bool direct);
@@ -47,7 +56,8 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   std::span<const uint32_t> tokens() const { return tokens_; }  // [own tokens]
   int fd() const { return fd_->get(); }
 
-  // Returns whether `bytes` are the page `page` (below the table) as it was written.
+  // Returns whether `bytes` are the page `page` (below the table) as it was written. REQUIRES: the
+  // table is loaded.
   bool VerifyPage(uint64_t page, ConstPageBytes bytes) const {
     return PageChecksum(header_.file, page, bytes) == table_[page];
   }
@@ -65,9 +75,13 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
 
  private:
   SegmentFile() = default;
+  // table: loads the checksum table, too.
+  static Result<std::shared_ptr<const SegmentFile>> OpenParts(
+      IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
+      std::chrono::milliseconds deadline, const MemoryAccount& memory, bool table);
   Status OpenEnds(IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record,
                   bool direct);
-  Status LoadTable(IoEngine& engine, const std::filesystem::path& path);
+  Status ReadTable(IoEngine& engine) const;
   Status LoadTokens(IoEngine& engine);
   Result<std::unique_ptr<const RunOrder>> LoadOrder(IoEngine& engine, uint32_t layer,
                                                     uint32_t head) const;
@@ -78,12 +92,15 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
                                   const char* what) const;
 
   SegmentRecord record_;
+  std::filesystem::path path_;
   std::chrono::milliseconds deadline_{0};
   std::shared_ptr<const UniqueFd> fd_;  // shared with reads whose callers gave up
   SegmentHeader header_;
   SegmentFooter footer_;
   SegmentLayout layout_;
-  std::vector<uint64_t> table_;  // [layout.table_page]
+  mutable std::mutex table_mutex_;  // held while the table is loaded
+  mutable std::atomic<bool> has_table_{false};
+  mutable std::vector<uint64_t> table_;  // [layout.table_page]
   std::vector<uint32_t> tokens_;
   mutable std::atomic<uint64_t> memory_bytes_{0};
   mutable std::mutex orders_mutex_;

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "storage/catalog/store_dir.h"
 #include "storage/io/crash_point.h"
@@ -13,6 +15,15 @@
 #include "storage/segment/blob_format.h"
 
 namespace prefixd::storage {
+
+namespace {
+
+// Pauses before a blob that the system could not read is read again: a disk under load, or a kernel
+// short of memory, mostly answers by then.
+constexpr std::chrono::milliseconds kPauses[] = {
+    std::chrono::milliseconds(2), std::chrono::milliseconds(10), std::chrono::milliseconds(50)};
+
+}  // namespace
 
 uint64_t BlobStore::BytesFor(std::string_view name, std::string_view producer, size_t payload) {
   return kBlobHeaderBytes + name.size() + producer.size() + payload;
@@ -75,7 +86,7 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
 
 Result<std::vector<std::byte>> BlobStore::Get(const SegmentId& id, std::string_view name,
                                               std::string_view producer) const {
-  auto blob = ReadTwice(id, name, IoPriority::kStepRead);
+  auto blob = ReadPatiently(id, name, IoPriority::kStepRead);
   if (!blob.ok()) {
     if (blob.error().code == Code::kNotFound) {
       return Error{Code::kNotFound,
@@ -91,24 +102,43 @@ Result<std::vector<std::byte>> BlobStore::Get(const SegmentId& id, std::string_v
   return std::move(blob->payload);
 }
 
-Result<BlobStore::Blob> BlobStore::ReadTwice(const SegmentId& id, std::string_view name,
-                                             IoPriority priority) const {
+Result<BlobStore::Blob> BlobStore::ReadPatiently(const SegmentId& id, std::string_view name,
+                                                 IoPriority priority) const {
   auto blob = Read(id, name, priority);
+  for (const auto pause : kPauses) {
+    // kUnavailable: the disk kept silent until the deadline, and the caller has waited long enough.
+    const bool refused = !blob.ok() && (blob.error().code == Code::kIo ||
+                                        blob.error().code == Code::kResourceExhausted);
+    if (!refused) break;
+    std::this_thread::sleep_for(pause);
+    blob = Read(id, name, priority);
+  }
   if (!blob.ok() && blob.error().code == Code::kCorrupt) return Read(id, name, priority);
   return blob;
 }
 
 Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name,
                                   IoPriority priority) const {
-  PREFIXD_ASSIGN(const Blob blob, ReadTwice(id, name, priority));
+  PREFIXD_ASSIGN(const Blob blob, ReadPatiently(id, name, priority));
   return blob.file_bytes;
 }
 
 Result<bool> BlobStore::DropDamaged(const SegmentId& id, std::string_view name) {
-  // Renames take the same lock, so the file deleted is the one just read.
-  std::lock_guard lock(mutex_);
-  const auto blob = ReadTwice(id, name, IoPriority::kStepRead);
+  const auto version = [&]() -> uint64_t {  // 0: there is no such blob
+    const auto it = files_.find(id);
+    if (it == files_.end()) return 0;
+    const auto file = it->second.blobs.find(name);
+    return file == it->second.blobs.end() ? 0 : file->second.version;
+  };
+  // Statistics and other blobs do not wait for the read. The version tells whether the file is
+  // still the one that was read: renames take the lock.
+  std::unique_lock lock(mutex_);
+  const uint64_t before = version();
+  lock.unlock();
+  const auto blob = ReadPatiently(id, name, IoPriority::kStepRead);
   if (blob.ok() || blob.error().code != Code::kCorrupt) return false;
+  lock.lock();
+  if (before == 0 || version() != before) return false;
   PREFIXD_TRY(RemoveLocked(id, name));
   return true;
 }
@@ -123,9 +153,9 @@ Status BlobStore::RemoveLocked(const SegmentId& id, std::string_view name) {
   const auto it = files_.find(id);
   if (it == files_.end()) return {};
   Files& files = it->second;
-  if (const auto file = files.bytes.find(name); file != files.bytes.end()) {
-    usage_.Subtract(files.tenant, file->second);
-    files.bytes.erase(file);
+  if (const auto file = files.blobs.find(name); file != files.blobs.end()) {
+    usage_.Subtract(files.tenant, file->second.bytes);
+    files.blobs.erase(file);
   }
   return {};
 }
@@ -134,7 +164,7 @@ std::vector<std::string> BlobStore::List(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> names;
   if (const auto it = files_.find(id); it != files_.end()) {
-    for (const auto& [name, bytes] : it->second.bytes) names.push_back(name);
+    for (const auto& [name, file] : it->second.blobs) names.push_back(name);
   }
   return names;
 }
@@ -143,7 +173,7 @@ uint64_t BlobStore::BytesOf(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   uint64_t sum = 0;
   if (const auto it = files_.find(id); it != files_.end()) {
-    for (const auto& [name, bytes] : it->second.bytes) sum += bytes;
+    for (const auto& [name, file] : it->second.blobs) sum += file.bytes;
   }
   return sum;
 }
@@ -162,10 +192,10 @@ void BlobStore::Note(const SegmentId& id, const std::string& tenant, std::string
                      uint64_t file_bytes) {
   Files& files = files_[id];
   files.tenant = tenant;
-  uint64_t& size = files.bytes[std::string(name)];
-  usage_.Subtract(tenant, size);
+  File& file = files.blobs[std::string(name)];
+  usage_.Subtract(tenant, file.bytes);
   usage_.Add(tenant, file_bytes);
-  size = file_bytes;
+  file = {file_bytes, ++last_version_};
 }
 
 void BlobStore::Register(const SegmentId& id, const std::string& tenant, std::string_view name,
@@ -182,9 +212,9 @@ Status BlobStore::RemoveAll(const SegmentId& id) {
     if (it == files_.end()) return {};
     files = std::move(it->second);
     files_.erase(it);
-    for (const auto& [name, bytes] : files.bytes) usage_.Subtract(files.tenant, bytes);
+    for (const auto& [name, file] : files.blobs) usage_.Subtract(files.tenant, file.bytes);
   }
-  for (const auto& [name, bytes] : files.bytes) {
+  for (const auto& [name, file] : files.blobs) {
     CrashPoint("remove.before_blob");
     PREFIXD_TRY(RemoveFile(BlobPath(dir_, id, name)));
   }

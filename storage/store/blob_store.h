@@ -32,7 +32,8 @@ class BlobStore {
   // `tenant` is the segment's: the blob's bytes count there.
   Status Put(const SegmentId& id, const std::string& tenant, std::string_view name,
              std::string_view producer, std::span<const std::byte> bytes);
-  // kNotFound: there is no blob, or another producer's. kCorrupt: it does not verify.
+  // kNotFound: there is no blob, or another producer's. kCorrupt: it does not verify. Other errors
+  // say nothing about the stored bytes.
   Result<std::vector<std::byte>> Get(const SegmentId& id, std::string_view name,
                                      std::string_view producer) const;
   // Reads and verifies the blob of any producer. Returns the file's bytes.
@@ -60,13 +61,18 @@ class BlobStore {
     std::vector<std::byte> payload;
     uint64_t file_bytes = 0;
   };
+  struct File {
+    uint64_t bytes = 0;
+    uint64_t version = 0;  // another one after each replacement
+  };
   struct Files {
     std::string tenant;
-    std::map<std::string, uint64_t, std::less<>> bytes;  // blob name -> file bytes
+    std::map<std::string, File, std::less<>> blobs;  // by name
   };
   Result<Blob> Read(const SegmentId& id, std::string_view name, IoPriority priority) const;
-  // Reads once more if the blob does not verify.
-  Result<Blob> ReadTwice(const SegmentId& id, std::string_view name, IoPriority priority) const;
+  // Reads once more if the blob does not verify, and a few times more, with growing pauses, when
+  // the system could not read it.
+  Result<Blob> ReadPatiently(const SegmentId& id, std::string_view name, IoPriority priority) const;
   Status RemoveLocked(const SegmentId& id, std::string_view name);  // needs mutex_
   void Note(const SegmentId& id, const std::string& tenant, std::string_view name,
             uint64_t file_bytes);  // needs mutex_
@@ -77,6 +83,7 @@ class BlobStore {
   std::atomic<uint64_t> temp_counter_{0};
   mutable std::mutex mutex_;
   std::unordered_map<SegmentId, Files, SegmentIdHash> files_;
+  uint64_t last_version_ = 0;
   TenantBytes usage_;
 };
 

@@ -192,23 +192,27 @@ std::vector<ModelRecord> StoreCore::ListModels() const {
   return out;
 }
 
-Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentId& id) {
+Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentId& id, Need need) {
   while (true) {
     PREFIXD_ASSIGN(const SegmentRecord record, tree.Record(id));
-    if (auto file = files.Find(record)) return file;
-    auto opened = SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct,
-                                    services.read_deadline, options.MemoryOf(record.tenant));
-    if (opened.ok()) {
-      if (Status fits = CheckModel(record, (*opened)->header()); !fits.ok()) opened = fits.error();
-    }
-    if (opened.ok()) {
-      files.Add(*opened);
-      return opened;
-    }
+    const auto opened = [&]() -> Result<std::shared_ptr<const SegmentFile>> {
+      auto file = files.Find(record);
+      if (!file) {
+        const auto open = need == Need::kRows ? &SegmentFile::Open : &SegmentFile::OpenIds;
+        PREFIXD_ASSIGN(file, open(*engine, SegmentPath(options.dir, record.file), record, direct,
+                                  services.read_deadline, options.MemoryOf(record.tenant)));
+        PREFIXD_TRY(CheckModel(record, file->header()));
+        files.Add(file);
+      }
+      if (need == Need::kRows) PREFIXD_TRY(file->LoadTable(*engine));
+      return file;
+    }();
+    if (opened.ok()) return opened;
     // A rewrite between the look at the tree and the opening removes the old file rightly.
     if (const auto now = tree.Record(id); !now.ok() || now->file != record.file) continue;
     if (opened.error().code == Code::kCorrupt) {
       checksum_failures.fetch_add(1, std::memory_order_relaxed);
+      files.Erase(record);
       Quarantine(id, opened.error().message);
     }
     return opened.error();

@@ -56,8 +56,10 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   Result<Match> FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
                             std::span<const uint32_t> tokens, const Acceptance& accept);
   // Opens (or finds open) a pinned segment, in the file that holds it now; quarantines one that
-  // does not verify.
-  Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentId& id);
+  // does not verify. kIds: only the token ids of the file may be used.
+  enum class Need : uint8_t { kIds, kRows };
+  Result<std::shared_ptr<const SegmentFile>> OpenSegment(const SegmentId& id,
+                                                         Need need = Need::kRows);
   void Quarantine(const SegmentId& id, const std::string& reason);
   void LiftQuarantine(const SegmentId& id);
   void Touch(const SegmentId& id);
@@ -118,7 +120,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
       std::make_shared<BufferPool>(kSlabBytes, 8, options.SharedMemory().Charge(MemoryKind::kPuts));
   MemoryCharge catalog_memory;
 
-  std::mutex commit_mutex;       // serialises commits, so that equal prompts find each other
+  // Serialises commits. Held for writes of the catalog, never for reads of segments.
+  std::mutex commit_mutex;
   int64_t last_verified_ms = 0;  // guarded by commit_mutex
   std::atomic<uint64_t> bytes_written{0}, bytes_read{0}, puts{0}, puts_aborted{0};
   std::atomic<uint64_t> bytes_rewritten{0}, reclustered{0}, compacted{0};

@@ -34,7 +34,7 @@ class Matcher {
     for (size_t i = 0; i < chain.size(); ++i) {
       if (!accept_.Takes(chain[i].lineage)) return {};
       if (chain[i].lineage != Lineage{}) exact = std::min(exact, chain[i].tokens.begin);
-      auto file = core_.OpenSegment(chain[i].id);
+      auto file = core_.OpenSegment(chain[i].id, StoreCore::Need::kIds);
       if (!file.ok()) return Skip(file.error());
       const uint32_t begin = chain[i].tokens.begin;
       const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;

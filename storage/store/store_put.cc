@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/capture_errors.h"
 #include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
@@ -156,17 +157,28 @@ class PutWriter final : public SegmentWriter {
     return Error{Code::kFailedPrecondition, "this put was committed or aborted before"};
   }
 
-  // This is the commit point: after it the prefix is durable and visible. If another put of the
-  // same tokens came first, its bytes serve, and its match is returned.
+  // Searches for a put of the same tokens that came first, and makes this one visible if there is
+  // none. The search reads the disk, so it goes without the lock, and again when others committed
+  // meanwhile. A put that loses that race every time is stored beside its equal, if there is one.
   Result<Match> Publish(SequenceTicket& sequence) {
-    std::lock_guard commit(core_->commit_mutex);
     Acceptance accept{plan_.options.accept.approximate, plan_.lineage};
     if (plan_.lineage == Lineage{}) accept = {};  // exact rows give way to exact ones alone
-    auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens, accept);
-    if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
-      file_->Discard();
-      return existing;
+    for (int attempt = 0;; ++attempt) {
+      const uint64_t seen = core_->tree.Inserted(plan_.scope.id);
+      auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens, accept);
+      if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
+        file_->Discard();
+        return existing;
+      }
+      std::lock_guard commit(core_->commit_mutex);
+      if (attempt < kMatchAttempts && core_->tree.Inserted(plan_.scope.id) != seen) continue;
+      PREFIXD_TRY(MakeVisible(sequence));
+      return Match{};
     }
+  }
+
+  // This is the commit point: after it the prefix is durable and visible. REQUIRES commit_mutex.
+  Status MakeVisible(SequenceTicket& sequence) {
     SegmentRecord record;
     record.id = id_;
     record.file = id_.bytes;
@@ -189,7 +201,14 @@ class PutWriter final : public SegmentWriter {
     CatalogChange change;
     change.put.push_back({record, OwnHashes(plan_.hashes, record.tokens.begin, block)});
     CrashPoint("put.before_commit");
-    if (Status committed = core_->catalog->Apply(change); !committed.ok()) {
+    const Status committed = CaptureErrors([&]() -> Status {
+      PREFIXD_TRY(core_->catalog->Apply(change));
+      CrashPoint("put.committed");
+      core_->tree.Insert(
+          {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
+      return {};
+    });
+    if (!committed.ok()) {
       // It is unknown whether the row is on disk until the catalog is opened anew; recovery then
       // keeps or frees the file, so the file must stay, and so must its part of the quota.
       sequence.LeaveOpen();
@@ -197,14 +216,11 @@ class PutWriter final : public SegmentWriter {
       space_.Keep();
       core_->puts_aborted++;
       Release();
-      return committed.error();
+      return committed;
     }
-    CrashPoint("put.committed");
-    core_->tree.Insert(
-        {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
     space_.Release();  // the tree counts it from here on
     core_->puts++;
-    return Match{};
+    return {};
   }
 
   // The prompt was stored before, so its id is the shortest name that keeps the whole prompt.

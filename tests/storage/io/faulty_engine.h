@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,14 +31,21 @@ struct FaultPlan {
     sticky = until_disarmed;
     counted = 0;
     injected = 0;
+    bytes = 0;
     first = first_op;
   }
   void Disarm() { first = 0; }
+  // Waits until the disk holds an operation.
+  void AwaitInjected() const {
+    while (injected == 0) std::this_thread::yield();
+  }
 
   std::atomic<Fault> fault{Fault::kEio};
   std::atomic<bool> sticky{false};
-  std::atomic<uint64_t> first{0};  // 0: no faults
+  std::atomic<bool> reads_only{false};  // only reads are counted
+  std::atomic<uint64_t> first{0};       // 0: no faults
   std::atomic<uint64_t> counted{0}, injected{0};
+  std::atomic<uint64_t> bytes{0};  // of the counted operations
 };
 
 class FaultyEngine final : public IoEngine {
@@ -55,12 +63,13 @@ class FaultyEngine final : public IoEngine {
         inner_->Submit({&op, 1}, batch);
         continue;
       }
-      ++plan_->injected;
       batch.Add(1);
       if (plan_->fault == Fault::kHang) {
         std::lock_guard lock(mutex_);
         held_.emplace_back(&op, &batch);
+        ++plan_->injected;
       } else {
+        ++plan_->injected;
         Spoil(op);
         batch.Complete(1);
       }
@@ -92,7 +101,9 @@ class FaultyEngine final : public IoEngine {
  private:
   bool Hit(const IoOp& op) {
     if (plan_->fault == Fault::kSync && op.kind != IoKind::kDataSync) return false;
+    if (plan_->reads_only && op.kind != IoKind::kRead) return false;
     const uint64_t n = ++plan_->counted;
+    plan_->bytes += op.length();
     return plan_->first != 0 && (n == plan_->first || (plan_->sticky && n > plan_->first));
   }
 

@@ -1,0 +1,65 @@
+// Runs the daemon's server in this process, over a store of the test's own.
+#pragma once
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client_lib/remote_store.h"
+#include "daemon/config.h"
+#include "daemon/listener.h"
+#include "daemon/server.h"
+#include "tests/support/expect_ok.h"
+#include "tests/support/files.h"
+
+namespace prefixd::daemon {
+
+class DaemonInProcess {
+ public:
+  explicit DaemonInProcess(std::unique_ptr<Store> store) {
+    config_.workers = 2;
+    server_ = std::make_unique<Server>(config_, std::move(store), "");
+    std::vector<Listener> listeners;
+    auto listener = Listener::Unix(path_, /*group=*/false);
+    EXPECT_TRUE(listener.ok());
+    listeners.push_back(*std::move(listener));
+    std::promise<void> ready;
+    thread_ = std::thread([this, &ready, l = std::move(listeners)]() mutable {
+      exit_code_ = server_->Run(
+          std::move(l), [&] { ready.set_value(); }, [] {});
+    });
+    ready.get_future().wait();
+  }
+  ~DaemonInProcess() { Stop(); }
+
+  std::unique_ptr<RemoteStore> Connect(const ConnectOptions& options = {}) const {
+    auto client = RemoteStore::Connect("unix:" + path_, options);
+    EXPECT_TRUE(client.ok()) << (client.ok() ? "" : client.error().message);
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+  const std::string& path() const { return path_; }
+
+  // Stops the daemon as a signal does. Returns its exit code.
+  int Stop() {
+    if (!thread_.joinable()) return exit_code_;
+    ::kill(::getpid(), SIGTERM);
+    thread_.join();
+    return exit_code_;
+  }
+
+ private:
+  testing::TempDir dir_;
+  const std::string path_ = (dir_.path() / "socket").string();
+  Config config_;
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+  int exit_code_ = -1;
+};
+
+}  // namespace prefixd::daemon

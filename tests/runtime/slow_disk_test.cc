@@ -1,0 +1,131 @@
+// Holds a read that one call needs, and checks that calls for other prefixes do not wait for it.
+#include <future>
+
+#include "storage/store/prefix_store.h"
+#include "storage/store/store_core.h"
+#include "tests/runtime/runtime_fixture.h"
+#include "tests/storage/io/faulty_engine.h"
+#include "tests/support/ends.h"
+
+namespace prefixd::testing {
+namespace {
+
+class SlowDiskTest : public RuntimeTest {
+ protected:
+  SlowDiskTest() {
+    plan_->reads_only = true;
+    options_.recluster = false;
+    options_.host_tier_bytes = 0;
+    options_.scrub_bytes_per_second = 0;
+    policy_.k = 25;
+    policy_.selector = "exact";
+  }
+  ~SlowDiskTest() override {
+    if (engine_) engine_->Release();
+  }
+
+  // Opens the store: nothing of what it holds is in memory.
+  void OpenCold() {
+    store_.reset();
+    engine_ = nullptr;
+    auto opened = LocalStore::Open(options_, [this](const storage::StoreOptions& at) {
+      return storage::OpenStoreWithEngine(at, [this](std::unique_ptr<storage::IoEngine> inner) {
+        auto engine = std::make_unique<storage::FaultyEngine>(std::move(inner), plan_);
+        engine_ = engine.get();
+        return engine;
+      });
+    });
+    ASSERT_OK(opened);
+    store_ = *std::move(opened);
+  }
+
+  Result<std::shared_ptr<Session>> AttachTo(const std::string& prefix) {
+    AttachSpec spec;
+    spec.model = spec_.name;
+    spec.prefix = prefix;
+    spec.policy = policy_;
+    return store_->Attach(spec);
+  }
+
+  bool EndsWhileHeld(const std::function<void()>& call) {
+    return Ends(call, [this] { engine_->Release(); });
+  }
+
+  std::shared_ptr<storage::FaultPlan> plan_ = std::make_shared<storage::FaultPlan>();
+  storage::FaultyEngine* engine_ = nullptr;  // owned by the store
+  StepPolicy policy_;
+};
+
+TEST_F(SlowDiskTest, AColdAttachHoldsUpNobodyElse) {
+  const uint64_t seed = Seed("AColdAttachHoldsUpNobodyElse");
+  Open();
+  const auto one = MakePrompt(spec_.geometry, 300, seed),
+             two = MakePrompt(spec_.geometry, 300, seed + 1);
+  const std::string slow = PutReady(one), other = PutReady(two);
+  const std::string removed = PutReady(MakePrompt(spec_.geometry, 300, seed + 2));
+  OpenCold();
+  plan_->Arm(storage::Fault::kHang, 1, false);
+  auto attached = std::async(std::launch::async, [&] { return AttachTo(slow); });
+  plan_->AwaitInjected();
+  EXPECT_TRUE(EndsWhileHeld([&] {
+    const auto session = AttachTo(other);
+    ASSERT_OK(session);
+    Step(**session, 1, two.Q(1, 299, 1));
+    const auto match = store_->Match(spec_.name, "", two.tokens);
+    ASSERT_OK(match);
+    EXPECT_EQ(match->prefix, other);
+    ASSERT_OK(store_->Remove(removed));
+    ASSERT_OK(store_->Stats());
+    ASSERT_EQ(store_->Prefixes()->size(), 2u);
+  }));
+  // Others who want the same prefix wait for the one that loads it, and share what it loads.
+  auto second = std::async(std::launch::async, [&] { return AttachTo(slow); });
+  const uint64_t reads = plan_->counted;
+  engine_->Release();
+  const auto a = attached.get(), b = second.get();
+  ASSERT_OK(a);
+  ASSERT_OK(b);
+  const uint64_t both = plan_->counted - reads;
+  const auto q = one.Q(1, 299, 1);
+  EXPECT_EQ(Step(**a, 1, q).y, Step(**b, 1, q).y);
+  EXPECT_LE(both, 8u);
+}
+
+TEST_F(SlowDiskTest, AFailedAttachSpoilsNoLaterOne) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 300, Seed("AFailedAttachSpoilsNoLaterOne"));
+  const std::string prefix = PutReady(prompt);
+  OpenCold();
+  for (int i = 0; i < 2; ++i) {
+    plan_->Arm(storage::Fault::kEio, 1, true);
+    EXPECT_CODE(AttachTo(prefix), Code::kIo);
+    plan_->Disarm();
+  }
+  const auto session = AttachTo(prefix);
+  ASSERT_OK(session);
+  Step(**session, 1, prompt.Q(1, 299, 1));
+}
+
+// A prefix that is removed while it is opened is not kept for later sessions.
+TEST_F(SlowDiskTest, WhatIsForgottenWhileItIsOpenedServesNoLaterSession) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 300, Seed("WhatIsForgotten"));
+  const std::string prefix = PutReady(prompt);
+  OpenCold();
+  plan_->Arm(storage::Fault::kHang, 1, false);
+  auto attached = std::async(std::launch::async, [&] { return AttachTo(prefix); });
+  plan_->AwaitInjected();
+  EXPECT_TRUE(EndsWhileHeld(
+      [&] { EXPECT_CODE(store_->Remove(prefix), Code::kFailedPrecondition); }));  // it is open
+  engine_->Release();
+  auto session = attached.get();
+  ASSERT_OK(session);
+  Step(**session, 1, prompt.Q(1, 299, 1));
+  *session = nullptr;
+  EXPECT_EQ(store_->Stats()->selector_memory_bytes, 0u);  // nothing idle is left of it
+  ASSERT_OK(store_->Remove(prefix));
+  EXPECT_CODE(AttachTo(prefix), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace prefixd::testing
