@@ -10,7 +10,7 @@ struct NamedCode {
   std::string_view name;
 };
 
-constexpr std::array<NamedCode, 11> kCodes = {{
+constexpr std::array<NamedCode, 12> kCodes = {{
     {Code::kInvalidArgument, "invalid_argument"},
     {Code::kNotFound, "not_found"},
     {Code::kAlreadyExists, "already_exists"},
@@ -21,6 +21,7 @@ constexpr std::array<NamedCode, 11> kCodes = {{
     {Code::kUnavailable, "unavailable"},
     {Code::kIo, "io"},
     {Code::kCancelled, "cancelled"},
+    {Code::kDeadlineExceeded, "deadline_exceeded"},
     {Code::kInternal, "internal"},
 }};
 

@@ -69,7 +69,7 @@ Status Connection::SayHello(const ConnectOptions& options) {
 Error Connection::Break(Error error, End end) {
   broken_ = error.message;
   end_ = end;
-  socket_.Close();
+  CloseSocket();
   return error;
 }
 
@@ -79,6 +79,16 @@ Error Connection::Break(Error error, Socket::Deadline deadline) {
   const bool late = deadline && Socket::Clock::now() >= *deadline;
   const bool lost = error.code == Code::kUnavailable && !late;
   return Break(std::move(error), lost ? End::kLost : End::kOther);
+}
+
+void Connection::Interrupt() {
+  std::lock_guard lock(socket_mutex_);
+  socket_.Interrupt();
+}
+
+void Connection::CloseSocket() {
+  std::lock_guard lock(socket_mutex_);
+  socket_.Close();
 }
 
 std::shared_ptr<const SharedRegion> Connection::FindTierRegion(uint64_t id) const {

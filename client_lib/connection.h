@@ -47,6 +47,8 @@ class Connection {
   // Whether the connection broke because the daemon closed it or went away: not by a timeout, and
   // not by what was said on it.
   bool lost() const { return end_ == End::kLost; }
+  // Makes the running call, if there is one, and all later ones fail with kUnavailable.
+  void Interrupt();
   const wire::HelloReply& hello() const { return hello_; }
   // Returns the memory of rows that are read in place, by the daemon's number of the region; null
   // when it is not mapped.
@@ -75,7 +77,10 @@ class Connection {
   // Returns the bytes of a call's tensor in the shared region.
   std::span<std::byte> RegionPart(uint64_t at, uint64_t bytes) const;
 
+  void CloseSocket();
+
   mutable std::mutex mutex_;
+  std::mutex socket_mutex_;  // taken to close the socket, and by Interrupt
   Socket socket_;
   SharedRegion region_;
   wire::HelloReply hello_;

@@ -17,7 +17,30 @@ namespace {
 
 constexpr auto kPutPause = std::chrono::milliseconds(20);
 
+Connection::Call MatchCall(const MatchSpec& spec) {
+  return {MessageType::kMatch,
+          {{"match", ToJson(spec)}},
+          {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
+          {},
+          nullptr};
+}
+
 }  // namespace
+
+RemoteStore::RemoteStore(Address address, ConnectOptions options)
+    : link_(std::make_shared<Link>(std::move(address), std::move(options))),
+      matches_([this](size_t thread, const MatchSpec& spec) { return MatchAside(thread, spec); }) {}
+
+RemoteStore::~RemoteStore() {
+  {
+    std::lock_guard lock(match_mutex_);
+    closing_ = true;
+    for (const auto& connection : match_connections_) {
+      if (connection) connection->Interrupt();
+    }
+  }
+  matches_.Stop();
+}
 
 Result<std::unique_ptr<RemoteStore>> RemoteStore::Connect(std::string_view address,
                                                           const ConnectOptions& options) {
@@ -83,12 +106,28 @@ Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
 }
 
 Result<PrefixMatch> RemoteStore::Match(const MatchSpec& spec) {
-  Connection::Call call{MessageType::kMatch,
-                        {{"match", ToJson(spec)}},
-                        {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
-                        {},
-                        nullptr};
-  PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
+  PREFIXD_ASSIGN(auto reply, Do(MatchCall(spec)));
+  return FromJson<PrefixMatch>(reply.control, "match");
+}
+
+Result<std::unique_ptr<PendingMatch>> RemoteStore::MatchAsync(const MatchSpec& spec,
+                                                              std::chrono::milliseconds deadline) {
+  return matches_.Begin(spec, deadline);
+}
+
+Result<PrefixMatch> RemoteStore::MatchAside(size_t thread, const MatchSpec& spec) {
+  std::shared_ptr<Connection> connection;
+  {
+    std::lock_guard lock(match_mutex_);
+    connection = match_connections_[thread];
+  }
+  if (!connection || !connection->alive()) {
+    PREFIXD_ASSIGN(connection, link_->Aside(/*shared_memory=*/false));
+    std::lock_guard lock(match_mutex_);
+    if (closing_) return Error{Code::kCancelled, "the store is closing"};
+    match_connections_[thread] = connection;
+  }
+  PREFIXD_ASSIGN(auto reply, connection->Do(MatchCall(spec)));
   return FromJson<PrefixMatch>(reply.control, "match");
 }
 

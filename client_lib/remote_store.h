@@ -2,11 +2,15 @@
 // also use its further methods. Internal to client_lib and prefixctl.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/match_calls.h"
 #include "client_lib/connection.h"
 #include "client_lib/link.h"
 #include "prefixd/client.h"
@@ -20,11 +24,14 @@ class RemoteStore final : public Store {
  public:
   static Result<std::unique_ptr<RemoteStore>> Connect(std::string_view address,
                                                       const ConnectOptions& options);
+  ~RemoteStore() override;
 
   Status RegisterModel(const ModelSpec& spec) override;
   Result<std::vector<ModelSpec>> Models() override;
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override;
   Result<PrefixMatch> Match(const MatchSpec& spec) override;
+  Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
+                                                   std::chrono::milliseconds deadline) override;
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override;
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override;
   void StepBatch(std::span<StepRequest> requests) override;
@@ -43,13 +50,18 @@ class RemoteStore final : public Store {
 
  private:
   Result<std::unique_ptr<PutStream>> TryPut(const PutSpec& spec);
-  RemoteStore(Address address, ConnectOptions options)
-      : link_(std::make_shared<Link>(std::move(address), std::move(options))) {}
+  RemoteStore(Address address, ConnectOptions options);
   Result<Connection::Reply> Do(const Connection::Call& call) { return link_->Do(call); }
   // Runs a long call on a connection of its own, so that steps need not wait for it.
   Result<Connection::Reply> DoAside(Connection::Call call);
+  // Matches for MatchAsync, on the connection of one of its threads.
+  Result<PrefixMatch> MatchAside(size_t thread, const MatchSpec& spec);
 
   const std::shared_ptr<Link> link_;
+  std::mutex match_mutex_;  // guards the next two
+  std::array<std::shared_ptr<Connection>, MatchCalls::kThreads> match_connections_;
+  bool closing_ = false;
+  MatchCalls matches_;
 };
 
 // RemoteStore makes these; they keep the connection alive.

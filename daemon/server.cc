@@ -47,9 +47,8 @@ class Server::Impl {
         long_calls_(config.long_workers),
         matches_(kMatchThreads),
         store_(std::move(store)),
-        context_{config,   std::move(token), io_,               workers_, long_calls_,
-                 matches_, store_.get(),     std::move(memory), {},       {},
-                 {}},
+        context_{config,       std::move(token),  io_, workers_, long_calls_, matches_,
+                 store_.get(), std::move(memory), {},  {},       {}},
         signals_(io_, SIGTERM, SIGINT),
         grace_timer_(io_),
         sweep_timer_(io_) {

@@ -60,6 +60,10 @@ Socket& Socket::operator=(Socket&& other) noexcept {
   return *this;
 }
 
+void Socket::Interrupt() {
+  if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
+}
+
 void Socket::Close() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;

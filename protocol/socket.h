@@ -1,6 +1,6 @@
 // Connects a client of the daemon: a blocking stream socket with deadlines.
 //
-// Thread-safety: one thread at a time.
+// Thread-safety: one thread at a time; Interrupt from any thread while no other closes the socket.
 #pragma once
 
 #include <chrono>
@@ -36,6 +36,8 @@ class Socket {
   // Like Receive; stores a descriptor that came along in *fd (owned by the caller), else -1.
   Status ReceiveWithFd(std::span<std::byte> out, Deadline deadline, int* fd);
   void Close();
+  // Ends both directions: a transfer under way fails.
+  void Interrupt();
   bool is_open() const { return fd_ >= 0; }
 
  private:

@@ -29,6 +29,9 @@ struct pfx_restore {
   std::shared_ptr<prefixd::Store> client;
   std::unique_ptr<prefixd::Restore> restore;
 };
+struct pfx_pending_match {
+  std::unique_ptr<prefixd::PendingMatch> match;
+};
 
 namespace prefixd::capi {
 

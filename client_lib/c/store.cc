@@ -1,4 +1,6 @@
 // Implements the C API's clients, models and stored prefixes.
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -31,9 +33,31 @@ constexpr pfx_code kCodes[] = {PFX_INVALID_ARGUMENT,
                                PFX_UNAVAILABLE,
                                PFX_IO,
                                PFX_CANCELLED,
+                               PFX_DEADLINE_EXCEEDED,
                                PFX_INTERNAL};
 static_assert(kCodes[size_t(Code::kInternal)] == PFX_INTERNAL);
 static_assert(kCodes[size_t(Code::kCorrupt)] == PFX_CORRUPT);
+
+pfx_match_result ResultOf(const PrefixMatch& match) {
+  pfx_match_result out{};
+  CopyText(match.prefix, out.prefix);
+  out.n_tokens = match.n_tokens;
+  out.stored_tokens = match.stored_tokens;
+  out.exact_tokens = match.exact_tokens;
+  return out;
+}
+
+Result<MatchSpec> SpecOf(const pfx_match_options* options) {
+  PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
+  if (o.tokens == nullptr && o.n_tokens > 0) return Null("tokens");
+  MatchSpec spec;
+  spec.model = Text(o.model);
+  spec.tenant = Text(o.tenant);
+  spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
+  spec.accept_approximate = o.accept_approximate != 0;
+  spec.lineage = Text(o.lineage);
+  return spec;
+}
 
 Result<RuntimeOptions> OpenOptions(const pfx_open_options& o) {
   wire::Json given = wire::Json::object();
@@ -156,21 +180,39 @@ pfx_code pfx_models(pfx_store* client, char** json) {
 pfx_code pfx_match(pfx_store* client, const pfx_match_options* options, pfx_match_result* result) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
-    PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
-    if (o.tokens == nullptr && o.n_tokens > 0) return Null("tokens");
-    MatchSpec spec;
-    spec.model = Text(o.model);
-    spec.tenant = Text(o.tenant);
-    spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
-    spec.accept_approximate = o.accept_approximate != 0;
-    spec.lineage = Text(o.lineage);
+    PREFIXD_ASSIGN(const MatchSpec spec, SpecOf(options));
     PREFIXD_ASSIGN(const PrefixMatch match, client->client->Match(spec));
-    pfx_match_result out{};
-    CopyText(match.prefix, out.prefix);
-    out.n_tokens = match.n_tokens;
-    out.stored_tokens = match.stored_tokens;
-    out.exact_tokens = match.exact_tokens;
-    return WriteResult(out, result, "result");
+    return WriteResult(ResultOf(match), result, "result");
+  });
+}
+
+pfx_code pfx_match_begin(pfx_store* client, const pfx_match_options* options, uint64_t deadline_ms,
+                         pfx_pending_match** match) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    if (match == nullptr) return Null("match");
+    PREFIXD_ASSIGN(const MatchSpec spec, SpecOf(options));
+    auto handle = std::make_unique<pfx_pending_match>();
+    PREFIXD_ASSIGN(
+        handle->match,
+        client->client->MatchAsync(spec, std::chrono::milliseconds(std::min(
+                                             deadline_ms, uint64_t{kMaxMatchDeadline.count()}))));
+    *match = handle.release();
+    return {};
+  });
+}
+
+int pfx_match_ready(const pfx_pending_match* match) {
+  return match != nullptr && match->match->ready() ? 1 : 0;
+}
+
+pfx_code pfx_match_end(pfx_pending_match* match, pfx_match_result* result) {
+  return Guard([&]() -> Status {
+    if (match == nullptr) return Null("match");
+    const std::unique_ptr<pfx_pending_match> ended(match);
+    if (result == nullptr) return {};
+    PREFIXD_ASSIGN(const PrefixMatch found, ended->match->Get());
+    return WriteResult(ResultOf(found), result, "result");
   });
 }
 

@@ -65,13 +65,15 @@ typedef enum pfx_code {
   PFX_UNAVAILABLE = 8,         /* daemon or tier not reachable now; trying again may work */
   PFX_IO = 9,                  /* the operating system refused a read or write */
   PFX_CANCELLED = 10,          /* aborted by the caller or by shutdown */
-  PFX_INTERNAL = 11            /* a broken invariant: a bug in prefixd */
+  PFX_INTERNAL = 11,           /* a broken invariant: a bug in prefixd */
+  PFX_DEADLINE_EXCEEDED = 12   /* no answer within the time that the caller gave */
 } pfx_code;
 
 typedef struct pfx_store pfx_store;
 typedef struct pfx_put pfx_put;
 typedef struct pfx_session pfx_session;
 typedef struct pfx_restore pfx_restore;
+typedef struct pfx_pending_match pfx_pending_match;
 
 PFX_API const char* pfx_version(void);            /* "0.1.0", static */
 PFX_API const char* pfx_code_name(pfx_code code); /* "not_found", static */
@@ -221,6 +223,16 @@ typedef struct pfx_match_result {
 /* Finds the longest stored prefix of the tokens; an empty match is no error. */
 PFX_API pfx_code pfx_match(pfx_store* client, const pfx_match_options* options,
                            pfx_match_result* result);
+/* The same for callers that must not wait, such as schedulers: pfx_match_begin returns at once,
+ * however slow disk or daemon are, and copies the tokens. The answer comes within deadline_ms, or
+ * is PFX_DEADLINE_EXCEEDED. */
+PFX_API pfx_code pfx_match_begin(pfx_store* client, const pfx_match_options* options,
+                                 uint64_t deadline_ms, pfx_pending_match** match);
+/* 1 when pfx_match_end would not wait: the answer is there, or the deadline has passed. */
+PFX_API int pfx_match_ready(const pfx_pending_match* match);
+/* Waits for the answer, up to the deadline, and frees `match`, also after a failure. result NULL:
+ * gives the match up without waiting. */
+PFX_API pfx_code pfx_match_end(pfx_pending_match* match, pfx_match_result* result);
 PFX_API pfx_code pfx_prefixes(pfx_store* client, char** json); /* a list of summaries */
 PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
 PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);

@@ -26,6 +26,7 @@ enum class Code {
   kUnavailable,        // daemon or tier not reachable now; trying again may work
   kIo,                 // the operating system refused a read or write
   kCancelled,          // aborted by the caller or by shutdown
+  kDeadlineExceeded,   // no answer within the time that the caller gave
   kInternal,           // a broken invariant: a bug in prefixd
 };
 

@@ -6,6 +6,7 @@
 // Over a connection calls are answered in turn.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,6 +59,21 @@ struct StepRequest {
   Status status;             // out: this request's own status
 };
 
+// Longer deadlines of MatchAsync count as this.
+inline constexpr std::chrono::milliseconds kMaxMatchDeadline{24 * 3600'000};
+
+// A match that Store::MatchAsync began. Any thread may use it; it may outlive its Store. Destroying
+// it gives the match up.
+class PendingMatch {
+ public:
+  virtual ~PendingMatch() = default;
+  // Whether Get returns at once: the answer is there, or the deadline has passed.
+  virtual bool ready() const = 0;
+  // Waits for the answer, up to the deadline, and then fails with kDeadlineExceeded. A later call
+  // returns the answer if it has come meanwhile.
+  virtual Result<PrefixMatch> Get() = 0;
+};
+
 class Store {
  public:
   virtual ~Store() = default;
@@ -70,6 +86,13 @@ class Store {
   // Returns the longest stored prefix of the spec's tokens; an empty match is no error. It ends
   // before the first derived token that the spec does not take.
   virtual Result<PrefixMatch> Match(const MatchSpec& spec) = 0;
+  // Does the same for callers that must not wait, such as schedulers: returns at once, however slow
+  // the disk or the daemon. `spec` is copied. `deadline` counts from now. A match that missed it
+  // goes on, so that the next match of these tokens finds open what this one has read.
+  // kResourceExhausted when too many matches wait. Over a connection matches use others of their
+  // own: they neither delay other calls nor wait for them.
+  virtual Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
+                                                           std::chrono::milliseconds deadline) = 0;
   // Waits until the prefix's summaries, indexes and choices are ready; fails with the reason
   // otherwise.
   virtual Status WaitReady(std::string_view prefix, const ProgressFn& progress) = 0;

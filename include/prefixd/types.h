@@ -71,6 +71,7 @@ struct MatchSpec {
   std::vector<uint32_t> tokens;
   bool accept_approximate = false;
   std::string lineage;
+  bool operator==(const MatchSpec&) const = default;
 };
 
 struct PrefixMatch {

@@ -46,6 +46,10 @@ struct PyRestore {
   RestoredRun run{};
 };
 
+struct PyPendingMatch {
+  std::shared_ptr<PendingMatch> match;
+};
+
 using PyStore = std::shared_ptr<Store>;
 class StoreHandle {
  public:

@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <string>
 #include <tuple>
@@ -68,6 +70,15 @@ std::vector<uint32_t> Copy(const Tokens& tokens) {
 }  // namespace
 
 void BindStore(nb::module_& m) {
+  nb::class_<PyPendingMatch>(m, "PendingMatch")
+      .def(
+          "ready", [](const PyPendingMatch& p) { return p.match->ready(); }, Unlocked())
+      .def("get", [](const PyPendingMatch& p) {
+        nb::gil_scoped_release unlocked;
+        const auto match = Unwrap(p.match->Get());
+        return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens,
+                               match.exact_tokens);
+      });
   nb::class_<StoreHandle>(m, "Store")
       .def("close",
            [](StoreHandle& s) {
@@ -104,6 +115,18 @@ void BindStore(nb::module_& m) {
                                    match.exact_tokens);
           },
           nb::arg("json"), nb::arg("tokens"))
+      .def(
+          "match_async",
+          [](const StoreHandle& s, const std::string& json, const Tokens& tokens,
+             uint64_t deadline_ms) {
+            auto spec = Unwrap(wire::FromText<MatchSpec>(json, "match"));
+            spec.tokens = Copy(tokens);
+            nb::gil_scoped_release unlocked;
+            const auto deadline = std::chrono::milliseconds(
+                std::min(deadline_ms, uint64_t{kMaxMatchDeadline.count()}));
+            return PyPendingMatch{Unwrap(s.get()->MatchAsync(spec, deadline))};
+          },
+          nb::arg("json"), nb::arg("tokens"), nb::arg("deadline_ms"))
       .def(
           "attach",
           [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {

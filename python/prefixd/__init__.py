@@ -22,6 +22,7 @@ _HOMES = {
         "AlreadyExists",
         "Cancelled",
         "Corrupt",
+        "DeadlineExceeded",
         "FailedPrecondition",
         "Infeasible",
         "Internal",
@@ -36,7 +37,7 @@ _HOMES = {
     "put": ["Put", "PutResult"],
     "restore": ["Restore", "Run"],
     "session": ["Cut", "Rows", "Session", "merge_states", "step_batch"],
-    "store": ["PrefixMatch", "Store", "connect", "open"],
+    "store": ["PendingMatch", "PrefixMatch", "Store", "connect", "open"],
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_WHERE)
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # `as` exports the name to a type checker
     from prefixd.errors import AlreadyExists as AlreadyExists
     from prefixd.errors import Cancelled as Cancelled
     from prefixd.errors import Corrupt as Corrupt
+    from prefixd.errors import DeadlineExceeded as DeadlineExceeded
     from prefixd.errors import FailedPrecondition as FailedPrecondition
     from prefixd.errors import Infeasible as Infeasible
     from prefixd.errors import Internal as Internal
@@ -67,6 +69,7 @@ if TYPE_CHECKING:  # `as` exports the name to a type checker
     from prefixd.session import Session as Session
     from prefixd.session import merge_states as merge_states
     from prefixd.session import step_batch as step_batch
+    from prefixd.store import PendingMatch as PendingMatch
     from prefixd.store import PrefixMatch as PrefixMatch
     from prefixd.store import Store as Store
     from prefixd.store import connect as connect

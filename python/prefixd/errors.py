@@ -71,6 +71,12 @@ class Cancelled(PrefixdError):
     code = "cancelled"
 
 
+class DeadlineExceeded(PrefixdError, TimeoutError):
+    """There was no answer within the time that the caller gave."""
+
+    code = "deadline_exceeded"
+
+
 class Internal(PrefixdError):
     """An invariant is broken, which is a bug in prefixd."""
 

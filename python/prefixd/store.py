@@ -30,6 +30,22 @@ class PrefixMatch:
         return self.exact_tokens < self.n_tokens
 
 
+class PendingMatch:
+    """A match that `Store.match_async` began. Dropping it gives the match up."""
+
+    def __init__(self, core: _core.PendingMatch) -> None:
+        self.core = core
+
+    def ready(self) -> bool:
+        """Whether `result` returns at once: the answer is there, or the deadline has passed."""
+        return self.core.ready()
+
+    def result(self) -> PrefixMatch:
+        """Waits for the answer, up to the deadline; DeadlineExceeded then. A later call returns the
+        answer if it has come meanwhile."""
+        return PrefixMatch(*self.core.get())
+
+
 class Store:
     """`open` or `connect` make it. Threads may share it. Sessions and puts keep what they need of
     it alive, even after `close`."""
@@ -124,6 +140,28 @@ class Store:
             "lineage": lineage,
         }
         return PrefixMatch(*self.core.match(json.dumps(spec), arrays.tokens_array(tokens)))
+
+    def match_async(
+        self,
+        model: str,
+        tokens: Any,
+        *,
+        deadline: float,
+        tenant: str = "",
+        accept_approximate: bool = False,
+        lineage: str = "",
+    ) -> PendingMatch:
+        """Begins a match and returns at once, however slow disk or daemon are: for schedulers, which
+        must not wait. The answer comes within `deadline` seconds."""
+        spec = {
+            "model": model,
+            "tenant": tenant,
+            "accept_approximate": accept_approximate,
+            "lineage": lineage,
+        }
+        milliseconds = max(0, round(min(deadline, 86400) * 1000))
+        ids = arrays.tokens_array(tokens)
+        return PendingMatch(self.core.match_async(json.dumps(spec), ids, milliseconds))
 
     def attach(
         self,

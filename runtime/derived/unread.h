@@ -14,6 +14,7 @@ inline bool Unread(const Error& error) {
     case Code::kIo:
     case Code::kUnavailable:
     case Code::kResourceExhausted:
+    case Code::kDeadlineExceeded:
     case Code::kCancelled:
       return true;
     default:

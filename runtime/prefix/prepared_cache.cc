@@ -92,8 +92,7 @@ Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Open(
   for (const SegmentPart& part : (*opened)->parts()) chain.push_back(part.id);
   // The end of the last session allocates nothing: it may come when there is no memory.
   IdleNode idle;
-  idle.push_back(
-      {key, model, (*opened)->memory(), chain, (*opened)->stored().info().tenant});
+  idle.push_back({key, model, (*opened)->memory(), chain, (*opened)->stored().info().tenant});
   auto retire = [this, node = std::move(idle)](PreparedPrefix* prefix) mutable {
     delete prefix;  // closes the prefix's files
     Retire(std::move(node));

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/match_calls.h"
 #include "base/runtime_options.h"
 #include "base/session_arguments.h"
 #include "runtime/derived/blob_names.h"
@@ -56,8 +57,11 @@ VerifySummary SummaryOf(storage::VerifyReport report) {
 
 class LocalStoreImpl final : public LocalStore {
  public:
-  explicit LocalStoreImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  explicit LocalStoreImpl(std::shared_ptr<Core> core)
+      : core_(std::move(core)),
+        matches_([this](size_t, const MatchSpec& spec) { return Match(spec); }) {}
   ~LocalStoreImpl() override {
+    matches_.Stop();
     core_->scrubber->Stop();
     core_->prefetcher.Stop();
     core_->key_preloader.Stop();
@@ -105,10 +109,10 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
     PREFIXD_ASSIGN(auto writer,
-                   core_->storage->BeginPut(spec.model, spec.tenant, spec.tokens, spec.label,
-                                            {spec.pinned, spec.ttl_seconds * 1000,
-                                             spec.encoding.value_or(usual), spec.wait_ms,
-                                             spec.alone, spec.derived, accept}));
+                   core_->storage->BeginPut(
+                       spec.model, spec.tenant, spec.tokens, spec.label,
+                       {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
+                        spec.wait_ms, spec.alone, spec.derived, accept}));
     PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
@@ -133,6 +137,11 @@ class LocalStoreImpl final : public LocalStore {
     if (match.n_tokens == 0) return PrefixMatch{};
     return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens,
                        match.exact_tokens};
+  }
+
+  Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
+                                                   std::chrono::milliseconds deadline) override {
+    return matches_.Begin(spec, deadline);
   }
 
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
@@ -307,6 +316,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   const std::shared_ptr<Core> core_;
+  MatchCalls matches_;
 };
 
 }  // namespace

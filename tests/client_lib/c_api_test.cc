@@ -240,6 +240,20 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   EXPECT_EQ(match.exact_tokens, kTokens);
   EXPECT_EQ(match.n_tokens, kTokens);
   EXPECT_EQ(match.prefix, prefix_);
+  pfx_pending_match* pending = nullptr;
+  for (const bool wanted : {true, false}) {
+    ASSERT_EQ(pfx_match_begin(client_, &wanted, 3600'000, &pending), PFX_OK);
+    match = PFX_MATCH_RESULT_INIT;
+    ASSERT_EQ(pfx_match_end(pending, wanted ? &match : nullptr), PFX_OK);
+    EXPECT_EQ(match.n_tokens, wanted ? kTokens : 0);
+  }
+  wanted.model = "x";
+  ASSERT_EQ(pfx_match_begin(client_, &wanted, 0, &pending), PFX_OK);
+  EXPECT_EQ(pfx_match_ready(pending), 1);  // no patience: there is an answer, or none
+  const pfx_code code = pfx_match_end(pending, &match);
+  EXPECT_TRUE(code == PFX_NOT_FOUND || code == PFX_DEADLINE_EXCEEDED) << code;
+  EXPECT_STREQ(pfx_code_name(PFX_DEADLINE_EXCEEDED), "deadline_exceeded");
+  EXPECT_EQ(pfx_match_end(nullptr, nullptr), PFX_INVALID_ARGUMENT);
   char* json = nullptr;
   ASSERT_EQ(pfx_prefixes(client_, &json), PFX_OK);
   EXPECT_EQ(Json::parse(json)[0]["label"], "c");

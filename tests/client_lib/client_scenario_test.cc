@@ -45,6 +45,15 @@ TEST_P(ClientScenario, PutMatchAttachStepDetach) {
   EXPECT_EQ(match->n_tokens, kTokens);
   EXPECT_EQ(match->prefix, prefix_);
 
+  auto pending =
+      client_->MatchAsync({.model = prompt_.model.name, .tokens = longer}, std::chrono::hours(1));
+  ASSERT_TRUE(pending.ok()) << pending.error().message;
+  match = (*pending)->Get();
+  ASSERT_TRUE(match.ok()) << match.error().message;
+  EXPECT_EQ(match->n_tokens, kTokens);
+  EXPECT_EQ(match->prefix, prefix_);
+  EXPECT_TRUE((*pending)->ready());
+
   for (StepPolicy policy :
        {StepPolicy{.mode = StepMode::kFull}, StepPolicy{.mode = StepMode::kAnchors},
         StepPolicy{.estimator = EstimatorKind::kMoment, .k = 24},

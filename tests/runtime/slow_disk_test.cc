@@ -71,7 +71,7 @@ TEST_F(SlowDiskTest, AColdAttachHoldsUpNobodyElse) {
     const auto session = AttachTo(other);
     ASSERT_OK(session);
     Step(**session, 1, two.Q(1, 299, 1));
-    const auto match = store_->Match(spec_.name, "", two.tokens);
+    const auto match = store_->Match({.model = spec_.name, .tokens = two.tokens});
     ASSERT_OK(match);
     EXPECT_EQ(match->prefix, other);
     ASSERT_OK(store_->Remove(removed));
@@ -125,6 +125,52 @@ TEST_F(SlowDiskTest, WhatIsForgottenWhileItIsOpenedServesNoLaterSession) {
   EXPECT_EQ(store_->Stats()->selector_memory_bytes, 0u);  // nothing idle is left of it
   ASSERT_OK(store_->Remove(prefix));
   EXPECT_CODE(AttachTo(prefix), Code::kNotFound);
+}
+
+TEST_F(SlowDiskTest, AMatchThatNobodyWaitsForKeepsToItsDeadline) {
+  const uint64_t seed = Seed("AMatchThatNobodyWaitsFor");
+  Open();
+  const auto one = MakePrompt(spec_.geometry, 300, seed),
+             two = MakePrompt(spec_.geometry, 300, seed + 1);
+  const std::string slow = PutReady(one), other = PutReady(two);
+  OpenCold();
+  plan_->Arm(storage::Fault::kHang, 1, false);
+  std::vector<std::unique_ptr<PendingMatch>> late;
+  for (int i = 0; i < 20; ++i) {  // a scheduler that asks again and again
+    auto match = store_->MatchAsync({.model = spec_.name, .tokens = one.tokens},
+                                    std::chrono::milliseconds(i == 0 ? 50 : 1));
+    ASSERT_OK(match);
+    EXPECT_CODE((*match)->Get(), Code::kDeadlineExceeded);
+    EXPECT_TRUE((*match)->ready());
+    late.push_back(*std::move(match));
+  }
+  plan_->AwaitInjected();
+  EXPECT_TRUE(EndsWhileHeld([&] {
+    auto match =
+        store_->MatchAsync({.model = spec_.name, .tokens = two.tokens}, std::chrono::hours(1));
+    ASSERT_OK(match);
+    const auto found = (*match)->Get();
+    ASSERT_OK(found);
+    EXPECT_EQ(found->prefix, other);
+    EXPECT_EQ(found->n_tokens, 300u);
+  }));
+  engine_->Release();
+  // The first match went on, and its answer came after all.
+  auto again =
+      store_->MatchAsync({.model = spec_.name, .tokens = one.tokens}, std::chrono::hours(1));
+  ASSERT_OK(again);
+  ASSERT_OK((*again)->Get());
+  const auto first = late.front()->Get();
+  ASSERT_OK(first);
+  EXPECT_EQ(first->prefix, slow);
+  // Errors are those of Match.
+  auto unknown =
+      store_->MatchAsync({.model = "unknown", .tokens = one.tokens}, std::chrono::hours(1));
+  ASSERT_OK(unknown);
+  EXPECT_CODE((*unknown)->Get(), Code::kNotFound);
+  // A handle outlives its store.
+  store_.reset();
+  ASSERT_OK((*again)->Get());
 }
 
 }  // namespace

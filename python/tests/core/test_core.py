@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
                 session.step(0, prompt.q[0])
                 total = session.report()["total"]
             assert total["retrieved_tokens"] == k * KV_HEADS, tokens
+
+
+def test_matches_that_nobody_waits_for(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    pending = store.match_async("m", prompt.tokens, deadline=60)
+    assert pending.result() == store.match("m", prompt.tokens)
+    assert pending.ready()
+    # Without patience there is an answer or none, but no waiting; a little later there is one.
+    hurried = store.match_async("m", prompt.tokens, deadline=0)
+    assert hurried.ready()
+    with contextlib.suppress(prefixd.DeadlineExceeded):
+        assert hurried.result() == pending.result()
+    with pytest.raises(prefixd.NotFound, match="no model named 'x'"):
+        store.match_async("x", prompt.tokens, deadline=60).result()
 
 
 def test_prefetched_rows_change_no_answer(store: prefixd.Store) -> None:
