@@ -176,7 +176,8 @@ class MatchBench {
   }
 
   Status Match(uint32_t i) {
-    PREFIXD_ASSIGN(const PrefixMatch match, store_->Match("small", "", tokens_.at(i)));
+    PREFIXD_ASSIGN(const PrefixMatch match,
+                   store_->Match({.model = "small", .tokens = tokens_.at(i)}));
     if (match.n_tokens == o_.tokens) return {};
     return Error{Code::kInternal, "a stored prefix does not match"};
   }
@@ -230,7 +231,8 @@ class MatchBench {
       PREFIXD_TRY(Open());
       PREFIXD_TRY(store_->WaitRewritten(nullptr));
       const auto begun = Clock::now();
-      PREFIXD_ASSIGN(const PrefixMatch match, store_->Match(kModelName, "", long_));
+      PREFIXD_ASSIGN(const PrefixMatch match,
+                     store_->Match({.model = kModelName, .tokens = long_}));
       us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begun).count());
       if (match.n_tokens != long_.size()) return Error{Code::kInternal, "no match"};
     }
@@ -277,7 +279,7 @@ class MatchBench {
     uint32_t late = 0;
     const auto shifted = [cold = ColdOnes()](uint32_t i) { return cold(i + 5000); };
     const auto begin = [&](uint32_t p) -> Status {
-      PREFIXD_ASSIGN(match, store_->MatchAsync("small", "", tokens_.at(p),
+      PREFIXD_ASSIGN(match, store_->MatchAsync({.model = "small", .tokens = tokens_.at(p)},
                                                std::chrono::milliseconds(o_.deadline_ms)));
       return {};
     };

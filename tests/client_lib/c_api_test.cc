@@ -241,11 +241,11 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   EXPECT_EQ(match.n_tokens, kTokens);
   EXPECT_EQ(match.prefix, prefix_);
   pfx_pending_match* pending = nullptr;
-  for (const bool wanted : {true, false}) {
+  for (const bool awaited : {true, false}) {
     ASSERT_EQ(pfx_match_begin(client_, &wanted, 3600'000, &pending), PFX_OK);
     match = PFX_MATCH_RESULT_INIT;
-    ASSERT_EQ(pfx_match_end(pending, wanted ? &match : nullptr), PFX_OK);
-    EXPECT_EQ(match.n_tokens, wanted ? kTokens : 0);
+    ASSERT_EQ(pfx_match_end(pending, awaited ? &match : nullptr), PFX_OK);
+    EXPECT_EQ(match.n_tokens, awaited ? kTokens : 0);
   }
   wanted.model = "x";
   ASSERT_EQ(pfx_match_begin(client_, &wanted, 0, &pending), PFX_OK);

@@ -32,7 +32,7 @@ TEST_P(EqualPuts, TheSecondWaitsForTheFirstAndFindsIt) {
   });
   while (!began) std::this_thread::yield();
   // Other calls of the same client go on meanwhile.
-  EXPECT_EQ(client_->Match(prompt_.model.name, "", prompt_.tokens)->n_tokens, 0u);
+  EXPECT_EQ(client_->Match({.model = prompt_.model.name, .tokens = prompt_.tokens})->n_tokens, 0u);
   const auto done = (*first)->Commit();
   other.join();
   ASSERT_TRUE(done.ok()) << done.error().message;

@@ -220,7 +220,8 @@ TEST_P(Interruptions, EveryCallFindsTheDaemonAgain) {
     EXPECT_EQ(rows->rows.size(), ids.size());
   }
   Restart();
-  EXPECT_EQ(client_->Match(prompt_.model.name, "", prompt_.tokens)->n_tokens, kTokens);
+  EXPECT_EQ(client_->Match({.model = prompt_.model.name, .tokens = prompt_.tokens})->n_tokens,
+            kTokens);
   EXPECT_TRUE(Attach(*client_, kPolicies[0]));
 }
 
@@ -281,11 +282,12 @@ TEST_P(Interruptions, APutBeginsAgainAndWhatWasCommittedIsFound) {
   Restart();
   EXPECT_EQ((*put)->Write(1, 0, 90, other.k[1], other.v[1]).error().code, Code::kUnavailable);
   EXPECT_EQ((*put)->Commit().error().code, Code::kUnavailable);
-  EXPECT_EQ(client_->Match(prompt_.model.name, "", prompt_.tokens)->n_tokens, kTokens);
-  EXPECT_EQ(client_->Match(other.model.name, "", other.tokens)->n_tokens, 0u);
+  EXPECT_EQ(client_->Match({.model = prompt_.model.name, .tokens = prompt_.tokens})->n_tokens,
+            kTokens);
+  EXPECT_EQ(client_->Match({.model = other.model.name, .tokens = other.tokens})->n_tokens, 0u);
   EXPECT_TRUE(PutPrompt(*client_, other).ok());
   Restart();
-  EXPECT_EQ(client_->Match(other.model.name, "", other.tokens)->n_tokens, 90u);
+  EXPECT_EQ(client_->Match({.model = other.model.name, .tokens = other.tokens})->n_tokens, 90u);
 }
 
 std::string OverName(const ::testing::TestParamInfo<Over>& over) {

@@ -119,14 +119,14 @@ TEST_P(StoreRefusals, AnEarlyCommitLeavesThePut) {
       EXPECT_EQ(early.error().code, Code::kFailedPrecondition);
       messages.push_back(early.error().message);
     }
-    EXPECT_EQ(store->Match(other.model.name, "", other.tokens)->n_tokens, 0u);
+    EXPECT_EQ(store->Match({.model = other.model.name, .tokens = other.tokens})->n_tokens, 0u);
     const Status rest = (*put)->Write(1, 0, 60, other.k[1], other.v[1]);
     ASSERT_TRUE(rest.ok()) << rest.error().message;
     EXPECT_EQ((*put)->progress().done, 120u);
     const auto done = (*put)->Commit();
     ASSERT_TRUE(done.ok()) << done.error().message;
     EXPECT_EQ(done->stored_tokens, 60u);
-    EXPECT_EQ(store->Match(other.model.name, "", other.tokens)->n_tokens, 60u);
+    EXPECT_EQ(store->Match({.model = other.model.name, .tokens = other.tokens})->n_tokens, 60u);
   }
   for (const std::string& message : messages) {
     EXPECT_EQ(message, "the put is incomplete: layer 1 lacks token 0");
@@ -226,7 +226,8 @@ TEST_P(ClientLimits, SessionsAndQuota) {
     EXPECT_EQ(put.error().code, Code::kResourceExhausted);
     EXPECT_EQ(put.error().message.find("the store's quota of 1048576 bytes is used up"), 0u)
         << put.error().message;
-    EXPECT_EQ(store->Match(prompt_.model.name, "", prompt_.tokens)->n_tokens, kTokens);
+    EXPECT_EQ(store->Match({.model = prompt_.model.name, .tokens = prompt_.tokens})->n_tokens,
+              kTokens);
   }
   // Refused sessions take no place: one that ends makes room for one.
   ASSERT_TRUE(held[0]->Detach().ok() && held[1]->Detach().ok());

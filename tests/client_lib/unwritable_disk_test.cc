@@ -51,7 +51,7 @@ class UnwritableDisk : public ::testing::Test {
     if (const Status s = session_->ReadRange(0, 1, {0, kTokens}, rows); !s.ok()) {
       return fail("rows", s);
     }
-    const auto match = client_->Match(prompt_.model.name, "", prompt_.tokens);
+    const auto match = client_->Match({.model = prompt_.model.name, .tokens = prompt_.tokens});
     if (!match.ok()) return fail("match", match);
     EXPECT_EQ(match->n_tokens, kTokens);
     const auto fresh = client_->Attach({.model = prompt_.model.name,
@@ -135,7 +135,7 @@ TEST_F(UnwritableDisk, ReadOnlyAndWritableAgain) {
   for (int round = 0; round < 2; ++round) {
     std::ofstream(flag) << "now";
     ExpectServedAndPutsRefused(Code::kIo, "is read-only");
-    const auto match = client_->Match(prompt_.model.name, "", prompt_.tokens);
+    const auto match = client_->Match({.model = prompt_.model.name, .tokens = prompt_.tokens});
     ASSERT_TRUE(match.ok());
     const Status kept = client_->SetLifetime(match->prefix, {true, {}});
     ASSERT_FALSE(kept.ok());

@@ -36,7 +36,8 @@ class DaemonMemoryTest : public RuntimeTest {
     PREFIXD_ASSIGN(auto client, RemoteStore::Connect("unix:" + daemon_->path(), options));
     PREFIXD_TRY(Put(*client, prompt_, prefix));
     PREFIXD_ASSIGN(const auto prefixes, client->Prefixes());  // some kilobytes
-    PREFIXD_ASSIGN(const auto match, client->Match(spec_.name, "", prompt_.tokens));
+    PREFIXD_ASSIGN(const auto match,
+                   client->Match({.model = spec_.name, .tokens = prompt_.tokens}));
     PREFIXD_ASSIGN(const auto session,
                    client->Attach({spec_.name, "", prompt_.tokens, "", 0, policy_}));
     const KvGeometry& g = spec_.geometry;

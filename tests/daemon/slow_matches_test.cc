@@ -69,7 +69,8 @@ TEST_F(SlowMatchesTest, HoldUpNothingElse) {
   const auto session = AttachOther();
   ASSERT_OK(session);
   plan_->Arm(storage::Fault::kHang, 1, false);
-  auto pending = client_->MatchAsync(spec_.name, "", slow_.tokens, milliseconds(20));
+  auto pending =
+      client_->MatchAsync({.model = spec_.name, .tokens = slow_.tokens}, milliseconds(20));
   ASSERT_OK(pending);
   plan_->AwaitInjected();
   EXPECT_CODE((*pending)->Get(), Code::kDeadlineExceeded);
@@ -77,7 +78,7 @@ TEST_F(SlowMatchesTest, HoldUpNothingElse) {
     for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
       Step(**session, l, other_.Q(l, 299, 1));
     }
-    auto match = client_->MatchAsync(spec_.name, "", other_.tokens, hours(1));
+    auto match = client_->MatchAsync({.model = spec_.name, .tokens = other_.tokens}, hours(1));
     ASSERT_OK(match);
     const auto found = (*match)->Get();
     ASSERT_OK(found);
@@ -85,7 +86,7 @@ TEST_F(SlowMatchesTest, HoldUpNothingElse) {
     ASSERT_OK(client_->Stats());
   }));
   engine_->Release();
-  auto again = client_->MatchAsync(spec_.name, "", slow_.tokens, hours(1));
+  auto again = client_->MatchAsync({.model = spec_.name, .tokens = slow_.tokens}, hours(1));
   ASSERT_OK(again);
   const auto found = (*again)->Get();
   ASSERT_OK(found);
@@ -102,7 +103,7 @@ TEST_F(SlowMatchesTest, OfAnotherThreadHoldUpNoWorker) {
     clients.push_back(daemon_->Connect());
     plan_->Arm(storage::Fault::kHang, 1, false);
     held.push_back(std::async(std::launch::async, [&, c = clients.back().get()] {
-      return c->Match(spec_.name, "", slow_.tokens);
+      return c->Match({.model = spec_.name, .tokens = slow_.tokens});
     }));
     plan_->AwaitInjected();
   }
@@ -117,7 +118,7 @@ TEST_F(SlowMatchesTest, OfAnotherThreadHoldUpNoWorker) {
 
 TEST_F(SlowMatchesTest, AClientThatGoesAwayDoesNotWait) {
   plan_->Arm(storage::Fault::kHang, 1, false);
-  auto pending = client_->MatchAsync(spec_.name, "", slow_.tokens, hours(1));
+  auto pending = client_->MatchAsync({.model = spec_.name, .tokens = slow_.tokens}, hours(1));
   ASSERT_OK(pending);
   plan_->AwaitInjected();
   EXPECT_TRUE(EndsWhileHeld([&] { client_.reset(); }));
@@ -126,13 +127,13 @@ TEST_F(SlowMatchesTest, AClientThatGoesAwayDoesNotWait) {
 }
 
 TEST_F(SlowMatchesTest, ADaemonThatIsGoneIsAnError) {
-  auto pending = client_->MatchAsync(spec_.name, "", other_.tokens, hours(1));
+  auto pending = client_->MatchAsync({.model = spec_.name, .tokens = other_.tokens}, hours(1));
   ASSERT_OK(pending);
   ASSERT_OK((*pending)->Get());
   EXPECT_EQ(daemon_->Stop(), 0);
   engine_ = nullptr;  // went with the store
   for (int i = 0; i < 2; ++i) {
-    pending = client_->MatchAsync(spec_.name, "", other_.tokens, hours(1));
+    pending = client_->MatchAsync({.model = spec_.name, .tokens = other_.tokens}, hours(1));
     ASSERT_OK(pending);
     EXPECT_FALSE((*pending)->Get().ok());
   }

@@ -42,7 +42,8 @@ class AllocationFailureTest : public RuntimeTest {
   }
 
   Status AttachAndStep() {
-    PREFIXD_ASSIGN(const auto match, store_->Match(spec_.name, "", prompt_.tokens));
+    PREFIXD_ASSIGN(const auto match,
+                   store_->Match({.model = spec_.name, .tokens = prompt_.tokens}));
     if (match.n_tokens == 0) return Error{Code::kNotFound, "nothing matches"};
     PREFIXD_ASSIGN(const auto session,
                    store_->Attach({spec_.name, "", prompt_.tokens, "", 0, policy_}));

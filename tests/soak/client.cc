@@ -243,8 +243,9 @@ void Client::Report() {
 
 void Client::Match() {
   const Prompt& prompt = world_.prompts[Pick(world_.prompts.size())];
-  const auto match =
-      store_->Match(world_.ModelOf(prompt).name, plan_.connect.tenant, prompt.tokens);
+  const auto match = store_->Match({.model = world_.ModelOf(prompt).name,
+                                    .tenant = plan_.connect.tenant,
+                                    .tokens = prompt.tokens});
   if (Done(Op::kMatch, match) && match->n_tokens != prompt.tokens.size()) {
     Wrong(Op::kMatch, std::to_string(match->n_tokens) + " tokens");
   }

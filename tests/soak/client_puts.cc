@@ -87,8 +87,9 @@ void Client::Manage() {
     Done(Op::kList, store_->Models());
   } else {
     const Prompt& prompt = world_.prompts[Pick(world_.prompts.size())];
-    const auto match =
-        store_->Match(world_.ModelOf(prompt).name, plan_.connect.tenant, prompt.tokens);
+    const auto match = store_->Match({.model = world_.ModelOf(prompt).name,
+                                      .tenant = plan_.connect.tenant,
+                                      .tokens = prompt.tokens});
     if (!Done(Op::kMatch, match)) return;
     const auto verified = store_->Verify(match->prefix, {});
     if (!verified.ok() && verified.error().code == Code::kNotFound) return;  // another's name
