@@ -55,7 +55,7 @@ class ClientRefusals : public ClientScenario {
   }
 
   std::string Id(Store& store) const {
-    const auto match = store.Match(prompt_.model.name, "", prompt_.tokens);
+    const auto match = store.Match({.model = prompt_.model.name, .tokens = prompt_.tokens});
     return match.ok() ? match->prefix : "";
   }
 

@@ -15,6 +15,7 @@
 #include "daemon/config.h"
 #include "daemon/listener.h"
 #include "daemon/server.h"
+#include "runtime/store/local_store.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/files.h"
 
@@ -22,9 +23,10 @@ namespace prefixd::daemon {
 
 class DaemonInProcess {
  public:
-  explicit DaemonInProcess(std::unique_ptr<Store> store) {
+  explicit DaemonInProcess(std::unique_ptr<LocalStore> store) {
     config_.workers = 2;
-    server_ = std::make_unique<Server>(config_, std::move(store), "");
+    const std::shared_ptr<MemoryBudget> memory = store->memory();
+    server_ = std::make_unique<Server>(config_, std::move(store), "", memory);
     std::vector<Listener> listeners;
     auto listener = Listener::Unix(path_, /*group=*/false);
     EXPECT_TRUE(listener.ok());
