@@ -29,12 +29,9 @@ EstimatorSpec MaterialisedSpec(const Model& model, const EstimatorVariant& varia
 
 // Returns nothing where there is none, or a damaged one: the caller makes it again from the
 // checkpoints. `only`: the heads to load; empty: all.
-Result<std::optional<SummarySet>> LoadMaterialisedMoments(const DerivedContext& context,
-                                                          const Model& model,
-                                                          const storage::SegmentId& id,
-                                                          const EstimatorVariant& variant,
-                                                          const HeadSet& only,
-                                                          std::vector<storage::ReadStats>* reads) {
+Result<std::optional<SummarySet>> LoadMaterialisedMoments(
+    const DerivedContext& context, const Model& model, const storage::SegmentId& id,
+    const EstimatorVariant& variant, const HeadSet& only, std::vector<storage::ReadStats>* reads) {
   const std::string producer = Producer(SummaryKind::Moments(model, context.options));
   const auto blob = context.segments.GetBlob(id, MaterialisedBlobName(variant), producer);
   if (!blob.ok() && Unread(blob.error())) return blob.error();

@@ -155,7 +155,9 @@ TEST_P(StoreRefusals, ModelsAndPrefixes) {
       {"model: taken", Code::kAlreadyExists,
        [&](auto& s, auto&) { return s.RegisterModel(other); }},
       {"match: model", Code::kNotFound,
-       [&](auto& s, auto&) { return StatusOf(s.Match({.model = "nobody", .tokens = prompt_.tokens})); }},
+       [&](auto& s, auto&) {
+         return StatusOf(s.Match({.model = "nobody", .tokens = prompt_.tokens}));
+       }},
       {"attach: model", Code::kNotFound, attach({.model = "nobody", .tokens = prompt_.tokens})},
       {"attach: nothing named", kArgument, attach({.model = model})},
       {"attach: other tokens", Code::kNotFound, attach({.model = model, .tokens = {1, 2, 3}})},
