@@ -198,7 +198,17 @@ void AddWire(Seeds& seeds) {
   add(HelloReply{});
   add(ServerStats{});
   add(ModelSpec{"m", Geometry(), {{"weights", "x"}}, {"maps.safetensors"}});
-  add(PutSpec{"m", "t", {}, "label", true, 60, RowEncoding::kInt8, true, true, "lineage"});
+  add(PutSpec{.model = "m",
+              .tenant = "t",
+              .label = "label",
+              .pinned = true,
+              .ttl_seconds = 60,
+              .encoding = RowEncoding::kInt8,
+              .wait_ms = 100,
+              .alone = true,
+              .derived = true,
+              .accept_approximate = true,
+              .lineage = "lineage"});
   add(MatchSpec{"m", "t", {}, true, "lineage"});
   add(PutResult{"id", 40, 20, 4096, 0.5, RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
