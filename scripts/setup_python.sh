@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes .venv and keeps it up to date:
 #   setup_python.sh core    what the extension module and the package's core are built and tested with
+#   setup_python.sh models  the same, and what makes checkpoints of the small real models
 #   setup_python.sh torch   the same, and PyTorch and Transformers: the splice, training, evaluation
 # PyTorch's wheels on PyPI bring CUDA's libraries: 3 GB to fetch, 6 GB on the disk. TORCH_INDEX=URL
 # takes torch from an index that has a smaller build (a CPU one is enough).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-what=${1:?usage: setup_python.sh core|torch}
+what=${1:?usage: setup_python.sh core|models|torch}
 venv=$root/.venv
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
@@ -23,6 +24,7 @@ install() {
 }
 
 install core
+if [ "$what" != core ]; then install models; fi
 if [ "$what" = torch ]; then
   if [ -n "${TORCH_INDEX:-}" ]; then
     # An index of one's own may have builds of the pinned version with a local version (+cpu).
