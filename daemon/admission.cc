@@ -33,8 +33,9 @@ bool TakeRegion(const ServerContext& context, Admission& a, uint64_t bytes) {
   const uint64_t used = context.memory->used(MemoryKind::kRegions);
   if (used + bytes > context.memory->capacity() / 4) return false;
   auto taken = a.account.TryTake(MemoryKind::kRegions, bytes);
-  if (taken) a.memory = *std::move(taken);
-  return taken.has_value();
+  if (!taken) return false;
+  a.memory = *std::move(taken);
+  return true;
 }
 
 bool SameUser(int fd) {
