@@ -69,9 +69,10 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
 Status SessionImpl::TakeMemory(const StepPolicy& policy) {
   constexpr uint64_t kNode = 64 + sizeof(EstimatorVariant);  // of a set
   const uint64_t heads = uint64_t{info_.geometry.n_layers} * info_.geometry.n_kv_heads;
-  return memory_.Resize(sizeof(*this) + sizeof(SessionPlan) + charged_count_ * kNode +
-                        heads * (sizeof(ledgers_[0]) + sizeof(charged_[0]) + sizeof(HeadPlan)) +
-                        policy.fixed.size() * sizeof(policy.fixed[0]));
+  return memory_.Resize(
+      sizeof(*this) + sizeof(SessionPlan) + charged_count_ * kNode +
+      heads * (sizeof(ledgers_[0]) + sizeof(decltype(charged_)::value_type) + sizeof(HeadPlan)) +
+      policy.fixed.size() * sizeof(policy.fixed[0]));
 }
 
 Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
