@@ -21,7 +21,7 @@ TEST(MemoryBudget, ChargesCountUntilTheyAreReleased) {
   ASSERT_OK(charge);
   EXPECT_EQ(budget->used(MemoryKind::kKeys), 400u);
   MemoryCharge moved = *std::move(charge);
-  EXPECT_EQ(charge->bytes(), 0u);
+  EXPECT_EQ(charge->bytes(), 0u);  // NOLINT(bugprone-use-after-move): that is what is tested
   ASSERT_OK(moved.Resize(500));
   EXPECT_EQ(budget->used(), 600u);
   ASSERT_OK(moved.Resize(50));
