@@ -23,7 +23,8 @@ namespace prefixd::daemon {
 
 class DaemonInProcess {
  public:
-  explicit DaemonInProcess(std::unique_ptr<LocalStore> store) {
+  explicit DaemonInProcess(std::unique_ptr<LocalStore> store, Config config = {})
+      : config_(std::move(config)) {
     config_.workers = 2;
     const std::shared_ptr<MemoryBudget> memory = store->memory();
     server_ = std::make_unique<Server>(config_, std::move(store), "", memory);
@@ -31,6 +32,10 @@ class DaemonInProcess {
     auto listener = Listener::Unix(path_, /*group=*/false);
     EXPECT_TRUE(listener.ok());
     listeners.push_back(*std::move(listener));
+    auto tcp = Listener::Tcp(*Address::Parse("tcp:127.0.0.1:0"));
+    EXPECT_TRUE(tcp.ok());
+    tcp_address_ = tcp->address().ToString();
+    listeners.push_back(*std::move(tcp));
     std::promise<void> ready;
     thread_ = std::thread([this, &ready, l = std::move(listeners)]() mutable {
       exit_code_ = server_->Run(
@@ -46,6 +51,8 @@ class DaemonInProcess {
     return client.ok() ? *std::move(client) : nullptr;
   }
   const std::string& path() const { return path_; }
+  std::string address() const { return "unix:" + path_; }
+  const std::string& tcp_address() const { return tcp_address_; }
 
   // Stops the daemon as a signal does. Returns its exit code.
   int Stop() {
@@ -58,6 +65,7 @@ class DaemonInProcess {
  private:
   testing::TempDir dir_;
   const std::string path_ = (dir_.path() / "socket").string();
+  std::string tcp_address_;
   Config config_;
   std::unique_ptr<Server> server_;
   std::thread thread_;

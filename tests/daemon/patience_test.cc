@@ -3,10 +3,10 @@
 #include <thread>
 
 #include "client_lib/remote_store.h"
-#include "protocol/socket.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
+#include "tests/daemon/raw_client.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -16,61 +16,11 @@ namespace {
 using testing::ConnectTo;
 using testing::DaemonDir;
 using testing::DaemonProcess;
+using testing::Eventually;
 using testing::MakePrompt;
+using testing::RawClient;
 using wire::Json;
 using wire::MessageType;
-
-// Waits until `done`, for at most 20 s.
-bool Eventually(const std::function<bool()>& done) {
-  for (int i = 0; i < 400; ++i) {
-    if (done()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
-  return done();
-}
-
-// A connection that sends requests and reads an answer only when Receive is called.
-class RawClient {
- public:
-  explicit RawClient(const DaemonProcess& daemon)
-      : socket_(*Socket::Connect(*Address::Parse(daemon.address()), Soon())) {}
-
-  // id: the request's id; 0: the next free one.
-  Status Send(MessageType type, const Json& control, uint64_t id = 0) {
-    const auto packed = wire::PackControl(control);
-    wire::FrameHeader header;
-    header.type = type;
-    header.request_id = id > 0 ? id : next_id_++;
-    header.control_bytes = uint32_t(packed.size());
-    const auto head = wire::EncodeHeader(header);
-    const std::array<std::span<const std::byte>, 2> parts = {std::span(head), std::span(packed)};
-    return socket_.Send(parts, Soon());
-  }
-  // Returns the control part of the next reply; its payload is read and dropped.
-  Result<Json> Receive() {
-    std::array<std::byte, wire::kHeaderBytes> bytes{};
-    PREFIXD_TRY(socket_.Receive(bytes, Soon()));
-    PREFIXD_ASSIGN(
-        const wire::FrameHeader header,
-        wire::DecodeHeader(bytes, {wire::kMaxReplyControlBytes, wire::kMaxPayloadBytes}));
-    std::vector<std::byte> control(header.control_bytes), payload(header.payload_bytes);
-    PREFIXD_TRY(socket_.Receive(control, Soon()));
-    PREFIXD_TRY(socket_.Receive(payload, Soon()));
-    PREFIXD_ASSIGN(Json json, wire::UnpackControl(control));
-    if (header.type == MessageType::kProgress) return Receive();
-    if (header.type == MessageType::kError) return wire::ErrorFromJson(json);
-    return json;
-  }
-  Result<Json> Call(MessageType type, const Json& control) {
-    PREFIXD_TRY(Send(type, control));
-    return Receive();
-  }
-
- private:
-  static Socket::Deadline Soon() { return Socket::Clock::now() + std::chrono::seconds(20); }
-  Socket socket_;
-  uint64_t next_id_ = 1;
-};
 
 TEST(DaemonPatience, AForgottenPutGivesItsSpaceBack) {
   DaemonDir dir;
@@ -116,9 +66,9 @@ TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
     for (int i = 0; i < times; ++i) ASSERT_TRUE(raw.Send(MessageType::kReadRange, rows).ok());
   };
   const uint64_t before = client->Server()->connections;
-  RawClient deaf(daemon);
+  RawClient deaf(daemon.address());
   ask_for_everything(deaf, 12);
-  RawClient slow(daemon);
+  RawClient slow(daemon.address());
   ask_for_everything(slow, 12);
   for (int i = 0; i < 12; ++i) {  // in all longer than the limit, but no single pause is
     auto reply = slow.Receive();
@@ -142,7 +92,7 @@ TEST(DaemonPatience, ALongCallIsCancelledThoughItsIdWasUsedAgain) {
   auto stored =
       testing::PutPrompt(*client, MakePrompt(30000, testing::Seed("DaemonPatience.Cancel")));
   ASSERT_TRUE(stored.ok()) << stored.error().message;
-  RawClient raw(daemon);
+  RawClient raw(daemon.address());
   ASSERT_TRUE(raw.Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}}).ok());
   ASSERT_TRUE(raw.Send(MessageType::kWaitReady, {{"prefix", stored->prefix}}, 7).ok());
   ASSERT_TRUE(raw.Send(MessageType::kPrefixes, Json::object(), 7).ok());
