@@ -54,7 +54,7 @@ Result<std::shared_ptr<Connection>> Connection::Open(const Address& address,
 }
 
 Status Connection::SayHello(const ConnectOptions& options) {
-  Call call{MessageType::kHello, {}, {}, {}, nullptr};
+  Call call{MessageType::kHello, {}, {}, {}, nullptr, {}};
   call.control = wire::ToJson(wire::Hello{"prefixd_client", options.tenant, options.token,
                                           options.admin, options.shared_memory});
   PREFIXD_ASSIGN(Reply reply, Do(std::move(call)));
@@ -117,9 +117,18 @@ uint64_t Connection::chunk_bytes() const {
   return region_.empty() ? inline_bytes : std::max<uint64_t>(region_.bytes().size() / 2, 1);
 }
 
-Socket::Deadline Connection::CallDeadline() const {
-  if (call_timeout_ms_ == 0) return std::nullopt;
-  return Socket::Clock::now() + std::chrono::milliseconds(call_timeout_ms_);
+Socket::Deadline Connection::DeadlineOf(Call& call) const {
+  const auto now = Socket::Clock::now();
+  auto end = Socket::Clock::time_point::max();
+  if (call_timeout_ms_ > 0 && call.progress == nullptr) {
+    end = now + std::chrono::milliseconds(call_timeout_ms_);
+  }
+  if (const CallLimits* limits = CarriedScope::Current()) end = std::min(end, limits->Earliest());
+  if (end == Socket::Clock::time_point::max()) return std::nullopt;
+  if (call.type == MessageType::kHello) return end;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now);
+  call.control["deadline_ms"] = std::max<int64_t>(1, left.count());
+  return end + kGrace;
 }
 
 std::span<std::byte> Connection::RegionPart(uint64_t at, uint64_t bytes) const {
@@ -129,7 +138,8 @@ std::span<std::byte> Connection::RegionPart(uint64_t at, uint64_t bytes) const {
 }
 
 Result<Connection::Reply> Connection::Do(Call call) {
-  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
+  PREFIXD_TRY(CheckCall());
   if (!broken_.empty()) return Error{Code::kUnavailable, broken_};
   return DoLocked(call);
 }
@@ -145,7 +155,7 @@ Result<Connection::Reply> Connection::DoLocked(Call& call) {
                            " tensor bytes is above the daemon's limit of " +
                            std::to_string(hello_.max_payload_bytes) + " (limits.max_frame_mib)");
   }
-  const Socket::Deadline deadline = CallDeadline();
+  const Socket::Deadline deadline = DeadlineOf(call);
   Status sent = SendRequest(call, id, shared, deadline);
   if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent.error();  // unsent
   if (!sent.ok()) {
@@ -158,7 +168,7 @@ Result<Connection::Reply> Connection::DoLocked(Call& call) {
     }
     return Break(sent.error(), deadline);
   }
-  return ReceiveReply(call, id, shared, call.progress ? std::nullopt : CallDeadline());
+  return ReceiveReply(call, id, shared, deadline);
 }
 
 Status Connection::SendRequest(Call& call, uint64_t id, bool shared, Socket::Deadline deadline) {
@@ -194,8 +204,31 @@ Status Connection::SendRequest(Call& call, uint64_t id, bool shared, Socket::Dea
 }
 
 Status Connection::SendCancel(uint64_t id, Socket::Deadline deadline) {
-  Call cancel{MessageType::kCancel, {{"request", id}}, {}, {}, nullptr};
+  Call cancel{MessageType::kCancel, {{"request", id}}, {}, {}, nullptr, {}};
   return SendRequest(cancel, next_id_++, false, deadline);
+}
+
+Status Connection::AwaitAnswer(const Call& call, uint64_t id, Socket::Deadline& deadline,
+                               bool& cancelled) {
+  const CallLimits* const own = CarriedScope::Current();
+  if (own == nullptr && call.cancelled_by.empty()) return {};
+  const auto is_cancelled = [](const CallLimits* limits) {
+    const Status goes_on = limits->Check();
+    return !goes_on.ok() && goes_on.error().code == Code::kCancelled;
+  };
+  while (true) {
+    const auto now = Socket::Clock::now();
+    PREFIXD_ASSIGN(const bool answers, socket_.Readable(now + kCallSlice));
+    if (answers || (deadline && now >= *deadline)) return {};
+    // A deadline is known to the daemon already.
+    if (cancelled || !((own != nullptr && is_cancelled(own)) ||
+                       std::ranges::any_of(call.cancelled_by, is_cancelled))) {
+      continue;
+    }
+    cancelled = true;
+    deadline = std::min(deadline.value_or(Socket::Clock::time_point::max()), now + kGrace);
+    PREFIXD_TRY(SendCancel(id, deadline));
+  }
 }
 
 Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
@@ -228,11 +261,13 @@ Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
 
 Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool shared,
                                                    Socket::Deadline deadline) {
+  bool told = false;       // that the caller's limits ended the call
   bool cancelled = false;  // makes the call fail with kCancelled, even where it was finished
   const auto fail = [&](Error error) { return Break(std::move(error), deadline); };
   const auto malformed = [&](const std::string& why) { return Break(Malformed(why), End::kOther); };
   while (true) {
     Reply reply;
+    if (Status s = AwaitAnswer(call, id, deadline, told); !s.ok()) return fail(s.error());
     auto header = ReceiveHeader(deadline, &reply.region);
     if (!header.ok()) return fail(header.error());
     std::vector<std::byte> control(header->control_bytes);
@@ -256,7 +291,7 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
       const bool go_on = (*call.progress)(*done, *total, *unit);
       if (go_on || cancelled) continue;
       cancelled = true;
-      if (Status s = SendCancel(id, CallDeadline()); !s.ok()) return fail(s.error());
+      if (Status s = SendCancel(id, Socket::Clock::now() + kGrace); !s.ok()) return fail(s.error());
       continue;
     }
     if (header->type != MessageType::kReply) return malformed("unexpected frame");

@@ -3,11 +3,16 @@
 // Tensors of a call go through the shared region when there is one and they fit, else inline. Every
 // call lays the region out afresh, because calls take turns: no allocator is needed.
 //
-// Thread-safety: Do may be called concurrently; calls take turns. After a broken connection or a
-// timeout every call fails with kUnavailable.
+// A call runs under the calling thread's limits (base/call_scope.h): the daemon is told its
+// deadline with it, and its cancellation when that comes. Only a daemon that does not answer for
+// kGrace after that costs the connection.
+//
+// Thread-safety: Do may be called concurrently; calls take turns. After a broken connection every
+// call fails with kUnavailable.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +20,7 @@
 #include <span>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "prefixd/client.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"
@@ -31,6 +37,8 @@ class Connection {
     std::vector<std::span<const std::byte>> in;  // borrowed
     std::vector<std::span<std::byte>> out;       // filled when Do succeeds; borrowed
     const ProgressFn* progress = nullptr;        // for long calls, which then have no timeout
+    // The call is cancelled when one of these is, beside the calling thread's limits.
+    std::vector<const CallLimits*> cancelled_by;
   };
   struct Reply {
     wire::Json control;
@@ -40,6 +48,9 @@ class Connection {
 
   static Result<std::shared_ptr<Connection>> Open(const Address& address,
                                                   const ConnectOptions& options);
+
+  // How long the daemon has to say that a call is late or cancelled.
+  static constexpr std::chrono::milliseconds kGrace{5000};
 
   Result<Reply> Do(Call call);
 
@@ -70,7 +81,12 @@ class Connection {
   Status SendCancel(uint64_t id, Socket::Deadline deadline);
   Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, SharedRegion* region);
   Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
-  Socket::Deadline CallDeadline() const;
+  // Tells the daemon until when a call that begins now is worth its work, and returns how long to
+  // wait for the answer.
+  Socket::Deadline DeadlineOf(Call& call) const;
+  // Waits until an answer comes or `deadline` has passed. Sends a cancel when the call is to end
+  // meanwhile, and shortens the deadline then.
+  Status AwaitAnswer(const Call& call, uint64_t id, Socket::Deadline& deadline, bool& cancelled);
   // Marks the connection as broken, and closes it.
   Error Break(Error error, Socket::Deadline deadline);
   Error Break(Error error, End end);
@@ -79,7 +95,7 @@ class Connection {
 
   void CloseSocket();
 
-  mutable std::mutex mutex_;
+  CallMutex mutex_;
   std::mutex socket_mutex_;  // taken to close the socket, and by Interrupt
   Socket socket_;
   SharedRegion region_;

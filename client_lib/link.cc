@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/call_scope.h"
+
 namespace prefixd {
 namespace {
 
@@ -29,6 +31,7 @@ Result<std::shared_ptr<Connection>> Link::Live() {
     if (opened.error().code != Code::kUnavailable || Clock::now() + pause > until) {
       return opened.error();
     }
+    PREFIXD_TRY(CheckCall());
     std::this_thread::sleep_for(pause);
   }
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/interrupted_writes.h"
 #include "base/session_arguments.h"
 #include "client_lib/remote_store.h"
 
@@ -32,14 +33,17 @@ class RemotePut final : public PutStream {
     PREFIXD_TRY(CheckPutSize("k", k.size(), n * k_token));
     PREFIXD_TRY(CheckPutSize("v", v.size(), n * v_token));
     // Tokens that are stored already are not sent.
-    const uint32_t begin = std::max(first, missing_.begin);
-    const uint32_t end = std::min(first + n, missing_.end);
+    const TokenRange own{std::max(first, missing_.begin), std::min(first + n, missing_.end)};
+    if (own.begin >= own.end) return {};
     const uint32_t run = TokensPerMessage(k_token + v_token);
-    for (uint32_t at = begin; at < end;) {
-      const uint32_t m = std::min(run, end - at);
-      PREFIXD_TRY(Send(MessageType::kPutWrite, layer, at, m,
-                       {k.subspan((at - first) * k_token, m * k_token),
-                        v.subspan((at - first) * v_token, m * v_token)}));
+    // A write that ended early goes on with the message that did.
+    for (uint32_t at = interrupted_.Resume(layer, own); at < own.end;) {
+      const uint32_t m = std::min(run, own.end - at);
+      const Status sent = Send(MessageType::kPutWrite, layer, at, m,
+                               {k.subspan((at - first) * k_token, m * k_token),
+                                v.subspan((at - first) * v_token, m * v_token)});
+      interrupted_.Note(layer, own, sent.ok() ? at + m : at);
+      PREFIXD_TRY(sent);
       written_ += m;
       at += m;
     }
@@ -71,7 +75,8 @@ class RemotePut final : public PutStream {
     static const ProgressFn keep_waiting = [](uint64_t, uint64_t, std::string_view) {
       return true;
     };
-    auto reply = connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, &keep_waiting});
+    auto reply =
+        connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, &keep_waiting, {}});
     // Where rows are missing, the put can go on; otherwise the daemon has committed or aborted it.
     open_ = !reply.ok() && reply.error().code == Code::kFailedPrecondition;
     if (!reply.ok()) return reply.error();
@@ -82,7 +87,7 @@ class RemotePut final : public PutStream {
     if (!open_) return;
     open_ = false;
     // The result is ignored: a broken connection aborts its puts by itself.
-    (void)connection_->Do({MessageType::kPutAbort, {{"put", put_}}, {}, {}, nullptr});
+    (void)connection_->Do({MessageType::kPutAbort, {{"put", put_}}, {}, {}, nullptr, {}});
   }
 
  private:
@@ -107,7 +112,7 @@ class RemotePut final : public PutStream {
   Status Send(MessageType type, uint32_t layer, uint32_t first, uint32_t n,
               std::vector<std::span<const std::byte>> in) {
     Json control = {{"put", put_}, {"layer", layer}, {"first", first}, {"n", n}};
-    auto reply = connection_->Do({type, std::move(control), std::move(in), {}, nullptr});
+    auto reply = connection_->Do({type, std::move(control), std::move(in), {}, nullptr, {}});
     if (!reply.ok()) return reply.error();
     return {};
   }
@@ -118,6 +123,7 @@ class RemotePut final : public PutStream {
   const TokenRange missing_;
   const KvGeometry geometry_;
   bool open_ = true;
+  InterruptedWrites interrupted_;
   uint64_t written_ = 0;  // tokens times layers
 };
 

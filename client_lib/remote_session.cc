@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/session_arguments.h"
+#include "client_lib/remote_hold.h"
 #include "client_lib/remote_steps.h"
 #include "client_lib/remote_store.h"
 #include "client_lib/session_place.h"
@@ -17,30 +18,11 @@ using wire::Field;
 using wire::FromJson;
 using wire::MessageType;
 
-// Holds the rows that one call reads in place: their region, and the daemon's pins until
-// destruction.
-class RemoteHold {
- public:
-  RemoteHold(std::shared_ptr<Connection> connection, uint64_t hold)
-      : connection_(std::move(connection)), hold_(hold) {}
-  ~RemoteHold() {
-    // This fails only without a connection; the daemon has then released the rows itself.
-    (void)connection_->Do({MessageType::kReleaseRows, {{"hold", hold_}}, {}, {}, nullptr});
-  }
-  RemoteHold(const RemoteHold&) = delete;
-  RemoteHold& operator=(const RemoteHold&) = delete;
-
-  std::shared_ptr<const SharedRegion> region;
-
- private:
-  const std::shared_ptr<Connection> connection_;
-  const uint64_t hold_;
-};
-
 class RemoteSession final : public Session {
  public:
-  RemoteSession(std::shared_ptr<Link> link, Attached attached)
+  RemoteSession(std::shared_ptr<Link> link, Attached attached, uint32_t call_timeout_ms)
       : info_(std::move(attached.info)),
+        call_timeout_ms_(call_timeout_ms),
         place_(std::move(link), std::move(attached.place)),
         policy_(std::move(attached.policy)) {}
   ~RemoteSession() override {
@@ -53,8 +35,12 @@ class RemoteSession final : public Session {
   // kFailedPrecondition after Detach.
   Result<Place> Find() const {
     PREFIXD_TRY(CheckOpen());
-    return place_.Find(info_, policy());
+    return place_.Find(info_, policy(), call_timeout_ms_);
   }
+
+  void Cancel() override { canceller_.Cancel(); }
+  // The limits of a call that begins now.
+  CallLimits Limits() const { return CallLimits::Of(call_timeout_ms_, &canceller_); }
 
   StepPolicy policy() const override {
     std::lock_guard lock(mutex_);
@@ -62,6 +48,7 @@ class RemoteSession final : public Session {
   }
 
   Status SetPolicy(const StepPolicy& policy) override {
+    const CallScope scope(Limits());
     PREFIXD_ASSIGN(auto reply, Do(MessageType::kSetPolicy, {{"policy", wire::ToJson(policy)}}));
     std::lock_guard lock(mutex_);
     policy_ = policy;
@@ -77,6 +64,7 @@ class RemoteSession final : public Session {
 
   Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
                      std::span<float> lse) override {
+    const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     const KvGeometry& g = info_.geometry;
     PREFIXD_TRY(CheckQueries(g, layer, n, q, y, lse));
@@ -98,6 +86,7 @@ class RemoteSession final : public Session {
 
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override {
+    const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
     const size_t row = info_.geometry.row().bytes();
@@ -116,6 +105,7 @@ class RemoteSession final : public Session {
 
   Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                   std::span<const uint32_t> ids) override {
+    const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
     PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
@@ -133,6 +123,7 @@ class RemoteSession final : public Session {
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override {
+    const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
     PREFIXD_TRY(CheckRange(range, info_.n_tokens));
@@ -156,6 +147,7 @@ class RemoteSession final : public Session {
   // split by heads, so that the daemon reads whole runs, and otherwise by tokens.
   Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                    std::span<std::byte> v) override {
+    const CallScope scope(Limits());
     const KvGeometry& g = info_.geometry;
     const size_t key = g.row().key_bytes(), value = g.row().value_bytes();
     PREFIXD_TRY(CheckOpen());
@@ -196,6 +188,7 @@ class RemoteSession final : public Session {
   }
 
   Status ReadTokens(TokenRange range, std::span<uint32_t> out) override {
+    const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckRange(range, info_.n_tokens));
     PREFIXD_TRY(CheckSize("out", out.size(), range.size()));
@@ -214,6 +207,7 @@ class RemoteSession final : public Session {
 
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override {
+    const CallScope scope(Limits());
     PREFIXD_ASSIGN(auto reply,
                    Do(MessageType::kSelect, {{"layer", layer}, {"kv_head", kv_head}, {"k", k}},
                       {wire::BytesOf(q)}));
@@ -226,6 +220,7 @@ class RemoteSession final : public Session {
 
   Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
                                               const EstimatorVariant& variant) override {
+    const CallScope scope(Limits());
     PREFIXD_ASSIGN(auto reply,
                    Do(MessageType::kSummary,
                       {{"kind", variant.Name()}, {"layer", layer}, {"kv_head", kv_head}}));
@@ -322,7 +317,7 @@ class RemoteSession final : public Session {
                                std::vector<std::span<std::byte>> out = {}) const {
     return Over([&](const Place& at) {
       control["session"] = at.session;
-      return at.connection->Do({type, control, in, out, nullptr});
+      return at.connection->Do({type, control, in, out, nullptr, {}});
     });
   }
   // How many items of so many bytes each go into a message.
@@ -333,6 +328,8 @@ class RemoteSession final : public Session {
   }
 
   const SessionInfo info_;
+  const uint32_t call_timeout_ms_;
+  CallCanceller canceller_;
   mutable SessionPlace place_;
   std::atomic<bool> open_ = true;
   mutable std::mutex mutex_;  // guards policy_ and last_
@@ -343,40 +340,56 @@ class RemoteSession final : public Session {
 }  // namespace
 
 Result<std::shared_ptr<Session>> AttachRemote(std::shared_ptr<Link> link, const AttachSpec& spec) {
+  const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
   auto attached = link->Run([&](auto connection) { return AttachOver(connection, spec); });
   if (!attached.ok()) return attached.error();
   return std::shared_ptr<Session>(
-      std::make_shared<RemoteSession>(std::move(link), *std::move(attached)));
+      std::make_shared<RemoteSession>(std::move(link), *std::move(attached), spec.call_timeout_ms));
 }
 
 void RemoteStepBatch(const Link& link, std::span<StepRequest> requests) {
-  std::vector<StepRequest*> pending;
-  for (StepRequest& r : requests) pending.push_back(&r);
-  for (int tries = 1; !pending.empty(); ++tries) {
+  std::vector<RemoteStep> pending;
+  for (StepRequest& r : requests) {
+    const auto* session = dynamic_cast<const RemoteSession*>(r.session);
+    if (session == nullptr || &session->link() != &link) {
+      r.status = NotOfThisStore();
+    } else {
+      pending.push_back({&r, nullptr, 0, session->Limits()});
+    }
+  }
+  // Each cancellation may make another try necessary.
+  const size_t most_tries = Link::kMostTries + pending.size();
+  int lost = 0;
+  for (size_t tries = 1; !pending.empty(); ++tries) {
     std::vector<RemoteStep> steps;
     std::vector<Place> places;  // keeps the connections alive
-    for (StepRequest* r : pending) {
-      const auto* session = dynamic_cast<const RemoteSession*>(r->session);
-      if (session == nullptr || &session->link() != &link) {
-        r->status = NotOfThisStore();
-        continue;
-      }
-      auto at = session->Find();
-      r->status = at.ok() ? Status() : at.error();
+    for (RemoteStep step : pending) {
+      StepRequest& r = *step.request;
+      r.status = step.limits.Check();
+      if (!r.status.ok()) continue;
+      const CallScope scope(step.limits);
+      auto at = static_cast<const RemoteSession*>(r.session)->Find();
+      r.status = at.ok() ? Status() : at.error();
       if (!at.ok()) continue;
-      steps.push_back({r, at->connection.get(), at->session});
+      step.connection = at->connection.get();
+      step.session = at->session;
+      steps.push_back(step);
       places.push_back(*std::move(at));
     }
     SendSteps(steps);
-    if (tries == Link::kMostTries) return;
-    // Steps that the loss of the daemon interrupted are sent again.
+    // Steps that the loss of the daemon interrupted are sent again, and those that were cancelled
+    // because another one of their message was.
     pending.clear();
+    bool away = false;
     for (const RemoteStep& step : steps) {
       const Status& status = step.request->status;
-      if (!status.ok() && link.MayRepeat(*step.connection, status.error())) {
-        pending.push_back(step.request);
-      }
+      if (status.ok() || tries >= most_tries) continue;
+      const bool gone = link.MayRepeat(*step.connection, status.error());
+      const bool beside = status.error().code == Code::kCancelled && step.limits.Check().ok();
+      if ((gone && lost + 1 < Link::kMostTries) || beside) pending.push_back(step);
+      away = away || gone;
     }
+    if (away) ++lost;
   }
 }
 

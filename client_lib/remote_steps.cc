@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -14,7 +15,7 @@ using wire::Json;
 
 // Sends one message with all of `steps`; they share this connection.
 void SendMessage(Connection& connection, std::span<const RemoteStep> steps) {
-  Connection::Call call{wire::MessageType::kStep, Json::object(), {}, {}, nullptr};
+  Connection::Call call{wire::MessageType::kStep, Json::object(), {}, {}, nullptr, {}};
   Json sent = Json::array();
   for (const RemoteStep& step : steps) {
     const StepRequest& r = *step.request;
@@ -24,6 +25,15 @@ void SendMessage(Connection& connection, std::span<const RemoteStep> steps) {
     call.out.push_back(wire::WritableBytesOf(r.lse));
   }
   call.control["steps"] = std::move(sent);
+  // Where several sessions' steps share a message, the daemon keeps to each one's bound, and a
+  // cancellation of one ends the message: the others go again (RemoteStepBatch).
+  const bool alone = std::ranges::all_of(
+      steps, [&](const RemoteStep& step) { return step.session == steps.front().session; });
+  for (const RemoteStep& step : steps) {
+    if (!alone) call.cancelled_by.push_back(&step.limits);
+  }
+  std::optional<CallScope> scope;
+  if (alone) scope.emplace(steps.front().limits);
   auto reply = connection.Do(std::move(call));
   const auto fail_all = [&](const Error& error) {
     for (const RemoteStep& step : steps) step.request->status = error;

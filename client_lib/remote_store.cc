@@ -22,7 +22,8 @@ Connection::Call MatchCall(const MatchSpec& spec) {
           {{"match", ToJson(spec)}},
           {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
           {},
-          nullptr};
+          nullptr,
+          {}};
 }
 
 }  // namespace
@@ -58,13 +59,14 @@ Result<Connection::Reply> RemoteStore::DoAside(Connection::Call call) {
 bool RemoteStore::shared_memory() const { return link_->shared_memory(); }
 
 Status RemoteStore::RegisterModel(const ModelSpec& spec) {
-  Connection::Call call{MessageType::kRegisterModel, {{"model", ToJson(spec)}}, {}, {}, nullptr};
+  Connection::Call call{
+      MessageType::kRegisterModel, {{"model", ToJson(spec)}}, {}, {}, nullptr, {}};
   PREFIXD_ASSIGN(auto reply, Do(std::move(call)));
   return {};
 }
 
 Result<std::vector<ModelSpec>> RemoteStore::Models() {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kModels, Json::object(), {}, {}, nullptr}));
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kModels, Json::object(), {}, {}, nullptr, {}}));
   return FromJson<std::vector<ModelSpec>>(reply.control.value("models", Json::array()), "models");
 }
 
@@ -89,7 +91,8 @@ Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
                               {{"put", ToJson(spec)}},
                               {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
                               {},
-                              nullptr};
+                              nullptr,
+                              {}};
   std::shared_ptr<Connection> connection;  // that the put belongs to
   const auto reply = link_->Run([&](const auto& live) {
     connection = live;
@@ -133,7 +136,7 @@ Result<PrefixMatch> RemoteStore::MatchAside(size_t thread, const MatchSpec& spec
 
 Status RemoteStore::WaitReady(std::string_view prefix, const ProgressFn& progress) {
   PREFIXD_ASSIGN(auto reply,
-                 DoAside({MessageType::kWaitReady, {{"prefix", prefix}}, {}, {}, &progress}));
+                 DoAside({MessageType::kWaitReady, {{"prefix", prefix}}, {}, {}, &progress, {}}));
   return {};
 }
 
@@ -144,13 +147,13 @@ Result<std::shared_ptr<Session>> RemoteStore::Attach(const AttachSpec& spec) {
 void RemoteStore::StepBatch(std::span<StepRequest> requests) { RemoteStepBatch(*link_, requests); }
 
 Result<std::vector<PrefixSummary>> RemoteStore::Prefixes() {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kPrefixes, Json::object(), {}, {}, nullptr}));
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kPrefixes, Json::object(), {}, {}, nullptr, {}}));
   return FromJson<std::vector<PrefixSummary>>(reply.control.value("prefixes", Json::array()),
                                               "prefixes");
 }
 
 Result<PrefixDetail> RemoteStore::Prefix(std::string_view prefix) {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kPrefix, {{"prefix", prefix}}, {}, {}, nullptr}));
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kPrefix, {{"prefix", prefix}}, {}, {}, nullptr, {}}));
   return FromJson<PrefixDetail>(reply.control, "prefix");
 }
 
@@ -158,19 +161,20 @@ Status RemoteStore::Remove(std::string_view prefix) {
   // Not repeated: the second call would find nothing to remove.
   PREFIXD_ASSIGN(auto connection, link_->Live());
   PREFIXD_ASSIGN(auto reply,
-                 connection->Do({MessageType::kRemove, {{"prefix", prefix}}, {}, {}, nullptr}));
+                 connection->Do({MessageType::kRemove, {{"prefix", prefix}}, {}, {}, nullptr, {}}));
   return {};
 }
 
 Status RemoteStore::SetLifetime(std::string_view prefix, const Lifetime& lifetime) {
   Json control = {{"prefix", prefix}, {"lifetime", ToJson(lifetime)}};
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kSetLifetime, std::move(control), {}, {}, nullptr}));
+  PREFIXD_ASSIGN(auto reply,
+                 Do({MessageType::kSetLifetime, std::move(control), {}, {}, nullptr, {}}));
   return {};
 }
 
 Result<VerifySummary> RemoteStore::Verify(std::string_view prefix, const ProgressFn& progress) {
   PREFIXD_ASSIGN(auto reply,
-                 DoAside({MessageType::kVerify, {{"prefix", prefix}}, {}, {}, &progress}));
+                 DoAside({MessageType::kVerify, {{"prefix", prefix}}, {}, {}, &progress, {}}));
   return FromJson<VerifySummary>(reply.control, "verify");
 }
 
@@ -178,17 +182,17 @@ Result<VerifySummary> RemoteStore::VerifyTenant(std::string_view tenant,
                                                 const ProgressFn& progress) {
   Json control = {{"prefix", ""}, {"tenant", tenant}};
   PREFIXD_ASSIGN(auto reply,
-                 DoAside({MessageType::kVerify, std::move(control), {}, {}, &progress}));
+                 DoAside({MessageType::kVerify, std::move(control), {}, {}, &progress, {}}));
   return FromJson<VerifySummary>(reply.control, "verify");
 }
 
 Result<RuntimeStats> RemoteStore::Stats() {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, Json::object(), {}, {}, nullptr}));
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, Json::object(), {}, {}, nullptr, {}}));
   return FromJson<RuntimeStats>(reply.control.value("runtime", Json::object()), "stats");
 }
 
 Result<wire::ServerStats> RemoteStore::Server() {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, Json::object(), {}, {}, nullptr}));
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, Json::object(), {}, {}, nullptr, {}}));
   return FromJson<wire::ServerStats>(reply.control.value("server", Json::object()), "server");
 }
 

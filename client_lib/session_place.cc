@@ -20,7 +20,8 @@ Error CannotGoOn(const std::string& why) {
 }  // namespace
 
 Result<Attached> AttachOver(std::shared_ptr<Connection> connection, const AttachSpec& spec) {
-  Connection::Call call{MessageType::kAttach, {{"attach", wire::ToJson(spec)}}, {}, {}, nullptr};
+  Connection::Call call{
+      MessageType::kAttach, {{"attach", wire::ToJson(spec)}}, {}, {}, nullptr, {}};
   if (!spec.tokens.empty()) {
     call.in.push_back(wire::BytesOf(std::span<const uint32_t>(spec.tokens)));
   }
@@ -36,7 +37,7 @@ Result<Attached> AttachOver(std::shared_ptr<Connection> connection, const Attach
 }
 
 Connection::Call SessionCall(MessageType type, const Place& at) {
-  return {type, {{"session", at.session}}, {}, {}, nullptr};
+  return {type, {{"session", at.session}}, {}, {}, nullptr, {}};
 }
 
 Place SessionPlace::last() const {
@@ -44,7 +45,8 @@ Place SessionPlace::last() const {
   return at_;
 }
 
-Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& policy) {
+Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& policy,
+                                 uint32_t call_timeout_ms) {
   if (Place at = last(); at.connection->alive()) return at;
   if (!link_->reconnects()) {
     return Error{Code::kUnavailable, "the connection of session " + std::to_string(info.id) +
@@ -60,6 +62,7 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
   spec.prefix = info.prefix;
   spec.n_tokens = info.n_tokens;
   spec.policy = policy;
+  spec.call_timeout_ms = call_timeout_ms;
   auto again = link_->Run([&](auto connection) { return AttachOver(connection, spec); });
   if (!again.ok()) {
     const bool away = again.error().code == Code::kUnavailable;

@@ -39,7 +39,7 @@ class SessionPlace {
   Place last() const;
   // Returns the place; where its connection is broken, attaches over another one to the same tokens
   // of the same prefix, with `policy`. kUnavailable when that cannot be, or may not.
-  Result<Place> Find(const SessionInfo& info, const StepPolicy& policy);
+  Result<Place> Find(const SessionInfo& info, const StepPolicy& policy, uint32_t call_timeout_ms);
 
  private:
   const std::shared_ptr<Link> link_;

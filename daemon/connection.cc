@@ -25,14 +25,26 @@ using wire::MessageType;
 
 namespace {
 
-constexpr size_t kFirstChunk = 1 << 20;  // memory follows the bytes that really arrive
-// A control part takes up to so many times its bytes once it is unpacked.
-constexpr uint64_t kControlMemory = 16;
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
 bool RunsBeside(MessageType type) {
   return type == MessageType::kVerify || type == MessageType::kWaitReady ||
          type == MessageType::kMatch;
+}
+
+// Whether a call gives something back: it is carried out however late it is, so that a client that
+// does not wait for its answer leaves nothing behind.
+bool GivesBack(MessageType type) {
+  return type == MessageType::kDetach || type == MessageType::kPutAbort ||
+         type == MessageType::kReleaseRows;
+}
+
+// Returns until when the client waits for the call; max(): as long as it takes.
+Result<CallLimits::Clock::time_point> DeadlineOf(const Json& control, const Frame& frame) {
+  constexpr uint64_t kLongestMs = 1000ull * 3600 * 24 * 365;
+  if (!control.contains("deadline_ms")) return CallLimits::Clock::time_point::max();
+  PREFIXD_ASSIGN(const auto ms, wire::Field<uint64_t>(control, "deadline_ms"));
+  return frame.received + std::chrono::milliseconds(std::min(ms, kLongestMs));
 }
 
 }  // namespace
@@ -43,14 +55,15 @@ Connection::Connection(ServerContext& context, Socket socket, bool local, uint64
       local_(local),
       id_(id),
       hello_timer_(context.io),
-      room_timer_(context.io, asio::steady_timer::time_point::max()),
+      reader_(context, socket_),
       writer_(socket_, std::chrono::seconds(context.config.write_timeout_s),
               {[this](const FrameWriter::Frame& frame) { Sent(frame); },
                [this](const std::string& why) {
                  spdlog::debug("connection {}: closed: {}", id_, why);
                  Close();
                },
-               [this](size_t bytes) { context_.counters.bytes_out += bytes; }}) {
+               [this](size_t bytes) { context_.counters.bytes_out += bytes; }}),
+      calls_(context.counters) {
   ++context_.counters.connections_open;
   ++context_.counters.connections_total;
 }
@@ -82,7 +95,7 @@ asio::awaitable<void> Connection::Run() {
   const bool welcome = co_await Handshake();
   hello_timer_.cancel();
   while (welcome && !draining_ && !closed_) {
-    Result<Frame> frame = co_await ReadFrame(wire::kMaxPayloadBytes);
+    Result<Frame> frame = co_await reader_.Read(wire::kMaxPayloadBytes);
     if (!frame.ok()) {
       if (frame.error().code == Code::kUnavailable) {  // the client went away
         if (!draining_) Close();
@@ -103,7 +116,7 @@ asio::awaitable<void> Connection::Run() {
 
 asio::awaitable<bool> Connection::Handshake() {
   // The peer is not admitted yet, so its payload must be empty.
-  Result<Frame> frame = co_await ReadFrame(/*max_payload=*/0);
+  Result<Frame> frame = co_await reader_.Read(/*max_payload=*/0);
   if (!frame.ok()) {
     if (frame.error().code == Code::kUnavailable) {
       Close();
@@ -131,13 +144,14 @@ asio::awaitable<bool> Connection::Handshake() {
   }
   region_ = std::move(admission->region);
   region_memory_ = std::move(admission->memory);
-  account_ = std::move(admission->account);
+  reader_.TakeMemoryFrom(admission->account);
   context_.counters.shared_memory_bytes += region_.bytes().size();
   const Peer& peer = admission->peer;
-  handler_ = std::make_unique<RequestHandler>(
-      *context_.store, peer, region_.bytes(),
-      HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts, account_},
-      context_.stats);
+  handler_ =
+      std::make_unique<RequestHandler>(*context_.store, peer, region_.bytes(),
+                                       HandlerLimits{context_.config.max_frame_mib << 20,
+                                                     context_.config.max_puts, admission->account},
+                                       context_.stats);
   spdlog::debug("connection {}: {} for tenant '{}'{}", id_, hello->client, peer.tenant,
                 peer.admin ? " (admin)" : "");
   if (!SendHelloReply(frame->header.request_id, admission->reply)) {
@@ -161,93 +175,22 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
   return sent == static_cast<ssize_t>(bytes.size());
 }
 
-// ---- reading ------------------------------------------------------------------------------------
-
-asio::awaitable<bool> Connection::ReadInto(std::vector<std::byte>* out, uint64_t bytes) {
-  boost::system::error_code ec;
-  size_t filled = 0;
-  while (filled < bytes) {
-    const size_t target = std::min<uint64_t>(bytes, std::max(kFirstChunk, filled * 2));
-    out->resize(target);
-    filled +=
-        co_await asio::async_read(socket_, asio::buffer(out->data() + filled, target - filled),
-                                  asio::redirect_error(asio::use_awaitable, ec));
-    if (ec) co_return false;
-  }
-  context_.counters.bytes_in += bytes;
-  co_return true;
-}
-
-asio::awaitable<bool> Connection::Skip(uint64_t bytes) {
-  std::array<std::byte, 16384> nowhere;
-  boost::system::error_code ec;
-  for (uint64_t left = bytes; left > 0 && !ec;) {
-    const size_t n = std::min<uint64_t>(left, nowhere.size());
-    left -= co_await asio::async_read(socket_, asio::buffer(nowhere.data(), n),
-                                      asio::redirect_error(asio::use_awaitable, ec));
-  }
-  context_.counters.bytes_in += bytes;
-  co_return !ec;
-}
-
-asio::awaitable<Result<Connection::Frame>> Connection::ReadFrame(uint64_t max_payload) {
-  const Error gone{Code::kUnavailable, "the client closed the connection"};
-  std::array<std::byte, wire::kHeaderBytes> bytes{};
-  boost::system::error_code ec;
-  co_await asio::async_read(socket_, asio::buffer(bytes.data(), bytes.size()),
-                            asio::redirect_error(asio::use_awaitable, ec));
-  if (ec) co_return gone;
-  context_.counters.bytes_in += bytes.size();
-  const uint64_t limit = context_.config.max_frame_mib << 20;
-  Result<wire::FrameHeader> header =
-      wire::DecodeHeader(bytes, {wire::kMaxRequestControlBytes, std::min(limit, max_payload)});
-  if (!header.ok()) co_return header.error();
-  Frame frame;
-  frame.header = *header;
-  if (!wire::IsRequest(frame.header.type) || frame.header.request_id == 0) {
-    co_return InvalidArgument("unknown message type " +
-                              std::to_string(static_cast<unsigned>(frame.header.type)) +
-                              " or request id 0");
-  }
-  auto memory = TakeForMessage(
-      account_, frame.header.payload_bytes + kControlMemory * frame.header.control_bytes);
-  if (!memory.ok()) {
-    frame.refused = memory.error();
-    const uint64_t rest = frame.header.control_bytes + frame.header.payload_bytes;
-    frame.header.payload_bytes = 0;
-    if (!co_await Skip(rest)) co_return gone;
-    co_return frame;
-  }
-  frame.memory = *std::move(memory);
-  const bool control_read = co_await ReadInto(&frame.control, frame.header.control_bytes);
-  if (!control_read) co_return gone;
-  while (!HasRoomFor(frame.header.payload_bytes) && !closed_) {
-    room_timer_.expires_at(asio::steady_timer::time_point::max());
-    co_await room_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ec));
-  }
-  const bool payload_read = co_await ReadInto(&frame.payload, frame.header.payload_bytes);
-  if (!payload_read) co_return gone;
-  co_return frame;
-}
-
-// Payloads of unfinished calls count against one limit, answers not yet sent against another.
-bool Connection::HasRoomFor(uint64_t payload_bytes) const {
-  const uint64_t limit = context_.config.max_frame_mib << 20;
-  return bytes_in_flight_ == 0 || bytes_in_flight_ + payload_bytes <= limit;
-}
-
 // ---- calls --------------------------------------------------------------------------------------
 
-void Connection::Receive(Frame frame) {
-  if (frame.header.type == MessageType::kCancel) {
-    Result<Json> control = wire::UnpackControl(frame.control);
-    if (!control.ok()) return Fatal(control.error());
-    const auto id = wire::Field<uint64_t>(*control, "request");
-    if (!id.ok()) return Fatal(id.error());
-    const auto [first, last] = cancellable_.equal_range(*id);
-    for (auto it = first; it != last; ++it) it->second->cancelled = true;
-    return;  // a cancel has no answer: the call it names ends with kCancelled, or was done already
+void Connection::CancelCalls(const Frame& frame) {
+  Result<Json> control = wire::UnpackControl(frame.control);
+  if (!control.ok()) return Fatal(control.error());
+  const auto id = wire::Field<uint64_t>(*control, "request");
+  if (!id.ok()) return Fatal(id.error());
+  // A cancel has no answer: the call that it names ends with kCancelled, or was done already.
+  for (const auto& call : calls_.Cancel(*id)) {
+    call->response.error = Error{Code::kCancelled, "the call was cancelled before it began"};
+    Answer(*call);
   }
+}
+
+void Connection::Receive(Frame frame) {
+  if (frame.header.type == MessageType::kCancel) return CancelCalls(frame);
   ++context_.counters.calls;
   if (frame.refused) {
     ++context_.counters.calls_failed;
@@ -265,31 +208,25 @@ void Connection::Receive(Frame frame) {
     return Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(error), {}, true);
   }
   ++calls_in_flight_;
-  ++running_;
-  bytes_in_flight_ += frame.header.payload_bytes;
-  if (RunsBeside(frame.header.type)) return RunBeside(std::move(frame));
-  WithMemory([&] { waiting_.push_back(std::move(frame)); });
-  RunNext();
-}
-
-void Connection::RunBeside(Frame frame) {
-  auto& pool = frame.header.type == MessageType::kMatch ? context_.matches : context_.long_calls;
-  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(frame)); });
-  WithMemory([&] { cancellable_.emplace(call->frame.header.request_id, call); });
-  PostSurely(pool, [self = shared_from_this(), call] { self->Work(call, /*in_turn=*/false); });
+  const MessageType type = frame.header.type;
+  const bool in_turn = !RunsBeside(type);
+  reader_.Hold(frame.header.payload_bytes);
+  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(frame), in_turn); });
+  WithMemory([&] { calls_.Add(call); });
+  if (in_turn) return RunNext();
+  auto& pool = type == MessageType::kMatch ? context_.matches : context_.long_calls;
+  PostSurely(pool, [self = shared_from_this(), call] { self->Work(call); });
 }
 
 void Connection::RunNext() {
   const uint64_t limit = context_.config.max_frame_mib << 20;
-  if (turn_taken_ || waiting_.empty() || (!closed_ && writer_.queued_bytes() > limit)) return;
-  turn_taken_ = true;
-  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(waiting_.front())); });
-  waiting_.pop_front();
-  PostSurely(context_.workers,
-             [self = shared_from_this(), call] { self->Work(call, /*in_turn=*/true); });
+  if (closed_ || writer_.queued_bytes() > limit) return;
+  if (const auto call = calls_.Next()) {
+    PostSurely(context_.workers, [self = shared_from_this(), call] { self->Work(call); });
+  }
 }
 
-void Connection::Work(const std::shared_ptr<Call>& call, bool in_turn) {
+void Connection::Work(const std::shared_ptr<Call>& call) {
   Frame& frame = call->frame;
   auto last = std::chrono::steady_clock::now() - kProgressInterval;
   const uint64_t request_id = frame.header.request_id;
@@ -303,20 +240,25 @@ void Connection::Work(const std::shared_ptr<Call>& call, bool in_turn) {
         self->Answering([&] { self->Send(MessageType::kProgress, request_id, c, {}, false); });
       });
     }
-    return !call->cancelled;
+    return call->canceller.count() == 0;
   };
   const Status handled = CaptureErrors([&]() -> Status {
     Request request;
     request.type = frame.header.type;
     request.shared = (frame.header.flags & wire::kFlagShared) != 0;
     PREFIXD_ASSIGN(request.control, wire::UnpackControl(frame.control));
+    CallLimits limits;
+    PREFIXD_ASSIGN(limits.deadline, DeadlineOf(request.control, frame));
+    limits.canceller = &call->canceller;
+    if (GivesBack(request.type)) limits = {};
+    const CallScope scope(limits);
+    PREFIXD_TRY(CheckCall());
     request.payload = std::move(frame.payload);
     call->response = handler_->Handle(request, progress);
     return {};
   });
   if (!handled.ok()) call->response.error = handled.error();
-  PostSurely(context_.io,
-             [self = shared_from_this(), call, in_turn] { self->Finish(*call, in_turn); });
+  PostSurely(context_.io, [self = shared_from_this(), call] { self->Finish(*call); });
 }
 
 void Connection::GiveUp(const Error& error) {
@@ -324,16 +266,17 @@ void Connection::GiveUp(const Error& error) {
   Close();
 }
 
-void Connection::Finish(Call& call, bool in_turn) {
+void Connection::Finish(Call& call) {
+  calls_.End(call);
+  Answer(call);
+  RunNext();
+  ReleaseWhenUnused();
+}
+
+void Connection::Answer(Call& call) {
   const Frame& frame = call.frame;
   Response& response = call.response;
-  PREFIXD_CHECK(running_ > 0 && bytes_in_flight_ >= frame.header.payload_bytes, running_,
-                bytes_in_flight_, frame.header.payload_bytes);
-  --running_;
-  if (in_turn) turn_taken_ = false;
-  bytes_in_flight_ -= frame.header.payload_bytes;
-  room_timer_.cancel();
-  std::erase_if(cancellable_, [&](const auto& entry) { return entry.second.get() == &call; });
+  reader_.Release(frame.header.payload_bytes);
   if (response.error) ++context_.counters.calls_failed;
   Answering([&] {
     if (response.error) {
@@ -347,20 +290,16 @@ void Connection::Finish(Call& call, bool in_turn) {
            std::move(response.memory));
     }
   });
-  RunNext();
-  ReleaseWhenUnused();
 }
 
 void Connection::AbortIdlePuts() {
   const auto limit = std::chrono::seconds(context_.config.put_idle_s);
   // While no call runs in turn, nothing else touches the puts.
-  if (closed_ || released_ || turn_taken_ || !handler_ || !handler_->HasIdlePut(limit)) return;
-  turn_taken_ = true;
-  ++running_;
+  if (closed_ || released_ || !handler_ || !calls_.TakeTurn()) return;
+  if (!handler_->HasIdlePut(limit)) return calls_.GiveTurn();
   OnWorker([this, limit] { handler_->AbortIdlePuts(limit); },
            [this] {
-             --running_;
-             turn_taken_ = false;
+             calls_.GiveTurn();
              RunNext();
              ReleaseWhenUnused();
            });
@@ -398,7 +337,7 @@ void Connection::Sent(const FrameWriter::Frame& frame) {
 
 void Connection::Drain() {
   draining_ = true;
-  for (auto& [id, call] : cancellable_) call->cancelled = true;
+  calls_.CancelBeside();
   boost::system::error_code ignored;
   socket_.shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
   CloseIfDrained();
@@ -415,14 +354,17 @@ void Connection::Close() {
   socket_.close(ignored);
   writer_.Close();
   hello_timer_.cancel();
-  room_timer_.cancel();
-  for (auto& [id, call] : cancellable_) call->cancelled = true;
+  reader_.Close();
+  const CallQueue::Calls dropped = calls_.CancelAll();
+  context_.counters.calls_dropped += dropped.size();
+  calls_in_flight_ -= dropped.size();
+  for (const auto& call : dropped) reader_.Release(call->frame.header.payload_bytes);
   ReleaseWhenUnused();
 }
 
 // Releases sessions and puts after the last call, on a worker because ending them does I/O.
 void Connection::ReleaseWhenUnused() {
-  if (!closed_ || running_ > 0 || released_) return;
+  if (!closed_ || calls_.running() || released_) return;
   released_ = true;
   OnWorker(
       [this] {

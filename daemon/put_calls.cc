@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/call_scope.h"
 #include "daemon/request_handler.h"
 
 namespace prefixd::daemon {
@@ -74,8 +75,9 @@ Result<Json> RequestHandler::PutCommit(const Request& request) {
   PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
   Result<PutResult> result = put->Commit();
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
-  if (!result.ok() && result.error().code == Code::kFailedPrecondition) {
-    return result.error();  // rows are missing: the put can go on
+  if (!result.ok() &&
+      (result.error().code == Code::kFailedPrecondition || EndedEarly(result.error()))) {
+    return result.error();  // rows are missing, or the call ended before it: the put can go on
   }
   puts_.erase(handle);  // after a failed commit the destructor aborts the put
   if (!result.ok()) return result.error();

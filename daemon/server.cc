@@ -101,6 +101,9 @@ class Server::Impl {
     s.connections_refused = c.connections_refused;
     s.calls = c.calls;
     s.calls_failed = c.calls_failed;
+    s.calls_dropped = c.calls_dropped;
+    s.calls_running = c.calls_running;
+    s.calls_waiting = c.calls_waiting;
     s.protocol_errors = c.protocol_errors;
     s.bytes_in = c.bytes_in;
     s.bytes_out = c.bytes_out;

@@ -18,7 +18,8 @@ namespace prefixd::daemon {
 
 struct ServerCounters {
   std::atomic<uint64_t> connections_open{0}, connections_total{0}, connections_refused{0};
-  std::atomic<uint64_t> calls{0}, calls_failed{0}, protocol_errors{0};
+  std::atomic<uint64_t> calls{0}, calls_failed{0}, calls_dropped{0}, protocol_errors{0};
+  std::atomic<uint64_t> calls_running{0}, calls_waiting{0};
   std::atomic<uint64_t> bytes_in{0}, bytes_out{0}, shared_memory_bytes{0};
 };
 

@@ -113,7 +113,7 @@ template <class V>
 void Describe(V& v, Is<AttachSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("prefix", s.prefix), v("n_tokens", s.n_tokens);
   v("policy", s.policy), v("accept_approximate", s.accept_approximate);
-  v("lineage", s.lineage);
+  v("lineage", s.lineage), v("call_timeout_ms", s.call_timeout_ms);
 }
 template <class V>
 void Describe(V& v, Is<Anchors> auto& s) {

@@ -16,7 +16,8 @@ struct ServerStats {
   uint32_t pid = 0;
   uint64_t uptime_ms = 0;
   uint64_t connections = 0, connections_total = 0, connections_refused = 0;
-  uint64_t calls = 0, calls_failed = 0, protocol_errors = 0;
+  uint64_t calls = 0, calls_failed = 0, calls_dropped = 0, protocol_errors = 0;
+  uint64_t calls_running = 0, calls_waiting = 0;
   uint64_t bytes_in = 0, bytes_out = 0, shared_memory_bytes = 0;
 };
 
@@ -37,8 +38,13 @@ inline constexpr auto kStatistics<wire::ServerStats> = [] {
       Counter("connections_total", &S::connections_total, kNone, "Connections taken so far."),
       Counter("connections_refused", &S::connections_refused, kNone,
               "Connections refused because there were too many (limits.max_connections)."),
-      Counter("calls", &S::calls, kNone, "Calls carried out."),
+      Counter("calls", &S::calls, kNone, "Calls received."),
       Counter("calls_failed", &S::calls_failed, kNone, "Calls answered by an error."),
+      Counter("calls_dropped", &S::calls_dropped, kNone,
+              "Calls that never began because their connection had ended."),
+      Gauge("calls_running", &S::calls_running, kNone, "Calls that are carried out now."),
+      Gauge("calls_waiting", &S::calls_waiting, kNone,
+            "Calls that wait for an earlier one of their connection."),
       Counter("protocol_errors", &S::protocol_errors, kNone,
               "Connections closed because they broke the protocol."),
       Counter("bytes_in", &S::bytes_in, kBytes, "Received from clients."),

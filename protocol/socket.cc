@@ -131,6 +131,17 @@ Status Socket::Wait(short events, Deadline deadline) {
   }
 }
 
+Result<bool> Socket::Readable(Clock::time_point until) {
+  while (true) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+    pollfd p{fd_, POLLIN, 0};
+    const int rc = ::poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
+    if (rc >= 0) return rc > 0;
+    if (errno != EINTR) return Unavailable("poll", errno);
+  }
+}
+
 Status Socket::Send(std::span<const std::span<const std::byte>> parts, Deadline deadline) {
   std::vector<iovec> iov;
   iov.reserve(parts.size());

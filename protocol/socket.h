@@ -35,6 +35,8 @@ class Socket {
   Status Receive(std::span<std::byte> out, Deadline deadline);
   // Like Receive; stores a descriptor that came along in *fd (owned by the caller), else -1.
   Status ReceiveWithFd(std::span<std::byte> out, Deadline deadline, int* fd);
+  // Waits until there is something to receive, or the peer is gone; false: not by `until`.
+  Result<bool> Readable(Clock::time_point until);
   void Close();
   // Ends both directions: a transfer under way fails.
   void Interrupt();

@@ -139,6 +139,7 @@ pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options, pfx_se
     spec.n_tokens = o.cut;
     spec.accept_approximate = o.accept_approximate != 0;
     spec.lineage = Text(o.lineage);
+    spec.call_timeout_ms = o.call_timeout_ms;
     PREFIXD_ASSIGN(spec.policy, Policy(o.policy_json));
     PREFIXD_ASSIGN(auto attached, client->client->Attach(spec));
     *session = new pfx_session{client->client, std::move(attached)};
@@ -268,6 +269,14 @@ pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_head, cons
     for (size_t i = 0; i < n_cuts; ++i) {
       cuts[i] = {selection.cuts[i].score, static_cast<pfx_cut_kind>(selection.cuts[i].kind)};
     }
+    return {};
+  });
+}
+
+pfx_code pfx_session_cancel(pfx_session* session) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    session->session->Cancel();
     return {};
   });
 }

@@ -33,7 +33,10 @@ Result<std::unique_ptr<Store>> Open(const RuntimeOptions& options);
 struct ConnectOptions {
   std::string tenant;  // default for calls that name none
   uint32_t connect_timeout_ms = 5000;
-  uint32_t call_timeout_ms = 120000;  // 0: wait forever
+  // Bounds each call; 0: none. The daemon ends a call that takes longer (kDeadlineExceeded), and
+  // the connection stays. A daemon that does not answer at all loses the connection 5 s later. Long
+  // calls (WaitReady, Verify, Commit) take as long as they need.
+  uint32_t call_timeout_ms = 120000;
   // How long calls wait for a daemon that went away, counted from the first that missed it. When it
   // is back, sessions attach to the same prefix again and go on with their policy; their ledger
   // begins anew. Puts do not survive. 0: calls fail at once, and sessions for good.

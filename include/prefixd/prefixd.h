@@ -106,8 +106,10 @@ typedef struct pfx_connect_options {
   const char* tenant;          /* default for calls that name none */
   const char* token;           /* for TCP, where the daemon requires one */
   uint32_t connect_timeout_ms; /* default 5 s */
-  uint32_t call_timeout_ms;    /* default 120 s; UINT32_MAX waits for ever */
-  int no_shared_memory;        /* sends tensors through the socket in any case */
+  /* Default 120 s; UINT32_MAX: none. The daemon ends a call that takes longer
+   * (PFX_DEADLINE_EXCEEDED), and the connection stays. */
+  uint32_t call_timeout_ms;
+  int no_shared_memory; /* sends tensors through the socket in any case */
   int admin; /* serves every tenant; only for the daemon's own user over its Unix socket */
   /* How long calls wait for a daemon that went away; sessions then attach again by themselves.
    * Default 5 s; UINT32_MAX: not at all. */
@@ -266,9 +268,11 @@ typedef struct pfx_attach_options {
    * (PFX_FAILED_PRECONDITION). */
   int accept_approximate;
   const char* lineage;
+  /* Bounds the attach and each call of the session (PFX_DEADLINE_EXCEEDED); 0: none. */
+  uint32_t call_timeout_ms;
 } pfx_attach_options;
 #define PFX_ATTACH_OPTIONS_INIT \
-  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL }
+  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0 }
 
 typedef struct pfx_session_shape {
   size_t struct_size;
@@ -344,6 +348,10 @@ PFX_API pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_he
                             size_t n_cuts);
 
 /* Reports what the session has read so far: info, total, per_head. */
+/* Ends the calls of this session that run now, on any thread, with PFX_CANCELLED; later calls are
+ * not concerned. Any thread may call it; it does not wait. */
+PFX_API pfx_code pfx_session_cancel(pfx_session* session);
+
 PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
 /* Ends the session and returns its report (`json` may be NULL); later calls with it fail with
  * PFX_FAILED_PRECONDITION. Free the handle with pfx_session_free all the same; that also

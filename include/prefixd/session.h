@@ -98,6 +98,11 @@ class Session {
     return SummaryBytes(layer, kv_head, EstimatorKind::kMoment);
   }
 
+  // Ends the calls of this session that run now, on any thread, with kCancelled: soon, not at once,
+  // and a call that is about to end may still succeed. Later calls are not concerned, and a call
+  // that was ended may be repeated. Any thread may call it; it does not wait.
+  virtual void Cancel() = 0;
+
   virtual SessionReport report() const = 0;
   // Ends the session and returns its ledger; later calls fail with kFailedPrecondition.
   virtual Result<SessionReport> Detach() = 0;

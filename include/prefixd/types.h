@@ -187,6 +187,9 @@ struct AttachSpec {
   StepPolicy policy;
   bool accept_approximate = false;  // as in MatchSpec; a prefix that is named is refused otherwise
   std::string lineage;
+  // Bounds the attach and each call of the session: kDeadlineExceeded beyond it, and the session
+  // goes on. 0: none. Over a connection its own bound holds, too (ConnectOptions).
+  uint32_t call_timeout_ms = 0;
 };
 
 struct SessionInfo {

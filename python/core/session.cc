@@ -19,6 +19,7 @@ void BindSession(nb::module_& m) {
   nb::class_<PySession>(m, "Session")
       .def("info", [](const PySession& s) { return wire::ToText(s.get()->info()); })
       .def("policy", [](const PySession& s) { return wire::ToText(s.get()->policy()); })
+      .def("cancel", [](const PySession& s) { s.get()->Cancel(); })
       .def(
           "set_policy",
           [](const PySession& s, const std::string& json) {

@@ -186,6 +186,11 @@ class Session:
         kinds = ("none", "approximate", "exact")
         return np.asarray(ids, np.uint32), [Cut(score, kinds[kind]) for score, kind in cuts]
 
+    def cancel(self) -> None:
+        """Ends the calls of this session that run now, on any thread, with Cancelled. Later calls are
+        not concerned, and what was ended may be repeated. Does not wait."""
+        self.core.cancel()
+
     def report(self) -> dict[str, Any]:
         """Returns what was read so far: info, total and per_head (ledgers)."""
         if self.final_report is not None:

@@ -174,10 +174,13 @@ class Store:
         policy: PolicyLike | None = None,
         accept_approximate: bool = False,
         lineage: str = "",
+        call_timeout: float | None = None,
     ) -> Session:
         """Returns a session over the longest stored prefix of `tokens`, or over the named prefix;
         over only its first n_tokens where given. NotFound when nothing matches; derived tokens are
-        taken as by `match`, and FailedPrecondition when a named prefix has others."""
+        taken as by `match`, and FailedPrecondition when a named prefix has others. `call_timeout`
+        bounds the attach and each call of the session, in seconds: DeadlineExceeded beyond it, and
+        the session goes on."""
         spec = {
             "model": model,
             "tenant": tenant,
@@ -186,6 +189,7 @@ class Store:
             "policy": policy_wire(policy),
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "call_timeout_ms": 0 if call_timeout is None else max(1, round(call_timeout * 1000)),
         }
         row = arrays.tokens_array([] if tokens is None else tokens)
         return Session(self.core.attach(json.dumps(spec), row))
@@ -255,7 +259,8 @@ def connect(
     admin: bool = False,
 ) -> Store:
     """Connects to a running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times
-    are in seconds; a call_timeout of None waits for ever. Calls without a tenant use `tenant`.
+    are in seconds. A call that takes longer than `call_timeout` (None: no bound) raises
+    DeadlineExceeded, and the connection stays. Calls without a tenant use `tenant`.
     Calls wait `reconnect` seconds for a daemon that went away; sessions then attach again by
     themselves and go on. 0: they fail at once, with Unavailable."""
     call_ms = 0 if call_timeout is None else max(1, round(call_timeout * 1000))

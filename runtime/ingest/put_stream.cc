@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
+#include "base/interrupted_writes.h"
 #include "base/session_arguments.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/query_samples.h"
@@ -82,9 +84,10 @@ class PutStreamImpl : public PutStream {
     PREFIXD_TRY(CheckRun(layer, first, n));
     PREFIXD_TRY(CheckPutSize("k", k.size(), n * k_token));
     PREFIXD_TRY(CheckPutSize("v", v.size(), n * v_token));
-    const uint32_t begin = std::max(first, missing_.begin);
-    const uint32_t end = std::min(first + n, missing_.end);
-    if (begin >= end) return {};
+    const TokenRange own{std::max(first, missing_.begin), std::min(first + n, missing_.end)};
+    if (own.begin >= own.end) return {};
+    // Where the same write ended early, it goes on.
+    const uint32_t begin = interrupted_.Resume(layer, own), end = own.end;
     k = k.subspan((begin - first) * k_token, (end - begin) * k_token);
     v = v.subspan((begin - first) * v_token, (end - begin) * v_token);
     const KvRun run{layer, begin, end - begin, k, v};
@@ -99,18 +102,27 @@ class PutStreamImpl : public PutStream {
     const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / token));
     const size_t batch = std::max<size_t>(1, kBatchBytes / (tile * token)) * tile;
     if (run.n > batch) PREFIXD_TRY(ForTiles(run, 0, run.n, tile, {.check = true}));
-    for (size_t at = 0; at < run.n; at += batch) {
-      const size_t n_batch = std::min(batch, run.n - at);
-      PREFIXD_TRY(ForTiles(run, at, n_batch, tile, {.check = run.n <= batch, .interleave = true}));
-      for (size_t t = 0; t < n_batch; t += tile) {
-        const size_t n_tile = std::min(tile, n_batch - t);
-        PREFIXD_TRY(writer_->WriteRows(
-            layer, begin + static_cast<uint32_t>(at + t), static_cast<uint32_t>(n_tile),
-            std::span<const std::byte>(rows_).subspan(t * token, n_tile * token)));
-        written_ += n_tile;
+    uint32_t next = begin;  // the first token that is not written
+    const auto write = [&]() -> Status {
+      for (size_t at = 0; at < run.n; at += batch) {
+        const size_t n_batch = std::min(batch, run.n - at);
+        PREFIXD_TRY(
+            ForTiles(run, at, n_batch, tile, {.check = run.n <= batch, .interleave = true}));
+        for (size_t t = 0; t < n_batch; t += tile) {
+          const auto n_tile = static_cast<uint32_t>(std::min(tile, n_batch - t));
+          PREFIXD_TRY(writer_->AwaitRoom(n_tile));
+          PREFIXD_TRY(writer_->WriteRows(
+              layer, next, n_tile,
+              std::span<const std::byte>(rows_).subspan(t * token, n_tile * token)));
+          next += n_tile;
+          written_ += n_tile;
+        }
       }
-    }
-    return {};
+      return {};
+    };
+    Status written = write();
+    if (written.ok() || EndedEarly(written.error())) interrupted_.Note(layer, own, next);
+    return written;
   }
 
   PutProgress progress() const override {
@@ -136,6 +148,8 @@ class PutStreamImpl : public PutStream {
 
   Result<PutResult> Commit() override {
     PREFIXD_TRY(CheckOpen());
+    PREFIXD_TRY(CheckCall());
+    const CarriedScope to_the_end(nullptr);  // once begun, nothing ends it early
     auto id = writer_->Commit();
     if (!id.ok()) {
       // Rows are missing: the put can go on. Any other failure has ended it.
@@ -261,7 +275,8 @@ class PutStreamImpl : public PutStream {
   TokenRange missing_;
   QueryReservoir reservoir_;
   std::vector<std::byte> rows_;  // one batch
-  uint64_t written_ = 0;         // tokens times layers
+  InterruptedWrites interrupted_;
+  uint64_t written_ = 0;  // tokens times layers
   const Clock::time_point begun_ = Clock::now();
 };
 

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "base/memory_budget.h"
 #include "index/search/key_index.h"
 #include "runtime/derived/materialised_summaries.h"
@@ -34,8 +35,8 @@ struct PrefixMemory {
     SelectorMemory::Lease memory;
   };
   struct Head {
-    std::mutex mutex;       // held while loading
-    std::mutex keys_mutex;  // held while loading keys, which takes long without blocking steps
+    CallMutex mutex;       // held while loading
+    CallMutex keys_mutex;  // held while loading keys, which takes long without blocking steps
     std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
     std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
     MemoryCharge anchors_memory;
@@ -65,7 +66,7 @@ struct PrefixMemory {
   std::vector<Head> heads;
   std::mutex keys_mutex;
   SelectorMemory::Lease keys_memory;  // all heads
-  std::mutex summaries_mutex;
+  CallMutex summaries_mutex;
   // Those that the plan of some session holds, by Kept() and head, and the clusters that they read.
   std::map<std::pair<EstimatorVariant, size_t>, std::weak_ptr<const KeptSummary>> summaries;
   std::weak_ptr<const PrefixClusters> clusters;

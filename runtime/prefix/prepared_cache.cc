@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/call_scope.h"
 #include "base/capture_errors.h"
 
 namespace prefixd {
@@ -58,8 +59,10 @@ Result<std::shared_ptr<PreparedPrefix>> PreparedCache::FindOrWait(
     const auto it = loading_.find(key);
     if (it == loading_.end()) break;
     other = it->second;
-    other->changed.wait(lock, [&] { return other->done; });
-    // Those who waited for an attempt share its error; the next to ask tries again.
+    PREFIXD_TRY(AwaitInCall(other->changed, lock, [&] { return other->done; }));
+    // Those who waited for an attempt share its error, and the next to ask tries again; but a call
+    // that ended early says nothing to others, one of whom opens the prefix now.
+    if (!other->status.ok() && EndedEarly(other->status.error())) continue;
     if (!other->status.ok()) return other->status.error();
     lock.unlock();
     shared = other->prepared;

@@ -128,7 +128,7 @@ Result<KeptSummaries> PreparedPrefix::Summaries(const HeadsOfVariants& wanted,
                                                 std::vector<storage::ReadStats>* reads) {
   for (const auto& [variant, heads] : wanted) PREFIXD_TRY(CheckStored(variant));
   KeptSummaries out;
-  std::lock_guard lock(memory_->summaries_mutex);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(memory_->summaries_mutex));
   std::erase_if(memory_->summaries, [](const auto& entry) { return entry.second.expired(); });
   for (const bool moments : {true, false}) {
     HeadsOfVariants missing;
@@ -169,7 +169,7 @@ Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* read
   const size_t sink_bytes = partition_.sink.size() * row.bytes();
   const size_t tail_bytes = partition_.tail.size() * row.bytes();
   if (!state.has_anchors.load(std::memory_order_acquire)) {
-    std::lock_guard lock(state.mutex);
+    PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.mutex));
     if (!state.has_anchors.load(std::memory_order_relaxed)) {
       PREFIXD_ASSIGN(auto memory, account_.Take(MemoryKind::kKeys, sink_bytes + tail_bytes));
       std::vector<std::byte> bytes(sink_bytes + tail_bytes);
@@ -226,7 +226,7 @@ Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::a
   // A load that may be stopped checks `stop` after this many tokens.
   constexpr uint32_t kTokensAtATime = 16384;
   PrefixMemory::Head& state = memory_->heads[head];
-  std::lock_guard lock(state.keys_mutex);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.keys_mutex));
   if (state.has_keys.load(std::memory_order_relaxed)) return {};
   const size_t stride = model_->spec.geometry.row().key_bytes();
   storage::AlignedBuffer keys(partition_.mid.size() * stride);
@@ -281,7 +281,7 @@ void PreparedPrefix::ChargePreloaded(PrefixMemory::Head& state, storage::ReadSta
 
 Result<IndexSource> PreparedPrefix::Source(size_t head, index::IndexKind kind,
                                            storage::ReadStats* reads) {
-  std::lock_guard lock(recalls_mutex_);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(recalls_mutex_));
   auto it = recalls_.find(kind);
   if (it == recalls_.end()) {
     std::vector<std::vector<IndexRecall>> recalls;
@@ -310,7 +310,7 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
 Status PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
   PrefixMemory::Head& state = memory_->heads[head];
   PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
-  std::lock_guard lock(state.mutex);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.mutex));
   if (slot.loaded.load(std::memory_order_relaxed)) return {};
   PREFIXD_ASSIGN(const IndexSource source, Source(head, kind, reads));
   const SegmentPart* largest = LargestPart();
@@ -331,7 +331,7 @@ Status PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::Re
 Result<const TokenFeatures*> PreparedPrefix::Features(size_t head, storage::ReadStats* reads) {
   PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_features.load(std::memory_order_acquire)) {
-    std::lock_guard lock(state.mutex);
+    PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.mutex));
     if (!state.has_features.load(std::memory_order_relaxed)) {
       const SummaryKind kind = SummaryKind::Phi(*model_, *maps(), services_.derived.options);
       if (kind.stored_features()) {

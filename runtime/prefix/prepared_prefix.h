@@ -140,7 +140,7 @@ class PreparedPrefix {
   const MemoryAccount account_;
   const std::unique_ptr<index::KeyIndex> exact_;
   const std::shared_ptr<PrefixMemory> memory_;
-  std::mutex recalls_mutex_;
+  CallMutex recalls_mutex_;
   std::map<index::IndexKind, std::vector<std::vector<IndexRecall>>> recalls_;  // [parts]
 };
 

@@ -29,6 +29,7 @@ void SessionImpl::Leave() {
 Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServices> services,
                                                      std::shared_ptr<PreparedPrefix> prefix,
                                                      const StepPolicy& policy,
+                                                     uint32_t call_timeout_ms,
                                                      std::chrono::steady_clock::time_point begun) {
   const Model& model = *prefix->model();
   const storage::PrefixInfo& stored = prefix->stored().info();
@@ -51,6 +52,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
                  "there are " + std::to_string(already) +
                      " sessions already (max_sessions); detach some and try again"};
   }
+  session->call_timeout_ms_ = call_timeout_ms;
   session->memory_ = prefix->account().Charge(MemoryKind::kSessions);
   PREFIXD_TRY(session->TakeMemory(policy));
   session->ledgers_.resize(prefix->heads());
@@ -87,6 +89,7 @@ StepPolicy SessionImpl::policy() const {
 }
 
 Status SessionImpl::SetPolicy(const StepPolicy& policy) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto old, plan());
   {
     std::lock_guard lock(mutex_);
@@ -98,6 +101,7 @@ Status SessionImpl::SetPolicy(const StepPolicy& policy) {
   if (replacement.ok()) return Adopt(*std::move(replacement), reads);
   std::lock_guard lock(mutex_);
   AddReads(reads);
+  static_cast<void>(TakeMemory(plan_ ? plan_->policy : last_policy_));  // no more than before
   return std::move(replacement).error();
 }
 
@@ -202,6 +206,7 @@ Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<flo
 
 Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
                                 std::span<float> y, std::span<float> lse) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckQueries(info_.geometry, layer, n, q, y, lse));
   if (n == 0) return {};

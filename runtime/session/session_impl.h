@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "prefixd/session.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/adaptive_budget.h"
@@ -19,9 +20,10 @@ namespace prefixd {
 class SessionImpl : public Session {
  public:
   // kResourceExhausted beyond max_sessions.
+  // call_timeout_ms: bounds each call of the session; 0: none.
   static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<SessionServices> services,
                                                  std::shared_ptr<PreparedPrefix> prefix,
-                                                 const StepPolicy& policy,
+                                                 const StepPolicy& policy, uint32_t call_timeout_ms,
                                                  std::chrono::steady_clock::time_point begun);
   ~SessionImpl() override;
 
@@ -45,9 +47,12 @@ class SessionImpl : public Session {
                            uint32_t k) override;
   Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
                                               const EstimatorVariant& variant) override;
+  void Cancel() override { canceller_.Cancel(); }
   SessionReport report() const override;
   Result<SessionReport> Detach() override;
 
+  // The limits of a call of this session that begins now.
+  CallLimits Limits() const { return CallLimits::Of(call_timeout_ms_, &canceller_); }
   const std::shared_ptr<SessionServices>& services() const { return services_; }
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
@@ -80,6 +85,8 @@ class SessionImpl : public Session {
 
   const std::shared_ptr<SessionServices> services_;  // keeps the store open
   SessionInfo info_;                                 // constant once attached
+  uint32_t call_timeout_ms_ = 0;                     // likewise
+  CallCanceller canceller_;
 
   std::atomic<bool> counted_{true};  // in SessionServices::open
 

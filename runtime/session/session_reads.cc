@@ -23,6 +23,7 @@ void SessionImpl::ChargeRows(size_t head, const storage::ReadStats& reads, uint6
 
 Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                              std::span<std::byte> out) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
@@ -38,6 +39,7 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
 
 Result<RowsInPlace> SessionImpl::ReadInPlace(uint32_t layer, uint32_t kv_head,
                                              std::span<const uint32_t> ids) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
@@ -54,6 +56,7 @@ Result<RowsInPlace> SessionImpl::ReadInPlace(uint32_t layer, uint32_t kv_head,
 
 Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                               std::span<std::byte> out) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
@@ -69,6 +72,7 @@ Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range
 
 Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                               std::span<std::byte> v) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   const KvGeometry& g = info_.geometry;
   const RowShape row = g.row();
@@ -94,6 +98,7 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
 }
 
 Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckRange(range, info_.n_tokens));
   PREFIXD_TRY(CheckSize("out", out.size(), range.size()));
@@ -104,6 +109,7 @@ Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
 
 Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                       uint32_t k) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
@@ -123,6 +129,7 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
 
 Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,
                                                          const EstimatorVariant& variant) {
+  const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);

@@ -37,11 +37,13 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     const KvGeometry& geometry = session->info().geometry;
     const size_t group = geometry.group_size();
     const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer);
+    const CallLimits limits = session->Limits();
     for (uint32_t h = 0; h < geometry.n_kv_heads; ++h) {
       GroupTask& task = call.tasks.emplace_back();
       task.plan = *plan;
       task.head = size_t{request.layer} * geometry.n_kv_heads + h;
       task.k = k[h];
+      task.limits = limits;
       if (task.plan->ahead) task.ledger.prefetched_bytes += task.plan->ahead->Begin(task.head);
       const size_t first = h * group;
       task.q = request.q.subspan(first * geometry.key_dim, group * geometry.key_dim);

@@ -230,6 +230,14 @@ bool Retrieves(const GroupTask& task) {
          task.plan->prefix->partition().mid.size() > 0;
 }
 
+namespace {
+
+// Bounds the queries of an exact pass that are attended with between two looks at the call's end.
+constexpr size_t kProducts = 1u << 28;
+constexpr size_t kLeastQueries = 128;
+
+}  // namespace
+
 Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger) {
@@ -249,15 +257,27 @@ Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, 
       ledger.read_ns += all_ns - compute_ns;
     }
   } times{ledger};
+  // Attends with queries [begin, begin + n): their sums do not depend on others'.
+  const auto attend_some = [&](const RowsView& rows, uint32_t begin, uint32_t n_some) {
+    const auto to_y = first ? y : run_y;
+    const auto to_lse = first ? lse : run_lse;
+    return parts.compute.AttendExact(
+        q.subspan(size_t{begin} * row.key_dim, size_t{n_some} * row.key_dim), n_some,
+        geometry.layers[layer], rows,
+        to_y.subspan(size_t{begin} * row.value_dim, size_t{n_some} * row.value_dim),
+        to_lse.subspan(begin, n_some));
+  };
   const auto attend = [&](std::span<const RowRef> refs) -> Status {
     StageTimer timer(times.compute_ns);
     const RowsView rows = ScatteredRows(refs, row);
-    if (first) {
-      first = false;
-      return parts.compute.AttendExact(q, n_queries, geometry.layers[layer], rows, y, lse);
+    // So many queries that a call which is to end does so within some ten milliseconds.
+    const size_t products = std::max<size_t>(1, rows.count * (row.key_dim + row.value_dim));
+    const auto run = static_cast<uint32_t>(std::max<size_t>(kLeastQueries, kProducts / products));
+    for (uint32_t begin = 0; begin < n_queries; begin += std::min(run, n_queries - begin)) {
+      PREFIXD_TRY(CheckCall());
+      PREFIXD_TRY(attend_some(rows, begin, std::min(run, n_queries - begin)));
     }
-    PREFIXD_TRY(
-        parts.compute.AttendExact(q, n_queries, geometry.layers[layer], rows, run_y, run_lse));
+    if (std::exchange(first, false)) return {};
     for (uint32_t i = 0; i < n_queries; ++i) {
       const size_t at = size_t{i} * row.value_dim;
       MergeStates(y.subspan(at, row.value_dim), &lse[i], run_y.subspan(at, row.value_dim),
@@ -279,25 +299,32 @@ namespace {
 
 Status FullStep(const StepParts& parts, GroupTask& task) {
   const Partition& partition = task.plan->prefix->partition();
-  task.ledger.anchor_tokens += partition.anchor_count();
-  task.ledger.retrieved_tokens += partition.mid.size();
   const uint32_t group = task.plan->prefix->model()->spec.geometry.group_size();
   task.rho_z.assign(group, 0);
   if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
-  return ExactGroup(parts, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger);
+  PREFIXD_TRY(
+      ExactGroup(parts, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger));
+  task.ledger.anchor_tokens += partition.anchor_count();
+  task.ledger.retrieved_tokens += partition.mid.size();
+  return {};
+}
+
+// Sets the status of a task that is over. One that its call ended early counts for no step, and its
+// session is charged with what it read all the same.
+void End(GroupTask& task, Status status) {
+  if (status.ok() || !EndedEarly(status.error())) task.ledger.steps += 1;
+  task.status = std::move(status);
 }
 
 // The usual case, which needs no lists.
 void StepAlone(const StepParts& parts, GroupTask& task) {
-  task.ledger.steps += 1;
-  if (task.plan->policy.mode == StepMode::kFull) {
-    task.status = FullStep(parts, task);
-    return;
-  }
+  const CarriedScope scope(&task.limits);
+  if (Status goes_on = CheckCall(); !goes_on.ok()) return End(task, std::move(goes_on));
+  if (task.plan->policy.mode == StepMode::kFull) return End(task, FullStep(parts, task));
   RetrievingStep step(parts, task);
   auto search = step.Search();
   if (search) SearchGroups(task.head, {&*search, 1}, step.scratch().search);
-  task.status = step.Finish(search ? std::move(search->found) : Result<Selection>(Selection{}));
+  End(task, step.Finish(search ? std::move(search->found) : Result<Selection>(Selection{})));
 }
 
 }  // namespace
@@ -309,9 +336,13 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
   std::vector<GroupSearch> searches;
   std::vector<size_t> of_search;  // [searches] index into steps
   for (GroupTask* task : tasks) {
-    task->ledger.steps += 1;
+    const CarriedScope scope(&task->limits);
+    if (Status goes_on = CheckCall(); !goes_on.ok()) {
+      End(*task, std::move(goes_on));
+      continue;
+    }
     if (task->plan->policy.mode == StepMode::kFull) {
-      task->status = FullStep(parts, *task);
+      End(*task, FullStep(parts, *task));
       continue;
     }
     of_step.push_back(task);
@@ -320,13 +351,16 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
     of_search.push_back(steps.size() - 1);
     searches.push_back(*std::move(search));
   }
+  // Nobody's limits end a search that others need: each task ends behind it.
   if (!searches.empty()) {
     SearchGroups(tasks.front()->head, searches, steps[of_search.front()].scratch().search);
   }
   for (size_t s = 0, next = 0; s < steps.size(); ++s) {
     Result<Selection> found = Selection{};
     if (next < of_search.size() && of_search[next] == s) found = std::move(searches[next++].found);
-    of_step[s]->status = steps[s].Finish(std::move(found));
+    const CarriedScope scope(&of_step[s]->limits);
+    Status goes_on = CheckCall();
+    End(*of_step[s], goes_on.ok() ? steps[s].Finish(std::move(found)) : std::move(goes_on));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/step/missing_mass.h"
+#include "base/call_scope.h"
 #include "prefixd/ledger.h"
 #include "runtime/step/compute.h"
 #include "runtime/step/gathered_rows.h"
@@ -30,6 +31,7 @@ struct GroupTask {
   std::span<float> y, lse;   // out: [G][value_dim], [G]
   SharedSet shared;          // an earlier step's set, used by this step; null: none
   bool shares_last = false;  // no later step may use it
+  CallLimits limits;         // of its caller, who waits for it
   // Outputs, also valid when the step failed half-way.
   Ledger ledger;
   std::vector<float> rho_z;          // [G], see StepInfo

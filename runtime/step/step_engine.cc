@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "base/capture_errors.h"
 
 namespace prefixd {
@@ -65,6 +66,8 @@ void StepEngine::RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& ta
     task->done = true;
     task_done();
   };
+  // Tasks have limits of their own: those of the thread that leads them concern its own alone.
+  const CarriedScope none(nullptr);
   // Each task has its own status; an error that stops all is the status of tasks that did not
   // begin.
   const Status all = CaptureErrors([&]() -> Status {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/call_scope.h"
 #include "base/capture_errors.h"
 #include "base/check.h"
 
@@ -46,7 +47,10 @@ void StepQueue::Run(Call& call) {
   std::unique_lock lock(mutex_);
   waiting_.push_back(&call);
   Dispatch();
-  call.changed.wait(lock, [&] { return call.done || !call.leads.empty(); });
+  const auto begun = [&] { return call.done || !call.leads.empty(); };
+  while (!call.changed.wait_for(lock, kCallSlice, begun)) {
+    if (LeaveEarly(call)) return;
+  }
   if (call.done) return;  // another thread led it
   lock.unlock();
   const auto free_core = [this] {
@@ -77,6 +81,15 @@ void StepQueue::Run(Call& call) {
     led->done = true;
     if (led != &call) led->changed.notify_one();
   }
+}
+
+bool StepQueue::LeaveEarly(Call& call) {
+  const auto place = std::ranges::find(waiting_, &call);
+  const auto ends = [](const GroupTask& task) { return !task.limits.Check().ok(); };
+  if (place == waiting_.end() || !std::ranges::all_of(call.tasks, ends)) return false;
+  waiting_.erase(place);
+  for (GroupTask& task : call.tasks) task.status = task.limits.Check();
+  return true;
 }
 
 uint64_t StepQueue::joined() const {

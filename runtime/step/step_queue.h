@@ -40,13 +40,17 @@ class StepQueue {
   // cores: tasks that run at once, at least 1.
   StepQueue(size_t cores, Runner run) : cores_(cores), run_(std::move(run)) {}
 
-  // Returns when the call's tasks are done, by this thread or another's.
+  // Returns when the call's tasks are done, by this thread or another's. A call whose tasks are all
+  // to end leaves the queue as long as none has begun; once begun they end each by itself, and a
+  // call that leads others returns with the last of theirs.
   void Run(Call& call);
   uint64_t joined() const;  // calls since the start that ran in a batch with another call
   size_t waiting() const;   // calls
 
  private:
   static bool Related(const Call& a, const Call& b);
+  // Takes the call out of the queue if all its tasks are to end. mutex_ is held.
+  bool LeaveEarly(Call& call);
   // Starts calls as long as a core is free. mutex_ is held.
   void Dispatch() noexcept;
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/call_scope.h"
 #include "base/match_calls.h"
 #include "base/runtime_options.h"
 #include "base/session_arguments.h"
@@ -168,6 +169,7 @@ class LocalStoreImpl final : public LocalStore {
 
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
     const auto begun = Clock::now();
+    const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
     storage::PrefixInfo info;
     uint32_t n_tokens = 0;
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
@@ -217,7 +219,8 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
     const SegmentId id = parts.empty() ? info.id : parts.back().id;
     PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(model, id, n_tokens));
-    return SessionImpl::Attach({core_, &core_->services}, std::move(prepared), spec.policy, begun);
+    return SessionImpl::Attach({core_, &core_->services}, std::move(prepared), spec.policy,
+                               spec.call_timeout_ms, begun);
   }
 
   Result<std::vector<PrefixSummary>> Prefixes() override {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "base/capture_errors.h"
 
 namespace prefixd {
@@ -124,6 +125,7 @@ Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pr
       if (!go_on) return Error{Code::kCancelled, "waiting was stopped by the caller"};
     }
     if (ready) return {};
+    PREFIXD_TRY(CheckCall());
     if (worker_.stopping()) return Error{Code::kCancelled, "the store is closing"};
     worker_.changed().wait_for(lock, kReportEvery);
   }
@@ -132,6 +134,7 @@ Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pr
 Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
   std::unique_lock lock(worker_.mutex());
   while (!queue_.empty() || running_) {
+    PREFIXD_TRY(CheckCall());
     if (worker_.stopping()) return Error{Code::kCancelled, "the store is closing"};
     if (progress) {
       const uint64_t left = queue_.size() + 1;

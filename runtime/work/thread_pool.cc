@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "base/call_scope.h"
 #include "base/capture_errors.h"
 
 namespace prefixd {
@@ -21,6 +22,7 @@ struct ThreadPool::Job {
   const std::function<Status(size_t)>* body = nullptr;
   size_t n = 0;
   WorkPriority priority = WorkPriority::kStep;
+  const CallLimits* limits = nullptr;  // of the caller, who waits
   // The pool's mutex guards all of these; `finished` may be read without it.
   size_t next = 0;
   std::atomic<size_t> finished{0};
@@ -34,6 +36,13 @@ void YieldToOthers() {
 }
 
 namespace {
+
+// Runs an item, unless its call is to end.
+template <typename Item>
+Status InCall(const Item& item) {
+  PREFIXD_TRY(CheckCall());
+  return CaptureErrors(item);
+}
 
 // Spins until `done` or for a little while: the other threads' last pieces mostly end soon after
 // the caller's own, and sleeping and waking takes longer.
@@ -80,7 +89,10 @@ void ThreadPool::RunOne(std::shared_ptr<Job> job, std::unique_lock<std::mutex>& 
   const bool skip = !job->status.ok();
   lock.unlock();
   Status status;
-  if (!skip) status = CaptureErrors([&] { return (*job->body)(item); });
+  if (!skip) {
+    const CarriedScope scope(job->limits);
+    status = InCall([&] { return (*job->body)(item); });
+  }
   lock.lock();
   if (!status.ok() && job->status.ok()) job->status = std::move(status);
   if (++job->finished == job->n) job->done.notify_all();
@@ -127,11 +139,12 @@ void ThreadPool::KeepOff(int core) {
 Status ThreadPool::ParallelFor(size_t n, const std::function<Status(size_t)>& body,
                                WorkPriority priority) {
   if (n == 0) return {};
-  if (n == 1) return CaptureErrors([&] { return body(0); });
+  if (n == 1) return InCall([&] { return body(0); });
   auto job = std::make_shared<Job>();
   job->body = &body;
   job->n = n;
   job->priority = priority;
+  job->limits = CarriedScope::Current();
   const int core = ::sched_getcpu();
   std::unique_lock lock(mutex_);
   const bool step = priority == WorkPriority::kStep;

@@ -36,7 +36,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Runs body(0) ... body(n - 1), some on the caller's thread, and returns when all are done.
+  // Runs body(0) ... body(n - 1), some on the caller's thread, all of them under its call's limits
+  // (base/call_scope.h), and returns when all are done; an item does not begin once the call ends.
   // Returns the first error, including what a body throws (base/capture_errors.h); items not begun
   // by then are skipped.
   Status ParallelFor(size_t n, const std::function<Status(size_t)>& body,

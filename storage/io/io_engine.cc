@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
 
@@ -25,6 +26,16 @@ Status RunContiguous(IoEngine& engine, IoKind kind, int fd, uint64_t offset, std
   engine.Run(ops);
   for (const IoOp& op : ops) PREFIXD_TRY(CheckComplete(op, what));
   return {};
+}
+
+// Returns false when the batch is not done by its deadline, or when this thread's call ends.
+bool AwaitInCall(IoBatch& batch) {
+  if (CarriedScope::Current() == nullptr) return batch.WaitUntil(batch.deadline());
+  while (true) {
+    const auto now = IoBatch::Clock::now();
+    if (batch.WaitUntil(std::min(batch.deadline(), now + kCallSlice))) return true;
+    if (now >= batch.deadline() || !CheckCall().ok()) return false;
+  }
 }
 
 Status Probe(IoEngine& engine, int probe_fd) {
@@ -63,9 +74,9 @@ void IoEngine::SubmitOwned(std::span<IoOp> ops, IoBatch& batch, std::shared_ptr<
 }
 
 bool IoEngine::Finish(IoBatch& batch) {
-  if (batch.WaitUntil(batch.deadline())) return true;
-  Cancel(batch, ETIMEDOUT);
-  if (batch.WaitUntil(batch.deadline())) return true;  // all operations were still queued
+  if (AwaitInCall(batch)) return true;
+  Cancel(batch, CheckCall().ok() ? ETIMEDOUT : ECANCELED);
+  if (batch.WaitUntil(IoBatch::Clock::now())) return true;  // all operations were still queued
   if (batch.owned()) return false;
   batch.Wait();
   return true;

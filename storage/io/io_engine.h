@@ -71,10 +71,11 @@ class IoEngine {
   // may be destroyed on a thread of the engine, so it must not own the engine.
   void SubmitOwned(std::span<IoOp> ops, IoBatch& batch, std::shared_ptr<const void> owner);
 
-  // Waits for `batch` until its deadline, then cancels with ETIMEDOUT. False: the kernel still
-  // holds an operation, and the caller must look at neither operations nor buffers again and drop
-  // its reference to the owner. A batch without an owner cannot be left behind: then this waits for
-  // the kernel and returns true.
+  // Waits for `batch` until its deadline, then cancels with ETIMEDOUT; with ECANCELED when this
+  // thread's call ends before (base/call_scope.h). False: the kernel still holds an operation, and
+  // the caller must look at neither operations nor buffers again and drop its reference to the
+  // owner. A batch without an owner cannot be left behind: then this waits for the kernel and
+  // returns true.
   [[nodiscard]] bool Finish(IoBatch& batch);
 
   // Submits and waits, without a deadline.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "storage/io/errors.h"
 
 namespace prefixd::storage {
@@ -44,10 +45,14 @@ Result<AlignedBuffer> ReadOwned(IoEngine& engine, std::shared_ptr<const UniqueFd
     LogWarning(error.message);
     return error;
   };
-  if (!engine.Finish(read->batch)) return too_late();
+  if (!engine.Finish(read->batch)) {
+    PREFIXD_TRY(CheckCall());
+    return too_late();
+  }
   for (const IoOp& op : read->ops) {
     Status complete = CheckComplete(op, what);
     if (complete.ok()) continue;
+    PREFIXD_TRY(CheckCall());
     if (complete.error().code == Code::kUnavailable) return too_late();
     return std::move(complete).error();
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "base/check.h"
 #include "prefixd/stored_part.h"
 #include "storage/io/stream_copy.h"
@@ -86,7 +87,7 @@ class PieceReader {
     bool more = true;
     for (size_t begun = 0, delivered = 0; more || delivered < begun;) {
       if (more && begun - delivered < kWindows) {
-        more = Start(windows[begun % kWindows], wanted[begun % kWindows]);
+        PREFIXD_ASSIGN(more, Start(windows[begun % kWindows], wanted[begun % kWindows]));
         begun += more ? 1 : 0;
         continue;
       }
@@ -98,11 +99,12 @@ class PieceReader {
 
  private:
   // Serves pieces from the tier and starts reading the rest of the next window. False: none left.
-  bool Start(PageWindow& window, WindowPieces& wanted) {
+  Result<bool> Start(PageWindow& window, WindowPieces& wanted) {
     wanted.missing.clear();
     std::vector<uint64_t> pages;
     size_t slots = 0;
     while (at_ < pieces_.size() && window.Room(slots) > 0) {
+      PREFIXD_TRY(CheckCall());
       std::array<uint64_t, kLookupPages> batch;
       std::array<WindowPieces::Group, kLookupPages> groups;
       std::array<uint32_t, kLookupPages> frames;

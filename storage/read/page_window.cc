@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/call_scope.h"
 #include "storage/io/errors.h"
 
 namespace prefixd::storage {
@@ -110,8 +111,9 @@ Status PageWindow::Await() {
     flight_ = nullptr;  // the engine alone holds it from now on
     return Error{Code::kCancelled, "what was read is not wanted any more"};
   }
-  if (services_.engine->Finish(flight_->batch)) return {};
+  if (services_.engine->Finish(flight_->batch)) return CheckCall();
   flight_ = nullptr;  // the engine alone holds it from now on
+  PREFIXD_TRY(CheckCall());
   return TimedOut();
 }
 

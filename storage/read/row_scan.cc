@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "prefixd/stored_part.h"
 #include "storage/read/gather_plan.h"
 
@@ -38,6 +39,7 @@ class RowScan {
       const uint32_t n = layout_.reclustered() ? layout_.chunk_size(chunk)
                                                : std::min(layout_.shape.n_tokens, rows_.n_tokens);
       for (uint32_t begin = 0; begin < n; begin += batch) {
+        PREFIXD_TRY(CheckCall());
         const LetGo let_go{room_};
         const uint32_t end = std::min(n, begin + batch);
         PREFIXD_TRY(in_place ? ViewBatch(chunk, begin, end)

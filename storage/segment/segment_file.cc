@@ -17,11 +17,13 @@ Error Damaged(const std::filesystem::path& path, const std::string& how) {
 }
 
 // Runs `load` again once if it fails: a transient fault must not condemn a segment. It does not
-// when the disk did not answer: the caller has waited long enough.
+// when the disk did not answer or the call has ended: the caller has waited long enough.
 template <typename Load>
 auto Twice(Load load) {
   auto first = load();
-  if (first.ok() || first.error().code == Code::kUnavailable) return first;
+  if (first.ok() || first.error().code == Code::kUnavailable || EndedEarly(first.error())) {
+    return first;
+  }
   return load();
 }
 
@@ -72,7 +74,7 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
 
 Status SegmentFile::LoadTable(IoEngine& engine) const {
   if (has_table_.load(std::memory_order_acquire)) return {};
-  std::lock_guard lock(table_mutex_);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(table_mutex_));
   if (has_table_.load(std::memory_order_relaxed)) return {};
   PREFIXD_TRY(Twice([&] { return ReadTable(engine); }));
   has_table_.store(true, std::memory_order_release);

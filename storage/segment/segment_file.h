@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "base/memory_budget.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
@@ -98,7 +99,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   SegmentHeader header_;
   SegmentFooter footer_;
   SegmentLayout layout_;
-  mutable std::mutex table_mutex_;  // held while the table is loaded
+  mutable CallMutex table_mutex_;  // held while the table is loaded
   mutable std::atomic<bool> has_table_{false};
   mutable std::vector<uint64_t> table_;  // [layout.table_page]
   std::vector<uint32_t> tokens_;

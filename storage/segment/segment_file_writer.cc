@@ -131,6 +131,20 @@ Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
   return {};
 }
 
+Status SegmentFileWriter::AwaitRoom(uint32_t n) {
+  if (CarriedScope::Current() == nullptr) return {};  // nothing ends this call
+  PREFIXD_TRY(CheckCall());
+  // A run begins and ends within a page of each head at most.
+  const size_t needed = layout_.shape.n_kv_heads * (size_t{layout_.row.pages(n)} + 1);
+  size_t room = slabs_[current_]->capacity - slabs_[current_]->pages.size();
+  for (size_t i = 1; room <= needed && i < slabs_.size(); ++i) {
+    Slab& next = *slabs_[(current_ + i) % slabs_.size()];
+    while (!next.batch.WaitUntil(IoBatch::Clock::now() + kCallSlice)) PREFIXD_TRY(CheckCall());
+    room += next.capacity;
+  }
+  return {};
+}
+
 bool SegmentFileWriter::TakeSlab() {
   const uint64_t bytes = slabs_[current_]->capacity * kPageBytes;
   const bool taken = memory_.TryResize(memory_.bytes() + bytes);
@@ -322,22 +336,6 @@ Status SegmentFileWriter::Reap(Slab& slab) {
   return {};
 }
 
-Status SegmentFileWriter::CheckComplete() const {
-  if (layout_.reclustered()) {
-    if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
-    return Error{Code::kFailedPrecondition, "the reclustered segment is incomplete"};
-  }
-  for (uint32_t layer = 0; layer < layout_.shape.n_layers; ++layer) {
-    if (have_count_[layer] == layout_.shape.n_tokens) continue;
-    const auto missing = std::find(have_[layer].begin(), have_[layer].end(), false);
-    const auto token = plan_.header.tokens.begin + (missing - have_[layer].begin());
-    return Error{Code::kFailedPrecondition, "the put is incomplete: layer " +
-                                                std::to_string(layer) + " lacks token " +
-                                                std::to_string(token)};
-  }
-  return {};
-}
-
 Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error) {
   if (!failed_.ok()) return failed_;
   PREFIXD_TRY(CheckComplete());
@@ -356,27 +354,6 @@ Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms, const Encodin
   }();
   if (!failed_.ok()) return failed_;
   sealed_ = true;
-  return {};
-}
-
-Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms,
-                                              const EncodingError& error) {
-  const uint64_t pages = layout_.total_pages() - layout_.table_page;
-  AlignedBuffer buffer(pages * kPageBytes);
-  std::fill(buffer.span().begin(), buffer.span().end(), std::byte{0});
-  std::memcpy(buffer.data(), table_.data(), table_.size() * sizeof(uint64_t));
-  SegmentFooter footer;
-  footer.file = plan_.header.file;
-  footer.sequence = sequence;
-  footer.total_pages = layout_.total_pages();
-  footer.table_checksum = TableChecksum(plan_.header.file, table_);
-  footer.manifest_bytes = plan_.header.manifest_bytes;
-  footer.sealed_unix_ms = unix_ms;
-  footer.error = error;
-  footer.Encode(PageBytes(buffer.data() + (pages - 1) * kPageBytes, kPageBytes));
-  PREFIXD_TRY(WriteFully(engine_, fd_.get(), layout_.table_page * kPageBytes, buffer.span(),
-                         IoPriority::kCommit, "writing " + plan_.path.string()));
-  bytes_written_ += buffer.size();
   return {};
 }
 

@@ -54,6 +54,9 @@ class SegmentFileWriter {
   // Writes rows of the arrival layout like SegmentWriter::WriteRows, as stored. After a failed
   // write every call returns its error.
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
+  // Waits until the disk has taken so much that WriteRows need not wait for it with n tokens. A
+  // call may end here (base/call_scope.h), and not while its rows are written.
+  Status AwaitRoom(uint32_t n);
   // Writes one chunk of one (layer, KV head) of the reclustered layout; chunks come once each, in
   // ascending order. rows: [chunk size][row bytes] in token order; slot s holds row order[s].
   // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/call_scope.h"
+
 namespace prefixd::storage {
 
 OpenPuts::Entry& OpenPuts::Entry::operator=(Entry&& other) noexcept {
@@ -42,7 +44,11 @@ Result<std::optional<OpenPuts::Entry>> OpenPuts::Enter(std::span<const BlockHash
   std::unique_lock lock(mutex_);
   const bool waits = alone || until > Clock::now();
   if (waits) {
-    changed_.wait_until(lock, until, [&] { return ended_ != seen || !Stores(hashes, stored); });
+    const auto may_go = [&] { return ended_ != seen || !Stores(hashes, stored); };
+    while (!changed_.wait_until(lock, std::min(until, Clock::now() + kCallSlice), may_go) &&
+           Clock::now() < until) {
+      PREFIXD_TRY(CheckCall());
+    }
     if (ended_ != seen) return std::optional<Entry>();
     if (alone && Stores(hashes, stored)) {
       return Error{Code::kUnavailable,

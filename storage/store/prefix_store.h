@@ -118,6 +118,9 @@ class SegmentWriter {
   // and Inf where rows are encoded) has changed nothing.
   virtual Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
                            std::span<const std::byte> rows) = 0;
+  // Waits until the disk has taken so much that WriteRows need not wait for it with n tokens; fails
+  // when the caller's call ends first (base/call_scope.h). Nothing has changed then.
+  virtual Status AwaitRoom(uint32_t n) = 0;
   // Verifies that everything is written (kFailedPrecondition names the first missing layer and
   // token; the writer can go on), syncs it, then makes one synced catalog commit. After it the
   // prefix is durable and visible.

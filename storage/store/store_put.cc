@@ -123,6 +123,11 @@ class PutWriter final : public SegmentWriter {
     return file_->WriteRows(layer, first, n, encoded.rows);
   }
 
+  Status AwaitRoom(uint32_t n) override {
+    PREFIXD_TRY(CheckOpen());
+    return file_ ? file_->AwaitRoom(n) : Status();
+  }
+
   Result<SegmentId> Commit() override {
     PREFIXD_TRY(CheckOpen());
     if (!file_) return FinishStored(plan_.match);

@@ -257,6 +257,7 @@ class GatedSession final : public Session {
                                               const EstimatorVariant&) override {
     return No();
   }
+  void Cancel() override {}
   SessionReport report() const override { return {}; }
   Result<SessionReport> Detach() override { return No(); }
 

@@ -204,5 +204,70 @@ TEST_F(StepQueueTest, WhatWaitsForOnePrefixIsRunTogetherAndNothingElseWaits) {
   queue.Run(nothing);
 }
 
+TEST_F(StepQueueTest, ACallThatIsToEndLeavesTheQueueUnlessAnotherTaskWaits) {
+  std::mutex mutex;
+  std::condition_variable go;
+  bool open = false;
+  size_t begun = 0;
+  StepQueue queue(1, [&](std::span<GroupTask*> tasks, const StepQueue::Note& done) {
+    std::unique_lock lock(mutex);
+    begun += tasks.size();
+    go.notify_all();
+    go.wait(lock, [&] { return open; });
+    lock.unlock();
+    for (size_t i = 0; i < tasks.size(); ++i) done();
+  });
+  CallCanceller canceller;
+  StepQueue::Call &first = NewCall(1), &leaves = NewCall(1), &stays = NewCall(2);
+  leaves.tasks[0].limits = stays.tasks[0].limits = CallLimits::Of(0, &canceller);
+  stays.tasks.push_back(NewCall(3).tasks[0]);  // a task of another session
+  std::thread one([&] { queue.Run(first); });
+  {
+    std::unique_lock lock(mutex);
+    go.wait(lock, [&] { return begun == 1; });
+  }
+  std::thread two([&] { queue.Run(leaves); }), three([&] { queue.Run(stays); });
+  while (queue.waiting() < 2) std::this_thread::yield();
+  canceller.Cancel();
+  two.join();  // although the core is not free
+  EXPECT_CODE(leaves.tasks[0].status, Code::kCancelled);
+  EXPECT_EQ(queue.waiting(), 1u);
+  {
+    std::lock_guard lock(mutex);
+    open = true;
+    go.notify_all();
+  }
+  one.join();
+  three.join();
+  EXPECT_EQ(begun, 3u);
+}
+
+TEST(ThreadPool, PiecesOfACallEndWithIt) {
+  ThreadPool pool(3);
+  CallCanceller canceller;
+  std::atomic<size_t> begun{0}, ended{0};
+  {
+    const CallScope scope(CallLimits::Of(0, &canceller));
+    const Status status = pool.ParallelFor(100, [&](size_t) -> Status {
+      ++begun;
+      if (begun == 3) canceller.Cancel();  // the pieces run on several threads
+      while (CheckCall().ok()) std::this_thread::yield();
+      ++ended;
+      return {};
+    });
+    EXPECT_CODE(status, Code::kCancelled);
+    EXPECT_CODE(pool.ParallelFor(1, [&](size_t) -> Status { return {}; }), Code::kCancelled);
+  }
+  EXPECT_EQ(begun, ended);
+  EXPECT_LT(begun, 100u);
+  // Work that belongs to no call goes on.
+  std::atomic<size_t> done{0};
+  ASSERT_OK(pool.ParallelFor(100, [&](size_t) -> Status {
+    ++done;
+    return CheckCall();
+  }));
+  EXPECT_EQ(done, 100u);
+}
+
 }  // namespace
 }  // namespace prefixd::testing
