@@ -24,11 +24,20 @@ namespace prefixd {
 // Ends the calls that run when Cancel is called; later ones are not concerned.
 class CallCanceller {
  public:
+  CallCanceller() = default;
+  // Counts the value of `shared`, too, which another process may change to cancel; it must outlive
+  // this object.
+  explicit CallCanceller(uint32_t* shared) : shared_(shared) {}
   void Cancel() { count_.fetch_add(1, std::memory_order_release); }
-  uint64_t count() const { return count_.load(std::memory_order_acquire); }
+  uint64_t count() const {
+    const uint64_t own = count_.load(std::memory_order_acquire);
+    if (shared_ == nullptr) return own;
+    return own + std::atomic_ref<uint32_t>(*shared_).load(std::memory_order_acquire);
+  }
 
  private:
   std::atomic<uint64_t> count_{0};
+  uint32_t* const shared_ = nullptr;
 };
 
 // What a call keeps to. A plain value; what it points to must live as long as the call.

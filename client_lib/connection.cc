@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "protocol/step_frame.h"
 
 namespace prefixd {
 namespace {
@@ -56,19 +57,27 @@ Result<std::shared_ptr<Connection>> Connection::Open(const Address& address,
 Status Connection::SayHello(const ConnectOptions& options) {
   Call call{MessageType::kHello, {}, {}, {}, nullptr, {}};
   call.control = wire::ToJson(wire::Hello{"prefixd_client", options.tenant, options.token,
-                                          options.admin, options.shared_memory});
+                                          options.admin, options.shared_memory,
+                                          options.shared_memory ? wire::kStepFrameVersion : 0});
   PREFIXD_ASSIGN(Reply reply, Do(std::move(call)));
   region_ = std::move(reply.region);
   PREFIXD_ASSIGN(hello_, wire::FromJson<wire::HelloReply>(reply.control, "hello"));
   if (hello_.region_bytes > 0 && region_.empty()) {
     return Malformed("shared memory was announced but not passed");
   }
+  if (hello_.ring_slots > 0) {
+    if (!reply.ring) return Malformed("a ring was announced but not passed");
+    const int memory = reply.ring->Take(), bell = reply.ring->Take();
+    PREFIXD_ASSIGN(StepRing ring,
+                   StepRing::Map(memory, bell, {hello_.ring_slots, hello_.ring_slot_bytes}));
+    ring_.emplace(std::move(ring), options.spin_us);
+  }
   return {};
 }
 
 Error Connection::Break(Error error, End end) {
   broken_ = error.message;
-  end_ = end;
+  EndAs(end);
   CloseSocket();
   return error;
 }
@@ -79,6 +88,35 @@ Error Connection::Break(Error error, Socket::Deadline deadline) {
   const bool late = deadline && Socket::Clock::now() >= *deadline;
   const bool lost = error.code == Code::kUnavailable && !late;
   return Break(std::move(error), lost ? End::kLost : End::kOther);
+}
+
+void Connection::EndAs(End end) {
+  End none = End::kNone;
+  end_.compare_exchange_strong(none, end);
+}
+
+Status Connection::AwaitStep(uint32_t slot, const Bound& bound,
+                             const std::function<bool()>& cancelled) {
+  Socket::Deadline deadline = bound.end;
+  if (deadline) *deadline += kGrace;
+  bool late = false, told = false;
+  const auto give_up = [&] {
+    const auto now = Socket::Clock::now();
+    if (!told && cancelled()) {
+      told = true;
+      ring_->Cancel(slot);
+      deadline = std::min(deadline.value_or(Socket::Clock::time_point::max()), now + kGrace);
+    }
+    late = deadline && now >= *deadline;
+    std::lock_guard lock(socket_mutex_);
+    return late || socket_.ended();
+  };
+  if (ring_->Await(slot, give_up)) return {};
+  // Another thread may be in Do, so the socket is only interrupted.
+  EndAs(late ? End::kOther : End::kLost);
+  Interrupt();
+  return Error{Code::kUnavailable,
+               late ? "the daemon did not answer in time" : "the daemon closed the connection"};
 }
 
 void Connection::Interrupt() {
@@ -117,18 +155,21 @@ uint64_t Connection::chunk_bytes() const {
   return region_.empty() ? inline_bytes : std::max<uint64_t>(region_.bytes().size() / 2, 1);
 }
 
-Socket::Deadline Connection::DeadlineOf(Call& call) const {
+Connection::Bound Connection::BoundNow(bool timed) const {
   const auto now = Socket::Clock::now();
   auto end = Socket::Clock::time_point::max();
-  if (call_timeout_ms_ > 0 && call.progress == nullptr) {
-    end = now + std::chrono::milliseconds(call_timeout_ms_);
-  }
+  if (timed && call_timeout_ms_ > 0) end = now + std::chrono::milliseconds(call_timeout_ms_);
   if (const CallLimits* limits = CarriedScope::Current()) end = std::min(end, limits->Earliest());
-  if (end == Socket::Clock::time_point::max()) return std::nullopt;
-  if (call.type == MessageType::kHello) return end;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now);
-  call.control["deadline_ms"] = std::max<int64_t>(1, left.count());
-  return end + kGrace;
+  if (end == Socket::Clock::time_point::max()) return {};
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now).count();
+  return {static_cast<uint32_t>(std::clamp<int64_t>(left, 1, UINT32_MAX)), end};
+}
+
+Socket::Deadline Connection::DeadlineOf(Call& call) const {
+  const Bound bound = BoundNow(/*timed=*/call.progress == nullptr);
+  if (!bound.end || call.type == MessageType::kHello) return bound.end;
+  call.control["deadline_ms"] = bound.deadline_ms;
+  return *bound.end + kGrace;
 }
 
 std::span<std::byte> Connection::RegionPart(uint64_t at, uint64_t bytes) const {
@@ -141,6 +182,7 @@ Result<Connection::Reply> Connection::Do(Call call) {
   PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
   PREFIXD_TRY(CheckCall());
   if (!broken_.empty()) return Error{Code::kUnavailable, broken_};
+  if (!alive()) return Error{Code::kUnavailable, "the connection to the daemon is broken"};
   return DoLocked(call);
 }
 
@@ -231,31 +273,28 @@ Status Connection::AwaitAnswer(const Call& call, uint64_t id, Socket::Deadline& 
   }
 }
 
-Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline,
-                                                    SharedRegion* region) {
+Result<wire::FrameHeader> Connection::ReceiveHeader(Socket::Deadline deadline, Reply* reply) {
   std::array<std::byte, wire::kHeaderBytes> bytes{};
-  int fd = -1;
-  Status received = socket_.ReceiveWithFd(bytes, deadline, &fd);
-  if (!received.ok()) {
-    if (fd >= 0) ::close(fd);
-    return received.error();
-  }
+  auto descriptors = std::make_shared<Descriptors>();
+  PREFIXD_TRY(socket_.ReceiveWith(bytes, deadline, descriptors.get()));
   auto header = wire::DecodeHeader(
       bytes, {wire::kMaxReplyControlBytes,
               hello_.max_payload_bytes ? hello_.max_payload_bytes : wire::kMaxPayloadBytes});
-  if (fd >= 0) {
+  if (!header.ok()) return header;
+  const bool hello = hello_.server.empty();
+  if (const int fd = (header->flags & wire::kFlagRegion) != 0 ? descriptors->Take() : -1; fd >= 0) {
     // The control part says how large it is; until it is read, the file's length counts.
     const off_t size = ::lseek(fd, 0, SEEK_END);
-    if (!header.ok() || (header->flags & wire::kFlagRegion) == 0 || size <= 0) {
+    if (size <= 0) {
       ::close(fd);
     } else {
       const auto length = static_cast<uint64_t>(size);
-      const bool hello = hello_.server.empty();
-      PREFIXD_ASSIGN(*region,
+      PREFIXD_ASSIGN(reply->region,
                      hello ? SharedRegion::Map(fd, length) : SharedRegion::MapReadOnly(fd, length));
-      region->CloseFd();
+      reply->region.CloseFd();
     }
   }
+  if (hello && (header->flags & wire::kFlagRing) != 0) reply->ring = std::move(descriptors);
   return header;
 }
 
@@ -268,7 +307,7 @@ Result<Connection::Reply> Connection::ReceiveReply(Call& call, uint64_t id, bool
   while (true) {
     Reply reply;
     if (Status s = AwaitAnswer(call, id, deadline, told); !s.ok()) return fail(s.error());
-    auto header = ReceiveHeader(deadline, &reply.region);
+    auto header = ReceiveHeader(deadline, &reply);
     if (!header.ok()) return fail(header.error());
     std::vector<std::byte> control(header->control_bytes);
     if (Status s = socket_.Receive(control, deadline); !s.ok()) return fail(s.error());

@@ -1,4 +1,5 @@
-// Connects a client to the daemon: hello, then one call at a time. Internal to client_lib.
+// Connects a client to the daemon: hello, then one call at a time; steps go through a ring, several
+// at a time, where there is one (ring_calls.h). Internal to client_lib.
 //
 // Tensors of a call go through the shared region when there is one and they fit, else inline. Every
 // call lays the region out afresh, because calls take turns: no allocator is needed.
@@ -7,20 +8,23 @@
 // deadline with it, and its cancellation when that comes. Only a daemon that does not answer for
 // kGrace after that costs the connection.
 //
-// Thread-safety: Do may be called concurrently; calls take turns. After a broken connection every
-// call fails with kUnavailable.
+// Thread-safety: Do may be called concurrently; calls take turns. AwaitStep runs beside it. After a
+// broken connection every call fails with kUnavailable.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/call_scope.h"
+#include "client_lib/ring_calls.h"
 #include "prefixd/client.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"
@@ -42,8 +46,9 @@ class Connection {
   };
   struct Reply {
     wire::Json control;
-    std::vector<std::byte> payload;  // empty when the call has outputs
-    SharedRegion region;             // came with the reply; writable in the reply to hello only
+    std::vector<std::byte> payload;     // empty when the call has outputs
+    SharedRegion region;                // came with the reply; writable in the reply to hello only
+    std::shared_ptr<Descriptors> ring;  // came with the reply to hello: memory and eventfd
   };
 
   static Result<std::shared_ptr<Connection>> Open(const Address& address,
@@ -53,6 +58,19 @@ class Connection {
   static constexpr std::chrono::milliseconds kGrace{5000};
 
   Result<Reply> Do(Call call);
+
+  // Null: the daemon gave none.
+  RingCalls* ring() { return ring_ ? &*ring_ : nullptr; }
+  // Hands a slot of the ring over and waits for its answer. kUnavailable breaks the connection, as
+  // for Do; the slot must not be used again then.
+  // cancelled: whether nobody wants the answer any more; asked now and then.
+  struct Bound {
+    uint32_t deadline_ms = 0;  // as the daemon is told it; 0: none
+    Socket::Deadline end;
+  };
+  // Until when a call of this thread that begins now is worth its work.
+  Bound BoundNow(bool timed) const;
+  Status AwaitStep(uint32_t slot, const Bound& bound, const std::function<bool()>& cancelled);
 
   bool alive() const { return end_ == End::kNone; }
   // Whether the connection broke because the daemon closed it or went away: not by a timeout, and
@@ -79,7 +97,7 @@ class Connection {
   Result<Reply> DoLocked(Call& call);
   Status SendRequest(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   Status SendCancel(uint64_t id, Socket::Deadline deadline);
-  Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, SharedRegion* region);
+  Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, Reply* reply);
   Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
   // Tells the daemon until when a call that begins now is worth its work, and returns how long to
   // wait for the answer.
@@ -90,6 +108,7 @@ class Connection {
   // Marks the connection as broken, and closes it.
   Error Break(Error error, Socket::Deadline deadline);
   Error Break(Error error, End end);
+  void EndAs(End end);  // the first reason counts
   // Returns the bytes of a call's tensor in the shared region.
   std::span<std::byte> RegionPart(uint64_t at, uint64_t bytes) const;
 
@@ -99,6 +118,7 @@ class Connection {
   std::mutex socket_mutex_;  // taken to close the socket, and by Interrupt
   Socket socket_;
   SharedRegion region_;
+  std::optional<RingCalls> ring_;
   wire::HelloReply hello_;
   uint32_t call_timeout_ms_ = 0;
   uint64_t next_id_ = 1;

@@ -1,6 +1,8 @@
 // Implements a session over a link: it attaches again where the daemon was away meanwhile.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <memory_resource>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -35,6 +37,7 @@ class RemoteSession final : public Session {
   // kFailedPrecondition after Detach.
   Result<Place> Find() const {
     PREFIXD_TRY(CheckOpen());
+    if (Place at = place_.last(); at.connection->alive()) return at;
     return place_.Find(info_, policy(), call_timeout_ms_);
   }
 
@@ -348,21 +351,29 @@ Result<std::shared_ptr<Session>> AttachRemote(std::shared_ptr<Link> link, const 
 }
 
 void RemoteStepBatch(const Link& link, std::span<StepRequest> requests) {
-  std::vector<RemoteStep> pending;
+  // The lists of a batch of the usual size need no memory but this.
+  std::array<std::byte, 16384> room;
+  std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
+  std::pmr::vector<RemoteStep> pending(&memory);
+  std::pmr::vector<RemoteStep> steps(&memory);
+  std::pmr::vector<Place> places(&memory);  // keeps the connections alive
+  pending.reserve(requests.size());
+  steps.reserve(requests.size());
+  places.reserve(requests.size());
   for (StepRequest& r : requests) {
     const auto* session = dynamic_cast<const RemoteSession*>(r.session);
     if (session == nullptr || &session->link() != &link) {
       r.status = NotOfThisStore();
     } else {
-      pending.push_back({&r, nullptr, 0, session->Limits()});
+      pending.push_back({&r, nullptr, 0, session->Limits(), &session->info().geometry});
     }
   }
   // Each cancellation may make another try necessary.
   const size_t most_tries = Link::kMostTries + pending.size();
   int lost = 0;
   for (size_t tries = 1; !pending.empty(); ++tries) {
-    std::vector<RemoteStep> steps;
-    std::vector<Place> places;  // keeps the connections alive
+    steps.clear();
+    places.clear();
     for (RemoteStep step : pending) {
       StepRequest& r = *step.request;
       r.status = step.limits.Check();

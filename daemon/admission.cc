@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kMaxTenantBytes = 256;
 constexpr uint64_t kLeastRegionBytes = 1 << 20;
+constexpr uint32_t kRingSlots = 16;
 
 // The time depends on the lengths alone, so that it tells nothing about the contents.
 bool SameToken(std::string_view a, std::string_view b) {
@@ -28,14 +29,32 @@ bool SameToken(std::string_view a, std::string_view b) {
 
 // Regions together take a quarter of the memory at most: clients that only hold one must not keep
 // calls from theirs.
-bool TakeRegion(const ServerContext& context, Admission& a, uint64_t bytes) {
+bool TakeRegion(const ServerContext& context, const Admission& a, uint64_t bytes,
+                MemoryCharge* charge) {
   if (!context.memory) return true;
   const uint64_t used = context.memory->used(MemoryKind::kRegions);
   if (used + bytes > context.memory->capacity() / 4) return false;
   auto taken = a.account.TryTake(MemoryKind::kRegions, bytes);
   if (!taken) return false;
-  a.memory = *std::move(taken);
+  *charge = *std::move(taken);
   return true;
+}
+
+// A client without a ring sends its steps as messages.
+void MakeRing(const ServerContext& context, Admission& a) {
+  const uint64_t bytes = context.config.ring_mib << 20;
+  if (bytes == 0) return;
+  const RingShape shape{kRingSlots, bytes / kRingSlots};
+  if (!TakeRegion(context, a, shape.bytes(), &a.ring_memory)) return;
+  auto ring = StepRing::Create(shape);
+  if (!ring.ok()) {
+    a.ring_memory.Release();
+    spdlog::warn("no ring for a client: {}", ring.error().message);
+    return;
+  }
+  a.ring = *std::move(ring);
+  a.reply.ring_slots = shape.slots;
+  a.reply.ring_slot_bytes = shape.slot_bytes;
 }
 
 bool SameUser(int fd) {
@@ -71,11 +90,13 @@ Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, 
   a.reply.max_payload_bytes = context.config.max_frame_mib << 20;
   a.reply.max_calls = static_cast<uint32_t>(context.config.max_calls);
   a.reply.admin = a.peer.admin;
+  // The ring first: it is small, and steps are most of what clients ask for.
+  if (local && hello.ring == wire::kStepFrameVersion) MakeRing(context, a);
   if (local && hello.shared_memory && context.config.shared_memory_mib > 0) {
     // A client may touch all of it at any time. Where memory is short it gets less, or none: its
     // messages then go through the socket.
     uint64_t bytes = context.config.shared_memory_mib << 20;
-    while (bytes >= kLeastRegionBytes && !TakeRegion(context, a, bytes)) bytes /= 2;
+    while (bytes >= kLeastRegionBytes && !TakeRegion(context, a, bytes, &a.memory)) bytes /= 2;
     auto region = bytes >= kLeastRegionBytes
                       ? SharedRegion::Create(bytes)
                       : Result<SharedRegion>(Error{Code::kResourceExhausted,

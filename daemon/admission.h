@@ -6,14 +6,17 @@
 #include "prefixd/result.h"
 #include "protocol/codec.h"
 #include "protocol/shared_region.h"
+#include "protocol/step_ring.h"
 
 namespace prefixd::daemon {
 
 struct Admission {
   Peer peer;
   wire::HelloReply reply;
-  SharedRegion region;    // empty: not requested, not allowed, or not to be had
-  MemoryCharge memory;    // the region's
+  SharedRegion region;  // empty: not requested, not allowed, or not to be had
+  MemoryCharge memory;  // the region's
+  StepRing ring;        // empty, too: not for clients over TCP, or of another version
+  MemoryCharge ring_memory;
   MemoryAccount account;  // the tenant's
 };
 

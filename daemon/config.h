@@ -32,6 +32,9 @@ struct Config {
   uint64_t max_puts = 16;
   uint64_t max_frame_mib = 256;
   uint64_t shared_memory_mib = 64;
+  uint64_t ring_mib = 4;
+  uint64_t step_threads = 16;
+  uint64_t polling_threads = 1;
   uint64_t workers = 16;
   uint64_t long_workers = 16;
   uint64_t hello_timeout_s = 10;

@@ -43,6 +43,17 @@ std::vector<Option> OptionsOf(Config& c) {
           "Largest payload of one message, and of all messages of a connection being worked on."),
       Number("", "limits.shared_memory_mib", &c.shared_memory_mib, kMiB, {0, 65536},
              "Shared memory of each local connection, taken as it is touched. 0: none."),
+      Number(
+          "", "limits.ring_mib", &c.ring_mib, kMiB, {0, 1024},
+          "Shared memory of each local connection for steps under way, in 16 equal slots; a batch "
+          "that is larger than a slot goes as a message. 0: none, all steps do."),
+      Number(
+          "", "limits.step_threads", &c.step_threads, kThreads, {1, 1024},
+          "Threads that carry out steps of rings; as many as cores stand by. Steps that wait for "
+          "cores hold one, and those on one prefix are run together."),
+      Number("", "limits.polling_threads", &c.polling_threads, kThreads, {0, 1024},
+             "How many of them may poll at a time, each for the next step of one client that asks "
+             "for it. 0: none."),
       Number("", "limits.workers", &c.workers, kThreads, {1, 1024},
              "Threads that carry out calls, one call per connection at a time. Steps that wait for "
              "cores hold one, and those on one prefix are run together: as many as connections "

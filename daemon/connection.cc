@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
@@ -16,6 +17,7 @@
 #include "base/check.h"
 #include "daemon/admission.h"
 #include "daemon/with_memory.h"
+#include "protocol/socket.h"
 
 namespace prefixd::daemon {
 
@@ -70,7 +72,7 @@ Connection::Connection(ServerContext& context, Socket socket, bool local, uint64
 
 Connection::~Connection() {
   --context_.counters.connections_open;
-  context_.counters.shared_memory_bytes -= region_.bytes().size();
+  context_.counters.shared_memory_bytes -= shared_bytes_;
 }
 
 void Connection::Start() {
@@ -145,7 +147,10 @@ asio::awaitable<bool> Connection::Handshake() {
   region_ = std::move(admission->region);
   region_memory_ = std::move(admission->memory);
   reader_.TakeMemoryFrom(admission->account);
-  context_.counters.shared_memory_bytes += region_.bytes().size();
+  ring_memory_ = std::move(admission->ring_memory);
+  const StepRing& ring = admission->ring;
+  shared_bytes_ = region_.bytes().size() + (ring.empty() ? 0 : ring.shape().bytes());
+  context_.counters.shared_memory_bytes += shared_bytes_;
   const Peer& peer = admission->peer;
   handler_ =
       std::make_unique<RequestHandler>(*context_.store, peer, region_.bytes(),
@@ -154,22 +159,44 @@ asio::awaitable<bool> Connection::Handshake() {
                                        context_.stats);
   spdlog::debug("connection {}: {} for tenant '{}'{}", id_, hello->client, peer.tenant,
                 peer.admin ? " (admin)" : "");
-  if (!SendHelloReply(frame->header.request_id, admission->reply)) {
+  if (!SendHelloReply(frame->header.request_id, admission->reply, ring)) {
     Close();
     co_return false;
+  }
+  if (!ring.empty()) {
+    admission->ring.CloseMemoryFd();
+    auto served = context_.steps.Serve(std::move(admission->ring), *handler_);
+    if (!served.ok()) {
+      Fatal(served.error());
+      co_return false;
+    }
+    ring_ = *std::move(served);
+    ring_running_ = true;
   }
   co_return true;
 }
 
 // The reply is small and the first thing sent here, so it fits the socket's buffer and sending does
-// not wait. The descriptor of the shared memory travels with the first byte.
-bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& reply) {
+// not wait. The descriptors of the shared memory travel with the first byte.
+bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& reply,
+                                const StepRing& ring) {
   wire::FrameHeader header;
   header.type = MessageType::kReply;
   header.request_id = request_id;
-  header.flags = region_.empty() ? 0 : wire::kFlagRegion;
+  std::array<int, Descriptors::kMost> fds{};
+  size_t n_fds = 0;
+  if (!region_.empty()) {
+    header.flags |= wire::kFlagRegion;
+    fds[n_fds++] = region_.fd();
+  }
+  if (!ring.empty()) {
+    header.flags |= wire::kFlagRing;
+    fds[n_fds++] = ring.memory_fd();
+    fds[n_fds++] = ring.bell_fd();
+  }
   const std::vector<std::byte> bytes = EncodeFrame(header, wire::ToJson(reply));
-  const ssize_t sent = SendWithDescriptor(socket_.native_handle(), bytes, region_.fd());
+  const ssize_t sent =
+      SendWithDescriptors(socket_.native_handle(), bytes, std::span(fds).first(n_fds));
   region_.CloseFd();
   context_.counters.bytes_out += bytes.size();
   return sent == static_cast<ssize_t>(bytes.size());
@@ -309,6 +336,7 @@ void Connection::Fatal(const Error& error) {
   ++context_.counters.protocol_errors;
   spdlog::info("connection {}: closed: {}", id_, error.message);
   draining_ = true;
+  LeaveRing();
   Send(MessageType::kError, 0, wire::ErrorToJson(error), {}, false);
 }
 
@@ -337,10 +365,24 @@ void Connection::Sent(const FrameWriter::Frame& frame) {
 
 void Connection::Drain() {
   draining_ = true;
+  LeaveRing();
   calls_.CancelBeside();
   boost::system::error_code ignored;
   socket_.shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
   CloseIfDrained();
+}
+
+void Connection::LeaveRing() {
+  if (!ring_ || std::exchange(ring_left_, true)) return;
+  WithMemory([&] {
+    context_.steps.Leave(ring_, [self = shared_from_this()] {
+      PostSurely(self->context_.io, [self] {
+        self->ring_running_ = false;
+        self->CloseIfDrained();
+        self->ReleaseWhenUnused();
+      });
+    });
+  });
 }
 
 void Connection::CloseIfDrained() {
@@ -350,6 +392,8 @@ void Connection::CloseIfDrained() {
 void Connection::Close() {
   if (closed_) return;
   closed_ = true;
+  LeaveRing();
+  if (ring_) StepService::Cancel(*ring_);
   boost::system::error_code ignored;
   socket_.close(ignored);
   writer_.Close();
@@ -364,7 +408,7 @@ void Connection::Close() {
 
 // Releases sessions and puts after the last call, on a worker because ending them does I/O.
 void Connection::ReleaseWhenUnused() {
-  if (!closed_ || calls_.running() || released_) return;
+  if (!closed_ || calls_.running() || ring_running_ || released_) return;
   released_ = true;
   OnWorker(
       [this] {

@@ -5,6 +5,8 @@
 // by their deadline, by a cancel message and with their connection; those that wait then never
 // begin.
 //
+// Steps through the connection's ring (step_service.h) run beside all of them.
+//
 // Thread-safety: everything runs on the io thread except Work, which runs on worker threads. The
 // object keeps itself alive until its last call is done and its sessions and puts are released.
 #pragma once
@@ -21,6 +23,7 @@
 #include "daemon/frame_writer.h"
 #include "daemon/request_handler.h"
 #include "daemon/server_context.h"
+#include "daemon/step_service.h"
 #include "daemon/with_memory.h"
 #include "protocol/frame.h"
 #include "protocol/shared_region.h"
@@ -46,7 +49,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<void> Run();
   // Reads the first frame, which must be a hello; false when the connection must not be used.
   boost::asio::awaitable<bool> Handshake();
-  bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply);
+  bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply, const StepRing& ring);
 
   void Receive(Frame frame);  // one request: refuse, cancel or run
   void RunNext();             // starts the first waiting call
@@ -82,7 +85,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
             std::vector<std::byte> payload, bool ends_call, int fd = -1,
             std::shared_ptr<const void> held = nullptr, MemoryCharge memory = {});
   void Sent(const FrameWriter::Frame& frame);
-  bool idle() const { return calls_in_flight_ == 0 && writer_.empty(); }
+  // Takes no more calls of the ring; running ones end.
+  void LeaveRing();
+  bool idle() const { return calls_in_flight_ == 0 && !ring_running_ && writer_.empty(); }
   void CloseIfDrained();
   void ReleaseWhenUnused();
 
@@ -94,6 +99,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   SharedRegion region_;
   MemoryCharge region_memory_;
   std::unique_ptr<RequestHandler> handler_;
+  std::shared_ptr<StepService::Ring> ring_;
+  MemoryCharge ring_memory_;
+  bool ring_left_ = false;
+  bool ring_running_ = false;  // its calls may run, also after LeaveRing
+  uint64_t shared_bytes_ = 0;  // of region and ring
   FrameReader reader_;
   FrameWriter writer_;
   CallQueue calls_;

@@ -12,6 +12,7 @@
 #include "base/capture_errors.h"
 #include "base/check.h"
 #include "protocol/codec.h"
+#include "protocol/socket.h"
 
 namespace prefixd::daemon {
 
@@ -26,20 +27,22 @@ std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::jso
   return head;
 }
 
-ssize_t SendWithDescriptor(int socket, std::span<const std::byte> bytes, int fd) {
+ssize_t SendWithDescriptors(int socket, std::span<const std::byte> bytes,
+                            std::span<const int> fds) {
+  PREFIXD_CHECK(fds.size() <= Descriptors::kMost, fds.size());
   iovec iov{const_cast<std::byte*>(bytes.data()), bytes.size()};
   msghdr message{};
   message.msg_iov = &iov;
   message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  if (fd >= 0) {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(Descriptors::kMost * sizeof(int))> control{};
+  if (!fds.empty()) {
     message.msg_control = control.data();
-    message.msg_controllen = control.size();
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
     cmsghdr* c = CMSG_FIRSTHDR(&message);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+    c->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
   return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -59,7 +62,8 @@ void FrameWriter::WriteSome(const std::shared_ptr<void>& owner) {
   Frame& frame = frames_.front();
   WatchForStall(owner);
   if (frame.fd >= 0) {
-    const ssize_t sent = SendWithDescriptor(socket_.native_handle(), frame.head, frame.fd);
+    const ssize_t sent =
+        SendWithDescriptors(socket_.native_handle(), frame.head, std::span(&frame.fd, 1));
     if (sent >= 0) {
       frame.fd = -1;
       frame.held.reset();

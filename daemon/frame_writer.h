@@ -26,9 +26,9 @@ namespace prefixd::daemon {
 // Returns header and control part of a frame; fills in header.control_bytes.
 std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::json& control);
 
-// Sends as many of `bytes` as fit without waiting, and a descriptor with the first one (-1: none).
-// Returns sendmsg's result and leaves its errno.
-ssize_t SendWithDescriptor(int socket, std::span<const std::byte> bytes, int fd);
+// Sends as many of `bytes` as fit without waiting, and descriptors with the first one, at most
+// Descriptors::kMost. Returns sendmsg's result and leaves its errno.
+ssize_t SendWithDescriptors(int socket, std::span<const std::byte> bytes, std::span<const int> fds);
 
 class FrameWriter {
  public:

@@ -2,7 +2,8 @@
 // handler owns the connection's sessions and puts, so that they end with it.
 //
 // Thread-safety: one thread at a time calls Handle, except that verify and wait_ready may run
-// beside any other call. Tenants: every request is confined to the peer's tenant unless the peer is
+// beside any other call. StepInSlot may be called concurrently, beside all others but ReleaseAll.
+// Tenants: every request is confined to the peer's tenant unless the peer is
 // an admin; prefixes of other tenants look absent.
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -22,6 +24,7 @@
 #include "prefixd/store.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"
+#include "protocol/step_frame.h"
 
 namespace prefixd::daemon {
 
@@ -56,6 +59,26 @@ inline Result<MemoryCharge> TakeForMessage(const MemoryAccount& account, uint64_
   return account.Charge(MemoryKind::kMessages, bytes);
 }
 
+// What one thread keeps from step to step, so that steps through a ring allocate nothing here.
+struct StepScratch {
+  explicit StepScratch(const MemoryAccount& account)
+      : memory(account.Charge(MemoryKind::kMessages)) {}
+  std::vector<std::byte> request;  // a private copy
+  std::vector<wire::StepEntry> entries;
+  std::vector<std::shared_ptr<Session>> sessions;
+  std::vector<StepInfo> infos;
+  std::vector<StepRequest> steps;
+  std::vector<float> answers;  // y and lse of all steps
+  MemoryCharge memory;
+};
+struct StepServed {
+  bool ok = false;  // false: the call was refused as a whole
+  uint32_t steps = 0;
+  uint32_t spin_us = 0;  // StepHeader::spin_us
+};
+
+Error NoSession(uint64_t handle);  // on this connection
+
 struct HandlerLimits {
   uint64_t max_payload_bytes = 256ull << 20;
   uint64_t max_puts = 16;
@@ -70,6 +93,9 @@ class RequestHandler {
                  std::function<wire::ServerStats()> server_stats);
 
   Response Handle(const Request& request, const ProgressFn& progress);
+  // Carries out the steps in a slot of the connection's ring and leaves their answers there. The
+  // client may change the slot at any time.
+  StepServed StepInSlot(std::span<std::byte> slot, StepScratch& scratch);
   // Detaches every session, aborts every put and unpins rows read in place.
   void ReleaseAll();
   // A put that nothing was written to for `limit` is idle and only keeps disk space from others.
@@ -144,7 +170,11 @@ class RequestHandler {
   Result<wire::Json> SetPolicy(const Request& request);
   Result<wire::Json> Report(const Request& request);
   Result<wire::Json> Detach(const Request& request);
-  Result<Session*> FindSession(const wire::Json& control);
+  Result<std::shared_ptr<Session>> FindSession(const wire::Json& control) const;
+  std::shared_ptr<Session> SessionOf(uint64_t handle) const;  // null: there is none
+
+  // ring_steps.cc
+  Status RunSteps(std::span<std::byte> slot, StepScratch& scratch, StepServed* served);
 
   Store& store_;
   const Peer peer_;
@@ -153,6 +183,7 @@ class RequestHandler {
   const std::function<wire::ServerStats()> server_stats_;
   uint64_t next_handle_ = 1;
   std::map<uint64_t, Put> puts_;
+  mutable std::mutex sessions_mutex_;
   std::map<uint64_t, std::shared_ptr<Session>> sessions_;
   std::map<uint64_t, RowsInPlace> held_rows_;
 };

@@ -17,6 +17,7 @@
 
 #include "daemon/connection.h"
 #include "daemon/server.h"
+#include "daemon/step_service.h"
 #include "daemon/with_memory.h"
 #include "prefixd/version.h"
 #include "protocol/socket.h"
@@ -46,8 +47,10 @@ class Server::Impl {
       : workers_(config.workers),
         long_calls_(config.long_workers),
         matches_(kMatchThreads),
+        steps_(config.step_threads, config.polling_threads, context_.counters,
+               memory ? memory->Shared() : MemoryAccount()),
         store_(std::move(store)),
-        context_{config,       std::move(token),  io_, workers_, long_calls_, matches_,
+        context_{config,       std::move(token),  io_, workers_, long_calls_, matches_, steps_,
                  store_.get(), std::move(memory), {},  {},       {}},
         signals_(io_, SIGTERM, SIGINT),
         grace_timer_(io_),
@@ -82,6 +85,7 @@ class Server::Impl {
     workers_.join();
     long_calls_.join();
     matches_.join();
+    steps_.Stop();
     return exit_code_;
   }
 
@@ -108,6 +112,8 @@ class Server::Impl {
     s.bytes_in = c.bytes_in;
     s.bytes_out = c.bytes_out;
     s.shared_memory_bytes = c.shared_memory_bytes;
+    s.ring_calls = c.ring_calls;
+    s.ring_steps = c.ring_steps;
     return s;
   }
 
@@ -252,6 +258,7 @@ class Server::Impl {
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   asio::io_context io_{1};
   asio::thread_pool workers_, long_calls_, matches_;
+  StepService steps_;
   std::unique_ptr<Store> store_;
   std::vector<Listener> listeners_;
   std::function<void()> on_stopping_;

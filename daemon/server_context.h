@@ -21,9 +21,11 @@ struct ServerCounters {
   std::atomic<uint64_t> calls{0}, calls_failed{0}, calls_dropped{0}, protocol_errors{0};
   std::atomic<uint64_t> calls_running{0}, calls_waiting{0};
   std::atomic<uint64_t> bytes_in{0}, bytes_out{0}, shared_memory_bytes{0};
+  std::atomic<uint64_t> ring_calls{0}, ring_steps{0};
 };
 
 class Connection;
+class StepService;
 
 struct ServerContext {
   const Config config;
@@ -32,6 +34,7 @@ struct ServerContext {
   boost::asio::thread_pool& workers;     // all other calls, in order within a connection
   boost::asio::thread_pool& long_calls;  // verify, wait_ready
   boost::asio::thread_pool& matches;     // match
+  StepService& steps;                    // steps of rings
   Store* store = nullptr;
   std::shared_ptr<MemoryBudget> memory;  // the store's
   ServerCounters counters;

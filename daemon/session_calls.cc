@@ -27,14 +27,22 @@ Result<TokenRange> RangeOf(const Request& request) {
 
 }  // namespace
 
-Result<Session*> RequestHandler::FindSession(const Json& control) {
-  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(control, "session"));
+Error NoSession(uint64_t handle) {
+  return {Code::kNotFound,
+          "no session " + std::to_string(handle) + " on this connection; attach first"};
+}
+
+std::shared_ptr<Session> RequestHandler::SessionOf(uint64_t handle) const {
+  std::lock_guard lock(sessions_mutex_);
   const auto it = sessions_.find(handle);
-  if (it == sessions_.end()) {
-    return Error{Code::kNotFound,
-                 "no session " + std::to_string(handle) + " on this connection; attach first"};
-  }
-  return it->second.get();
+  return it == sessions_.end() ? nullptr : it->second;
+}
+
+Result<std::shared_ptr<Session>> RequestHandler::FindSession(const Json& control) const {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(control, "session"));
+  auto session = SessionOf(handle);
+  if (!session) return NoSession(handle);
+  return session;
 }
 
 Result<Json> RequestHandler::Attach(const Request& request) {
@@ -56,6 +64,7 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   Json reply = {{"session", handle},
                 {"info", ToJson(session->info())},
                 {"policy", ToJson(session->policy())}};
+  std::lock_guard lock(sessions_mutex_);
   sessions_.emplace(handle, std::move(session));
   return reply;
 }
@@ -82,8 +91,7 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
   std::vector<size_t> index;
   for (size_t i = 0; i < n; ++i) {
     const Json& step = (*steps)[i];
-    auto session = step.is_object() ? FindSession(step)
-                                    : Result<Session*>(InvalidArgument("a step is no map"));
+    auto session = step.is_object() ? FindSession(step) : InvalidArgument("a step is no map");
     if (!session.ok()) {
       statuses[i] = session.error();
       continue;
@@ -92,7 +100,7 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
     PREFIXD_ASSIGN(queries[i], in.Elements<float>(i));
     PREFIXD_ASSIGN(const auto y, out.Floats(2 * i));
     PREFIXD_ASSIGN(const auto lse, out.Floats(2 * i + 1));
-    runnable.push_back({*session, layer, queries[i], y, lse, &infos[i], {}});
+    runnable.push_back({session->get(), layer, queries[i], y, lse, &infos[i], {}});
     index.push_back(i);
   }
   store_.StepBatch(runnable);
@@ -113,7 +121,7 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
 }
 
 Result<Json> RequestHandler::AttendExact(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
@@ -127,7 +135,7 @@ Result<Json> RequestHandler::AttendExact(const Request& request, Response* respo
 }
 
 Result<Json> RequestHandler::ReadRows(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
@@ -146,7 +154,7 @@ Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* respo
     return Error{Code::kFailedPrecondition,
                  "rows can be read in place over a Unix socket only; use ReadRows"};
   }
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(const auto mapped, Field<std::vector<uint64_t>>(request.control, "regions"));
@@ -195,7 +203,7 @@ Result<Json> RequestHandler::ReleaseRows(const Request& request) {
 }
 
 Result<Json> RequestHandler::ReadRange(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
@@ -207,7 +215,7 @@ Result<Json> RequestHandler::ReadRange(const Request& request, Response* respons
 }
 
 Result<Json> RequestHandler::ReadLayer(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   LayerSlice slice;
   PREFIXD_ASSIGN(slice.layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(slice.tokens, RangeOf(request));
@@ -224,7 +232,7 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
 }
 
 Result<Json> RequestHandler::ReadTokens(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   PREFIXD_ASSIGN(const auto bytes, out.Bytes(0));
@@ -241,7 +249,7 @@ Result<Json> RequestHandler::ReadTokens(const Request& request, Response* respon
 }
 
 Result<Json> RequestHandler::Select(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(const auto k, Field<uint32_t>(request.control, "k"));
@@ -254,7 +262,7 @@ Result<Json> RequestHandler::Select(const Request& request, Response* response) 
 }
 
 Result<Json> RequestHandler::Summary(const Request& request, Response* response) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto kind, Field<EstimatorVariant>(request.control, "kind"));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
@@ -263,22 +271,25 @@ Result<Json> RequestHandler::Summary(const Request& request, Response* response)
 }
 
 Result<Json> RequestHandler::SetPolicy(const Request& request) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const StepPolicy policy, Field<StepPolicy>(request.control, "policy"));
   PREFIXD_TRY(session->SetPolicy(policy));
   return Json::object();
 }
 
 Result<Json> RequestHandler::Report(const Request& request) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   return ToJson(session->report());
 }
 
 Result<Json> RequestHandler::Detach(const Request& request) {
-  PREFIXD_ASSIGN(Session* const session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   Result<SessionReport> report = session->Detach();
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "session"));
-  sessions_.erase(handle);
+  {
+    std::lock_guard lock(sessions_mutex_);
+    sessions_.erase(handle);
+  }
   if (!report.ok()) return report.error();
   return ToJson(*report);
 }

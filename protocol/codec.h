@@ -30,6 +30,7 @@ struct Hello {
   std::string token;   // TCP, when the daemon requires one
   bool admin = false;  // see every tenant; only the daemon's own user over a Unix socket
   bool shared_memory = false;
+  uint32_t ring = 0;  // version of the frames of steps that the client speaks; 0: no ring
 };
 
 struct HelloReply {
@@ -39,6 +40,8 @@ struct HelloReply {
   uint32_t max_calls = 0;     // in flight on one connection
   uint64_t region_bytes = 0;  // 0: no shared memory
   bool admin = false;
+  uint32_t ring_slots = 0;  // 0: no ring
+  uint64_t ring_slot_bytes = 0;
 };
 
 // Instantiated for every type below; see codec.cc.

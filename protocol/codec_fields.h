@@ -25,11 +25,13 @@ template <class V>
 void Describe(V& v, Is<Hello> auto& s) {
   v("client", s.client), v("tenant", s.tenant), v("token", s.token);
   v("admin", s.admin), v("shared_memory", s.shared_memory);
+  v("ring", s.ring);
 }
 template <class V>
 void Describe(V& v, Is<HelloReply> auto& s) {
   v("server", s.server), v("pid", s.pid), v("max_payload_bytes", s.max_payload_bytes);
   v("max_calls", s.max_calls), v("region_bytes", s.region_bytes), v("admin", s.admin);
+  v("ring_slots", s.ring_slots), v("ring_slot_bytes", s.ring_slot_bytes);
 }
 template <class V>
 void Describe(V& v, Is<LayerGeometry> auto& s) {

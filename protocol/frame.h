@@ -43,7 +43,10 @@ inline constexpr uint32_t kFlagShared = 1u << 0;
 // A file descriptor of memory travels with this frame: the connection's shared memory (hello
 // reply), or a tenant's part of the host tier, read-only (read_in_place reply).
 inline constexpr uint32_t kFlagRegion = 1u << 1;
-inline constexpr uint32_t kKnownFlags = kFlagShared | kFlagRegion;
+// The connection's ring comes with this frame (hello reply): a descriptor of memory and one of an
+// eventfd, behind that of the region if there is one.
+inline constexpr uint32_t kFlagRing = 1u << 2;
+inline constexpr uint32_t kKnownFlags = kFlagShared | kFlagRegion | kFlagRing;
 
 enum class MessageType : uint16_t {
   kHello = 1,

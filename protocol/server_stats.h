@@ -19,6 +19,7 @@ struct ServerStats {
   uint64_t calls = 0, calls_failed = 0, calls_dropped = 0, protocol_errors = 0;
   uint64_t calls_running = 0, calls_waiting = 0;
   uint64_t bytes_in = 0, bytes_out = 0, shared_memory_bytes = 0;
+  uint64_t ring_calls = 0, ring_steps = 0;
 };
 
 }  // namespace wire
@@ -50,7 +51,10 @@ inline constexpr auto kStatistics<wire::ServerStats> = [] {
       Counter("bytes_in", &S::bytes_in, kBytes, "Received from clients."),
       Counter("bytes_out", &S::bytes_out, kBytes, "Sent to clients."),
       Gauge("shared_memory_bytes", &S::shared_memory_bytes, kBytes,
-            "Shared memory of connections."),
+            "Shared memory of connections, with their rings."),
+      Counter("ring_calls", &S::ring_calls, kNone,
+              "The part of calls that were steps through a ring in shared memory."),
+      Counter("ring_steps", &S::ring_steps, kNone, "Steps of a layer in these calls."),
   };
 }();
 static_assert(std::tuple_size_v<decltype(kStatistics<wire::ServerStats>)> ==

@@ -60,6 +60,27 @@ Socket& Socket::operator=(Socket&& other) noexcept {
   return *this;
 }
 
+Descriptors::~Descriptors() {
+  for (int fd = Take(); fd >= 0; fd = Take()) ::close(fd);
+}
+
+void Descriptors::Add(std::span<const int> fds) {
+  for (const int fd : fds) {
+    if (end_ < fds_.size()) {
+      fds_[end_++] = fd;
+    } else {
+      ::close(fd);
+    }
+  }
+}
+
+int Descriptors::Take() { return first_ < end_ ? fds_[first_++] : -1; }
+
+bool Socket::ended() const {
+  pollfd p{fd_, POLLRDHUP, 0};
+  return fd_ < 0 || (::poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0);
+}
+
 void Socket::Interrupt() {
   if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
 }
@@ -174,17 +195,14 @@ Status Socket::Send(std::span<const std::span<const std::byte>> parts, Deadline 
 }
 
 Status Socket::Receive(std::span<std::byte> out, Deadline deadline) {
-  int fd = -1;
-  Status status = ReceiveWithFd(out, deadline, &fd);
-  if (fd >= 0) ::close(fd);  // a descriptor is not expected here
-  return status;
+  Descriptors unexpected;
+  return ReceiveWith(out, deadline, &unexpected);
 }
 
-Status Socket::ReceiveWithFd(std::span<std::byte> out, Deadline deadline, int* fd) {
-  *fd = -1;
+Status Socket::ReceiveWith(std::span<std::byte> out, Deadline deadline, Descriptors* descriptors) {
   while (!out.empty()) {
     iovec iov{out.data(), out.size()};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(Descriptors::kMost * sizeof(int))> control{};
     msghdr message{};
     message.msg_iov = &iov;
     message.msg_iovlen = 1;
@@ -201,8 +219,10 @@ Status Socket::ReceiveWithFd(std::span<std::byte> out, Deadline deadline, int* f
     }
     for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
       if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-        if (*fd >= 0) ::close(*fd);
-        std::memcpy(fd, CMSG_DATA(c), sizeof(int));
+        std::array<int, Descriptors::kMost> fds;
+        const size_t came = std::min((c->cmsg_len - CMSG_LEN(0)) / sizeof(int), fds.size());
+        std::memcpy(fds.data(), CMSG_DATA(c), came * sizeof(int));
+        descriptors->Add(std::span(fds).first(came));
       }
     }
     if (n == 0) return Unavailable("the daemon closed the connection", 0);

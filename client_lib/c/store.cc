@@ -145,6 +145,7 @@ pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client) {
       const bool never = given.reconnect_ms == std::numeric_limits<uint32_t>::max();
       connect.reconnect_ms = never ? 0 : given.reconnect_ms;
     }
+    connect.spin_us = given.spin_us;
     PREFIXD_ASSIGN(auto connected, Connect(Text(given.address), connect));
     *client = new pfx_store{std::move(connected)};
     return {};

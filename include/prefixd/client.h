@@ -41,8 +41,12 @@ struct ConnectOptions {
   // is back, sessions attach to the same prefix again and go on with their policy; their ledger
   // begins anew. Puts do not survive. 0: calls fail at once, and sessions for good.
   uint32_t reconnect_ms = 5000;
-  bool shared_memory = true;  // Unix sockets only: tensors go through shared memory
-  std::string token;          // for TCP, where the daemon requires one
+  bool shared_memory = true;  // Unix sockets only: tensors and steps go through shared memory
+  // How long a step's thread polls for its answer before it sleeps, and asks a thread of the daemon
+  // to poll for the next step: less delay for the time of two cores. Takes effect with shared
+  // memory; the daemon polls for 2 ms at most, with few threads (limits.polling_threads).
+  uint32_t spin_us = 0;
+  std::string token;   // for TCP, where the daemon requires one
   bool admin = false;  // serves every tenant; only for the daemon's own user over its Unix socket
 };
 // address: "unix:/path/to.sock", a plain path, or "tcp:host:port".

@@ -114,9 +114,12 @@ typedef struct pfx_connect_options {
   /* How long calls wait for a daemon that went away; sessions then attach again by themselves.
    * Default 5 s; UINT32_MAX: not at all. */
   uint32_t reconnect_ms;
+  /* How long a step's thread polls for its answer before it sleeps, and asks the daemon to poll
+   * for the next step. Default 0: not at all. */
+  uint32_t spin_us;
 } pfx_connect_options;
 #define PFX_CONNECT_OPTIONS_INIT \
-  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0, 0 }
+  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0 }
 
 PFX_API pfx_code pfx_open(const pfx_open_options* options, pfx_store** client);
 PFX_API pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client);

@@ -196,7 +196,7 @@ void BindStore(nb::module_& m) {
       "connect",
       [](const std::string& address, const std::string& tenant, const std::string& token,
          uint32_t connect_timeout_ms, uint32_t call_timeout_ms, uint32_t reconnect_ms,
-         bool shared_memory, bool admin) {
+         bool shared_memory, bool admin, uint32_t spin_us) {
         ConnectOptions options;
         options.tenant = tenant;
         options.token = token;
@@ -205,11 +205,12 @@ void BindStore(nb::module_& m) {
         options.reconnect_ms = reconnect_ms;
         options.shared_memory = shared_memory;
         options.admin = admin;
+        options.spin_us = spin_us;
         return StoreHandle(Unwrap(Connect(address, options)));
       },
       nb::arg("address"), nb::arg("tenant"), nb::arg("token"), nb::arg("connect_timeout_ms"),
       nb::arg("call_timeout_ms"), nb::arg("reconnect_ms"), nb::arg("shared_memory"),
-      nb::arg("admin"), Unlocked());
+      nb::arg("admin"), nb::arg("spin_us"), Unlocked());
 }
 
 }  // namespace prefixd::python

@@ -257,17 +257,27 @@ def connect(
     reconnect: float = 5.0,
     shared_memory: bool = True,
     admin: bool = False,
+    spin: float = 0.0,
 ) -> Store:
     """Connects to a running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times
     are in seconds. A call that takes longer than `call_timeout` (None: no bound) raises
     DeadlineExceeded, and the connection stays. Calls without a tenant use `tenant`.
     Calls wait `reconnect` seconds for a daemon that went away; sessions then attach again by
-    themselves and go on. 0: they fail at once, with Unavailable."""
+    themselves and go on. 0: they fail at once, with Unavailable. A step's thread polls `spin`
+    seconds for its answer before it sleeps, and the daemon for the next step."""
     call_ms = 0 if call_timeout is None else max(1, round(call_timeout * 1000))
     connect_ms = max(1, round(connect_timeout * 1000))
     reconnect_ms = round(reconnect * 1000)
     return Store(
         _core.connect(
-            address, tenant, token, connect_ms, call_ms, reconnect_ms, shared_memory, admin
+            address,
+            tenant,
+            token,
+            connect_ms,
+            call_ms,
+            reconnect_ms,
+            shared_memory,
+            admin,
+            round(spin * 1_000_000),
         )
     )

@@ -40,6 +40,11 @@ class Interruptions : public ::testing::TestWithParam<Over> {
     Kill();
     Start(port_);
   }
+  void RestartInOrder() {
+    daemon_->Signal(SIGTERM);
+    EXPECT_EQ(daemon_->Wait(), 0) << daemon_->Stderr();
+    Start(port_);
+  }
 
   std::unique_ptr<Store> Connected(uint32_t reconnect_ms) const {
     ConnectOptions options;
@@ -113,7 +118,7 @@ TEST_P(Interruptions, DecodersGoOnWithTheSameAnswers) {
       want.back().push_back(*mine);
     }
   }
-  // A thread for each session, which decodes while the daemon is killed again and again.
+  // A thread for each session, which decodes while the daemon ends, again and again.
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> steps{0}, failed{0}, wrong{0};
   std::string why;  // the first failure
@@ -128,10 +133,10 @@ TEST_P(Interruptions, DecodersGoOnWithTheSameAnswers) {
       }
     });
   }
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 4; ++round) {
     const uint64_t before = steps;
     while (steps < before + 40) std::this_thread::yield();
-    Restart();
+    round % 2 == 0 ? Restart() : RestartInOrder();
   }
   const uint64_t before = steps;
   while (steps < before + 40) std::this_thread::yield();

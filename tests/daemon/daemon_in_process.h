@@ -27,21 +27,10 @@ class DaemonInProcess {
       : config_(std::move(config)) {
     config_.workers = 2;
     const std::shared_ptr<MemoryBudget> memory = store->memory();
-    server_ = std::make_unique<Server>(config_, std::move(store), "", memory);
-    std::vector<Listener> listeners;
-    auto listener = Listener::Unix(path_, /*group=*/false);
-    EXPECT_TRUE(listener.ok());
-    listeners.push_back(*std::move(listener));
-    auto tcp = Listener::Tcp(*Address::Parse("tcp:127.0.0.1:0"));
-    EXPECT_TRUE(tcp.ok());
-    tcp_address_ = tcp->address().ToString();
-    listeners.push_back(*std::move(tcp));
-    std::promise<void> ready;
-    thread_ = std::thread([this, &ready, l = std::move(listeners)]() mutable {
-      exit_code_ = server_->Run(
-          std::move(l), [&] { ready.set_value(); }, [] {});
-    });
-    ready.get_future().wait();
+    Start(std::move(store), memory);
+  }
+  DaemonInProcess(std::unique_ptr<Store> store, Config config) : config_(std::move(config)) {
+    Start(std::move(store), nullptr);
   }
   ~DaemonInProcess() { Stop(); }
 
@@ -63,6 +52,24 @@ class DaemonInProcess {
   }
 
  private:
+  void Start(std::unique_ptr<Store> store, const std::shared_ptr<MemoryBudget>& memory) {
+    server_ = std::make_unique<Server>(config_, std::move(store), "", memory);
+    std::vector<Listener> listeners;
+    auto listener = Listener::Unix(path_, /*group=*/false);
+    EXPECT_TRUE(listener.ok());
+    listeners.push_back(*std::move(listener));
+    auto tcp = Listener::Tcp(*Address::Parse("tcp:127.0.0.1:0"));
+    EXPECT_TRUE(tcp.ok());
+    tcp_address_ = tcp->address().ToString();
+    listeners.push_back(*std::move(tcp));
+    std::promise<void> ready;
+    thread_ = std::thread([this, &ready, l = std::move(listeners)]() mutable {
+      exit_code_ = server_->Run(
+          std::move(l), [&] { ready.set_value(); }, [] {});
+    });
+    ready.get_future().wait();
+  }
+
   testing::TempDir dir_;
   const std::string path_ = (dir_.path() / "socket").string();
   std::string tcp_address_;

@@ -12,6 +12,7 @@
 #include "index/search/envelope.h"
 #include "prefixd/options.h"
 #include "protocol/codec.h"
+#include "protocol/step_frame.h"
 #include "runtime/derived/clustering_codec.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/ingest/choice.h"
@@ -244,6 +245,27 @@ void AddWire(Seeds& seeds) {
   seeds.AddRandom("wire", 1);
 }
 
+void AddStepFrame(Seeds& seeds) {
+  using namespace wire;
+  const StepEntry entry{1, 2, true, 64, 64, 4, 512};
+  StepLayout layout(2);
+  layout.Add(entry), layout.Add(entry);
+  std::vector<std::byte> request(layout.request_bytes());
+  const std::span bytes(request);
+  const auto size = static_cast<uint32_t>(request.size());
+  EncodeStepHeader({2, size, 100, 50}, bytes.first<kStepHeaderBytes>());
+  EncodeStepEntry(entry, bytes.subspan<kStepHeaderBytes, kStepEntryBytes>());
+  EncodeStepEntry(entry, bytes.subspan<kStepHeaderBytes + kStepEntryBytes, kStepEntryBytes>());
+  seeds.Add("step_frame", 0, request);
+  std::array<std::byte, kStepHeaderBytes> answer;
+  EncodeAnswer(2, {4, 10, 20}, answer);
+  seeds.Add("step_frame", 1, answer);
+  StepInfo info{7, {}, {1, 2}, {0.5f}, {{0.25, true}}};
+  std::vector<std::byte> room(StepInfoRoom(2, 1));
+  if (EncodeStepInfo(info, room).ok()) seeds.Add("step_frame", 2, room);
+  seeds.AddRandom("step_frame", 3);
+}
+
 }  // namespace
 }  // namespace prefixd::fuzz
 
@@ -258,5 +280,6 @@ int main(int argc, char** argv) {
   prefixd::fuzz::AddIngest(seeds);
   prefixd::fuzz::AddSafetensors(seeds);
   prefixd::fuzz::AddWire(seeds);
+  prefixd::fuzz::AddStepFrame(seeds);
   return seeds.ok() ? 0 : 1;
 }

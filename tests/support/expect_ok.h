@@ -10,6 +10,11 @@
     const auto& assert_ok_ = (expr);                                                \
     ASSERT_TRUE(assert_ok_.ok()) << #expr << ": " << assert_ok_.error().ToString(); \
   } while (false)
+#define EXPECT_OK(expr)                                                             \
+  do {                                                                              \
+    const auto& expect_ok_ = (expr);                                                \
+    EXPECT_TRUE(expect_ok_.ok()) << #expr << ": " << expect_ok_.error().ToString(); \
+  } while (false)
 #define EXPECT_CODE(expr, expected)                                                            \
   do {                                                                                         \
     const auto& expect_code_ = (expr);                                                         \

@@ -1,0 +1,184 @@
+// A store whose sessions only step, without memory or disk, and whose steps a test can hold. For
+// tests of what carries steps.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/call_scope.h"
+#include "base/session_arguments.h"
+#include "prefixd/store.h"
+
+namespace prefixd::testing {
+
+// y is q plus the layer, and lse the session's id; both layers are alike, but steps of the second
+// can be held.
+class SteppingStore final : public Store {
+ public:
+  static constexpr uint32_t kHeads = 4, kDim = 16, kHeldLayer = 1;
+
+  // What the test keeps: the daemon owns the store.
+  struct Control {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool holding = false;
+    bool heeds = false;             // whether steps that are held end when their call is to end
+    uint32_t held = 0, let_go = 0;  // steps that wait, and that may go on all the same
+    std::vector<uint64_t> order;    // sessions of the steps that were held, as they came
+    std::atomic<int> attached{0};
+    std::atomic<uint32_t> largest_batch{0};
+
+    void Hold() {
+      std::lock_guard lock(mutex);
+      holding = true;
+    }
+    void AwaitHeld(uint32_t n) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return held >= n; });
+    }
+    void LetGo(uint32_t n) {
+      std::lock_guard lock(mutex);
+      let_go += n;
+      changed.notify_all();
+    }
+    void Release() {
+      std::lock_guard lock(mutex);
+      holding = false;
+      changed.notify_all();
+    }
+    Status Pass(uint64_t session) {
+      std::unique_lock lock(mutex);
+      if (!holding) return {};
+      order.push_back(session);
+      ++held;
+      changed.notify_all();
+      const auto goes_on = [&] { return !holding || let_go > 0; };
+      Status ended;
+      if (heeds) {
+        ended = AwaitInCall(changed, lock, goes_on);
+      } else {
+        changed.wait(lock, goes_on);
+      }
+      if (holding && ended.ok()) --let_go;
+      --held;
+      return ended;
+    }
+  };
+
+  class SteppingSession final : public Session {
+   public:
+    SteppingSession(std::shared_ptr<Control> control, SessionInfo info)
+        : control_(std::move(control)), info_(std::move(info)) {
+      ++control_->attached;
+    }
+    ~SteppingSession() override { --control_->attached; }
+    const SessionInfo& info() const override { return info_; }
+    StepPolicy policy() const override { return {}; }
+    Status SetPolicy(const StepPolicy&) override { return {}; }
+    void Cancel() override {}
+    Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
+                StepInfo* info) override {
+      PREFIXD_TRY(CheckQueries(info_.geometry, layer, 1, q, y, lse));
+      if (layer == kHeldLayer) {
+        PREFIXD_TRY(control_->Pass(info_.id));
+      }
+      for (size_t i = 0; i < y.size(); ++i) y[i] = q[i] + float(layer);
+      for (float& x : lse) x = float(info_.id);
+      if (info != nullptr) {
+        info->k = static_cast<uint32_t>(info_.id);
+        info->ledger.steps = 7, info->ledger.compute_ns = 9, info->ledger.rho_z_sum = 0.5;
+        info->k_per_head.assign(info_.geometry.n_kv_heads, 3);
+        info->rho_z.assign(info_.geometry.n_q_heads, 0.25f);
+        info->missing.assign(info_.geometry.n_q_heads, {0.125, true});
+      }
+      return {};
+    }
+    Status AttendExact(uint32_t, uint32_t, std::span<const float>, std::span<float>,
+                       std::span<float>) override {
+      return Not();
+    }
+    Status ReadRows(uint32_t, uint32_t, std::span<const uint32_t>, std::span<std::byte>) override {
+      return Not();
+    }
+    Result<RowsInPlace> ReadInPlace(uint32_t, uint32_t, std::span<const uint32_t>) override {
+      return Not();
+    }
+    Status ReadRange(uint32_t, uint32_t, TokenRange, std::span<std::byte>) override {
+      return Not();
+    }
+    Status ReadLayer(const LayerSlice&, std::span<std::byte>, std::span<std::byte>) override {
+      return Not();
+    }
+    Status ReadTokens(TokenRange, std::span<uint32_t>) override { return Not(); }
+    Result<Selection> Select(uint32_t, uint32_t, std::span<const float>, uint32_t) override {
+      return Not();
+    }
+    Result<std::vector<std::byte>> SummaryBytes(uint32_t, uint32_t,
+                                                const EstimatorVariant&) override {
+      return Not();
+    }
+    SessionReport report() const override { return {info_, {}, {}}; }
+    Result<SessionReport> Detach() override { return report(); }
+
+   private:
+    const std::shared_ptr<Control> control_;
+    const SessionInfo info_;
+  };
+
+  explicit SteppingStore(std::shared_ptr<Control> control) : control_(std::move(control)) {}
+
+  Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
+    SessionInfo info;
+    info.id = ++attached_;
+    info.model = spec.model;
+    info.tenant = spec.tenant;
+    info.prefix = "prefix";
+    info.n_tokens = 1;
+    info.geometry = {2, kHeads, 2, kDim, kDim, DType::kBf16, {{0.25f, 0, 0}, {0.25f, 0, 0}}};
+    return std::shared_ptr<Session>(std::make_shared<SteppingSession>(control_, std::move(info)));
+  }
+  void StepBatch(std::span<StepRequest> requests) override {
+    const auto n = static_cast<uint32_t>(requests.size());
+    uint32_t most = control_->largest_batch;
+    while (most < n && !control_->largest_batch.compare_exchange_weak(most, n)) {
+    }
+    for (StepRequest& r : requests) {
+      r.status = r.session == nullptr ? Status(NotOfThisStore())
+                                      : r.session->Step(r.layer, r.q, r.y, r.lse, r.info);
+    }
+  }
+
+  Status RegisterModel(const ModelSpec&) override { return Not(); }
+  Result<std::vector<ModelSpec>> Models() override { return std::vector<ModelSpec>(); }
+  Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec&) override { return Not(); }
+  Result<PrefixMatch> Match(const MatchSpec&) override { return Not(); }
+  Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec&,
+                                                   std::chrono::milliseconds) override {
+    return Not();
+  }
+  Status WaitReady(std::string_view, const ProgressFn&) override { return Not(); }
+  Result<std::vector<PrefixSummary>> Prefixes() override { return Not(); }
+  Result<PrefixDetail> Prefix(std::string_view id) override {
+    PrefixDetail detail;
+    detail.summary.id = id;
+    return detail;
+  }
+  Status Remove(std::string_view) override { return Not(); }
+  Status SetLifetime(std::string_view, const Lifetime&) override { return Not(); }
+  Result<VerifySummary> Verify(std::string_view, const ProgressFn&) override { return Not(); }
+  Result<VerifySummary> VerifyTenant(std::string_view, const ProgressFn&) override { return Not(); }
+  Result<RuntimeStats> Stats() override { return RuntimeStats(); }
+
+ private:
+  static Error Not() { return {Code::kFailedPrecondition, "this store only steps"}; }
+
+  const std::shared_ptr<Control> control_;
+  std::atomic<uint64_t> attached_{0};
+};
+
+}  // namespace prefixd::testing
