@@ -142,17 +142,20 @@ class Planner {
         policy_(policy),
         selector_(selector),
         row_bytes_(storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row())),
-        choices_(Nearest(choices)) {}
+        choices_(Nearest(choices)) {
+    for (const StepPolicy::Fixed& fixed : policy.fixed) {
+      if (fixed.estimator.kind == EstimatorKind::kAuto) continue;
+      const size_t head = size_t{fixed.layer} * model_.spec.geometry.n_kv_heads + fixed.kv_head;
+      fixed_.emplace(head, fixed.estimator);
+    }
+  }
 
   bool tuned() const { return !choices_.empty(); }
 
   Result<HeadPlan> Plan(size_t head) const {
     const uint32_t layer = prefix_.layer_of(head);
-    for (const StepPolicy::Fixed& fixed : policy_.fixed) {
-      if (fixed.layer == layer && fixed.kv_head == prefix_.kv_head_of(head) &&
-          fixed.estimator.kind != EstimatorKind::kAuto) {
-        return Fixed(fixed.estimator, layer);
-      }
+    if (const auto fixed = fixed_.find(head); fixed != fixed_.end()) {
+      return Fixed(fixed->second, layer);
     }
     if (policy_.estimator.kind != EstimatorKind::kAuto) return Fixed(policy_.estimator, layer);
     const auto choice = choices_.find(head);
@@ -244,6 +247,7 @@ class Planner {
   const index::IndexKind selector_;
   const double row_bytes_;
   const std::map<size_t, HeadChoice> choices_;
+  std::map<size_t, EstimatorVariant> fixed_;
 };
 
 // Explains which estimator replaces a scan that the policy names but the selector cannot serve;
@@ -307,6 +311,11 @@ Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const Pre
 }
 
 Status CheckFixed(const StepPolicy& policy, const KvGeometry& geometry) {
+  const size_t heads = size_t{geometry.n_layers} * geometry.n_kv_heads;
+  if (policy.fixed.size() > heads) {
+    return InvalidArgument("estimators are fixed for " + std::to_string(policy.fixed.size()) +
+                           " heads, and the model has " + std::to_string(heads));
+  }
   for (const StepPolicy::Fixed& fixed : policy.fixed) {
     if (fixed.layer >= geometry.n_layers || fixed.kv_head >= geometry.n_kv_heads) {
       return InvalidArgument("an estimator is fixed for layer " + std::to_string(fixed.layer) +

@@ -75,7 +75,7 @@ void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>&
     while (std::chrono::steady_clock::now() < until && !progress->cancelled) {
       std::this_thread::sleep_for(kLook);
     }
-    if (progress->cancelled) break;
+    if (progress->cancelled || LetOthersGo(id)) break;
     progress->done = 0;
     status = attempt();
   }
@@ -92,6 +92,18 @@ void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>&
   } else {
     standing = {IngestState::kFailed, std::move(status).error()};
   }
+}
+
+// A tenant that has used up its memory must not hold up the segments of others: its own goes behind
+// them. Without memory for that it just tries again.
+bool SegmentQueue::LetOthersGo(const SegmentId& id) {
+  std::lock_guard lock(worker_.mutex());
+  if (queue_.empty()) return false;
+  const auto queued = CaptureErrors([&]() -> Status {
+    if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
+    return {};
+  });
+  return queued.ok();
 }
 
 Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& progress) {

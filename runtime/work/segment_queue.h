@@ -34,7 +34,8 @@ class SegmentQueue {
   SegmentQueue(std::string makes, Job job);
   ~SegmentQueue() { Stop(); }
 
-  // Segments run in order of arrival: parents before children.
+  // Segments run in order of arrival: parents before children. One whose job lacks memory for a
+  // while goes behind those that wait.
   void Enqueue(const storage::SegmentId& id);
   // Queues the segment unless it is known, so that callers can wait for a segment that a concurrent
   // put just committed.
@@ -63,6 +64,8 @@ class SegmentQueue {
 
   Worker::Next Take();
   void Run(const storage::SegmentId& id, const std::shared_ptr<WorkProgress>& progress);
+  // Puts the running segment behind those that wait; false when none does.
+  bool LetOthersGo(const storage::SegmentId& id);
 
   const std::string makes_;
   const Job job_;

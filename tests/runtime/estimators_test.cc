@@ -215,6 +215,8 @@ TEST_F(EstimatorsTest, HeadsCanBeFixed) {
   EXPECT_NE(session->info().estimator.find("moment/r4"), std::string::npos);
   policy.fixed = {{2, 0, EstimatorKind::kNone}};
   EXPECT_CODE(session->SetPolicy(policy), Code::kInvalidArgument);
+  policy.fixed.assign(5, {0, 0, EstimatorKind::kNone});  // the model has four heads
+  EXPECT_CODE(session->SetPolicy(policy), Code::kInvalidArgument);
 }
 
 // Under an exact cut the bound holds; every estimator reports missing mass, and so does none.
