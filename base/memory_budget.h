@@ -29,7 +29,7 @@ enum class MemoryKind : uint8_t {
   kHostTier,      // pages, with what finds them
   kTables,        // checksums, token ids and row orders of open segments
   kSessions,      // plans and ledgers
-  kSummaries,     // of estimators, with clusters and features of tokens
+  kSummaries,     // of estimators, with feature maps, clusters and features of tokens
   kIndexes,       // codes and lists
   kKeys,          // exact keys and anchors of attached prefixes
   kSharedSets,    // what steps left to later ones

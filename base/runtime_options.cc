@@ -129,6 +129,10 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
 
       Number("max_sessions", "limits.max_sessions", &o.max_sessions, {"sessions"}, {1, 1u << 20},
              "Sessions attached at one time, all connections together."),
+      Number("max_models", "limits.max_models", &o.max_models, {"models"}, {1, 65536},
+             "Registered models. One that nothing is stored for makes room for a new one."),
+      Number("max_models_bytes", "limits.models_mib", &o.max_models_bytes, kMib, {1, kTebi},
+             "What registered models take in memory, feature maps included."),
   };
   // Anchors have an option for each of their own members.
   static_assert(

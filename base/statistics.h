@@ -136,6 +136,10 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Gauge("sessions", &R::sessions, kNone, "Attached sessions.").Titled("sessions"),
       Counter("sessions_total", &R::sessions_total, kNone, "Sessions attached so far."),
       Counter("steps", &R::steps, kNone, "Steps of a layer."),
+      Gauge("models_bytes", &R::models_bytes, kBytes,
+            "Memory of the registered models and their feature maps."),
+      Counter("models_dropped", &R::models_dropped, kNone,
+              "Models without prefixes that made room for new ones (limits.max_models)."),
       Counter("steps_joined", &R::steps_joined, kNone,
               "Calls that waited for cores and were run together with others."),
       Gauge("bytes_on_disk", &R::bytes_on_disk, kBytes, "What the store takes on disk.")

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "attention/rows/rows.h"
+#include "base/every_page.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
@@ -148,7 +149,7 @@ struct Tier {
 Result<Tier> MeasureTier(const std::string& name, const std::filesystem::path& dir,
                          uint64_t host_tier_bytes, const Options& options) {
   PREFIXD_ASSIGN(auto client, LocalStore::Open({.dir = dir, .host_tier_bytes = host_tier_bytes}));
-  PREFIXD_ASSIGN(const auto prefixes, client->Prefixes());
+  PREFIXD_ASSIGN(const auto prefixes, EveryPrefix(*client));
   PREFIXD_ASSIGN(auto session,
                  client->Attach({.model = "bench",
                                  .prefix = prefixes.at(0).id,

@@ -65,9 +65,24 @@ Status RemoteStore::RegisterModel(const ModelSpec& spec) {
   return {};
 }
 
-Result<std::vector<ModelSpec>> RemoteStore::Models() {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kModels, Json::object(), {}, {}, nullptr, {}}));
-  return FromJson<std::vector<ModelSpec>>(reply.control.value("models", Json::array()), "models");
+Result<ModelSpec> RemoteStore::Model(std::string_view name) {
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kModel, {{"model", name}}, {}, {}, nullptr, {}}));
+  return FromJson<ModelSpec>(reply.control, "model");
+}
+
+Result<ModelPage> RemoteStore::ListModels(const ListSpec& spec) {
+  PREFIXD_ASSIGN(auto reply,
+                 Do({MessageType::kListModels, {{"list", ToJson(spec)}}, {}, {}, nullptr, {}}));
+  return FromJson<ModelPage>(reply.control, "models");
+}
+
+Status RemoteStore::RemoveModel(std::string_view name) {
+  // Not repeated: the second call would find nothing to remove.
+  PREFIXD_ASSIGN(auto connection, link_->Live());
+  PREFIXD_ASSIGN(
+      auto reply,
+      connection->Do({MessageType::kRemoveModel, {{"model", name}}, {}, {}, nullptr, {}}));
+  return {};
 }
 
 // The daemon does not wait for another put of the same tokens: it says kUnavailable, and the client
@@ -146,10 +161,10 @@ Result<std::shared_ptr<Session>> RemoteStore::Attach(const AttachSpec& spec) {
 
 void RemoteStore::StepBatch(std::span<StepRequest> requests) { RemoteStepBatch(*link_, requests); }
 
-Result<std::vector<PrefixSummary>> RemoteStore::Prefixes() {
-  PREFIXD_ASSIGN(auto reply, Do({MessageType::kPrefixes, Json::object(), {}, {}, nullptr, {}}));
-  return FromJson<std::vector<PrefixSummary>>(reply.control.value("prefixes", Json::array()),
-                                              "prefixes");
+Result<PrefixPage> RemoteStore::ListPrefixes(const ListSpec& spec) {
+  PREFIXD_ASSIGN(auto reply,
+                 Do({MessageType::kListPrefixes, {{"list", ToJson(spec)}}, {}, {}, nullptr, {}}));
+  return FromJson<PrefixPage>(reply.control, "prefixes");
 }
 
 Result<PrefixDetail> RemoteStore::Prefix(std::string_view prefix) {

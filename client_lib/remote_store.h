@@ -27,7 +27,9 @@ class RemoteStore final : public Store {
   ~RemoteStore() override;
 
   Status RegisterModel(const ModelSpec& spec) override;
-  Result<std::vector<ModelSpec>> Models() override;
+  Result<ModelSpec> Model(std::string_view name) override;
+  Result<ModelPage> ListModels(const ListSpec& spec) override;
+  Status RemoveModel(std::string_view name) override;
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override;
   Result<PrefixMatch> Match(const MatchSpec& spec) override;
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
@@ -35,7 +37,7 @@ class RemoteStore final : public Store {
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override;
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override;
   void StepBatch(std::span<StepRequest> requests) override;
-  Result<std::vector<PrefixSummary>> Prefixes() override;
+  Result<PrefixPage> ListPrefixes(const ListSpec& spec) override;
   Result<PrefixDetail> Prefix(std::string_view prefix) override;
   Status Remove(std::string_view prefix) override;
   Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override;

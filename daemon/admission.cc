@@ -66,8 +66,8 @@ bool SameUser(int fd) {
 
 }  // namespace
 
-Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, bool local,
-                        int socket) {
+Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool local, int socket,
+                        uint64_t id) {
   if (!local && !context.token.empty() && !SameToken(hello.token, context.token)) {
     return Error{Code::kFailedPrecondition,
                  "the daemon asks TCP clients for a token; this one is missing or wrong"};
@@ -85,6 +85,7 @@ Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, 
     return Error{Code::kFailedPrecondition,
                  "access to all tenants is for the daemon's own user over its Unix socket"};
   }
+  PREFIXD_TRY(context.limits.Greet(id, hello.tenant, a.peer.admin));
   a.reply.server = std::string("prefixd ") + PREFIXD_VERSION;
   a.reply.pid = static_cast<uint32_t>(::getpid());
   a.reply.max_payload_bytes = context.config.max_frame_mib << 20;

@@ -20,9 +20,10 @@ struct Admission {
   MemoryAccount account;  // the tenant's
 };
 
-// `socket`: the connection's descriptor; for a `local` one the system names the peer's user.
-// kFailedPrecondition: a missing or wrong token, or rights that the peer may not have.
-Result<Admission> Admit(const ServerContext& context, const wire::Hello& hello, bool local,
-                        int socket);
+// `socket`: the descriptor of connection `id`; for a `local` one the system names the peer's user.
+// kFailedPrecondition: a missing or wrong token, or rights that the peer may not have;
+// kResourceExhausted: its tenant has as many connections as it may.
+Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool local, int socket,
+                        uint64_t id);
 
 }  // namespace prefixd::daemon

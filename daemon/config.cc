@@ -149,6 +149,13 @@ Status CheckConfig(const Config& config) {
     return InvalidArgument("nothing to listen on: set listen.socket or listen.tcp");
   }
   if (!config.socket.empty()) PREFIXD_TRY(Address::Parse("unix:" + config.socket));
+  if (!config.socket.empty() && !config.tcp.empty() &&
+      (config.max_connections < 2 || config.max_tcp_connections >= config.max_connections)) {
+    return InvalidArgument(
+        "limits.max_tcp_connections must be less than limits.max_connections, so that local "
+        "clients "
+        "find a place beside TCP");
+  }
   if (!config.tcp.empty()) {
     PREFIXD_ASSIGN(const Address tcp, Address::ParseTcp(config.tcp));
     const bool loopback =

@@ -28,6 +28,9 @@ struct Config {
   std::string tcp_token_file;
 
   uint64_t max_connections = 256;
+  uint64_t max_tcp_connections = 0;
+  uint64_t max_tenant_connections = 0;
+  uint64_t max_silent_connections = 32;
   uint64_t max_calls = 64;
   uint64_t max_puts = 16;
   uint64_t max_frame_mib = 256;
@@ -38,6 +41,7 @@ struct Config {
   uint64_t workers = 16;
   uint64_t long_workers = 16;
   uint64_t hello_timeout_s = 10;
+  uint64_t frame_timeout_s = 30;
   uint64_t write_timeout_s = 60;
   uint64_t put_idle_s = 600;
   uint64_t shutdown_grace_s = 10;

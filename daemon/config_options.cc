@@ -33,7 +33,17 @@ std::vector<Option> OptionsOf(Config& c) {
             "outside loopback addresses."),
 
       Number("", "limits.max_connections", &c.max_connections, {"connections"}, {1, 65536},
-             "Connections beyond it are told so and closed."),
+             "Connections beyond it are told so and closed. Fewer where the process may not open "
+             "so many files."),
+      Number(
+          "", "limits.max_tcp_connections", &c.max_tcp_connections, {"connections"}, {0, 65536},
+          "Those of them over TCP. 0: three quarters, so that local clients always find a place."),
+      Number("", "limits.max_tenant_connections", &c.max_tenant_connections, {"connections"},
+             {0, 65536}, "Those of them for one tenant. 0: three quarters."),
+      Number("", "limits.max_silent_connections", &c.max_silent_connections, {"connections"},
+             {1, 65536},
+             "Connections over TCP, and local ones, that have not said hello for a second: beyond "
+             "it the longest silent one is closed for each new one."),
       Number("", "limits.max_calls", &c.max_calls, {"calls"}, {1, 4096},
              "Calls in flight on one connection; further ones are refused."),
       Number("", "limits.max_puts", &c.max_puts, {"puts"}, {1, 4096},
@@ -63,6 +73,10 @@ std::vector<Option> OptionsOf(Config& c) {
       Number("", "limits.hello_timeout_s", &c.hello_timeout_s, kSeconds, {1, 3600},
              "A connection that has not said hello by then is closed.")
           .WithFlag("hello-timeout"),
+      Number("", "limits.frame_timeout_s", &c.frame_timeout_s, kSeconds, {1, 3600},
+             "A message whose bytes do not arrive in this time, and a second more for each MiB of "
+             "it, closes its connection.")
+          .WithFlag("frame-timeout"),
       Number("", "limits.write_timeout_s", &c.write_timeout_s, kSeconds, {1, 3600},
              "A client that takes no byte of its answers for so long is disconnected.")
           .WithFlag("write-timeout"),

@@ -16,6 +16,7 @@
 #include "base/capture_errors.h"
 #include "base/check.h"
 #include "daemon/admission.h"
+#include "daemon/reply.h"
 #include "daemon/with_memory.h"
 #include "protocol/socket.h"
 
@@ -27,6 +28,10 @@ using wire::MessageType;
 
 namespace {
 
+// From here on what a control part really takes is found out before it is unpacked.
+constexpr uint64_t kSmallControl = 16u << 10;
+// The parts that the io thread unpacks itself, and that a peer may send before it is admitted.
+constexpr uint32_t kMaxHelloBytes = 16u << 10, kMaxCancelBytes = 256;
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
 bool RunsBeside(MessageType type) {
@@ -68,10 +73,12 @@ Connection::Connection(ServerContext& context, Socket socket, bool local, uint64
       calls_(context.counters) {
   ++context_.counters.connections_open;
   ++context_.counters.connections_total;
+  if (!local_) ++context_.counters.connections_tcp;
 }
 
 Connection::~Connection() {
   --context_.counters.connections_open;
+  if (!local_) --context_.counters.connections_tcp;
   context_.counters.shared_memory_bytes -= shared_bytes_;
 }
 
@@ -97,7 +104,8 @@ asio::awaitable<void> Connection::Run() {
   const bool welcome = co_await Handshake();
   hello_timer_.cancel();
   while (welcome && !draining_ && !closed_) {
-    Result<Frame> frame = co_await reader_.Read(wire::kMaxPayloadBytes);
+    Result<Frame> frame =
+        co_await reader_.Read(wire::kMaxPayloadBytes, wire::kMaxRequestControlBytes);
     if (!frame.ok()) {
       if (frame.error().code == Code::kUnavailable) {  // the client went away
         if (!draining_) Close();
@@ -118,7 +126,7 @@ asio::awaitable<void> Connection::Run() {
 
 asio::awaitable<bool> Connection::Handshake() {
   // The peer is not admitted yet, so its payload must be empty.
-  Result<Frame> frame = co_await reader_.Read(/*max_payload=*/0);
+  Result<Frame> frame = co_await reader_.Read(/*max_payload=*/0, kMaxHelloBytes);
   if (!frame.ok()) {
     if (frame.error().code == Code::kUnavailable) {
       Close();
@@ -138,25 +146,28 @@ asio::awaitable<bool> Connection::Handshake() {
     Fatal(hello.error());
     co_return false;
   }
-  Result<Admission> admission = Admit(context_, *hello, local_, socket_.native_handle());
+  Result<Admission> admission = Admit(context_, *hello, local_, socket_.native_handle(), id_);
   if (!admission.ok()) {
-    spdlog::warn("connection {}: refused: {}", id_, admission.error().message);
+    if (const auto more = context_.refusals.Line()) {
+      spdlog::warn("connection {}: refused: {}{}", id_, admission.error().message, *more);
+    }
     Fatal(admission.error());
     co_return false;
   }
   region_ = std::move(admission->region);
   region_memory_ = std::move(admission->memory);
-  reader_.TakeMemoryFrom(admission->account);
+  account_ = std::move(admission->account);
+  reader_.TakeMemoryFrom(account_);
   ring_memory_ = std::move(admission->ring_memory);
   const StepRing& ring = admission->ring;
   shared_bytes_ = region_.bytes().size() + (ring.empty() ? 0 : ring.shape().bytes());
   context_.counters.shared_memory_bytes += shared_bytes_;
   const Peer& peer = admission->peer;
-  handler_ =
-      std::make_unique<RequestHandler>(*context_.store, peer, region_.bytes(),
-                                       HandlerLimits{context_.config.max_frame_mib << 20,
-                                                     context_.config.max_puts, admission->account},
-                                       context_.stats);
+  handler_ = std::make_unique<RequestHandler>(
+      *context_.store, peer, region_.bytes(),
+      HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts, account_,
+                    &context_.puts, &context_.sessions},
+      context_.stats);
   spdlog::debug("connection {}: {} for tenant '{}'{}", id_, hello->client, peer.tenant,
                 peer.admin ? " (admin)" : "");
   if (!SendHelloReply(frame->header.request_id, admission->reply, ring)) {
@@ -194,7 +205,7 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
     fds[n_fds++] = ring.memory_fd();
     fds[n_fds++] = ring.bell_fd();
   }
-  const std::vector<std::byte> bytes = EncodeFrame(header, wire::ToJson(reply));
+  const std::vector<std::byte> bytes = EncodeFrame(header, wire::PackControl(wire::ToJson(reply)));
   const ssize_t sent =
       SendWithDescriptors(socket_.native_handle(), bytes, std::span(fds).first(n_fds));
   region_.CloseFd();
@@ -205,6 +216,10 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
 // ---- calls --------------------------------------------------------------------------------------
 
 void Connection::CancelCalls(const Frame& frame) {
+  if (frame.control.size() > kMaxCancelBytes) {
+    return Fatal(InvalidArgument("a cancel has at most " + std::to_string(kMaxCancelBytes) +
+                                 " bytes of control part"));
+  }
   Result<Json> control = wire::UnpackControl(frame.control);
   if (!control.ok()) return Fatal(control.error());
   const auto id = wire::Field<uint64_t>(*control, "request");
@@ -273,6 +288,11 @@ void Connection::Work(const std::shared_ptr<Call>& call) {
     Request request;
     request.type = frame.header.type;
     request.shared = (frame.header.flags & wire::kFlagShared) != 0;
+    if (frame.control.size() > kSmallControl) {
+      PREFIXD_ASSIGN(const uint64_t unpacked, wire::ControlMemory(frame.control));
+      PREFIXD_TRY(frame.memory.Resize(
+          std::max(frame.memory.bytes(), frame.header.payload_bytes + unpacked)));
+    }
     PREFIXD_ASSIGN(request.control, wire::UnpackControl(frame.control));
     CallLimits limits;
     PREFIXD_ASSIGN(limits.deadline, DeadlineOf(request.control, frame));
@@ -282,6 +302,7 @@ void Connection::Work(const std::shared_ptr<Call>& call) {
     PREFIXD_TRY(CheckCall());
     request.payload = std::move(frame.payload);
     call->response = handler_->Handle(request, progress);
+    PackReply(account_, context_.config.max_frame_mib << 20, &call->response);
     return {};
   });
   if (!handled.ok()) call->response.error = handled.error();
@@ -312,11 +333,20 @@ void Connection::Answer(Call& call) {
       Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(*response.error), {},
            true);
     } else {
-      Send(MessageType::kReply, frame.header.request_id, response.control,
-           std::move(response.payload), true, response.fd, std::move(response.held),
-           std::move(response.memory));
+      SendReply(frame.header.request_id, std::move(response));
     }
   });
+}
+
+void Connection::CloseIfSlow() {
+  if (closed_ || !reader_.late()) return;
+  if (const auto more = context_.refusals.Line()) {
+    spdlog::info(
+        "connection {}: closed: a message did not arrive in its time "
+        "(limits.frame_timeout_s){}",
+        id_, *more);
+  }
+  Close();
 }
 
 void Connection::AbortIdlePuts() {
@@ -334,7 +364,9 @@ void Connection::AbortIdlePuts() {
 
 void Connection::Fatal(const Error& error) {
   ++context_.counters.protocol_errors;
-  spdlog::info("connection {}: closed: {}", id_, error.message);
+  if (const auto more = context_.refusals.Line()) {
+    spdlog::info("connection {}: closed: {}{}", id_, error.message, *more);
+  }
   draining_ = true;
   LeaveRing();
   Send(MessageType::kError, 0, wire::ErrorToJson(error), {}, false);
@@ -350,8 +382,25 @@ void Connection::Send(MessageType type, uint64_t request_id, const Json& control
   header.request_id = request_id;
   header.payload_bytes = payload.size();
   header.flags = fd >= 0 ? wire::kFlagRegion : 0;
-  writer_.Push(shared_from_this(), {EncodeFrame(header, control), std::move(payload), ends_call, fd,
-                                    std::move(held), std::move(memory)});
+  writer_.Push(shared_from_this(), {EncodeFrame(header, wire::PackControl(control)),
+                                    std::move(payload),
+                                    ends_call,
+                                    fd,
+                                    std::move(held),
+                                    std::move(memory),
+                                    {}});
+}
+
+void Connection::SendReply(uint64_t request_id, Response response) {
+  wire::FrameHeader header;
+  header.type = MessageType::kReply;
+  header.request_id = request_id;
+  header.payload_bytes = response.payload.size();
+  header.flags = response.fd >= 0 ? wire::kFlagRegion : 0;
+  writer_.Push(
+      shared_from_this(),
+      {EncodeFrame(header, response.packed), std::move(response.payload), true, response.fd,
+       std::move(response.held), std::move(response.memory), std::move(response.packed_memory)});
 }
 
 void Connection::Sent(const FrameWriter::Frame& frame) {
@@ -410,11 +459,11 @@ void Connection::Close() {
 void Connection::ReleaseWhenUnused() {
   if (!closed_ || calls_.running() || ring_running_ || released_) return;
   released_ = true;
-  OnWorker(
-      [this] {
-        if (handler_) handler_->ReleaseAll();
-      },
-      [this] { context_.on_gone(this); });
+  if (!handler_) {  // not admitted: it must not wait for workers, which may be busy
+    return PostSurely(context_.io,
+                      [self = shared_from_this()] { self->context_.on_gone(self.get()); });
+  }
+  OnWorker([this] { handler_->ReleaseAll(); }, [this] { context_.on_gone(this); });
 }
 
 }  // namespace prefixd::daemon

@@ -36,11 +36,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Connection(ServerContext& context, Socket socket, bool local, uint64_t id);
   ~Connection();
+  uint64_t id() const { return id_; }
   void Start();
   // Stops reading, finishes the calls in flight, then closes.
   void Drain();
   // Closes now; running calls are cancelled, their answers and the waiting calls dropped.
   void Close();
+  // Closes the connection if a message under way has not arrived in its time. The server calls it
+  // with AbortIdlePuts.
+  void CloseIfSlow();
   // Aborts puts that nothing was written to for limits.put_idle_s. The server calls this every few
   // seconds.
   void AbortIdlePuts();
@@ -84,6 +88,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
             std::vector<std::byte> payload, bool ends_call, int fd = -1,
             std::shared_ptr<const void> held = nullptr, MemoryCharge memory = {});
+  void SendReply(uint64_t request_id, Response response);
   void Sent(const FrameWriter::Frame& frame);
   // Takes no more calls of the ring; running ones end.
   void LeaveRing();
@@ -98,6 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::steady_timer hello_timer_;
   SharedRegion region_;
   MemoryCharge region_memory_;
+  MemoryAccount account_;  // the tenant's, once it is known
   std::unique_ptr<RequestHandler> handler_;
   std::shared_ptr<StepService::Ring> ring_;
   MemoryCharge ring_memory_;

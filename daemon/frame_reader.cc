@@ -23,6 +23,7 @@ namespace {
 constexpr size_t kFirstChunk = 1 << 20;  // memory follows the bytes that really arrive
 // A control part takes up to so many times its bytes once it is unpacked.
 constexpr uint64_t kControlMemory = 16;
+constexpr uint64_t kBytesPerSecond = 1u << 20;  // of a slow sender
 constexpr auto kLookForPeer = std::chrono::milliseconds(100);
 
 // Whether the peer has closed its end, also where bytes that it sent before are still unread.
@@ -65,17 +66,28 @@ asio::awaitable<bool> FrameReader::Skip(uint64_t bytes) {
   co_return !ec;
 }
 
-asio::awaitable<Result<Frame>> FrameReader::Read(uint64_t max_payload) {
+void FrameReader::GiveTimeFor(uint64_t bytes) {
+  due_ = std::chrono::steady_clock::now() +
+         std::chrono::seconds(context_.config.frame_timeout_s + bytes / kBytesPerSecond);
+}
+
+asio::awaitable<Result<Frame>> FrameReader::Read(uint64_t max_payload, uint32_t max_control) {
   const Error gone{Code::kUnavailable, "the client closed the connection"};
   std::array<std::byte, wire::kHeaderBytes> bytes{};
   boost::system::error_code ec;
-  co_await asio::async_read(socket_, asio::buffer(bytes.data(), bytes.size()),
+  GiveAllTime();  // between frames
+  const size_t begun = co_await asio::async_read(socket_, asio::buffer(bytes.data(), bytes.size()),
+                                                 asio::transfer_at_least(1),
+                                                 asio::redirect_error(asio::use_awaitable, ec));
+  if (ec) co_return gone;
+  GiveTimeFor(0);
+  co_await asio::async_read(socket_, asio::buffer(bytes.data() + begun, bytes.size() - begun),
                             asio::redirect_error(asio::use_awaitable, ec));
   if (ec) co_return gone;
   context_.counters.bytes_in += bytes.size();
   const uint64_t limit = context_.config.max_frame_mib << 20;
   Result<wire::FrameHeader> header =
-      wire::DecodeHeader(bytes, {wire::kMaxRequestControlBytes, std::min(limit, max_payload)});
+      wire::DecodeHeader(bytes, {max_control, std::min(limit, max_payload)});
   if (!header.ok()) co_return header.error();
   Frame frame;
   frame.header = *header;
@@ -91,14 +103,17 @@ asio::awaitable<Result<Frame>> FrameReader::Read(uint64_t max_payload) {
     frame.refused = memory.error();
     const uint64_t rest = frame.header.control_bytes + frame.header.payload_bytes;
     frame.header.payload_bytes = 0;
+    GiveTimeFor(rest);
     if (!co_await Skip(rest)) co_return gone;
     co_return frame;
   }
   frame.memory = *std::move(memory);
   const bool control_read = co_await ReadInto(&frame.control, frame.header.control_bytes);
   if (!control_read) co_return gone;
+  GiveAllTime();  // it is the daemon that makes it wait
   const bool room = co_await AwaitRoom(frame.header.payload_bytes);
   if (!room) co_return gone;
+  GiveTimeFor(frame.header.payload_bytes);
   const bool payload_read = co_await ReadInto(&frame.payload, frame.header.payload_bytes);
   if (!payload_read) co_return gone;
   co_return frame;

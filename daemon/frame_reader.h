@@ -37,7 +37,9 @@ class FrameReader {
   void TakeMemoryFrom(MemoryAccount account) { account_ = std::move(account); }
 
   // Reads a request. kUnavailable: the client has gone; any other error breaks the protocol.
-  boost::asio::awaitable<Result<Frame>> Read(uint64_t max_payload);
+  boost::asio::awaitable<Result<Frame>> Read(uint64_t max_payload, uint32_t max_control);
+  // Whether a frame that has begun did not arrive in limits.frame_timeout_s, and more by its size.
+  bool late() const { return std::chrono::steady_clock::now() >= due_; }
   // Payloads count from Hold until Release; Read waits for room among them.
   void Hold(uint64_t payload_bytes) { held_bytes_ += payload_bytes; }
   void Release(uint64_t payload_bytes);
@@ -51,12 +53,15 @@ class FrameReader {
   // False: the client has gone, or the connection is closed.
   boost::asio::awaitable<bool> AwaitRoom(uint64_t payload_bytes);
   bool HasRoomFor(uint64_t payload_bytes) const;
+  void GiveTimeFor(uint64_t bytes);
+  void GiveAllTime() { due_ = std::chrono::steady_clock::time_point::max(); }
 
   ServerContext& context_;
   Socket& socket_;
   boost::asio::steady_timer room_timer_;  // wakes the reader when there is room again
   MemoryAccount account_;
   uint64_t held_bytes_ = 0;
+  std::chrono::steady_clock::time_point due_ = std::chrono::steady_clock::time_point::max();
   bool closed_ = false;
 };
 

@@ -18,8 +18,7 @@ namespace prefixd::daemon {
 
 namespace asio = boost::asio;
 
-std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::json& control) {
-  const std::vector<std::byte> packed = wire::PackControl(control);
+std::vector<std::byte> EncodeFrame(wire::FrameHeader header, std::span<const std::byte> packed) {
   header.control_bytes = static_cast<uint32_t>(packed.size());
   const auto encoded = wire::EncodeHeader(header);
   std::vector<std::byte> head(encoded.size() + packed.size());

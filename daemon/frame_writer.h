@@ -13,7 +13,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,8 +22,8 @@
 
 namespace prefixd::daemon {
 
-// Returns header and control part of a frame; fills in header.control_bytes.
-std::vector<std::byte> EncodeFrame(wire::FrameHeader header, const nlohmann::json& control);
+// Returns header and packed control part of a frame; fills in header.control_bytes.
+std::vector<std::byte> EncodeFrame(wire::FrameHeader header, std::span<const std::byte> packed);
 
 // Sends as many of `bytes` as fit without waiting, and descriptors with the first one, at most
 // Descriptors::kMost. Returns sendmsg's result and leaves its errno.
@@ -40,6 +39,7 @@ class FrameWriter {
     int fd = -1;                       // goes with the first byte
     std::shared_ptr<const void> held;  // keeps fd open
     MemoryCharge memory;               // the payload's
+    MemoryCharge head_memory;
   };
   struct Events {
     // Called when a frame left the queue, sent or dropped.

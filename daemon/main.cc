@@ -14,6 +14,7 @@
 #include "base/build_info.h"
 #include "daemon/command_line.h"
 #include "daemon/config.h"
+#include "daemon/descriptors.h"
 #include "daemon/listener.h"
 #include "daemon/logging.h"
 #include "daemon/notify.h"
@@ -75,8 +76,12 @@ void Tell(const std::string& assignments) {
   if (Status s = Notify(assignments); !s.ok()) spdlog::warn("{}", s.error().message);
 }
 
-int Serve(const CommandLine& line, const Config& config) {
+int Serve(const CommandLine& line, Config config) {
   if (Status s = SetUpLogging(config.log_level, config.log_file); !s.ok()) return Fail(s.error());
+  const auto descriptors = DivideDescriptors(config, RaiseDescriptorLimit());
+  if (!descriptors.ok()) return Fail(descriptors.error());
+  if (!descriptors->warning.empty()) spdlog::warn("{}", descriptors->warning);
+  config.max_connections = descriptors->connections;
   auto token = ReadToken(config.tcp_token_file);
   if (!token.ok()) return Fail(token.error());
   std::signal(SIGPIPE, SIG_IGN);
@@ -91,7 +96,7 @@ int Serve(const CommandLine& line, const Config& config) {
   // The server is made before the sockets, because it catches signals from then on: a process that
   // sees a socket may stop the daemon at once.
   const std::shared_ptr<MemoryBudget> memory = (*store)->memory();
-  Server server(config, *std::move(store), *std::move(token), memory);
+  Server server(config, *std::move(store), *std::move(token), memory, descriptors->puts);
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
     auto listener = Listener::Unix(config.socket, config.socket_access == "group");

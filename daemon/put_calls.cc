@@ -25,16 +25,18 @@ Result<Json> RequestHandler::BeginPut(const Request& request) {
   PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  Slots::Slot slot;
+  if (limits_.put_slots) {
+    PREFIXD_ASSIGN(slot, limits_.put_slots->Take(peer_.tenant));
+  }
   spec.wait_ms = 0;  // a client waits by asking again, which holds no worker
   PREFIXD_ASSIGN(auto stream, store_.BeginPut(spec));
-  PREFIXD_ASSIGN(const auto models, store_.Models());
-  const auto model = std::ranges::find(models, spec.model, &ModelSpec::name);
-  if (model == models.end()) return Error{Code::kInternal, "the put's model has vanished"};
+  PREFIXD_ASSIGN(const ModelSpec model, store_.Model(spec.model));  // held by the put
   const uint64_t handle = next_handle_++;
   Json reply = {{"put", handle},
                 {"missing", ToJson(stream->missing())},
-                {"geometry", ToJson(model->geometry)}};
-  puts_.emplace(handle, Put{std::move(stream), Clock::now()});
+                {"geometry", ToJson(model.geometry)}};
+  puts_.emplace(handle, Put{std::move(stream), Clock::now(), std::move(slot)});
   return reply;
 }
 

@@ -19,6 +19,11 @@ using wire::ToJson;
 
 namespace {
 
+Result<ListSpec> ListOf(const Request& request) {
+  const Json all = Json::object();
+  return FromJson<ListSpec>(request.control.value("list", all), "list");
+}
+
 // Returns the extents under `key`, all inside `area_bytes` and together no larger than it: a short
 // list of overlapping extents must not make the daemon copy without bound.
 Result<std::vector<Extent>> Extents(const Json& control, const char* key, uint64_t area_bytes) {
@@ -69,19 +74,27 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
 void RequestHandler::ReleaseAll() {
   puts_.clear();  // a put destroyed before its commit is aborted
   held_rows_.clear();
-  for (auto& [handle, session] : sessions_) (void)session->Detach();
+  for (auto& [handle, attached] : sessions_) (void)attached.session->Detach();
   sessions_.clear();
 }
 
 Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& progress,
                                       Response* response) {
   switch (request.type) {
-    case MessageType::kModels: {
-      PREFIXD_ASSIGN(const auto models, store_.Models());
-      return Json{{"models", ToJson(models)}};
-    }
     case MessageType::kRegisterModel:
       return RegisterModel(request);
+    case MessageType::kModel: {
+      PREFIXD_ASSIGN(const auto name, Field<std::string>(request.control, "model"));
+      PREFIXD_ASSIGN(const ModelSpec model, store_.Model(name));
+      return ToJson(model);
+    }
+    case MessageType::kListModels: {
+      PREFIXD_ASSIGN(const auto spec, ListOf(request));
+      PREFIXD_ASSIGN(const ModelPage page, store_.ListModels(spec));
+      return ToJson(page);
+    }
+    case MessageType::kRemoveModel:
+      return RemoveModel(request);
     case MessageType::kBeginPut:
       return BeginPut(request);
     case MessageType::kPutWrite:
@@ -122,8 +135,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return Report(request);
     case MessageType::kDetach:
       return Detach(request);
-    case MessageType::kPrefixes:
-      return Prefixes();
+    case MessageType::kListPrefixes:
+      return ListPrefixes(request);
     case MessageType::kPrefix: {
       PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
       PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(id));
@@ -256,10 +269,10 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
       return InvalidArgument(
           "feature maps are files of the daemon's machine: register them over its Unix socket");
     }
-    PREFIXD_ASSIGN(const auto models, store_.Models());
-    const auto it = std::ranges::find(models, spec.name, &ModelSpec::name);
-    if (it != models.end()) {
-      if (it->geometry == spec.geometry && it->identity == spec.identity) return Json::object();
+    if (const auto known = store_.Model(spec.name); known.ok()) {
+      if (known->geometry == spec.geometry && known->identity == spec.identity) {
+        return Json::object();
+      }
       return Error{Code::kAlreadyExists,
                    "model '" + spec.name + "' is stored with another fingerprint or geometry"};
     }
@@ -291,12 +304,24 @@ Result<Json> RequestHandler::Match(const Request& request) const {
   return ToJson(match);
 }
 
-Result<Json> RequestHandler::Prefixes() const {
-  PREFIXD_ASSIGN(std::vector<PrefixSummary> prefixes, store_.Prefixes());
-  if (!peer_.admin) {
-    std::erase_if(prefixes, [&](const PrefixSummary& p) { return p.tenant != peer_.tenant; });
+// Others may be about to put under an idle model, so only the daemon's own user removes one.
+Result<Json> RequestHandler::RemoveModel(const Request& request) {
+  PREFIXD_ASSIGN(const auto name, Field<std::string>(request.control, "model"));
+  if (!peer_.trusted) {
+    return Error{Code::kFailedPrecondition,
+                 "models are removed by the daemon's own user over its Unix socket"};
   }
-  return Json{{"prefixes", ToJson(prefixes)}};
+  PREFIXD_TRY(store_.RemoveModel(name));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ListPrefixes(const Request& request) const {
+  PREFIXD_ASSIGN(ListSpec spec, ListOf(request));
+  if (!peer_.admin) {
+    PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant.value_or("")));
+  }
+  PREFIXD_ASSIGN(const PrefixPage page, store_.ListPrefixes(spec));
+  return ToJson(page);
 }
 
 Result<Json> RequestHandler::Remove(const Request& request) {

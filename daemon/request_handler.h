@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "daemon/slots.h"
 #include "prefixd/result.h"
 #include "prefixd/store.h"
 #include "protocol/codec.h"
@@ -49,6 +50,8 @@ struct Response {
   int fd = -1;                       // sent with the reply
   std::shared_ptr<const void> held;  // keeps fd open until then
   MemoryCharge memory;               // the payload's
+  std::vector<std::byte> packed;     // the control part, as PackReply (reply.h) leaves it
+  MemoryCharge packed_memory;
 };
 
 // Small messages are counted and never refused: a client must be able to detach, cancel and ask why
@@ -83,6 +86,9 @@ struct HandlerLimits {
   uint64_t max_payload_bytes = 256ull << 20;
   uint64_t max_puts = 16;
   MemoryAccount account = {};  // for what a call copies and answers
+  // Of the whole daemon; null: not bounded. They outlive the handler.
+  Slots* put_slots = nullptr;
+  Slots* session_slots = nullptr;
 };
 
 class RequestHandler {
@@ -107,6 +113,15 @@ class RequestHandler {
   struct Put {
     std::unique_ptr<PutStream> stream;
     Clock::time_point last_used;
+    Slots::Slot slot;
+  };
+  struct Attached {
+    std::shared_ptr<Session> session;
+    Slots::Slot slot;
+  };
+  struct HeldRows {
+    std::shared_ptr<const void> hold;
+    MemoryCharge memory;
   };
   // Tensors of a request, private to the daemon: views of its payload, or copies of what lay in
   // shared memory.
@@ -141,7 +156,8 @@ class RequestHandler {
   Result<wire::Json> RegisterModel(const Request& request);
   Result<wire::Json> Stats() const;
   Result<wire::Json> Match(const Request& request) const;
-  Result<wire::Json> Prefixes() const;
+  Result<wire::Json> RemoveModel(const Request& request);
+  Result<wire::Json> ListPrefixes(const Request& request) const;
   Result<wire::Json> Remove(const Request& request);
   Result<wire::Json> SetLifetime(const Request& request);
   Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
@@ -184,8 +200,8 @@ class RequestHandler {
   uint64_t next_handle_ = 1;
   std::map<uint64_t, Put> puts_;
   mutable std::mutex sessions_mutex_;
-  std::map<uint64_t, std::shared_ptr<Session>> sessions_;
-  std::map<uint64_t, RowsInPlace> held_rows_;
+  std::map<uint64_t, Attached> sessions_;
+  std::map<uint64_t, HeldRows> held_rows_;
 };
 
 }  // namespace prefixd::daemon

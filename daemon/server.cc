@@ -15,6 +15,7 @@
 #include <map>
 #include <utility>  // before Asio 1.74's coroutines, which forget it
 
+#include "base/capture_errors.h"
 #include "daemon/connection.h"
 #include "daemon/server.h"
 #include "daemon/step_service.h"
@@ -43,15 +44,30 @@ std::string Addresses(const std::vector<Listener>& listeners) {
 class Server::Impl {
  public:
   Impl(const Config& config, std::unique_ptr<Store> store, std::string token,
-       std::shared_ptr<MemoryBudget> memory)
+       std::shared_ptr<MemoryBudget> memory, uint64_t max_puts)
       : workers_(config.workers),
         long_calls_(config.long_workers),
         matches_(kMatchThreads),
         steps_(config.step_threads, config.polling_threads, context_.counters,
                memory ? memory->Shared() : MemoryAccount()),
         store_(std::move(store)),
-        context_{config,       std::move(token),  io_, workers_, long_calls_, matches_, steps_,
-                 store_.get(), std::move(memory), {},  {},       {}},
+        context_{.config = config,
+                 .token = std::move(token),
+                 .io = io_,
+                 .workers = workers_,
+                 .long_calls = long_calls_,
+                 .matches = matches_,
+                 .steps = steps_,
+                 .store = store_.get(),
+                 .memory = std::move(memory),
+                 .counters = {},
+                 .limits = ConnectionLimits(config),
+                 .refusals = {},
+                 .puts = {max_puts, "puts", "the process's open files"},
+                 .sessions = {config.store.max_sessions, "sessions", "limits.max_sessions",
+                              Slots::Bounds::kPart},
+                 .stats = {},
+                 .on_gone = {}},
         signals_(io_, SIGTERM, SIGINT),
         grace_timer_(io_),
         sweep_timer_(io_) {
@@ -101,8 +117,10 @@ class Server::Impl {
                                             std::chrono::steady_clock::now() - started_)
                                             .count());
     s.connections = c.connections_open;
+    s.connections_tcp = c.connections_tcp;
     s.connections_total = c.connections_total;
     s.connections_refused = c.connections_refused;
+    s.connections_silent_closed = c.connections_silent_closed;
     s.calls = c.calls;
     s.calls_failed = c.calls_failed;
     s.calls_dropped = c.calls_dropped;
@@ -131,14 +149,19 @@ class Server::Impl {
         });
   }
 
-  // Aborts idle puts every 1 to 15 seconds.
+  // Looks for idle puts and for messages that do not arrive, every 1 to 15 seconds.
   void SweepPuts() {
-    const uint64_t period = std::clamp<uint64_t>(context_.config.put_idle_s / 4, 1, 15);
+    const uint64_t least = std::min(context_.config.put_idle_s, context_.config.frame_timeout_s);
+    const uint64_t period = std::clamp<uint64_t>(least / 4, 1, 15);
     sweep_timer_.expires_after(std::chrono::seconds(period));
     WithMemory([this] {
       sweep_timer_.async_wait([this](boost::system::error_code ec) {
         if (ec || stopping_) return;
-        for (const auto& [raw, connection] : connections_) connection->AbortIdlePuts();
+        const auto open = WithMemory([this] { return connections_; });
+        for (const auto& [raw, connection] : open) {
+          connection->CloseIfSlow();
+          connection->AbortIdlePuts();
+        }
         SweepPuts();
       });
     });
@@ -156,26 +179,44 @@ class Server::Impl {
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
         continue;
       }
-      if (connections_.size() >= context_.config.max_connections) {
-        Refuse(socket);
+      const uint64_t id = next_id_++;
+      const ConnectionLimits::Arrival arrival = context_.limits.Arrive(id, local);
+      if (arrival.close) CloseSilent(*arrival.close);
+      if (!arrival.admitted.ok()) {
+        Refuse(socket, arrival.admitted.error());
         continue;
       }
       if (!local) SetTcpOptions(socket.native_handle());
-      auto connection =
-          std::make_shared<Connection>(context_, std::move(socket), local, next_id_++);
-      connections_.emplace(connection.get(), connection);
+      std::shared_ptr<Connection> connection;
+      const Status made = CaptureErrors([&]() -> Status {
+        connection = std::make_shared<Connection>(context_, std::move(socket), local, id);
+        connections_.emplace(connection.get(), connection);
+        return {};
+      });
+      if (!made.ok()) {
+        context_.limits.Leave(id);
+        spdlog::error("a connection could not be accepted: {}", made.error().message);
+        continue;
+      }
       WithMemory([&] { connection->Start(); });
     }
   }
 
-  void Refuse(Connection::Socket& socket) {
+  void CloseSilent(uint64_t id) {
+    ++context_.counters.connections_silent_closed;
+    const auto silent = std::ranges::find_if(
+        connections_, [&](const auto& entry) { return entry.second->id() == id; });
+    if (silent == connections_.end()) return;
+    const std::shared_ptr<Connection> connection = silent->second;
+    connection->Close();
+  }
+
+  void Refuse(Connection::Socket& socket, const Error& error) {
     ++context_.counters.connections_refused;
-    spdlog::warn("connection refused: limits.max_connections = {} reached",
-                 context_.config.max_connections);
-    const auto control =
-        wire::PackControl(wire::ErrorToJson({Code::kResourceExhausted,
-                                             "the daemon has as many connections as it may "
-                                             "(limits.max_connections); try again later"}));
+    if (const auto more = context_.refusals.Line()) {
+      spdlog::warn("connection refused: {}{}", error.message, *more);
+    }
+    const auto control = wire::PackControl(wire::ErrorToJson(error));
     wire::FrameHeader header;
     header.type = wire::MessageType::kError;
     header.control_bytes = static_cast<uint32_t>(control.size());
@@ -229,6 +270,7 @@ class Server::Impl {
   }
 
   void Forget(const Connection* connection) {
+    context_.limits.Leave(connection->id());
     connections_.erase(connection);
     if (stopping_ && connections_.empty()) CloseStore();
   }
@@ -273,9 +315,9 @@ class Server::Impl {
 };
 
 Server::Server(const Config& config, std::unique_ptr<Store> store, std::string token,
-               std::shared_ptr<MemoryBudget> memory)
-    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token), std::move(memory))) {
-}
+               std::shared_ptr<MemoryBudget> memory, uint64_t max_puts)
+    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token), std::move(memory),
+                                   max_puts)) {}
 Server::~Server() = default;
 
 int Server::Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,

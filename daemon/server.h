@@ -19,8 +19,9 @@ class Server {
   // TCP clients must present `token` unless it is empty. memory: the store's, from which
   // connections take theirs. The constructor starts to catch SIGTERM and SIGINT; Run acts on those
   // that came before it. Make sockets, which other processes see, after this.
+  // max_puts: that all connections together may have open.
   Server(const Config& config, std::unique_ptr<Store> store, std::string token,
-         std::shared_ptr<MemoryBudget> memory);
+         std::shared_ptr<MemoryBudget> memory, uint64_t max_puts);
   ~Server();
 
   // Serves until SIGTERM or SIGINT. Then it stops accepting, finishes calls in flight (at most

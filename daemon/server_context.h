@@ -11,6 +11,9 @@
 
 #include "base/memory_budget.h"
 #include "daemon/config.h"
+#include "daemon/connection_limits.h"
+#include "daemon/log_throttle.h"
+#include "daemon/slots.h"
 #include "prefixd/store.h"
 #include "protocol/codec.h"
 
@@ -18,6 +21,7 @@ namespace prefixd::daemon {
 
 struct ServerCounters {
   std::atomic<uint64_t> connections_open{0}, connections_total{0}, connections_refused{0};
+  std::atomic<uint64_t> connections_tcp{0}, connections_silent_closed{0};
   std::atomic<uint64_t> calls{0}, calls_failed{0}, calls_dropped{0}, protocol_errors{0};
   std::atomic<uint64_t> calls_running{0}, calls_waiting{0};
   std::atomic<uint64_t> bytes_in{0}, bytes_out{0}, shared_memory_bytes{0};
@@ -38,7 +42,10 @@ struct ServerContext {
   Store* store = nullptr;
   std::shared_ptr<MemoryBudget> memory;  // the store's
   ServerCounters counters;
-  std::function<wire::ServerStats()> stats;        // any thread
+  ConnectionLimits limits;                   // io thread only
+  LogThrottle refusals;                      // io thread only: lines about peers that are refused
+  Slots puts, sessions;                      // of all connections
+  std::function<wire::ServerStats()> stats;  // any thread
   std::function<void(const Connection*)> on_gone;  // io thread only
 };
 

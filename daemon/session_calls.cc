@@ -17,6 +17,8 @@ using wire::ToJson;
 
 namespace {
 
+constexpr uint64_t kHeldBytes = 512;  // of rows held in place, beside the pages
+
 Result<TokenRange> RangeOf(const Request& request) {
   TokenRange range;
   PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
@@ -35,7 +37,7 @@ Error NoSession(uint64_t handle) {
 std::shared_ptr<Session> RequestHandler::SessionOf(uint64_t handle) const {
   std::lock_guard lock(sessions_mutex_);
   const auto it = sessions_.find(handle);
-  return it == sessions_.end() ? nullptr : it->second;
+  return it == sessions_.end() ? nullptr : it->second.session;
 }
 
 Result<std::shared_ptr<Session>> RequestHandler::FindSession(const Json& control) const {
@@ -59,13 +61,17 @@ Result<Json> RequestHandler::Attach(const Request& request) {
     PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(spec.prefix));
     spec.tenant = detail.summary.tenant;
   }
+  Slots::Slot slot;
+  if (limits_.session_slots) {
+    PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
+  }
   PREFIXD_ASSIGN(auto session, store_.Attach(spec));
   const uint64_t handle = next_handle_++;
   Json reply = {{"session", handle},
                 {"info", ToJson(session->info())},
                 {"policy", ToJson(session->policy())}};
   std::lock_guard lock(sessions_mutex_);
-  sessions_.emplace(handle, std::move(session));
+  sessions_.emplace(handle, Attached{std::move(session), std::move(slot)});
   return reply;
 }
 
@@ -168,6 +174,7 @@ Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* respo
     return InvalidArgument("the places of " + std::to_string(ids.size()) + " rows take " +
                            std::to_string(want) + " bytes, not " + std::to_string(places.size()));
   }
+  PREFIXD_ASSIGN(MemoryCharge memory, limits_.account.Take(MemoryKind::kMessages, kHeldBytes));
   PREFIXD_ASSIGN(RowsInPlace rows, session->ReadInPlace(layer, kv_head, ids));
   if (std::ranges::find(mapped, rows.region.id) == mapped.end()) {
     if (rows.region.fd < 0) {
@@ -190,7 +197,7 @@ Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* respo
   const uint64_t handle = next_handle_++;
   Json reply = {
       {"hold", handle}, {"region", rows.region.id}, {"region_bytes", rows.region.bytes.size()}};
-  held_rows_.emplace(handle, std::move(rows));
+  held_rows_.emplace(handle, HeldRows{std::move(rows.hold), std::move(memory)});
   return reply;
 }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/every_page.h"
 #include "prefixctl/output.h"
 #include "prefixctl/prefix_file.h"
 #include "protocol/codec.h"
@@ -102,7 +103,7 @@ Result<ModelSpec> ReadModelFile(const std::string& file, const std::string& name
 }  // namespace
 
 Status ListModels(RemoteStore& client, const Options& options) {
-  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, client.Models());
+  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, EveryModel(client));
   if (options.json) {
     PrintJson(ToJson(models));
     return {};
@@ -116,22 +117,17 @@ Status ListModels(RemoteStore& client, const Options& options) {
 }
 
 Status ShowModel(RemoteStore& client, const Options& options) {
-  PREFIXD_ASSIGN(const std::vector<ModelSpec> models, client.Models());
-  const auto it = std::ranges::find(models, options.name, &ModelSpec::name);
-  if (it == models.end()) {
-    return Error{Code::kNotFound,
-                 "no model named '" + options.name + "'; see `prefixctl models list`"};
-  }
+  PREFIXD_ASSIGN(const ModelSpec model, client.Model(options.name));
   if (options.json) {
-    PrintJson(ToJson(*it));
+    PrintJson(ToJson(model));
     return {};
   }
   std::vector<std::pair<std::string, std::string>> fields = {
-      {"model", it->name},
-      {"geometry", ShapeText(it->geometry)},
-      {"bytes per token", Count(it->geometry.token_bytes())}};
-  for (const auto& [key, value] : it->identity) fields.emplace_back("identity." + key, value);
-  for (const auto& path : it->feature_maps) fields.emplace_back("feature map", path.string());
+      {"model", model.name},
+      {"geometry", ShapeText(model.geometry)},
+      {"bytes per token", Count(model.geometry.token_bytes())}};
+  for (const auto& [key, value] : model.identity) fields.emplace_back("identity." + key, value);
+  for (const auto& path : model.feature_maps) fields.emplace_back("feature map", path.string());
   PrintFields(fields);
   return {};
 }
@@ -148,8 +144,18 @@ Status RegisterModel(RemoteStore& client, const Options& options) {
   return {};
 }
 
+Status RemoveModel(RemoteStore& client, const Options& options) {
+  PREFIXD_TRY(client.RemoveModel(options.name));
+  if (options.json) {
+    PrintJson({{"removed", options.name}});
+  } else {
+    std::printf("removed %s\n", Printable(options.name).c_str());
+  }
+  return {};
+}
+
 Status ListPrefixes(RemoteStore& client, const Options& options) {
-  PREFIXD_ASSIGN(const std::vector<PrefixSummary> prefixes, client.Prefixes());
+  PREFIXD_ASSIGN(const std::vector<PrefixSummary> prefixes, EveryPrefix(client));
   if (options.json) {
     PrintJson(ToJson(prefixes));
     return {};

@@ -28,6 +28,7 @@ Status ShowStats(RemoteStore& client, const Options& options);
 Status ListModels(RemoteStore& client, const Options& options);
 Status ShowModel(RemoteStore& client, const Options& options);
 Status RegisterModel(RemoteStore& client, const Options& options);
+Status RemoveModel(RemoteStore& client, const Options& options);
 Status ListPrefixes(RemoteStore& client, const Options& options);
 Status ShowPrefix(RemoteStore& client, const Options& options);
 Status ExportPrefixToFile(RemoteStore& client, const Options& options);

@@ -124,6 +124,10 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
       ->type_name("FILE")
       ->required();
   reg->add_option("--name", o->name, "Name of the model, if the file has none.");
+  AddCommand(models, "remove", "Remove a model that nothing is stored for.",
+             "prefixctl models remove llama-3.2-1b", o, chosen, RemoveModel)
+      ->add_option("model", o->name, "Name of the model.")
+      ->required();
 
   CLI::App* prefixes = app->add_subcommand("prefixes", "Stored prefixes.");
   prefixes->require_subcommand(1);

@@ -53,15 +53,6 @@ std::vector<TensorInfo> TensorsOf(const KvGeometry& g, uint64_t n) {
   return tensors;
 }
 
-Result<ModelSpec> FindModel(Store& client, const std::string& name) {
-  PREFIXD_ASSIGN(std::vector<ModelSpec> models, client.Models());
-  const auto it = std::ranges::find(models, name, &ModelSpec::name);
-  if (it == models.end()) {
-    return Error{Code::kNotFound, "no model named '" + name + "'; see `prefixctl models list`"};
-  }
-  return std::move(*it);
-}
-
 // Returns the model of the file, checked against the tensors that are there.
 Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
   const std::string path = file.path().string();
@@ -102,7 +93,7 @@ Result<ModelSpec> ModelOf(const SafetensorsFile& file) {
 
 // Registers the file's model, or checks that the store's model of that name is the same.
 Status MatchModel(Store& client, const ModelSpec& spec, const std::string& path) {
-  const auto known = FindModel(client, spec.name);
+  const auto known = client.Model(spec.name);
   if (!known.ok() && known.error().code == Code::kNotFound) return client.RegisterModel(spec);
   if (!known.ok()) return known.error();
   if (known->geometry == spec.geometry && known->identity == spec.identity) return {};
@@ -117,7 +108,7 @@ Status MatchModel(Store& client, const ModelSpec& spec, const std::string& path)
 Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
                                 const std::filesystem::path& path, const ProgressFn& progress) {
   PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(prefix));
-  PREFIXD_ASSIGN(ModelSpec spec, FindModel(client, detail.summary.model));
+  PREFIXD_ASSIGN(ModelSpec spec, client.Model(detail.summary.model));
   spec.feature_maps.clear();
   AttachSpec attach;
   attach.model = spec.name;

@@ -307,6 +307,9 @@ PREFIXD_CODEC(RuntimeStats)
 PREFIXD_CODEC(VerifySummary)
 PREFIXD_CODEC(TokenRange)
 PREFIXD_CODEC(Selection)
+PREFIXD_CODEC(ListSpec)
+PREFIXD_CODEC(ModelPage)
+PREFIXD_CODEC(PrefixPage)
 PREFIXD_CODEC(std::vector<ModelSpec>)
 PREFIXD_CODEC(std::vector<PrefixSummary>)
 #undef PREFIXD_CODEC
@@ -326,6 +329,12 @@ std::vector<std::byte> PackControl(const Json& json) {
   std::vector<uint8_t> packed = Json::to_msgpack(json);
   const auto* data = reinterpret_cast<const std::byte*>(packed.data());
   return {data, data + packed.size()};
+}
+
+Result<uint64_t> ControlMemory(std::span<const std::byte> bytes) {
+  uint64_t memory = 0;
+  PREFIXD_TRY(CheckMsgpack(bytes, kMaxControlDepth, &memory));
+  return memory;
 }
 
 Result<Json> UnpackControl(std::span<const std::byte> bytes) {

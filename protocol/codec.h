@@ -49,7 +49,7 @@ struct HelloReply {
 //   Lifetime, RuntimeOptions (prefixd/options.h), MatchSpec (no tokens), PrefixMatch,
 //   PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport,
 //   PrefixSummary, PrefixDetail, HostTierTenant, MemoryOfKind, MemoryOfTenant, TenantStats,
-//   RuntimeStats, VerifySummary, TokenRange, Selection (no ids)
+//   RuntimeStats, VerifySummary, TokenRange, Selection (no ids), ListSpec, ModelPage, PrefixPage
 template <typename T>
 Json ToJson(const T& value);
 // kInvalidArgument names the field ("attach.policy.budget: expected a number").
@@ -66,6 +66,8 @@ template <typename T>
 Result<T> Field(const Json& json, const char* key);
 
 std::vector<std::byte> PackControl(const Json& json);
+// Checks nesting and lengths, and returns about how much memory the unpacked control part takes.
+Result<uint64_t> ControlMemory(std::span<const std::byte> bytes);
 // Checks nesting and lengths first (msgpack_check.h). An empty span is an empty object.
 Result<Json> UnpackControl(std::span<const std::byte> bytes);
 

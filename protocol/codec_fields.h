@@ -169,6 +169,18 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("exact_tokens", s.exact_tokens);
 }
 template <class V>
+void Describe(V& v, Is<ListSpec> auto& s) {
+  v("after", s.after), v("limit", s.limit), v("tenant", s.tenant);
+}
+template <class V>
+void Describe(V& v, Is<ModelPage> auto& s) {
+  v("models", s.models), v("next", s.next);
+}
+template <class V>
+void Describe(V& v, Is<PrefixPage> auto& s) {
+  v("prefixes", s.prefixes), v("next", s.next);
+}
+template <class V>
 void Describe(V& v, Is<PrefixDetail> auto& s) {
   v("summary", s.summary), v("chain", s.chain), v("blobs", s.blobs), v("choices", s.choices);
   v("indexes", s.indexes);

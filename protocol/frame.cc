@@ -23,8 +23,6 @@ std::string_view MessageName(MessageType type) {
   switch (type) {
     case MessageType::kHello:
       return "hello";
-    case MessageType::kModels:
-      return "models";
     case MessageType::kRegisterModel:
       return "register_model";
     case MessageType::kBeginPut:
@@ -59,8 +57,6 @@ std::string_view MessageName(MessageType type) {
       return "report";
     case MessageType::kDetach:
       return "detach";
-    case MessageType::kPrefixes:
-      return "prefixes";
     case MessageType::kPrefix:
       return "prefix";
     case MessageType::kRemove:
@@ -81,6 +77,14 @@ std::string_view MessageName(MessageType type) {
       return "read_layer";
     case MessageType::kReadTokens:
       return "read_tokens";
+    case MessageType::kListModels:
+      return "list_models";
+    case MessageType::kListPrefixes:
+      return "list_prefixes";
+    case MessageType::kModel:
+      return "model";
+    case MessageType::kRemoveModel:
+      return "remove_model";
     case MessageType::kSetLifetime:
       return "set_lifetime";
     case MessageType::kReply:

@@ -50,7 +50,6 @@ inline constexpr uint32_t kKnownFlags = kFlagShared | kFlagRegion | kFlagRing;
 
 enum class MessageType : uint16_t {
   kHello = 1,
-  kModels = 2,
   kRegisterModel = 3,
   kBeginPut = 4,
   kPutWrite = 5,
@@ -68,7 +67,6 @@ enum class MessageType : uint16_t {
   kSetPolicy = 17,
   kReport = 18,
   kDetach = 19,
-  kPrefixes = 20,
   kPrefix = 21,
   kRemove = 22,
   kVerify = 23,
@@ -80,6 +78,10 @@ enum class MessageType : uint16_t {
   kSetLifetime = 29,
   kReadLayer = 30,
   kReadTokens = 31,
+  kListModels = 40,
+  kListPrefixes = 41,
+  kModel = 42,
+  kRemoveModel = 43,
   kReply = 0x8000,     // request_id names the request that it answers
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply

@@ -7,6 +7,10 @@ namespace prefixd::wire {
 namespace {
 
 constexpr uint32_t kDepthCapacity = 64;
+// What the JSON library takes for values, with the allocator's own. A vector that grows has the
+// place of its values twice.
+constexpr uint64_t kValueBytes = 32, kArrayBytes = 48, kMapBytes = 64, kStringBytes = 64;
+constexpr uint64_t kEntryBytes = 64;  // of a map, beside key and value
 
 // One tag byte announces bytes of scalar data to skip, or items of a container to read.
 struct Token {
@@ -65,7 +69,7 @@ Token Classify(uint8_t tag) {
 
 }  // namespace
 
-Status CheckMsgpack(std::span<const std::byte> bytes, uint32_t max_depth) {
+Status CheckMsgpack(std::span<const std::byte> bytes, uint32_t max_depth, uint64_t* memory) {
   const auto bad = [](size_t at, const char* why) {
     return InvalidArgument("malformed control part at byte " + std::to_string(at) + ": " + why);
   };
@@ -91,6 +95,14 @@ Status CheckMsgpack(std::span<const std::byte> bytes, uint32_t max_depth) {
     uint64_t length = 0;
     for (uint64_t i = 0; i < token.length_bytes; ++i) {
       length = length << 8 | std::to_integer<uint8_t>(bytes[at++]);  // MessagePack is big-endian
+    }
+    if (memory) {
+      *memory += kValueBytes;
+      if (token.kind == Token::Kind::kMap)
+        *memory += kMapBytes + (token.items / 2 + length) * kEntryBytes;
+      if (token.kind == Token::Kind::kArray) *memory += kArrayBytes;
+      if (token.kind == Token::Kind::kBytes || token.skip > 8)
+        *memory += kStringBytes + token.skip + length;
     }
     if (token.kind == Token::Kind::kScalar || token.kind == Token::Kind::kBytes) {
       const uint64_t skip = token.skip + length;

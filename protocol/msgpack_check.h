@@ -12,6 +12,8 @@
 namespace prefixd::wire {
 
 // kInvalidArgument names the byte at which the value is malformed. Uses memory of a fixed size.
-Status CheckMsgpack(std::span<const std::byte> bytes, uint32_t max_depth);
+// `memory`, unless null, grows by about what the unpacked value takes.
+Status CheckMsgpack(std::span<const std::byte> bytes, uint32_t max_depth,
+                    uint64_t* memory = nullptr);
 
 }  // namespace prefixd::wire

@@ -15,7 +15,8 @@ struct ServerStats {
   std::string version, address, dir;
   uint32_t pid = 0;
   uint64_t uptime_ms = 0;
-  uint64_t connections = 0, connections_total = 0, connections_refused = 0;
+  uint64_t connections = 0, connections_tcp = 0, connections_total = 0;
+  uint64_t connections_refused = 0, connections_silent_closed = 0;
   uint64_t calls = 0, calls_failed = 0, calls_dropped = 0, protocol_errors = 0;
   uint64_t calls_running = 0, calls_waiting = 0;
   uint64_t bytes_in = 0, bytes_out = 0, shared_memory_bytes = 0;
@@ -36,9 +37,13 @@ inline constexpr auto kStatistics<wire::ServerStats> = [] {
       Gauge("uptime_ms", &S::uptime_ms, kMilliseconds, "Time since the daemon started.")
           .Titled("running for"),
       Gauge("connections", &S::connections, kNone, "Open connections.").Titled("connections"),
+      Gauge("connections_tcp", &S::connections_tcp, kNone, "Those over TCP."),
       Counter("connections_total", &S::connections_total, kNone, "Connections taken so far."),
       Counter("connections_refused", &S::connections_refused, kNone,
-              "Connections refused because there were too many (limits.max_connections)."),
+              "Connections refused because there were too many (limits.max_connections, "
+              "limits.max_tcp_connections, limits.max_tenant_connections)."),
+      Counter("connections_silent_closed", &S::connections_silent_closed, kNone,
+              "Connections that said no hello and made room for new ones."),
       Counter("calls", &S::calls, kNone, "Calls received."),
       Counter("calls_failed", &S::calls_failed, kNone, "Calls answered by an error."),
       Counter("calls_dropped", &S::calls_dropped, kNone,

@@ -59,6 +59,11 @@ Result<MatchSpec> SpecOf(const pfx_match_options* options) {
   return spec;
 }
 
+Result<ListSpec> ListOf(const char* json) {
+  if (json == nullptr) return ListSpec{};
+  return wire::FromText<ListSpec>(json, "list");
+}
+
 Result<RuntimeOptions> OpenOptions(const pfx_open_options& o) {
   wire::Json given = wire::Json::object();
   if (o.options_json) {
@@ -170,11 +175,27 @@ pfx_code pfx_register_model(pfx_store* client, const char* model_json) {
   });
 }
 
-pfx_code pfx_models(pfx_store* client, char** json) {
+pfx_code pfx_model(pfx_store* client, const char* name, char** json) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
-    PREFIXD_ASSIGN(const auto models, client->client->Models());
-    return ReturnText(wire::ToText(models), json);
+    PREFIXD_ASSIGN(const auto model, client->client->Model(Text(name)));
+    return ReturnText(wire::ToText(model), json);
+  });
+}
+
+pfx_code pfx_list_models(pfx_store* client, const char* list_json, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto spec, ListOf(list_json));
+    PREFIXD_ASSIGN(const auto page, client->client->ListModels(spec));
+    return ReturnText(wire::ToText(page), json);
+  });
+}
+
+pfx_code pfx_remove_model(pfx_store* client, const char* name) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    return client->client->RemoveModel(Text(name));
   });
 }
 
@@ -217,11 +238,12 @@ pfx_code pfx_match_end(pfx_pending_match* match, pfx_match_result* result) {
   });
 }
 
-pfx_code pfx_prefixes(pfx_store* client, char** json) {
+pfx_code pfx_list_prefixes(pfx_store* client, const char* list_json, char** json) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
-    PREFIXD_ASSIGN(const auto prefixes, client->client->Prefixes());
-    return ReturnText(wire::ToText(prefixes), json);
+    PREFIXD_ASSIGN(const auto spec, ListOf(list_json));
+    PREFIXD_ASSIGN(const auto page, client->client->ListPrefixes(spec));
+    return ReturnText(wire::ToText(page), json);
   });
 }
 

@@ -19,13 +19,17 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", client.error().ToString().c_str());
     return 1;
   }
-  auto prefixes = (*client)->Prefixes();
-  if (!prefixes.ok()) {
-    std::fprintf(stderr, "%s\n", prefixes.error().ToString().c_str());
-    return 1;
-  }
-  for (const prefixd::PrefixSummary& p : *prefixes) {
-    std::printf("%s  %u tokens of %s  %s\n", p.id.c_str(), p.n_tokens, p.model.c_str(),
-                p.label.c_str());
-  }
+  prefixd::ListSpec list;
+  do {
+    auto page = (*client)->ListPrefixes(list);
+    if (!page.ok()) {
+      std::fprintf(stderr, "%s\n", page.error().ToString().c_str());
+      return 1;
+    }
+    for (const prefixd::PrefixSummary& p : page->prefixes) {
+      std::printf("%s  %u tokens of %s  %s\n", p.id.c_str(), p.n_tokens, p.model.c_str(),
+                  p.label.c_str());
+    }
+    list.after = page->next;
+  } while (!list.after.empty());
 }

@@ -82,6 +82,10 @@ struct RuntimeOptions {
   uint32_t recluster_chunk_tokens = 16384;  // rows move only within a chunk; at most 65536
   uint32_t compact_max_tokens = 8192;
   uint32_t max_sessions = 1024;
+  // Bound the registered models, their feature maps in memory included. A model that nothing is
+  // stored for makes room for a new one.
+  uint32_t max_models = 256;
+  uint64_t max_models_bytes = 1ull << 30;
   uint64_t scrub_bytes_per_second = 32ull << 20;  // 0: no scrub
   uint32_t scrub_interval_hours = 168;            // the scrub verifies everything once in this time
 };

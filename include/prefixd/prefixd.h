@@ -137,7 +137,14 @@ PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
  * put everything into it that changes keys or values. Idempotent for an equal description;
  * PFX_ALREADY_EXISTS when the name is taken by another model. */
 PFX_API pfx_code pfx_register_model(pfx_store* client, const char* model_json);
-PFX_API pfx_code pfx_models(pfx_store* client, char** json); /* a list of models */
+PFX_API pfx_code pfx_model(pfx_store* client, const char* name, char** json);
+/* One page: {"models": [...], "next": "..."}, by name. `list_json`: {"after": "...", "limit": n},
+ * or NULL for the first page; "after" is the "next" of the page before, which is "" behind the
+ * last. */
+PFX_API pfx_code pfx_list_models(pfx_store* client, const char* list_json, char** json);
+/* PFX_FAILED_PRECONDITION while segments of it are stored. Over a connection only the daemon's own
+ * user may do it. */
+PFX_API pfx_code pfx_remove_model(pfx_store* client, const char* name);
 
 /* ---- storing a prompt ---------------------------------------------------------------------- */
 
@@ -238,7 +245,9 @@ PFX_API int pfx_match_ready(const pfx_pending_match* match);
 /* Waits for the answer, up to the deadline, and frees `match`, also after a failure. result NULL:
  * gives the match up without waiting. */
 PFX_API pfx_code pfx_match_end(pfx_pending_match* match, pfx_match_result* result);
-PFX_API pfx_code pfx_prefixes(pfx_store* client, char** json); /* a list of summaries */
+/* One page of summaries, by tenant and id: {"prefixes": [...], "next": "..."}. `list_json` as for
+ * pfx_list_models, and "tenant" for one tenant's alone. */
+PFX_API pfx_code pfx_list_prefixes(pfx_store* client, const char* list_json, char** json);
 PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
 PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);
 /* {"pinned": true, "ttl_seconds": 3600}: absent fields stay unchanged. */

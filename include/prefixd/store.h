@@ -79,8 +79,15 @@ class Store {
   virtual ~Store() = default;
 
   // Idempotent for an equal spec; new feature maps replace the old ones (phi caches are rebuilt).
+  // Beyond RuntimeOptions::max_models the least recently used model that nothing is stored for
+  // makes room; kResourceExhausted when there is none.
   virtual Status RegisterModel(const ModelSpec& spec) = 0;
-  virtual Result<std::vector<ModelSpec>> Models() = 0;
+  virtual Result<ModelSpec> Model(std::string_view name) = 0;  // kNotFound
+  // Models are common to all tenants: ListSpec::tenant has no meaning here.
+  virtual Result<ModelPage> ListModels(const ListSpec& spec) = 0;
+  // kFailedPrecondition names how many segments of the model are stored. Over a connection only the
+  // daemon's own user may do it.
+  virtual Status RemoveModel(std::string_view name) = 0;
 
   virtual Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) = 0;
   // Returns the longest stored prefix of the spec's tokens; an empty match is no error. It ends
@@ -107,7 +114,8 @@ class Store {
   // fails.
   virtual void StepBatch(std::span<StepRequest> requests) = 0;
 
-  virtual Result<std::vector<PrefixSummary>> Prefixes() = 0;
+  // kInvalidArgument when `after` is no page's `next`.
+  virtual Result<PrefixPage> ListPrefixes(const ListSpec& spec) = 0;
   virtual Result<PrefixDetail> Prefix(std::string_view prefix) = 0;
   virtual Status Remove(std::string_view prefix) = 0;
   // Durable when it returns. kNotFound when the prefix was removed or has expired.

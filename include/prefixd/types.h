@@ -64,6 +64,15 @@ struct Lifetime {
   std::optional<uint64_t> ttl_seconds;  // from now on; 0: for ever
 };
 
+// One page of a list. Lists have a fixed order, and an item keeps its place for as long as it
+// exists: what is added or removed between two pages neither skips nor repeats others.
+struct ListSpec {
+  std::string after;   // `next` of the page before; empty: the first page
+  uint32_t limit = 0;  // items at most; 0, or more than kMaxListItems: as many as that
+  std::optional<std::string> tenant;  // only this one's; absent: all that the caller may see
+};
+inline constexpr uint32_t kMaxListItems = 1000;
+
 // A match takes exact rows, and derived ones where it says so: all, or those of the session that
 // the engine continues, by the lineage that its first derived put returned.
 struct MatchSpec {
@@ -279,6 +288,17 @@ struct PrefixDetail {
   std::vector<IndexRecall> indexes;  // for the segment in which the prefix ends
 };
 
+// A page may have fewer items than asked for, where they are large. `next` is empty behind the
+// last.
+struct PrefixPage {
+  std::vector<PrefixSummary> prefixes;  // by tenant and id
+  std::string next;
+};
+struct ModelPage {
+  std::vector<ModelSpec> models;  // by name
+  std::string next;
+};
+
 // A tenant's part of the host tier. Counters begin when the store is opened.
 struct HostTierTenant {
   std::string tenant;
@@ -313,6 +333,8 @@ struct RuntimeStats {
   std::string io_backend;
   uint64_t uptime_ms = 0;
   uint64_t models = 0, prefixes = 0, sessions = 0, sessions_total = 0, steps = 0;
+  // What models take in memory, and models that made room for new ones.
+  uint64_t models_bytes = 0, models_dropped = 0;
   uint64_t steps_joined = 0;  // calls that waited for cores and ran together with others
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
@@ -337,12 +359,15 @@ struct RuntimeStats {
   std::string host_tier_gpu;                   // "off", "registered", or the reason why not
   std::vector<HostTierTenant> host_tenants;
   uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
+  // Of the lists by tenant those with the most bytes are shown, kMaxStatTenants at most.
   std::vector<TenantStats> tenants;  // the daemon shows others only to an admin
   // The scrub: bytes verified and damage found since the start; at or after verified_since_unix_ms
   // everything stored was verified or written.
   uint64_t scrub_bytes = 0, scrub_damaged = 0;
   int64_t verified_since_unix_ms = 0;
 };
+
+inline constexpr uint32_t kMaxStatTenants = 1000;
 
 struct VerifySummary {
   uint64_t segments = 0, pages = 0, blobs = 0, bytes = 0;

@@ -57,10 +57,7 @@ class Progress {
 };
 
 DType StoredDType(Store& store, const std::string& model) {
-  for (const ModelSpec& spec : Unwrap(store.Models())) {
-    if (spec.name == model) return spec.geometry.dtype;
-  }
-  throw Failure{{Code::kNotFound, "no model named '" + model + "' is registered"}};
+  return Unwrap(store.Model(model)).geometry.dtype;
 }
 
 std::vector<uint32_t> Copy(const Tokens& tokens) {
@@ -92,8 +89,22 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("json"), Unlocked())
       .def(
-          "models", [](const StoreHandle& s) { return wire::ToText(Unwrap(s.get()->Models())); },
-          Unlocked())
+          "model",
+          [](const StoreHandle& s, const std::string& name) {
+            return wire::ToText(Unwrap(s.get()->Model(name)));
+          },
+          nb::arg("name"), Unlocked())
+      .def(
+          "list_models",
+          [](const StoreHandle& s, const std::string& json) {
+            const auto spec = Unwrap(wire::FromText<ListSpec>(json, "list"));
+            return wire::ToText(Unwrap(s.get()->ListModels(spec)));
+          },
+          nb::arg("json"), Unlocked())
+      .def(
+          "remove_model",
+          [](const StoreHandle& s, const std::string& name) { Check(s.get()->RemoveModel(name)); },
+          nb::arg("name"), Unlocked())
       .def(
           "begin_put",
           [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {
@@ -163,9 +174,12 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("tenant"), nb::arg("progress") = nb::none())
       .def(
-          "prefixes",
-          [](const StoreHandle& s) { return wire::ToText(Unwrap(s.get()->Prefixes())); },
-          Unlocked())
+          "list_prefixes",
+          [](const StoreHandle& s, const std::string& json) {
+            const auto spec = Unwrap(wire::FromText<ListSpec>(json, "list"));
+            return wire::ToText(Unwrap(s.get()->ListPrefixes(spec)));
+          },
+          nb::arg("json"), Unlocked())
       .def(
           "prefix",
           [](const StoreHandle& s, const std::string& id) {

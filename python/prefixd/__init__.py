@@ -37,7 +37,7 @@ _HOMES = {
     "put": ["Put", "PutResult"],
     "restore": ["Restore", "Run"],
     "session": ["Cut", "Rows", "Session", "merge_states", "step_batch"],
-    "store": ["PendingMatch", "PrefixMatch", "Store", "connect", "open"],
+    "store": ["ModelPage", "PendingMatch", "PrefixMatch", "PrefixPage", "Store", "connect", "open"],
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_WHERE)
@@ -69,8 +69,10 @@ if TYPE_CHECKING:  # `as` exports the name to a type checker
     from prefixd.session import Session as Session
     from prefixd.session import merge_states as merge_states
     from prefixd.session import step_batch as step_batch
+    from prefixd.store import ModelPage as ModelPage
     from prefixd.store import PendingMatch as PendingMatch
     from prefixd.store import PrefixMatch as PrefixMatch
+    from prefixd.store import PrefixPage as PrefixPage
     from prefixd.store import Store as Store
     from prefixd.store import connect as connect
     from prefixd.store import open as open

@@ -30,6 +30,18 @@ class PrefixMatch:
         return self.exact_tokens < self.n_tokens
 
 
+@dataclass(frozen=True)
+class PrefixPage:
+    prefixes: list[dict[str, Any]]  # by tenant and id
+    next: str  # `after` of the next page; "" behind the last
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    models: list[ModelSpec]  # by name
+    next: str
+
+
 class PendingMatch:
     """A match that `Store.match_async` began. Dropping it gives the match up."""
 
@@ -76,8 +88,18 @@ class Store:
         the name."""
         self.core.register_model(spec.to_json())
 
-    def models(self) -> list[ModelSpec]:
-        return [ModelSpec.from_wire(spec) for spec in json.loads(self.core.models())]
+    def model(self, name: str) -> ModelSpec:
+        return ModelSpec.from_wire(json.loads(self.core.model(name)))
+
+    def list_models(self, *, after: str = "", limit: int = 0) -> ModelPage:
+        """Returns one page of the models: `limit` at most, or as many as fit a page."""
+        page = json.loads(self.core.list_models(json.dumps({"after": after, "limit": limit})))
+        return ModelPage([ModelSpec.from_wire(spec) for spec in page["models"]], page["next"])
+
+    def remove_model(self, name: str) -> None:
+        """Removes a model that nothing is stored for; FailedPrecondition otherwise. Over a connection
+        only the daemon's own user may do it."""
+        self.core.remove_model(name)
 
     # ---- putting and attaching ----
 
@@ -201,9 +223,15 @@ class Store:
         cannot be."""
         self.core.wait_ready(prefix, progress)
 
-    def prefixes(self) -> list[dict[str, Any]]:
-        prefixes: list[dict[str, Any]] = json.loads(self.core.prefixes())
-        return prefixes
+    def list_prefixes(
+        self, *, after: str = "", limit: int = 0, tenant: str | None = None
+    ) -> PrefixPage:
+        """Returns one page of the prefixes, of one tenant or of all that the caller may see: `limit`
+        at most, or as many as fit a page. What is stored or removed between two pages neither skips
+        nor repeats others."""
+        spec = {"after": after, "limit": limit, "tenant": tenant}
+        page = json.loads(self.core.list_prefixes(json.dumps(spec)))
+        return PrefixPage(page["prefixes"], page["next"])
 
     def prefix(self, prefix: str) -> dict[str, Any]:
         """Returns summary, chain, blobs and choices of a prefix."""

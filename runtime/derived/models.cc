@@ -96,6 +96,41 @@ Result<std::vector<FeatureMapSet>> LoadAllMaps(const ModelSpec& spec) {
   return all;
 }
 
+uint64_t BytesOf(const ModelSpec& spec) {
+  uint64_t bytes = sizeof(Model) + spec.name.capacity() +
+                   spec.geometry.layers.capacity() * sizeof(LayerGeometry);
+  for (const auto& [tag, value] : spec.identity) {
+    bytes += sizeof(spec.identity[0]) + tag.capacity() + value.capacity();
+  }
+  for (const auto& path : spec.feature_maps) bytes += sizeof(path) + path.native().capacity();
+  return bytes;
+}
+
+uint64_t BytesOf(const std::vector<FeatureMapSet>& maps) {
+  uint64_t bytes = 0;
+  for (const FeatureMapSet& set : maps) {
+    for (const auto* side : {&set.phi_q, &set.phi_k}) {
+      for (const FeatureMap& m : *side) {
+        bytes += sizeof(m) +
+                 sizeof(float) * (m.w_in.size() + m.b_in.size() + m.w1.size() + m.b1.size() +
+                                  m.w2.size() + m.b2.size() + m.w_out.size() + m.b_out.size());
+      }
+    }
+  }
+  return bytes;
+}
+
+// What the files take, so that nothing is loaded that there is no room for; loading them says what
+// else is wrong with them.
+uint64_t FileBytes(const std::vector<std::filesystem::path>& files) {
+  uint64_t bytes = 0;
+  for (const auto& path : files) {
+    std::error_code failed;
+    if (const auto size = std::filesystem::file_size(path, failed); !failed) bytes += size;
+  }
+  return bytes;
+}
+
 bool SameMaps(const Model& a, const Model& b) {
   return std::equal(a.maps.begin(), a.maps.end(), b.maps.begin(), b.maps.end(),
                     [](const FeatureMapSet& x, const FeatureMapSet& y) {
@@ -122,52 +157,149 @@ Status ModelRegistry::LoadAll() {
     PREFIXD_ASSIGN(auto spec, SpecOf(record));
     auto model = std::make_shared<Model>();
     model->spec = std::move(spec);
-    if (auto maps = LoadAllMaps(model->spec); maps.ok()) {
-      model->maps = std::move(maps).value();
-    } else {
-      model->maps_error = maps.error().message;
-    }
+    const uint64_t bytes = BytesOf(model->spec);
+    model->memory = memory_.Charge(MemoryKind::kSummaries, bytes);
+    const auto load = [&]() -> Status {
+      PREFIXD_TRY(model->memory.Resize(bytes + FileBytes(model->spec.feature_maps)));
+      PREFIXD_ASSIGN(model->maps, LoadAllMaps(model->spec));
+      return {};
+    };
+    if (const Status loaded = load(); !loaded.ok()) model->maps_error = loaded.error().message;
+    model->memory.Set(bytes + BytesOf(model->maps));
     std::lock_guard lock(mutex_);
-    models_[record.name] = std::move(model);
+    models_[record.name].model = std::move(model);
   }
   return {};
+}
+
+std::vector<std::string> ModelRegistry::LeastRecentlyUsed() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<uint64_t, std::string>> models;
+  for (const auto& [name, entry] : models_) models.emplace_back(entry.used, name);
+  std::ranges::sort(models);
+  std::vector<std::string> names;
+  for (auto& [used, name] : models) names.push_back(std::move(name));
+  return names;
+}
+
+Status ModelRegistry::MakeRoom(const std::string& name, uint64_t bytes) {
+  if (bytes > limits_.bytes) {
+    return Error{Code::kResourceExhausted,
+                 "model '" + name + "' takes " + std::to_string(bytes) + " bytes, more than all " +
+                     std::to_string(limits_.bytes) +
+                     " that models may (limits.models_mib); use smaller feature maps"};
+  }
+  const auto fits = [&] {
+    const Stats now = stats();
+    std::lock_guard lock(mutex_);
+    const auto old = models_.find(name);
+    const bool known = old != models_.end();
+    const uint64_t others = now.bytes - (known ? old->second.model->memory.bytes() : 0);
+    return (known || now.models < limits_.models) && others + bytes <= limits_.bytes;
+  };
+  if (fits()) return {};
+  for (const std::string& other : LeastRecentlyUsed()) {
+    if (other == name || !storage_->RemoveModel(other).ok()) continue;
+    {
+      std::lock_guard lock(mutex_);
+      models_.erase(other);
+      ++dropped_;
+    }
+    if (fits()) return {};
+  }
+  const Stats now = stats();
+  return Error{Code::kResourceExhausted,
+               "there are " + std::to_string(now.models) + " models of " +
+                   std::to_string(now.bytes) +
+                   " bytes, and prefixes of all of them are stored (limits.max_models, "
+                   "limits.models_mib); remove one's prefixes first"};
 }
 
 Result<bool> ModelRegistry::Register(const ModelSpec& spec) {
   std::lock_guard registering(register_mutex_);
   if (spec.name.empty()) return InvalidArgument("a model needs a name");
   PREFIXD_TRY(spec.geometry.Validate());
+  std::shared_ptr<const Model> known;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto it = models_.find(spec.name); it != models_.end()) known = it->second.model;
+  }
   auto model = std::make_shared<Model>();
   model->spec = spec;
   for (auto& path : model->spec.feature_maps) {
     std::error_code ignored;  // keeps the path as given; loading it says what is wrong
     if (auto absolute = std::filesystem::absolute(path, ignored); !ignored) path = absolute;
   }
+  const uint64_t bytes = BytesOf(model->spec);
+  PREFIXD_ASSIGN(model->memory,
+                 memory_.Take(MemoryKind::kSummaries, bytes + FileBytes(model->spec.feature_maps)));
   PREFIXD_ASSIGN(model->maps, LoadAllMaps(model->spec));
-  PREFIXD_TRY(
-      storage_->PutModel({spec.name, storage::ModelFingerprint(spec.geometry, spec.identity),
-                          spec.geometry, Describe(model->spec)}));
+  model->memory.Set(bytes + BytesOf(model->maps));
+  const storage::ModelRecord record{spec.name,
+                                    storage::ModelFingerprint(spec.geometry, spec.identity),
+                                    spec.geometry, Describe(model->spec)};
+  if (!known || model->memory.bytes() > known->memory.bytes()) {
+    if (known) PREFIXD_TRY(storage_->PutModel(record));  // others go only for what is not refused
+    PREFIXD_TRY(MakeRoom(spec.name, model->memory.bytes()));
+  }
+  PREFIXD_TRY(storage_->PutModel(record));
   std::lock_guard lock(mutex_);
-  auto& slot = models_[spec.name];
-  const bool changed = !slot || !SameMaps(*slot, *model);
-  if (changed || slot->spec.feature_maps != model->spec.feature_maps) slot = std::move(model);
+  Entry& entry = models_[spec.name];
+  entry.used = ++uses_;
+  const bool changed = known && !SameMaps(*known, *model);
+  if (!known || changed || known->spec.feature_maps != model->spec.feature_maps) {
+    entry.model = std::move(model);
+  }
   return changed;
 }
 
-Result<std::shared_ptr<const Model>> ModelRegistry::Find(std::string_view name) const {
+Status ModelRegistry::Remove(std::string_view name) {
+  std::lock_guard registering(register_mutex_);
+  PREFIXD_TRY(storage_->RemoveModel(name));
   std::lock_guard lock(mutex_);
-  if (auto it = models_.find(name); it != models_.end()) return it->second;
+  if (const auto it = models_.find(name); it != models_.end()) models_.erase(it);
+  return {};
+}
+
+Result<std::shared_ptr<const Model>> ModelRegistry::Find(std::string_view name) const {
+  constexpr size_t kNamed = 8;
+  std::lock_guard lock(mutex_);
+  if (const auto it = models_.find(name); it != models_.end()) {
+    it->second.used = ++uses_;
+    return it->second.model;
+  }
   std::string known;
-  for (const auto& [other, model] : models_) known += (known.empty() ? "" : ", ") + other;
+  size_t n = 0;
+  for (auto it = models_.begin(); it != models_.end() && n < kNamed; ++it, ++n) {
+    known += (n == 0 ? "" : ", ") + it->first;
+  }
+  if (models_.size() > n) known += " and " + std::to_string(models_.size() - n) + " more";
   return Error{Code::kNotFound, "no model named '" + std::string(name) + "' is registered" +
                                     (known.empty() ? "" : "; known: " + known)};
 }
 
-std::vector<ModelSpec> ModelRegistry::Specs() const {
+ModelPage ModelRegistry::List(std::string_view after, size_t limit, uint64_t max_bytes) const {
+  ModelPage page;
+  uint64_t bytes = 0;
   std::lock_guard lock(mutex_);
-  std::vector<ModelSpec> specs;
-  for (const auto& [name, model] : models_) specs.push_back(model->spec);
-  return specs;
+  // No model has an empty name.
+  for (auto it = models_.upper_bound(after); it != models_.end(); ++it) {
+    const ModelSpec& spec = it->second.model->spec;
+    bytes += BytesOf(spec);
+    if (!page.models.empty() && (page.models.size() >= limit || bytes > max_bytes)) {
+      page.next = page.models.back().name;
+      break;
+    }
+    page.models.push_back(spec);
+  }
+  return page;
+}
+
+ModelRegistry::Stats ModelRegistry::stats() const {
+  std::lock_guard lock(mutex_);
+  Stats s{models_.size(), 0, dropped_};
+  for (const auto& [name, entry] : models_) s.bytes += entry.model->memory.bytes();
+  return s;
 }
 
 }  // namespace prefixd

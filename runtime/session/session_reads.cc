@@ -154,7 +154,10 @@ Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_
   std::lock_guard lock(mutex_);
   AddReads(reads);
   if (!summaries.ok()) return std::move(summaries).error();
-  if (plan_) ChargeSummary(head, variant);
+  if (plan_) {
+    ChargeSummary(head, variant);
+    PREFIXD_TRY(TakeMemory(plan_->policy));
+  }
   const EstimatorSummary& summary = summaries->at(wanted).at(head)->summary;
   if (const auto* phi = summary.phi()) return phi->Serialize();
   if (const auto* clusters = summary.clusters()) return clusters->Serialize();

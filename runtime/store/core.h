@@ -33,7 +33,7 @@ struct Core {
         storage(std::move(s)),
         pool(o.threads),
         scratch(memory),
-        models(storage.get()),
+        models(storage.get(), {o.max_models, o.max_models_bytes}, memory->Shared()),
         selector_memory(o.selector_memory_bytes),
         index_preloader(WorkPriority::kStep,
                         [](PreparedPrefix& prefix, index::IndexKind kind, size_t head,

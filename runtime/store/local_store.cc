@@ -22,6 +22,7 @@
 #include "runtime/session/step_batch.h"
 #include "runtime/store/core.h"
 #include "runtime/store/memory_parts.h"
+#include "runtime/store/store_lists.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
 
@@ -31,6 +32,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using storage::SegmentId;
 
+// An open put keeps the prompt's ids twice, and its chained hashes.
+constexpr uint64_t kPutTokenBytes = 2 * sizeof(uint32_t) + 4;
 constexpr uint64_t kMaxTtlSeconds = 1000ull * 365 * 24 * 3600;
 
 Status CheckTtl(uint64_t ttl_seconds) {
@@ -102,30 +105,39 @@ class LocalStoreImpl final : public LocalStore {
     return {};
   }
 
-  Result<std::vector<ModelSpec>> Models() override { return core_->models.Specs(); }
+  Result<ModelSpec> Model(std::string_view name) override {
+    PREFIXD_ASSIGN(const auto model, core_->models.Find(name));
+    return model->spec;
+  }
+
+  Result<ModelPage> ListModels(const ListSpec& spec) override {
+    return core_->models.List(spec.after, PageLimit(spec), kMaxPageBytes);
+  }
+
+  Status RemoveModel(std::string_view name) override { return core_->models.Remove(name); }
 
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
     PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
     PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
     PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
+    PutContext context;
+    const KvGeometry& g = context.geometry = model->spec.geometry;
+    context.query_samples = core_->options.query_samples;
+    context.fixed_bytes =
+        uint64_t{g.n_layers} * context.query_samples * g.n_q_heads * g.key_dim * sizeof(float) +
+        spec.tokens.size() * kPutTokenBytes;
+    PREFIXD_ASSIGN(context.memory,
+                   core_->memory->Of(spec.tenant).Take(MemoryKind::kPuts, context.fixed_bytes));
     PREFIXD_ASSIGN(auto writer,
                    core_->storage->BeginPut(
                        spec.model, spec.tenant, spec.tokens, spec.label,
                        {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
                         spec.wait_ms, spec.alone, spec.derived, accept}));
-    PutContext context;
     context.keep_alive = core_;
     context.storage = core_->storage.get();
     context.pool = &core_->pool;
-    context.geometry = model->spec.geometry;
     context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
-    context.query_samples = core_->options.query_samples;
-    const KvGeometry& g = context.geometry;
-    context.fixed_bytes =
-        uint64_t{g.n_layers} * context.query_samples * g.n_q_heads * g.key_dim * sizeof(float);
-    PREFIXD_ASSIGN(context.memory,
-                   core_->memory->Of(spec.tenant).Take(MemoryKind::kPuts, context.fixed_bytes));
     context.committed = [core = core_.get()](const SegmentId& id) { core->ingest->Enqueue(id); };
     return MakePutStream(std::move(context), std::move(writer));
   }
@@ -223,11 +235,8 @@ class LocalStoreImpl final : public LocalStore {
                                spec.call_timeout_ms, begun);
   }
 
-  Result<std::vector<PrefixSummary>> Prefixes() override {
-    std::vector<PrefixSummary> summaries;
-    for (const auto& info : core_->storage->ListPrefixes())
-      summaries.push_back(SummaryOf(*core_, info));
-    return summaries;
+  Result<PrefixPage> ListPrefixes(const ListSpec& spec) override {
+    return PrefixPageOf(*core_, spec);
   }
 
   Result<PrefixDetail> Prefix(std::string_view prefix) override {

@@ -1,10 +1,29 @@
 #include "runtime/store/store_reports.h"
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 
 #include "prefixd/version.h"
 
 namespace prefixd {
+
+namespace {
+
+// Keeps the entries with the most bytes, in their order.
+template <typename T>
+void KeepLargest(std::vector<T>& list) {
+  if (list.size() <= kMaxStatTenants) return;
+  std::vector<uint64_t> bytes;
+  for (const T& entry : list) bytes.push_back(entry.bytes);
+  std::ranges::nth_element(bytes, bytes.begin() + (kMaxStatTenants - 1), std::greater());
+  const uint64_t least = bytes[kMaxStatTenants - 1];
+  size_t kept = 0;
+  std::erase_if(list,
+                [&](const T& entry) { return entry.bytes < least || kept++ >= kMaxStatTenants; });
+}
+
+}  // namespace
 
 PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {
   PrefixSummary s;
@@ -41,7 +60,10 @@ RuntimeStats StatsOf(const Core& core) {
   stats.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                               std::chrono::steady_clock::now() - core.started)
                                               .count());
-  stats.models = core.models.Specs().size();
+  const ModelRegistry::Stats models = core.models.stats();
+  stats.models = models.models;
+  stats.models_bytes = models.bytes;
+  stats.models_dropped = models.dropped;
   stats.prefixes = stored.segments;
   stats.sessions = core.services.open;
   stats.sessions_total = core.services.attached;
@@ -99,6 +121,9 @@ RuntimeStats StatsOf(const Core& core) {
     stats.tenants.push_back(
         {t.tenant, t.bytes, t.reserved_bytes, t.quota_bytes, t.evictions, t.evicted_bytes});
   }
+  KeepLargest(stats.host_tenants);
+  KeepLargest(stats.memory_tenants);
+  KeepLargest(stats.tenants);
   stats.scrub_bytes = stored.scrub_bytes;
   stats.scrub_damaged = stored.scrub_damaged;
   stats.verified_since_unix_ms = stored.verified_since_unix_ms;

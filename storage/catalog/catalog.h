@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "prefixd/result.h"
@@ -76,6 +77,7 @@ class Catalog {
   virtual const CatalogMeta& meta() const = 0;
   virtual Status PutModel(const ModelRecord& model) = 0;  // synced
   virtual Result<std::vector<ModelRecord>> LoadModels() const = 0;
+  virtual Status RemoveModel(std::string_view name) = 0;  // synced
 
   // Returns the numbers for segment files; every Apply stores which of them are decided.
   virtual Sequences& sequences() = 0;

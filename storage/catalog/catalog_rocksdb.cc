@@ -136,6 +136,12 @@ class RocksCatalog final : public Catalog {
     return models;
   }
 
+  Status RemoveModel(std::string_view name) override {
+    rocksdb::WriteBatch batch = NewBatch();
+    batch.Delete(Key('m', name));
+    return Write(batch, true, "removing a model");
+  }
+
   Sequences& sequences() override { return sequences_; }
 
   Status Apply(const CatalogChange& change) override {

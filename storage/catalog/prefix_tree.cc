@@ -57,10 +57,14 @@ void PrefixTree::InsertNode(Node node) {
   PREFIXD_CHECK(fresh);
   const SegmentRecord& record = at->second.record;
   const bool linked = at->second.linked;
+  uint64_t* of_model = nullptr;
   try {
     if (linked) children_[KeyOf(at->second)].insert(id);
+    of_model = &of_model_[record.model];
+    ids_[record.tenant].insert(id);
     usage_.Add(record.tenant, record.file_bytes);
   } catch (const std::bad_alloc&) {
+    EraseId(record.tenant, id);
     if (const auto it = children_.find(KeyOf(at->second)); it != children_.end()) {
       it->second.erase(id);
       if (it->second.empty()) children_.erase(it);
@@ -69,6 +73,7 @@ void PrefixTree::InsertNode(Node node) {
     throw;
   }
   ++inserted;
+  ++*of_model;
   if (const auto parent = nodes_.find(record.parent); linked && parent != nodes_.end()) {
     ++parent->second.children;
   }
@@ -78,7 +83,14 @@ void PrefixTree::EraseNode(const SegmentId& id) {
   const auto it = nodes_.find(id);
   const Node& node = it->second;
   usage_.Subtract(node.record.tenant, node.record.file_bytes);
-  for (const SegmentId& alias : node.aliases) aliases_.erase(alias);
+  for (const SegmentId& alias : node.aliases) {
+    aliases_.erase(alias);
+    EraseId(node.record.tenant, alias);
+  }
+  EraseId(node.record.tenant, id);
+  const auto of_model = of_model_.find(node.record.model);
+  PREFIXD_CHECK(of_model != of_model_.end() && of_model->second > 0);
+  if (--of_model->second == 0) of_model_.erase(of_model);
   if (node.linked) {
     const auto siblings = children_.find(KeyOf(node));
     siblings->second.erase(id);

@@ -19,6 +19,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -143,6 +144,14 @@ class PrefixTree {
   // blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
   std::vector<SegmentRecord> Records() const;
+  // Returns up to `limit` ids of segments and aliases, listed or not, in the order of tenant and
+  // id, behind the given place; `one_tenant`: of this tenant alone.
+  struct Place {
+    std::string tenant;
+    SegmentId id;
+  };
+  std::vector<Place> IdsAfter(const Place& place, size_t limit, bool one_tenant) const;
+  uint64_t SegmentsOf(std::string_view model) const;
   // Returns the segments that a prefix's name needs, root first; none when the name is unknown.
   std::vector<SegmentRecord> Chain(const SegmentId& id) const;
   // Returns a snapshot for the eviction; `bytes` is the size of the segment files.
@@ -174,6 +183,7 @@ class PrefixTree {
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
   void PutAlias(const AliasRecord& alias);
+  void EraseId(const std::string& tenant, const SegmentId& id);
   bool Named(const Node& node, int64_t now_unix_ms) const;
   bool AliveNode(const Node& node, int64_t now_unix_ms) const;
   // Returns the chain, root first; it stops at the first unknown or unlinked segment.
@@ -189,6 +199,9 @@ class PrefixTree {
   std::map<SegmentId, AliasRecord> aliases_;
   std::map<BlockHash, uint64_t> inserted_;
   TenantBytes usage_;
+  // Ids of nodes_ and aliases_ by tenant, and the number of segments of each model.
+  std::map<std::string, std::set<SegmentId>, std::less<>> ids_;
+  std::map<std::string, uint64_t, std::less<>> of_model_;
 };
 
 }  // namespace prefixd::storage

@@ -10,7 +10,15 @@ void PrefixTree::PutAlias(const AliasRecord& alias) {
   aliases_[alias.id] = alias;
   if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
     it->second.aliases.insert(alias.id);
+    ids_[it->second.record.tenant].insert(alias.id);
   }
+}
+
+void PrefixTree::EraseId(const std::string& tenant, const SegmentId& id) {
+  const auto it = ids_.find(tenant);
+  if (it == ids_.end()) return;
+  it->second.erase(id);
+  if (it->second.empty()) ids_.erase(it);
 }
 
 void PrefixTree::InsertAlias(const AliasRecord& alias) {
@@ -37,6 +45,7 @@ Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& co
   aliases_.erase(it);
   if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
     node->second.aliases.erase(id);
+    EraseId(node->second.record.tenant, id);
   }
   return alias;
 }
@@ -46,6 +55,28 @@ std::vector<AliasRecord> PrefixTree::Aliases() const {
   std::vector<AliasRecord> out;
   for (const auto& [id, alias] : aliases_) out.push_back(alias);
   return out;
+}
+
+std::vector<PrefixTree::Place> PrefixTree::IdsAfter(const Place& place, size_t limit,
+                                                    bool one_tenant) const {
+  std::lock_guard lock(mutex_);
+  std::vector<Place> out;
+  for (auto it = ids_.lower_bound(place.tenant); it != ids_.end(); ++it) {
+    const auto& [tenant, ids] = *it;
+    if (one_tenant && tenant != place.tenant) break;
+    for (auto id = tenant == place.tenant ? ids.upper_bound(place.id) : ids.begin();
+         id != ids.end() && out.size() < limit; ++id) {
+      out.push_back({tenant, *id});
+    }
+    if (out.size() == limit) break;
+  }
+  return out;
+}
+
+uint64_t PrefixTree::SegmentsOf(std::string_view model) const {
+  std::lock_guard lock(mutex_);
+  const auto it = of_model_.find(model);
+  return it == of_model_.end() ? 0 : it->second;
 }
 
 std::vector<AliasRecord> PrefixTree::AliasesInto(const SegmentId& segment) const {

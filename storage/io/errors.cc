@@ -10,7 +10,8 @@
 namespace prefixd::storage {
 
 Error ErrnoError(int error, std::string what) {
-  const bool exhausted = error == ENOSPC || error == EDQUOT || error == ENOMEM;
+  const bool exhausted =
+      error == ENOSPC || error == EDQUOT || error == ENOMEM || error == EMFILE || error == ENFILE;
   return {exhausted ? Code::kResourceExhausted : Code::kIo,
           what + ": " + std::generic_category().message(error)};
 }

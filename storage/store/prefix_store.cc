@@ -1,6 +1,8 @@
 // Implements the store's public interface as a thin layer over StoreCore.
 #include "storage/store/prefix_store.h"
 
+#include <algorithm>
+
 #include "storage/io/file.h"
 #include "storage/segment/hex.h"
 #include "storage/store/remote_segment.h"
@@ -45,6 +47,7 @@ ReadStats& ReadStats::operator+=(const ReadStats& o) {
 namespace {
 
 constexpr size_t kMaxProducerBytes = 1024;
+constexpr size_t kIdsAtOnce = 1000;  // under the tree's lock
 
 Status CheckBlob(std::string_view name, std::string_view producer) {
   if (ValidBlobName(name) && producer.size() <= kMaxProducerBytes) return {};
@@ -65,6 +68,7 @@ class Store final : public PrefixStore {
   }
 
   std::vector<ModelRecord> ListModels() const override { return core_->ListModels(); }
+  Status RemoveModel(std::string_view name) override { return core_->RemoveModel(name); }
 
   Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
                              std::span<const uint32_t> tokens,
@@ -121,15 +125,20 @@ class Store final : public PrefixStore {
     return core_->blobs->Remove(id, name);
   }
 
-  std::vector<PrefixInfo> ListPrefixes() const override {
+  std::vector<PrefixInfo> ListPrefixes(const PrefixesAfter& after) const override {
     std::vector<PrefixInfo> out;
-    const auto add = [&](const SegmentId& id) {
-      auto info = core_->Info(id);
-      // A concurrent call may have removed it.
-      if (info.ok() && info->listed) out.push_back(std::move(*info));
-    };
-    for (const SegmentRecord& record : core_->tree.Records()) add(record.id);
-    for (const AliasRecord& alias : core_->tree.Aliases()) add(alias.id);
+    PrefixTree::Place place{after.tenant, after.id};
+    while (out.size() < after.limit) {
+      const size_t want = std::min(after.limit - out.size(), kIdsAtOnce);
+      const auto ids = core_->tree.IdsAfter(place, want, after.one_tenant);
+      for (const PrefixTree::Place& next : ids) {
+        auto info = core_->Info(next.id);
+        // A concurrent call may have removed it.
+        if (info.ok() && info->listed) out.push_back(std::move(*info));
+      }
+      if (ids.size() < want) break;
+      place = ids.back();
+    }
     return out;
   }
 

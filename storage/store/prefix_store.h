@@ -70,6 +70,14 @@ struct Match {
   uint32_t exact_tokens = 0;   // the matched tokens before the first derived one
 };
 
+// Where a list of prefixes begins and ends. Prefixes are in the order of tenant and id.
+struct PrefixesAfter {
+  std::string tenant;  // with `id`: the first one behind this
+  SegmentId id;
+  size_t limit = SIZE_MAX;
+  bool one_tenant = false;  // none of the tenants behind `tenant`
+};
+
 struct VerifyReport {
   uint64_t pages = 0, blobs = 0, bytes = 0;
   std::vector<std::string> damaged;  // one sentence each: what and where
@@ -140,6 +148,9 @@ class PrefixStore : public SegmentSource {
   virtual Status PutModel(const ModelRecord& model) = 0;
   virtual Result<ModelRecord> GetModel(std::string_view name) const = 0;
   virtual std::vector<ModelRecord> ListModels() const = 0;
+  // kNotFound; kFailedPrecondition while segments of it are stored (the message says how many) or
+  // puts of it are under way.
+  virtual Status RemoveModel(std::string_view name) = 0;
 
   virtual Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
                                      std::span<const uint32_t> tokens,
@@ -151,7 +162,7 @@ class PrefixStore : public SegmentSource {
                                                           std::span<const uint32_t> tokens,
                                                           std::string_view label,
                                                           const PutOptions& options = {}) = 0;
-  virtual std::vector<PrefixInfo> ListPrefixes() const = 0;
+  virtual std::vector<PrefixInfo> ListPrefixes(const PrefixesAfter& after = {}) const = 0;
   // Removes the prefix's name and the data stored for it alone; tokens that others continue stay
   // until those are gone. kFailedPrecondition when it is open.
   virtual Status Remove(const SegmentId& id) = 0;

@@ -166,6 +166,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   PREFIXD_ASSIGN(const SegmentManifest manifest, DecodeManifest(source.manifest()));
   PREFIXD_ASSIGN(SegmentRecord record, RecordOf(source, manifest));
   PREFIXD_TRY(core.PutModel(manifest.model));
+  PREFIXD_ASSIGN(const auto hold, core.HoldModel(record.model));
   PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
 
   std::vector<uint32_t> tokens;                // tokens of the whole chain

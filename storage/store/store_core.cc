@@ -192,6 +192,43 @@ std::vector<ModelRecord> StoreCore::ListModels() const {
   return out;
 }
 
+Result<StoreCore::ModelHold> StoreCore::HoldModel(std::string_view name) {
+  std::lock_guard guard(mutex_);
+  if (!models_.contains(name)) {
+    return Error{Code::kNotFound, "no model named '" + std::string(name) + "' in the store"};
+  }
+  std::weak_ptr<const void>& held = held_models_[std::string(name)];
+  ModelHold hold = held.lock();
+  if (!hold) held = hold = std::make_shared<char>();
+  return hold;
+}
+
+// A put inserts its segment before it lets go of the model, so that what is seen here in this order
+// is complete.
+Status StoreCore::RemoveModel(std::string_view name) {
+  std::lock_guard guard(mutex_);
+  const auto it = models_.find(name);
+  if (it == models_.end()) {
+    return Error{Code::kNotFound, "no model named '" + std::string(name) + "' in the store"};
+  }
+  const auto held = held_models_.find(name);
+  if (held != held_models_.end() && !held->second.expired()) {
+    return Error{Code::kFailedPrecondition,
+                 "puts of model '" + std::string(name) + "' are under way; end them first"};
+  }
+  if (const uint64_t segments = tree.SegmentsOf(name); segments > 0) {
+    return Error{Code::kFailedPrecondition, "model '" + std::string(name) + "' is used by " +
+                                                std::to_string(segments) +
+                                                " stored segments; remove its prefixes first"};
+  }
+  CrashPoint("model.before_removal");
+  PREFIXD_TRY(catalog->RemoveModel(name));
+  CrashPoint("model.removed");
+  if (held != held_models_.end()) held_models_.erase(held);
+  models_.erase(it);
+  return {};
+}
+
 Result<std::shared_ptr<const SegmentFile>> StoreCore::OpenSegment(const SegmentId& id, Need need) {
   while (true) {
     PREFIXD_ASSIGN(const SegmentRecord record, tree.Record(id));

@@ -51,6 +51,10 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   Result<Scope> ResolveScope(std::string_view model, std::string_view tenant) const;
   Status PutModel(const ModelRecord& model);
   std::vector<ModelRecord> ListModels() const;
+  Status RemoveModel(std::string_view name);
+  // While it lives, the model is not removed: whoever commits a segment of it holds one.
+  using ModelHold = std::shared_ptr<const void>;
+  Result<ModelHold> HoldModel(std::string_view name);
 
   // Returns the longest stored prefix down to the token (store_match.cc).
   Result<Match> FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
@@ -169,8 +173,9 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   struct EvictionCount {
     uint64_t segments = 0, bytes = 0;
   };
-  mutable std::mutex mutex_;  // guards models_ and evicted_
+  mutable std::mutex mutex_;  // guards models_, held_models_ and evicted_
   std::map<std::string, ModelRecord, std::less<>> models_;
+  std::map<std::string, std::weak_ptr<const void>, std::less<>> held_models_;
   std::map<std::string, EvictionCount> evicted_;
 };
 

@@ -26,7 +26,8 @@ struct PutPlan {
   PutOptions options;
   Lineage lineage{};  // of the rows that this put stores
   Match match;
-  ChainPin pin;          // pins the segment that the new one continues
+  ChainPin pin;  // pins the segment that the new one continues
+  StoreCore::ModelHold model;
   OpenPuts::Entry open;  // until the put has ended
 };
 
@@ -266,6 +267,7 @@ class PutWriter final : public SegmentWriter {
     space_.Release();
     plan_.pin.Release();
     plan_.open = {};
+    plan_.model.reset();
   }
 
   // Members are destroyed in reverse order, and everything below needs the core.
@@ -330,6 +332,7 @@ Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
   if (options.ttl_ms > kMaxTtlMs) return InvalidArgument("a prefix lives at most 1000 years");
   PutPlan plan;
   plan.options = options;
+  PREFIXD_ASSIGN(plan.model, core->HoldModel(model));
   PREFIXD_ASSIGN(plan.scope, core->ResolveScope(model, tenant));
   plan.tokens.assign(tokens.begin(), tokens.end());
   plan.hashes =

@@ -255,9 +255,15 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   EXPECT_STREQ(pfx_code_name(PFX_DEADLINE_EXCEEDED), "deadline_exceeded");
   EXPECT_EQ(pfx_match_end(nullptr, nullptr), PFX_INVALID_ARGUMENT);
   char* json = nullptr;
-  ASSERT_EQ(pfx_prefixes(client_, &json), PFX_OK);
-  EXPECT_EQ(Json::parse(json)[0]["label"], "c");
+  ASSERT_EQ(pfx_list_prefixes(client_, nullptr, &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["prefixes"][0]["label"], "c");
+  EXPECT_EQ(Json::parse(json)["next"], "");
   pfx_free(json);
+  ASSERT_EQ(pfx_list_prefixes(client_, R"({"tenant": "", "limit": 1})", &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["prefixes"].size(), 1u);
+  pfx_free(json);
+  EXPECT_EQ(pfx_list_prefixes(client_, R"({"after": "x"})", &json), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_list_prefixes(client_, R"({"page": 1})", &json), PFX_INVALID_ARGUMENT);
   ASSERT_EQ(pfx_set_lifetime(client_, prefix_.c_str(), R"({"pinned": true})"), PFX_OK);
   ASSERT_EQ(pfx_prefix(client_, prefix_.c_str(), &json), PFX_OK);
   EXPECT_EQ(Json::parse(json)["summary"]["pinned"], true);
@@ -265,9 +271,14 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   ASSERT_EQ(pfx_verify(client_, nullptr, nullptr, nullptr, &json), PFX_OK) << pfx_last_error();
   EXPECT_EQ(Json::parse(json)["segments"], 1);
   pfx_free(json);
-  ASSERT_EQ(pfx_models(client_, &json), PFX_OK);
-  EXPECT_EQ(Json::parse(json)[0]["name"], "m");
+  ASSERT_EQ(pfx_list_models(client_, R"({"limit": 1})", &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["models"][0]["name"], "m");
   pfx_free(json);
+  ASSERT_EQ(pfx_model(client_, "m", &json), PFX_OK);
+  EXPECT_EQ(Json::parse(json)["name"], "m");
+  pfx_free(json);
+  EXPECT_EQ(pfx_model(client_, "x", &json), PFX_NOT_FOUND);
+  EXPECT_EQ(pfx_remove_model(client_, "m"), PFX_FAILED_PRECONDITION);
   ASSERT_EQ(pfx_stats(client_, &json), PFX_OK);
   EXPECT_EQ(Json::parse(json)["prefixes"], 1);
   pfx_free(json);
@@ -278,6 +289,7 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   ASSERT_EQ(pfx_session_detach(session_, nullptr), PFX_OK);
   EXPECT_EQ(pfx_session_detach(session_, nullptr), PFX_FAILED_PRECONDITION);
   ASSERT_EQ(pfx_remove(client_, prefix_.c_str()), PFX_OK) << pfx_last_error();
+  EXPECT_EQ(pfx_remove_model(client_, "m"), PFX_OK) << pfx_last_error();
   EXPECT_EQ(pfx_remove(client_, prefix_.c_str()), PFX_NOT_FOUND);
 }
 

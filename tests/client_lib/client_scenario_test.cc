@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/every_page.h"
 #include "tests/client_lib/client_scenario.h"
 
 namespace prefixd::testing {
@@ -33,7 +34,7 @@ TEST_P(ClientScenario, LifetimeTravelsWithThePutAndAfterIt) {
 
 TEST_P(ClientScenario, PutMatchAttachStepDetach) {
   Put(*client_);
-  auto models = client_->Models();
+  auto models = EveryModel(*client_);
   ASSERT_TRUE(models.ok());
   ASSERT_EQ(models->size(), 1u);
   EXPECT_EQ((*models)[0].geometry, prompt_.model.geometry);
@@ -200,7 +201,7 @@ TEST_P(ClientScenario, RefusalsAreTheSameEverywhere) {
 
 TEST_P(ClientScenario, PrefixesVerifyRemoveStats) {
   Put(*client_);
-  auto list = client_->Prefixes();
+  auto list = EveryPrefix(*client_);
   ASSERT_TRUE(list.ok());
   ASSERT_EQ(list->size(), 1u);
   EXPECT_EQ((*list)[0].label, "scenario");
@@ -221,7 +222,55 @@ TEST_P(ClientScenario, PrefixesVerifyRemoveStats) {
   EXPECT_EQ(stats->puts, 1u);
   Status removed = client_->Remove(prefix_);
   ASSERT_TRUE(removed.ok()) << removed.error().message;
-  EXPECT_TRUE(client_->Prefixes()->empty());
+  EXPECT_TRUE(EveryPrefix(*client_)->empty());
+}
+
+// Pages are the same embedded and remote, and the old ones are good after a removal.
+TEST_P(ClientScenario, ListsComeInPages) {
+  Put(*client_);
+  for (uint64_t i = 1; i <= 5; ++i) {
+    const Prompt more = MakePrompt(100, i);
+    ASSERT_TRUE(PutPrompt(*client_, more, "more").ok());
+  }
+  const auto all = EveryPrefix(*client_);
+  ASSERT_TRUE(all.ok() && all->size() == 6u);
+  ListSpec list{.limit = 4};
+  auto page = client_->ListPrefixes(list);
+  ASSERT_TRUE(page.ok()) << page.error().message;
+  ASSERT_EQ(page->prefixes.size(), 4u);
+  ASSERT_TRUE(client_->Remove(page->prefixes[3].id).ok());
+  list.after = page->next;
+  page = client_->ListPrefixes(list);
+  ASSERT_TRUE(page.ok()) << page.error().message;
+  ASSERT_EQ(page->prefixes.size(), 2u);
+  EXPECT_EQ(page->next, "");
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(page->prefixes[i].id, (*all)[4 + i].id);
+  EXPECT_EQ(client_->ListPrefixes({.after = "x"}).error().code, Code::kInvalidArgument);
+
+  ModelSpec second = prompt_.model;
+  second.name = "another";
+  second.identity = {{"weights", "others"}};
+  ASSERT_TRUE(client_->RegisterModel(second).ok());
+  const auto models = client_->ListModels({.limit = 1});
+  ASSERT_TRUE(models.ok() && models->models.size() == 1u);
+  EXPECT_EQ(models->models[0].name, "another");
+  EXPECT_EQ(client_->ListModels({.after = models->next})->models.size(), 1u);
+  EXPECT_EQ(client_->Model(prompt_.model.name)->identity, prompt_.model.identity);
+  EXPECT_EQ(client_->Model("nobody").error().code, Code::kNotFound);
+}
+
+TEST_P(ClientScenario, ModelsAreRemovedWhenNothingIsStoredForThem) {
+  Put(*client_);
+  Status removed = client_->RemoveModel(prompt_.model.name);
+  ASSERT_FALSE(removed.ok());
+  EXPECT_EQ(removed.error().code, Code::kFailedPrecondition);
+  const bool stranger = GetParam() == Kind::kTcp;
+  EXPECT_EQ(removed.error().message.find("used by 1 stored") == std::string::npos, stranger)
+      << removed.error().message;
+  ASSERT_TRUE(client_->Remove(prefix_).ok());
+  removed = client_->RemoveModel(prompt_.model.name);
+  EXPECT_EQ(removed.ok(), !stranger);
+  EXPECT_EQ(EveryModel(*client_)->size(), stranger ? 1u : 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Clients, ClientScenario, EveryKind(), KindName);

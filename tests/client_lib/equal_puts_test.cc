@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "base/every_page.h"
 #include "tests/client_lib/client_scenario.h"
 
 namespace prefixd::testing {
@@ -42,7 +43,7 @@ TEST_P(EqualPuts, TheSecondWaitsForTheFirstAndFindsIt) {
   ASSERT_TRUE(again.ok()) << again.error().message;
   EXPECT_EQ(again->prefix, done->prefix);
   EXPECT_EQ(again->stored_tokens, 0u);
-  EXPECT_EQ(client_->Prefixes()->size(), 1u);
+  EXPECT_EQ(EveryPrefix(*client_)->size(), 1u);
 }
 
 TEST_P(EqualPuts, TheSecondStoresWhatTheFirstDoesNot) {
@@ -59,7 +60,7 @@ TEST_P(EqualPuts, TheSecondStoresWhatTheFirstDoesNot) {
   });
   (*first)->Abort();
   other.join();
-  EXPECT_EQ(client_->Prefixes()->size(), 1u);
+  EXPECT_EQ(EveryPrefix(*client_)->size(), 1u);
 }
 
 TEST_P(EqualPuts, WhoWillNotWaitIsToldOrGoesOn) {
@@ -96,7 +97,7 @@ TEST_P(EqualPuts, ASecondCommitStoresNoSecondCopy) {
   EXPECT_EQ(one->stored_tokens, kTokens);
   EXPECT_EQ(two->stored_tokens, 0u);
   EXPECT_EQ(two->bytes, 0u);
-  const auto prefixes = client_->Prefixes();
+  const auto prefixes = EveryPrefix(*client_);
   ASSERT_TRUE(prefixes.ok());
   ASSERT_EQ(prefixes->size(), 1u);
   EXPECT_EQ((*prefixes)[0].own_tokens, kTokens);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/every_page.h"
 #include "tests/client_lib/client_scenario.h"
 
 namespace prefixd::testing {
@@ -240,7 +241,7 @@ TEST_P(Interruptions, WhoMayNotWaitIsToldAtOnce) {
     ASSERT_FALSE(answer.ok());
     EXPECT_EQ(answer.error().code, Code::kUnavailable) << answer.error().message;
   }
-  EXPECT_EQ(client->Prefixes().error().code, Code::kUnavailable);
+  EXPECT_EQ(EveryPrefix(*client).error().code, Code::kUnavailable);
   Start(port_);
   EXPECT_EQ(Step(*session, 1).error().code, Code::kUnavailable);  // this session has ended
   EXPECT_TRUE(Attach(*client, kPolicies[0]));
@@ -253,7 +254,7 @@ TEST_P(Interruptions, ADaemonThatStaysAwayIsUnavailable) {
   Kill();
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Step(*session, 1).error().code, Code::kUnavailable);
-    EXPECT_EQ(client->Models().error().code, Code::kUnavailable);
+    EXPECT_EQ(EveryModel(*client).error().code, Code::kUnavailable);
   }
   Start(port_);  // when it comes back late, the session goes on all the same
   const auto answer = Step(*session, 1);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/every_page.h"
 #include "tests/client_lib/client_refusals.h"
 
 namespace prefixd::testing {
@@ -100,7 +101,7 @@ TEST_P(StoreRefusals, Puts) {
        })},
   });
   for (Store* store : {client_.get(), reference_.get()}) {
-    EXPECT_EQ(store->Prefixes()->size(), 2u);  // an abort after the commit removes nothing
+    EXPECT_EQ(EveryPrefix(*store)->size(), 2u);  // an abort after the commit removes nothing
   }
 }
 

@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "base/every_page.h"
 #include "client_lib/remote_store.h"
 #include "protocol/socket.h"
 #include "tests/daemon/connect.h"
@@ -85,7 +86,7 @@ TEST(Connections, ADisconnectMidPutLeavesNothing) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(client->Stats()->puts_aborted, 1u);
-  EXPECT_TRUE(client->Prefixes()->empty());
+  EXPECT_TRUE(EveryPrefix(*client)->empty());
   EXPECT_EQ(client->Match({.model = prompt.model.name, .tokens = prompt.tokens})->n_tokens, 0u);
 }
 
@@ -110,7 +111,7 @@ TEST(Connections, GarbageDisturbsNobody) {
   newer.version = 9;
   large.payload_bytes = 1ull << 40;
   large_control.control_bytes = 0xffffffff;
-  early.type = wire::MessageType::kModels;
+  early.type = wire::MessageType::kListModels;
   struct Case {
     std::vector<std::byte> bytes;
     std::string message;
@@ -140,7 +141,7 @@ TEST(Connections, GarbageDisturbsNobody) {
     bytes[rng() % bytes.size()] ^= std::byte(1 + rng() % 255);
     (void)SendRaw(*socket, std::span(bytes).first(rng() % (bytes.size() + 1)));
   }
-  EXPECT_EQ(client->Prefixes()->size(), 1u);  // the old connection still works
+  EXPECT_EQ(EveryPrefix(*client)->size(), 1u);  // the old connection still works
   EXPECT_GE(client->Server()->protocol_errors, 6u);
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(), 0) << daemon.Stderr();
@@ -148,7 +149,7 @@ TEST(Connections, GarbageDisturbsNobody) {
 
 TEST(Connections, ConnectionsAreBoundedAndReleased) {
   DaemonDir dir;
-  DaemonProcess daemon(dir.path(), {"--max-connections", "2"});
+  DaemonProcess daemon(dir.path(), {"--max-connections", "2", "--max-tenant-connections", "2"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   auto a = ConnectTo(daemon), b = ConnectTo(daemon);
   ASSERT_TRUE(a && b);

@@ -53,7 +53,7 @@ class DaemonInProcess {
 
  private:
   void Start(std::unique_ptr<Store> store, const std::shared_ptr<MemoryBudget>& memory) {
-    server_ = std::make_unique<Server>(config_, std::move(store), "", memory);
+    server_ = std::make_unique<Server>(config_, std::move(store), "", memory, 1000);
     std::vector<Listener> listeners;
     auto listener = Listener::Unix(path_, /*group=*/false);
     EXPECT_TRUE(listener.ok());

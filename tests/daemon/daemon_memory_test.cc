@@ -2,6 +2,7 @@
 // and steps: every call gets an answer or its connection ends, and the daemon serves on.
 #include <random>
 
+#include "base/every_page.h"
 #include "tests/daemon/daemon_in_process.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/support/failing_new.h"
@@ -35,7 +36,7 @@ class DaemonMemoryTest : public RuntimeTest {
     options.call_timeout_ms = 20000;  // a call that nobody answers fails the test
     PREFIXD_ASSIGN(auto client, RemoteStore::Connect("unix:" + daemon_->path(), options));
     PREFIXD_TRY(Put(*client, prompt_, prefix));
-    PREFIXD_ASSIGN(const auto prefixes, client->Prefixes());  // some kilobytes
+    PREFIXD_ASSIGN(const auto prefixes, EveryPrefix(*client));  // some kilobytes
     PREFIXD_ASSIGN(const auto match,
                    client->Match({.model = spec_.name, .tokens = prompt_.tokens}));
     PREFIXD_ASSIGN(const auto session,

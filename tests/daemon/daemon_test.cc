@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/every_page.h"
 #include "client_lib/remote_store.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
@@ -86,7 +87,7 @@ TEST(Daemon, KillNineKeepsWhatWasAcknowledged) {
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   auto client = ConnectTo(daemon);
   ASSERT_TRUE(client);
-  EXPECT_EQ(client->Prefixes()->size(), 3u);
+  EXPECT_EQ(EveryPrefix(*client)->size(), 3u);
   for (const auto& prompt : prompts) {
     AttachSpec spec;
     spec.model = prompt.model.name;

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/every_page.h"
 #include "client_lib/remote_store.h"
 #include "tests/daemon/connect.h"
 #include "tests/daemon/daemon_process.h"
@@ -37,7 +38,7 @@ TEST(DaemonPatience, AForgottenPutGivesItsSpaceBack) {
   EXPECT_EQ(late.error().code, Code::kNotFound);
   // The connection itself still works.
   EXPECT_TRUE(testing::PutPrompt(*forgetful, prompt).ok());
-  EXPECT_EQ(other->Prefixes()->size(), 1u);
+  EXPECT_EQ(EveryPrefix(*other)->size(), 1u);
 }
 
 TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
@@ -77,7 +78,7 @@ TEST(DaemonPatience, WhoDoesNotReadIsDisconnectedAndWhoReadsSlowlyIsNot) {
   }
   EXPECT_TRUE(Eventually([&] { return client->Server()->connections == before + 1; }));
   EXPECT_EQ(client->Stats()->sessions, 1u);  // the deaf client's session ended with its connection
-  EXPECT_TRUE(slow.Call(MessageType::kPrefixes, Json::object()).ok());
+  EXPECT_TRUE(slow.Call(MessageType::kListPrefixes, Json::object()).ok());
 }
 
 // A client may give several calls the same id; the daemon must still find each call to cancel, also
@@ -95,7 +96,7 @@ TEST(DaemonPatience, ALongCallIsCancelledThoughItsIdWasUsedAgain) {
   RawClient raw(daemon.address());
   ASSERT_TRUE(raw.Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}}).ok());
   ASSERT_TRUE(raw.Send(MessageType::kWaitReady, {{"prefix", stored->prefix}}, 7).ok());
-  ASSERT_TRUE(raw.Send(MessageType::kPrefixes, Json::object(), 7).ok());
+  ASSERT_TRUE(raw.Send(MessageType::kListPrefixes, Json::object(), 7).ok());
   const auto prefixes = raw.Receive();
   ASSERT_TRUE(prefixes.ok());
   EXPECT_TRUE(prefixes->contains("prefixes"));

@@ -233,6 +233,12 @@ void AddWire(Seeds& seeds) {
   options.tenant_quotas = {{"a", 1 << 20}};
   add(options);
   add(VerifySummary{1, 2, 3, 4, {"damaged"}, {"covered"}});
+  add(ListSpec{"0123456789abcdef0123456789abcdef:t", 7, "t"});
+  add(ModelPage{{ModelSpec{"m", Geometry(), {{"weights", "x"}}, {}}}, "m"});
+  PrefixPage page;
+  page.prefixes.resize(1);
+  page.next = "0123456789abcdef0123456789abcdef:t";
+  add(page);
   add(TokenRange{3, 9});
   add(Selection{{}, {{1.5f, CutKind::kExact}}, 4, 5});
   seeds.Add("wire", 2, PackControl(ErrorToJson({Code::kNotFound, "no"})));

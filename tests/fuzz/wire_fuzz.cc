@@ -63,8 +63,8 @@ void CheckJson(const Json& json) {
   CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Lifetime,
              RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo,
              Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats,
-             VerifySummary, TokenRange, Selection, std::vector<ModelSpec>,
-             std::vector<PrefixSummary>>(json);
+             VerifySummary, TokenRange, Selection, ListSpec, ModelPage, PrefixPage,
+             std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);
   CheckFields(json);
   const Error error = ErrorFromJson(json);
   const Error back = ErrorFromJson(ErrorToJson(error));
@@ -75,6 +75,8 @@ void CheckControl(std::span<const std::byte> bytes) {
   const auto json = UnpackControl(bytes);
   if (!json.ok()) return;
   FUZZ_EXPECT(bytes.empty() || CheckMsgpack(bytes, kMaxControlDepth).ok());
+  const auto memory = ControlMemory(bytes.empty() ? PackControl(*json) : bytes);
+  FUZZ_EXPECT(memory.ok() && *memory >= bytes.size() && *memory <= 128 * (bytes.size() + 1));
   const std::vector<std::byte> packed = PackControl(*json);
   const auto back = UnpackControl(packed);
   FUZZ_EXPECT(back.ok() && PackControl(*back) == packed);

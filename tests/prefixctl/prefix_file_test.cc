@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/rows/rows.h"
+#include "base/every_page.h"
 #include "prefixctl/prefix_file.h"
 #include "protocol/json_text.h"
 #include "tensors/safetensors.h"
@@ -188,7 +189,7 @@ TEST_F(PrefixFileTest, WhatCannotBeRightIsRefusedAndStoresNothing) {
   const std::string good = ReadFile(File("nan"));
   std::ofstream(File("cut"), std::ios::binary) << good.substr(0, good.size() - 1);
   ExpectRefused("cut", "cut");
-  EXPECT_EQ(client_->Prefixes()->size(), 1u);
+  EXPECT_EQ(EveryPrefix(*client_)->size(), 1u);
   EXPECT_EQ(Run({"list"}, "team-b").out.find("test-model"), std::string::npos);
 
   EXPECT_EQ(Run({"export", std::string(32, '0'), File("x")}).code, 3);

@@ -120,6 +120,11 @@ TEST_F(PrefixctlTest, RegistersAModelFromAFile) {
   const json m = RunJson({"models", "show", "m"});
   EXPECT_EQ(m["geometry"]["layers"].size(), 3u);
   EXPECT_EQ(m["geometry"]["layers"][0]["scale"], 0.125);
+  EXPECT_EQ(Run({"models", "remove", "m"}).code, 0);
+  EXPECT_EQ(Run({"models", "remove", "m"}).code, 3);
+  const Finished used = Run({"models", "remove", "test-model"});
+  EXPECT_EQ(used.code, 1);
+  EXPECT_NE(used.err.find("used by 1 stored segments"), std::string::npos) << used.err;
   std::ofstream(dir_.path() / "bad.json") << R"({"name": "b", "geometry": {"n_layers": 0}})";
   EXPECT_EQ(Run({"models", "register", "--geometry", dir_.path() / "bad.json"}).code, 1);
   std::ofstream(dir_.path() / "broken.json") << "{";

@@ -3,6 +3,7 @@
 // resource_exhausted, no thread ends, nobody waits for ever, and afterwards everything works.
 #include <random>
 
+#include "base/every_page.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/support/failing_new.h"
 
@@ -103,7 +104,7 @@ class AllocationFailureTest : public RuntimeTest {
       ExpectNear(want);
       ASSERT_OK(store_->WaitRewritten(nullptr));
       ASSERT_OK(store_->Remove(prefix_));
-      ASSERT_TRUE(store_->Prefixes()->empty());
+      ASSERT_TRUE(EveryPrefix(*store_)->empty());
       if (HasFailure()) return;
     }
     EXPECT_GT(hits, 20u);

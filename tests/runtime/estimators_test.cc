@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "attention/estimators/clusters.h"
+#include "base/every_page.h"
 #include "runtime/step/adaptive_budget.h"
 #include "tests/runtime/runtime_fixture.h"
 
@@ -193,7 +194,7 @@ TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
   Use("none, moment, moment/r2, scan");
   Open();
   const auto session = [&] {
-    EXPECT_TRUE(store_->WaitReady(store_->Prefixes().value().at(0).id, nullptr).ok());
+    EXPECT_TRUE(store_->WaitReady(EveryPrefix(*store_).value().at(0).id, nullptr).ok());
     return Attach(prompt, Policy(Variant("moment/r2"), 10));
   }();
   ASSERT_TRUE(session);

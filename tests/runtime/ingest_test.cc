@@ -6,6 +6,7 @@
 #include "attention/estimators/moments.h"
 #include "attention/estimators/phi_cache.h"
 #include "attention/reference/reference.h"
+#include "base/every_page.h"
 #include "runtime/derived/indexes.h"
 #include "storage/store/prefix_store.h"
 #include "tensors/feature_map_file.h"
@@ -95,7 +96,7 @@ TEST_F(IngestTest, ChainsAndBranchesEqualOneGo) {
   // ... and a branch that leaves it in the middle of the fourth segment.
   const auto branch = Branch(whole, 450, MakePrompt(spec_.geometry, 640, seed + 1));
   ASSERT_NE(PutReady(branch), "");
-  ASSERT_EQ(store_->Prefixes().value().size(), 6u);
+  ASSERT_EQ(EveryPrefix(*store_).value().size(), 6u);
   Random random(seed);
   std::vector<uint32_t> cuts(std::begin(ends), std::end(ends));
   for (int i = 0; i < 12; ++i) cuts.push_back(random.Int(1, 712));

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/every_page.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd {
@@ -127,7 +128,7 @@ TEST_F(RewriteTest, TurnsOfAConversationAreCompactedAndKeepTheirNames) {
   }
   EXPECT_GT(store_->Stats().value().compacted, 0u);
   EXPECT_LT(store_->Prefix(ids.back())->chain.size(), 8u);
-  EXPECT_EQ(store_->Prefixes().value().size(), 8u);
+  EXPECT_EQ(EveryPrefix(*store_).value().size(), 8u);
   for (const bool reopened : {false, true}) {
     if (reopened) Open();
     for (uint32_t turn = 1; turn <= 8; ++turn) {
@@ -152,7 +153,7 @@ TEST_F(RewriteTest, TurnsOfAConversationAreCompactedAndKeepTheirNames) {
     }
   }
   for (const std::string& id : ids) ASSERT_OK(store_->Remove(id));
-  EXPECT_TRUE(store_->Prefixes().value().empty());
+  EXPECT_TRUE(EveryPrefix(*store_).value().empty());
   EXPECT_EQ(store_->Stats().value().bytes_on_disk, 0u);
 }
 

@@ -1,6 +1,7 @@
 // Holds a read that one call needs, and checks that calls for other prefixes do not wait for it.
 #include <future>
 
+#include "base/every_page.h"
 #include "storage/store/prefix_store.h"
 #include "storage/store/store_core.h"
 #include "tests/runtime/runtime_fixture.h"
@@ -76,7 +77,7 @@ TEST_F(SlowDiskTest, AColdAttachHoldsUpNobodyElse) {
     EXPECT_EQ(match->prefix, other);
     ASSERT_OK(store_->Remove(removed));
     ASSERT_OK(store_->Stats());
-    ASSERT_EQ(store_->Prefixes()->size(), 2u);
+    ASSERT_EQ(EveryPrefix(*store_)->size(), 2u);
   }));
   // Others who want the same prefix wait for the one that loads it, and share what it loads.
   auto second = std::async(std::launch::async, [&] { return AttachTo(slow); });

@@ -4,6 +4,7 @@
 #include <limits>
 #include <thread>
 
+#include "base/every_page.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -50,7 +51,7 @@ TEST_F(StoreTest, ModelsAreCheckedAndKept) {
   store_.reset();
   auto reopened = LocalStore::Open(options_);
   ASSERT_OK(reopened);
-  const auto models = (*reopened)->Models().value();
+  const auto models = EveryModel(**reopened).value();
   ASSERT_EQ(models.size(), 1u);
   EXPECT_EQ(models[0].identity, spec_.identity);
   EXPECT_EQ(models[0].geometry, spec_.geometry);
@@ -64,7 +65,7 @@ TEST_F(StoreTest, FeatureMapsAddedLaterSurviveARestart) {
   store_.reset();
   auto reopened = LocalStore::Open(options_);
   ASSERT_OK(reopened);
-  EXPECT_EQ((*reopened)->Models().value()[0].feature_maps.size(), 1u);
+  EXPECT_EQ(EveryModel(**reopened).value()[0].feature_maps.size(), 1u);
 }
 
 TEST_F(StoreTest, WrongSizesAreRefused) {
@@ -181,7 +182,7 @@ TEST_F(StoreTest, RemoveWaitsForSessions) {
   ASSERT_OK(session->Detach());
   ASSERT_OK(store_->Remove(child_id));
   ASSERT_OK(store_->Remove(parent_id));
-  EXPECT_TRUE(store_->Prefixes().value().empty());
+  EXPECT_TRUE(EveryPrefix(*store_).value().empty());
 }
 
 TEST_F(StoreTest, AHostTierThatNoDeviceCanBeGivenIsSaidAndDoneWithout) {
@@ -250,7 +251,7 @@ TEST_F(StoreTest, LifetimeIsKeptAndTheSweepRemovesWhatExpired) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   EXPECT_EQ(store_->Stats().value().expired, 1u);
-  EXPECT_EQ(store_->Prefixes().value().size(), 1u);
+  EXPECT_EQ(EveryPrefix(*store_).value().size(), 1u);
   EXPECT_CODE(store_->Attach({"tiny", "", second.tokens, "", 0, {}}), Code::kNotFound);
   EXPECT_EQ(store_->Stats().value().tenants.size(), 1u);
   EXPECT_EQ(store_->Stats().value().tenants[0].bytes, store_->Stats().value().bytes_on_disk);
@@ -293,7 +294,7 @@ TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
   const auto again = store_->Verify("", nullptr);
   ASSERT_OK(again);
   EXPECT_EQ(again->damaged, std::vector<std::string>{});
-  EXPECT_FALSE(store_->Prefixes().value().at(0).quarantined);
+  EXPECT_FALSE(EveryPrefix(*store_).value().at(0).quarantined);
 }
 
 // Damage to a page under an open session makes the steps that need the page fail, and later matches

@@ -91,7 +91,7 @@ TEST_F(UnreadBlobsTest, IngestReportsTheErrorAndWritesNothing) {
   ASSERT_OK(at);
   auto opened = storage::PrefixStore::Open(*at);
   ASSERT_OK(opened);
-  ModelRegistry models(opened->get());
+  ModelRegistry models(opened->get(), {10, 1 << 30}, {});
   ASSERT_OK(models.LoadAll());
   const auto model = models.Find(spec_.name);
   ASSERT_OK(model);

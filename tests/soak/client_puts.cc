@@ -2,6 +2,7 @@
 #include <span>
 #include <utility>
 
+#include "base/every_page.h"
 #include "tests/soak/client_process.h"
 
 namespace prefixd::soak {
@@ -80,11 +81,11 @@ void Client::Unfinished() {
 
 void Client::Manage() {
   if (Chance(0.5)) {
-    Done(Op::kList, store_->Prefixes());
+    Done(Op::kList, EveryPrefix(*store_));
   } else if (Chance(0.5)) {
     Done(Op::kList, store_->Stats());
   } else if (Chance(0.5)) {
-    Done(Op::kList, store_->Models());
+    Done(Op::kList, EveryModel(*store_));
   } else {
     const Prompt& prompt = world_.prompts[Pick(world_.prompts.size())];
     const auto match = store_->Match({.model = world_.ModelOf(prompt).name,

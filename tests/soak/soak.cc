@@ -1,4 +1,5 @@
 #include "tests/soak/soak.h"
+#include "base/every_page.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -345,7 +346,7 @@ class Soak {
     // What clients left behind expires, and is removed in the background.
     const auto until = Clock::now() + std::chrono::seconds(60);
     while (Clock::now() < until && !interrupted_) {
-      PREFIXD_ASSIGN(const auto prefixes, admin_->Prefixes());
+      PREFIXD_ASSIGN(const auto prefixes, EveryPrefix(*admin_));
       if (prefixes.size() <= world_.tenants.size() * world_.prompts.size()) break;
       ::usleep(500000);
     }

@@ -244,7 +244,10 @@ class Splice:
         )
 
     def _stored_spec(self, name: str) -> ModelSpec | None:
-        return next((spec for spec in self.store.models() if spec.name == name), None)
+        try:
+            return self.store.model(name)
+        except NotFound:
+            return None
 
     def _check_weights(self) -> None:
         digest = "blake2b:" + identity._tensor_digest(self.model)
@@ -256,16 +259,22 @@ class Splice:
 
     def _why_nothing(self, ids: torch.Tensor, pads: Sequence[int]) -> str:
         """Says why nothing matched: the other model under which it would have, and what differs."""
-        for spec in self.store.models():
-            if spec.name == self.spec.name:
-                continue
-            found = self.store.match(spec.name, ids[0, pads[0] :], tenant=self.tenant)
-            if found.n_tokens > 0:
-                return (
-                    f"nothing that begins these prompts is stored for this model; prefix {found.prefix} "
-                    f"has {found.n_tokens} of the tokens, but of another one ('{spec.name}'): "
-                    f"{identity.differences(spec, self.spec) or 'only its name differs'}"
-                )
+        after = ""
+        while True:
+            page = self.store.list_models(after=after)
+            for spec in page.models:
+                if spec.name == self.spec.name:
+                    continue
+                found = self.store.match(spec.name, ids[0, pads[0] :], tenant=self.tenant)
+                if found.n_tokens > 0:
+                    return (
+                        f"nothing that begins these prompts is stored for this model; prefix {found.prefix} "
+                        f"has {found.n_tokens} of the tokens, but of another one ('{spec.name}'): "
+                        f"{identity.differences(spec, self.spec) or 'only its name differs'}"
+                    )
+            after = page.next
+            if not after:
+                break
         return "nothing that begins these prompts is stored for this model"
 
 

@@ -164,7 +164,7 @@ def test_arrays_of_other_libraries_and_on_devices(store: prefixd.Store) -> None:
         store.begin_put("m", other.tokens) as put,
     ):
         put.write(0, 0, Elsewhere(other.k[0], kind=2), other.v[0])
-    assert len(store.prefixes()) == 1
+    assert len(store.list_prefixes().prefixes) == 1
 
 
 def test_rows_selection_and_listing(store: prefixd.Store) -> None:
@@ -185,13 +185,23 @@ def test_rows_selection_and_listing(store: prefixd.Store) -> None:
         for head, cut in enumerate(cuts):
             assert cut.kind == "exact" and scores[head, unread].max() <= cut.score + 1e-5
     assert store.match("m", prompt.tokens[:100]).n_tokens == 100
-    assert [p["label"] for p in store.prefixes()] == ["text"]
-    assert store.models() == [spec_as_stored()]
+    assert [p["label"] for p in store.list_prefixes().prefixes] == ["text"]
+    assert store.list_models().models == [spec_as_stored()]
     store.set_lifetime(prefix, pinned=True)
     assert store.prefix(prefix)["summary"]["pinned"]
     assert store.verify()["damaged"] == [] and store.stats()["puts"] == 1
+    page = store.list_prefixes(limit=1, tenant="")
+    assert len(page.prefixes) == 1 and page.next == ""
+    with pytest.raises(prefixd.InvalidArgument, match="after"):
+        store.list_prefixes(after="x")
+    assert store.model("m") == spec_as_stored()
+    with pytest.raises(prefixd.FailedPrecondition, match="used by 1 stored"):
+        store.remove_model("m")
     store.remove(prefix)
-    assert store.prefixes() == []
+    assert store.list_prefixes().prefixes == []
+    store.remove_model("m")
+    with pytest.raises(prefixd.NotFound):
+        store.model("m")
 
 
 def test_derived_rows_serve_who_asks(store: prefixd.Store) -> None:
@@ -295,7 +305,7 @@ def test_a_put_that_fails_leaves_nothing(store: prefixd.Store) -> None:
         with store.begin_put("m", prompt.tokens) as put:
             put.write(1, 0, bad, prompt.v[1])
             put.write(0, 0, prompt.k[0], prompt.v[0])
-    assert store.match("m", prompt.tokens).n_tokens == 0 and store.prefixes() == []
+    assert store.match("m", prompt.tokens).n_tokens == 0 and store.list_prefixes().prefixes == []
     prompt.put(store)
 
 

@@ -43,7 +43,7 @@ def test_a_store_opens_without_the_rest(tmp_path: object) -> None:
     program = f"""
 import prefixd
 with prefixd.open({str(tmp_path)!r}, host_tier_bytes=64 << 20) as store:
-    assert store.prefixes() == []
+    assert store.list_prefixes().prefixes == []
 """
     run_python("-c", BLOCK + program)
 

@@ -140,7 +140,7 @@ def test_misuse_is_said(store: prefixd.Store) -> None:
             cache.stored()
         with pytest.raises(prefixd.InvalidArgument, match="no_grad"):
             model(ids, past_key_values=cache)
-    assert store.prefixes() == []  # an unfinished prompt leaves nothing
+    assert store.list_prefixes().prefixes == []  # an unfinished prompt leaves nothing
     with pytest.raises(prefixd.InvalidArgument, match="input_ids"):
         splice.cache(tokens(40)[0])
     with torch.no_grad():

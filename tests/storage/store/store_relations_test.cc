@@ -26,6 +26,7 @@ class FailingCatalog final : public Catalog {
   const CatalogMeta& meta() const override { return inner_->meta(); }
   Status PutModel(const ModelRecord& model) override { return inner_->PutModel(model); }
   Result<std::vector<ModelRecord>> LoadModels() const override { return inner_->LoadModels(); }
+  Status RemoveModel(std::string_view name) override { return inner_->RemoveModel(name); }
   Status Apply(const CatalogChange& change) override {
     if (fail_commit && !change.put.empty()) return Error{Code::kIo, "no answer to the commit"};
     if (fail_remove && !change.remove.empty()) return Error{Code::kIo, "no answer to the removal"};

@@ -1,0 +1,21 @@
+// Makes pages of the stored prefixes.
+//
+// Thread-safety: free functions, any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "prefixd/result.h"
+#include "prefixd/types.h"
+#include "runtime/store/core.h"
+
+namespace prefixd {
+
+inline constexpr uint64_t kMaxPageBytes = 4 << 20;  // about, but a page has at least one item
+size_t PageLimit(const ListSpec& spec);
+
+// kInvalidArgument when `after` is no page's `next`, or of a list of another tenant.
+Result<PrefixPage> PrefixPageOf(const Core& core, const ListSpec& spec);
+
+}  // namespace prefixd
