@@ -40,29 +40,38 @@ Status CheckRange(TokenRange range, uint32_t n_tokens) {
                          std::to_string(n_tokens));
 }
 
-uint32_t SliceHeads(const KvGeometry& geometry, const LayerSlice& slice) {
-  return slice.n_heads > 0 ? slice.n_heads : geometry.n_kv_heads - slice.first_head;
-}
-
-Status CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
-                  size_t v_bytes) {
-  const KvGeometry& g = info.geometry;
-  PREFIXD_TRY(CheckHead(g, slice.layer, slice.first_head));
-  const uint32_t heads = SliceHeads(g, slice);
-  if (heads > g.n_kv_heads - slice.first_head) {
-    return InvalidArgument("KV heads " + std::to_string(slice.first_head) + ".." +
-                           std::to_string(uint64_t{slice.first_head} + heads) +
-                           " are not all among the model's " + std::to_string(g.n_kv_heads));
+Result<HeadRange> ResolveHeads(const KvGeometry& geometry, HeadRange heads) {
+  const uint32_t all = geometry.n_kv_heads;
+  if (heads.first < all && heads.n <= all - heads.first) {
+    return HeadRange{heads.first, heads.n > 0 ? heads.n : all - heads.first};
   }
-  PREFIXD_TRY(CheckRange(slice.tokens, info.n_tokens));
-  const size_t rows = size_t{slice.tokens.size()} * heads;
-  PREFIXD_TRY(CheckSize("k", k_bytes, rows * g.row().key_bytes()));
-  return CheckSize("v", v_bytes, rows * g.row().value_bytes());
+  return InvalidArgument("KV heads " + std::to_string(heads.first) + ".." +
+                         (heads.n > 0 ? std::to_string(uint64_t{heads.first} + heads.n) : "") +
+                         " are not all among the model's " + std::to_string(all));
 }
 
-Status CheckQueries(const KvGeometry& geometry, uint32_t layer, uint32_t n,
-                    std::span<const float> q, std::span<const float> y,
-                    std::span<const float> lse) {
+KvGeometry GeometryOf(const KvGeometry& geometry, HeadRange heads) {
+  KvGeometry own = geometry;
+  own.n_q_heads = heads.n * geometry.group_size();
+  own.n_kv_heads = heads.n;
+  return own;
+}
+
+Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
+                             size_t v_bytes) {
+  const KvGeometry& g = info.geometry;
+  PREFIXD_TRY(CheckHead(g, slice.layer, slice.heads.first));
+  PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(g, slice.heads));
+  PREFIXD_TRY(CheckRange(slice.tokens, info.n_tokens));
+  const size_t rows = size_t{slice.tokens.size()} * heads.n;
+  PREFIXD_TRY(CheckSize("k", k_bytes, rows * g.row().key_bytes()));
+  PREFIXD_TRY(CheckSize("v", v_bytes, rows * g.row().value_bytes()));
+  return heads;
+}
+
+Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
+                               uint32_t n, std::span<const float> q, std::span<const float> y,
+                               std::span<const float> lse) {
   if (layer >= geometry.n_layers) {
     return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
                            std::to_string(geometry.n_layers));
@@ -73,19 +82,22 @@ Status CheckQueries(const KvGeometry& geometry, uint32_t layer, uint32_t n,
                      std::to_string(geometry.layers[layer].sliding_window) +
                      " tokens: its attention is the engine's own"};
   }
-  const size_t heads = size_t{n} * geometry.n_q_heads;
-  PREFIXD_TRY(CheckSize("q", q.size(), heads * geometry.key_dim));
-  PREFIXD_TRY(CheckSize("y", y.size(), heads * geometry.value_dim));
-  PREFIXD_TRY(CheckSize("lse", lse.size(), heads));
+  PREFIXD_ASSIGN(heads, ResolveHeads(geometry, heads));
+  const size_t per_query = size_t{heads.n} * geometry.group_size();
+  PREFIXD_TRY(CheckSize("q", q.size(), n * per_query * geometry.key_dim));
+  PREFIXD_TRY(CheckSize("y", y.size(), n * per_query * geometry.value_dim));
+  PREFIXD_TRY(CheckSize("lse", lse.size(), n * per_query));
   for (size_t i = 0; i < q.size(); ++i) {
     if (!std::isfinite(q[i])) {
       const size_t row = i / geometry.key_dim;
-      return InvalidArgument("q of layer " + std::to_string(layer) + ", query " +
-                             std::to_string(row / geometry.n_q_heads) + ", head " +
-                             std::to_string(row % geometry.n_q_heads) + " is NaN or Inf");
+      return InvalidArgument(
+          "q of layer " + std::to_string(layer) + ", query " + std::to_string(row / per_query) +
+          ", head " +
+          std::to_string(size_t{heads.first} * geometry.group_size() + row % per_query) +
+          " is NaN or Inf");
     }
   }
-  return {};
+  return heads;
 }
 
 Error PutEnded() {

@@ -26,14 +26,18 @@ Status CheckHead(const KvGeometry& geometry, uint32_t layer, uint32_t kv_head);
 // Checks that ids ascend and lie in the prefix.
 Status CheckIds(std::span<const uint32_t> ids, uint32_t n_tokens);
 Status CheckRange(TokenRange range, uint32_t n_tokens);
-// Checks a slice and the sizes of its outputs, in bytes.
-Status CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes, size_t v_bytes);
-// Returns the number of KV heads of a checked slice.
-uint32_t SliceHeads(const KvGeometry& geometry, const LayerSlice& slice);
-// Checks that prefixd attends over the layer, and that queries [n][n_q_heads][...] are finite and
-// of the right size.
-Status CheckQueries(const KvGeometry& geometry, uint32_t layer, uint32_t n,
-                    std::span<const float> q, std::span<const float> y, std::span<const float> lse);
+// Returns the range with its number of heads; all of them must be the model's.
+Result<HeadRange> ResolveHeads(const KvGeometry& geometry, HeadRange heads);
+// Returns the geometry of resolved heads alone.
+KvGeometry GeometryOf(const KvGeometry& geometry, HeadRange heads);
+// Checks a slice and the sizes of its outputs, in bytes; returns its resolved heads.
+Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
+                             size_t v_bytes);
+// Checks that prefixd attends over the layer, and that queries [n][query heads of `heads`][...] are
+// finite and of the right size; returns the resolved heads.
+Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
+                               uint32_t n, std::span<const float> q, std::span<const float> y,
+                               std::span<const float> lse);
 
 // ---- puts ----
 

@@ -1,5 +1,7 @@
 // Streams a put over a connection, layer by layer, in runs of tokens that fit into a message.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/interrupted_writes.h"
@@ -15,12 +17,13 @@ using wire::MessageType;
 class RemotePut final : public PutStream {
  public:
   RemotePut(std::shared_ptr<Connection> connection, uint64_t put, uint32_t prompt_tokens,
-            TokenRange missing, const KvGeometry& geometry)
+            TokenRange missing, const KvGeometry& geometry, std::chrono::milliseconds wait)
       : connection_(std::move(connection)),
         put_(put),
         prompt_tokens_(prompt_tokens),
         missing_(missing),
-        geometry_(geometry) {}
+        geometry_(geometry),
+        wait_(wait) {}
   ~RemotePut() override { Abort(); }
 
   TokenRange missing() const override { return missing_; }
@@ -75,8 +78,16 @@ class RemotePut final : public PutStream {
     static const ProgressFn keep_waiting = [](uint64_t, uint64_t, std::string_view) {
       return true;
     };
-    auto reply =
-        connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, &keep_waiting, {}});
+    // The daemon does not wait for the other parts of the put: it says when to ask again, and a
+    // waiting client holds no thread of it.
+    const auto until = Clock::now() + wait_;
+    auto reply = AskToCommit(&keep_waiting);
+    while (!reply.ok() && reply.error().code == Code::kFailedPrecondition &&
+           reply.error().retry_after_ms > 0 && Clock::now() < until) {
+      const std::chrono::milliseconds pause(reply.error().retry_after_ms);
+      std::this_thread::sleep_for(std::min<Clock::duration>(pause, until - Clock::now()));
+      reply = AskToCommit(&keep_waiting);
+    }
     // Where rows are missing, the put can go on; otherwise the daemon has committed or aborted it.
     open_ = !reply.ok() && reply.error().code == Code::kFailedPrecondition;
     if (!reply.ok()) return reply.error();
@@ -91,6 +102,11 @@ class RemotePut final : public PutStream {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  Result<Connection::Reply> AskToCommit(const ProgressFn* progress) {
+    return connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, progress, {}});
+  }
   Status CheckOpen() const {
     if (open_) return {};
     return PutEnded();
@@ -121,7 +137,8 @@ class RemotePut final : public PutStream {
   const uint64_t put_;
   const uint32_t prompt_tokens_;
   const TokenRange missing_;
-  const KvGeometry geometry_;
+  const KvGeometry geometry_;  // of the put's heads alone
+  const std::chrono::milliseconds wait_;
   bool open_ = true;
   InterruptedWrites interrupted_;
   uint64_t written_ = 0;  // tokens times layers
@@ -131,8 +148,10 @@ class RemotePut final : public PutStream {
 
 std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
                                          uint32_t prompt_tokens, TokenRange missing,
-                                         const KvGeometry& geometry) {
-  return std::make_unique<RemotePut>(std::move(connection), put, prompt_tokens, missing, geometry);
+                                         const KvGeometry& geometry,
+                                         std::chrono::milliseconds wait) {
+  return std::make_unique<RemotePut>(std::move(connection), put, prompt_tokens, missing, geometry,
+                                     wait);
 }
 
 }  // namespace prefixd

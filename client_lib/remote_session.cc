@@ -58,30 +58,32 @@ class RemoteSession final : public Session {
     return {};
   }
 
-  Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
-              StepInfo* info) override {
-    StepRequest request{this, layer, q, y, lse, info, {}};
+  Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
+              std::span<float> lse, StepInfo* info) override {
+    StepRequest request{this, layer, q, y, lse, info, {}, heads};
     RemoteStepBatch(link(), {&request, 1});
     return std::move(request.status);
   }
 
-  Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
-                     std::span<float> lse) override {
+  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
+                     std::span<float> y, std::span<float> lse) override {
     const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     const KvGeometry& g = info_.geometry;
-    PREFIXD_TRY(CheckQueries(g, layer, n, q, y, lse));
-    const size_t q_token = size_t{g.n_q_heads} * g.key_dim;
-    const size_t y_token = size_t{g.n_q_heads} * g.value_dim;
-    const auto run = static_cast<uint32_t>(std::min<size_t>(
-        PerMessage((q_token + y_token + g.n_q_heads) * sizeof(float)), UINT32_MAX));
+    PREFIXD_ASSIGN(heads, CheckQueries(g, layer, heads, n, q, y, lse));
+    const size_t per_query = size_t{heads.n} * g.group_size();
+    const size_t q_token = per_query * g.key_dim, y_token = per_query * g.value_dim;
+    const auto run = static_cast<uint32_t>(
+        std::min<size_t>(PerMessage((q_token + y_token + per_query) * sizeof(float)), UINT32_MAX));
     for (uint32_t done = 0; done < n;) {
       const uint32_t m = std::min(run, n - done);
-      PREFIXD_ASSIGN(auto reply, Do(MessageType::kAttendExact, {{"layer", layer}, {"n", m}},
-                                    {wire::BytesOf(q.subspan(done * q_token, m * q_token))},
-                                    {wire::WritableBytesOf(y.subspan(done * y_token, m * y_token)),
-                                     wire::WritableBytesOf(lse.subspan(size_t{done} * g.n_q_heads,
-                                                                       size_t{m} * g.n_q_heads))}));
+      PREFIXD_ASSIGN(
+          auto reply,
+          Do(MessageType::kAttendExact,
+             {{"layer", layer}, {"first_head", heads.first}, {"n_heads", heads.n}, {"n", m}},
+             {wire::BytesOf(q.subspan(done * q_token, m * q_token))},
+             {wire::WritableBytesOf(y.subspan(done * y_token, m * y_token)),
+              wire::WritableBytesOf(lse.subspan(done * per_query, m * per_query))}));
       done += m;
     }
     return {};
@@ -154,17 +156,16 @@ class RemoteSession final : public Session {
     const KvGeometry& g = info_.geometry;
     const size_t key = g.row().key_bytes(), value = g.row().value_bytes();
     PREFIXD_TRY(CheckOpen());
-    PREFIXD_TRY(CheckSlice(info_, slice, k.size(), v.size()));
-    const uint32_t heads = SliceHeads(g, slice), n = slice.tokens.size();
+    PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+    const uint32_t heads = range.n, n = slice.tokens.size();
     const size_t fit = PerMessage(key + value);  // rows
     LayerSlice part = slice;
-    part.n_heads = heads;
+    part.heads = range;
     if (slice.order == KvOrder::kHeadMajor && heads > 1 && fit < size_t{n} * heads) {
       const auto step = static_cast<uint32_t>(std::clamp<size_t>(n > 0 ? fit / n : 1, 1, heads));
-      for (uint32_t h = 0; h < heads; h += part.n_heads) {
-        part.first_head = slice.first_head + h;
-        part.n_heads = std::min(step, heads - h);
-        const size_t at = size_t{h} * n, rows = size_t{part.n_heads} * n;
+      for (uint32_t h = 0; h < heads; h += part.heads.n) {
+        part.heads = {range.first + h, std::min(step, heads - h)};
+        const size_t at = size_t{h} * n, rows = size_t{part.heads.n} * n;
         PREFIXD_TRY(
             ReadLayer(part, k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)));
       }
@@ -182,8 +183,8 @@ class RemoteSession final : public Session {
              {{"layer", part.layer},
               {"begin", part.tokens.begin},
               {"end", part.tokens.end},
-              {"first_head", part.first_head},
-              {"n_heads", part.n_heads},
+              {"first_head", part.heads.first},
+              {"n_heads", part.heads.n},
               {"head_major", part.order == KvOrder::kHeadMajor}},
              {}, {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)}));
     }

@@ -27,7 +27,11 @@ void SendMessage(Connection& connection, std::span<const RemoteStep> steps) {
   Json sent = Json::array();
   for (const RemoteStep& step : steps) {
     const StepRequest& r = *step.request;
-    sent.push_back({{"session", step.session}, {"layer", r.layer}, {"info", r.info != nullptr}});
+    sent.push_back({{"session", step.session},
+                    {"layer", r.layer},
+                    {"first_head", r.heads.first},
+                    {"n_heads", r.heads.n},
+                    {"info", r.info != nullptr}});
     call.in.push_back(wire::BytesOf(r.q));
     call.out.push_back(wire::WritableBytesOf(r.y));
     call.out.push_back(wire::WritableBytesOf(r.lse));
@@ -81,7 +85,8 @@ wire::StepEntry EntryOf(const RemoteStep& step) {
           size(r.q),
           size(r.y),
           size(r.lse),
-          std::max<uint32_t>(info, kRoomForErrors)};
+          std::max<uint32_t>(info, kRoomForErrors),
+          r.heads};
 }
 
 std::span<std::byte> Part(std::span<std::byte> slot, uint64_t at, uint64_t bytes) {

@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/session_arguments.h"
+
 namespace prefixd {
 
 using wire::Field;
@@ -119,8 +121,10 @@ Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
   PREFIXD_ASSIGN(
       const KvGeometry geometry,
       FromJson<KvGeometry>(reply->control.value("geometry", Json::object()), "geometry"));
+  PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(geometry, spec.heads));
   return MakeRemotePut(std::move(connection), put, static_cast<uint32_t>(spec.tokens.size()),
-                       missing, geometry);
+                       missing, GeometryOf(geometry, heads),
+                       std::chrono::milliseconds(spec.wait_ms));
 }
 
 Result<PrefixMatch> RemoteStore::Match(const MatchSpec& spec) {

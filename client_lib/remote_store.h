@@ -69,7 +69,8 @@ class RemoteStore final : public Store {
 // RemoteStore makes these; they keep the connection alive.
 std::unique_ptr<PutStream> MakeRemotePut(std::shared_ptr<Connection> connection, uint64_t put,
                                          uint32_t prompt_tokens, TokenRange missing,
-                                         const KvGeometry& geometry);
+                                         const KvGeometry& geometry,
+                                         std::chrono::milliseconds wait);
 Result<std::shared_ptr<Session>> AttachRemote(std::shared_ptr<Link> link, const AttachSpec& spec);
 // Runs steps of the link's sessions; a request with any other session fails alone.
 void RemoteStepBatch(const Link& link, std::span<StepRequest> requests);

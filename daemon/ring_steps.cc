@@ -78,7 +78,8 @@ Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepS
                        answers.subspan(at, e.y_size),
                        answers.subspan(at + e.y_size, e.lse_size),
                        e.info ? &s.infos[i] : nullptr,
-                       {}});
+                       {},
+                       e.heads});
     at += size_t{e.y_size} + e.lse_size;
   }
   {

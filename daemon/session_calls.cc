@@ -103,10 +103,11 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
       continue;
     }
     PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(step, "layer"));
+    PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(step, "step"));
     PREFIXD_ASSIGN(queries[i], in.Elements<float>(i));
     PREFIXD_ASSIGN(const auto y, out.Floats(2 * i));
     PREFIXD_ASSIGN(const auto lse, out.Floats(2 * i + 1));
-    runnable.push_back({session->get(), layer, queries[i], y, lse, &infos[i], {}});
+    runnable.push_back({session->get(), layer, queries[i], y, lse, &infos[i], {}, heads});
     index.push_back(i);
   }
   store_.StepBatch(runnable);
@@ -129,13 +130,14 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
 Result<Json> RequestHandler::AttendExact(const Request& request, Response* response) {
   PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(request.control, "attend_exact"));
   PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   PREFIXD_ASSIGN(const auto y, out.Floats(0));
   PREFIXD_ASSIGN(const auto lse, out.Floats(1));
-  PREFIXD_TRY(session->AttendExact(layer, n, q, y, lse));
+  PREFIXD_TRY(session->AttendExact(layer, heads, n, q, y, lse));
   HandOver(request, std::move(out), response);
   return Json::object();
 }
@@ -226,8 +228,7 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
   LayerSlice slice;
   PREFIXD_ASSIGN(slice.layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(slice.tokens, RangeOf(request));
-  PREFIXD_ASSIGN(slice.first_head, Field<uint32_t>(request.control, "first_head"));
-  PREFIXD_ASSIGN(slice.n_heads, Field<uint32_t>(request.control, "n_heads"));
+  PREFIXD_ASSIGN(slice.heads, FromJson<HeadRange>(request.control, "read_layer"));
   PREFIXD_ASSIGN(const bool head_major, Field<bool>(request.control, "head_major"));
   if (head_major) slice.order = KvOrder::kHeadMajor;
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));

@@ -49,7 +49,8 @@ struct HelloReply {
 //   Lifetime, RuntimeOptions (prefixd/options.h), MatchSpec (no tokens), PrefixMatch,
 //   PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport,
 //   PrefixSummary, PrefixDetail, HostTierTenant, MemoryOfKind, MemoryOfTenant, TenantStats,
-//   RuntimeStats, VerifySummary, TokenRange, Selection (no ids), ListSpec, ModelPage, PrefixPage
+//   RuntimeStats, VerifySummary, TokenRange, HeadRange, Selection (no ids), ListSpec, ModelPage,
+//   PrefixPage
 template <typename T>
 Json ToJson(const T& value);
 // kInvalidArgument names the field ("attach.policy.budget: expected a number").

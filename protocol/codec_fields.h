@@ -58,12 +58,17 @@ void Describe(V& v, Is<StoredPart> auto& s) {
   v("tokens", s.tokens), v("encoding", s.encoding), v("chunk_tokens", s.chunk_tokens);
 }
 template <class V>
+void Describe(V& v, Is<HeadRange> auto& s) {
+  v("first_head", s.first), v("n_heads", s.n);
+}
+template <class V>
 void Describe(V& v, Is<PutSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("label", s.label);
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds), v("encoding", s.encoding);
   v("wait_ms", s.wait_ms), v("alone", s.alone);
   v("derived", s.derived), v("accept_approximate", s.accept_approximate);
   v("lineage", s.lineage);
+  Describe(v, s.heads);
 }
 template <class V>
 void Describe(V& v, Is<Lifetime> auto& s) {

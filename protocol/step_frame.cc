@@ -100,6 +100,8 @@ void EncodeStepEntry(const StepEntry& entry, std::span<std::byte, kStepEntryByte
   StoreRaw(&at[20], entry.y_size);
   StoreRaw(&at[24], entry.lse_size);
   StoreRaw(&at[28], entry.tail_bytes);
+  StoreRaw(&at[32], entry.heads.first);
+  StoreRaw(&at[36], entry.heads.n);
 }
 
 Result<StepHeader> DecodeStepHeader(std::span<const std::byte, kStepHeaderBytes> bytes,
@@ -143,6 +145,7 @@ Status DecodeStepEntries(std::span<const std::byte> request, const StepHeader& h
     e.y_size = LoadRaw<uint32_t>(at + 20);
     e.lse_size = LoadRaw<uint32_t>(at + 24);
     e.tail_bytes = LoadRaw<uint32_t>(at + 28);
+    e.heads = {LoadRaw<uint32_t>(at + 32), LoadRaw<uint32_t>(at + 36)};
     layout.Add(e);
   }
   if (layout.request_bytes() != header.bytes || layout.answer_bytes() > slot_bytes) {

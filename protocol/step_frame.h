@@ -19,7 +19,7 @@ namespace prefixd::wire {
 inline constexpr uint32_t kStepFrameVersion = 1;
 inline constexpr uint32_t kMaxStepsPerFrame = 256;
 inline constexpr size_t kStepHeaderBytes = 32;
-inline constexpr size_t kStepEntryBytes = 32;
+inline constexpr size_t kStepEntryBytes = 40;
 inline constexpr size_t kStepResultBytes = 16;
 
 struct StepHeader {
@@ -36,6 +36,7 @@ struct StepEntry {
   bool info = false;                              // whether a StepInfo is wanted
   uint32_t q_size = 0, y_size = 0, lse_size = 0;  // floats
   uint32_t tail_bytes = 0;  // room for the StepInfo, or for an error's message
+  HeadRange heads;
   bool operator==(const StepEntry&) const = default;
 };
 

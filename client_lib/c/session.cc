@@ -62,6 +62,7 @@ pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_pu
     spec.derived = o.derived != 0;
     spec.accept_approximate = o.accept_approximate != 0;
     spec.lineage = Text(o.lineage);
+    spec.heads = {o.first_head, o.n_heads};
     PREFIXD_ASSIGN(auto stream, client->client->BeginPut(spec));
     *put = new pfx_put{client->client, std::move(stream)};
     return {};
@@ -105,7 +106,7 @@ pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
     }
     const Result<PutResult> committed = put->put->Commit();
     if (!committed.ok() && committed.error().code == Code::kFailedPrecondition) {
-      return committed.error();  // rows are missing: the put can go on
+      return committed.error();  // rows or other parts are missing: the put can go on
     }
     put->put.reset();
     if (!committed.ok()) return committed.error();
@@ -207,6 +208,7 @@ pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
       batch[i].q = {r.q, r.q_count};
       batch[i].y = {r.y, r.y_count};
       batch[i].lse = {r.lse, r.lse_count};
+      batch[i].heads = {r.first_head, r.n_heads};
     }
     client->client->StepBatch(batch);
     Status first;
@@ -221,12 +223,14 @@ pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
   });
 }
 
-pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t n, const float* q,
-                          size_t q_count, float* y, size_t y_count, float* lse, size_t lse_count) {
+pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t first_head,
+                          uint32_t n_heads, uint32_t n, const float* q, size_t q_count, float* y,
+                          size_t y_count, float* lse, size_t lse_count) {
   return Guard([&]() -> Status {
     if (session == nullptr) return Null("session");
     PREFIXD_TRY(CheckPointers({{q, q_count}, {y, y_count}, {lse, lse_count}}));
-    return session->session->AttendExact(layer, n, {q, q_count}, {y, y_count}, {lse, lse_count});
+    return session->session->AttendExact(layer, {first_head, n_heads}, n, {q, q_count},
+                                         {y, y_count}, {lse, lse_count});
   });
 }
 

@@ -31,6 +31,12 @@ struct RowShape {
   bool operator==(const RowShape&) const = default;
 };
 
+// KV heads [first, first + n) of a model, with the query heads of their groups; n 0: to the last.
+struct HeadRange {
+  uint32_t first = 0, n = 0;
+  bool operator==(const HeadRange&) const = default;
+};
+
 // One layer's parameters (docs/mathematics.md). Scores are scale * q.k, softcapped where softcap >
 // 0.
 struct LayerGeometry {

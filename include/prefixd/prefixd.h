@@ -169,9 +169,14 @@ typedef struct pfx_put_options {
   /* Derived rows that the put continues: all (not 0), or those of a lineage. */
   int accept_approximate;
   const char* lineage;
+  /* KV heads [first_head, first_head + n_heads); n_heads 0: to the last. Fewer than all make the
+   * put a part: puts, of any processes, that are equal but for their heads and their waiting store
+   * one prefix together. It becomes visible when the last part commits; when a part ends without
+   * that, the others fail with PFX_UNAVAILABLE. */
+  uint32_t first_head, n_heads;
 } pfx_put_options;
 #define PFX_PUT_OPTIONS_INIT \
-  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, NULL }
+  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, NULL, 0, 0 }
 
 typedef struct pfx_put_result {
   size_t struct_size;
@@ -192,7 +197,7 @@ PFX_API pfx_code pfx_put_missing(const pfx_put* put, uint32_t* begin, uint32_t* 
 /* Writes keys and values of tokens [first, first + n) of one layer, in any order and chunking, so
  * that a put overlaps with the prefill. k: [n][n_kv_heads][key_dim] and v:
  * [n][n_kv_heads][value_dim] in the model's dtype; keys after RoPE and QK-norm. NaN and Inf are
- * refused. */
+ * refused. A part passes the rows and queries of its own heads alone. */
 PFX_API pfx_code pfx_put_write(pfx_put* put, uint32_t layer, uint32_t first, uint32_t n,
                                const void* k, size_t k_bytes, const void* v, size_t v_bytes);
 /* Optional: passes the prefill's own queries [n][n_q_heads][key_dim], q_count floats in all. A
@@ -201,7 +206,9 @@ PFX_API pfx_code pfx_put_write_queries(pfx_put* put, uint32_t layer, uint32_t fi
                                        const float* q, size_t q_count);
 /* Makes the put durable and visible before it returns; summaries and indexes follow in the
  * background (pfx_wait_ready). `result` may be NULL. PFX_FAILED_PRECONDITION: rows are missing, and
- * the put can go on. Otherwise the put is used up, also after a failure. */
+ * the put can go on. Otherwise the put is used up, also after a failure. A part waits for the
+ * others, up to wait_ms; then PFX_FAILED_PRECONDITION names the heads that lack, and it may commit
+ * again. */
 PFX_API pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result);
 /* Aborts a put that was not committed: nothing becomes visible, nothing leaks. */
 PFX_API void pfx_put_free(pfx_put* put);
@@ -322,17 +329,21 @@ typedef struct pfx_step_request {
   size_t y_count;
   float* lse;
   size_t lse_count;
+  /* KV heads [first_head, first_head + n_heads) step, with the query heads of their groups: q, y
+   * and lse are of these alone. n_heads 0: to the last. */
+  uint32_t first_head, n_heads;
 } pfx_step_request;
 /* request_size is sizeof(pfx_step_request). Returns the first failing request's code; the other
  * requests run all the same. */
 PFX_API pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
                                 size_t request_size);
 
-/* Computes exact attention of n queries (the new question) in one pass over the prefix:
- *   q: [n][n_q_heads][key_dim] -> y: [n][n_q_heads][value_dim], lse: [n][n_q_heads]. */
-PFX_API pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t n, const float* q,
-                                  size_t q_count, float* y, size_t y_count, float* lse,
-                                  size_t lse_count);
+/* Computes exact attention of n queries (the new question) in one pass over the prefix, for KV
+ * heads as in pfx_step_request and the h query heads of their groups: q: [n][h][key_dim] -> y:
+ * [n][h][value_dim], lse: [n][h]. */
+PFX_API pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t first_head,
+                                  uint32_t n_heads, uint32_t n, const float* q, size_t q_count,
+                                  float* y, size_t y_count, float* lse, size_t lse_count);
 
 /* Read verified rows, key then value, in the model's dtype, for engines that compute themselves.
  * ids ascend; out holds n_ids * row_bytes (or (end - begin) * row_bytes) bytes. */

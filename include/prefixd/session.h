@@ -25,7 +25,7 @@ enum class KvOrder : uint8_t {
 struct LayerSlice {
   uint32_t layer = 0;
   TokenRange tokens;
-  uint32_t first_head = 0, n_heads = 0;  // KV heads [first, first + n); n 0: to the last
+  HeadRange heads;
   KvOrder order = KvOrder::kTokenMajor;
 };
 
@@ -54,16 +54,26 @@ class Session {
   // kInfeasible when the budget cannot pay for anchors and estimator; the policy is then unchanged.
   virtual Status SetPolicy(const StepPolicy& policy) = 0;
 
-  // Computes attention of one decode step over the stored prefix (docs/mathematics.md), for all
-  // heads of a layer:
-  //   q: [n_q_heads][key_dim] float32, after RoPE -> y: [n_q_heads][value_dim], lse: [n_q_heads]
-  //   (natural log). The decoder merges (y, lse) with the state of its own tokens: MergeStates.
-  virtual Status Step(uint32_t layer, std::span<const float> q, std::span<float> y,
+  // Computes attention of one decode step over the stored prefix (docs/mathematics.md), for some KV
+  // heads of a layer and the h = heads.n * group_size() query heads of their groups:
+  //   q: [h][key_dim] float32, after RoPE -> y: [h][value_dim], lse: [h] (natural log).
+  // The decoder merges (y, lse) with the state of its own tokens: MergeStates. A head's answer, and
+  // what it is charged, do not depend on which other heads step with it.
+  virtual Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
                       std::span<float> lse, StepInfo* info) = 0;
+  // Does the same for all heads.
+  Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
+              StepInfo* info) {
+    return Step(layer, HeadRange{}, q, y, lse, info);
+  }
   // Computes exact attention of a block of queries (the new question) in one pass over the prefix:
-  //   q: [n][n_q_heads][key_dim] -> y: [n][n_q_heads][value_dim], lse: [n][n_q_heads].
-  virtual Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
+  //   q: [n][h][key_dim] -> y: [n][h][value_dim], lse: [n][h], with h query heads as in Step.
+  virtual Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
                              std::span<float> y, std::span<float> lse) = 0;
+  Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
+                     std::span<float> lse) {
+    return AttendExact(layer, HeadRange{}, n, q, y, lse);
+  }
 
   // Reads rows for engines that compute themselves. ids ascending; out: [ids.size()][row bytes].
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
@@ -76,8 +86,8 @@ class Session {
   // Reads a run of rows of one head: out [range.size()][row bytes].
   virtual Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                            std::span<std::byte> out) = 0;
-  // Reads keys and values apart, in the geometry's dtype: k [n][n_heads][key_dim] and v
-  // [n][n_heads][value_dim], or head-major. Runs that end at chunk ends of info().parts (RunEnd)
+  // Reads keys and values apart, in the geometry's dtype: k [n][heads.n][key_dim] and v
+  // [n][heads.n][value_dim], or head-major. Runs that end at chunk ends of info().parts (RunEnd)
   // cost the least. prefixd/restore.h reads a whole prefix with it.
   virtual Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                            std::span<std::byte> v) = 0;

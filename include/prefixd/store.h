@@ -22,19 +22,24 @@ namespace prefixd {
 
 // Runs one put: rows stream in layer by layer (or in any order), so that the put overlaps with the
 // prefill. Destruction without Commit aborts: nothing becomes visible, nothing leaks.
+//
+// Several puts, of any processes, may be the parts of one, each with the rows of its KV heads
+// (PutSpec::heads), as the ranks of an engine have them. The prefix becomes visible when the last
+// part commits. When a part ends without that, the others fail with kUnavailable.
 class PutStream {
  public:
   virtual ~PutStream() = default;
   // Tokens that are not stored yet: only these need rows; others are ignored.
   virtual TokenRange missing() const = 0;
   // k: [n][n_kv_heads][key_dim], v: [n][n_kv_heads][value_dim], in the geometry's dtype, for tokens
-  // [first, first + n) of `layer`. Borrowed for the call. Tokens outside missing() are skipped.
-  // kInvalidArgument: sizes, NaN or Inf (named by layer and token), tokens written before. No part
-  // of a refused run is written; a remote run that takes several messages may have been written up
-  // to the refused one, which progress() shows. The put can go on, or be aborted.
+  // [first, first + n) of `layer`; a part passes its own heads alone, here and below. Borrowed for
+  // the call. Tokens outside missing() are skipped. kInvalidArgument: sizes, NaN or Inf (named by
+  // layer and token), tokens written before. No part of a refused run is written; a remote run that
+  // takes several messages may have been written up to the refused one, which progress() shows. The
+  // put can go on, or be aborted.
   virtual Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
                        std::span<const std::byte> v) = 0;
-  // Returns how much of missing() was written. Commit requires all of it.
+  // Returns how much of missing() this part has written. Commit requires all of it.
   virtual PutProgress progress() const = 0;
   // Optional: passes the prefill's own queries q [n][n_q_heads][key_dim] float32, for tokens
   // [first, first + n). A reservoir of them is kept to choose estimators per head.
@@ -44,6 +49,8 @@ class PutStream {
   // background (Store::WaitReady). kFailedPrecondition: rows are missing (the first is named), and
   // the put can go on; any other failure ends it. A commit of tokens that another put committed
   // meanwhile stores nothing: PutResult::stored_tokens is 0.
+  // A part waits until all parts have committed, up to PutSpec::wait_ms; all get one result. When
+  // the time is over the heads that lack are named (kFailedPrecondition), and it may commit again.
   virtual Result<PutResult> Commit() = 0;
   virtual void Abort() = 0;
 };
@@ -52,11 +59,12 @@ class PutStream {
 struct StepRequest {
   Session* session = nullptr;
   uint32_t layer = 0;
-  std::span<const float> q;  // [n_q_heads][key_dim]
-  std::span<float> y;        // [n_q_heads][value_dim]
-  std::span<float> lse;      // [n_q_heads]
+  std::span<const float> q;  // of the query heads of `heads`, as in Session::Step
+  std::span<float> y;
+  std::span<float> lse;
   StepInfo* info = nullptr;  // optional
   Status status;             // out: this request's own status
+  HeadRange heads = {};
 };
 
 // Longer deadlines of MatchAsync count as this.

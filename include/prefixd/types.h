@@ -45,7 +45,8 @@ struct PutSpec {
   std::optional<RowEncoding> encoding;
   // While another put stores tokens of this prompt that this one would store, too: BeginPut waits
   // so long for its end, and missing() is then what that one left; after that it is kUnavailable if
-  // `alone`, and otherwise stores the tokens a second time unless the other commits first.
+  // `alone`, and otherwise stores the tokens a second time unless the other commits first. Commit
+  // waits as long for the other parts of its put.
   uint32_t wait_ms = 0;
   bool alone = false;
   // The rows are derived: a step below mode full went before them in the engine, or they were
@@ -56,6 +57,10 @@ struct PutSpec {
   // lineage.
   bool accept_approximate = false;
   std::string lineage;
+  // Fewer than all heads make the put a part: puts that are equal but for this and their waiting
+  // (wait_ms, alone), with disjoint heads, store one prefix together (prefixd/store.h). A part with
+  // heads of one that is under way waits for its end, up to wait_ms; then it is kUnavailable.
+  HeadRange heads;
 };
 
 // How long a stored prefix stays. An absent member leaves the stored value unchanged.
@@ -220,11 +225,12 @@ struct SessionInfo {
 struct StepInfo {
   uint32_t k = 0;                    // largest K used by a head
   Ledger ledger;                     // this call only
-  std::vector<uint32_t> k_per_head;  // [n_kv_heads]; mode kRetrieve
-  // [n_q_heads] completion share, Z_R / (Z_E + Z_R) [56]; NaN where no estimator serves the head
-  // (unless the policy has `adaptive` or `report_missing`, which estimate it anyway).
+  std::vector<uint32_t> k_per_head;  // of the KV heads that stepped; mode kRetrieve
+  // Of the query heads that stepped: completion share, Z_R / (Z_E + Z_R) [56]; NaN where no
+  // estimator serves the head (unless the policy has `adaptive` or `report_missing`, which estimate
+  // it anyway).
   std::vector<float> rho_z;
-  std::vector<MissingMass> missing;  // [n_q_heads] if the policy has `report_missing`
+  std::vector<MissingMass> missing;  // likewise, if the policy has `report_missing`
 };
 
 struct SessionReport {

@@ -14,6 +14,12 @@
 #include "python/core/handles.h"
 
 namespace prefixd::python {
+namespace {
+
+using Heads = std::tuple<uint32_t, uint32_t>;  // KV heads: the first, and how many
+HeadRange RangeOf(const Heads& heads) { return {std::get<0>(heads), std::get<1>(heads)}; }
+
+}  // namespace
 
 void BindSession(nb::module_& m) {
   nb::class_<PySession>(m, "Session")
@@ -31,17 +37,19 @@ void BindSession(nb::module_& m) {
           nb::arg("json"))
       .def(
           "step",
-          [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse) {
+          [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse,
+             const Heads& heads) {
             const auto in = Floats("q", q);
             const auto out = Floats("y", y), out_lse = Floats("lse", lse);
             const auto session = s.get();
             nb::gil_scoped_release unlocked;
-            Check(session->Step(layer, in, out, out_lse, nullptr));
+            Check(session->Step(layer, RangeOf(heads), in, out, out_lse, nullptr));
           },
-          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"))
+          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"), nb::arg("heads"))
       .def(
           "attend_exact",
-          [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse) {
+          [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse,
+             const Heads& heads) {
             if (q.ndim() != 3) {
               throw Failure{
                   InvalidArgument("q must be [n][n_q_heads][key_dim], not " + ShapeOf(q))};
@@ -50,9 +58,10 @@ void BindSession(nb::module_& m) {
             const auto out = Floats("y", y), out_lse = Floats("lse", lse);
             const auto session = s.get();
             nb::gil_scoped_release unlocked;
-            Check(session->AttendExact(layer, uint32_t(q.shape(0)), in, out, out_lse));
+            Check(session->AttendExact(layer, RangeOf(heads), uint32_t(q.shape(0)), in, out,
+                                       out_lse));
           },
-          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"))
+          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"), nb::arg("heads"))
       .def(
           "read_rows",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, const Tokens& ids,
@@ -104,12 +113,12 @@ void BindSession(nb::module_& m) {
         return report;
       });
 
-  // Runs one layer step of each of several sessions of one store:
-  //   q [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads].
+  // Runs one layer step of each of several sessions of one store, for the query heads of `heads`:
+  //   q [B][h][key_dim] -> y [B][h][value_dim], lse [B][h].
   m.def(
       "step_batch",
       [](const std::vector<const PySession*>& sessions, uint32_t layer, const In& q, const Out& y,
-         const Out& lse) {
+         const Out& lse, const Heads& heads) {
         const size_t n = sessions.size();
         const auto in = Floats("q", q);
         const auto out = Floats("y", y), out_lse = Floats("lse", lse);
@@ -133,13 +142,15 @@ void BindSession(nb::module_& m) {
           requests[i].q = part(in);
           requests[i].y = part(out);
           requests[i].lse = part(out_lse);
+          requests[i].heads = RangeOf(heads);
         }
         const PyStore store = sessions[0]->store;
         nb::gil_scoped_release unlocked;
         store->StepBatch(requests);
         for (const StepRequest& request : requests) Check(request.status);
       },
-      nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"));
+      nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"),
+      nb::arg("heads"));
 }
 
 }  // namespace prefixd::python

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PolicyLike = Policy | Mapping[str, Any]
 
+# A run of KV heads: the first, and how many; 0: to the last.
+ALL_HEADS = (0, 0)
+
 
 def policy_wire(policy: PolicyLike | None) -> dict[str, Any]:
     if policy is None:
@@ -109,28 +112,38 @@ class Session:
         self.core.set_policy(json.dumps(policy_wire(policy)))
         self._exact = None
 
-    def _shapes(self, *leading: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _shapes(
+        self, heads: tuple[int, int], *leading: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         geometry = self.info["geometry"]
-        heads = (*leading, geometry["n_q_heads"])
-        return (*heads, geometry["value_dim"]), heads
+        groups = heads[1] or max(geometry["n_kv_heads"] - heads[0], 0)
+        shape = (*leading, groups * (geometry["n_q_heads"] // geometry["n_kv_heads"]))
+        return (*shape, geometry["value_dim"]), shape
 
-    def step(self, layer: int, q: Array) -> tuple[Array, Array]:
+    def step(
+        self, layer: int, q: Array, *, heads: tuple[int, int] = ALL_HEADS
+    ) -> tuple[Array, Array]:
         """Computes the attention of one decode step over the prefix: q [n_q_heads][key_dim], after
         RoPE -> y [n_q_heads][value_dim] and lse [n_q_heads] (natural log), float32, of q's library
-        and device. A float32 q in host memory is read in place."""
+        and device. A float32 q in host memory is read in place. `heads` (the first KV head, and how
+        many; 0: to the last) steps these alone: q, y and lse are of the query heads of their
+        groups, and equal a part of what all heads get."""
         source = arrays.as_float32(q)
-        y_shape, lse_shape = self._shapes()
+        y_shape, lse_shape = self._shapes(heads)
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
-        self.core.step(layer, source, y, lse)
+        self.core.step(layer, source, y, lse, heads)
         return arrays.back_to(y, q), arrays.back_to(lse, q)
 
-    def attend_exact(self, layer: int, q: Array) -> tuple[Array, Array]:
+    def attend_exact(
+        self, layer: int, q: Array, *, heads: tuple[int, int] = ALL_HEADS
+    ) -> tuple[Array, Array]:
         """Computes exact attention of n queries in one pass over the prefix: q
-        [n][n_q_heads][key_dim] -> y [n][n_q_heads][value_dim], lse [n][n_q_heads]."""
+        [n][n_q_heads][key_dim] -> y [n][n_q_heads][value_dim], lse [n][n_q_heads]; `heads` as in
+        `step`."""
         source = arrays.as_float32(q)
-        y_shape, lse_shape = self._shapes(source.shape[0])
+        y_shape, lse_shape = self._shapes(heads, source.shape[0])
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
-        self.core.attend_exact(layer, source, y, lse)
+        self.core.attend_exact(layer, source, y, lse, heads)
         return arrays.back_to(y, q), arrays.back_to(lse, q)
 
     def _rows(self, n: int) -> Rows:
@@ -206,17 +219,20 @@ class Session:
         return report
 
 
-def step_batch(sessions: Sequence[Session], layer: int, q: Array) -> tuple[Array, Array]:
+def step_batch(
+    sessions: Sequence[Session], layer: int, q: Array, *, heads: tuple[int, int] = ALL_HEADS
+) -> tuple[Array, Array]:
     """Runs one layer step of each of several sessions of one store and of one shape together: q
-    [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]."""
+    [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]; `heads` as in
+    `Session.step`."""
     source = arrays.as_float32(q)
     if len(source) != len(sessions):
         raise ValueError(f"q has {len(source)} entries for {len(sessions)} sessions")
     if not sessions:
         raise ValueError("a batch needs at least one session")
-    y_shape, lse_shape = sessions[0]._shapes(len(sessions))
+    y_shape, lse_shape = sessions[0]._shapes(heads, len(sessions))
     y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
-    _core.step_batch([session.core for session in sessions], layer, source, y, lse)
+    _core.step_batch([session.core for session in sessions], layer, source, y, lse, heads)
     return arrays.back_to(y, q), arrays.back_to(lse, q)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from prefixd import _core, arrays
 from prefixd.model import ModelSpec
 from prefixd.put import Put
-from prefixd.session import PolicyLike, Session, policy_wire
+from prefixd.session import ALL_HEADS, PolicyLike, Session, policy_wire
 
 # The store calls it with (done, total, unit); returning False cancels.
 Progress = Callable[[int, int, str], bool | None]
@@ -116,6 +116,7 @@ class Store:
         derived: bool = False,
         accept_approximate: bool = False,
         lineage: str = "",
+        heads: tuple[int, int] = ALL_HEADS,
         wait: float = 0.0,
         alone: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -127,7 +128,9 @@ class Store:
         continues. While another put stores the same tokens, waits `wait` seconds for its end; then
         raises Unavailable if `alone`, and otherwise stores them, too, unless the other one commits
         first. `progress` receives the token-layers written and submitted, on the put's own
-        thread."""
+        thread. `heads` (the first KV head, and how many; 0: to the last) makes the put a part: puts
+        of other heads of the same prompt, of any processes, store one prefix with it. Its commit
+        waits `wait` seconds for theirs, and the put ends for all parts when one ends before."""
         spec: dict[str, Any] = {
             "model": model,
             "tenant": tenant,
@@ -137,6 +140,8 @@ class Store:
             "derived": derived,
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "first_head": heads[0],
+            "n_heads": heads[1],
             "wait_ms": round(wait * 1000),
             "alone": alone,
         }

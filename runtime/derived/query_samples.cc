@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 namespace prefixd {
 namespace {
@@ -107,6 +108,31 @@ Result<QuerySamples> QuerySamples::Deserialize(std::span<const std::byte> bytes,
   }
   if (reader.left() != 0) return MalformedQueries("bytes after the last layer");
   return samples;
+}
+
+QuerySamples JoinHeads(std::vector<QuerySamples> parts) {
+  if (parts.size() == 1) return std::move(parts.front());
+  QuerySamples all{parts.front().prompt_tokens, 0, parts.front().key_dim, {}};
+  for (const QuerySamples& part : parts) all.n_q_heads += part.n_q_heads;
+  for (size_t l = 0; l < parts.front().layers.size(); ++l) {
+    QuerySamples::Layer& layer = all.layers.emplace_back();
+    for (uint32_t position : parts.front().layers[l].positions) {
+      std::vector<float> q;
+      q.reserve(size_t{all.n_q_heads} * all.key_dim);
+      for (const QuerySamples& part : parts) {
+        const QuerySamples::Layer& from = part.layers[l];
+        const auto at = std::ranges::lower_bound(from.positions, position);
+        if (at == from.positions.end() || *at != position) break;
+        const size_t floats = size_t{part.n_q_heads} * part.key_dim;
+        const auto begin = from.q.begin() + (at - from.positions.begin()) * ptrdiff_t(floats);
+        q.insert(q.end(), begin, begin + ptrdiff_t(floats));
+      }
+      if (q.size() != size_t{all.n_q_heads} * all.key_dim) continue;
+      layer.positions.push_back(position);
+      layer.q.insert(layer.q.end(), q.begin(), q.end());
+    }
+  }
+  return all;
 }
 
 QueryReservoir::QueryReservoir(const KvGeometry& geometry, uint32_t prompt_tokens,

@@ -35,6 +35,10 @@ struct QuerySamples {
                                           const KvGeometry& geometry);
 };
 
+// Joins samples of runs of query heads, in order of heads, to those of all. A token stays that all
+// of them have.
+QuerySamples JoinHeads(std::vector<QuerySamples> parts);
+
 // Keeps a uniform sample of at most `capacity` tokens per layer. Each token has a fixed
 // pseudo-random rank and the lowest ranks stay: the sample does not depend on the order of arrival,
 // and all layers keep the same tokens.

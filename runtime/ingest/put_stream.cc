@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -13,14 +12,10 @@
 #include "base/call_scope.h"
 #include "base/interrupted_writes.h"
 #include "base/session_arguments.h"
-#include "runtime/derived/blob_names.h"
 #include "runtime/derived/query_samples.h"
-#include "storage/io/errors.h"
 
 namespace prefixd {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // One thread checks and interleaves a tile at a time, small enough for the core's own cache.
 constexpr size_t kTileBytes = 256u << 10;
@@ -67,7 +62,7 @@ void CopyItem(std::byte* to, const std::byte* from, size_t bytes) {
 
 class PutStreamImpl : public PutStream {
  public:
-  PutStreamImpl(PutContext context, std::unique_ptr<storage::SegmentWriter> writer)
+  PutStreamImpl(PutContext context, std::unique_ptr<PutPart> writer)
       : context_(std::move(context)),
         writer_(std::move(writer)),
         missing_(writer_->range()),
@@ -137,9 +132,11 @@ class PutStreamImpl : public PutStream {
     PREFIXD_TRY(CheckPutSize("q", q.size_bytes(), n * token * sizeof(float)));
     for (size_t i = 0; i < q.size(); ++i) {
       if (!std::isfinite(q[i])) {
-        return InvalidArgument("query of layer " + std::to_string(layer) + ", token " +
-                               std::to_string(first + i / token) + ", head " +
-                               std::to_string(i % token / geometry.key_dim) + " is NaN or Inf");
+        return InvalidArgument(
+            "query of layer " + std::to_string(layer) + ", token " +
+            std::to_string(first + i / token) + ", head " +
+            std::to_string(context_.first_query_head + i % token / geometry.key_dim) +
+            " is NaN or Inf");
       }
     }
     reservoir_.Add(layer, first, n, q);
@@ -149,50 +146,16 @@ class PutStreamImpl : public PutStream {
   Result<PutResult> Commit() override {
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckCall());
-    const CarriedScope to_the_end(nullptr);  // once begun, nothing ends it early
-    auto id = writer_->Commit();
-    if (!id.ok()) {
-      // Rows are missing: the put can go on. Any other failure has ended it.
-      if (id.error().code != Code::kFailedPrecondition) writer_.reset();
-      return std::move(id).error();
-    }
-    const uint32_t stored_tokens = writer_->range().size();  // none, if another put came first
-    writer_.reset();
-    PutResult result;
-    result.prefix = id->ToString();
-    result.n_tokens = context_.prompt_tokens;
-    result.stored_tokens = stored_tokens;
-    result.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
-    const auto stored = context_.storage->GetPrefix(*id);
-    if (stored.ok()) {
-      result.encoding = stored->encoding;
-      result.encoding_error = stored->encoding_error;
-      result.exact_tokens = std::min(stored->exact_tokens, context_.prompt_tokens);
-      const bool derived = result.exact_tokens < context_.prompt_tokens;
-      if (derived) result.lineage = storage::LineageName(stored->lineage);
-    }
-    if (stored_tokens > 0) {
-      PREFIXD_ASSIGN(const auto& info, stored);
-      result.bytes = info.own_bytes;
-      // The rows are durable whatever fails here: without samples the prefix is merely untuned.
-      const QuerySamples samples = reservoir_.Take();
-      if (!samples.empty() && info.n_tokens == context_.prompt_tokens) {
-        Status kept =
-            context_.storage->PutBlob(*id, kQueriesBlob, kQueriesProducer, samples.Serialize());
-        if (!kept.ok()) {
-          storage::LogWarning("the sampled queries of prefix " + id->ToString() +
-                              " could not be stored, so it is untuned: " + kept.error().message);
-        }
-      }
-      context_.committed(*id);
-    }
+    auto result = writer_->Commit(reservoir_.Take(), context_.wait);
+    // Rows are missing, or other parts, or the call ended before them: the put can go on. Any other
+    // failure has ended it.
+    const bool goes_on = !result.ok() && (result.error().code == Code::kFailedPrecondition ||
+                                          EndedEarly(result.error()));
+    if (!goes_on) writer_.reset();
     return result;
   }
 
-  void Abort() override {
-    if (writer_) writer_->Abort();
-    writer_.reset();
-  }
+  void Abort() override { writer_.reset(); }
 
  private:
   Status CheckOpen() const {
@@ -271,19 +234,17 @@ class PutStreamImpl : public PutStream {
   }
 
   PutContext context_;
-  std::unique_ptr<storage::SegmentWriter> writer_;
+  std::unique_ptr<PutPart> writer_;
   TokenRange missing_;
   QueryReservoir reservoir_;
   std::vector<std::byte> rows_;  // one batch
   InterruptedWrites interrupted_;
   uint64_t written_ = 0;  // tokens times layers
-  const Clock::time_point begun_ = Clock::now();
 };
 
 }  // namespace
 
-std::unique_ptr<PutStream> MakePutStream(PutContext context,
-                                         std::unique_ptr<storage::SegmentWriter> writer) {
+std::unique_ptr<PutStream> MakePutStream(PutContext context, std::unique_ptr<PutPart> writer) {
   return std::make_unique<PutStreamImpl>(std::move(context), std::move(writer));
 }
 

@@ -123,8 +123,8 @@ Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
   if (plan_->policy.adaptive && !plan_->heads.empty()) {
     std::vector<uint32_t> k;
     for (const HeadPlan& head : plan_->heads) k.push_back(head.k);
-    adaptive_ = std::make_shared<AdaptiveBudget>(std::move(k), info_.geometry.n_kv_heads,
-                                                 plan_->prefix->partition().mid.size());
+    adaptive_ =
+        std::make_shared<AdaptiveBudget>(std::move(k), plan_->prefix->partition().mid.size());
   }
   AddReads(reads);
   for (size_t head = 0; head < plan_->heads.size(); ++head) {
@@ -143,17 +143,18 @@ void SessionImpl::EndPrefetch(const SessionPlan& plan) {
   }
 }
 
-std::vector<uint32_t> SessionImpl::TakeTokens(const SessionPlan& plan, uint32_t layer) {
-  const uint32_t n = info_.geometry.n_kv_heads;
-  std::vector<uint32_t> k(n);
+std::vector<uint32_t> SessionImpl::TakeTokens(const SessionPlan& plan, uint32_t layer,
+                                              HeadRange heads) {
+  std::vector<uint32_t> k(heads.n);
   if (plan.heads.empty()) return k;
   std::shared_ptr<AdaptiveBudget> adaptive;
   {
     std::lock_guard lock(mutex_);
     if (plan_.get() == &plan) adaptive = adaptive_;
   }
-  if (adaptive) return adaptive->Take(layer);
-  for (uint32_t h = 0; h < n; ++h) k[h] = plan.heads[size_t{layer} * n + h].k;
+  const size_t first = HeadOf(layer, heads.first);
+  if (adaptive) return adaptive->Take(first, heads.n);
+  for (uint32_t h = 0; h < heads.n; ++h) k[h] = plan.heads[first + h].k;
   return k;
 }
 
@@ -197,24 +198,25 @@ void SessionImpl::Charge(size_t head, const Ledger& ledger) {
   ledgers_[head] += ledger;
 }
 
-Status SessionImpl::Step(uint32_t layer, std::span<const float> q, std::span<float> y,
-                         std::span<float> lse, StepInfo* info) {
-  StepRequest request{this, layer, q, y, lse, info, {}};
+Status SessionImpl::Step(uint32_t layer, HeadRange heads, std::span<const float> q,
+                         std::span<float> y, std::span<float> lse, StepInfo* info) {
+  StepRequest request{this, layer, q, y, lse, info, {}, heads};
   StepBatch(*services_, {&request, 1});
   return std::move(request.status);
 }
 
-Status SessionImpl::AttendExact(uint32_t layer, uint32_t n, std::span<const float> q,
-                                std::span<float> y, std::span<float> lse) {
+Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n,
+                                std::span<const float> q, std::span<float> y,
+                                std::span<float> lse) {
   const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_TRY(CheckQueries(info_.geometry, layer, n, q, y, lse));
+  PREFIXD_ASSIGN(heads, CheckQueries(info_.geometry, layer, heads, n, q, y, lse));
   if (n == 0) return {};
   const KvGeometry& geometry = info_.geometry;
   const size_t group = geometry.group_size();
-  return services_->pool.ParallelFor(geometry.n_kv_heads, [&](size_t h) -> Status {
-    const size_t head = size_t{layer} * geometry.n_kv_heads + h;
-    const auto of_token = [&](size_t t) { return t * geometry.n_q_heads + h * group; };
+  return services_->pool.ParallelFor(heads.n, [&](size_t h) -> Status {
+    const size_t head = HeadOf(layer, heads.first) + h;
+    const auto of_token = [&](size_t t) { return (t * heads.n + h) * group; };
     // Gathers this KV head's queries of all tokens side by side, and its outputs likewise.
     std::vector<float> head_q(n * group * geometry.key_dim);
     std::vector<float> head_y(n * group * geometry.value_dim), head_lse(n * group);

@@ -30,10 +30,10 @@ class SessionImpl : public Session {
   const SessionInfo& info() const override { return info_; }
   StepPolicy policy() const override;
   Status SetPolicy(const StepPolicy& policy) override;
-  Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
-              StepInfo* info) override;
-  Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
-                     std::span<float> lse) override;
+  Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
+              std::span<float> lse, StepInfo* info) override;
+  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
+                     std::span<float> y, std::span<float> lse) override;
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override;
   Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
@@ -58,9 +58,10 @@ class SessionImpl : public Session {
   Result<std::shared_ptr<const SessionPlan>> plan() const;
   // Adds to the ledger of head layer * n_kv_heads + kv_head.
   void Charge(size_t head, const Ledger& ledger);
-  // TakeTokens returns how many tokens each KV head of `layer` retrieves in a step of `plan`: as
-  // planned, or spread by missing mass. NoteMissing records what a head's step missed (rho_z [G]).
-  std::vector<uint32_t> TakeTokens(const SessionPlan& plan, uint32_t layer);
+  // TakeTokens returns how many tokens each of these KV heads of `layer` (n above 0) retrieves in a
+  // step of `plan`: as planned, or spread by missing mass. NoteMissing records what a head's step
+  // missed (rho_z [G]).
+  std::vector<uint32_t> TakeTokens(const SessionPlan& plan, uint32_t layer, HeadRange heads);
   void NoteMissing(const SessionPlan& plan, size_t head, uint32_t k, std::span<const float> rho_z);
   // Charges what was read, also when the read failed.
   void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);

@@ -74,11 +74,10 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                               std::span<std::byte> v) {
   const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  const KvGeometry& g = info_.geometry;
-  const RowShape row = g.row();
-  PREFIXD_TRY(CheckSlice(info_, slice, k.size(), v.size()));
-  const size_t first = HeadOf(slice.layer, slice.first_head);
-  const uint32_t heads = SliceHeads(g, slice);
+  const RowShape row = info_.geometry.row();
+  PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+  const size_t first = HeadOf(slice.layer, range.first);
+  const uint32_t heads = range.n;
   const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
   if (n == 0) return {};
   const bool by_token = slice.order == KvOrder::kTokenMajor;
@@ -88,9 +87,8 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
     const size_t v_at = h * value * (by_token ? 1 : n);
     storage::ReadStats reads;
     Status read = plan->prefix->stored().ReadRange(
-        slice.layer, slice.first_head + static_cast<uint32_t>(h), slice.tokens,
-        storage::RowPart::kRow, {k.subspan(k_at), step * key, v.subspan(v_at), step * value},
-        &reads);
+        slice.layer, range.first + static_cast<uint32_t>(h), slice.tokens, storage::RowPart::kRow,
+        {k.subspan(k_at), step * key, v.subspan(v_at), step * value}, &reads);
     ChargeRows(first + h, reads, 0,
                read.ok() ? storage::RowsBytes(info_.parts, row, slice.tokens) : 0);
     return read;

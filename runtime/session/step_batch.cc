@@ -17,7 +17,9 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
   std::vector<size_t> of_task;  // [tasks] index of the request
   size_t n_tasks = 0;
   for (const StepRequest& r : requests) {
-    if (r.session) n_tasks += r.session->info().geometry.n_kv_heads;
+    if (!r.session) continue;
+    const uint32_t all = r.session->info().geometry.n_kv_heads;
+    n_tasks += r.heads.n > 0 ? std::min(r.heads.n, all) : all;
   }
   call.tasks.reserve(n_tasks);
   of_task.reserve(n_tasks);
@@ -30,18 +32,19 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
       continue;
     }
     auto plan = session->plan();
-    request.status = plan.ok() ? CheckQueries(session->info().geometry, request.layer, 1, request.q,
-                                              request.y, request.lse)
-                               : Status(plan.error());
-    if (!request.status.ok()) continue;
     const KvGeometry& geometry = session->info().geometry;
+    const auto heads = plan.ok() ? CheckQueries(geometry, request.layer, request.heads, 1,
+                                                request.q, request.y, request.lse)
+                                 : Result<HeadRange>(plan.error());
+    request.status = heads.ok() ? Status() : heads.error();
+    if (!request.status.ok()) continue;
     const size_t group = geometry.group_size();
-    const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer);
+    const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer, *heads);
     const CallLimits limits = session->Limits();
-    for (uint32_t h = 0; h < geometry.n_kv_heads; ++h) {
+    for (uint32_t h = 0; h < heads->n; ++h) {
       GroupTask& task = call.tasks.emplace_back();
       task.plan = *plan;
-      task.head = size_t{request.layer} * geometry.n_kv_heads + h;
+      task.head = size_t{request.layer} * geometry.n_kv_heads + heads->first + h;
       task.k = k[h];
       task.limits = limits;
       if (task.plan->ahead) task.ledger.prefetched_bytes += task.plan->ahead->Begin(task.head);

@@ -16,24 +16,24 @@ constexpr double kNew = 0.25;
 
 }  // namespace
 
-AdaptiveBudget::AdaptiveBudget(std::vector<uint32_t> k, uint32_t n_kv_heads, uint32_t most)
-    : n_kv_heads_(n_kv_heads),
-      most_(most),
+AdaptiveBudget::AdaptiveBudget(std::vector<uint32_t> k, uint32_t most)
+    : most_(most),
       fixed_(std::move(k)),
       total_(std::accumulate(fixed_.begin(), fixed_.end(), uint64_t{0})),
       k_(fixed_),
       pull_(fixed_.size(), std::numeric_limits<double>::quiet_NaN()),
-      taken_(fixed_.size() / n_kv_heads) {}
+      taken_(fixed_.size()) {}
 
-std::vector<uint32_t> AdaptiveBudget::Take(uint32_t layer) {
+std::vector<uint32_t> AdaptiveBudget::Take(size_t first, uint32_t n) {
   std::lock_guard lock(mutex_);
-  if (taken_[layer]) {
+  const auto taken = taken_.begin() + static_cast<ptrdiff_t>(first);
+  if (std::find(taken, taken + n, true) != taken + n) {
     std::fill(taken_.begin(), taken_.end(), false);
     Allocate();
   }
-  taken_[layer] = true;
-  const auto first = k_.begin() + ptrdiff_t{layer} * n_kv_heads_;
-  return {first, first + n_kv_heads_};
+  std::fill_n(taken, n, true);
+  const auto k = k_.begin() + static_cast<ptrdiff_t>(first);
+  return {k, k + n};
 }
 
 void AdaptiveBudget::Note(size_t head, double rho_z, uint32_t k) {

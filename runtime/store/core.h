@@ -9,6 +9,7 @@
 #include "base/memory_budget.h"
 #include "prefixd/options.h"
 #include "runtime/derived/models.h"
+#include "runtime/ingest/joint_put.h"
 #include "runtime/prefix/prefetcher.h"
 #include "runtime/prefix/preloader.h"
 #include "runtime/prefix/prepared_cache.h"
@@ -64,6 +65,7 @@ struct Core {
   PreparedCache prepared;
   StepEngine steps;
   SessionServices services;
+  JointPuts joint_puts;
 
   std::shared_ptr<HostPinning> pinning;  // null: pinning is off
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();

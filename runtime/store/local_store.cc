@@ -121,25 +121,38 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
     PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
+    const KvGeometry& all = model->spec.geometry;
+    PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(all, spec.heads));
+    const auto n_tokens = static_cast<uint32_t>(spec.tokens.size());
+    const auto begin = [&](std::chrono::milliseconds wait) -> Result<std::shared_ptr<JointPut>> {
+      PREFIXD_ASSIGN(auto writer,
+                     core_->storage->BeginPut(
+                         spec.model, spec.tenant, spec.tokens, spec.label,
+                         {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
+                          static_cast<uint64_t>(wait.count()), spec.alone, spec.derived, accept}));
+      const auto committed = [core = core_.get()](const SegmentId& id) {
+        core->ingest->Enqueue(id);
+      };
+      return std::make_shared<JointPut>(
+          JointPut::Target{core_, core_->storage.get(), all, n_tokens, committed},
+          std::move(writer));
+    };
+    PREFIXD_ASSIGN(auto part, core_->joint_puts.Enter(spec, heads, all.n_kv_heads, begin));
     PutContext context;
-    const KvGeometry& g = context.geometry = model->spec.geometry;
+    context.keep_alive = core_;
+    context.pool = &core_->pool;
+    context.geometry = GeometryOf(all, heads);
+    context.first_query_head = heads.first * all.group_size();
+    context.prompt_tokens = n_tokens;
     context.query_samples = core_->options.query_samples;
+    context.wait = std::chrono::milliseconds(spec.wait_ms);
+    const KvGeometry& g = context.geometry;
     context.fixed_bytes =
         uint64_t{g.n_layers} * context.query_samples * g.n_q_heads * g.key_dim * sizeof(float) +
         spec.tokens.size() * kPutTokenBytes;
     PREFIXD_ASSIGN(context.memory,
                    core_->memory->Of(spec.tenant).Take(MemoryKind::kPuts, context.fixed_bytes));
-    PREFIXD_ASSIGN(auto writer,
-                   core_->storage->BeginPut(
-                       spec.model, spec.tenant, spec.tokens, spec.label,
-                       {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
-                        spec.wait_ms, spec.alone, spec.derived, accept}));
-    context.keep_alive = core_;
-    context.storage = core_->storage.get();
-    context.pool = &core_->pool;
-    context.prompt_tokens = static_cast<uint32_t>(spec.tokens.size());
-    context.committed = [core = core_.get()](const SegmentId& id) { core->ingest->Enqueue(id); };
-    return MakePutStream(std::move(context), std::move(writer));
+    return MakePutStream(std::move(context), std::move(part));
   }
 
   Result<PrefixMatch> Match(const MatchSpec& spec) override {

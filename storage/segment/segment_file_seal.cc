@@ -1,26 +1,15 @@
 // What a sealed segment file ends with, and what it may not lack.
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "storage/segment/segment_file_writer.h"
 
 namespace prefixd::storage {
 
-Status SegmentFileWriter::CheckComplete() const {
-  if (layout_.reclustered()) {
-    if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
-    return Error{Code::kFailedPrecondition, "the reclustered segment is incomplete"};
-  }
-  for (uint32_t layer = 0; layer < layout_.shape.n_layers; ++layer) {
-    if (have_count_[layer] == layout_.shape.n_tokens) continue;
-    const auto missing = std::find(have_[layer].begin(), have_[layer].end(), false);
-    const auto token = plan_.header.tokens.begin + (missing - have_[layer].begin());
-    return Error{Code::kFailedPrecondition, "the put is incomplete: layer " +
-                                                std::to_string(layer) + " lacks token " +
-                                                std::to_string(token)};
-  }
-  return {};
+Status SegmentFileWriter::CheckComplete(HeadRange heads) const {
+  if (!layout_.reclustered()) return written_.CheckComplete(heads);
+  if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
+  return Error{Code::kFailedPrecondition, "the reclustered segment is incomplete"};
 }
 
 Status SegmentFileWriter::WriteTableAndFooter(uint64_t sequence, int64_t unix_ms,

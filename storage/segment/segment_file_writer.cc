@@ -42,15 +42,13 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
       plan_(std::move(plan)),
       layout_(layout),
       table_(layout.table_page),
-      have_(layout.shape.n_layers, std::vector<bool>(layout.shape.n_tokens)),
-      have_count_(layout.shape.n_layers) {
+      written_(layout.shape.n_layers, layout.shape.n_kv_heads, plan_.header.tokens) {
   const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
   const size_t n =
       std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), kLeastSlabs, kMaxSlabs);
   for (size_t i = 0; i < n; ++i) slabs_.push_back(std::make_unique<Slab>(pages));
   fixed_bytes_ = kLeastSlabs * pages * kPageBytes + table_.size() * sizeof(uint64_t) +
-                 plan_.token_ids.size() * sizeof(uint32_t) +
-                 uint64_t{layout.shape.n_layers} * layout.shape.n_tokens / 8;
+                 plan_.token_ids.size() * sizeof(uint32_t);
 }
 
 SegmentFileWriter::~SegmentFileWriter() {
@@ -84,50 +82,29 @@ Status SegmentFileWriter::Allocate() {
   return PutPage(0, header);
 }
 
-Status SegmentFileWriter::CheckRun(uint32_t layer, uint32_t first, uint32_t n) {
-  PREFIXD_TRY(CheckTokens(layer, first, n));
-  return memory_.Resize(std::max(memory_.bytes(), BytesWithRun()));
-}
-
-Status SegmentFileWriter::CheckTokens(uint32_t layer, uint32_t first, uint32_t n) const {
+Status SegmentFileWriter::CheckRun(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n) {
   if (!failed_.ok()) return failed_;
-  const TokenRange own = plan_.header.tokens;
-  if (layer >= layout_.shape.n_layers) {
-    return InvalidArgument("layer " + std::to_string(layer) + " of a model with " +
-                           std::to_string(layout_.shape.n_layers) + " layers");
-  }
-  if (n == 0 || first < own.begin || first >= own.end || n > own.end - first) {
-    return InvalidArgument("tokens [" + std::to_string(first) + ", " +
-                           std::to_string(uint64_t{first} + n) + ") are not within [" +
-                           std::to_string(own.begin) + ", " + std::to_string(own.end) +
-                           "), which this put stores");
-  }
-  for (uint32_t i = first - own.begin; i < first - own.begin + n; ++i) {
-    if (have_[layer][i]) {
-      return InvalidArgument("token " + std::to_string(own.begin + i) + " of layer " +
-                             std::to_string(layer) + " was written before");
-    }
-  }
-  return {};
+  PREFIXD_TRY(written_.Check(layer, heads, first, n));
+  return memory_.Resize(std::max(memory_.bytes(), BytesWithRun(heads)));
 }
 
-Status SegmentFileWriter::WriteRows(uint32_t layer, uint32_t first, uint32_t n,
+Status SegmentFileWriter::WriteRows(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
                                     std::span<const std::byte> rows) {
   if (layout_.reclustered()) return InvalidArgument("a reclustered segment is written in chunks");
-  PREFIXD_TRY(CheckTokens(layer, first, n));
+  if (!failed_.ok()) return failed_;
+  PREFIXD_TRY(written_.Check(layer, heads, first, n));
   const uint32_t begin = first - plan_.header.tokens.begin;
   const size_t head_bytes = size_t{n} * layout_.row_bytes();
-  if (const size_t expected = layout_.shape.n_kv_heads * head_bytes; rows.size() != expected) {
+  if (const size_t expected = heads.n * head_bytes; rows.size() != expected) {
     return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
                            std::to_string(expected));
   }
-  memory_.Set(BytesWithRun());
-  for (uint32_t head = 0; head < layout_.shape.n_kv_heads && failed_.ok(); ++head) {
-    failed_ = PutRun(layer, head, begin, n, rows.data() + head * head_bytes);
+  memory_.Set(BytesWithRun(heads));
+  for (uint32_t h = 0; h < heads.n && failed_.ok(); ++h) {
+    failed_ = PutRun(layer, heads.first + h, begin, n, rows.data() + h * head_bytes);
   }
   if (!failed_.ok()) return failed_;
-  std::fill_n(have_[layer].begin() + begin, n, true);
-  have_count_[layer] += n;
+  written_.Note(layer, heads, first, n);
   return {};
 }
 
@@ -153,9 +130,9 @@ bool SegmentFileWriter::TakeSlab() {
 }
 
 // A run begins and ends within a page of each head at most.
-uint64_t SegmentFileWriter::BytesWithRun() const {
-  const uint64_t pages = partials_.size() + 2 * uint64_t{layout_.shape.n_kv_heads};
-  return fixed_bytes_ + pages * (kPageBytes + kPartialOverhead);
+uint64_t SegmentFileWriter::BytesWithRun(HeadRange heads) const {
+  const uint64_t pages = partials_.size() + 2 * uint64_t{heads.n};
+  return fixed_bytes_ + written_.BytesWith(heads) + pages * (kPageBytes + kPartialOverhead);
 }
 
 Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk,
@@ -338,7 +315,7 @@ Status SegmentFileWriter::Reap(Slab& slab) {
 
 Status SegmentFileWriter::Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error) {
   if (!failed_.ok()) return failed_;
-  PREFIXD_TRY(CheckComplete());
+  PREFIXD_TRY(CheckComplete(AllHeads()));
   failed_ = [&]() -> Status {
     PREFIXD_TRY(PutBytes(layout_.token_page, std::as_bytes(std::span(plan_.token_ids))));
     PREFIXD_TRY(PutBytes(layout_.manifest_page, std::as_bytes(std::span(plan_.manifest))));

@@ -19,6 +19,7 @@
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
 #include "storage/segment/segment_format.h"
+#include "storage/segment/written_rows.h"
 
 namespace prefixd::storage {
 
@@ -46,14 +47,16 @@ class SegmentFileWriter {
   SegmentFileWriter& operator=(const SegmentFileWriter&) = delete;
 
   const SegmentLayout& layout() const { return layout_; }
-  // Returns whether WriteRows would take these tokens: kInvalidArgument for tokens outside the
-  // segment, and for tokens that were written before.
+  // Returns whether WriteRows would take these tokens of these heads (n above 0): kInvalidArgument
+  // for tokens outside the segment or written before, and for some heads of a run of heads that was
+  // written together.
   // kResourceExhausted when memory is short for the pages that the rows may leave half-filled:
   // after success writing them, in any pieces, finds that memory.
-  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n);
+  Status CheckRun(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n);
   // Writes rows of the arrival layout like SegmentWriter::WriteRows, as stored. After a failed
   // write every call returns its error.
-  Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows);
+  Status WriteRows(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
+                   std::span<const std::byte> rows);
   // Waits until the disk has taken so much that WriteRows need not wait for it with n tokens. A
   // call may end here (base/call_scope.h), and not while its rows are written.
   Status AwaitRoom(uint32_t n);
@@ -62,8 +65,9 @@ class SegmentFileWriter {
   // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.
   Status WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk, std::span<const std::byte> rows,
                     std::span<const uint32_t> order);
-  // Returns kFailedPrecondition naming the first missing layer and token; nothing has changed then.
-  Status CheckComplete() const;
+  // Returns kFailedPrecondition naming the first missing layer and token of these heads; nothing
+  // has changed then.
+  Status CheckComplete(HeadRange heads) const;
   // Writes the rest and syncs file and directory. The file stays unless Discard is called.
   Status Seal(uint64_t sequence, int64_t unix_ms, const EncodingError& error);
   // Waits for what is in flight and removes the file.
@@ -82,11 +86,11 @@ class SegmentFileWriter {
 
   SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan, const SegmentLayout& layout);
   Status Allocate();
-  Status CheckTokens(uint32_t layer, uint32_t first, uint32_t n) const;
+  HeadRange AllHeads() const { return {0, layout_.shape.n_kv_heads}; }
   // Takes memory for a slab more than the first kLeastSlabs; false: there is none now.
   bool TakeSlab();
   // Returns what the writer takes with the partial pages that another run may leave.
-  uint64_t BytesWithRun() const;
+  uint64_t BytesWithRun(HeadRange heads) const;
   Status PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n, const std::byte* rows);
   Status PutLargeRow(uint64_t page, const std::byte* row);
   Status PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page, uint32_t n,
@@ -111,8 +115,7 @@ class SegmentFileWriter {
   size_t current_ = 0;
   std::unordered_map<uint64_t, Partial> partials_;  // keyed by file page
   std::vector<uint64_t> table_;
-  std::vector<std::vector<bool>> have_;  // [layer][own token]
-  std::vector<uint32_t> have_count_;
+  WrittenRows written_;          // in the arrival layout
   uint64_t chunks_written_ = 0;  // in the reclustered layout
   std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;

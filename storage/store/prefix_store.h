@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
 #include "prefixd/result.h"
 #include "prefixd/stored_part.h"
@@ -119,13 +120,22 @@ class SegmentWriter {
   // Returns whether WriteRows would take these tokens (kInvalidArgument: not this segment's, or
   // written before); so that a caller that writes a run in several calls writes all of it or
   // nothing.
-  virtual Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const = 0;
-  // Writes rows of every KV head for tokens [first, first + n) of one layer, already interleaved:
-  // rows: [n_kv_heads][n][row bytes], head-major, borrowed for the call. Layers and token runs may
-  // come in any order, each token once per layer. A refused call (kInvalidArgument; also for NaN
-  // and Inf where rows are encoded) has changed nothing.
-  virtual Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
+  virtual Status CheckRun(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n) const = 0;
+  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const {
+    return CheckRun(layer, HeadRange{}, first, n);
+  }
+  // Writes rows of these KV heads for tokens [first, first + n) of one layer, already interleaved:
+  // rows: [heads.n][n][row bytes], head-major, borrowed for the call. Layers and token runs may
+  // come in any order, each token once per layer and head. Rows of heads that came together once
+  // always do. A refused call (kInvalidArgument; also for NaN and Inf where rows are encoded) has
+  // changed nothing.
+  virtual Status WriteRows(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
                            std::span<const std::byte> rows) = 0;
+  Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows) {
+    return WriteRows(layer, HeadRange{}, first, n, rows);
+  }
+  // kFailedPrecondition names the first layer and token of these heads whose rows are missing.
+  virtual Status CheckComplete(HeadRange heads) const = 0;
   // Waits until the disk has taken so much that WriteRows need not wait for it with n tokens; fails
   // when the caller's call ends first (base/call_scope.h). Nothing has changed then.
   virtual Status AwaitRoom(uint32_t n) = 0;

@@ -157,7 +157,8 @@ Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& w
         PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n,
                             std::span(rows).subspan(head * head_bytes, head_bytes)));
       }
-      PREFIXD_TRY(writer.WriteRows(layer, source.header().tokens.begin + begin, n, rows));
+      PREFIXD_TRY(
+          writer.WriteRows(layer, {0, heads}, source.header().tokens.begin + begin, n, rows));
     }
   }
   return {};

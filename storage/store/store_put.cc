@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "base/capture_errors.h"
+#include "base/session_arguments.h"
 #include "storage/catalog/segment_inspect.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
@@ -93,35 +94,42 @@ class PutWriter final : public SegmentWriter {
     return {plan_.match.n_tokens, static_cast<uint32_t>(plan_.tokens.size())};
   }
 
-  Status CheckRun(uint32_t layer, uint32_t first, uint32_t n) const override {
+  Status CheckRun(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n) const override {
     PREFIXD_TRY(CheckOpen());
-    return file_ ? file_->CheckRun(layer, first, n) : Status();
+    PREFIXD_ASSIGN(heads, ResolveHeads(plan_.scope.model.geometry, heads));
+    return file_ ? file_->CheckRun(layer, heads, first, n) : Status();
   }
 
-  Status WriteRows(uint32_t layer, uint32_t first, uint32_t n,
+  Status CheckComplete(HeadRange heads) const override {
+    PREFIXD_TRY(CheckOpen());
+    PREFIXD_ASSIGN(heads, ResolveHeads(plan_.scope.model.geometry, heads));
+    return file_ ? file_->CheckComplete(heads) : Status();
+  }
+
+  Status WriteRows(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
                    std::span<const std::byte> rows) override {
     PREFIXD_TRY(CheckOpen());
+    const KvGeometry& g = plan_.scope.model.geometry;
+    PREFIXD_ASSIGN(heads, ResolveHeads(g, heads));
     if (!file_) {
       return InvalidArgument(
           "every token of this prompt is stored already; there is nothing to "
           "write");
     }
-    if (!encoder_) return file_->WriteRows(layer, first, n, rows);
-    PREFIXD_TRY(file_->CheckRun(layer, first, n));
-    const KvGeometry& g = plan_.scope.model.geometry;
-    if (const size_t expected = size_t{g.n_kv_heads} * n * g.row().bytes();
-        rows.size() != expected) {
+    if (!encoder_) return file_->WriteRows(layer, heads, first, n, rows);
+    PREFIXD_TRY(file_->CheckRun(layer, heads, first, n));
+    if (const size_t expected = size_t{heads.n} * n * g.row().bytes(); rows.size() != expected) {
       return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
                              std::to_string(expected));
     }
     const RowEncoder::Encoded encoded = encoder_->Encode(rows);
     if (encoded.not_finite) {
       return InvalidArgument("the row of layer " + std::to_string(layer) + ", KV head " +
-                             std::to_string(*encoded.not_finite / n) + ", token " +
+                             std::to_string(heads.first + *encoded.not_finite / n) + ", token " +
                              std::to_string(first + *encoded.not_finite % n) +
                              " holds NaN or Inf; nothing was stored of it");
     }
-    return file_->WriteRows(layer, first, n, encoded.rows);
+    return file_->WriteRows(layer, heads, first, n, encoded.rows);
   }
 
   Status AwaitRoom(uint32_t n) override {
@@ -132,7 +140,7 @@ class PutWriter final : public SegmentWriter {
   Result<SegmentId> Commit() override {
     PREFIXD_TRY(CheckOpen());
     if (!file_) return FinishStored(plan_.match);
-    PREFIXD_TRY(file_->CheckComplete());
+    PREFIXD_TRY(CheckComplete({}));
     CrashPoint("put.before_seal");
     SequenceTicket sequence = core_->catalog->sequences().Next();
     if (Status sealed = file_->Seal(sequence.number(), NowUnixMs(), error()); !sealed.ok()) {

@@ -162,8 +162,9 @@ TEST_P(CApi, FullStepsAndExactBlocksAreAttentionOverThePrefix) {
     ASSERT_EQ(pfx_step(session_, layer, q_.data(), kQ, y, kQ, lse, kQHeads), PFX_OK)
         << pfx_last_error();
     ExpectReference(layer, q_.data(), y, lse);
-    ASSERT_EQ(pfx_attend_exact(session_, layer, 3, q_.data(), 3 * kQ, y, 3 * kQ, lse, 3 * kQHeads),
-              PFX_OK);
+    ASSERT_EQ(
+        pfx_attend_exact(session_, layer, 0, 0, 3, q_.data(), 3 * kQ, y, 3 * kQ, lse, 3 * kQHeads),
+        PFX_OK);
     for (int i = 0; i < 3; ++i) {
       ExpectReference(layer, q_.data() + i * kQ, y + i * kQ, lse + i * kQHeads);
     }
@@ -185,7 +186,9 @@ TEST_P(CApi, ABatchIsItsStepsAndEachHasItsOwnCode) {
                    y[i],
                    kQ,
                    lse[i],
-                   kQHeads};
+                   kQHeads,
+                   0,
+                   0};
   }
   EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request)), PFX_INVALID_ARGUMENT);
   EXPECT_NE(std::string(pfx_last_error()).find("request 2: layer 77"), std::string::npos)
@@ -199,6 +202,69 @@ TEST_P(CApi, ABatchIsItsStepsAndEachHasItsOwnCode) {
   EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request) - 8),
             PFX_INVALID_ARGUMENT);
   pfx_session_free(other);
+}
+
+// Two ranks in one process: each has one KV head of two.
+TEST_P(CApi, RanksPutAndStepTheirOwnHeads) {
+  constexpr size_t kHalf = kQ / 2;
+  pfx_put* parts[2] = {};
+  for (uint32_t r = 0; r < 2; ++r) {
+    pfx_put_options options = PFX_PUT_OPTIONS_INIT;
+    options.model = "m";
+    options.tokens = tokens_.data();
+    options.n_tokens = tokens_.size();
+    options.first_head = r;
+    options.n_heads = 1;
+    ASSERT_EQ(pfx_begin_put(client_, &options, &parts[r]), PFX_OK) << pfx_last_error();
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      std::vector<float> k, v;
+      for (size_t t = 0; t < kTokens; ++t) {
+        const size_t at = ((layer * kTokens + t) * 2 + r) * kDim;
+        k.insert(k.end(), &k_[at], &k_[at] + kDim);
+        v.insert(v.end(), &v_[at], &v_[at] + kDim);
+      }
+      ASSERT_EQ(pfx_put_write(parts[r], layer, 0, kTokens, k.data(), k.size() * sizeof(float),
+                              v.data(), v.size() * sizeof(float)),
+                PFX_OK)
+          << pfx_last_error();
+    }
+  }
+  pfx_put_result results[2] = {PFX_PUT_RESULT_INIT, PFX_PUT_RESULT_INIT};
+  EXPECT_EQ(pfx_put_commit(parts[0], &results[0]), PFX_FAILED_PRECONDITION);
+  EXPECT_NE(std::string(pfx_last_error()).find("KV heads 1..2"), std::string::npos);
+  ASSERT_EQ(pfx_put_commit(parts[1], &results[1]), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_put_commit(parts[0], &results[0]), PFX_OK) << pfx_last_error();
+  EXPECT_STREQ(results[0].prefix, results[1].prefix);
+  EXPECT_EQ(results[0].stored_tokens, kTokens);
+  for (pfx_put* part : parts) pfx_put_free(part);
+
+  session_ = Attach(R"({"mode": "full"})");
+  float y[3 * kQ], lse[3 * kQHeads];
+  pfx_step_request halves[2] = {};
+  for (uint32_t r = 0; r < 2; ++r) {
+    halves[r] = {session_,
+                 1u,
+                 PFX_INTERNAL,
+                 q_.data() + r * kHalf,
+                 kHalf,
+                 y + r * kHalf,
+                 kHalf,
+                 lse + r * kQHeads / 2,
+                 size_t{kQHeads} / 2,
+                 r,
+                 1u};
+  }
+  ASSERT_EQ(pfx_step_batch(client_, halves, 2, sizeof(pfx_step_request)), PFX_OK)
+      << pfx_last_error();
+  ExpectReference(1, q_.data(), y, lse);
+  float half_y[kHalf], half_lse[kQHeads / 2];
+  ASSERT_EQ(pfx_attend_exact(session_, 1, 1, 1, 1, q_.data() + kHalf, kHalf, half_y, kHalf,
+                             half_lse, kQHeads / 2),
+            PFX_OK)
+      << pfx_last_error();
+  for (size_t i = 0; i < kHalf; ++i) EXPECT_NEAR(half_y[i], y[kHalf + i], 1e-5);
+  EXPECT_EQ(pfx_attend_exact(session_, 1, 2, 0, 1, q_.data(), kHalf, half_y, kHalf, half_lse, 2),
+            PFX_INVALID_ARGUMENT);
 }
 
 TEST_P(CApi, RowsComeBackAsTheyWerePut) {

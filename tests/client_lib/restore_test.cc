@@ -234,11 +234,11 @@ class GatedSession final : public Session {
 
   StepPolicy policy() const override { return {}; }
   Status SetPolicy(const StepPolicy&) override { return No(); }
-  Status Step(uint32_t, std::span<const float>, std::span<float>, std::span<float>,
+  Status Step(uint32_t, HeadRange, std::span<const float>, std::span<float>, std::span<float>,
               StepInfo*) override {
     return No();
   }
-  Status AttendExact(uint32_t, uint32_t, std::span<const float>, std::span<float>,
+  Status AttendExact(uint32_t, HeadRange, uint32_t, std::span<const float>, std::span<float>,
                      std::span<float>) override {
     return No();
   }

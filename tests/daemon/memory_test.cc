@@ -188,7 +188,7 @@ TEST_F(DaemonMemory, StaysWithinItsBoundWhateverIsAskedOfIt) {
           LayerSlice slice;
           slice.layer = i % 4;
           slice.tokens = {0, kTokens};
-          slice.n_heads = 4;
+          slice.heads = {0, 4};
           read = (*session)->ReadLayer(slice, k, v);
           (void)(*session)->Detach();
         }

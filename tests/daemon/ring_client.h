@@ -44,7 +44,9 @@ class RingClient {
   const StepRing& ring() const { return ring_; }
   uint64_t session() const { return session_; }
   // Whether the daemon still answers on the connection.
-  bool alive() { return Call(wire::MessageType::kModels, wire::Json::object()).has_value(); }
+  bool alive() {
+    return Call(wire::MessageType::kListModels, {{"list", wire::ToJson(ListSpec{})}}).has_value();
+  }
   void Close() { socket_.Close(); }
 
   uint64_t Attach() {

@@ -81,9 +81,9 @@ class SteppingStore final : public Store {
     StepPolicy policy() const override { return {}; }
     Status SetPolicy(const StepPolicy&) override { return {}; }
     void Cancel() override {}
-    Status Step(uint32_t layer, std::span<const float> q, std::span<float> y, std::span<float> lse,
-                StepInfo* info) override {
-      PREFIXD_TRY(CheckQueries(info_.geometry, layer, 1, q, y, lse));
+    Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
+                std::span<float> lse, StepInfo* info) override {
+      PREFIXD_ASSIGN(heads, CheckQueries(info_.geometry, layer, heads, 1, q, y, lse));
       if (layer == kHeldLayer) {
         PREFIXD_TRY(control_->Pass(info_.id));
       }
@@ -92,13 +92,13 @@ class SteppingStore final : public Store {
       if (info != nullptr) {
         info->k = static_cast<uint32_t>(info_.id);
         info->ledger.steps = 7, info->ledger.compute_ns = 9, info->ledger.rho_z_sum = 0.5;
-        info->k_per_head.assign(info_.geometry.n_kv_heads, 3);
-        info->rho_z.assign(info_.geometry.n_q_heads, 0.25f);
-        info->missing.assign(info_.geometry.n_q_heads, {0.125, true});
+        info->k_per_head.assign(heads.n, 3);
+        info->rho_z.assign(lse.size(), 0.25f);
+        info->missing.assign(lse.size(), {0.125, true});
       }
       return {};
     }
-    Status AttendExact(uint32_t, uint32_t, std::span<const float>, std::span<float>,
+    Status AttendExact(uint32_t, HeadRange, uint32_t, std::span<const float>, std::span<float>,
                        std::span<float>) override {
       return Not();
     }
@@ -149,12 +149,14 @@ class SteppingStore final : public Store {
     }
     for (StepRequest& r : requests) {
       r.status = r.session == nullptr ? Status(NotOfThisStore())
-                                      : r.session->Step(r.layer, r.q, r.y, r.lse, r.info);
+                                      : r.session->Step(r.layer, r.heads, r.q, r.y, r.lse, r.info);
     }
   }
 
   Status RegisterModel(const ModelSpec&) override { return Not(); }
-  Result<std::vector<ModelSpec>> Models() override { return std::vector<ModelSpec>(); }
+  Result<ModelSpec> Model(std::string_view) override { return Not(); }
+  Result<ModelPage> ListModels(const ListSpec&) override { return ModelPage(); }
+  Status RemoveModel(std::string_view) override { return Not(); }
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec&) override { return Not(); }
   Result<PrefixMatch> Match(const MatchSpec&) override { return Not(); }
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec&,
@@ -162,7 +164,7 @@ class SteppingStore final : public Store {
     return Not();
   }
   Status WaitReady(std::string_view, const ProgressFn&) override { return Not(); }
-  Result<std::vector<PrefixSummary>> Prefixes() override { return Not(); }
+  Result<PrefixPage> ListPrefixes(const ListSpec&) override { return Not(); }
   Result<PrefixDetail> Prefix(std::string_view id) override {
     PrefixDetail detail;
     detail.summary.id = id;

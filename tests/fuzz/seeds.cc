@@ -209,7 +209,9 @@ void AddWire(Seeds& seeds) {
               .alone = true,
               .derived = true,
               .accept_approximate = true,
-              .lineage = "lineage"});
+              .lineage = "lineage",
+              .heads = {1, 2}});
+  add(HeadRange{1, 2});
   add(MatchSpec{"m", "t", {}, true, "lineage"});
   add(PutResult{"id", 40, 20, 4096, 0.5, RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};

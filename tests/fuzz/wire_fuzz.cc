@@ -63,7 +63,7 @@ void CheckJson(const Json& json) {
   CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Lifetime,
              RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo,
              Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats,
-             VerifySummary, TokenRange, Selection, ListSpec, ModelPage, PrefixPage,
+             VerifySummary, TokenRange, HeadRange, Selection, ListSpec, ModelPage, PrefixPage,
              std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);
   CheckFields(json);
   const Error error = ErrorFromJson(json);

@@ -21,19 +21,20 @@ namespace {
 
 // The worked example of docs/protocol.md.
 TEST(StepFrame, LiesAsDescribed) {
-  const StepEntry entry{7, 3, true, 20, 10, 2, 100};
+  const StepEntry entry{7, 3, true, 20, 10, 2, 100, {2, 1}};
   StepLayout layout(1);
   const auto places = layout.Add(entry);
-  EXPECT_EQ(places.q, 64u);
-  EXPECT_EQ(layout.request_bytes(), 64u + 128u);
+  EXPECT_EQ(places.q, 128u);
+  EXPECT_EQ(layout.request_bytes(), 128u + 128u);
   EXPECT_EQ(places.y, 64u);  // behind 32 + 16 bytes
   EXPECT_EQ(places.lse, 128u);
   EXPECT_EQ(places.tail, 192u);
   EXPECT_EQ(layout.answer_bytes(), 320u);
-  std::array<std::byte, 64> bytes{};
-  EncodeStepHeader({1, 192, 1000, 50}, std::span(bytes).first<kStepHeaderBytes>());
+  std::array<std::byte, 72> bytes{};
+  EncodeStepHeader({1, 256, 1000, 50}, std::span(bytes).first<kStepHeaderBytes>());
   EncodeStepEntry(entry, std::span(bytes).last<kStepEntryBytes>());
-  const std::array<uint32_t, 16> want = {1, 0, 1, 192, 1000, 50, 0, 0, 7, 0, 3, 1, 20, 10, 2, 100};
+  const std::array<uint32_t, 18> want = {1, 0, 1, 256, 1000, 50, 0,   0, 7,
+                                         0, 3, 1, 20,  10,   2,  100, 2, 1};
   EXPECT_EQ(std::memcmp(bytes.data(), want.data(), sizeof(want)), 0);
 }
 
@@ -45,7 +46,8 @@ TEST(StepFrame, DamageIsRefusedOrHarmless) {
     std::vector<StepEntry> entries;
     for (uint32_t i = 0; i < n; ++i) {
       entries.push_back({rng(), uint32_t(rng()), rng() % 2 == 0, uint32_t(rng() % 50),
-                         uint32_t(rng() % 50), uint32_t(rng() % 9), uint32_t(rng() % 99)});
+                         uint32_t(rng() % 50), uint32_t(rng() % 9), uint32_t(rng() % 99),
+                         HeadRange{uint32_t(rng()), uint32_t(rng())}});
       layout.Add(entries.back());
     }
     std::vector<std::byte> slot(std::max(layout.request_bytes(), layout.answer_bytes()));

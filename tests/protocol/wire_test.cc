@@ -168,7 +168,10 @@ TEST(Codec, TheRest) {
   RoundTrip(HelloReply{"s", 7, 1ull << 40, 64, 1 << 20, false});
   PutSpec put{"m", "t", {}, "label"};
   put.derived = put.accept_approximate = true, put.lineage = "ab";
-  RoundTrip(put);
+  put.heads = {2, 3};
+  EXPECT_EQ(RoundTrip(put).heads, put.heads);
+  EXPECT_EQ(*FromJson<HeadRange>(ToJson(put), "step"), put.heads);  // a step has the same fields
+  EXPECT_EQ(*FromJson<HeadRange>(Json::object(), "step"), HeadRange{});
   RoundTrip(MatchSpec{"m", "t", {}, true, "ab"});
   PutResult done{"id", 10, 5, 1 << 20, 0.25};
   done.exact_tokens = 8, done.lineage = "ab";

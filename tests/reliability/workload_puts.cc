@@ -70,10 +70,12 @@ bool Workload::PutFresh() {
                                  {.encoding = EncodingOf(number)});
   const auto chunk = static_cast<uint32_t>(1 + rng_() % 90);
   const bool layer_major = rng_() % 2 == 0;
-  Status written = writer.ok()
-                       ? WriteAll(**writer, model_.geometry,
-                                  FiniteRows(model_.geometry.row(), tokens), chunk, layer_major)
-                       : Status(writer.error());
+  // As the parts of a put do, some heads after the others.
+  const auto split = static_cast<uint32_t>(rng_() % model_.geometry.n_kv_heads);
+  Status written =
+      writer.ok() ? WriteAll(**writer, model_.geometry, FiniteRows(model_.geometry.row(), tokens),
+                             chunk, layer_major, split)
+                  : Status(writer.error());
   if (!written.ok()) {
     Tell({EventKind::kPutDropped, {number}});
     return OutOfRoom(written.error()) || Refused("put", written.error());

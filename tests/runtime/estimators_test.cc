@@ -293,25 +293,25 @@ TEST_F(EstimatorsTest, AdaptiveTokensNeverExceedTheBudget) {
 }
 
 TEST(AdaptiveBudget, SpreadsByMissingMassWithinItsTotal) {
-  AdaptiveBudget budget({40, 40, 40, 0}, 2, 1000);
-  EXPECT_EQ(budget.Take(0), (std::vector<uint32_t>{40, 40}));
-  EXPECT_EQ(budget.Take(1), (std::vector<uint32_t>{40, 0}));
+  AdaptiveBudget budget({40, 40, 40, 0}, 1000);
+  EXPECT_EQ(budget.Take(0, 2), (std::vector<uint32_t>{40, 40}));
+  EXPECT_EQ(budget.Take(2, 2), (std::vector<uint32_t>{40, 0}));
   budget.Note(0, 0.4, 40);
   budget.Note(1, 0.1, 40);
   budget.Note(2, std::nan(""), 40);  // unknown mass: the head keeps its own tokens
-  auto first = budget.Take(0), second = budget.Take(1);
+  auto first = budget.Take(0, 2), second = budget.Take(2, 2);
   EXPECT_EQ(second, (std::vector<uint32_t>{40, 0}));
   EXPECT_EQ(first[0] + first[1], 80u);
   EXPECT_NEAR(double(first[0]) / first[1], 2, 0.1);  // the root of the masses' ratio
   budget.Note(2, 0.0, 40);
-  first = budget.Take(0), second = budget.Take(1);
+  first = budget.Take(0, 2), second = budget.Take(2, 2);
   EXPECT_EQ(second[0], 10u);  // a head keeps at least a quarter
   EXPECT_EQ(first[0] + first[1] + second[0], 120u);
   // No head gets more tokens than there are.
-  AdaptiveBudget little({40, 40}, 2, 45);
-  little.Take(0);
+  AdaptiveBudget little({40, 40}, 45);
+  little.Take(0, 2);
   little.Note(0, 1, 40), little.Note(1, 0, 40);
-  EXPECT_EQ(little.Take(0)[0], 45u);
+  EXPECT_EQ(little.Take(0, 2)[0], 45u);
 }
 
 // In every format tokens take away what they added: with all tokens retrieved nothing remains, and

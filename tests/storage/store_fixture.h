@@ -105,13 +105,17 @@ inline std::vector<std::byte> RowsOf(const KvGeometry& g, std::span<const uint64
 }
 
 // Writes the range of `writer` in calls of at most `chunk` tokens, layer by layer or chunk by
-// chunk.
+// chunk; of all heads, or of those before `split` and then of the others.
 inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, const RowFn& fill,
-                       uint32_t chunk, bool layer_major) {
+                       uint32_t chunk, bool layer_major, uint32_t split = 0) {
   const TokenRange range = writer.range();
-  const auto write = [&](uint32_t layer, uint32_t first) {
+  const auto write = [&](uint32_t layer, uint32_t first) -> Status {
     const uint32_t n = std::min(chunk, range.end - first);
-    return writer.WriteRows(layer, first, n, RowsOf(g, fill, layer, first, n));
+    const auto rows = RowsOf(g, fill, layer, first, n);
+    if (split == 0) return writer.WriteRows(layer, first, n, rows);
+    const size_t before = size_t{split} * n * g.row().bytes();
+    PREFIXD_TRY(writer.WriteRows(layer, {0, split}, first, n, std::span(rows).first(before)));
+    return writer.WriteRows(layer, {split, 0}, first, n, std::span(rows).subspan(before));
   };
   if (layer_major) {
     for (uint32_t l = 0; l < g.n_layers; ++l) {

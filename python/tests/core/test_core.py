@@ -120,6 +120,46 @@ def test_full_steps_are_attention_over_the_prompt(store: prefixd.Store) -> None:
         session.step(0, prompt.q[0])
 
 
+def test_ranks_put_and_step_their_own_heads(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    store.register_model(spec())
+    group = Q_HEADS // KV_HEADS
+    puts = [
+        store.begin_put("m", prompt.tokens, heads=(rank, 1), wait=60) for rank in range(KV_HEADS)
+    ]
+    for rank, put in enumerate(puts):
+        for layer in range(LAYERS):
+            own = slice(rank, rank + 1)
+            put.write(
+                layer,
+                0,
+                np.ascontiguousarray(prompt.k[layer][:, own]),
+                np.ascontiguousarray(prompt.v[layer][:, own]),
+            )
+    results = [future.result(60) for future in [put.commit() for put in puts]]
+    assert len({result.prefix for result in results}) == 1
+    assert [result.stored_tokens for result in results] == [TOKENS] * KV_HEADS
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        y, lse = session.step(0, prompt.q[0])
+        want_y, _ = prompt.reference(0, prompt.q[0])
+        np.testing.assert_allclose(y, want_y, atol=1e-4)
+        block_y, _ = session.attend_exact(0, prompt.q)
+        for rank in range(KV_HEADS):
+            own = slice(rank * group, (rank + 1) * group)
+            part_y, part_lse = session.step(0, prompt.q[0][own], heads=(rank, 1))
+            np.testing.assert_array_equal(part_y, y[own])
+            np.testing.assert_array_equal(part_lse, lse[own])
+            queries = np.ascontiguousarray(prompt.q[:, own])
+            exact_y, _ = session.attend_exact(0, queries, heads=(rank, 1))
+            np.testing.assert_array_equal(exact_y, block_y[:, own])
+            batch_y, _ = prefixd.step_batch([session] * 3, 0, queries, heads=(rank, 1))
+            np.testing.assert_array_equal(batch_y[0], y[own])
+        with pytest.raises(prefixd.InvalidArgument, match=r"not all among the model's"):
+            session.step(0, prompt.q[0], heads=(KV_HEADS, 0))
+        with pytest.raises(prefixd.InvalidArgument, match="q has"):
+            session.step(0, prompt.q[0], heads=(0, 1))
+
+
 def test_merging_with_own_tokens_is_one_softmax(store: prefixd.Store) -> None:
     whole, stored = Prompt(), Prompt()
     stored.tokens = whole.tokens[:200]
