@@ -251,7 +251,11 @@ TEST(ThreadPool, PiecesOfACallEndWithIt) {
     const Status status = pool.ParallelFor(100, [&](size_t) -> Status {
       ++begun;
       if (begun == 3) canceller.Cancel();  // the pieces run on several threads
-      while (CheckCall().ok()) std::this_thread::yield();
+      const auto until = CallLimits::Clock::now() + std::chrono::seconds(20);
+      while (CheckCall().ok()) {
+        std::this_thread::yield();
+        if (CallLimits::Clock::now() > until) return Error{Code::kInternal, "it goes on"};
+      }
       ++ended;
       return {};
     });
