@@ -34,7 +34,11 @@ class CallsFixture : public RuntimeTest {
     options_.scrub_bytes_per_second = 0;
     full_.mode = StepMode::kFull;
   }
-  ~CallsFixture() override { Release(); }
+  // Nothing may be held when the store closes; the engine goes with it.
+  void TearDown() override {
+    Release();
+    engine_ = nullptr;
+  }
 
   // Puts the prompt into a store, and opens it anew over a disk that the test holds.
   void OpenCold(const SyntheticPrompt& prompt, uint64_t max_inflight_bytes = 16u << 20) {
