@@ -172,7 +172,7 @@ int main(int argc, char** argv) {
   app.add_option("--first", args.first,
                  "number of the first: --seed S --first N --cycles 1 runs "
                  "again what a violation names");
-  app.add_option("--seed", args.seed, "default: fresh");
+  app.add_option("--seed", args.seed, "default: fresh")->envname("PREFIXD_SEED");
   app.add_option("--seconds", args.seconds, "stop each harness after so long");
   app.add_option("--workers", args.workers, "processes at a time")->check(CLI::Range(1, 64));
   app.add_flag("--resume", args.resume, "go on where the state files say");

@@ -55,7 +55,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--idle-seconds", options.idle_seconds, "How long the idle daemon is measured")
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Repeats the choices of a run (not its timing)");
+  app.add_option("--seed", options.seed, "Repeats the choices of a run (not its timing)")
+      ->envname("PREFIXD_SEED");
   app.add_option("--json", json, "Also write the figures here");
   CLI11_PARSE(app, argc, argv);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def side_by_side(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_model(file: Path, architecture: str = "llama", rule: str = "smollm", tied: bool = True) -> Model:
-    rng = np.random.default_rng()
+    seed = os.environ.get("PREFIXD_SEED")
+    rng = np.random.default_rng(int(seed) if seed else None)
     hf: dict[str, np.ndarray] = {}
     writer = gguf.GGUFWriter(str(file), architecture)
     writer.add_block_count(LAYERS)
