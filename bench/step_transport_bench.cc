@@ -16,12 +16,12 @@
 
 #include "attention/rows/rows.h"
 #include "bench/parts/busy_processes.h"
+#include "bench/parts/daemon_child.h"
 #include "bench/parts/ring_floor.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/synthetic_kv.h"
 #include "prefixd/client.h"
-#include "tests/daemon/daemon_process.h"
 
 namespace prefixd::bench {
 namespace {
@@ -96,10 +96,9 @@ class Bench {
     q_.resize(64 * size_t{g_.n_q_heads} * g_.key_dim);
     for (float& x : q_) x = normal(rng);
 
-    daemon_ = std::make_unique<testing::DaemonProcess>(dir_.path(), o_.daemon);
-    if (!daemon_->ready()) return Error{Code::kUnavailable, daemon_->Stderr()};
+    PREFIXD_TRY(daemon_.Start(PREFIXD_BINARY, o_.daemon));
     RuntimeOptions own;
-    own.dir = dir_.path() / "own";
+    own.dir = daemon_.dir() / "own";
     own.min_free_bytes = 0;
     own.threads = 2;
     own.host_tier_bytes = 64 << 20;
@@ -107,12 +106,10 @@ class Bench {
     ConnectOptions ring, message, spins;
     message.shared_memory = true;
     spins.spin_us = o_.spin_us;
-    PREFIXD_TRY(AddSide("ring", Connect(daemon_->address(), ring)));
-    PREFIXD_TRY(AddSide("spinning", Connect(daemon_->address(), spins)));
-    without_ring_ = std::make_unique<testing::DaemonProcess>(
-        message_dir_.path(), std::vector<std::string>{"--ring-mib", "0"});
-    if (!without_ring_->ready()) return Error{Code::kUnavailable, without_ring_->Stderr()};
-    return AddSide("message", Connect(without_ring_->address(), message));
+    PREFIXD_TRY(AddSide("ring", Connect(daemon_.address(), ring)));
+    PREFIXD_TRY(AddSide("spinning", Connect(daemon_.address(), spins)));
+    PREFIXD_TRY(without_ring_.Start(PREFIXD_BINARY, {"--ring-mib", "0"}));
+    return AddSide("message", Connect(without_ring_.address(), message));
   }
 
   Status AddSide(const std::string& name, Result<std::unique_ptr<Store>> store) {
@@ -218,8 +215,7 @@ class Bench {
   std::vector<uint32_t> tokens_;
   std::vector<std::byte> k_, v_;
   std::vector<float> q_;
-  testing::DaemonDir dir_, message_dir_;
-  std::unique_ptr<testing::DaemonProcess> daemon_, without_ring_;
+  DaemonChild daemon_, without_ring_;
   std::vector<Side> sides_;
   nlohmann::json rows_ = nlohmann::json::array();
 };

@@ -1,0 +1,34 @@
+// The real daemon as a child process, with a store and a socket in a directory that goes with it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "prefixd/result.h"
+
+namespace prefixd::bench {
+
+class DaemonChild {
+ public:
+  DaemonChild() = default;
+  ~DaemonChild();  // kills it
+  DaemonChild(const DaemonChild&) = delete;
+  DaemonChild& operator=(const DaemonChild&) = delete;
+
+  // Starts `program` with 64 MiB of host memory and two compute threads, plus `args`, in a session
+  // of its own as a service manager does. Returns when it serves; kUnavailable, with what it said,
+  // when it does not.
+  Status Start(const std::string& program, const std::vector<std::string>& args);
+  // What else its user stores, as long as this lives.
+  const std::filesystem::path& dir() const { return dir_; }
+  std::string address() const { return "unix:" + (dir_ / "s").string(); }
+
+ private:
+  std::filesystem::path dir_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace prefixd::bench
