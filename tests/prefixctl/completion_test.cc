@@ -57,7 +57,7 @@ class CompletionTest : public testing::PrefixctlFixture {
 
 TEST_F(CompletionTest, BashOffersCommandsOptionsAndChoices) {
   EXPECT_EQ(Bash("prefixctl pre"), "prefixes");
-  EXPECT_EQ(Bash("prefixctl models ''"), "list show register");
+  EXPECT_EQ(Bash("prefixctl models ''"), "list show register remove");
   EXPECT_EQ(Bash("prefixctl --socket models prefixes un"), "unpin");
   EXPECT_EQ(Bash("prefixctl prefixes verify --q"), "--quiet");
   EXPECT_EQ(Bash("prefixctl prefixes ttl 0123 n"), "never");
@@ -102,7 +102,7 @@ TEST_F(CompletionTest, ZshOffersTheSame) {
     return f.out.empty() ? "" : f.out.substr(0, f.out.size() - 1);
   };
   EXPECT_EQ(offers("prefixctl pre"), "status stats models prefixes recover completion");
-  EXPECT_EQ(offers("prefixctl -s models models ''"), "list show register");
+  EXPECT_EQ(offers("prefixctl -s models models ''"), "list show register remove");
   EXPECT_NE(offers("prefixctl prefixes verify --q").find(" --quiet"), std::string::npos);
   EXPECT_EQ(offers("prefixctl recover --dir ''"), "files");
   EXPECT_EQ(offers("prefixd --io ''"), "auto uring threads");
@@ -130,7 +130,7 @@ TEST_F(CompletionTest, FishOffersTheSame) {
     return words;
   };
   EXPECT_EQ(offers("prefixctl pre"), "prefixes");
-  EXPECT_EQ(offers("prefixctl models "), "list register show");
+  EXPECT_EQ(offers("prefixctl models "), "list register remove show");
   EXPECT_EQ(offers("prefixctl prefixes verify --qu"), "--quiet");
   EXPECT_EQ(offers("prefixd --io "), "auto threads uring");
   EXPECT_EQ(offers("prefixctl prefixes show --socket " + daemon_->socket() + " --all-tenants "),
