@@ -145,9 +145,10 @@ TEST_F(RingTest, ClientsTakeTurns) {
   for (uint32_t i = 0; i < 6; ++i) greedy.Await(i);
   modest.Await(0);
   const uint64_t of_modest = 2;  // the store's second session
-  const auto at = std::ranges::find(control_->order, of_modest);
-  ASSERT_NE(at, control_->order.end());
-  EXPECT_LE(at - control_->order.begin(), 2);
+  const std::vector<uint64_t> order = control_->Order();
+  const auto at = std::ranges::find(order, of_modest);
+  ASSERT_NE(at, order.end());
+  EXPECT_LE(at - order.begin(), 2);
 }
 
 // Sessions come and go beside the steps of others.
@@ -305,7 +306,7 @@ TEST_F(RingTest, AStepThatTakesTooLongBreaksTheConnection) {
   const auto session = Attach(*impatient);
   control_->Hold();
   EXPECT_CODE(Step(*session, SteppingStore::kHeldLayer), Code::kUnavailable);
-  EXPECT_EQ(control_->held, 1u);  // it was not sent again
+  EXPECT_LE(control_->Order().size(), 1u);  // it was not sent again
   control_->Release();
   Tensors t;
   EXPECT_OK(session->Step(0, t.q, t.y, t.lse, nullptr));  // over a new connection

@@ -41,6 +41,10 @@ class SteppingStore final : public Store {
       std::unique_lock lock(mutex);
       changed.wait(lock, [&] { return held >= n; });
     }
+    std::vector<uint64_t> Order() {
+      std::lock_guard lock(mutex);
+      return order;
+    }
     void LetGo(uint32_t n) {
       std::lock_guard lock(mutex);
       let_go += n;
