@@ -30,7 +30,7 @@ $(BUILD)/build.ninja:
 build: setup $(BUILD)/build.ninja  ## daemon, tool, libraries, demo: optimised, in build/release
 	@$(STAGE) "build" cmake --build $(BUILD) -j $(JOBS)
 
-demo: setup $(BUILD)/build.ninja  ## the main job on a real document: prefill, persist, restart, decode; writes demo-report/
+demo: setup $(BUILD)/build.ninja  ## the main job on a real model and document: store, restart, answer; writes demo-report/ (fetches 93 MB once)
 	@$(STAGE) "build what the demo runs" cmake --build $(BUILD) -j $(JOBS) --target $(PROGRAMS)
 	@scripts/demo.sh $(DEMO_ARGS)
 
@@ -159,5 +159,5 @@ reference: setup $(BUILD)/build.ninja  ## write docs/reference.md anew, from the
 	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd
 	@$(BUILD)/bin/prefixd --reference > $(BUILD)/reference.md && mv $(BUILD)/reference.md docs/reference.md
 
-clean:  ## remove build folders and the demo's report
+clean:  ## remove build folders, the demo's report and its stored prompt
 	@rm -rf build demo-report

@@ -1,47 +1,150 @@
-#include "demo/decode.h"
-
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "decoder/generate.h"
 #include "decoder/model.h"
 #include "decoder/spliced_attention.h"
-#include "decoder/tokenizer.h"
+#include "demo/answer.h"
+#include "demo/commands.h"
 #include "demo/evaluate.h"
-#include "demo/progress.h"
-#include "demo/report.h"
-#include "demo/state.h"
+#include "demo/events.h"
+#include "demo/rows.h"
 #include "prefixd/client.h"
 
 namespace prefixd::demo {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using decoder::BlockMode;
+using nlohmann::json;
 
-constexpr double kBudgets[] = {0.01, 0.02, 0.03, 0.04, 0.05};
-constexpr size_t kColdTokens = 33;
 constexpr uint32_t kSweep[] = {1, 2, 3, 5, 7, 10};  // multiples of k_phi = 1% of the prompt
 
-// Measures the rows of the table: one full read, then each method under each budget.
-Result<std::vector<Row>> MeasureRows(Evaluator& evaluator) {
-  ProgressLine progress("decoding under budgets");
-  const size_t total = 1 + (Methods().size() - 1) * std::size(kBudgets);
-  std::vector<Row> rows;
-  for (const Method& method : Methods()) {
-    for (const double budget : kBudgets) {
-      const bool full = method.mode == StepMode::kFull;
-      PREFIXD_ASSIGN(Row row, evaluator.Run(method, full ? std::nullopt : std::optional(budget)));
-      rows.push_back(std::move(row));
-      progress.Update(rows.size(), total, "rows");
-      if (full) break;
+json BudgetJson(const Reading& reading) { return reading.budget ? json(*reading.budget) : json(); }
+
+Result<std::shared_ptr<Session>> AttachAll(Store& store, const Request& request) {
+  // A short prompt cannot pay for the default budget; each reading sets its own.
+  PREFIXD_ASSIGN(
+      std::shared_ptr<Session> session,
+      store.Attach(
+          {.model = request.model, .tokens = request.prompt, .policy = {.mode = StepMode::kFull}}));
+  if (const uint32_t n = session->info().n_tokens; n != request.prompt.size()) {
+    return Error{Code::kNotFound, "only " + std::to_string(n) + " of " +
+                                      std::to_string(request.prompt.size()) +
+                                      " prompt tokens are stored; prefill the prompt again"};
+  }
+  return session;
+}
+
+// Answers questions over one attached prompt. A question's tokens attend exactly, in one pass, and
+// all readings go on from there: the answer's tokens are read under the budget. Only where anchors
+// alone are read, the question is read so, too.
+class Questions {
+ public:
+  Questions(const decoder::Model& model, const Request& request, std::shared_ptr<Session> session)
+      : model_(model),
+        request_(request),
+        session_(std::move(session)),
+        attention_(session_),
+        logits_(model.config().vocab_size) {}
+
+  // Runs the question's tokens through; the first answer token follows from them.
+  Status Ask(uint32_t question) {
+    question_ = question;
+    return Feed(BlockMode::kExact);
+  }
+
+  Result<Answer> AnswerUnder(const Reading& reading, bool keep_logits) {
+    PREFIXD_ASSIGN(const StepPolicy policy, PolicyOf(reading));
+    PREFIXD_TRY(session_->SetPolicy(policy));
+    const bool anchors = policy.mode == StepMode::kAnchors;
+    const BlockMode mode = anchors ? BlockMode::kStep : BlockMode::kExact;
+    if (mode != fed_) PREFIXD_TRY(Feed(mode));
+    const uint32_t position = attention_.position();
+    auto answer = AnswerQuestion(model_, attention_, logits_, position,
+                                 {.tokens = request_.answer_tokens,
+                                  .keep_logits = keep_logits,
+                                  .question = question_,
+                                  .reading = reading});
+    attention_.TruncateTo(position);
+    return answer;
+  }
+
+ private:
+  Status Feed(BlockMode mode) {
+    const uint32_t n = session_->info().n_tokens;
+    fed_ = mode;
+    attention_.TruncateTo(n);
+    attention_.set_block_mode(mode);
+    return model_.Forward(request_.questions[question_].tokens, n, attention_, 1, logits_);
+  }
+
+  const decoder::Model& model_;
+  const Request& request_;
+  std::shared_ptr<Session> session_;
+  decoder::SplicedAttention attention_;
+  uint32_t question_ = 0;
+  BlockMode fed_ = BlockMode::kExact;  // how the question's tokens attended
+  std::vector<float> logits_;
+};
+
+// Emits all answers, and how the first question's with everything read compares with the decoder's
+// own.
+Status AnswerAll(const Request& request, Questions& questions) {
+  for (uint32_t i = 0; i < request.questions.size(); ++i) {
+    const auto start = Clock::now();
+    PREFIXD_TRY(questions.Ask(i));
+    const double first_token_s = SecondsSince(start);
+    for (const Reading& reading : request.asked) {
+      const bool compared = i == 0 && request.own && reading.method == "full";
+      auto answer = questions.AnswerUnder(reading, compared);
+      if (!answer.ok() && answer.error().code == Code::kInfeasible) {
+        Emit({{"event", "infeasible"},
+              {"question", i},
+              {"method", reading.method},
+              {"budget", BudgetJson(reading)},
+              {"reason", answer.error().message}});
+        continue;
+      }
+      PREFIXD_TRY(answer);
+      Emit({{"event", "answer"},
+            {"question", i},
+            {"method", reading.method},
+            {"budget", BudgetJson(reading)},
+            {"tokens", answer->tokens},
+            {"first_token_s", first_token_s},
+            {"seconds", answer->seconds}});
+      if (!compared) continue;
+      double difference = 0;
+      const size_t both = std::min(answer->logits.size(), request.own->logits.size());
+      for (size_t t = 0; t < both; ++t) {
+        difference =
+            std::max(difference, MaxLogitDifference(answer->logits[t], request.own->logits[t]));
+      }
+      Emit({{"event", "agreement"},
+            {"same_tokens", answer->tokens == request.own->tokens},
+            {"max_logit_difference", difference}});
     }
   }
-  return rows;
+  return {};
+}
+
+// Measures the rows of the table in the order of the request.
+Status MeasureRows(Evaluator& evaluator, const Request& request) {
+  Progress progress("decoding under budgets");
+  for (size_t i = 0; i < request.readings.size(); ++i) {
+    PREFIXD_ASSIGN(const Row row, evaluator.Run(request.readings[i]));
+    json event = RowJson(row);
+    event["event"] = "row";
+    Emit(event);
+    progress.Update(i + 1, request.readings.size(), "rows");
+  }
+  return {};
 }
 
 Result<BreakEven> MeasureBreakEven(Evaluator& evaluator, uint32_t prompt_tokens, bool with_phi) {
-  ProgressLine progress("break-even sweep");
+  Progress progress("break-even sweep");
   BreakEven sweep;
   sweep.k_phi = static_cast<uint32_t>(std::ceil(0.01 * prompt_tokens));
   for (const uint32_t multiple : kSweep) {
@@ -63,83 +166,65 @@ Result<BreakEven> MeasureBreakEven(Evaluator& evaluator, uint32_t prompt_tokens,
 
 }  // namespace
 
-Status RunDecode(const DecodeOptions& options) {
-  PREFIXD_ASSIGN(const DemoState state, LoadState(options.state_file));
-  PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(state.model_dir, {}));
-  PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model.config()));
+Status RunDecode(const std::string& address, const Request& request) {
+  if (request.questions.empty()) return InvalidArgument("the request has no question");
+  PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(request.model_dir, {}));
 
   // Resuming means to connect, attach and run the question through, up to the first answer token.
-  Report report{.state = state};
   const auto resume_start = Clock::now();
-  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
-  PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
-                 client->Attach({.model = state.model, .tokens = state.prompt}));
-  report.attach_s = SecondsSince(resume_start);
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(address));
+  PREFIXD_ASSIGN(const std::shared_ptr<Session> session, AttachAll(*client, request));
+  const double attach_s = SecondsSince(resume_start);
+  Questions questions(model, request, session);
+  PREFIXD_TRY(questions.Ask(0));
+  json resumed = SessionJson(session->info());
+  resumed["event"] = "resumed";
+  resumed["attach_s"] = attach_s;
+  resumed["resume_s"] = SecondsSince(resume_start);
+  const Ledger first = session->report().total;
+  resumed["ssd_bytes"] = first.physical_bytes[size_t(Tier::kSsd)];
+  Emit(resumed);
+  PREFIXD_TRY(AnswerAll(request, questions));
+
+  PREFIXD_ASSIGN(const PrefixDetail detail, client->Prefix(request.prefix));
+  Evaluator evaluator(model, request, session);
+  PREFIXD_TRY(evaluator.RecordTruth());
+  PREFIXD_TRY(MeasureRows(evaluator, request));
   const uint32_t n = session->info().n_tokens;
-  if (n != state.prompt.size()) {
-    return Error{Code::kInternal, "only " + std::to_string(n) + " of " +
-                                      std::to_string(state.prompt.size()) +
-                                      " prompt tokens are stored"};
-  }
-  decoder::SplicedAttention resumed(session);
-  const std::vector<uint32_t> question =
-      tokenizer.Encode(state.facts.front().Question(), /*with_bos=*/false);
-  std::vector<float> logits(model.config().vocab_size);
-  PREFIXD_TRY(model.Forward(question, n, resumed, 1, logits));
-  report.resume_s = SecondsSince(resume_start);
-  report.first_token_same = decoder::Argmax(logits) == state.own_answers.front().front();
-  std::printf(
-      "   attach: %.1f ms; until the first answer token: %.1f ms, %.0f times faster than the "
-      "cold prefill (%.2f s)\n",
-      1e3 * report.attach_s, 1e3 * report.resume_s, state.cold_prefill_s / report.resume_s,
-      state.cold_prefill_s);
-
-  PREFIXD_ASSIGN(const PrefixDetail detail, client->Prefix(state.prefix));
-  report.session = session->info();
-  Evaluator evaluator(model, tokenizer, state, session);
-  PREFIXD_ASSIGN(report.agreement, evaluator.RecordTruth());
-  std::printf("   reading everything: %s tokens as without prefixd, logits within %.1e\n",
-              report.agreement.same_tokens ? "the same" : "NOT the same",
-              report.agreement.max_logit_difference);
-  PREFIXD_ASSIGN(report.rows, MeasureRows(evaluator));
-  PREFIXD_ASSIGN(report.break_even, MeasureBreakEven(evaluator, n, session->info().d_phi > 0));
-  report.entropy = evaluator.entropy();
-  report.choices = detail.choices;
-  PREFIXD_ASSIGN(const SessionReport ledger, session->Detach());
-  report.ledger = ledger.total;
-
-  PrintTable(report);
-  return WriteJson(report, options.json_file);
+  PREFIXD_ASSIGN(const BreakEven sweep, MeasureBreakEven(evaluator, n, session->info().d_phi > 0));
+  Emit({{"event", "measured"},
+        {"entropy", evaluator.entropy()},
+        {"choices", ChoicesJson(detail.choices)},
+        {"break_even", BreakEvenJson(sweep)}});
+  PREFIXD_TRY(session->Detach());
+  return {};
 }
 
-Status RunCold(const DecodeOptions& options) {
-  PREFIXD_ASSIGN(const DemoState state, LoadState(options.state_file));
-  PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(state.model_dir, {}));
-  PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model.config()));
-  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
-  PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
-                 client->Attach({.model = state.model, .tokens = state.prompt}));
-  Evaluator evaluator(model, tokenizer, state, session);
-  ProgressLine progress("cold reads");
-  std::vector<ColdRow> rows;
-  for (const Method& method : Methods()) {
-    for (const double budget : kBudgets) {
-      const bool full = method.mode == StepMode::kFull;
-      const auto of_row = full ? std::nullopt : std::optional(budget);
-      if (method.estimator.kind == EstimatorKind::kPhi && session->info().d_phi == 0) continue;
-      const Status set = session->SetPolicy(Evaluator::PolicyOf(method, of_row));
-      if (!set.ok() && set.error().code == Code::kInfeasible) continue;
-      PREFIXD_TRY(set);
-      // The first token is not counted, because it loads the selector's keys into memory.
-      PREFIXD_ASSIGN(Evaluator::Continuation run, evaluator.Continue(2));
-      PREFIXD_ASSIGN(run, evaluator.Continue(kColdTokens));
-      rows.push_back({method.name, of_row, run.ssd_bytes + run.host_bytes, run.ms_per_token});
-      progress.Update(rows.size(), 1 + (Methods().size() - 1) * std::size(kBudgets), "rows");
-      if (full) break;
-    }
+Status RunCold(const std::string& address, const Request& request) {
+  PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(request.model_dir, {}));
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(address));
+  PREFIXD_ASSIGN(const std::shared_ptr<Session> session, AttachAll(*client, request));
+  Evaluator evaluator(model, request, session);
+  Progress progress("cold reads");
+  for (size_t i = 0; i < request.readings.size(); ++i) {
+    const Reading& reading = request.readings[i];
+    PREFIXD_ASSIGN(const StepPolicy policy, PolicyOf(reading));
+    if (policy.estimator.kind == EstimatorKind::kPhi && session->info().d_phi == 0) continue;
+    const Status set = session->SetPolicy(policy);
+    if (!set.ok() && set.error().code == Code::kInfeasible) continue;
+    PREFIXD_TRY(set);
+    // The first token is not counted, because it loads the selector's keys into memory.
+    PREFIXD_ASSIGN(Evaluator::Continuation run, evaluator.Continue(2));
+    PREFIXD_ASSIGN(run, evaluator.Continue(request.cold_tokens + 1));
+    Emit({{"event", "cold"},
+          {"method", reading.method},
+          {"budget", BudgetJson(reading)},
+          {"bytes_per_step", run.ssd_bytes + run.host_bytes},
+          {"ms_per_token", run.ms_per_token}});
+    progress.Update(i + 1, request.readings.size(), "rows");
   }
-  PrintCold(rows);
-  return AddColdToJson(rows, options.json_file);
+  PREFIXD_TRY(session->Detach());
+  return {};
 }
 
 }  // namespace prefixd::demo

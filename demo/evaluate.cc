@@ -8,16 +8,11 @@
 #include "attention/reference/diagnostics.h"
 #include "attention/step/step.h"
 #include "decoder/generate.h"
-#include "demo/progress.h"
+#include "demo/events.h"
 
 namespace prefixd::demo {
-namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr size_t kRecordedTokens = 48;
-
-}  // namespace
 
 const std::vector<Method>& Methods() {
   static const std::vector<Method> methods = {
@@ -31,61 +26,41 @@ const std::vector<Method>& Methods() {
   return methods;
 }
 
-Evaluator::Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
-                     const DemoState& state, std::shared_ptr<Session> session)
-    : model_(model),
-      tokenizer_(tokenizer),
-      state_(state),
-      session_(session),
-      attention_(session, decoder::BlockMode::kStep),
-      continuation_(tokenizer.Encode(state.continuation, /*with_bos=*/false)) {}
-
-Result<std::vector<uint32_t>> Evaluator::Answer(const Fact& fact,
-                                                std::vector<std::vector<float>>* logits) {
-  const uint32_t n = session_->info().n_tokens;
-  const std::vector<uint32_t> question = tokenizer_.Encode(fact.Question(), /*with_bos=*/false);
-  std::vector<uint32_t> answer;
-  std::vector<float> row(model_.config().vocab_size);
-  for (size_t i = 0; answer.size() < kAnswerTokens; ++i) {
-    const uint32_t token = i < question.size() ? question[i] : answer.back();
-    PREFIXD_TRY(model_.Forward({&token, 1}, n + static_cast<uint32_t>(i), attention_, 1, row));
-    if (logits != nullptr) logits->push_back(row);
-    if (i + 1 >= question.size()) answer.push_back(decoder::Argmax(row));
+Result<StepPolicy> PolicyOf(const Reading& reading) {
+  for (const Method& method : Methods()) {
+    if (method.name != reading.method) continue;
+    StepPolicy policy{.mode = method.mode, .estimator = method.estimator};
+    if (reading.budget) policy.budget = *reading.budget;
+    return policy;
   }
-  attention_.TruncateTo(n);
-  return answer;
+  return InvalidArgument("there is no method '" + reading.method + "'");
 }
 
-Result<Evaluator::Agreement> Evaluator::RecordTruth() {
-  PREFIXD_TRY(session_->SetPolicy({.mode = StepMode::kFull}));
-  Agreement agreement;
-  for (size_t i = 0; i < state_.facts.size(); ++i) {
-    std::vector<std::vector<float>> logits;
-    PREFIXD_ASSIGN(const std::vector<uint32_t> answer,
-                   Answer(state_.facts[i], i == 0 ? &logits : nullptr));
-    agreement.same_tokens &= answer == state_.own_answers[i];
-    for (size_t t = 0; t < logits.size(); ++t) {
-      for (size_t c = 0; c < logits[t].size(); ++c) {
-        agreement.max_logit_difference = std::max<double>(
-            agreement.max_logit_difference, std::abs(logits[t][c] - state_.own_logits[t][c]));
-      }
-    }
-  }
+Evaluator::Evaluator(const decoder::Model& model, const Request& request,
+                     std::shared_ptr<Session> session)
+    : model_(model),
+      request_(request),
+      session_(session),
+      attention_(session, decoder::BlockMode::kStep) {}
 
+Status Evaluator::RecordTruth() {
+  PREFIXD_TRY(session_->SetPolicy({.mode = StepMode::kFull}));
   // The queries of evenly spaced tokens of the continuation are recorded while the decoder reads
   // everything.
   const KvGeometry& geometry = session_->info().geometry;
   const uint32_t n = session_->info().n_tokens;
-  const size_t spacing = std::max<size_t>(1, continuation_.size() / kRecordedTokens);
+  const std::vector<uint32_t>& continuation = request_.continuation;
+  const size_t spacing =
+      std::max<size_t>(1, continuation.size() / std::max(1u, request_.recorded_tokens));
   decoder::ObservedAttention observed(
       attention_, [&](uint32_t layer, uint32_t first, uint32_t, std::span<const float> q) {
         if ((first - n) % spacing != 0) return;
         if (layer == 0) recorded_.emplace_back();
         recorded_.back().q.emplace_back(q.begin(), q.end());
       });
-  for (size_t i = 0; i < continuation_.size(); ++i) {
+  for (size_t i = 0; i < continuation.size(); ++i) {
     PREFIXD_TRY(
-        model_.Forward({&continuation_[i], 1}, n + static_cast<uint32_t>(i), observed, 0, {}));
+        model_.Forward({&continuation[i], 1}, n + static_cast<uint32_t>(i), observed, 0, {}));
   }
   attention_.TruncateTo(n);
   std::vector<float> lse(geometry.n_q_heads);
@@ -96,8 +71,7 @@ Result<Evaluator::Agreement> Evaluator::RecordTruth() {
       token.y.push_back(std::move(y));
     }
   }
-  PREFIXD_TRY(MeasureEntropy());
-  return agreement;
+  return MeasureEntropy();
 }
 
 Status Evaluator::MeasureEntropy() {
@@ -162,39 +136,27 @@ std::vector<double> Evaluator::ByQuartile(const std::vector<double>& errors) con
   return means;
 }
 
-StepPolicy Evaluator::PolicyOf(const Method& method, std::optional<double> budget) {
-  StepPolicy policy{.mode = method.mode, .estimator = method.estimator};
-  if (budget) policy.budget = *budget;
-  return policy;
-}
-
-Result<Row> Evaluator::Run(const Method& method, std::optional<double> budget) {
+Result<Row> Evaluator::Run(const Reading& reading) {
   Row row;
-  row.method = method.name;
-  row.budget = budget;
-  row.questions = static_cast<uint32_t>(state_.facts.size());
-  if (method.estimator.kind == EstimatorKind::kPhi && session_->info().d_phi == 0) {
+  row.reading = reading;
+  PREFIXD_ASSIGN(const StepPolicy policy, PolicyOf(reading));
+  if (policy.estimator.kind == EstimatorKind::kPhi && session_->info().d_phi == 0) {
     row.feasible = false;
     row.reason = "the model has no feature maps";
     return row;
   }
-  if (Status set = session_->SetPolicy(PolicyOf(method, budget)); !set.ok()) {
+  if (Status set = session_->SetPolicy(policy); !set.ok()) {
     if (set.error().code != Code::kInfeasible) return std::move(set).error();
     row.feasible = false;
     row.reason = set.error().message;
     return row;
-  }
-
-  for (const Fact& fact : state_.facts) {
-    PREFIXD_ASSIGN(const std::vector<uint32_t> answer, Answer(fact, nullptr));
-    row.correct += tokenizer_.Decode(answer) == fact.answer;
   }
   PREFIXD_ASSIGN(row.rel_l1_by_head, Errors());
   row.rel_l1 = std::accumulate(row.rel_l1_by_head.begin(), row.rel_l1_by_head.end(), 0.0) /
                static_cast<double>(row.rel_l1_by_head.size());
   row.rel_l1_by_quartile = ByQuartile(row.rel_l1_by_head);
 
-  PREFIXD_ASSIGN(const Continuation run, Continue(continuation_.size()));
+  PREFIXD_ASSIGN(const Continuation run, Continue(request_.continuation.size()));
   row.nll = run.nll;
   row.ms_per_token = run.ms_per_token;
   row.ssd_bytes_per_step = run.ssd_bytes;
@@ -208,15 +170,16 @@ Result<Row> Evaluator::Run(const Method& method, std::optional<double> budget) {
 
 Result<Evaluator::Continuation> Evaluator::Continue(size_t max_tokens) {
   const uint32_t n = session_->info().n_tokens;
-  const size_t count = std::min(max_tokens, continuation_.size()) - 1;  // the last is only scored
+  const std::vector<uint32_t>& continuation = request_.continuation;
+  const size_t count = std::min(max_tokens, continuation.size()) - 1;  // the last is only scored
   const Ledger before = session_->report().total;
   const auto start = Clock::now();
   Continuation run;
   std::vector<float> logits(model_.config().vocab_size);
   for (size_t i = 0; i < count; ++i) {
-    PREFIXD_TRY(model_.Forward({&continuation_[i], 1}, n + static_cast<uint32_t>(i), attention_, 1,
-                               logits));
-    run.nll += decoder::NegativeLogLikelihood(logits, continuation_[i + 1]);
+    PREFIXD_TRY(
+        model_.Forward({&continuation[i], 1}, n + static_cast<uint32_t>(i), attention_, 1, logits));
+    run.nll += decoder::NegativeLogLikelihood(logits, continuation[i + 1]);
   }
   const double seconds = SecondsSince(start);
   attention_.TruncateTo(n);

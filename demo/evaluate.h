@@ -8,8 +8,7 @@
 
 #include "decoder/model.h"
 #include "decoder/spliced_attention.h"
-#include "decoder/tokenizer.h"
-#include "demo/state.h"
+#include "demo/request.h"
 #include "prefixd/result.h"
 #include "prefixd/types.h"
 
@@ -21,13 +20,13 @@ struct Method {
   EstimatorVariant estimator = EstimatorKind::kNone;
 };
 const std::vector<Method>& Methods();
+// kInvalidArgument: no method has this name.
+Result<StepPolicy> PolicyOf(const Reading& reading);
 
 struct Row {
-  std::string method;
-  std::optional<double> budget;  // none: a full read
+  Reading reading;
   bool feasible = true;
-  std::string reason;  // why the budget is not feasible
-  uint32_t correct = 0, questions = 0;
+  std::string reason;                      // why the budget is not feasible
   double nll = 0;                          // nats per token of the held-out continuation
   double rel_l1 = 0;                       // mean over heads and queries
   std::vector<double> rel_l1_by_head;      // [n_layers * n_q_heads]
@@ -43,18 +42,12 @@ struct Row {
 // Decodes over one session and compares the results with the truth.
 class Evaluator {
  public:
-  Evaluator(const decoder::Model& model, const decoder::ByteTokenizer& tokenizer,
-            const DemoState& state, std::shared_ptr<Session> session);
+  Evaluator(const decoder::Model& model, const Request& request, std::shared_ptr<Session> session);
 
-  // Reads everything: records queries, true outputs and head entropies, and compares the answers
-  // with those of the decoder without prefixd.
-  struct Agreement {
-    bool same_tokens = true;
-    double max_logit_difference = 0;
-  };
-  Result<Agreement> RecordTruth();
+  // Reads everything: records queries, true outputs and head entropies.
+  Status RecordTruth();
 
-  Result<Row> Run(const Method& method, std::optional<double> budget);
+  Result<Row> Run(const Reading& reading);
 
   // Decodes the continuation's first tokens with teacher forcing, under the session's policy.
   struct Continuation {
@@ -66,8 +59,6 @@ class Evaluator {
     double retrieved_tokens = 0;  // the part of them that was retrieved
   };
   Result<Continuation> Continue(size_t max_tokens);
-  // Returns the policy for one row of the table.
-  static StepPolicy PolicyOf(const Method& method, std::optional<double> budget);
 
   struct Timing {
     double load_ms = 0, compute_ms = 0, select_ms = 0;  // per generated token
@@ -83,7 +74,6 @@ class Evaluator {
     std::vector<std::vector<float>> q, y;
   };
 
-  Result<std::vector<uint32_t>> Answer(const Fact& fact, std::vector<std::vector<float>>* logits);
   // Returns the mean relative l1 error per head over the recorded queries, under the session's
   // policy.
   Result<std::vector<double>> Errors();
@@ -91,11 +81,9 @@ class Evaluator {
   std::vector<double> ByQuartile(const std::vector<double>& errors) const;
 
   const decoder::Model& model_;
-  const decoder::ByteTokenizer& tokenizer_;
-  const DemoState& state_;
+  const Request& request_;
   std::shared_ptr<Session> session_;
   decoder::SplicedAttention attention_;
-  std::vector<uint32_t> continuation_;
   std::vector<Recorded> recorded_;
   std::vector<double> entropy_;
 };

@@ -1,100 +1,87 @@
-// Runs prefixd-demo: one subcommand for each process of scripts/demo.sh.
+// Runs prefixd-demo: one subcommand for each process of the demo's story. demo/main.py starts them,
+// gives each a request on standard input, and shows what they emit; see scripts/demo.sh.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/build_info.h"
-#include "demo/ask.h"
-#include "demo/decode.h"
-#include "demo/prefill.h"
+#include "demo/commands.h"
+#include "demo/document.h"
+#include "demo/events.h"
+
+namespace prefixd::demo {
+namespace {
+
+// Emits the document with facts planted in it, as text.
+Status RunPlant(const DocumentOptions& options) {
+  PREFIXD_ASSIGN(const Document document, LoadDocument(options));
+  nlohmann::json facts = nlohmann::json::array();
+  for (const Fact& fact : document.facts) {
+    facts.push_back({{"question", fact.Question()}, {"answer", fact.answer}});
+  }
+  Emit({{"event", "document"},
+        {"prompt", document.prompt},
+        {"continuation", document.continuation},
+        {"facts", facts}});
+  return {};
+}
+
+Status WithRequest(Status (*run)(const std::string& address, const Request& request),
+                   const std::string& socket) {
+  const std::string text(std::istreambuf_iterator<char>(std::cin), {});
+  PREFIXD_ASSIGN(const Request request, ParseRequest(text));
+  return run("unix:" + std::filesystem::absolute(socket).string(), request);
+}
+
+}  // namespace
+}  // namespace prefixd::demo
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  namespace demo = prefixd::demo;
   CLI::App app(
-      "The main job of prefixd on a real document. Run scripts/demo.sh for the whole story.");
+      "The parts of the demo that work on token ids. Run scripts/demo.sh, which owns the text.");
   app.set_version_flag("--version", prefixd::VersionText("prefixd-demo"));
   app.require_subcommand(1);
+  app.footer(
+      "Each command but `plant` reads a request (demo/request.h) from standard input. All write\n"
+      "lines of JSON. Exit codes: 0 done, 1 error: one line on standard error says why.");
 
   std::string socket;
-  const auto add_socket = [&](CLI::App* sub) {
+  const auto add = [&](const char* name, const char* help) {
+    CLI::App* sub = app.add_subcommand(name, help);
     sub->add_option("--socket", socket, "Socket of the daemon (or PREFIXD_SOCKET)")
         ->required()
         ->envname("PREFIXD_SOCKET");
+    return sub;
   };
-  prefixd::demo::PrefillOptions prefill;
-  prefill.model_dir = "models/prefixd-tiny";
-  prefill.document.file = "/usr/share/common-licenses/GPL-3";
-  prefill.document.prompt_tokens = 0;
-  CLI::App* first =
-      app.add_subcommand("prefill", "Prefill a document cold and persist its KV cache");
-  add_socket(first);
-  first->add_option("--state", prefill.state_file, "File to leave the demo's state in")->required();
-  first->add_option("--document", prefill.document.file, "UTF-8 text")->capture_default_str();
-  first
-      ->add_option("--model", prefill.model_dir,
-                   "Hugging Face checkpoint of the Llama or Qwen3 family")
-      ->capture_default_str();
-  first
-      ->add_option("--tokens", prefill.document.prompt_tokens,
-                   "At most this many prompt tokens; 0: as many as the model is good for")
-      ->capture_default_str();
-  first->add_option("--facts", prefill.document.facts, "Facts planted in the document and asked")
+  const CLI::App* prefill = add("prefill", "Prefill a prompt cold and persist its KV cache");
+  const CLI::App* decode = add("decode", "Attach to the stored prompt, answer and measure");
+  const CLI::App* cold = add("cold", "Measure the same against a daemon without host tier");
+  const CLI::App* ask = add("ask", "Answer one question about the stored prompt");
+  demo::DocumentOptions document;
+  CLI::App* plant = app.add_subcommand("plant", "Plant facts in a document, for the byte model");
+  plant->add_option("--document", document.file, "UTF-8 text")->required();
+  plant->add_option("--tokens", document.prompt_tokens, "At most this many bytes of prompt")
+      ->required();
+  plant->add_option("--facts", document.facts, "Facts planted in the document and asked")
       ->check(CLI::Range(1, 200))
       ->capture_default_str();
-  first
-      ->add_option("--continuation", prefill.document.continuation_tokens,
-                   "Held-out tokens after the prompt that are scored")
+  plant->add_option("--continuation", document.continuation_tokens, "Bytes held out after it")
       ->check(CLI::Range(2, 4096))
       ->capture_default_str();
-
-  prefixd::demo::DecodeOptions decode;
-  CLI::App* second =
-      app.add_subcommand("decode", "Attach to the stored prompt and decode under budgets");
-  add_socket(second);
-  second->add_option("--state", decode.state_file, "File that `prefill` left")->required();
-  second->add_option("--json", decode.json_file, "Where the report goes")->required();
-  CLI::App* third = app.add_subcommand(
-      "cold", "Measure the same steps against a daemon without host tier; adds to the report");
-  add_socket(third);
-  third->add_option("--state", decode.state_file, "File that `prefill` left")->required();
-  third->add_option("--json", decode.json_file, "The report that `decode` wrote")->required();
-
-  prefixd::demo::AskOptions ask;
-  CLI::App* fourth = app.add_subcommand(
-      "ask", "Ask one question about the stored prompt under a read budget, and say what was read");
-  add_socket(fourth);
-  fourth->add_option("--state", ask.state_file, "File that `prefill` left")->required();
-  fourth->add_option(
-      "--question", ask.question,
-      "Text that the model continues, on a line of its own; default: a planted fact, "
-      "begun again");
-  fourth
-      ->add_option("--budget", ask.budget,
-                   "Part of the prompt that a step may read: 0.01, 1%, or all")
-      ->capture_default_str();
-  fourth
-      ->add_option(
-          "--tokens", ask.tokens,
-          "Tokens to generate (of this model: bytes); the first follows from the question, "
-          "every other one is a step under the budget")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  fourth->add_flag("--json", ask.json, "Print an object instead of text");
-  fourth->footer(
-      "Example: prefixd-demo ask --socket S --state state.json --budget 1%\n"
-      "The question reads the whole prompt once, exactly; bytes are physical (pages from SSD, rows "
-      "from\nhost memory). The model is small: it finds planted facts and answers no real "
-      "questions.\nExit codes: 0 done, 1 error: one line on standard error says why.");
   CLI11_PARSE(app, argc, argv);
 
-  prefill.address = decode.address = ask.address =
-      "unix:" + std::filesystem::absolute(socket).string();
-  const prefixd::Status status = first->parsed()    ? prefixd::demo::RunPrefill(prefill)
-                                 : second->parsed() ? prefixd::demo::RunDecode(decode)
-                                 : third->parsed()  ? prefixd::demo::RunCold(decode)
-                                                    : prefixd::demo::RunAsk(ask);
+  const prefixd::Status status = plant->parsed()     ? demo::RunPlant(document)
+                                 : prefill->parsed() ? demo::WithRequest(demo::RunPrefill, socket)
+                                 : decode->parsed()  ? demo::WithRequest(demo::RunDecode, socket)
+                                 : cold->parsed()    ? demo::WithRequest(demo::RunCold, socket)
+                                 : ask->parsed()     ? demo::WithRequest(demo::RunAsk, socket)
+                                                     : prefixd::Status{};
   if (!status.ok()) {
     std::fprintf(stderr, "prefixd-demo: %s\n", status.error().ToString().c_str());
     return 1;

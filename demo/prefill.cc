@@ -1,49 +1,37 @@
-#include "demo/prefill.h"
-
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "decoder/checkpoint.h"
-#include "decoder/generate.h"
 #include "decoder/local_attention.h"
 #include "decoder/model.h"
 #include "decoder/put_attention.h"
-#include "decoder/tokenizer.h"
-#include "demo/progress.h"
-#include "demo/state.h"
+#include "demo/answer.h"
+#include "demo/commands.h"
+#include "demo/events.h"
 #include "prefixd/client.h"
 #include "tensors/feature_map_file.h"
 
 namespace prefixd::demo {
 namespace {
 
-using decoder::ByteTokenizer;
 using decoder::LocalAttention;
 using decoder::Model;
 using Clock = std::chrono::steady_clock;
 
 constexpr DType kKvDtype = DType::kBf16;
-constexpr uint32_t kUntrainedPromptTokens = 2048;  // without feature maps, which give a length
-constexpr uint32_t kRoomForAnswers = 192;          // positions kept free after the prompt
 
-struct ModelFiles {
-  std::vector<std::filesystem::path> feature_maps;
-  uint32_t longest = 0;  // longest prefix length that the maps were trained for
-};
-
-Result<ModelFiles> FindFeatureMaps(const std::filesystem::path& model_dir) {
-  ModelFiles files;
+Result<std::vector<std::filesystem::path>> FindFeatureMaps(const std::filesystem::path& model_dir) {
+  std::vector<std::filesystem::path> files;
   std::error_code ec;
   for (const auto& entry : std::filesystem::directory_iterator(model_dir, ec)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with("phi-") || entry.path().extension() != ".safetensors") continue;
-    PREFIXD_ASSIGN(const FeatureMapSet maps, LoadFeatureMaps(entry.path()));
-    files.longest = std::max(files.longest, maps.length);
-    files.feature_maps.push_back(std::filesystem::absolute(entry.path()));
+    PREFIXD_TRY(LoadFeatureMaps(entry.path()));
+    files.push_back(std::filesystem::absolute(entry.path()));
   }
-  std::sort(files.feature_maps.begin(), files.feature_maps.end());
+  std::sort(files.begin(), files.end());
   return files;
 }
 
@@ -53,64 +41,74 @@ struct QueryLog {
   uint32_t first = 0;                      // earlier tokens are not kept
 };
 
-// Holds the answer to a question; Ask truncates the attention to the prompt afterwards.
-struct Answer {
-  std::vector<uint32_t> tokens;
-  std::vector<std::vector<float>> logits;  // for every question and answer token but the last
-};
-
-Result<Answer> Ask(const Model& model, const ByteTokenizer& tokenizer, const Fact& fact,
-                   uint32_t position, LocalAttention& attention) {
-  Answer answer;
-  std::vector<uint32_t> next = tokenizer.Encode(fact.Question(), /*with_bos=*/false);
+// Answers the question in the state that `attention` is in, and truncates it to that again.
+Result<Answer> Ask(const Model& model, const std::vector<uint32_t>& question,
+                   LocalAttention& attention, const AnswerOptions& options) {
+  const uint32_t position = attention.position();
   std::vector<float> logits(model.config().vocab_size);
-  for (size_t i = 0, at = position; answer.tokens.size() < kAnswerTokens; ++i, ++at) {
-    const uint32_t token = i < next.size() ? next[i] : answer.tokens.back();
-    PREFIXD_TRY(model.Forward({&token, 1}, static_cast<uint32_t>(at), attention, 1, logits));
-    answer.logits.push_back(logits);
-    if (i + 1 >= next.size()) answer.tokens.push_back(decoder::Argmax(logits));
-  }
+  PREFIXD_TRY(model.Forward(question, position, attention, 1, logits));
+  auto answer = AnswerQuestion(model, attention, logits, attention.position(), options);
   attention.TruncateTo(position);
   return answer;
 }
 
+// Answers all questions with full attention over the prompt, in memory, and without the document.
+// The first one's logits go with it, to compare.
+Status AnswerAll(const Model& model, const Request& request, LocalAttention& with_prompt) {
+  LocalAttention empty(model.Geometry(kKvDtype));
+  for (uint32_t i = 0; i < request.questions.size(); ++i) {
+    const Question& question = request.questions[i];
+    AnswerOptions options{.tokens = request.answer_tokens, .question = i, .reading = {"own", {}}};
+    options.keep_logits = i == 0;
+    PREFIXD_ASSIGN(const Answer answer, Ask(model, question.tokens, with_prompt, options));
+    Emit({{"event", "answer"},
+          {"question", i},
+          {"method", "own"},
+          {"budget", nullptr},
+          {"tokens", answer.tokens},
+          {"logits", answer.logits},
+          {"seconds", answer.seconds}});
+    if (question.alone.empty()) continue;
+    options = {.tokens = request.answer_tokens, .question = i, .reading = {"alone", {}}};
+    PREFIXD_ASSIGN(const Answer alone, Ask(model, question.alone, empty, options));
+    Emit({{"event", "answer"},
+          {"question", i},
+          {"method", "alone"},
+          {"budget", nullptr},
+          {"tokens", alone.tokens},
+          {"seconds", alone.seconds}});
+  }
+  return {};
+}
+
+// Persists what a prefill computed. The prompt is durable when Commit returns.
+Result<PutResult> Put(Store& store, const ModelSpec& spec, const Request& request,
+                      const LocalAttention& attention, const QueryLog& queries) {
+  const auto n = static_cast<uint32_t>(request.prompt.size());
+  PREFIXD_ASSIGN(const std::unique_ptr<PutStream> put,
+                 store.BeginPut({spec.name, "", request.prompt, request.label}));
+  PREFIXD_TRY(decoder::PutCache(attention.cache(), 0, n, *put));
+  for (uint32_t layer = 0; layer < spec.geometry.n_layers; ++layer) {
+    PREFIXD_TRY(put->WriteQueries(layer, queries.first, n - queries.first, queries.layers[layer]));
+  }
+  return put->Commit();
+}
+
 }  // namespace
 
-Status RunPrefill(PrefillOptions options) {
-  PREFIXD_ASSIGN(const Model model, Model::Load(options.model_dir, {}));
-  PREFIXD_ASSIGN(const ByteTokenizer tokenizer, ByteTokenizer::For(model.config()));
-  PREFIXD_ASSIGN(const ModelFiles files, FindFeatureMaps(options.model_dir));
-  const uint32_t room = model.config().max_positions > kRoomForAnswers
-                            ? model.config().max_positions - kRoomForAnswers
-                            : 0;
-  uint32_t& limit = options.document.prompt_tokens;
-  if (limit == 0) {
-    limit =
-        files.longest > kRoomForAnswers ? files.longest - kRoomForAnswers : kUntrainedPromptTokens;
-  }
-  limit = std::min(limit, room);
-  PREFIXD_ASSIGN(const Document document, LoadDocument(options.document));
-
+Status RunPrefill(const std::string& address, const Request& request) {
+  if (request.questions.empty()) return InvalidArgument("the request has no question");
+  PREFIXD_ASSIGN(const Model model, Model::Load(request.model_dir, {}));
   ModelSpec spec;
-  spec.name = std::filesystem::weakly_canonical(options.model_dir).filename().string();
+  spec.name = std::filesystem::weakly_canonical(request.model_dir).filename().string();
   spec.geometry = model.Geometry(kKvDtype);
-  PREFIXD_ASSIGN(spec.identity, decoder::ModelIdentity(options.model_dir, model.config()));
-  spec.feature_maps = files.feature_maps;
-  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(options.address));
+  PREFIXD_ASSIGN(spec.identity, decoder::ModelIdentity(request.model_dir, model.config()));
+  PREFIXD_ASSIGN(spec.feature_maps, FindFeatureMaps(request.model_dir));
+  PREFIXD_ASSIGN(const std::unique_ptr<Store> client, Connect(address));
   PREFIXD_TRY(client->RegisterModel(spec));
 
-  DemoState state;
-  state.document = options.document.file.string();
-  state.model_dir = std::filesystem::absolute(options.model_dir).string();
-  state.model = spec.name;
-  state.facts = document.facts;
-  state.continuation = document.continuation;
-  state.prompt = tokenizer.Encode(document.prompt, /*with_bos=*/true);
-  const auto n = static_cast<uint32_t>(state.prompt.size());
-  std::printf("   %s: %u tokens with %zu facts planted; model %s\n", state.document.c_str(), n,
-              state.facts.size(), state.model.c_str());
-
   // Times a cold prefill until the first answer token, as a decoder without prefixd does it.
+  const auto n = static_cast<uint32_t>(request.prompt.size());
   LocalAttention local(spec.geometry);
   QueryLog queries{std::vector<std::vector<float>>(spec.geometry.n_layers), n - n / 4};
   decoder::ObservedAttention observed(
@@ -119,61 +117,38 @@ Status RunPrefill(PrefillOptions options) {
         const std::span<const float> kept = q.subspan(q.size() / count * skip);
         queries.layers[layer].insert(queries.layers[layer].end(), kept.begin(), kept.end());
       });
+  Progress prefilling("cold prefill");
   const auto prefill_start = Clock::now();
-  {
-    ProgressLine progress("cold prefill");
-    PREFIXD_TRY(model.Forward(state.prompt, 0, observed, 0, {}, [&](uint32_t done, uint32_t total) {
-      progress.Update(done, total, "tokens");
-      return true;
-    }));
-  }
-  const std::vector<uint32_t> question =
-      tokenizer.Encode(state.facts.front().Question(), /*with_bos=*/false);
+  const auto progress = [&](uint32_t done, uint32_t total) {
+    prefilling.Update(done, total, "tokens");
+    return true;
+  };
+  PREFIXD_TRY(model.Forward(request.prompt, 0, observed, 0, {}, progress));
+  const double prompt_s = SecondsSince(prefill_start);
   std::vector<float> logits(model.config().vocab_size);
-  PREFIXD_TRY(model.Forward(question, n, local, 1, logits));
-  state.cold_prefill_s = SecondsSince(prefill_start);
+  PREFIXD_TRY(model.Forward(request.questions.front().tokens, n, local, 1, logits));
+  const double first_token_s = SecondsSince(prefill_start);
   local.TruncateTo(n);
-  std::printf("   cold prefill until the first answer token: %.2f s\n", state.cold_prefill_s);
+  Emit({{"event", "prefilled"},
+        {"model", spec.name},
+        {"prompt_s", prompt_s},
+        {"first_token_s", first_token_s}});
 
-  // The prompt is durable when Commit returns.
   const auto put_start = Clock::now();
-  PREFIXD_ASSIGN(const std::unique_ptr<PutStream> put,
-                 client->BeginPut({spec.name, "", state.prompt, state.document}));
-  PREFIXD_TRY(decoder::PutCache(local.cache(), 0, n, *put));
-  for (uint32_t layer = 0; layer < spec.geometry.n_layers; ++layer) {
-    PREFIXD_TRY(put->WriteQueries(layer, queries.first, n - queries.first, queries.layers[layer]));
-  }
-  PREFIXD_ASSIGN(const PutResult stored, put->Commit());
-  state.put_s = SecondsSince(put_start);
-  state.prefix = stored.prefix;
-  state.put_bytes = stored.bytes;
-  std::printf("   put: %.1f MiB durable in %.3f s (%.0f MiB/s), prefix %s\n",
-              static_cast<double>(stored.bytes) / (1 << 20), state.put_s,
-              static_cast<double>(stored.bytes) / (1 << 20) / state.put_s, stored.prefix.c_str());
-
-  const auto ingest_start = Clock::now();
-  {
-    ProgressLine progress("summaries and choices");
-    PREFIXD_TRY(
-        client->WaitReady(stored.prefix, [&](uint64_t done, uint64_t total, std::string_view unit) {
-          progress.Update(done, total, unit);
-          return true;
-        }));
-  }
-  state.ingest_s = SecondsSince(ingest_start);
-  std::printf("   summaries and per-head choices ready after %.2f s more\n", state.ingest_s);
-
-  ProgressLine progress("answers without prefixd, to compare");
-  size_t right = 0;
-  for (const Fact& fact : state.facts) {
-    PREFIXD_ASSIGN(Answer answer, Ask(model, tokenizer, fact, n, local));
-    right += tokenizer.Decode(answer.tokens) == fact.answer;
-    if (state.own_answers.empty()) state.own_logits = std::move(answer.logits);
-    state.own_answers.push_back(std::move(answer.tokens));
-    progress.Update(state.own_answers.size(), state.facts.size(), "questions");
-  }
-  std::printf("   the decoder alone answers %zu of %zu facts\n", right, state.facts.size());
-  return SaveState(state, options.state_file);
+  PREFIXD_ASSIGN(const PutResult stored, Put(*client, spec, request, local, queries));
+  Emit({{"event", "stored"},
+        {"prefix", stored.prefix},
+        {"bytes", stored.bytes},
+        {"seconds", SecondsSince(put_start)}});
+  const auto ready_start = Clock::now();
+  Progress summaries("summaries and choices");
+  PREFIXD_TRY(
+      client->WaitReady(stored.prefix, [&](uint64_t done, uint64_t total, std::string_view unit) {
+        summaries.Update(done, total, unit);
+        return true;
+      }));
+  Emit({{"event", "ready"}, {"seconds", SecondsSince(ready_start)}});
+  return AnswerAll(model, request, local);
 }
 
 }  // namespace prefixd::demo

@@ -29,6 +29,9 @@ METHODS = {
     "topk_moment": ("Top-K + moment", "#1b9e77"),
     "topk_auto": ("per-head choice", "#1f78b4"),
 }
+# The answers' columns that are no method of the table; a budget is called so.
+ANSWERS = {"alone": "without the document", "own": "full attention, without prefixd",
+           "full": "everything read", "sink_tail": "first and last tokens alone"}
 BUDGETED = ["sink_tail", "topk", "topk_phi", "topk_moment", "topk_auto"]
 COMPARED = ["topk", "topk_phi", "topk_moment", "topk_auto"]
 
@@ -51,6 +54,8 @@ def series(rows: list[dict], method: str, key: str) -> tuple[list[float], list[f
 
 def line_plot(rows: list[dict], key: str, label: str, methods: list[str], log: bool = False) -> str:
     figure, axes = plt.subplots(figsize=(5.2, 3.4))
+    budgets = sorted({100 * r["budget"] for r in rows if r["budget"]})
+    axes.set_xticks(budgets)
     for method in methods:
         x, y = series(rows, method, key)
         if x:
@@ -59,7 +64,6 @@ def line_plot(rows: list[dict], key: str, label: str, methods: list[str], log: b
             # are visible.
             style = "o--" if method == "topk_auto" else "o-"
             axes.plot(x, y, style, label=name, color=colour, markersize=4)
-            axes.set_xticks(x)
     full = [r for r in rows if r["method"] == "full"]
     if full and full[0].get(key) and key != "rel_l1":
         axes.axhline(full[0][key], color=METHODS["full"][1], linestyle="--", label="full attention")
@@ -147,6 +151,19 @@ def per_cent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.3g}%"
 
 
+def answer_columns(report: dict) -> list[dict]:
+    """Returns what the table of answers shows side by side, with each column's answers by question."""
+    columns = []
+    for column in report["answered"]:
+        method, budget = column["method"], column["budget"]
+        name = ANSWERS.get(method) or (f"budget {100 * budget:g}%" if budget else METHODS[method][0])
+        cells = [q.get(method) if method in ("alone", "own") else next(
+                     (a for a in q["answers"] if (a["method"], a["budget"]) == (method, budget)), None)
+                 for q in report["questions"]]
+        columns.append({**column, "name": name, "cells": cells})
+    return columns
+
+
 def render(report: dict) -> str:
     rows = report["rows"]
     budgets = sorted({r["budget"] for r in rows if r["budget"]})
@@ -160,21 +177,27 @@ def render(report: dict) -> str:
         ("Error by entropy quartile",
          "Diffuse heads (right) are where reading only the best tokens loses most.",
          quartile_plot(rows, middle)),
-        ("Planted facts answered", "Exact five-digit answers.",
-         line_plot(rows, "accuracy", "answer accuracy", BUDGETED)),
         ("Held-out continuation",
-         f"Nats per byte, teacher-forced. Sink + tail lies outside, at {number(sink_nll, 4)}.",
+         f"Nats per token of {report['continuation_tokens']} tokens, teacher-forced. Sink + tail lies at "
+         f"{number(sink_nll, 4)}.",
          line_plot(rows, "nll", "negative log-likelihood", COMPARED)),
+        ("Time per token",
+         "One token through the whole model and its attention, rows in host memory.",
+         line_plot(rows, "ms_per_token", "ms per token", BUDGETED)),
         ("Break-even map of this run",
          "Completion at 1% against Top-K at γ%, reads slowed down by ξ, from times measured in this "
          "run (selection left out, as in the paper).", break_even_plot(report["break_even"])),
     ]
+    if report["facts"]:
+        plots.insert(2, ("Planted facts answered", "Exact five-digit answers.",
+                         line_plot(rows, "accuracy", "answer accuracy", BUDGETED)))
     here = Path(__file__).resolve().parent
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(here), autoescape=True,
                                      trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, per_cent=per_cent)
     return environment.get_template("report.html.j2").render(
-        report=report, plots=plots, names={k: v[0] for k, v in METHODS.items()})
+        report=report, plots=plots, names={k: v[0] for k, v in METHODS.items()},
+        columns=answer_columns(report))
 
 
 def main() -> int:

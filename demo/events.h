@@ -1,10 +1,10 @@
-// Shows progress on stderr in one line: redrawn on a terminal, a few plain lines elsewhere.
+// Writes what a command does as lines of JSON on standard output; demo/*.py shows them as text.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 
 namespace prefixd::demo {
 
@@ -12,19 +12,17 @@ inline double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-class ProgressLine {
- public:
-  explicit ProgressLine(std::string title);
-  ~ProgressLine();  // ends the line
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
+// Writes one line and flushes it, so that tokens show as they come.
+void Emit(const nlohmann::json& event);
 
+// Emits {"event": "progress", ...}, at most ten times a second.
+class Progress {
+ public:
+  explicit Progress(std::string what) : what_(std::move(what)) {}
   void Update(uint64_t done, uint64_t total, std::string_view unit);
 
  private:
-  std::string title_;
-  bool terminal_;
-  int shown_per_cent_ = -1;
+  std::string what_;
   std::chrono::steady_clock::time_point last_{};
 };
 
