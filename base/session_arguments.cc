@@ -1,5 +1,6 @@
 #include "base/session_arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -16,11 +17,39 @@ Status CheckSize(const char* what, size_t got, size_t want) {
                          " elements; this geometry takes " + std::to_string(want));
 }
 
+namespace {
+
+Status CheckLayer(const KvGeometry& geometry, uint32_t layer) {
+  if (layer >= geometry.n_layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                           std::to_string(geometry.n_layers));
+  }
+  if (!geometry.layers[layer].stored) {
+    return InvalidArgument("layer " + std::to_string(layer) +
+                           " has no rows: the model was registered without them");
+  }
+  return {};
+}
+
+Result<HeadRange> Resolve(HeadRange heads, uint32_t all, const std::string& whose) {
+  if (heads.first < all && heads.n <= all - heads.first) {
+    return HeadRange{heads.first, heads.n > 0 ? heads.n : all - heads.first};
+  }
+  return InvalidArgument("KV heads " + std::to_string(heads.first) + ".." +
+                         (heads.n > 0 ? std::to_string(uint64_t{heads.first} + heads.n) : "") +
+                         " are not all among " + whose + std::to_string(all));
+}
+
+}  // namespace
+
 Status CheckHead(const KvGeometry& geometry, uint32_t layer, uint32_t kv_head) {
-  if (layer < geometry.n_layers && kv_head < geometry.n_kv_heads) return {};
+  if (layer < geometry.n_layers && kv_head < geometry.layer(layer).n_kv_heads) return {};
+  if (layer < geometry.n_layers) PREFIXD_TRY(CheckLayer(geometry, layer));
+  const uint32_t heads =
+      layer < geometry.n_layers ? geometry.layer(layer).n_kv_heads : geometry.n_kv_heads;
   return InvalidArgument("layer " + std::to_string(layer) + ", KV head " + std::to_string(kv_head) +
                          " is not one of the model's " + std::to_string(geometry.n_layers) + " x " +
-                         std::to_string(geometry.n_kv_heads));
+                         std::to_string(heads));
 }
 
 Status CheckIds(std::span<const uint32_t> ids, uint32_t n_tokens) {
@@ -40,60 +69,45 @@ Status CheckRange(TokenRange range, uint32_t n_tokens) {
                          std::to_string(n_tokens));
 }
 
-Result<HeadRange> ResolveHeads(const KvGeometry& geometry, HeadRange heads) {
-  const uint32_t all = geometry.n_kv_heads;
-  if (heads.first < all && heads.n <= all - heads.first) {
-    return HeadRange{heads.first, heads.n > 0 ? heads.n : all - heads.first};
-  }
-  return InvalidArgument("KV heads " + std::to_string(heads.first) + ".." +
-                         (heads.n > 0 ? std::to_string(uint64_t{heads.first} + heads.n) : "") +
-                         " are not all among the model's " + std::to_string(all));
-}
-
-KvGeometry GeometryOf(const KvGeometry& geometry, HeadRange heads) {
-  KvGeometry own = geometry;
-  own.n_q_heads = heads.n * geometry.group_size();
-  own.n_kv_heads = heads.n;
-  return own;
+Result<HeadRange> ResolveHeads(const KvGeometry& geometry, uint32_t layer, HeadRange heads) {
+  return Resolve(heads, geometry.layer(layer).n_kv_heads, "the model's ");
 }
 
 Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
                              size_t v_bytes) {
   const KvGeometry& g = info.geometry;
   PREFIXD_TRY(CheckHead(g, slice.layer, slice.heads.first));
-  PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(g, slice.heads));
+  PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(g, slice.layer, slice.heads));
   PREFIXD_TRY(CheckRange(slice.tokens, info.n_tokens));
   const size_t rows = size_t{slice.tokens.size()} * heads.n;
-  PREFIXD_TRY(CheckSize("k", k_bytes, rows * g.row().key_bytes()));
-  PREFIXD_TRY(CheckSize("v", v_bytes, rows * g.row().value_bytes()));
+  const RowShape row = g.row(slice.layer);
+  PREFIXD_TRY(CheckSize("k", k_bytes, rows * row.key_bytes()));
+  PREFIXD_TRY(CheckSize("v", v_bytes, rows * row.value_bytes()));
   return heads;
 }
 
 Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
                                uint32_t n, std::span<const float> q, std::span<const float> y,
                                std::span<const float> lse) {
-  if (layer >= geometry.n_layers) {
-    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
-                           std::to_string(geometry.n_layers));
-  }
+  PREFIXD_TRY(CheckLayer(geometry, layer));
   if (geometry.layers[layer].sliding_window > 0) {
     return Error{Code::kFailedPrecondition,
                  "layer " + std::to_string(layer) + " has a sliding window of " +
                      std::to_string(geometry.layers[layer].sliding_window) +
                      " tokens: its attention is the engine's own"};
   }
-  PREFIXD_ASSIGN(heads, ResolveHeads(geometry, heads));
-  const size_t per_query = size_t{heads.n} * geometry.group_size();
-  PREFIXD_TRY(CheckSize("q", q.size(), n * per_query * geometry.key_dim));
-  PREFIXD_TRY(CheckSize("y", y.size(), n * per_query * geometry.value_dim));
+  PREFIXD_ASSIGN(heads, ResolveHeads(geometry, layer, heads));
+  const LayerShape shape = geometry.layer(layer);
+  const size_t per_query = size_t{heads.n} * shape.group_size();
+  PREFIXD_TRY(CheckSize("q", q.size(), n * per_query * shape.key_dim));
+  PREFIXD_TRY(CheckSize("y", y.size(), n * per_query * shape.value_dim));
   PREFIXD_TRY(CheckSize("lse", lse.size(), n * per_query));
   for (size_t i = 0; i < q.size(); ++i) {
     if (!std::isfinite(q[i])) {
-      const size_t row = i / geometry.key_dim;
+      const size_t row = i / shape.key_dim;
       return InvalidArgument(
           "q of layer " + std::to_string(layer) + ", query " + std::to_string(row / per_query) +
-          ", head " +
-          std::to_string(size_t{heads.first} * geometry.group_size() + row % per_query) +
+          ", head " + std::to_string(size_t{heads.first} * shape.group_size() + row % per_query) +
           " is NaN or Inf");
     }
   }
@@ -104,12 +118,47 @@ Error PutEnded() {
   return {Code::kFailedPrecondition, "this put was committed or aborted already; begin another"};
 }
 
+Result<HeadRange> ResolvePutHeads(const KvGeometry& geometry, HeadRange heads) {
+  PREFIXD_ASSIGN(heads, Resolve(heads, geometry.n_kv_heads, "the model's "));
+  if (heads.n == geometry.n_kv_heads) return heads;
+  for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+    const uint64_t own = geometry.layer(l).n_kv_heads;
+    if (heads.first * own % geometry.n_kv_heads == 0 && heads.n * own % geometry.n_kv_heads == 0) {
+      continue;
+    }
+    return InvalidArgument("KV heads " + std::to_string(heads.first) + ".." +
+                           std::to_string(heads.first + heads.n) + " of " +
+                           std::to_string(geometry.n_kv_heads) + " are no whole heads of the " +
+                           std::to_string(own) + " of layer " + std::to_string(l));
+  }
+  return heads;
+}
+
+HeadRange HeadsIn(const KvGeometry& geometry, uint32_t layer, HeadRange heads) {
+  const uint32_t own = geometry.layer(layer).n_kv_heads;
+  return {heads.first * own / geometry.n_kv_heads, heads.n * own / geometry.n_kv_heads};
+}
+
+KvGeometry GeometryOf(const KvGeometry& geometry, HeadRange heads) {
+  KvGeometry own = geometry;
+  own.n_q_heads = heads.n * (geometry.n_q_heads / geometry.n_kv_heads);
+  own.n_kv_heads = heads.n;
+  for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+    LayerGeometry& layer = own.layers[l];
+    if (!layer.stored || (layer.n_q_heads == 0 && layer.n_kv_heads == 0)) continue;
+    layer.n_kv_heads = HeadsIn(geometry, l, heads).n;
+    layer.n_q_heads = layer.n_kv_heads * geometry.group_size(l);
+  }
+  return own;
+}
+
+uint32_t StoredLayers(const KvGeometry& geometry) {
+  return static_cast<uint32_t>(std::ranges::count(geometry.layers, true, &LayerGeometry::stored));
+}
+
 Status CheckPutRun(const KvGeometry& geometry, uint32_t prompt_tokens, uint32_t layer,
                    uint32_t first, uint32_t n) {
-  if (layer >= geometry.n_layers) {
-    return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
-                           std::to_string(geometry.n_layers));
-  }
+  PREFIXD_TRY(CheckLayer(geometry, layer));
   if (first > prompt_tokens || n > prompt_tokens - first) {
     return InvalidArgument("tokens " + std::to_string(first) + ".." +
                            std::to_string(uint64_t{first} + n) + " are not all in the prompt of " +

@@ -26,10 +26,8 @@ Status CheckHead(const KvGeometry& geometry, uint32_t layer, uint32_t kv_head);
 // Checks that ids ascend and lie in the prefix.
 Status CheckIds(std::span<const uint32_t> ids, uint32_t n_tokens);
 Status CheckRange(TokenRange range, uint32_t n_tokens);
-// Returns the range with its number of heads; all of them must be the model's.
-Result<HeadRange> ResolveHeads(const KvGeometry& geometry, HeadRange heads);
-// Returns the geometry of resolved heads alone.
-KvGeometry GeometryOf(const KvGeometry& geometry, HeadRange heads);
+// Returns the range with its number of heads; all of them must be the layer's.
+Result<HeadRange> ResolveHeads(const KvGeometry& geometry, uint32_t layer, HeadRange heads);
 // Checks a slice and the sizes of its outputs, in bytes; returns its resolved heads.
 Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
                              size_t v_bytes);
@@ -42,7 +40,16 @@ Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadR
 // ---- puts ----
 
 Error PutEnded();
-// Checks that tokens [first, first + n) of a layer are the prompt's.
+// Returns a range of the model's heads with its number of heads. Each layer must have whole heads
+// of that share.
+Result<HeadRange> ResolvePutHeads(const KvGeometry& geometry, HeadRange heads);
+// Returns what resolved heads of the model are in a layer.
+HeadRange HeadsIn(const KvGeometry& geometry, uint32_t layer, HeadRange heads);
+// Returns the geometry of resolved heads of the model alone.
+KvGeometry GeometryOf(const KvGeometry& geometry, HeadRange heads);
+// Returns how many layers have rows.
+uint32_t StoredLayers(const KvGeometry& geometry);
+// Checks that tokens [first, first + n) of a layer are the prompt's, and that it has rows.
 Status CheckPutRun(const KvGeometry& geometry, uint32_t prompt_tokens, uint32_t layer,
                    uint32_t first, uint32_t n);
 // got, want: bytes of the tensor `what`.

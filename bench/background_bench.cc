@@ -102,7 +102,7 @@ class Bench {
     }
     for (size_t i = 0; i * g.key_dim < queries_.size(); ++i) {
       const size_t head = i % g.n_q_heads, layer = i / g.n_q_heads % g.n_layers;
-      layers[layer].Query(static_cast<uint32_t>(head / g.group_size()), &queries_[i * g.key_dim]);
+      layers[layer].Query(static_cast<uint32_t>(head / g.group_size(0)), &queries_[i * g.key_dim]);
     }
   }
 

@@ -120,7 +120,7 @@ class Bench {
     queries_.resize(kQueries * QueryFloats());
     for (size_t i = 0; i * geometry_.key_dim < queries_.size(); ++i) {
       const size_t head = i % geometry_.n_q_heads;
-      synthetic.Query(static_cast<uint32_t>(head / geometry_.group_size()),
+      synthetic.Query(static_cast<uint32_t>(head / geometry_.group_size(0)),
                       &queries_[i * geometry_.key_dim]);
     }
     y_.resize(kMostSessions * size_t{geometry_.n_q_heads} * geometry_.value_dim);

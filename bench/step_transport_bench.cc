@@ -118,7 +118,7 @@ class Bench {
     PREFIXD_TRY(side.store->RegisterModel({"bench", g_, {{"weights", "synthetic"}}, {}}));
     PREFIXD_ASSIGN(const auto put, side.store->BeginPut({"bench", "", tokens_, "bench"}));
     const TokenRange missing = put->missing();
-    const size_t token = g_.n_kv_heads * g_.row().key_bytes();
+    const size_t token = g_.n_kv_heads * g_.row(0).key_bytes();
     for (uint32_t layer = 0; layer < g_.n_layers && missing.size() > 0; ++layer) {
       PREFIXD_TRY(put->Write(layer, missing.begin, missing.size(),
                              std::span(k_).subspan(missing.begin * token),

@@ -30,9 +30,10 @@ class RemotePut final : public PutStream {
 
   Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
                std::span<const std::byte> v) override {
-    const size_t k_token = geometry_.n_kv_heads * geometry_.row().key_bytes();
-    const size_t v_token = geometry_.n_kv_heads * geometry_.row().value_bytes();
     PREFIXD_TRY(CheckRun(layer, first, n));
+    const LayerShape shape = geometry_.layer(layer);
+    const size_t k_token = shape.n_kv_heads * shape.row().key_bytes();
+    const size_t v_token = shape.n_kv_heads * shape.row().value_bytes();
     PREFIXD_TRY(CheckPutSize("k", k.size(), n * k_token));
     PREFIXD_TRY(CheckPutSize("v", v.size(), n * v_token));
     // Tokens that are stored already are not sent.
@@ -54,13 +55,13 @@ class RemotePut final : public PutStream {
   }
 
   PutProgress progress() const override {
-    return {written_, uint64_t{missing_.size()} * geometry_.n_layers};
+    return {written_, uint64_t{missing_.size()} * StoredLayers(geometry_)};
   }
 
   Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
                       std::span<const float> q) override {
-    const size_t token = size_t{geometry_.n_q_heads} * geometry_.key_dim;
     PREFIXD_TRY(CheckRun(layer, first, n));
+    const size_t token = geometry_.layer(layer).query_floats();
     PREFIXD_TRY(CheckPutSize("q", q.size_bytes(), n * token * sizeof(float)));
     const uint32_t run = TokensPerMessage(token * sizeof(float));
     for (uint32_t done = 0; done < n;) {

@@ -71,8 +71,9 @@ class RemoteSession final : public Session {
     PREFIXD_TRY(CheckOpen());
     const KvGeometry& g = info_.geometry;
     PREFIXD_ASSIGN(heads, CheckQueries(g, layer, heads, n, q, y, lse));
-    const size_t per_query = size_t{heads.n} * g.group_size();
-    const size_t q_token = per_query * g.key_dim, y_token = per_query * g.value_dim;
+    const LayerShape shape = g.layer(layer);
+    const size_t per_query = size_t{heads.n} * shape.group_size();
+    const size_t q_token = per_query * shape.key_dim, y_token = per_query * shape.value_dim;
     const auto run = static_cast<uint32_t>(
         std::min<size_t>(PerMessage((q_token + y_token + per_query) * sizeof(float)), UINT32_MAX));
     for (uint32_t done = 0; done < n;) {
@@ -94,7 +95,7 @@ class RemoteSession final : public Session {
     const CallScope scope(Limits());
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
-    const size_t row = info_.geometry.row().bytes();
+    const size_t row = info_.geometry.row(layer).bytes();
     PREFIXD_TRY(CheckSize("out", out.size(), ids.size() * row));
     PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
     const size_t run = PerMessage(row + sizeof(uint32_t));
@@ -132,7 +133,7 @@ class RemoteSession final : public Session {
     PREFIXD_TRY(CheckOpen());
     PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
     PREFIXD_TRY(CheckRange(range, info_.n_tokens));
-    const size_t row = info_.geometry.row().bytes();
+    const size_t row = info_.geometry.row(layer).bytes();
     PREFIXD_TRY(CheckSize("out", out.size(), range.size() * row));
     const auto run = static_cast<uint32_t>(std::min<size_t>(PerMessage(row), UINT32_MAX));
     for (uint32_t done = 0; done < range.size();) {
@@ -153,10 +154,10 @@ class RemoteSession final : public Session {
   Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                    std::span<std::byte> v) override {
     const CallScope scope(Limits());
-    const KvGeometry& g = info_.geometry;
-    const size_t key = g.row().key_bytes(), value = g.row().value_bytes();
     PREFIXD_TRY(CheckOpen());
     PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+    const RowShape row = info_.geometry.row(slice.layer);
+    const size_t key = row.key_bytes(), value = row.value_bytes();
     const uint32_t heads = range.n, n = slice.tokens.size();
     const size_t fit = PerMessage(key + value);  // rows
     LayerSlice part = slice;
@@ -286,7 +287,7 @@ class RemoteSession final : public Session {
     }
     holds.back()->region = region;
     const std::span<const std::byte> bytes = region->bytes();
-    const RowShape row = info_.geometry.row();
+    const RowShape row = info_.geometry.row(layer);
     const auto inside = [&](uint64_t offset, size_t n) {
       return n <= bytes.size() && offset <= bytes.size() - n;
     };

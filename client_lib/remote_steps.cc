@@ -78,7 +78,8 @@ wire::StepEntry EntryOf(const RemoteStep& step) {
   const auto size = [](const auto& tensor) {
     return static_cast<uint32_t>(std::min<size_t>(tensor.size(), UINT32_MAX));  // fits no slot
   };
-  const uint32_t info = r.info ? wire::StepInfoRoom(g.n_kv_heads, g.n_q_heads) : 0;
+  const LayerShape shape = r.layer < g.n_layers ? g.layer(r.layer) : LayerShape{};
+  const uint32_t info = r.info ? wire::StepInfoRoom(shape.n_kv_heads, shape.n_q_heads) : 0;
   return {step.session,
           r.layer,
           r.info != nullptr,

@@ -121,7 +121,11 @@ Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
   PREFIXD_ASSIGN(
       const KvGeometry geometry,
       FromJson<KvGeometry>(reply->control.value("geometry", Json::object()), "geometry"));
-  PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(geometry, spec.heads));
+  if (const Status valid = geometry.Validate(); !valid.ok()) {
+    return Error{Code::kUnavailable,
+                 "the daemon sent a malformed answer: " + valid.error().message};
+  }
+  PREFIXD_ASSIGN(const HeadRange heads, ResolvePutHeads(geometry, spec.heads));
   return MakeRemotePut(std::move(connection), put, static_cast<uint32_t>(spec.tokens.size()),
                        missing, GeometryOf(geometry, heads),
                        std::chrono::milliseconds(spec.wait_ms));

@@ -26,10 +26,14 @@ class RestoreImpl final : public Restore {
  public:
   RestoreImpl(std::shared_ptr<Session> session, const RestoreOptions& options)
       : session_(std::move(session)), options_(options) {
-    const KvGeometry& g = session_->info().geometry;
-    k_token_ = size_t{g.n_kv_heads} * g.row().key_bytes();
-    v_token_ = size_t{g.n_kv_heads} * g.row().value_bytes();
-    const uint64_t token = k_token_ + v_token_;
+    uint64_t all_layers = 0;
+    for (uint32_t l = options_.first_layer; l < options_.end_layer; ++l) {
+      const LayerTokens of = TokensOf(l);
+      k_token_ = std::max(k_token_, of.k);
+      v_token_ = std::max(v_token_, of.v);
+      all_layers += of.k + of.v;
+    }
+    const uint64_t token = std::max<uint64_t>(1, k_token_ + v_token_);
     const auto wanted = static_cast<uint32_t>(
         std::max<uint64_t>(1, std::min(kRunBytes, options_.buffer_bytes / 2) / token));
     for (uint32_t at = options_.tokens.begin; at < options_.tokens.end; at = runs_.back().end) {
@@ -37,8 +41,7 @@ class RestoreImpl final : public Restore {
       runs_.push_back({at, std::clamp(end, at + 1, options_.tokens.end)});
       longest_ = std::max(longest_, runs_.back().size());
     }
-    total_bytes_ =
-        uint64_t{options_.end_layer - options_.first_layer} * options_.tokens.size() * token;
+    total_bytes_ = all_layers * options_.tokens.size();
     const uint64_t fit = longest_ == 0 ? 2 : options_.buffer_bytes / (longest_ * token);
     free_.resize(std::max<uint64_t>(2, fit));
     reader_ = std::thread([this] {
@@ -97,11 +100,23 @@ class RestoreImpl final : public Restore {
     Buffer buffer;
   };
 
+  // Bytes of one token of one layer.
+  struct LayerTokens {
+    size_t k = 0, v = 0;
+  };
+  LayerTokens TokensOf(uint32_t layer) const {
+    const LayerShape shape = session_->info().geometry.layer(layer);
+    return {shape.n_kv_heads * shape.row().key_bytes(),
+            shape.n_kv_heads * shape.row().value_bytes()};
+  }
+
   static Error Cancelled() { return {Code::kCancelled, "the restore was cancelled"}; }
 
   // Runs on the reading thread.
   void Read() {
     for (uint32_t layer = options_.first_layer; layer < options_.end_layer; ++layer) {
+      if (!session_->info().geometry.layers[layer].stored) continue;
+      const LayerTokens of = TokensOf(layer);
       for (const TokenRange& tokens : runs_) {
         std::optional<Buffer> buffer = TakeFree();
         if (!buffer) return;
@@ -109,8 +124,8 @@ class RestoreImpl final : public Restore {
           buffer->k = std::make_unique_for_overwrite<std::byte[]>(longest_ * k_token_);
           buffer->v = std::make_unique_for_overwrite<std::byte[]>(longest_ * v_token_);
         }
-        const std::span k(buffer->k.get(), tokens.size() * k_token_);
-        const std::span v(buffer->v.get(), tokens.size() * v_token_);
+        const std::span k(buffer->k.get(), tokens.size() * of.k);
+        const std::span v(buffer->v.get(), tokens.size() * of.v);
         LayerSlice slice;
         slice.layer = layer;
         slice.tokens = tokens;
@@ -140,7 +155,7 @@ class RestoreImpl final : public Restore {
 
   const std::shared_ptr<Session> session_;
   const RestoreOptions options_;
-  size_t k_token_ = 0, v_token_ = 0;  // bytes of one token of one layer
+  size_t k_token_ = 0, v_token_ = 0;  // bytes of one token of the layers that have most
   std::vector<TokenRange> runs_;      // runs of tokens, the same in each layer
   uint32_t longest_ = 0;              // the longest run's tokens
   uint64_t total_bytes_ = 0, done_bytes_ = 0;

@@ -64,7 +64,7 @@ std::span<const float> KvCache::values(uint32_t layer, uint32_t kv_head) const {
 
 Status KvCache::Export(uint32_t layer, uint32_t first, uint32_t n, std::span<std::byte> k,
                        std::span<std::byte> v) const {
-  const RowShape row = geometry_.row();
+  const RowShape row = geometry_.row(0);
   const uint32_t heads = geometry_.n_kv_heads;
   if (layer >= geometry_.n_layers || first > sizes_[layer] || n > sizes_[layer] - first) {
     return InvalidArgument("KV cache: tokens [" + std::to_string(first) + ", " +

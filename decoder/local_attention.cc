@@ -43,7 +43,7 @@ Status LocalAttention::AttendWithLse(uint32_t layer, uint32_t first, uint32_t n,
   cache_.Append(layer, n, k, v);
   const CausalShape shape = {.n = n,
                              .n_past = past,
-                             .group = g.group_size(),
+                             .group = g.group_size(0),
                              .key_dim = g.key_dim,
                              .value_dim = g.value_dim,
                              .scale = g.layers[layer].scale,
@@ -52,7 +52,7 @@ Status LocalAttention::AttendWithLse(uint32_t layer, uint32_t first, uint32_t n,
   const size_t work = size_t{n} * (past + n) * g.n_q_heads * (g.key_dim + g.value_dim);
   ParallelFor(size_t{tiles} * g.n_kv_heads, work, [&](size_t i) {
     const auto h = static_cast<uint32_t>(i / tiles), tile = static_cast<uint32_t>(i % tiles);
-    const size_t first_q = size_t{h} * g.group_size();
+    const size_t first_q = size_t{h} * g.group_size(0);
     const CausalHead head = {.q = q.data() + first_q * g.key_dim,
                              .keys = cache_.keys(layer, h).data(),
                              .values = cache_.values(layer, h).data(),

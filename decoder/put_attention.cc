@@ -21,7 +21,7 @@ Status PutAttention::Attend(uint32_t layer, uint32_t first, uint32_t n, std::spa
 Status PutCache(const KvCache& cache, uint32_t first, uint32_t n, PutStream& put) {
   constexpr uint32_t kBlockTokens = 1024;
   const KvGeometry& g = cache.geometry();
-  const RowShape row = g.row();
+  const RowShape row = g.row(0);
   std::vector<std::byte> k, v;
   for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
     for (uint32_t done = 0; done < n; done += kBlockTokens) {

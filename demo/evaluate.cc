@@ -77,15 +77,15 @@ Status Evaluator::RecordTruth() {
 Status Evaluator::MeasureEntropy() {
   const KvGeometry& geometry = session_->info().geometry;
   const Partition partition = Partition::Of(session_->info().n_tokens, session_->info().anchors);
-  const uint32_t group = geometry.group_size();
-  std::vector<std::byte> rows(partition.mid.size() * geometry.row().bytes());
+  const uint32_t group = geometry.group_size(0);
+  std::vector<std::byte> rows(partition.mid.size() * geometry.row(0).bytes());
   std::vector<float> scores(size_t{group} * partition.mid.size());
   entropy_.assign(size_t{geometry.n_layers} * geometry.n_q_heads, 0);
   for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
     for (uint32_t head = 0; head < geometry.n_kv_heads; ++head) {
       PREFIXD_TRY(session_->ReadRange(layer, head, partition.mid, rows));
-      const RowsView view{rows.data(), partition.mid.size(), geometry.row().bytes(),
-                          geometry.row()};
+      const RowsView view{rows.data(), partition.mid.size(), geometry.row(0).bytes(),
+                          geometry.row(0)};
       for (const Recorded& token : recorded_) {
         const std::span<const float> q =
             std::span(token.q[layer])

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/every_page.h"
@@ -22,10 +23,24 @@ namespace {
 std::string Count(uint64_t n) { return std::to_string(n); }
 
 std::string ShapeText(const KvGeometry& g) {
-  return Count(g.n_layers) + " layers, " + Count(g.n_q_heads) + "/" + Count(g.n_kv_heads) +
-         " heads, dim " + Count(g.key_dim) +
-         (g.value_dim == g.key_dim ? "" : "/" + Count(g.value_dim)) + ", " +
-         std::string(DTypeName(g.dtype));
+  const auto text = [](const LayerShape& shape) {
+    if (shape.n_kv_heads == 0) return std::string("no rows");
+    return Count(shape.n_q_heads) + "/" + Count(shape.n_kv_heads) + " heads, dim " +
+           Count(shape.key_dim) +
+           (shape.value_dim == shape.key_dim ? "" : "/" + Count(shape.value_dim));
+  };
+  const std::string dtype(DTypeName(g.dtype));
+  std::map<std::string, uint32_t> kinds;
+  for (uint32_t l = 0; l < g.layers.size(); ++l) ++kinds[text(g.layer(l))];
+  if (kinds.size() == 1) {
+    return Count(g.n_layers) + " layers, " + kinds.begin()->first + ", " + dtype;
+  }
+  // "6 layers (4: 8/2 heads, dim 64; 2: no rows), bf16"
+  std::string out = Count(g.n_layers) + " layers (";
+  for (const auto& [kind, n] : kinds) {
+    out += (out.ends_with("(") ? "" : "; ") + Count(n) + ": " + kind;
+  }
+  return out + "), " + dtype;
 }
 
 std::string ErrorText(double error) {

@@ -47,8 +47,10 @@ std::vector<TensorInfo> TensorsOf(const KvGeometry& g, uint64_t n) {
   };
   add(kTokens, TensorType::kU32, {n});
   for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-    add(LayerName(layer, 'k'), TensorTypeOf(g.dtype), {n, g.n_kv_heads, g.key_dim});
-    add(LayerName(layer, 'v'), TensorTypeOf(g.dtype), {n, g.n_kv_heads, g.value_dim});
+    if (!g.layers[layer].stored) continue;
+    const LayerShape own = g.layer(layer);
+    add(LayerName(layer, 'k'), TensorTypeOf(g.dtype), {n, own.n_kv_heads, own.key_dim});
+    add(LayerName(layer, 'v'), TensorTypeOf(g.dtype), {n, own.n_kv_heads, own.value_dim});
   }
   return tensors;
 }
@@ -117,7 +119,7 @@ Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
   attach.accept_approximate = true;         // the file says so
   attach.policy.mode = StepMode::kAnchors;  // the cheapest mode, as the session makes no step
   PREFIXD_ASSIGN(const std::shared_ptr<Session> session, client.Attach(attach));
-  const KvGeometry& geometry = spec.geometry;
+  const KvGeometry& geometry = session->info().geometry;
   const uint32_t n = session->info().n_tokens;
 
   std::map<std::string, std::string> metadata = {
@@ -136,8 +138,6 @@ Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
   RestoreOptions options;
   options.progress = progress;
   PREFIXD_ASSIGN(const auto restore, Restore::Begin(session, options));
-  const uint64_t k_token = geometry.n_kv_heads * geometry.row().key_bytes();
-  const uint64_t v_token = geometry.n_kv_heads * geometry.row().value_bytes();
   while (true) {
     Result<std::optional<RestoredRun>> next = restore->Next();
     if (!next.ok() && next.error().code == Code::kCancelled) {
@@ -146,6 +146,9 @@ Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
     }
     PREFIXD_ASSIGN(const std::optional<RestoredRun> run, std::move(next));
     if (!run) break;
+    const LayerShape own = geometry.layer(run->layer);
+    const uint64_t k_token = own.n_kv_heads * own.row().key_bytes();
+    const uint64_t v_token = own.n_kv_heads * own.row().value_bytes();
     PREFIXD_TRY(writer.Write(LayerName(run->layer, 'k'), run->tokens.begin * k_token, run->k));
     PREFIXD_TRY(writer.Write(LayerName(run->layer, 'v'), run->tokens.begin * v_token, run->v));
     out.bytes += run->k.size() + run->v.size();
@@ -172,12 +175,14 @@ Result<PutResult> PutPrefixFile(Store& client, const std::filesystem::path& path
   PREFIXD_ASSIGN(const auto put, client.BeginPut(spec));
 
   const KvGeometry& geometry = model.geometry;
-  const uint64_t k_token = geometry.n_kv_heads * geometry.row().key_bytes();
-  const uint64_t v_token = geometry.n_kv_heads * geometry.row().value_bytes();
   const TokenRange missing = put->missing();
-  const uint64_t total = uint64_t{missing.size()} * (k_token + v_token) * geometry.n_layers;
+  const uint64_t total = missing.size() * geometry.token_bytes();
   uint64_t done = 0;
   for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+    if (!geometry.layers[layer].stored) continue;
+    const LayerShape own = geometry.layer(layer);
+    const uint64_t k_token = own.n_kv_heads * own.row().key_bytes();
+    const uint64_t v_token = own.n_kv_heads * own.row().value_bytes();
     const auto k = file.Bytes(*file.Find(LayerName(layer, 'k')));
     const auto v = file.Bytes(*file.Find(LayerName(layer, 'v')));
     for (uint32_t at = missing.begin, n = 0; at < missing.end; at += n) {

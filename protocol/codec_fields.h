@@ -36,6 +36,8 @@ void Describe(V& v, Is<HelloReply> auto& s) {
 template <class V>
 void Describe(V& v, Is<LayerGeometry> auto& s) {
   v("scale", s.scale), v("softcap", s.softcap), v("sliding_window", s.sliding_window);
+  v("n_q_heads", s.n_q_heads), v("n_kv_heads", s.n_kv_heads);
+  v("key_dim", s.key_dim), v("value_dim", s.value_dim), v("stored", s.stored);
 }
 template <class V>
 void Describe(V& v, Is<KvGeometry> auto& s) {

@@ -101,7 +101,7 @@ class AttachBench {
     StepTime time;
     for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
       for (uint32_t h = 0; h < g.n_q_heads; ++h) {
-        synthetic[layer].Query(h / g.group_size(), &q[size_t{h} * g.key_dim]);
+        synthetic[layer].Query(h / g.group_size(0), &q[size_t{h} * g.key_dim]);
       }
       StepInfo info;
       const auto begun = Clock::now();

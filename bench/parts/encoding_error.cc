@@ -18,13 +18,13 @@ namespace {
 // Encodes a key and decodes it as a reader does.
 class Coder {
  public:
-  Coder(uint32_t dim, DType dtype) : row_{dim, 1, dtype}, encoder_(row_) {}
+  Coder(uint32_t dim, DType dtype) : row_{dim, 1, dtype} {}
 
   void ThereAndBack(std::span<const float> key, std::span<float> out) {
     given_.assign(row_.bytes(), std::byte{0});
     back_.resize(row_.key_bytes());
     FromFloat(row_.dtype, key, given_.data());
-    const auto encoded = encoder_.Encode(given_);
+    const auto encoded = encoder_.Encode(row_, given_);
     storage::DecodeInt8(row_.dtype, encoded.rows.first(sizeof(float) + row_.key_dim), back_.data());
     ToFloat(row_.dtype, back_.data(), out);
   }
@@ -128,10 +128,10 @@ EncodingSpeed MeasureEncodingSpeed(uint32_t dim, uint32_t rounds) {
   std::vector<double> encode, decode;
   for (uint32_t round = 0; round < rounds; ++round) {
     double encode_seconds = 0, decode_seconds = 0;
-    storage::RowEncoder encoder(row);
+    storage::RowEncoder encoder;
     for (size_t at = 0; at + call <= rows.size(); at += call) {
       const auto begun = Clock::now();
-      const auto encoded = encoder.Encode(std::span(rows).subspan(at, call));
+      const auto encoded = encoder.Encode(row, std::span(rows).subspan(at, call));
       const auto between = Clock::now();
       for (size_t i = 0; i < 2 * kCallRows; ++i) {
         storage::DecodeInt8(row.dtype, encoded.rows.subspan(i * part, part),

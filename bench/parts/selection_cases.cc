@@ -234,7 +234,7 @@ Result<std::vector<SharedResult>> MeasureSharedSearches(
   std::vector<SharedSets> sets;
   for (const StepPolicy::Sharing& sharing : settings) {
     results.emplace_back().sharing = sharing;
-    sets.emplace_back(sharing, 1, head.group);
+    sets.emplace_back(sharing, std::vector<uint32_t>{head.group});
   }
   std::vector<float> scores(head.group * n);
   index::SearchScratch scratch;

@@ -36,7 +36,7 @@ class Head {
 
   Result<std::vector<double>> Measure(const StepPolicy::Sharing& sharing, uint32_t k,
                                       SharingResult& sum) const {
-    SharedSets sets(sharing, 1, head_.group);
+    SharedSets sets(sharing, std::vector<uint32_t>{head_.group});
     std::vector<double> masses;
     for (size_t s = 0; s < head_.n_steps(); ++s) {
       const auto q = head_.step(s);

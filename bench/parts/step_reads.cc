@@ -38,7 +38,7 @@ class StepBench {
         fio_engine_(std::move(fio_engine)),
         pool_(options.threads),
         per_page_(static_cast<uint32_t>(
-            std::max<size_t>(1, storage::kPageBytes / prompt.geometry.row().bytes()))) {}
+            std::max<size_t>(1, storage::kPageBytes / prompt.geometry.row(0).bytes()))) {}
   ~StepBench() {
     prefix_.reset();
     store_.reset();
@@ -110,7 +110,7 @@ class StepBench {
   Status Read(const Sets& sets) {
     const uint32_t kv_heads = prompt_.geometry.n_kv_heads;
     return pool_.ParallelFor(sets.size(), [&](size_t head) {
-      std::vector<std::byte> out(sets[head].size() * prompt_.geometry.row().bytes());
+      std::vector<std::byte> out(sets[head].size() * prompt_.geometry.row(0).bytes());
       return prefix_->ReadRows(static_cast<uint32_t>(head / kv_heads),
                                static_cast<uint32_t>(head % kv_heads), sets[head], out, nullptr);
     });
@@ -151,7 +151,7 @@ class StepBench {
     job.total_bytes = rows * storage::kPageBytes;
     job.depth = 64;
     job.engine = fio_engine_;
-    const double bytes = double(rows) * double(prompt_.geometry.row().bytes());
+    const double bytes = double(rows) * double(prompt_.geometry.row(0).bytes());
     return MeasurePairs(
         {name, "k/s", "fio randread", 1e3}, options_.pairs,
         [&] {
@@ -167,7 +167,7 @@ class StepBench {
   Result<Paired> MeasureFull() {
     PREFIXD_TRY(Open(prompt_.row_bytes() / 4 * 5, storage::StoreOptions{}.max_gap_pages));
     PREFIXD_TRY(ReadEverything());
-    const size_t row = prompt_.geometry.row().bytes(), rows = CountRows(NextStep());
+    const size_t row = prompt_.geometry.row(0).bytes(), rows = CountRows(NextStep());
     storage::AlignedBuffer source(prompt_.row_bytes());
     std::memset(source.data(), 1, source.size());
     const size_t n = prompt_.tokens.size();
@@ -207,7 +207,7 @@ class StepBench {
       for (uint32_t layer = 0; layer < prompt_.geometry.n_layers; ++layer) {
         PREFIXD_TRY(pool_.ParallelFor(kv_heads, [&](size_t h) {
           const auto& ids = sets[size_t{layer} * kv_heads + h];
-          std::vector<std::byte> out(ids.size() * prompt_.geometry.row().bytes());
+          std::vector<std::byte> out(ids.size() * prompt_.geometry.row(0).bytes());
           return prefix_->ReadRows(layer, static_cast<uint32_t>(h), ids, out, nullptr);
         }));
       }
@@ -255,7 +255,7 @@ class StepBench {
       }
     }
     const size_t rows = CountRows(sets);
-    const double bytes = double(rows) * double(prompt_.geometry.row().bytes());
+    const double bytes = double(rows) * double(prompt_.geometry.row(0).bytes());
     const auto read = [&](uint32_t max_gap) -> Result<Sample> {
       PREFIXD_TRY(Open(0, max_gap));
       return Timed(double(rows), bytes, [&] { return Read(sets); });

@@ -172,7 +172,7 @@ class SpeedBench {
 
   std::vector<std::vector<std::byte>> InterleavedRows() const {
     const KvGeometry& g = prompt_.geometry;
-    const RowShape row = g.row();
+    const RowShape row = g.row(0);
     const size_t n = prompt_.tokens.size();
     std::vector<std::vector<std::byte>> rows(g.n_layers);
     for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
@@ -236,7 +236,7 @@ class SpeedBench {
   Status Recluster() {
     storage::ReclusterOptions recluster;
     recluster.chunk_tokens = 16384;  // like a daemon
-    const size_t row_bytes = prompt_.geometry.row().bytes();
+    const size_t row_bytes = prompt_.geometry.row(0).bytes();
     recluster.order = [row_bytes](
                           uint32_t layer, uint32_t head, uint32_t chunk,
                           std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
@@ -291,7 +291,7 @@ class SpeedBench {
   Result<Paired> MeasureRows() {
     const KvGeometry& g = prompt_.geometry;
     const auto per_page =
-        static_cast<uint32_t>(std::max<size_t>(1, storage::kPageBytes / g.row().bytes()));
+        static_cast<uint32_t>(std::max<size_t>(1, storage::kPageBytes / g.row(0).bytes()));
     const auto pages = static_cast<uint32_t>(prompt_.tokens.size() / per_page);
     constexpr uint32_t kStride = 6;  // leaves at least three pages between
     std::mt19937_64 rng(3);
@@ -310,7 +310,7 @@ class SpeedBench {
     job.depth = kRowDepth;
     const auto read_all = [&] {
       return pool_.ParallelFor(ids.size(), [&](size_t head) {
-        std::vector<std::byte> out(ids[head].size() * g.row().bytes());
+        std::vector<std::byte> out(ids[head].size() * g.row(0).bytes());
         return prefix_->ReadRows(static_cast<uint32_t>(head / g.n_kv_heads),
                                  static_cast<uint32_t>(head % g.n_kv_heads), ids[head], out,
                                  nullptr);

@@ -88,7 +88,7 @@ class Replay {
 
   Status ReadSets(const storage::StoredPrefix& prefix, size_t fraction, RowPart part,
                   StoredReads& out) const {
-    const RowShape row = trace_.geometry.row();
+    const RowShape row = trace_.geometry.row(0);
     const uint32_t heads = trace_.geometry.n_kv_heads;
     const size_t bytes = storage::PartBytes(row, part);
     const size_t per_page = std::max<size_t>(1, kPageBytes / bytes);

@@ -58,8 +58,8 @@ Prompt SyntheticPrompt(const KvGeometry& geometry, uint32_t n_tokens, bool huge_
 Status WritePrompt(const Prompt& prompt, PutStream& put) {
   const auto n = static_cast<uint32_t>(prompt.tokens.size());
   const KvGeometry& g = prompt.geometry;
-  const size_t k_token = g.n_kv_heads * g.row().key_bytes();
-  const size_t v_token = g.n_kv_heads * g.row().value_bytes();
+  const size_t k_token = g.n_kv_heads * g.row(0).key_bytes();
+  const size_t v_token = g.n_kv_heads * g.row(0).value_bytes();
   for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
     for (uint32_t first = 0; first < n; first += kBlockTokens) {
       const uint32_t count = std::min(kBlockTokens, n - first);

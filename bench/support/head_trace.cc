@@ -175,7 +175,7 @@ std::vector<HeadTrace> HeadTraces(const RetrievalTrace& trace) {
     HeadTrace& head = out.emplace_back();
     head.name =
         "layer " + std::to_string(i / g.n_kv_heads) + " head " + std::to_string(i % g.n_kv_heads);
-    head.group = g.group_size();
+    head.group = g.group_size(0);
     head.layer = g.layers[i / g.n_kv_heads];
     head.shape = {g.key_dim, 0, DType::kBf16};
     head.keys.resize(trace.mid.size() * head.shape.bytes());

@@ -21,7 +21,8 @@ inline Status WriteQueries(const Prompt& prompt, PutStream& put) {
       const uint32_t count = std::min(kBlockTokens, n - first);
       q.resize(size_t{count} * g.n_q_heads * g.key_dim);
       for (size_t i = 0; i < size_t{count} * g.n_q_heads; ++i) {
-        synthetic.Query(static_cast<uint32_t>(i % g.n_q_heads / g.group_size()), &q[i * g.key_dim]);
+        synthetic.Query(static_cast<uint32_t>(i % g.n_q_heads / g.group_size(0)),
+                        &q[i * g.key_dim]);
       }
       PREFIXD_TRY(put.WriteQueries(layer, first, count, q));
     }

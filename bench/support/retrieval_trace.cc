@@ -67,7 +67,7 @@ class Capture {
       const auto values = local_.cache().values(layer, kv_head);
       head.values.assign(values.begin(), values.end());
       const size_t token = size_t{g.n_q_heads} * g.key_dim;
-      const size_t group = size_t{g.group_size()} * g.key_dim;
+      const size_t group = size_t{g.group_size(0)} * g.key_dim;
       const std::vector<float>& q = samples.layers[layer].q;
       for (size_t at = kv_head * group; at < q.size(); at += token) {
         head.sample_queries.insert(head.sample_queries.end(), q.begin() + ptrdiff_t(at),
@@ -100,14 +100,14 @@ class Capture {
   Status Record(uint32_t layer, std::span<const float> q) {
     const KvGeometry& g = trace_.geometry;
     const auto exact = index::MakeExactIndex(trace_.mid);
-    const size_t group = size_t{g.group_size()} * g.key_dim;
+    const size_t group = size_t{g.group_size(0)} * g.key_dim;
     for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
       RetrievalTrace::Head& head = trace_.heads[size_t{layer} * g.n_kv_heads + h];
       index::SearchRequest request;
       request.queries = q.subspan(h * group, group);
       head.step_queries.insert(head.step_queries.end(), request.queries.begin(),
                                request.queries.end());
-      request.group = g.group_size();
+      request.group = g.group_size(0);
       request.layer = g.layers[layer];
       request.candidates = trace_.mid;
       request.keys = {reinterpret_cast<const std::byte*>(head.keys.data()), trace_.n_tokens,

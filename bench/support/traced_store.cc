@@ -23,7 +23,7 @@ TracedPrompt::TracedPrompt(std::span<const HeadTrace> heads, uint32_t n_layers)
 }
 
 uint64_t TracedPrompt::row_bytes() const {
-  return uint64_t{n_tokens_} * heads_.size() * geometry_.row().bytes();
+  return uint64_t{n_tokens_} * heads_.size() * geometry_.row(0).bytes();
 }
 
 std::vector<uint32_t> TracedPrompt::tokens() const {
@@ -42,14 +42,14 @@ Status TracedPrompt::Register(Store& store) const {
 
 Result<std::string> TracedPrompt::Put(Store& store, std::span<const uint32_t> sampled_at) const {
   PREFIXD_ASSIGN(const auto put, store.BeginPut({model(), "", tokens(), "traced"}));
-  const size_t key_bytes = geometry_.row().key_bytes(), n_heads = geometry_.n_kv_heads;
+  const size_t key_bytes = geometry_.row(0).key_bytes(), n_heads = geometry_.n_kv_heads;
   // All heads share one run of values, because making values would take longer than storing them.
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   std::vector<float> floats(kRunTokens * n_heads * geometry_.value_dim);
   for (float& x : floats) x = normal(rng);
   std::vector<std::byte> k(kRunTokens * n_heads * key_bytes),
-      v(kRunTokens * n_heads * geometry_.row().value_bytes());
+      v(kRunTokens * n_heads * geometry_.row(0).value_bytes());
   FromFloat(geometry_.dtype, floats, v.data());
   for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
     const auto heads = OfLayer(layer);
@@ -62,7 +62,7 @@ Result<std::string> TracedPrompt::Put(Store& store, std::span<const uint32_t> sa
         }
       }
       PREFIXD_TRY(put->Write(layer, first, count, std::span(k).first(count * n_heads * key_bytes),
-                             std::span(v).first(count * n_heads * geometry_.row().value_bytes())));
+                             std::span(v).first(count * n_heads * geometry_.row(0).value_bytes())));
     }
     const size_t floats_of_head = size_t{heads[0].group} * geometry_.key_dim;
     for (size_t s = 0; s < sampled_at.size(); ++s) {

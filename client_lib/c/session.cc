@@ -160,9 +160,28 @@ pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* sh
     out.n_kv_heads = g.n_kv_heads;
     out.key_dim = g.key_dim;
     out.value_dim = g.value_dim;
-    out.row_bytes = static_cast<uint32_t>(g.row().bytes());
+    out.row_bytes = static_cast<uint32_t>(RowShape{g.key_dim, g.value_dim, g.dtype}.bytes());
     CopyText(DTypeName(g.dtype), out.dtype);
     out.exact_tokens = info.exact_tokens;
+    return WriteResult(out, shape, "shape");
+  });
+}
+
+pfx_code pfx_session_get_layer(const pfx_session* session, uint32_t layer, pfx_layer_shape* shape) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    const KvGeometry& g = session->session->info().geometry;
+    if (layer >= g.n_layers) {
+      return InvalidArgument("layer " + std::to_string(layer) + " is not one of the model's " +
+                             std::to_string(g.n_layers));
+    }
+    const LayerShape own = g.layer(layer);
+    pfx_layer_shape out{};
+    out.n_q_heads = own.n_q_heads;
+    out.n_kv_heads = own.n_kv_heads;
+    out.key_dim = own.key_dim;
+    out.value_dim = own.value_dim;
+    out.row_bytes = static_cast<uint32_t>(own.row().bytes());
     return WriteResult(out, shape, "shape");
   });
 }

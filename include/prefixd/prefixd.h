@@ -133,6 +133,8 @@ PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
  *               "dtype": "bf16",
  *               "layers": [{"scale": 0.125, "softcap": 0, "sliding_window": 0}, ...]},
  *  "feature_maps": ["/path/phi-8192.safetensors"]}
+ * A layer may name its own "n_q_heads", "n_kv_heads", "key_dim" and "value_dim" (absent or 0: the
+ * model's), and with "stored": false it has no rows here.
  * Identity and geometry make the fingerprint: prefixes only match under an equal fingerprint, so
  * put everything into it that changes keys or values. Idempotent for an equal description;
  * PFX_ALREADY_EXISTS when the name is taken by another model. */
@@ -309,6 +311,17 @@ typedef struct pfx_session_shape {
 PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options,
                             pfx_session** session);
 PFX_API pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* shape);
+/* One layer's heads and dimensions, which are those of pfx_session_shape unless the model was
+ * registered with others; all 0: the layer has no rows. */
+typedef struct pfx_layer_shape {
+  size_t struct_size;
+  uint32_t n_q_heads, n_kv_heads, key_dim, value_dim;
+  uint32_t row_bytes;
+} pfx_layer_shape;
+#define PFX_LAYER_SHAPE_INIT \
+  { sizeof(pfx_layer_shape), 0, 0, 0, 0, 0 }
+PFX_API pfx_code pfx_session_get_layer(const pfx_session* session, uint32_t layer,
+                                       pfx_layer_shape* shape);
 /* Replaces the policy of later steps; absent fields take their default. */
 PFX_API pfx_code pfx_session_set_policy(pfx_session* session, const char* policy_json);
 

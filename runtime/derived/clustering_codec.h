@@ -15,10 +15,9 @@
 namespace prefixd {
 
 std::vector<std::byte> SerializeClusterings(std::span<const Clustering> clusterings);
-// kept: [heads], whether the head has a clustering. kCorrupt when the blob is malformed, its
+// key_dims: [heads]; 0: the head has no clustering. kCorrupt when the blob is malformed, its
 // geometry differs, or a centre is not finite.
 Result<std::vector<Clustering>> DeserializeClusterings(std::span<const std::byte> blob,
-                                                       uint32_t key_dim,
-                                                       const std::vector<bool>& kept);
+                                                       std::span<const uint32_t> key_dims);
 
 }  // namespace prefixd

@@ -25,8 +25,8 @@ std::string Producer(const RuntimeOptions& options) {
 // Fits a clustering to keys of the segment's own tokens, without sinks, spread evenly over it.
 Result<Clustering> Fit(const DerivedContext& context, const Model& model,
                        const storage::StoredPrefix& prefix, size_t head, TokenRange tokens) {
-  const KvGeometry& geometry = model.spec.geometry;
-  const RowShape row = geometry.row();
+  const uint32_t layer = model.heads.layer_of(head);
+  const RowShape row = model.spec.geometry.row(layer);
   const RowShape key{row.key_dim, 0, row.dtype};
   const uint32_t wanted = std::min(tokens.size(), kSampleKeys * context.options.clusters);
   const uint32_t runs = wanted == tokens.size() ? 1 : std::min(kSampleRuns, wanted);
@@ -37,21 +37,20 @@ Result<Clustering> Fit(const DerivedContext& context, const Model& model,
     const uint32_t begin =
         tokens.begin + static_cast<uint32_t>(runs == 1 ? 0 : r * room / (runs - 1));
     const auto out = std::span(keys).subspan(size_t{r} * run * key.bytes(), run * key.bytes());
-    PREFIXD_TRY(prefix.ReadRange(static_cast<uint32_t>(head / geometry.n_kv_heads),
-                                 static_cast<uint32_t>(head % geometry.n_kv_heads),
-                                 {begin, begin + run}, storage::RowPart::kKey, {out, key.bytes()},
-                                 nullptr));
+    PREFIXD_TRY(prefix.ReadRange(layer, model.heads.head_of(head), {begin, begin + run},
+                                 storage::RowPart::kKey, {out, key.bytes()}, nullptr));
   }
   return Clustering::Fit({keys.data(), size_t{runs} * run, key.bytes(), key},
                          context.options.clusters, kIterations);
 }
 
 Result<std::vector<Clustering>> Decode(const Model& model, std::span<const std::byte> blob) {
-  std::vector<bool> kept(HeadCount(model));
-  for (size_t head = 0; head < kept.size(); ++head) {
-    kept[head] = model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads));
+  std::vector<uint32_t> key_dims(HeadCount(model));
+  for (size_t head = 0; head < key_dims.size(); ++head) {
+    const uint32_t layer = model.heads.layer_of(head);
+    key_dims[head] = model.Summarised(layer) ? model.spec.geometry.row(layer).key_dim : 0;
   }
-  return DeserializeClusterings(blob, model.spec.geometry.key_dim, kept);
+  return DeserializeClusterings(blob, key_dims);
 }
 
 }  // namespace
@@ -74,7 +73,7 @@ Result<std::vector<Clustering>> BuildClusterings(const DerivedContext& context, 
   std::vector<Clustering> clusterings(HeadCount(model));
   const auto fit = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
-    if (model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads))) {
+    if (model.Summarised(model.heads.layer_of(head))) {
       PREFIXD_ASSIGN(clusterings[head], Fit(context, model, prefix, head, tokens));
     }
     ++progress.done;
@@ -110,8 +109,7 @@ Result<std::shared_ptr<const PrefixClusters>> PrefixClusters::Assemble(
   out->account_ = memory;
   out->memory_ = memory.Charge(MemoryKind::kSummaries);
   out->mid_ = mid;
-  const RowShape row = model.spec.geometry.row();
-  out->key_ = {row.key_dim, 0, row.dtype};
+  out->dtype_ = model.spec.geometry.dtype;
   out->of_mid_ = std::vector<Kept>(HeadCount(model));
   std::vector<SegmentPart> used;
   size_t largest = 0;
@@ -177,6 +175,7 @@ std::vector<uint16_t> PrefixClusters::Of(size_t head, TokenRange run, const Rows
 Result<std::span<const uint16_t>> PrefixClusters::OfMid(size_t head, index::KeyReader& keys) const {
   constexpr uint32_t kRun = 4096;
   Kept& kept = of_mid_[head];
+  const RowShape key{clustering(head).dim(), 0, dtype_};
   std::lock_guard lock(kept.mutex);
   if (!kept.found) {
     PREFIXD_ASSIGN(kept.memory,
@@ -186,9 +185,9 @@ Result<std::span<const uint16_t>> PrefixClusters::OfMid(size_t head, index::KeyR
     std::vector<std::byte> bytes;
     for (uint32_t at = mid_.begin, end = 0; at < mid_.end; at = end) {
       end = std::min(mid_.end, keys.RunEnd(at, kRun));
-      bytes.resize((end - at) * key_.bytes());
+      bytes.resize((end - at) * key.bytes());
       PREFIXD_TRY(keys.Range({at, end}, bytes));
-      const auto of_run = Of(head, {at, end}, {bytes.data(), end - at, key_.bytes(), key_});
+      const auto of_run = Of(head, {at, end}, {bytes.data(), end - at, key.bytes(), key});
       clusters.insert(clusters.end(), of_run.begin(), of_run.end());
     }
     kept.clusters = std::move(clusters);

@@ -62,7 +62,7 @@ class PrefixClusters {
   std::vector<Part> parts_;
   std::shared_ptr<const std::vector<Clustering>> main_;
   SummarySet summaries_;
-  RowShape key_;
+  DType dtype_ = DType::kBf16;  // of the keys
   TokenRange mid_;
   mutable std::vector<Kept> of_mid_;  // [heads]
   MemoryAccount account_;

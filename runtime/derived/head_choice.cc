@@ -88,18 +88,16 @@ void OrderByPreference(std::span<EstimatorError> errors) {
   }
 }
 
-double EstimatorTokens(const RuntimeOptions& options, const Model& model,
+double EstimatorTokens(const RuntimeOptions& options, const RowShape& row,
                        const EstimatorVariant& estimator, const FeatureMapSet* maps,
                        double row_bytes) {
-  const RowShape row = model.spec.geometry.row();
   return VariantTokens(estimator, row, maps ? maps->d_phi : 0, options.clusters) *
          (double(row.bytes()) / row_bytes);
 }
 
-double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+double RetrievedTokenCost(const RuntimeOptions& options, const RowShape& row,
                           const EstimatorVariant& estimator, const FeatureMapSet* maps,
                           double row_bytes) {
-  const RowShape row = model.spec.geometry.row();
   const auto format = FeatureFormatFromName(options.phi_features);
   if (estimator.kind != EstimatorKind::kPhi || !maps || !format.ok() || !*format) return 1;
   return 1 + FeatureTokens(row, maps->d_phi, (*format)->bits) * (double(row.bytes()) / row_bytes);

@@ -24,14 +24,14 @@ inline constexpr double kErrorResolution = 5e-4;
 // estimator that is as good as the best of those left.
 void OrderByPreference(std::span<EstimatorError> errors);
 
-// Returns what an estimator's summary costs in tokens per head, as stored: float32 beside rows of
-// `row_bytes` (storage::MeanRowBytes), whatever dtype the rows were given in.
-double EstimatorTokens(const RuntimeOptions& options, const Model& model,
+// Returns what an estimator's summary costs in tokens for a head with such rows, as stored: float32
+// beside rows of `row_bytes` (storage::MeanRowBytes), whatever dtype the rows were given in.
+double EstimatorTokens(const RuntimeOptions& options, const RowShape& row,
                        const EstimatorVariant& estimator, const FeatureMapSet* maps,
                        double row_bytes);
 
 // Returns what a retrieved token costs in tokens: 1, plus its stored features where phi reads them.
-double RetrievedTokenCost(const RuntimeOptions& options, const Model& model,
+double RetrievedTokenCost(const RuntimeOptions& options, const RowShape& row,
                           const EstimatorVariant& estimator, const FeatureMapSet* maps,
                           double row_bytes);
 

@@ -17,10 +17,10 @@ namespace {
 // samples weigh the variant, too.
 std::string Producer(const SummaryKind& moments) { return moments.producer() + "; kept/1"; }
 
-EstimatorSpec MaterialisedSpec(const Model& model, const EstimatorVariant& variant) {
-  const KvGeometry& g = model.spec.geometry;
-  EstimatorSpec spec{EstimatorKind::kMoment, g.key_dim, g.value_dim};
-  const bool factored = variant.rank > 0 && variant.rank < std::min(g.key_dim, g.value_dim);
+EstimatorSpec MaterialisedSpec(const Model& model, const EstimatorVariant& variant, size_t head) {
+  EstimatorSpec spec = EmptySpec(model, head);
+  spec.kind = EstimatorKind::kMoment;
+  const bool factored = variant.rank > 0 && variant.rank < std::min(spec.key_dim, spec.value_dim);
   spec.cross = variant.rank > 0 && !factored;
   spec.covariance = variant.covariance;
   spec.rank = factored ? variant.rank : 0;
@@ -37,7 +37,7 @@ Result<std::optional<SummarySet>> LoadMaterialisedMoments(
   if (!blob.ok() && Unread(blob.error())) return blob.error();
   if (!blob.ok()) return std::optional<SummarySet>();
   const auto spec = [&](size_t head) {
-    return only.empty() || only[head] ? std::optional(MaterialisedSpec(model, variant))
+    return only.empty() || only[head] ? std::optional(MaterialisedSpec(model, variant, head))
                                       : std::nullopt;
   };
   auto set = UnpackSummaries(model, producer, spec, *blob, reads);
@@ -49,15 +49,16 @@ Result<std::optional<SummarySet>> LoadMaterialisedMoments(
 Result<SummarySet> Reduce(const SummarySource& source, const SummarySet& gathered,
                           std::span<const size_t> heads, const EstimatorVariant& variant,
                           const SummarySet* alike, const QuerySamples* samples) {
-  const KvGeometry& geometry = source.model.spec.geometry;
-  PREFIXD_ASSIGN(
-      const auto nothing,
-      EstimatorSummary::Create({EstimatorKind::kNone, geometry.key_dim, geometry.value_dim}));
-  SummarySet kept(gathered.size(), nothing);
+  SummarySet kept;
+  kept.reserve(gathered.size());
+  for (size_t head = 0; head < gathered.size(); ++head) {
+    PREFIXD_ASSIGN(auto nothing, EstimatorSummary::Create(EmptySpec(source.model, head)));
+    kept.push_back(std::move(nothing));
+  }
   const auto reduce = [&](size_t i) -> Status {
     const size_t head = heads[i];
-    if (!source.model.Summarised(static_cast<uint32_t>(head / geometry.n_kv_heads))) return {};
-    PREFIXD_ASSIGN(kept[head], gathered[head].Keep(variant, QueryRms(samples, geometry, head),
+    if (!source.model.Summarised(source.model.heads.layer_of(head))) return {};
+    PREFIXD_ASSIGN(kept[head], gathered[head].Keep(variant, QueryRms(samples, source.model, head),
                                                    alike ? &alike->at(head) : nullptr));
     return {};
   };
@@ -208,21 +209,23 @@ std::string MaterialisedBlobName(const EstimatorVariant& variant) {
   return name;
 }
 
-std::vector<float> QueryRms(const QuerySamples* samples, const KvGeometry& geometry, size_t head) {
+std::vector<float> QueryRms(const QuerySamples* samples, const Model& model, size_t head) {
   if (samples == nullptr) return {};
-  const QuerySamples::Layer& layer = samples->layers[head / geometry.n_kv_heads];
-  const size_t n = layer.positions.size(), group = geometry.group_size();
-  const size_t first = head % geometry.n_kv_heads * group;
+  const uint32_t of_layer = model.heads.layer_of(head);
+  const QuerySamples::Layer& layer = samples->layers[of_layer];
+  const LayerShape shape = model.spec.geometry.layer(of_layer);
+  const size_t n = layer.positions.size(), group = shape.group_size();
+  const size_t first = model.heads.head_of(head) * group;
   if (n == 0) return {};
-  std::vector<double> sum(geometry.key_dim);
+  std::vector<double> sum(shape.key_dim);
   for (size_t s = 0; s < n; ++s) {
     for (size_t g = 0; g < group; ++g) {
-      const float* q = layer.q.data() + (s * geometry.n_q_heads + first + g) * geometry.key_dim;
-      for (uint32_t j = 0; j < geometry.key_dim; ++j) sum[j] += double{q[j]} * q[j];
+      const float* q = layer.q.data() + (s * shape.n_q_heads + first + g) * shape.key_dim;
+      for (uint32_t j = 0; j < shape.key_dim; ++j) sum[j] += double{q[j]} * q[j];
     }
   }
-  std::vector<float> rms(geometry.key_dim);
-  for (uint32_t j = 0; j < geometry.key_dim; ++j) {
+  std::vector<float> rms(shape.key_dim);
+  for (uint32_t j = 0; j < shape.key_dim; ++j) {
     rms[j] = static_cast<float>(std::sqrt(sum[j] / double(n * group)));
   }
   return rms;

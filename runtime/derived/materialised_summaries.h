@@ -62,7 +62,7 @@ Status BuildMaterialised(const DerivedContext& context, const Model& model,
                          const QuerySamples* samples, WorkProgress& progress);
 
 // Returns the root mean square of each channel of a KV head's queries; empty without samples.
-std::vector<float> QueryRms(const QuerySamples* samples, const KvGeometry& geometry, size_t head);
+std::vector<float> QueryRms(const QuerySamples* samples, const Model& model, size_t head);
 
 // Checks that the store gathers what the variant keeps.
 Status CheckGathered(const RuntimeOptions& options, const EstimatorVariant& variant);

@@ -56,6 +56,9 @@ Result<FeatureMapSet> LoadFor(const ModelSpec& spec, const std::filesystem::path
   PREFIXD_ASSIGN(auto file, SafetensorsFile::Open(path));
   PREFIXD_ASSIGN(const auto header, ReadFeatureMapHeader(file));
   PREFIXD_ASSIGN(auto maps, LoadFeatureMaps(file));
+  if (!spec.geometry.alike()) {
+    return wrong("maps are for models whose layers have the same heads and dimensions");
+  }
   if (Status status = maps.Validate(spec.geometry); !status.ok()) {
     return wrong(status.error().message);
   }
@@ -98,7 +101,7 @@ Result<std::vector<FeatureMapSet>> LoadAllMaps(const ModelSpec& spec) {
 
 uint64_t BytesOf(const ModelSpec& spec) {
   uint64_t bytes = sizeof(Model) + spec.name.capacity() +
-                   spec.geometry.layers.capacity() * sizeof(LayerGeometry);
+                   spec.geometry.layers.capacity() * (sizeof(LayerGeometry) + sizeof(size_t));
   for (const auto& [tag, value] : spec.identity) {
     bytes += sizeof(spec.identity[0]) + tag.capacity() + value.capacity();
   }
@@ -157,6 +160,7 @@ Status ModelRegistry::LoadAll() {
     PREFIXD_ASSIGN(auto spec, SpecOf(record));
     auto model = std::make_shared<Model>();
     model->spec = std::move(spec);
+    model->heads = model->spec.geometry.heads();
     const uint64_t bytes = BytesOf(model->spec);
     model->memory = memory_.Charge(MemoryKind::kSummaries, bytes);
     const auto load = [&]() -> Status {
@@ -226,6 +230,7 @@ Result<bool> ModelRegistry::Register(const ModelSpec& spec) {
   }
   auto model = std::make_shared<Model>();
   model->spec = spec;
+  model->heads = spec.geometry.heads();
   for (auto& path : model->spec.feature_maps) {
     std::error_code ignored;  // keeps the path as given; loading it says what is wrong
     if (auto absolute = std::filesystem::absolute(path, ignored); !ignored) path = absolute;

@@ -27,6 +27,7 @@ struct Model {
   std::vector<FeatureMapSet> maps;  // ascending by trained length
   std::string maps_error;           // why the spec's maps are not loaded; empty: they are
   MemoryCharge memory;              // of all this
+  HeadIndex heads;                  // spec.geometry's
 
   // Returns the maps trained nearest to a prefix of n tokens: the shortest sufficient length, else
   // the longest one there is; null without maps.

@@ -79,9 +79,12 @@ Result<QuerySamples> QuerySamples::Deserialize(std::span<const std::byte> bytes,
       header[5] != geometry.n_layers) {
     return MalformedQueries("they are of another geometry");
   }
-  const size_t token_floats = size_t{samples.n_q_heads} * samples.key_dim;
   for (uint32_t l = 0; l < header[5]; ++l) {
+    const LayerShape shape = geometry.layer(l);
     Layer& layer = samples.layers.emplace_back();
+    layer.n_q_heads = shape.n_q_heads;
+    layer.key_dim = shape.key_dim;
+    const size_t token_floats = layer.token_floats();
     uint32_t count = 0;
     if (!reader.Read(std::span<uint32_t>(&count, 1)) ||
         reader.left() / ((1 + token_floats) * sizeof(float)) < count) {
@@ -116,18 +119,20 @@ QuerySamples JoinHeads(std::vector<QuerySamples> parts) {
   for (const QuerySamples& part : parts) all.n_q_heads += part.n_q_heads;
   for (size_t l = 0; l < parts.front().layers.size(); ++l) {
     QuerySamples::Layer& layer = all.layers.emplace_back();
+    layer.key_dim = parts.front().layers[l].key_dim;
+    for (const QuerySamples& part : parts) layer.n_q_heads += part.layers[l].n_q_heads;
     for (uint32_t position : parts.front().layers[l].positions) {
       std::vector<float> q;
-      q.reserve(size_t{all.n_q_heads} * all.key_dim);
+      q.reserve(layer.token_floats());
       for (const QuerySamples& part : parts) {
         const QuerySamples::Layer& from = part.layers[l];
         const auto at = std::ranges::lower_bound(from.positions, position);
         if (at == from.positions.end() || *at != position) break;
-        const size_t floats = size_t{part.n_q_heads} * part.key_dim;
+        const size_t floats = from.token_floats();
         const auto begin = from.q.begin() + (at - from.positions.begin()) * ptrdiff_t(floats);
         q.insert(q.end(), begin, begin + ptrdiff_t(floats));
       }
-      if (q.size() != size_t{all.n_q_heads} * all.key_dim) continue;
+      if (q.size() != layer.token_floats()) continue;
       layer.positions.push_back(position);
       layer.q.insert(layer.q.end(), q.begin(), q.end());
     }
@@ -141,11 +146,13 @@ QueryReservoir::QueryReservoir(const KvGeometry& geometry, uint32_t prompt_token
       capacity_(capacity),
       n_q_heads_(geometry.n_q_heads),
       key_dim_(geometry.key_dim),
-      layers_(geometry.n_layers) {}
+      layers_(geometry.n_layers) {
+  for (uint32_t l = 0; l < geometry.n_layers; ++l) layers_[l].shape = geometry.layer(l);
+}
 
 void QueryReservoir::Add(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q) {
-  const size_t token_floats = size_t{n_q_heads_} * key_dim_;
-  auto& kept = layers_[layer];
+  const size_t token_floats = layers_[layer].shape.query_floats();
+  auto& kept = layers_[layer].kept;
   if (capacity_ == 0) return;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t position = first + i;
@@ -162,12 +169,14 @@ void QueryReservoir::Add(uint32_t layer, uint32_t first, uint32_t n, std::span<c
 
 QuerySamples QueryReservoir::Take() const {
   QuerySamples samples{prompt_tokens_, n_q_heads_, key_dim_, {}};
-  for (const auto& kept : layers_) {
+  for (const auto& [shape, kept] : layers_) {
     std::vector<const Kept*> order;
     for (const auto& [rank, token] : kept) order.push_back(&token);
     std::sort(order.begin(), order.end(),
               [](const Kept* a, const Kept* b) { return a->position < b->position; });
     QuerySamples::Layer& layer = samples.layers.emplace_back();
+    layer.n_q_heads = shape.n_q_heads;
+    layer.key_dim = shape.key_dim;
     for (const Kept* token : order) {
       layer.positions.push_back(token->position);
       layer.q.insert(layer.q.end(), token->q.begin(), token->q.end());

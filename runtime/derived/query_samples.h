@@ -20,11 +20,14 @@ namespace prefixd {
 constexpr uint32_t LastQuarterBegin(uint32_t n_tokens) { return n_tokens - n_tokens / 4; }
 
 struct QuerySamples {
-  uint32_t prompt_tokens = 0;  // length of the prefill that they come from
-  uint32_t n_q_heads = 0, key_dim = 0;
+  uint32_t prompt_tokens = 0;           // length of the prefill that they come from
+  uint32_t n_q_heads = 0, key_dim = 0;  // the model's
   struct Layer {
+    uint32_t n_q_heads = 0, key_dim = 0;
     std::vector<uint32_t> positions;  // ascending
     std::vector<float> q;             // [positions.size()][n_q_heads][key_dim]
+
+    size_t token_floats() const { return size_t{n_q_heads} * key_dim; }
   };
   std::vector<Layer> layers;
 
@@ -55,9 +58,13 @@ class QueryReservoir {
     uint32_t position = 0;
     std::vector<float> q;  // [n_q_heads][key_dim]
   };
+  struct Layer {
+    LayerShape shape;
+    std::map<uint64_t, Kept> kept;  // by rank
+  };
 
   uint32_t prompt_tokens_, capacity_, n_q_heads_, key_dim_;
-  std::vector<std::map<uint64_t, Kept>> layers_;  // by rank
+  std::vector<Layer> layers_;
 };
 
 }  // namespace prefixd

@@ -15,9 +15,7 @@ namespace prefixd {
 // Rows are read and added in runs of this many tokens.
 inline constexpr uint32_t kRunTokens = 2048;
 
-inline size_t HeadCount(const Model& model) {
-  return size_t{model.spec.geometry.n_layers} * model.spec.geometry.n_kv_heads;
-}
+inline size_t HeadCount(const Model& model) { return model.heads.count(); }
 
 // One segment of a prefix's chain, and how much of it the prefix uses.
 struct SegmentPart {

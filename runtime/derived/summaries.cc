@@ -67,10 +67,9 @@ struct SegmentRange {
 Status AddRange(const DerivedContext& context, const SummaryKind& kind,
                 const storage::StoredPrefix& prefix, size_t head, const SegmentRange& run,
                 EstimatorSummary& to, storage::ReadStats* reads, const WorkProgress* progress) {
-  const KvGeometry& geometry = kind.model().spec.geometry;
-  const RowShape row = geometry.row();
-  const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
-  const auto kv_head = static_cast<uint32_t>(head % geometry.n_kv_heads);
+  const HeadIndex& heads = kind.model().heads;
+  const uint32_t layer = heads.layer_of(head), kv_head = heads.head_of(head);
+  const RowShape row = kind.model().spec.geometry.row(layer);
   std::optional<TokenFeatures> features;
   if (const FeatureMapSet* maps = kind.stored_features()) {
     uint64_t loaded = 0;
@@ -96,6 +95,11 @@ Status AddRange(const DerivedContext& context, const SummaryKind& kind,
 }
 
 }  // namespace
+
+EstimatorSpec EmptySpec(const Model& model, size_t head) {
+  const LayerShape shape = model.spec.geometry.layer(model.heads.layer_of(head));
+  return {EstimatorKind::kNone, shape.key_dim, shape.value_dim};
+}
 
 std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
                                           uint32_t checkpoint_tokens) {
@@ -124,9 +128,13 @@ SummaryKind SummaryKind::Moments(const Model& model, const RuntimeOptions& optio
   SummaryKind kind(model, "moments.",
                    "moments/2" + AnchorsText(options.anchors) + " cross=" + (cross ? "1" : "0") +
                        " cov=" + (covariance ? "1" : "0"));
-  const KvGeometry& g = model.spec.geometry;
-  EstimatorSpec spec{EstimatorKind::kMoment, g.key_dim, g.value_dim, cross, covariance};
-  kind.specs_.assign(HeadCount(model), spec);
+  for (size_t head = 0; head < HeadCount(model); ++head) {
+    EstimatorSpec spec = EmptySpec(model, head);
+    spec.kind = EstimatorKind::kMoment;
+    spec.cross = cross;
+    spec.covariance = covariance;
+    kind.specs_.push_back(spec);
+  }
   return kind;
 }
 
@@ -139,9 +147,9 @@ SummaryKind SummaryKind::Phi(const Model& model, const FeatureMapSet& maps,
     kind.features_ = *format;
   }
   kind.maps_ = &maps;
-  const KvGeometry& g = model.spec.geometry;
-  EstimatorSpec spec{EstimatorKind::kPhi, g.key_dim, g.value_dim};
   for (size_t head = 0; head < HeadCount(model); ++head) {
+    EstimatorSpec spec = EmptySpec(model, head);
+    spec.kind = EstimatorKind::kPhi;
     spec.phi_k = &maps.phi_k[head];
     kind.specs_.push_back(spec);
   }
@@ -160,9 +168,9 @@ SummaryKind SummaryKind::Clusters(const Model& model, const std::vector<Clusteri
                    "clusters/1" + AnchorsText(options.anchors) +
                        " n=" + std::to_string(options.clusters) +
                        " as=" + std::string(EstimatorName(most)));
-  const KvGeometry& g = model.spec.geometry;
-  EstimatorSpec spec{most, g.key_dim, g.value_dim};
   for (size_t head = 0; head < HeadCount(model); ++head) {
+    EstimatorSpec spec = EmptySpec(model, head);
+    spec.kind = most;
     spec.clustering = &clusterings[head];
     kind.specs_.push_back(spec);
   }
@@ -174,10 +182,7 @@ Result<SummarySet> SummaryKind::Empty() const {
   set.reserve(specs_.size());
   for (size_t head = 0; head < specs_.size(); ++head) {
     PREFIXD_ASSIGN(auto summary,
-                   EstimatorSummary::Create(
-                       Has(head) ? specs_[head]
-                                 : EstimatorSpec{EstimatorKind::kNone, model_.spec.geometry.key_dim,
-                                                 model_.spec.geometry.value_dim}));
+                   EstimatorSummary::Create(Has(head) ? specs_[head] : EmptySpec(model_, head)));
     set.push_back(std::move(summary));
   }
   return set;
@@ -189,15 +194,18 @@ SummaryKind SummaryKind::Only(HeadSet heads) && {
 }
 
 uint64_t SummaryKind::MemoryBytes() const {
-  std::optional<uint64_t> of_head;  // all heads have the same shape
-  uint64_t bytes = 0;
+  // Heads of one shape take as much.
+  std::optional<std::pair<uint32_t, uint32_t>> shape;
+  uint64_t bytes = 0, of_head = 0;
   for (size_t head = 0; head < specs_.size(); ++head) {
     if (!Has(head)) continue;
-    if (!of_head) {
+    const std::pair own{specs_[head].key_dim, specs_[head].value_dim};
+    if (shape != own) {
       const auto one = EstimatorSummary::Create(specs_[head]);
       of_head = one.ok() ? one->memory_bytes() : 0;
+      shape = own;
     }
-    bytes += *of_head;
+    bytes += of_head;
   }
   return bytes;
 }
@@ -206,7 +214,7 @@ std::vector<std::byte> PackSummaries(const Model& model, const std::string& prod
                                      const SummarySet& summaries) {
   std::vector<std::vector<std::byte>> entries(summaries.size());
   for (size_t head = 0; head < summaries.size(); ++head) {
-    if (model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads))) {
+    if (model.Summarised(model.heads.layer_of(head))) {
       entries[head] = summaries[head].Serialize(producer);
     }
   }
@@ -216,18 +224,14 @@ std::vector<std::byte> PackSummaries(const Model& model, const std::string& prod
 Result<SummarySet> UnpackSummaries(const Model& model, const std::string& producer,
                                    const SpecOfHead& spec, std::span<const std::byte> blob,
                                    std::vector<storage::ReadStats>* reads) {
-  const KvGeometry& geometry = model.spec.geometry;
   PREFIXD_ASSIGN(const auto entries, UnpackBlob(blob, HeadCount(model)));
   SummarySet summaries;
   summaries.reserve(entries.size());
   for (size_t head = 0; head < entries.size(); ++head) {
-    const auto kept = model.Summarised(static_cast<uint32_t>(head / geometry.n_kv_heads))
-                          ? spec(head)
-                          : std::nullopt;
-    PREFIXD_ASSIGN(auto summary,
-                   kept ? EstimatorSummary::Deserialize(*kept, producer, entries[head])
-                        : EstimatorSummary::Create(
-                              {EstimatorKind::kNone, geometry.key_dim, geometry.value_dim}));
+    const auto kept = model.Summarised(model.heads.layer_of(head)) ? spec(head) : std::nullopt;
+    PREFIXD_ASSIGN(auto summary, kept
+                                     ? EstimatorSummary::Deserialize(*kept, producer, entries[head])
+                                     : EstimatorSummary::Create(EmptySpec(model, head)));
     summaries.push_back(std::move(summary));
     if (reads && kept)
       (*reads)[head].bytes[static_cast<size_t>(Tier::kSsd)] += entries[head].size();
@@ -240,7 +244,6 @@ Status BuildCheckpoints(const DerivedContext& context, const SummaryKind& kind,
                         WorkProgress& progress) {
   const RuntimeOptions& options = context.options;
   const size_t heads = HeadCount(kind.model());
-  const uint32_t n_kv_heads = kind.model().spec.geometry.n_kv_heads;
   PREFIXD_ASSIGN(SummarySet sums, kind.Empty());
   uint32_t at = std::max(segment.stored.begin, options.anchors.n_sink);
   for (uint32_t position :
@@ -254,7 +257,7 @@ Status BuildCheckpoints(const DerivedContext& context, const SummaryKind& kind,
       continue;
     }
     const auto extend = [&](size_t head) -> Status {
-      if (kind.model().Summarised(static_cast<uint32_t>(head) / n_kv_heads)) {
+      if (kind.model().Summarised(kind.model().heads.layer_of(head))) {
         PREFIXD_TRY(AddRange(context, kind, prefix, head, {segment.id, {at, position}}, sums[head],
                              nullptr, &progress));
       }

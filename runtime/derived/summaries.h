@@ -33,9 +33,11 @@ namespace prefixd {
 std::vector<uint32_t> CheckpointPositions(TokenRange segment, Anchors anchors,
                                           uint32_t checkpoint_tokens);
 
-// One summary per head, at index layer * n_kv_heads + kv_head; heads of layers without summaries
-// stay empty.
+// One summary per head, by Model::heads; heads of layers without summaries stay empty.
 using SummarySet = std::vector<EstimatorSummary>;
+
+// Describes a head without a summary.
+EstimatorSpec EmptySpec(const Model& model, size_t head);
 
 // Some of the heads: [heads]; empty: all of them.
 using HeadSet = std::vector<bool>;
@@ -64,8 +66,7 @@ class SummaryKind {
   // Leaves all heads but these empty: they are neither loaded nor made.
   SummaryKind Only(HeadSet heads) &&;
   bool Has(size_t head) const {
-    return model_.Summarised(static_cast<uint32_t>(head / model_.spec.geometry.n_kv_heads)) &&
-           (only_.empty() || only_[head]);
+    return model_.Summarised(model_.heads.layer_of(head)) && (only_.empty() || only_[head]);
   }
   // Returns about the memory that the summaries of one set take.
   uint64_t MemoryBytes() const;

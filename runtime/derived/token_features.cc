@@ -17,11 +17,9 @@ Result<TokenFeatures> TokenFeatures::Encode(const Model& model, const FeatureMap
                                             const FeatureFormat& format,
                                             const storage::StoredPrefix& prefix, TokenRange tokens,
                                             size_t head, const WorkProgress& progress) {
-  const KvGeometry& geometry = model.spec.geometry;
-  const RowShape row = geometry.row();
+  const uint32_t layer = model.heads.layer_of(head), kv_head = model.heads.head_of(head);
+  const RowShape row = model.spec.geometry.row(layer);
   const RowShape key{row.key_dim, 0, row.dtype};
-  const auto layer = static_cast<uint32_t>(head / geometry.n_kv_heads);
-  const auto kv_head = static_cast<uint32_t>(head % geometry.n_kv_heads);
   TokenFeatures out(format, maps.d_phi, tokens);
   out.codes_.resize(tokens.size() * format.RowBytes(maps.d_phi));
   std::vector<std::byte> bytes;
@@ -86,9 +84,9 @@ Result<TokenFeatures> TokenFeatures::OfMid(const DerivedContext& context, const 
 }
 
 std::string FeaturesBlobName(const Model& model, const FeatureMapSet& maps, size_t head) {
-  const uint32_t n = model.spec.geometry.n_kv_heads;
-  return "features." + std::to_string(maps.length) + "." + std::to_string(head / n) + "." +
-         std::to_string(head % n);
+  return "features." + std::to_string(maps.length) + "." +
+         std::to_string(model.heads.layer_of(head)) + "." +
+         std::to_string(model.heads.head_of(head));
 }
 
 std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet& maps) {
@@ -104,9 +102,7 @@ Status BuildFeatures(const DerivedContext& context, const Model& model, const Fe
                           segment.stored.end};
   const auto build = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
-    const bool wanted =
-        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
-        tokens.begin < tokens.end;
+    const bool wanted = model.Summarised(model.heads.layer_of(head)) && tokens.begin < tokens.end;
     const auto stored = wanted
                             ? LoadFeatures(context, model, maps, format, segment.id, head, nullptr)
                             : Result<TokenFeatures>(Error{});

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include "attention/reference/diagnostics.h"
@@ -33,6 +32,13 @@ struct Trial {
   uint32_t k = 0;
 };
 
+// What is tried on the heads of a layer: layers whose rows differ can pay for different estimators.
+struct Trials {
+  std::vector<double> budgets;
+  std::vector<Trial> all;
+  uint32_t most = 0;  // largest k in any trial
+};
+
 struct Inputs {
   const DerivedContext& context;
   const Model& model;
@@ -41,9 +47,7 @@ struct Inputs {
   const FeatureMapSet* maps = nullptr;
   std::vector<SegmentPart> parts;  // the chain, up to P
   Partition partition;
-  std::vector<double> budgets;
-  std::vector<Trial> trials;  // every head
-  uint32_t most = 0;          // largest k in any trial
+  std::vector<Trials> trials;  // [layers]
   KeptSummaries kept;
 };
 
@@ -52,7 +56,9 @@ class HeadSamples {
  public:
   HeadSamples(const Inputs& in, uint32_t layer, uint32_t kv_head)
       : in_(in),
-        geometry_(in.model.spec.geometry),
+        most_(in.trials[layer].most),
+        layer_geometry_(in.model.spec.geometry.layers[layer]),
+        shape_(in.model.spec.geometry.layer(layer)),
         layer_(layer),
         kv_head_(kv_head),
         n_(in.partition.tail.end),
@@ -64,21 +70,21 @@ class HeadSamples {
     PREFIXD_TRY(ReadScores());
     rankings_.clear();
     for (size_t s = 0; s < count_; ++s) {
-      rankings_.push_back(RankByGroupMax(scores(s), group(), mid_.size(), in_.most));
+      rankings_.push_back(RankByGroupMax(scores(s), group(), mid_.size(), most_));
     }
     return ReadRetrieved();
   }
 
   size_t count() const { return count_; }
-  uint32_t group() const { return geometry_.group_size(); }
-  std::span<const float> queries(size_t s) const { return Part(queries_, s, geometry_.key_dim); }
-  std::span<const float> exact(size_t s) const { return Part(exact_, s, geometry_.value_dim); }
+  uint32_t group() const { return shape_.group_size(); }
+  std::span<const float> queries(size_t s) const { return Part(queries_, s, shape_.key_dim); }
+  std::span<const float> exact(size_t s) const { return Part(exact_, s, shape_.value_dim); }
   std::span<const float> scores(size_t s) const { return Part(scores_, s, mid_.size()); }
   const GroupRanking& ranking(size_t s) const { return rankings_[s]; }
   // Returns the k best rows of sample s, best first.
   RowsView retrieved(size_t s, uint32_t k) const {
-    const RowShape row = geometry_.row();
-    return {retrieved_.data() + s * in_.most * row.bytes(), k, row.bytes(), row};
+    const RowShape row = shape_.row();
+    return {retrieved_.data() + s * most_ * row.bytes(), k, row.bytes(), row};
   }
   RowsView sinks() const { return Anchors(0, in_.partition.sink.size()); }
   RowsView tail() const { return Anchors(in_.partition.sink.size(), in_.partition.tail.size()); }
@@ -89,7 +95,7 @@ class HeadSamples {
     return std::span(all).subspan(s * group() * dim, group() * dim);
   }
   RowsView Anchors(size_t first, size_t n) const {
-    const RowShape row = geometry_.row();
+    const RowShape row = shape_.row();
     return {anchors_.data() + first * row.bytes(), n, row.bytes(), row};
   }
 
@@ -100,16 +106,16 @@ class HeadSamples {
     count_ = std::min(samples.positions.size(), wanted);
     for (size_t s = 0; s < count_; ++s) {
       const size_t at = s * samples.positions.size() / count_;
-      const float* q = samples.q.data() +
-                       (at * geometry_.n_q_heads + size_t{kv_head_} * group()) * geometry_.key_dim;
-      queries_.insert(queries_.end(), q, q + size_t{group()} * geometry_.key_dim);
+      const float* q =
+          samples.q.data() + (at * shape_.n_q_heads + size_t{kv_head_} * group()) * shape_.key_dim;
+      queries_.insert(queries_.end(), q, q + size_t{group()} * shape_.key_dim);
     }
   }
 
   // Calls visit(run, rows) for every row once, in order.
   template <typename Visit>
   Status Stream(Visit visit) {
-    const RowShape row = geometry_.row();
+    const RowShape row = shape_.row();
     const auto scratch = in_.context.scratch.Acquire();
     for (uint32_t at = 0; at < n_;) {
       const TokenRange run{at, std::min(n_, RunEnd(in_.prefix.parts(), at, kRunTokens))};
@@ -122,9 +128,9 @@ class HeadSamples {
   }
 
   Status ReadScores() {
-    const RowShape row = geometry_.row();
+    const RowShape row = shape_.row();
     const auto heads = static_cast<uint32_t>(count_ * group());
-    const size_t head = size_t{layer_} * geometry_.n_kv_heads + kv_head_;
+    const size_t head = in_.model.heads.of(layer_, kv_head_);
     const PrefixClusters* clusters = nullptr;
     for (const auto& [variant, kept] : in_.kept) {
       const auto of = kept.find(head);
@@ -136,7 +142,7 @@ class HeadSamples {
     std::vector<float> lse(heads, -std::numeric_limits<float>::infinity());
     std::vector<float> run_y(exact_.size()), run_lse(heads), block;
     return Stream([&](TokenRange run, const RowsView& rows) -> Status {
-      const LayerGeometry& layer = geometry_.layers[layer_];
+      const LayerGeometry& layer = layer_geometry_;
       PREFIXD_TRY(ExactAttention(queries_, heads, layer, rows, run_y, run_lse));
       for (uint32_t h = 0; h < heads; ++h) {
         const size_t at = size_t{h} * row.value_dim;
@@ -167,7 +173,7 @@ class HeadSamples {
 
   // Reads the rows that any trial retrieves, in one pass in order of position.
   Status ReadRetrieved() {
-    const RowShape row = geometry_.row();
+    const RowShape row = shape_.row();
     struct Wanted {
       uint32_t token;
       size_t slot;
@@ -176,12 +182,12 @@ class HeadSamples {
     std::vector<Wanted> wanted;
     for (size_t s = 0; s < count_; ++s) {
       const std::vector<uint32_t>& best = rankings_[s].best;
-      const size_t k = std::min<size_t>(best.size(), in_.most);
-      for (size_t i = 0; i < k; ++i) wanted.push_back({mid_.begin + best[i], s * in_.most + i});
+      const size_t k = std::min<size_t>(best.size(), most_);
+      for (size_t i = 0; i < k; ++i) wanted.push_back({mid_.begin + best[i], s * most_ + i});
     }
     if (wanted.empty()) return {};
     std::sort(wanted.begin(), wanted.end());
-    retrieved_.resize(count_ * in_.most * row.bytes());
+    retrieved_.resize(count_ * most_ * row.bytes());
     auto next = wanted.begin();
     PREFIXD_TRY(Stream([&](TokenRange run, const RowsView& rows) -> Status {
       for (; next != wanted.end() && next->token < run.end; ++next) {
@@ -195,7 +201,9 @@ class HeadSamples {
   }
 
   const Inputs& in_;
-  const KvGeometry& geometry_;
+  const uint32_t most_;
+  const LayerGeometry& layer_geometry_;
+  const LayerShape shape_;
   const uint32_t layer_, kv_head_, n_;
   const TokenRange mid_;
   size_t count_ = 0;
@@ -209,13 +217,14 @@ class HeadSamples {
 Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
                    std::vector<HeadChoice>& out) {
   const KvGeometry& geometry = in.model.spec.geometry;
-  const RowShape row = geometry.row();
-  const size_t head = size_t{layer} * geometry.n_kv_heads + kv_head;
-  const uint32_t group = geometry.group_size(), mid_count = in.partition.mid.size();
+  const RowShape row = geometry.row(layer);
+  const size_t head = in.model.heads.of(layer, kv_head);
+  const uint32_t group = geometry.group_size(layer), mid_count = in.partition.mid.size();
+  const Trials& trials = in.trials[layer];
   HeadSamples samples(in, layer, kv_head);
   PREFIXD_TRY(samples.Read());
   out.clear();
-  for (double budget : in.budgets) {
+  for (double budget : trials.budgets) {
     out.push_back({layer, kv_head, EstimatorKind::kNone, budget, {}});
   }
   if (samples.count() == 0) return {};
@@ -223,7 +232,7 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
   std::vector<float> y(size_t{group} * row.value_dim), lse(group), rho(group);
   std::optional<TokenFeatures> features;
   const bool phi = std::ranges::any_of(
-      in.trials, [](const Trial& t) { return t.estimator.kind == EstimatorKind::kPhi; });
+      trials.all, [](const Trial& t) { return t.estimator.kind == EstimatorKind::kPhi; });
   if (phi && in.model.Summarised(layer)) {
     const SummaryKind kind = SummaryKind::Phi(in.model, *in.maps, in.context.options);
     if (kind.stored_features()) {
@@ -233,7 +242,7 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
     }
   }
   std::vector<uint32_t> ids;
-  for (const Trial& trial : in.trials) {
+  for (const Trial& trial : trials.all) {
     if (trial.estimator.kind != EstimatorKind::kNone && !in.model.Summarised(layer)) continue;
     const KeptSummary* kept = nullptr;
     if (const auto of = in.kept.find(trial.estimator.Kept()); of != in.kept.end()) {
@@ -255,7 +264,7 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
       step.mid_count = mid_count;
       EstimatorInput input;
       if (kept && k < mid_count) {
-        input.Attach(trial.estimator, kept->summary, in.maps, geometry, head, step);
+        input.Attach(trial.estimator, kept->summary, in.maps, head, step);
         const auto best = std::span(ranking.best).first(k);
         if (trial.estimator.kind == EstimatorKind::kPhi && features) {
           ids.clear();
@@ -285,7 +294,7 @@ Status MeasureHead(const Inputs& in, uint32_t layer, uint32_t kv_head,
 }
 
 // Returns the configured estimators that this model supports, cheapest first.
-std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Model& model,
+std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const RowShape& row,
                                          const FeatureMapSet* maps) {
   std::vector<EstimatorVariant> out = options.estimators;
   std::erase_if(out, [&](const EstimatorVariant& v) {
@@ -293,11 +302,32 @@ std::vector<EstimatorVariant> Candidates(const RuntimeOptions& options, const Mo
   });
   std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
     const auto cost = [&](const EstimatorVariant& v) {
-      return EstimatorTokens(options, model, v, maps, 1);
+      return EstimatorTokens(options, row, v, maps, 1);
     };
     return cost(a) < cost(b);
   });
   return out;
+}
+
+Trials TrialsOf(const RuntimeOptions& options, const RowShape& row, const FeatureMapSet* maps,
+                std::span<const StoredPart> parts, uint32_t n_tokens) {
+  Trials trials;
+  if (row.bytes() == 0) return trials;  // the layer has no rows
+  const auto candidates = Candidates(options, row, maps);
+  const double row_bytes = storage::MeanRowBytes(parts, row);
+  for (double budget : options.choice_budgets) {
+    const size_t first = trials.all.size();
+    for (const EstimatorVariant& estimator : candidates) {
+      const double cost = EstimatorTokens(options, row, estimator, maps, row_bytes);
+      const double token = RetrievedTokenCost(options, row, estimator, maps, row_bytes);
+      if (auto plan = PlanBudget(n_tokens, options.anchors, budget, cost, 1, token); plan.ok()) {
+        trials.all.push_back({trials.budgets.size(), estimator, plan->k});
+        trials.most = std::max(trials.most, plan->k);
+      }
+    }
+    if (trials.all.size() > first) trials.budgets.push_back(budget);
+  }
+  return trials;
 }
 
 }  // namespace
@@ -317,34 +347,23 @@ Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, co
             {},
             Partition::Of(cut, options.anchors),
             {},
-            {},
-            0,
             {}};
-  const auto candidates = Candidates(options, model, in.maps);
-  const double row_bytes = storage::MeanRowBytes(prefix.parts(), geometry.row());
-  for (double budget : options.choice_budgets) {
-    const size_t first = in.trials.size();
-    for (const EstimatorVariant& estimator : candidates) {
-      const double cost = EstimatorTokens(options, model, estimator, in.maps, row_bytes);
-      const double token = RetrievedTokenCost(options, model, estimator, in.maps, row_bytes);
-      if (auto plan = PlanBudget(cut, options.anchors, budget, cost, 1, token); plan.ok()) {
-        in.trials.push_back({in.budgets.size(), estimator, plan->k});
-        in.most = std::max(in.most, plan->k);
-      }
-    }
-    if (in.trials.size() > first) in.budgets.push_back(budget);
+  for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+    in.trials.push_back(TrialsOf(options, geometry.row(l), in.maps, prefix.parts(), cut));
   }
   const size_t heads = HeadCount(model);
-  if (samples.empty() || in.partition.mid.size() == 0 || in.trials.empty()) {
+  if (samples.empty() || in.partition.mid.size() == 0 ||
+      std::ranges::all_of(in.trials, [](const Trials& of) { return of.all.empty(); })) {
     progress.done += heads;
     return std::vector<HeadChoice>{};
   }
   PREFIXD_ASSIGN(in.parts, ChainParts(context.segments, prefix.info(), cut));
   HeadsOfVariants wanted;
-  for (const Trial& trial : in.trials) {
-    std::vector<size_t>& of = wanted[trial.estimator.Kept()];
-    of.resize(heads);
-    std::iota(of.begin(), of.end(), size_t{0});
+  for (size_t head = 0; head < heads; ++head) {
+    for (const Trial& trial : in.trials[model.heads.layer_of(head)].all) {
+      std::vector<size_t>& of = wanted[trial.estimator.Kept()];
+      if (of.empty() || of.back() != head) of.push_back(head);
+    }
   }
   PREFIXD_ASSIGN(in.kept, LoadMaterialised({context, model, prefix, in.parts, in.partition.mid,
                                             in.maps, std::numeric_limits<uint64_t>::max(),
@@ -353,8 +372,7 @@ Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, co
   std::vector<std::vector<HeadChoice>> by_head(heads);
   const auto measure = [&](size_t head) -> Status {
     PREFIXD_TRY(progress.Check());
-    const uint32_t layer = static_cast<uint32_t>(head) / geometry.n_kv_heads;
-    const uint32_t kv_head = static_cast<uint32_t>(head) % geometry.n_kv_heads;
+    const uint32_t layer = model.heads.layer_of(head), kv_head = model.heads.head_of(head);
     if (geometry.layers[layer].sliding_window == 0) {
       PREFIXD_TRY(MeasureHead(in, layer, kv_head, by_head[head]));
     }

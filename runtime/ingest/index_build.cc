@@ -30,8 +30,9 @@ Halves HalvesOf(const QuerySamples& samples, const KvGeometry& geometry, uint32_
   Halves out;
   if (samples.layers.empty()) return out;
   const QuerySamples::Layer& all = samples.layers[layer];
-  const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
-  const size_t group = size_t{geometry.group_size()} * geometry.key_dim;
+  const LayerShape shape = geometry.layer(layer);
+  const size_t token = shape.query_floats();
+  const size_t group = size_t{shape.group_size()} * shape.key_dim;
   for (size_t i = 0; i < all.positions.size(); ++i) {
     index::CausalQueries& half = i % 2 == 0 ? out.tune : out.held_out;
     const float* q = all.q.data() + i * token + kv_head * group;
@@ -105,7 +106,7 @@ class IndexBuilder {
     const auto before = std::ranges::find_if(
         measured_, [&](const IndexRecall& r) { return r.layer == layer && r.kv_head == kv_head; });
     if (built && before != measured_.end()) return std::optional(*before);
-    const RowShape row = geometry_.row(), key{row.key_dim, 0, row.dtype};
+    const RowShape row = geometry_.row(layer), key{row.key_dim, 0, row.dtype};
     std::vector<std::byte> bytes(covered_.size() * key.bytes());
     PREFIXD_TRY(prefix_.ReadRange(layer, kv_head, covered_, storage::RowPart::kKey,
                                   {bytes, key.bytes()}, nullptr));
@@ -124,7 +125,7 @@ class IndexBuilder {
           id_, name, IndexProducer(kind_, context_.options.anchors), serialized));
     }
     PREFIXD_ASSIGN(const index::MeasuredRecall found,
-                   index::Tune(*built, {queries.tune, queries.held_out, geometry_.group_size(),
+                   index::Tune(*built, {queries.tune, queries.held_out, geometry_.group_size(layer),
                                         geometry_.layers[layer], keys, kOperatingFraction,
                                         context_.options.recall_target}));
     return std::optional(IndexRecall{
@@ -184,8 +185,7 @@ Status BuildIndexes(const DerivedContext& context, const Model& model,
       recalls.size(),
       [&](size_t head) -> Status {
         PREFIXD_TRY(progress.Check());
-        const uint32_t layer = static_cast<uint32_t>(head) / geometry.n_kv_heads;
-        const uint32_t kv_head = static_cast<uint32_t>(head) % geometry.n_kv_heads;
+        const uint32_t layer = model.heads.layer_of(head), kv_head = model.heads.head_of(head);
         if (geometry.layers[layer].sliding_window == 0) {
           PREFIXD_ASSIGN(recalls[head], builder.Head(layer, kv_head));
         }

@@ -95,7 +95,11 @@ namespace {
 // packed of them, or on each thread the keys of a head with what is made of them.
 uint64_t IngestBytes(const DerivedContext& context, const Model& model, uint32_t own_tokens) {
   const uint64_t sums = SummaryKind::Moments(model, context.options).MemoryBytes();
-  const uint64_t keys = own_tokens * uint64_t{model.spec.geometry.row().bytes()};
+  uint64_t row = 0;
+  for (uint32_t l = 0; l < model.spec.geometry.n_layers; ++l) {
+    row = std::max<uint64_t>(row, model.spec.geometry.row(l).bytes());
+  }
+  const uint64_t keys = own_tokens * row;
   return 3 * sums + context.pool.threads() * 2 * keys;
 }
 
@@ -191,8 +195,7 @@ bool IngestComplete(const DerivedContext& context, const Model& model,
   }
   for (size_t head = 0; head < HeadCount(model) && options.phi_features != "none"; ++head) {
     const bool kept =
-        model.Summarised(static_cast<uint32_t>(head / model.spec.geometry.n_kv_heads)) &&
-        stored.end > options.anchors.n_sink;
+        model.Summarised(model.heads.layer_of(head)) && stored.end > options.anchors.n_sink;
     for (const FeatureMapSet& maps : model.maps) {
       if (kept && !have.contains(FeaturesBlobName(model, maps, head))) return false;
     }

@@ -129,7 +129,7 @@ class JointPuts {
   using Begin = std::function<Result<std::shared_ptr<JointPut>>(std::chrono::milliseconds wait)>;
 
   // Enters the put under way that `spec` is a part of, or one that it begins. heads: resolved, of
-  // `n_kv_heads`. kInvalidArgument names how the spec differs from the other parts'.
+  // the model's `n_kv_heads`. kInvalidArgument names how the spec differs from the other parts'.
   Result<std::unique_ptr<PutPart>> Enter(const PutSpec& spec, HeadRange heads, uint32_t n_kv_heads,
                                          const Begin& begin);
 

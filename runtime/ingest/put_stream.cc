@@ -72,11 +72,11 @@ class PutStreamImpl : public PutStream {
 
   Status Write(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> k,
                std::span<const std::byte> v) override {
-    const KvGeometry& geometry = context_.geometry;
-    const RowShape row = geometry.row();
-    const size_t k_token = geometry.n_kv_heads * row.key_bytes();
-    const size_t v_token = geometry.n_kv_heads * row.value_bytes();
     PREFIXD_TRY(CheckRun(layer, first, n));
+    const LayerShape shape = context_.geometry.layer(layer);
+    const RowShape row = shape.row();
+    const size_t k_token = shape.n_kv_heads * row.key_bytes();
+    const size_t v_token = shape.n_kv_heads * row.value_bytes();
     PREFIXD_TRY(CheckPutSize("k", k.size(), n * k_token));
     PREFIXD_TRY(CheckPutSize("v", v.size(), n * v_token));
     const TokenRange own{std::max(first, missing_.begin), std::min(first + n, missing_.end)};
@@ -121,22 +121,21 @@ class PutStreamImpl : public PutStream {
   }
 
   PutProgress progress() const override {
-    return {written_, uint64_t{missing_.size()} * context_.geometry.n_layers};
+    return {written_, uint64_t{missing_.size()} * StoredLayers(context_.geometry)};
   }
 
   Status WriteQueries(uint32_t layer, uint32_t first, uint32_t n,
                       std::span<const float> q) override {
-    const KvGeometry& geometry = context_.geometry;
-    const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
     PREFIXD_TRY(CheckRun(layer, first, n));
+    const LayerShape shape = context_.geometry.layer(layer);
+    const size_t token = shape.query_floats();
     PREFIXD_TRY(CheckPutSize("q", q.size_bytes(), n * token * sizeof(float)));
     for (size_t i = 0; i < q.size(); ++i) {
       if (!std::isfinite(q[i])) {
-        return InvalidArgument(
-            "query of layer " + std::to_string(layer) + ", token " +
-            std::to_string(first + i / token) + ", head " +
-            std::to_string(context_.first_query_head + i % token / geometry.key_dim) +
-            " is NaN or Inf");
+        return InvalidArgument("query of layer " + std::to_string(layer) + ", token " +
+                               std::to_string(first + i / token) + ", head " +
+                               std::to_string(FirstQueryHead(layer) + i % token / shape.key_dim) +
+                               " is NaN or Inf");
       }
     }
     reservoir_.Add(layer, first, n, q);
@@ -197,7 +196,7 @@ class PutStreamImpl : public PutStream {
                               AllFinite(g.dtype, v, n_tile * v_token / element))) {
             finite = false;
           }
-          if (work.interleave) Interleave(n_tile, k, v, rows_.data() + t * token);
+          if (work.interleave) Interleave(run.layer, n_tile, k, v, rows_.data() + t * token);
           return {};
         },
         WorkPriority::kBackground));
@@ -221,9 +220,10 @@ class PutStreamImpl : public PutStream {
   }
 
   // Writes out [n_kv_heads][n][row] from n tokens' k [n][n_kv_heads][key] and v likewise.
-  void Interleave(size_t n, const std::byte* k, const std::byte* v, std::byte* out) const {
-    const size_t heads = context_.geometry.n_kv_heads;
-    const RowShape row = context_.geometry.row();
+  void Interleave(uint32_t layer, size_t n, const std::byte* k, const std::byte* v,
+                  std::byte* out) const {
+    const size_t heads = context_.geometry.layer(layer).n_kv_heads;
+    const RowShape row = context_.geometry.row(layer);
     const size_t key = row.key_bytes(), value = row.value_bytes();
     for (size_t h = 0; h < heads; ++h) {
       for (size_t t = 0; t < n; ++t, out += key + value) {
@@ -231,6 +231,12 @@ class PutStreamImpl : public PutStream {
         CopyItem(out + key, v + (t * heads + h) * value, value);
       }
     }
+  }
+
+  // The number in the model of the first query head that this put has in a layer.
+  size_t FirstQueryHead(uint32_t layer) const {
+    const LayerShape shape = context_.geometry.layer(layer);
+    return size_t{context_.first_head} * shape.n_q_heads / context_.geometry.n_kv_heads;
   }
 
   PutContext context_;

@@ -15,8 +15,8 @@ namespace prefixd {
 struct PutContext {
   std::shared_ptr<void> keep_alive;  // the store's shared state
   ThreadPool* pool = nullptr;
-  KvGeometry geometry;  // of the put's heads alone
-  uint32_t first_query_head = 0;
+  KvGeometry geometry;      // of the put's heads alone
+  uint32_t first_head = 0;  // of the model's KV heads
   uint32_t prompt_tokens = 0;
   uint32_t query_samples = 0;
   uint64_t fixed_bytes = 0;  // of `memory`: what the samples take

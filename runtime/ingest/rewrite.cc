@@ -17,15 +17,15 @@ using storage::SegmentId;
 
 Status Recluster(storage::PrefixStore& store, const RuntimeOptions& options, const Model& model,
                  const SegmentId& id, WorkProgress& progress) {
-  const RowShape row = model.spec.geometry.row();
   PREFIXD_ASSIGN(const storage::PrefixInfo info, store.GetPrefix(id));
   const Anchors anchors = options.anchors;
   storage::ReclusterOptions recluster;
   recluster.chunk_tokens = options.recluster_chunk_tokens;
   constexpr uint32_t kPageBytes = 4096;
-  const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
-  recluster.order = [&](uint32_t, uint32_t, uint32_t first,
+  recluster.order = [&](uint32_t layer, uint32_t, uint32_t first,
                         std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+    const RowShape row = model.spec.geometry.row(layer);
+    const uint32_t value_bytes = storage::StoredRowBytes(row, info.encoding).value;
     const uint32_t rows_per_page = std::max(1u, kPageBytes / value_bytes);
     // Steps always read the anchors together, so sinks and tail lie side by side at the end of the
     // chunk, and the pages of the mid tokens begin with the chunk.

@@ -14,7 +14,7 @@ Result<HeadKeys> HeadKeys::Of(PreparedPrefix& prefix, size_t head, Bring bring,
 }
 
 void HeadKeys::Into(index::SearchRequest& request) {
-  const RowShape row = prefix_->model()->spec.geometry.row();
+  const RowShape row = prefix_->row(head_);
   request.first_token = prefix_->partition().mid.begin;
   if (resident_) {
     request.keys = *resident_;
@@ -25,7 +25,7 @@ void HeadKeys::Into(index::SearchRequest& request) {
 }
 
 Status HeadKeys::Gather(std::span<const uint32_t> ids, std::span<std::byte> out) {
-  const size_t stride = prefix_->model()->spec.geometry.row().key_bytes();
+  const size_t stride = prefix_->row(head_).key_bytes();
   if (!resident_) {
     return prefix_->stored().ReadRows(prefix_->layer_of(head_), prefix_->kv_head_of(head_), ids,
                                       storage::RowPart::kKey, {out, stride}, reads_);
@@ -39,7 +39,7 @@ Status HeadKeys::Gather(std::span<const uint32_t> ids, std::span<std::byte> out)
 }
 
 Status HeadKeys::Range(TokenRange tokens, std::span<std::byte> out) {
-  const size_t stride = prefix_->model()->spec.geometry.row().key_bytes();
+  const size_t stride = prefix_->row(head_).key_bytes();
   ranged_ += tokens.size();
   // A search that reads a good part of the keys may as well load all of them, and keep them.
   if (!resident_ && ranged_ > prefix_->partition().mid.size() / 4) {

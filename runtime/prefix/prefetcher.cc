@@ -121,7 +121,7 @@ void SessionPrefetch::Want(size_t head, std::vector<uint32_t> ids) {
   // Lack of memory must not fail a step, so it is ignored here; nothing is allocated under the
   // lock.
   static_cast<void>(CaptureErrors([&]() -> Status {
-    const size_t row_bytes = prefix_.model()->spec.geometry.row().value_bytes();
+    const size_t row_bytes = prefix_.row(head).value_bytes();
     const size_t n = ids.size(), most = std::max<size_t>(1, head_bytes_ / row_bytes);
     if (n > most) {
       for (size_t i = 0; i < most; ++i) ids[i] = ids[i * n / most];

@@ -41,14 +41,6 @@ PreparedPrefix::~PreparedPrefix() {
   services_.key_preloader.Forget(*this);
 }
 
-uint32_t PreparedPrefix::layer_of(size_t head) const {
-  return static_cast<uint32_t>(head / model_->spec.geometry.n_kv_heads);
-}
-
-uint32_t PreparedPrefix::kv_head_of(size_t head) const {
-  return static_cast<uint32_t>(head % model_->spec.geometry.n_kv_heads);
-}
-
 bool PreparedPrefix::has_phi_caches() const {
   const FeatureMapSet* set = maps();
   if (!set) return false;
@@ -163,7 +155,7 @@ Result<KeptSummaries> PreparedPrefix::Summaries(const HeadsOfVariants& wanted,
 }
 
 Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* reads) {
-  const RowShape row = model_->spec.geometry.row();
+  const RowShape row = this->row(head);
   PrefixMemory::Head& state = memory_->heads[head];
   ChargePreloaded(state, reads);
   const size_t sink_bytes = partition_.sink.size() * row.bytes();
@@ -196,18 +188,20 @@ bool PreparedPrefix::MayHoldKeys() {
   const KvGeometry& geometry = model_->spec.geometry;
   std::lock_guard lock(memory_->keys_mutex);
   if (!memory_->keys_memory) {
-    const auto layers = std::ranges::count_if(
-        geometry.layers, [](const LayerGeometry& layer) { return layer.sliding_window == 0; });
-    memory_->keys_memory = services_.selector_memory.TryTake(
-        account_, static_cast<uint64_t>(layers) * geometry.n_kv_heads * partition_.mid.size() *
-                      geometry.row().key_bytes());
+    uint64_t token = 0;
+    for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+      if (geometry.layers[l].sliding_window > 0) continue;
+      token += geometry.layer(l).n_kv_heads * geometry.row(l).key_bytes();
+    }
+    memory_->keys_memory =
+        services_.selector_memory.TryTake(account_, token * partition_.mid.size());
   }
   return static_cast<bool>(memory_->keys_memory);
 }
 
 Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring,
                                                         storage::ReadStats* reads) {
-  const RowShape row = model_->spec.geometry.row();
+  const RowShape row = this->row(head);
   PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_keys.load(std::memory_order_acquire)) {
     if (!MayHoldKeys()) return std::optional<RowsView>();
@@ -228,7 +222,7 @@ Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::a
   PrefixMemory::Head& state = memory_->heads[head];
   PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.keys_mutex));
   if (state.has_keys.load(std::memory_order_relaxed)) return {};
-  const size_t stride = model_->spec.geometry.row().key_bytes();
+  const size_t stride = row(head).key_bytes();
   storage::AlignedBuffer keys(partition_.mid.size() * stride);
   for (uint32_t at = partition_.mid.begin, end = 0; at < partition_.mid.end; at = end) {
     end = stop ? std::min(partition_.mid.end, RunEnd(stored_->parts(), at, kTokensAtATime))

@@ -110,8 +110,9 @@ class PreparedPrefix {
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
 
-  uint32_t layer_of(size_t head) const;
-  uint32_t kv_head_of(size_t head) const;
+  uint32_t layer_of(size_t head) const { return model_->heads.layer_of(head); }
+  uint32_t kv_head_of(size_t head) const { return model_->heads.head_of(head); }
+  RowShape row(size_t head) const { return model_->spec.geometry.row(layer_of(head)); }
 
  private:
   PreparedPrefix(const Services& services, std::shared_ptr<const Model> model,

@@ -16,7 +16,7 @@
 namespace prefixd {
 
 SessionImpl::SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info)
-    : services_(std::move(services)), info_(std::move(info)) {}
+    : services_(std::move(services)), info_(std::move(info)), heads_(info_.geometry.heads()) {}
 
 SessionImpl::~SessionImpl() { Leave(); }
 
@@ -70,7 +70,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
 
 Status SessionImpl::TakeMemory(const StepPolicy& policy) {
   constexpr uint64_t kNode = 64 + sizeof(EstimatorVariant);  // of a set
-  const uint64_t heads = uint64_t{info_.geometry.n_layers} * info_.geometry.n_kv_heads;
+  const uint64_t heads = heads_.count();
   return memory_.Resize(
       sizeof(*this) + sizeof(SessionPlan) + charged_count_ * kNode +
       heads * (sizeof(ledgers_[0]) + sizeof(decltype(charged_)::value_type) + sizeof(HeadPlan)) +
@@ -181,11 +181,10 @@ void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) 
     return;
   }
   ++charged_count_;
-  const Model& model = *plan_->prefix->model();
-  const double row_bytes =
-      storage::MeanRowBytes(plan_->prefix->stored().parts(), model.spec.geometry.row());
+  const RowShape row = plan_->prefix->row(head);
+  const double row_bytes = storage::MeanRowBytes(plan_->prefix->stored().parts(), row);
   const double tokens =
-      EstimatorTokens(services_->options, model, estimator, plan_->prefix->maps(), row_bytes);
+      EstimatorTokens(services_->options, row, estimator, plan_->prefix->maps(), row_bytes);
   const auto bytes = static_cast<uint64_t>(std::llround(tokens * row_bytes));
   Ledger& ledger = ledgers_[head];
   ledger.summary_tokens += tokens;
@@ -212,17 +211,17 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n,
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_ASSIGN(heads, CheckQueries(info_.geometry, layer, heads, n, q, y, lse));
   if (n == 0) return {};
-  const KvGeometry& geometry = info_.geometry;
-  const size_t group = geometry.group_size();
+  const LayerShape shape = info_.geometry.layer(layer);
+  const size_t group = shape.group_size();
   return services_->pool.ParallelFor(heads.n, [&](size_t h) -> Status {
     const size_t head = HeadOf(layer, heads.first) + h;
     const auto of_token = [&](size_t t) { return (t * heads.n + h) * group; };
     // Gathers this KV head's queries of all tokens side by side, and its outputs likewise.
-    std::vector<float> head_q(n * group * geometry.key_dim);
-    std::vector<float> head_y(n * group * geometry.value_dim), head_lse(n * group);
+    std::vector<float> head_q(n * group * shape.key_dim);
+    std::vector<float> head_y(n * group * shape.value_dim), head_lse(n * group);
     for (size_t t = 0; t < n; ++t) {
-      std::copy_n(q.data() + of_token(t) * geometry.key_dim, group * geometry.key_dim,
-                  head_q.data() + t * group * geometry.key_dim);
+      std::copy_n(q.data() + of_token(t) * shape.key_dim, group * shape.key_dim,
+                  head_q.data() + t * group * shape.key_dim);
     }
     Ledger ledger;
     const Status status = services_->steps.AttendExact(
@@ -230,8 +229,8 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n,
     Charge(head, ledger);
     PREFIXD_TRY(status);
     for (size_t t = 0; t < n; ++t) {
-      std::copy_n(head_y.data() + t * group * geometry.value_dim, group * geometry.value_dim,
-                  y.data() + of_token(t) * geometry.value_dim);
+      std::copy_n(head_y.data() + t * group * shape.value_dim, group * shape.value_dim,
+                  y.data() + of_token(t) * shape.value_dim);
       std::copy_n(head_lse.data() + t * group, group, lse.data() + of_token(t));
     }
     return {};

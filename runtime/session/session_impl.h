@@ -56,7 +56,7 @@ class SessionImpl : public Session {
   const std::shared_ptr<SessionServices>& services() const { return services_; }
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
-  // Adds to the ledger of head layer * n_kv_heads + kv_head.
+  // Adds to the ledger of a head (Model::heads).
   void Charge(size_t head, const Ledger& ledger);
   // TakeTokens returns how many tokens each of these KV heads of `layer` (n above 0) retrieves in a
   // step of `plan`: as planned, or spread by missing mass. NoteMissing records what a head's step
@@ -76,9 +76,7 @@ class SessionImpl : public Session {
   void EndPrefetch(const SessionPlan& plan);
   // Charges once per head and estimator; mutex_ is held.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator);
-  size_t HeadOf(uint32_t layer, uint32_t kv_head) const {
-    return size_t{layer} * info_.geometry.n_kv_heads + kv_head;
-  }
+  size_t HeadOf(uint32_t layer, uint32_t kv_head) const { return heads_.of(layer, kv_head); }
   void Leave();  // gives up its place in SessionServices::open, once
   // Counts what the session keeps, with what its policy lists; mutex_ is held.
   Status TakeMemory(const StepPolicy& policy);
@@ -86,6 +84,7 @@ class SessionImpl : public Session {
 
   const std::shared_ptr<SessionServices> services_;  // keeps the store open
   SessionInfo info_;                                 // constant once attached
+  const HeadIndex heads_;                            // of info_.geometry
   uint32_t call_timeout_ms_ = 0;                     // likewise
   CallCanceller canceller_;
 
@@ -96,7 +95,7 @@ class SessionImpl : public Session {
   StepPolicy last_policy_;                           // set by Detach
   std::shared_ptr<const SessionPlan> plan_;          // null after Detach
   std::shared_ptr<AdaptiveBudget> adaptive_;         // for plan_, if its policy is adaptive
-  std::vector<Ledger> ledgers_;                      // [n_layers * n_kv_heads]
+  std::vector<Ledger> ledgers_;                      // [heads_]
   std::vector<std::set<EstimatorVariant>> charged_;  // per head, by Kept()
   uint64_t charged_count_ = 0;                       // of all heads
   MemoryCharge memory_;

@@ -27,13 +27,13 @@ Status SessionImpl::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const u
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
-  const size_t want = ids.size() * info_.geometry.row().bytes();
+  const size_t want = ids.size() * info_.geometry.row(layer).bytes();
   PREFIXD_TRY(CheckSize("out", out.size(), want));
   PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
   storage::ReadStats reads;
   Status status = plan->prefix->stored().ReadRows(layer, kv_head, ids, out, &reads);
   ChargeRows(head, reads, status.ok() ? ids.size() : 0,
-             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
+             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(layer), ids) : 0);
   return status;
 }
 
@@ -47,7 +47,7 @@ Result<RowsInPlace> SessionImpl::ReadInPlace(uint32_t layer, uint32_t kv_head,
   storage::ReadStats reads;
   auto rows = plan->prefix->stored().ReadInPlace(layer, kv_head, ids, &reads);
   ChargeRows(head, reads, rows.ok() ? ids.size() : 0,
-             rows.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), ids) : 0);
+             rows.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(layer), ids) : 0);
   if (!rows.ok()) return std::move(rows).error();
   return RowsInPlace{std::move(rows->rows),
                      {rows->region_id, rows->region, rows->region_fd},
@@ -61,12 +61,12 @@ Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
   PREFIXD_TRY(CheckRange(range, info_.n_tokens));
-  const size_t want = range.size() * info_.geometry.row().bytes();
+  const size_t want = range.size() * info_.geometry.row(layer).bytes();
   PREFIXD_TRY(CheckSize("out", out.size(), want));
   storage::ReadStats reads;
   Status status = plan->prefix->stored().ReadRange(layer, kv_head, range, out, &reads);
   ChargeRows(head, reads, 0,
-             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(), range) : 0);
+             status.ok() ? storage::RowsBytes(info_.parts, info_.geometry.row(layer), range) : 0);
   return status;
 }
 
@@ -74,8 +74,8 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                               std::span<std::byte> v) {
   const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  const RowShape row = info_.geometry.row();
   PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+  const RowShape row = info_.geometry.row(slice.layer);
   const size_t first = HeadOf(slice.layer, range.first);
   const uint32_t heads = range.n;
   const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
@@ -111,7 +111,8 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
-  const size_t want = size_t{info_.geometry.group_size()} * info_.geometry.key_dim;
+  const LayerShape shape = info_.geometry.layer(layer);
+  const size_t want = size_t{shape.group_size()} * shape.key_dim;
   PREFIXD_TRY(CheckSize("q", q.size(), want));
   if (!std::all_of(q.begin(), q.end(), [](float x) { return std::isfinite(x); })) {
     return InvalidArgument("q of layer " + std::to_string(layer) + ", KV head " +

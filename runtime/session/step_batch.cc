@@ -18,7 +18,9 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
   size_t n_tasks = 0;
   for (const StepRequest& r : requests) {
     if (!r.session) continue;
-    const uint32_t all = r.session->info().geometry.n_kv_heads;
+    const KvGeometry& geometry = r.session->info().geometry;
+    if (r.layer >= geometry.n_layers) continue;
+    const uint32_t all = geometry.layer(r.layer).n_kv_heads;
     n_tasks += r.heads.n > 0 ? std::min(r.heads.n, all) : all;
   }
   call.tasks.reserve(n_tasks);
@@ -38,19 +40,21 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
                                  : Result<HeadRange>(plan.error());
     request.status = heads.ok() ? Status() : heads.error();
     if (!request.status.ok()) continue;
-    const size_t group = geometry.group_size();
+    const LayerShape shape = geometry.layer(request.layer);
+    const size_t group = shape.group_size();
+    const size_t first_head = (*plan)->prefix->model()->heads.of(request.layer, heads->first);
     const std::vector<uint32_t> k = session->TakeTokens(**plan, request.layer, *heads);
     const CallLimits limits = session->Limits();
     for (uint32_t h = 0; h < heads->n; ++h) {
       GroupTask& task = call.tasks.emplace_back();
       task.plan = *plan;
-      task.head = size_t{request.layer} * geometry.n_kv_heads + heads->first + h;
+      task.head = first_head + h;
       task.k = k[h];
       task.limits = limits;
       if (task.plan->ahead) task.ledger.prefetched_bytes += task.plan->ahead->Begin(task.head);
       const size_t first = h * group;
-      task.q = request.q.subspan(first * geometry.key_dim, group * geometry.key_dim);
-      task.y = request.y.subspan(first * geometry.value_dim, group * geometry.value_dim);
+      task.q = request.q.subspan(first * shape.key_dim, group * shape.key_dim);
+      task.y = request.y.subspan(first * shape.value_dim, group * shape.value_dim);
       task.lse = request.lse.subspan(first, group);
       if (task.plan->shared && Retrieves(task)) {
         // When Find fails, for lack of memory, the task searches by itself.

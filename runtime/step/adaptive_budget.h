@@ -19,7 +19,7 @@ namespace prefixd {
 
 class AdaptiveBudget {
  public:
-  // k: [n_layers][n_kv_heads], tokens per head in the fixed plan; most: tokens in the mid region.
+  // k: [heads], tokens per head in the fixed plan; most: tokens in the mid region.
   AdaptiveBudget(std::vector<uint32_t> k, uint32_t most);
 
   // Returns k for each of `n` heads from `first` on, which step together.

@@ -3,14 +3,13 @@
 namespace prefixd {
 
 void EstimatorInput::Attach(const EstimatorVariant& estimator, const EstimatorSummary& summary,
-                            const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
-                            GroupStepInput& step) {
+                            const FeatureMapSet* maps, size_t head, GroupStepInput& step) {
   summary.AttachTo(step);
   step.moment_form = estimator.form;
   step.phi_form = estimator.phi_form;
   if (estimator.kind == EstimatorKind::kPhi && !maps->phi_q.empty()) {
-    const size_t group = geometry.group_size();
-    step.phi_q = std::span(maps->phi_q).subspan(head * group, group);
+    // Maps are for models whose layers have as many heads.
+    step.phi_q = std::span(maps->phi_q).subspan(head * step.group, step.group);
   }
 }
 

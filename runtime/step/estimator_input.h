@@ -14,11 +14,10 @@ namespace prefixd {
 
 class EstimatorInput {
  public:
-  // Attaches the summary of head layer * n_kv_heads + kv_head, which outlives the step;
-  // step.retrieved must be set.
+  // Attaches the summary of a head (Model::heads), which outlives the step; step.retrieved and
+  // step.group must be set.
   void Attach(const EstimatorVariant& estimator, const EstimatorSummary& summary,
-              const FeatureMapSet* maps, const KvGeometry& geometry, size_t head,
-              GroupStepInput& step);
+              const FeatureMapSet* maps, size_t head, GroupStepInput& step);
   // Call after Attach, for estimators by clusters: gives each retrieved row its cluster.
   //   of_mid: clusters of the mid region's tokens; retrieved: indexes into it, one per retrieved
   //   row.

@@ -141,11 +141,14 @@ class Planner {
         model_(*prefix.model()),
         policy_(policy),
         selector_(selector),
-        row_bytes_(storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row())),
         choices_(Nearest(choices)) {
+    for (uint32_t l = 0; l < model_.spec.geometry.n_layers; ++l) {
+      row_bytes_.push_back(
+          storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row(l)));
+    }
     for (const StepPolicy::Fixed& fixed : policy.fixed) {
       if (fixed.estimator.kind == EstimatorKind::kAuto) continue;
-      const size_t head = size_t{fixed.layer} * model_.spec.geometry.n_kv_heads + fixed.kv_head;
+      const size_t head = model_.heads.of(fixed.layer, fixed.kv_head);
       fixed_.emplace(head, fixed.estimator);
     }
   }
@@ -174,9 +177,10 @@ class Planner {
     HeadPlan head{estimator, 0, 0, nullptr, false};
     head.watched = estimator.kind == EstimatorKind::kNone && model_.Summarised(layer) &&
                    (policy_.adaptive || policy_.report_missing);
-    const double cost = EstimatorTokens(options_, model_, head.reads(), prefix_.maps(), row_bytes_);
-    const double token =
-        RetrievedTokenCost(options_, model_, estimator, prefix_.maps(), row_bytes_);
+    const RowShape row = model_.spec.geometry.row(layer);
+    const double row_bytes = row_bytes_[layer];
+    const double cost = EstimatorTokens(options_, row, head.reads(), prefix_.maps(), row_bytes);
+    const double token = RetrievedTokenCost(options_, row, estimator, prefix_.maps(), row_bytes);
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
@@ -233,7 +237,10 @@ class Planner {
     };
     std::map<size_t, HeadChoice> nearest;
     for (const HeadChoice& choice : choices) {
-      const size_t head = size_t{choice.layer} * model_.spec.geometry.n_kv_heads + choice.kv_head;
+      const bool known = choice.layer < model_.heads.layers() &&
+                         choice.kv_head < model_.heads.heads_in(choice.layer);
+      if (!known) continue;
+      const size_t head = model_.heads.of(choice.layer, choice.kv_head);
       const auto [it, fresh] = nearest.emplace(head, choice);
       if (!fresh && distance(choice) < distance(it->second)) it->second = choice;
     }
@@ -245,7 +252,7 @@ class Planner {
   const Model& model_;
   const StepPolicy& policy_;
   const index::IndexKind selector_;
-  const double row_bytes_;
+  std::vector<double> row_bytes_;  // [layers]
   const std::map<size_t, HeadChoice> choices_;
   std::map<size_t, EstimatorVariant> fixed_;
 };
@@ -310,14 +317,13 @@ Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const Pre
                    " tokens); wait until it is ready or use selector exact"};
 }
 
-Status CheckFixed(const StepPolicy& policy, const KvGeometry& geometry) {
-  const size_t heads = size_t{geometry.n_layers} * geometry.n_kv_heads;
-  if (policy.fixed.size() > heads) {
+Status CheckFixed(const StepPolicy& policy, const HeadIndex& heads) {
+  if (policy.fixed.size() > heads.count()) {
     return InvalidArgument("estimators are fixed for " + std::to_string(policy.fixed.size()) +
-                           " heads, and the model has " + std::to_string(heads));
+                           " heads, and the model has " + std::to_string(heads.count()));
   }
   for (const StepPolicy::Fixed& fixed : policy.fixed) {
-    if (fixed.layer >= geometry.n_layers || fixed.kv_head >= geometry.n_kv_heads) {
+    if (fixed.layer >= heads.layers() || fixed.kv_head >= heads.heads_in(fixed.layer)) {
       return InvalidArgument("an estimator is fixed for layer " + std::to_string(fixed.layer) +
                              ", KV head " + std::to_string(fixed.kv_head) +
                              ", which the model has not");
@@ -348,13 +354,15 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
   if (policy.mode != StepMode::kRetrieve) return std::shared_ptr<const SessionPlan>(plan);
 
   const KvGeometry& geometry = prefix->model()->spec.geometry;
-  PREFIXD_TRY(CheckFixed(policy, geometry));
+  PREFIXD_TRY(CheckFixed(policy, prefix->model()->heads));
   uint64_t prefetched_bytes = 0;
   if (policy.prefetch.on()) {
-    const auto layers = std::ranges::count(geometry.layers, 0u, &LayerGeometry::sliding_window);
+    uint64_t heads = 0;
+    for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+      if (geometry.layers[l].sliding_window == 0) heads += geometry.layer(l).n_kv_heads;
+    }
     PREFIXD_ASSIGN(prefetched_bytes,
-                   PrefetchBytes(static_cast<uint64_t>(layers) * geometry.n_kv_heads,
-                                 policy.prefetch, options.host_tier_bytes));
+                   PrefetchBytes(heads, policy.prefetch, options.host_tier_bytes));
   }
   // Summaries that the policy names must exist; this error comes before any about the budget.
   PREFIXD_TRY(prefix->CheckStored(policy.estimator));
@@ -376,8 +384,11 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
     for (auto& [head, summary] : heads) plan->heads[head].summary = std::move(summary);
   }
   if (policy.sharing.on()) {
-    plan->shared = std::make_unique<SharedSets>(policy.sharing, prefix->heads(),
-                                                geometry.group_size(), prefix->account());
+    std::vector<uint32_t> groups;
+    for (size_t head = 0; head < prefix->heads(); ++head) {
+      groups.push_back(geometry.group_size(prefix->layer_of(head)));
+    }
+    plan->shared = std::make_unique<SharedSets>(policy.sharing, groups, prefix->account());
   }
   if (prefetched_bytes > 0) {
     plan->ahead = std::make_unique<SessionPrefetch>(prefetcher, *prefix, policy, prefetched_bytes);

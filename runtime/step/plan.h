@@ -29,7 +29,7 @@ struct HeadPlan {
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
-  std::vector<HeadPlan> heads;  // [n_layers * n_kv_heads]; mode kRetrieve only
+  std::vector<HeadPlan> heads;  // [Model::heads]; mode kRetrieve only
   index::IndexKind selector = index::IndexKind::kExact;
   std::unique_ptr<SharedSets> shared;      // null: every step retrieves
   std::unique_ptr<SessionPrefetch> ahead;  // null: nothing is prefetched

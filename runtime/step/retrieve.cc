@@ -10,7 +10,7 @@
 namespace prefixd {
 Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const uint32_t> ids,
                            std::span<const std::byte> selected_keys, storage::ReadStats& reads) {
-  const size_t key_bytes = prefix.model()->spec.geometry.row().key_bytes();
+  const size_t key_bytes = prefix.row(head).key_bytes();
   PREFIXD_ASSIGN(const HeadKeys keys, HeadKeys::Of(prefix, head, Bring::kLater, &reads));
   const bool selected = selected_keys.size() == ids.size() * key_bytes;
   const bool known = keys.resident() || selected;
@@ -30,6 +30,7 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
   const SessionPlan& first = *searches.front().plan;
   PreparedPrefix& prefix = *first.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
+  const uint32_t layer = prefix.layer_of(head);
   Ledger spent;  // all searches together
   storage::ReadStats reads;
   std::vector<index::SearchRequest> requests;
@@ -51,8 +52,8 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
       keys->Into(request);
       request.scratch = &scratch;
       request.queries = search.q;
-      request.group = geometry.group_size();
-      request.layer = geometry.layers[prefix.layer_of(head)];
+      request.group = geometry.group_size(layer);
+      request.layer = geometry.layers[layer];
       request.candidates = search.plan->Candidates(head);
       request.k = search.k;
       request.scores = search.scores;

@@ -10,10 +10,13 @@
 
 namespace prefixd {
 
-SharedSets::SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group,
+SharedSets::SharedSets(const StepPolicy::Sharing& sharing, std::span<const uint32_t> groups,
                        const MemoryAccount& memory)
-    : sharing_(sharing), group_(group), heads_(heads) {
-  for (Head& head : heads_) head.memory = memory.Charge(MemoryKind::kSharedSets);
+    : sharing_(sharing), heads_(groups.size()) {
+  for (size_t head = 0; head < groups.size(); ++head) {
+    heads_[head].group = groups[head];
+    heads_[head].memory = memory.Charge(MemoryKind::kSharedSets);
+  }
 }
 
 uint64_t SharedSets::BytesOf(const Query& query) const {
@@ -34,10 +37,10 @@ double Dot(std::span<const float> a, std::span<const float> b) {
 
 }  // namespace
 
-SharedSets::Query SharedSets::QueryOf(std::span<const float> q) const {
+SharedSets::Query SharedSets::QueryOf(std::span<const float> q, uint32_t group) {
   Query query{{q.begin(), q.end()}, {}};
-  const size_t dim = q.size() / group_;
-  for (uint32_t g = 0; g < group_; ++g) {
+  const size_t dim = q.size() / group;
+  for (uint32_t g = 0; g < group; ++g) {
     const auto head = q.subspan(g * dim, dim);
     query.norms.push_back(std::sqrt(Dot(head, head)));
   }
@@ -45,8 +48,8 @@ SharedSets::Query SharedSets::QueryOf(std::span<const float> q) const {
 }
 
 bool SharedSets::Similar(const Query& a, const Query& b) const {
-  const size_t dim = a.q.size() / group_;
-  for (uint32_t g = 0; g < group_; ++g) {
+  const size_t group = a.norms.size(), dim = a.q.size() / group;
+  for (size_t g = 0; g < group; ++g) {
     const double ab =
         Dot(std::span(a.q).subspan(g * dim, dim), std::span(b.q).subspan(g * dim, dim));
     // A query of zeros is similar to none.
@@ -56,8 +59,8 @@ bool SharedSets::Similar(const Query& a, const Query& b) const {
 }
 
 SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
-  Query query = QueryOf(q);
   Head& state = heads_[head];
+  Query query = QueryOf(q, state.group);
   std::lock_guard lock(state.mutex);
   std::shared_ptr<const Retrieved> found;
   if (state.at == 0) {
@@ -86,7 +89,7 @@ SharedSet SharedSets::Find(size_t head, std::span<const float> q, bool* last) {
 
 void SharedSets::Keep(size_t head, std::span<const float> q, RetrievedSet set) {
   Head& state = heads_[head];
-  Query query = QueryOf(q);
+  Query query = QueryOf(q, state.group);
   auto kept = std::make_shared<const Retrieved>(
       Retrieved{query, std::make_shared<const RetrievedSet>(std::move(set))});
   std::lock_guard lock(state.mutex);

@@ -41,8 +41,9 @@ std::vector<Cut> CutsFromOffsets(std::span<const Cut> offsets, std::span<const f
 
 class SharedSets {
  public:
-  // Where `memory` has no room, sets are not kept, and later steps retrieve their own.
-  SharedSets(const StepPolicy::Sharing& sharing, size_t heads, uint32_t group,
+  // groups: the query heads of each head's group. Where `memory` has no room, sets are not kept,
+  // and later steps retrieve their own.
+  SharedSets(const StepPolicy::Sharing& sharing, std::span<const uint32_t> groups,
              const MemoryAccount& memory = {});
 
   // Call once for every step of `head`. Returns the set that the step shares, or null: then the
@@ -65,6 +66,7 @@ class SharedSets {
     std::shared_ptr<const Retrieved> set;
   };
   struct Head {
+    uint32_t group = 0;
     std::mutex mutex;
     uint32_t at = 0;            // position in the block
     std::vector<Step> earlier;  // steps of the block that have a set
@@ -72,11 +74,10 @@ class SharedSets {
   };
   uint64_t BytesOf(const Query& query) const;
   uint64_t BytesOf(const Retrieved& retrieved) const;
-  Query QueryOf(std::span<const float> q) const;
+  static Query QueryOf(std::span<const float> q, uint32_t group);
   bool Similar(const Query& a, const Query& b) const;
 
   const StepPolicy::Sharing sharing_;
-  const uint32_t group_;
   std::vector<Head> heads_;
 };
 

@@ -48,7 +48,7 @@ class RetrievingStep {
         prefix_(*plan_.prefix),
         head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : kNoHead),
         retrieves_(Retrieves(task)),
-        row_(prefix_.model()->spec.geometry.row()),
+        row_(prefix_.row(task.head)),
         scratch_(parts.scratch.Acquire()) {}
 
   Scratch& scratch() { return *scratch_; }
@@ -133,8 +133,8 @@ void RetrievingStep::Share() {
 void RetrievingStep::ScoreRead(std::span<float> scores, GatheredRows* copy) {
   StageTimer timer(task_.ledger.compute_ns);
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
-  const uint32_t group = geometry.group_size();
-  const LayerGeometry& layer = geometry.layers[prefix_.layer_of(task_.head)];
+  const uint32_t of_layer = prefix_.layer_of(task_.head), group = geometry.group_size(of_layer);
+  const LayerGeometry& layer = geometry.layers[of_layer];
   // The step itself can reuse these scores unless a softcap follows.
   if (layer.softcap > 0 || !parts_.compute.takes_scores()) {
     Scores(task_.q, group, layer, rows_, scores);
@@ -155,7 +155,7 @@ void RetrievingStep::ScoreRead(std::span<float> scores, GatheredRows* copy) {
 Status RetrievingStep::Finish(Result<Selection> found) {
   Ledger& ledger = task_.ledger;
   const KvGeometry& geometry = prefix_.model()->spec.geometry;
-  const uint32_t group = geometry.group_size(), layer = prefix_.layer_of(task_.head);
+  const uint32_t layer = prefix_.layer_of(task_.head), group = geometry.group_size(layer);
   ReadCharge charge(ledger);
   storage::ReadStats& reads = charge.reads;
 
@@ -181,7 +181,7 @@ Status RetrievingStep::Finish(Result<Selection> found) {
   std::vector<uint32_t> of_mid;  // retrieved tokens, relative to the mid region's begin
   if (in.mid_count > selection_.ids.size() && head_.summary) {
     const KeptSummary& kept = *head_.summary;
-    estimator.Attach(head_.reads(), kept.summary, prefix_.maps(), geometry, task_.head, in);
+    estimator.Attach(head_.reads(), kept.summary, prefix_.maps(), task_.head, in);
     if (head_.estimator.kind == EstimatorKind::kPhi && !selection_.ids.empty()) {
       PREFIXD_ASSIGN(const TokenFeatures* features, prefix_.Features(task_.head, &reads));
       if (features) estimator.AttachFeatures(*features, selection_.ids, in);
@@ -243,8 +243,8 @@ Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, 
                   Ledger& ledger) {
   const PreparedPrefix& prefix = *plan.prefix;
   const KvGeometry& geometry = prefix.model()->spec.geometry;
-  const RowShape row = geometry.row();
   const uint32_t layer = prefix.layer_of(head), n = prefix.n_tokens();
+  const RowShape row = geometry.row(layer);
   const auto scratch = parts.scratch.Acquire();
   const auto run_y = Scratch::Take(scratch->y, y.size());
   const auto run_lse = Scratch::Take(scratch->lse, lse.size());
@@ -299,7 +299,8 @@ namespace {
 
 Status FullStep(const StepParts& parts, GroupTask& task) {
   const Partition& partition = task.plan->prefix->partition();
-  const uint32_t group = task.plan->prefix->model()->spec.geometry.group_size();
+  const PreparedPrefix& prefix = *task.plan->prefix;
+  const uint32_t group = prefix.model()->spec.geometry.group_size(prefix.layer_of(task.head));
   task.rho_z.assign(group, 0);
   if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
   PREFIXD_TRY(

@@ -122,7 +122,7 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
     const KvGeometry& all = model->spec.geometry;
-    PREFIXD_ASSIGN(const HeadRange heads, ResolveHeads(all, spec.heads));
+    PREFIXD_ASSIGN(const HeadRange heads, ResolvePutHeads(all, spec.heads));
     const auto n_tokens = static_cast<uint32_t>(spec.tokens.size());
     const auto begin = [&](std::chrono::milliseconds wait) -> Result<std::shared_ptr<JointPut>> {
       PREFIXD_ASSIGN(auto writer,
@@ -142,14 +142,16 @@ class LocalStoreImpl final : public LocalStore {
     context.keep_alive = core_;
     context.pool = &core_->pool;
     context.geometry = GeometryOf(all, heads);
-    context.first_query_head = heads.first * all.group_size();
+    context.first_head = heads.first;
     context.prompt_tokens = n_tokens;
     context.query_samples = core_->options.query_samples;
     context.wait = std::chrono::milliseconds(spec.wait_ms);
-    const KvGeometry& g = context.geometry;
+    uint64_t query_floats = 0;  // of one token
+    for (uint32_t l = 0; l < all.n_layers; ++l) {
+      query_floats += context.geometry.layer(l).query_floats();
+    }
     context.fixed_bytes =
-        uint64_t{g.n_layers} * context.query_samples * g.n_q_heads * g.key_dim * sizeof(float) +
-        spec.tokens.size() * kPutTokenBytes;
+        context.query_samples * query_floats * sizeof(float) + spec.tokens.size() * kPutTokenBytes;
     PREFIXD_ASSIGN(context.memory,
                    core_->memory->Of(spec.tenant).Take(MemoryKind::kPuts, context.fixed_bytes));
     return MakePutStream(std::move(context), std::move(part));

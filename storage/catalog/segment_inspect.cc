@@ -99,9 +99,7 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
     PREFIXD_ASSIGN(out.manifest, DecodeManifest(manifest));
     record.first_token = file->tokens().front();
   }
-  const KvGeometry& geometry = out.manifest.model.geometry;
-  if (out.manifest.model.fingerprint != header.model || geometry.n_layers != header.n_layers ||
-      geometry.n_kv_heads != header.n_kv_heads || geometry.row() != header.row()) {
+  if (out.manifest.model.fingerprint != header.model || !header.IsOf(out.manifest.model.geometry)) {
     return Unsealed(path, "header and manifest name different models");
   }
   record.model = out.manifest.model.name;

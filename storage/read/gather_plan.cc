@@ -42,12 +42,12 @@ void GatherPlan::AddRow(uint32_t own, const RowTarget& out) {
     const uint64_t run = layout_.run_page(layer_, head_);
     chunk_.begin = layout_.chunk_begin(chunk);
     chunk_.end = chunk_.begin + layout_.chunk_size(chunk);
-    chunk_.keys = run + layout_.chunk_keys(chunk);
-    chunk_.values = run + layout_.chunk_values(chunk);
+    chunk_.keys = run + layout_.chunk_keys(layer_, chunk);
+    chunk_.values = run + layout_.chunk_values(layer_, chunk);
   }
   const uint32_t i = order_->slot_of[own];
-  if (wants_key()) AddItem(layout_.key, chunk_.keys, i, out.key);
-  if (wants_value()) AddItem(layout_.value, chunk_.values, i, out.value);
+  if (wants_key()) AddItem(run_.key, chunk_.keys, i, out.key);
+  if (wants_value()) AddItem(run_.value, chunk_.values, i, out.value);
 }
 
 void GatherPlan::AddRows(std::span<const uint32_t> tokens, uint32_t first, const RowTarget& out) {
@@ -62,19 +62,18 @@ void GatherPlan::AddRows(std::span<const uint32_t> tokens, uint32_t first, const
 }
 
 void GatherPlan::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
-  const SegmentShape& shape = layout_.shape;
   if (Adjacent(key, value)) {
-    return AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.row_bytes(), key);
+    return AddBytes(layout_.KeyAddress(layer_, head_, slot), run_.row_bytes(), key);
   }
-  if (wants_key()) AddBytes(layout_.KeyAddress(layer_, head_, slot), shape.key_bytes, key);
-  if (wants_value()) AddBytes(layout_.ValueAddress(layer_, head_, slot), shape.value_bytes, value);
+  if (wants_key()) AddBytes(layout_.KeyAddress(layer_, head_, slot), run_.key_bytes(), key);
+  if (wants_value()) AddBytes(layout_.ValueAddress(layer_, head_, slot), run_.value_bytes(), value);
 }
 
 void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
   if (!layout_.reclustered()) {
-    const bool dense = Adjacent(out.key, out.value) && out.key_stride == layout_.row_bytes() &&
+    const bool dense = Adjacent(out.key, out.value) && out.key_stride == run_.row_bytes() &&
                        out.value_stride == out.key_stride;
-    if (dense && layout_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);
+    if (dense && run_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);
     for (uint32_t i = begin; i < end; ++i) {
       const RowTarget to = out.From(i - begin);
       AddSlot(i, to.key, to.value);
@@ -95,9 +94,8 @@ void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
         const uint32_t own = OwnOf(slot);
         if (own < begin || own >= end) continue;
         const RowTarget to = out.From(own - begin);
-        value ? AddBytes(layout_.ValueAddress(layer_, head_, slot), layout_.shape.value_bytes,
-                         to.value)
-              : AddBytes(layout_.KeyAddress(layer_, head_, slot), layout_.shape.key_bytes, to.key);
+        value ? AddBytes(layout_.ValueAddress(layer_, head_, slot), run_.value_bytes(), to.value)
+              : AddBytes(layout_.KeyAddress(layer_, head_, slot), run_.key_bytes(), to.key);
       }
     };
     if (wants_key()) add(false);
@@ -108,7 +106,7 @@ void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
 // Adds whole rows of the arrival layout, densely: one piece per page.
 void GatherPlan::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
   const uint64_t base = layout_.run_page(layer_, head_);
-  const ItemPages& row = layout_.row;
+  const ItemPages& row = run_.row;
   while (begin < end) {
     const uint32_t n = std::min(end - begin, row.per_page - begin % row.per_page);
     pieces_.push_back({base + row.page(begin), row.offset(begin), n * row.bytes, out});

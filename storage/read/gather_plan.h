@@ -37,6 +37,7 @@ class GatherPlan {
   GatherPlan(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
              RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
       : layout_(layout),
+        run_(layout.of(layer)),
         order_(order),
         layer_(layer),
         head_(head),
@@ -64,11 +65,12 @@ class GatherPlan {
   // Returns whether stored key and value are adjacent here as they are in the arrival layout.
   bool Adjacent(const std::byte* key, const std::byte* value) const {
     return !decoded_ && !layout_.reclustered() && part_ == RowPart::kRow &&
-           value == key + layout_.shape.key_bytes;
+           value == key + run_.key_bytes();
   }
   void AddPageRuns(uint32_t begin, uint32_t end, std::byte* out);
 
   const SegmentLayout& layout_;
+  const RunLayout& run_;
   const RunOrder* const order_;
   const uint32_t layer_, head_;
   const RowPart part_;

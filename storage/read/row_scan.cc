@@ -23,6 +23,7 @@ class RowScan {
       : services_(services),
         rows_(rows),
         layout_(rows.file.layout()),
+        run_(layout_.of(rows.layer)),
         room_(room),
         visit_(visit),
         stats_(stats) {}
@@ -66,8 +67,8 @@ class RowScan {
     size_t piece = 0;             // the first
   };
 
-  const ItemPages& Keys() const { return layout_.reclustered() ? layout_.key : layout_.row; }
-  const ItemPages& Values() const { return layout_.reclustered() ? layout_.value : layout_.row; }
+  const ItemPages& Keys() const { return layout_.reclustered() ? run_.key : run_.row; }
+  const ItemPages& Values() const { return layout_.reclustered() ? run_.value : run_.row; }
 
   uint32_t OwnOf(uint32_t chunk_first, uint32_t i) const {
     return chunk_first + (rows_.order ? rows_.order->token_in[chunk_first + i] : i);
@@ -110,10 +111,11 @@ class RowScan {
     pieces_.clear();
     Pages keys, values;
     if (layout_.reclustered()) {
-      keys = AddPages(layout_.key, run + layout_.chunk_keys(chunk), first, begin, end);
-      values = AddPages(layout_.value, run + layout_.chunk_values(chunk), first, begin, end);
+      keys = AddPages(run_.key, run + layout_.chunk_keys(rows_.layer, chunk), first, begin, end);
+      values =
+          AddPages(run_.value, run + layout_.chunk_values(rows_.layer, chunk), first, begin, end);
     } else {
-      keys = AddPages(layout_.row, run, first, begin, end);
+      keys = AddPages(run_.row, run, first, begin, end);
     }
     if (pieces_.empty()) return {};
     Place();
@@ -122,7 +124,7 @@ class RowScan {
     PREFIXD_TRY(ViewPieces(services_, rows_.file, pieces_, where_, Access::kScan, *pins, stats_));
     room_.hold = std::move(pins);
     room_.rows.reserve(end - begin);
-    const size_t key_bytes = layout_.shape.key_bytes;
+    const size_t key_bytes = run_.key_bytes();
     ForEachItem(keys, [&](const std::byte* at) { room_.rows.push_back({at, at + key_bytes}); });
     size_t row = 0;
     ForEachItem(values, [&](const std::byte* at) { room_.rows[row++].value = at; });
@@ -183,6 +185,7 @@ class RowScan {
   const ReadServices& services_;
   const ScannedRows& rows_;
   const SegmentLayout& layout_;
+  const RunLayout& run_;
   RowViews& room_;
   const RowVisitor& visit_;
   ReadStats* const stats_;

@@ -56,6 +56,17 @@ std::string GeometryBytes(const KvGeometry& g) {
     put(layer.softcap);
     put(layer.sliding_window);
   }
+  // Layers that differ from the model follow, so that other models keep their fingerprints.
+  const LayerShape own{g.n_q_heads, g.n_kv_heads, g.key_dim, g.value_dim, g.dtype};
+  for (uint32_t l = 0; l < g.layers.size(); ++l) {
+    const LayerShape layer = g.layer(l);
+    if (layer == own) continue;
+    put(l);
+    put(layer.n_q_heads);
+    put(layer.n_kv_heads);
+    put(layer.key_dim);
+    put(layer.value_dim);
+  }
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "storage/segment/records.h"
 
+#include <algorithm>
 #include <concepts>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -13,11 +14,12 @@ namespace {
 
 using nlohmann::json;
 
-// Version 1 lacks the fields added since; it is still read.
-constexpr int kRecordVersion = 2;
+// Version 1 lacks the fields added since; it is still read. Models whose layers differ are written
+// as version 3, which a prefixd that takes all layers for alike refuses.
+constexpr int kRecordVersion = 2, kLayersVersion = 3;
 
-std::string Pack(json value) {
-  value["v"] = kRecordVersion;
+std::string Pack(json value, int version = kRecordVersion) {
+  value["v"] = version;
   std::string out;
   json::to_msgpack(value, out);
   return out;
@@ -80,7 +82,7 @@ Result<T> Unpack(std::string_view bytes, const char* what, Parse parse) {
     const json value = json::from_msgpack(bytes.begin(), bytes.end());
     const auto version = Whole<uint32_t>(value.at("v"));
     if (version == 0) return corrupt;
-    if (version > kRecordVersion) {
+    if (version > kLayersVersion) {
       return Error{Code::kFailedPrecondition,
                    std::string("the stored ") + what + " was written by a newer prefixd"};
     }
@@ -104,10 +106,23 @@ bool GetBinary(const json& value, std::array<uint8_t, N>& out) {
   return true;
 }
 
+bool Differs(const LayerGeometry& l) {
+  return l != LayerGeometry{l.scale, l.softcap, l.sliding_window};
+}
+
+int VersionFor(const ModelRecord& m) {
+  return std::ranges::any_of(m.geometry.layers, Differs) ? kLayersVersion : kRecordVersion;
+}
+
 json ModelToJson(const ModelRecord& m) {
   json layers = json::array();
   for (const LayerGeometry& l : m.geometry.layers) {
-    layers.push_back({l.scale, l.softcap, l.sliding_window});
+    json layer = {l.scale, l.softcap, l.sliding_window};
+    // What differs from the model follows, where something does.
+    if (Differs(l)) {
+      layer.insert(layer.end(), {l.n_q_heads, l.n_kv_heads, l.key_dim, l.value_dim, l.stored});
+    }
+    layers.push_back(std::move(layer));
   }
   const KvGeometry& g = m.geometry;
   return {{"name", m.name},
@@ -136,7 +151,14 @@ Result<ModelRecord> ModelFromJson(const json& v) {
   g.value_dim = Whole<uint32_t>(v.at("value_dim"));
   g.dtype = static_cast<DType>(Whole<std::underlying_type_t<DType>>(v.at("dtype")));
   for (const json& l : v.at("layers")) {
-    g.layers.push_back({Float(l.at(0)), Float(l.at(1)), Whole<uint32_t>(l.at(2))});
+    LayerGeometry& layer = g.layers.emplace_back();
+    layer = {Float(l.at(0)), Float(l.at(1)), Whole<uint32_t>(l.at(2))};
+    if (l.size() <= 3) continue;
+    layer.n_q_heads = Whole<uint32_t>(l.at(3));
+    layer.n_kv_heads = Whole<uint32_t>(l.at(4));
+    layer.key_dim = Whole<uint32_t>(l.at(5));
+    layer.value_dim = Whole<uint32_t>(l.at(6));
+    layer.stored = l.at(7).get<bool>();
   }
   m.description_json = v.at("description").get<std::string>();
   if (Status valid = g.Validate(); !valid.ok()) {
@@ -168,7 +190,9 @@ Result<AliasRecord> AliasFromJson(const json& v) {
 
 }  // namespace
 
-std::string EncodeModel(const ModelRecord& model) { return Pack(ModelToJson(model)); }
+std::string EncodeModel(const ModelRecord& model) {
+  return Pack(ModelToJson(model), VersionFor(model));
+}
 
 Result<ModelRecord> DecodeModel(std::string_view bytes) {
   return Unpack<ModelRecord>(bytes, "model", ModelFromJson);
@@ -265,7 +289,8 @@ std::string EncodeManifest(const SegmentManifest& m) {
                {"block_tokens", m.block_tokens},
                {"listed", m.listed},
                {"aliases", std::move(aliases)},
-               {"replaces", std::move(replaces)}});
+               {"replaces", std::move(replaces)}},
+              VersionFor(m.model));
 }
 
 Result<SegmentManifest> DecodeManifest(std::string_view bytes) {

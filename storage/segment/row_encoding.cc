@@ -135,9 +135,10 @@ void RowEncoder::Sum::Add(double relative_square) {
   max = std::max(max, relative_square);
 }
 
-bool RowEncoder::EncodePart(const std::byte* given, uint32_t dim, std::byte* out, Sum& sum) {
+bool RowEncoder::EncodePart(DType dtype, const std::byte* given, uint32_t dim, std::byte* out,
+                            Sum& sum) {
   given_.resize(dim);
-  ToFloat(row_.dtype, given, given_);
+  ToFloat(dtype, given, given_);
   const uint32_t largest_bits = LargestBits(given_);
   if (largest_bits >= kInfBits) return false;
   const auto largest = std::bit_cast<float>(largest_bits);
@@ -145,24 +146,24 @@ bool RowEncoder::EncodePart(const std::byte* given, uint32_t dim, std::byte* out
   std::memcpy(out, &scale, sizeof(scale));
   Quantize(given_, scale, reinterpret_cast<int8_t*>(out + sizeof(scale)));
   // The error is that of a reader's values, including the rounding to the given dtype.
-  decoded_.resize(dim * DTypeBytes(row_.dtype));
+  decoded_.resize(dim * DTypeBytes(dtype));
   back_.resize(dim);
-  DecodeInt8(row_.dtype, {out, sizeof(scale) + dim}, decoded_.data());
-  ToFloat(row_.dtype, decoded_.data(), back_);
+  DecodeInt8(dtype, {out, sizeof(scale) + dim}, decoded_.data());
+  ToFloat(dtype, decoded_.data(), back_);
   sum.Add(RelativeSquare(given_, back_, largest));
   return true;
 }
 
-RowEncoder::Encoded RowEncoder::Encode(std::span<const std::byte> rows) {
-  const StoredBytes stored = StoredRowBytes(row_, RowEncoding::kInt8);
-  const size_t n = rows.size() / row_.bytes();
+RowEncoder::Encoded RowEncoder::Encode(const RowShape& row, std::span<const std::byte> rows) {
+  const StoredBytes stored = StoredRowBytes(row, RowEncoding::kInt8);
+  const size_t n = rows.size() / row.bytes();
   encoded_.resize(n * (stored.key + stored.value));
   const Sum key_before = key_, value_before = value_;
   for (size_t i = 0; i < n; ++i) {
-    const std::byte* given = rows.data() + i * row_.bytes();
+    const std::byte* given = rows.data() + i * row.bytes();
     std::byte* out = encoded_.data() + i * (stored.key + stored.value);
-    if (!EncodePart(given, row_.key_dim, out, key_) ||
-        !EncodePart(given + row_.key_bytes(), row_.value_dim, out + stored.key, value_)) {
+    if (!EncodePart(row.dtype, given, row.key_dim, out, key_) ||
+        !EncodePart(row.dtype, given + row.key_bytes(), row.value_dim, out + stored.key, value_)) {
       key_ = key_before;
       value_ = value_before;
       return {{}, i};

@@ -40,8 +40,6 @@ void DecodeInt8(DType dtype, std::span<const std::byte> stored, std::byte* out);
 // A RowEncoder encodes rows for kInt8 and accumulates the errors made.
 class RowEncoder {
  public:
-  explicit RowEncoder(const RowShape& row) : row_(row) {}
-
   // Encodes rows [n][row bytes] as given to [n][stored row bytes], valid until the next call. When
   // a row holds NaN or Inf, the first such row's index is returned instead, and no error is
   // accumulated.
@@ -49,7 +47,7 @@ class RowEncoder {
     std::span<const std::byte> rows;
     std::optional<size_t> not_finite;
   };
-  Encoded Encode(std::span<const std::byte> rows);
+  Encoded Encode(const RowShape& row, std::span<const std::byte> rows);
   // Returns the error of all rows encoded so far.
   EncodingError error() const;
 
@@ -59,9 +57,8 @@ class RowEncoder {
     void Add(double relative_square);
   };
   // Returns false for NaN or Inf.
-  bool EncodePart(const std::byte* given, uint32_t dim, std::byte* out, Sum& sum);
+  bool EncodePart(DType dtype, const std::byte* given, uint32_t dim, std::byte* out, Sum& sum);
 
-  const RowShape row_;
   Sum key_, value_;
   uint64_t n_rows_ = 0;
   std::vector<std::byte> encoded_, decoded_;

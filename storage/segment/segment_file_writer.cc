@@ -42,7 +42,7 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
       plan_(std::move(plan)),
       layout_(layout),
       table_(layout.table_page),
-      written_(layout.shape.n_layers, layout.shape.n_kv_heads, plan_.header.tokens) {
+      written_(layout.heads, layout.shape.n_kv_heads, plan_.header.tokens) {
   const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
   const size_t n =
       std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), kLeastSlabs, kMaxSlabs);
@@ -85,7 +85,7 @@ Status SegmentFileWriter::Allocate() {
 Status SegmentFileWriter::CheckRun(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n) {
   if (!failed_.ok()) return failed_;
   PREFIXD_TRY(written_.Check(layer, heads, first, n));
-  return memory_.Resize(std::max(memory_.bytes(), BytesWithRun(heads)));
+  return memory_.Resize(std::max(memory_.bytes(), BytesWithRun(layer, heads)));
 }
 
 Status SegmentFileWriter::WriteRows(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
@@ -94,14 +94,15 @@ Status SegmentFileWriter::WriteRows(uint32_t layer, HeadRange heads, uint32_t fi
   if (!failed_.ok()) return failed_;
   PREFIXD_TRY(written_.Check(layer, heads, first, n));
   const uint32_t begin = first - plan_.header.tokens.begin;
-  const size_t head_bytes = size_t{n} * layout_.row_bytes();
-  if (const size_t expected = heads.n * head_bytes; rows.size() != expected) {
+  const size_t head_bytes = size_t{n} * layout_.of(layer).row_bytes();
+  const HeadRange own = HeadsIn(layer, heads);
+  if (const size_t expected = own.n * head_bytes; rows.size() != expected) {
     return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
                            std::to_string(expected));
   }
-  memory_.Set(BytesWithRun(heads));
-  for (uint32_t h = 0; h < heads.n && failed_.ok(); ++h) {
-    failed_ = PutRun(layer, heads.first + h, begin, n, rows.data() + h * head_bytes);
+  memory_.Set(BytesWithRun(layer, heads));
+  for (uint32_t h = 0; h < own.n && failed_.ok(); ++h) {
+    failed_ = PutRun(layer, own.first + h, begin, n, rows.data() + h * head_bytes);
   }
   if (!failed_.ok()) return failed_;
   written_.Note(layer, heads, first, n);
@@ -112,7 +113,11 @@ Status SegmentFileWriter::AwaitRoom(uint32_t n) {
   if (CarriedScope::Current() == nullptr) return {};  // nothing ends this call
   PREFIXD_TRY(CheckCall());
   // A run begins and ends within a page of each head at most.
-  const size_t needed = layout_.shape.n_kv_heads * (size_t{layout_.row.pages(n)} + 1);
+  size_t needed = 0;
+  for (const RunLayout& kind : layout_.kinds) {
+    if (kind.rows.n_kv_heads == 0) continue;
+    needed = std::max(needed, kind.rows.n_kv_heads * (size_t{kind.row.pages(n)} + 1));
+  }
   size_t room = slabs_[current_]->capacity - slabs_[current_]->pages.size();
   for (size_t i = 1; room <= needed && i < slabs_.size(); ++i) {
     Slab& next = *slabs_[(current_ + i) % slabs_.size()];
@@ -130,8 +135,8 @@ bool SegmentFileWriter::TakeSlab() {
 }
 
 // A run begins and ends within a page of each head at most.
-uint64_t SegmentFileWriter::BytesWithRun(HeadRange heads) const {
-  const uint64_t pages = partials_.size() + 2 * uint64_t{heads.n};
+uint64_t SegmentFileWriter::BytesWithRun(uint32_t layer, HeadRange heads) const {
+  const uint64_t pages = partials_.size() + 2 * uint64_t{HeadsIn(layer, heads).n};
   return fixed_bytes_ + written_.BytesWith(heads) + pages * (kPageBytes + kPartialOverhead);
 }
 
@@ -140,6 +145,7 @@ Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chu
                                      std::span<const uint32_t> order) {
   if (!failed_.ok()) return failed_;
   const SegmentLayout& l = layout_;
+  const RunLayout& own = l.of(layer);
   if (!l.reclustered() || uint64_t{l.run(layer, head)} * l.chunks() + chunk != chunks_written_) {
     return InvalidArgument(
         "chunks of a reclustered segment are written once and in ascending order");
@@ -147,7 +153,7 @@ Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chu
   const uint32_t n = l.chunk_size(chunk);
   std::vector<uint16_t> slots(n);
   std::vector<bool> taken(n);
-  bool permutation = order.size() == n && rows.size() == size_t{n} * l.row_bytes();
+  bool permutation = order.size() == n && rows.size() == size_t{n} * own.row_bytes();
   for (uint32_t slot = 0; permutation && slot < n; ++slot) {
     permutation = order[slot] < n && !taken[order[slot]];
     if (!permutation) break;
@@ -162,8 +168,10 @@ Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chu
   ++chunks_written_;
   const uint64_t run = l.run_page(layer, head);
   failed_ = [&]() -> Status {
-    PREFIXD_TRY(PutItems(run + l.chunk_keys(chunk), l.key, rows, 0, order));
-    PREFIXD_TRY(PutItems(run + l.chunk_values(chunk), l.value, rows, l.shape.key_bytes, order));
+    const size_t row_bytes = own.row_bytes();
+    PREFIXD_TRY(PutItems(run + l.chunk_keys(layer, chunk), own.key, rows, row_bytes, 0, order));
+    PREFIXD_TRY(PutItems(run + l.chunk_values(layer, chunk), own.value, rows, row_bytes,
+                         own.key_bytes(), order));
     if (chunk + 1 < l.chunks()) return {};
     PREFIXD_TRY(PutBytes(l.order_page_of(layer, head), std::as_bytes(std::span(slots_))));
     slots_.clear();
@@ -173,9 +181,8 @@ Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chu
 }
 
 Status SegmentFileWriter::PutItems(uint64_t page, const ItemPages& items,
-                                   std::span<const std::byte> rows, size_t first,
+                                   std::span<const std::byte> rows, size_t row_bytes, size_t first,
                                    std::span<const uint32_t> order) {
-  const size_t row_bytes = layout_.row_bytes();
   std::vector<std::byte> bytes(items.pages_per_item * kPageBytes);
   for (size_t slot = 0; slot < order.size(); slot += items.per_page) {
     const size_t n = std::min<size_t>(items.per_page, order.size() - slot);
@@ -191,31 +198,29 @@ Status SegmentFileWriter::PutItems(uint64_t page, const ItemPages& items,
 Status SegmentFileWriter::PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n,
                                  const std::byte* rows) {
   const uint64_t run = layout_.run_page(layer, head);
+  const ItemPages& row = layout_.of(layer).row;
   const uint32_t end = i + n;
   while (i < end) {
-    const uint64_t page = run + layout_.row.page(i);
-    if (layout_.row.pages_per_item > 1) {
-      PREFIXD_TRY(PutLargeRow(page, rows));
-      rows += layout_.row_bytes();
+    const uint64_t page = run + row.page(i);
+    if (row.pages_per_item > 1) {
+      PREFIXD_TRY(PutBytes(page, {rows, row.bytes}));
+      rows += row.bytes;
       ++i;
       continue;
     }
-    const uint32_t page_begin = i / layout_.row.per_page * layout_.row.per_page;
-    const uint32_t page_end = std::min(page_begin + layout_.row.per_page, layout_.shape.n_tokens);
+    const uint32_t page_begin = i / row.per_page * row.per_page;
+    const uint32_t page_end = std::min(page_begin + row.per_page, layout_.shape.n_tokens);
     const uint32_t take = std::min(end, page_end) - i;
+    const std::span of_page(rows, size_t{take} * row.bytes);
     if (take == page_end - page_begin) {
-      PREFIXD_TRY(PutPage(page, {rows, size_t{take} * layout_.row_bytes()}));
+      PREFIXD_TRY(PutPage(page, of_page));
     } else {
-      PREFIXD_TRY(PutPartial(page, layout_.row.offset(i), page_end - page_begin, take, rows));
+      PREFIXD_TRY(PutPartial(page, row.offset(i), page_end - page_begin, take, of_page));
     }
-    rows += size_t{take} * layout_.row_bytes();
+    rows += of_page.size();
     i += take;
   }
   return {};
-}
-
-Status SegmentFileWriter::PutLargeRow(uint64_t page, const std::byte* row) {
-  return PutBytes(page, {row, layout_.row_bytes()});
 }
 
 Status SegmentFileWriter::PutBytes(uint64_t first_page, std::span<const std::byte> bytes) {
@@ -227,7 +232,7 @@ Status SegmentFileWriter::PutBytes(uint64_t first_page, std::span<const std::byt
 }
 
 Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page,
-                                     uint32_t n, const std::byte* rows) {
+                                     uint32_t n, std::span<const std::byte> rows) {
   auto it = partials_.find(page);
   if (it == partials_.end()) {
     if (partials_.size() >= kMaxPartialPages) {
@@ -237,9 +242,9 @@ Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t ro
     it = partials_.emplace(page, Partial{std::make_unique<std::byte[]>(kPageBytes), 0}).first;
   }
   Partial& partial = it->second;
-  const size_t end = offset + size_t{n} * layout_.row_bytes();
+  const size_t end = offset + rows.size();
   PREFIXD_CHECK(end <= kPageBytes && partial.rows + n <= rows_in_page, page, end, partial.rows, n);
-  std::memcpy(partial.bytes.get() + offset, rows, size_t{n} * layout_.row_bytes());
+  std::memcpy(partial.bytes.get() + offset, rows.data(), rows.size());
   partial.rows += n;
   if (partial.rows < rows_in_page) return {};
   const Partial full = std::move(partial);

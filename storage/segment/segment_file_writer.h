@@ -47,6 +47,7 @@ class SegmentFileWriter {
   SegmentFileWriter& operator=(const SegmentFileWriter&) = delete;
 
   const SegmentLayout& layout() const { return layout_; }
+  // Ranges of heads are of the model's, here and below: HeadRange of a model.
   // Returns whether WriteRows would take these tokens of these heads (n above 0): kInvalidArgument
   // for tokens outside the segment or written before, and for some heads of a run of heads that was
   // written together.
@@ -87,20 +88,24 @@ class SegmentFileWriter {
   SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan, const SegmentLayout& layout);
   Status Allocate();
   HeadRange AllHeads() const { return {0, layout_.shape.n_kv_heads}; }
+  // Returns what a range of the model's heads is in a layer.
+  HeadRange HeadsIn(uint32_t layer, HeadRange heads) const {
+    const uint32_t own = layout_.heads.heads_in(layer), all = layout_.shape.n_kv_heads;
+    return {heads.first * own / all, heads.n * own / all};
+  }
   // Takes memory for a slab more than the first kLeastSlabs; false: there is none now.
   bool TakeSlab();
   // Returns what the writer takes with the partial pages that another run may leave.
-  uint64_t BytesWithRun(HeadRange heads) const;
+  uint64_t BytesWithRun(uint32_t layer, HeadRange heads) const;
   Status PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n, const std::byte* rows);
-  Status PutLargeRow(uint64_t page, const std::byte* row);
   Status PutPartial(uint64_t page, uint32_t offset, uint32_t rows_in_page, uint32_t n,
-                    const std::byte* rows);
+                    std::span<const std::byte> rows);
   // Queues a zero-padded page that holds `bytes` for file page `page`.
   Status PutPage(uint64_t page, std::span<const std::byte> bytes);
   Status PutBytes(uint64_t first_page, std::span<const std::byte> bytes);
   // Writes items of a chunk, `first` bytes into each row, in slot order from file page `page` on.
   Status PutItems(uint64_t page, const ItemPages& items, std::span<const std::byte> rows,
-                  size_t first, std::span<const uint32_t> order);
+                  size_t row_bytes, size_t first, std::span<const uint32_t> order);
   Status FlushSlab();
   Status Reap(Slab& slab);
   Status WriteTableAndFooter(uint64_t sequence, int64_t unix_ms, const EncodingError& error);

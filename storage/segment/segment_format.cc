@@ -15,7 +15,20 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr char kHeaderMagic[8] = {'P', 'F', 'X', 'S', 'E', 'G', '\r', '\n'};
 constexpr char kFooterMagic[8] = {'P', 'F', 'X', 'F', 'O', 'O', 'T', '\n'};
-constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows | kIncompatDerivedRows;
+constexpr uint64_t kKnownRoCompat = 0,
+                   kKnownIncompat = kIncompatEncodedRows | kIncompatDerivedRows | kIncompatLayers;
+constexpr uint32_t kMaxLayers = 1024;  // with a table of kinds
+
+// The layers where they differ: their kinds, and which each is of. Kind 0 is the header's own; the
+// others come in the order of their first layers.
+struct LayersImage {
+  uint32_t n_kinds, zero;
+  struct {
+    uint32_t n_kv_heads, key_dim, value_dim;
+  } kinds[kMaxLayerKinds];
+  uint8_t kind_of[kMaxLayers];
+};
+static_assert(sizeof(LayersImage) == 1800, "the format changed: raise kSegmentVersion");
 
 // These are the images on disk. Every page of both kinds ends in a checksum over its first 4088
 // bytes.
@@ -36,8 +49,10 @@ struct HeaderImage {
   uint64_t pages_per_chunk, pages_per_order, order_page;
   // Zero where rows are exact, and therefore in files of older writers.
   uint8_t lineage[16];
+  // Zero where layers are alike, and therefore in files of older writers.
+  LayersImage layers;
 };
-static_assert(sizeof(HeaderImage) == 296, "the format changed: raise kSegmentVersion");
+static_assert(sizeof(HeaderImage) == 2096, "the format changed: raise kSegmentVersion");
 
 struct FooterImage {
   char magic[8];
@@ -94,6 +109,42 @@ void CopyFrom(const uint8_t (&from)[N], std::array<uint8_t, N>& to) {
   std::memcpy(to.data(), from, N);
 }
 
+// Returns an image of zeros where layers are alike.
+LayersImage ImageOf(const SegmentHeader& header) {
+  LayersImage image{};
+  std::vector<StoredLayer> kinds = {{header.n_kv_heads, header.key_dim, header.value_dim}};
+  for (size_t l = 0; l < header.layers.size() && l < kMaxLayers; ++l) {
+    auto kind = std::ranges::find(kinds, header.layers[l]);
+    if (kind == kinds.end()) {
+      if (kinds.size() > kMaxLayerKinds) break;  // KvGeometry::Validate refuses so many
+      kind = kinds.insert(kind, header.layers[l]);
+      image.kinds[image.n_kinds++] = {kind->n_kv_heads, kind->key_dim, kind->value_dim};
+    }
+    image.kind_of[l] = static_cast<uint8_t>(kind - kinds.begin());
+  }
+  return image;
+}
+
+// Takes the layers over; false where they could not be written so.
+bool ReadLayers(const LayersImage& image, SegmentHeader& header) {
+  if (image.n_kinds > kMaxLayerKinds || header.n_layers > kMaxLayers) return false;
+  for (uint32_t l = 0; l < header.n_layers; ++l) {
+    const uint32_t kind = image.kind_of[l];
+    if (kind > image.n_kinds) return false;
+    StoredLayer layer{header.n_kv_heads, header.key_dim, header.value_dim};
+    if (kind > 0) {
+      const auto& stored = image.kinds[kind - 1];
+      layer = {stored.n_kv_heads, stored.key_dim, stored.value_dim};
+    }
+    const bool rows = layer.n_kv_heads > 0 && layer.key_dim > 0 && layer.value_dim > 0;
+    if (layer.key_dim > 1u << 16 || layer.value_dim > 1u << 16) return false;
+    if (!rows && layer != StoredLayer{}) return false;
+    header.layers.push_back(layer);
+  }
+  const LayersImage again = ImageOf(header);
+  return std::memcmp(&again, &image, sizeof(image)) == 0;
+}
+
 uint64_t PlaceSeed(const Uuid& file, uint64_t page) {
   uint8_t place[sizeof(Uuid) + sizeof(page)];
   std::memcpy(place, file.data(), file.size());
@@ -111,20 +162,53 @@ uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table) {
   return XXH3_64bits_withSeed(table.data(), table.size_bytes(), PlaceSeed(file, table.size()));
 }
 
+void SegmentHeader::SetGeometry(const KvGeometry& geometry) {
+  n_layers = geometry.n_layers;
+  n_kv_heads = geometry.n_kv_heads;
+  key_dim = geometry.key_dim;
+  value_dim = geometry.value_dim;
+  dtype = geometry.dtype;
+  const StoredLayer own{n_kv_heads, key_dim, value_dim};
+  layers.clear();
+  for (uint32_t l = 0; l < n_layers; ++l) {
+    const LayerShape layer = geometry.layer(l);
+    layers.push_back({layer.n_kv_heads, layer.key_dim, layer.value_dim});
+  }
+  if (std::ranges::all_of(layers, [&](const StoredLayer& l) { return l == own; })) layers.clear();
+  incompat = layers.empty() ? incompat & ~kIncompatLayers : incompat | kIncompatLayers;
+}
+
+bool SegmentHeader::IsOf(const KvGeometry& geometry) const {
+  SegmentHeader same;
+  same.SetGeometry(geometry);
+  return n_layers == same.n_layers && n_kv_heads == same.n_kv_heads && key_dim == same.key_dim &&
+         value_dim == same.value_dim && dtype == same.dtype && layers == same.layers;
+}
+
 SegmentShape SegmentHeader::shape() const {
-  const auto [key_bytes, value_bytes] = StoredRowBytes(row(), encoding);
-  return {n_layers,      n_kv_heads,   key_bytes,     value_bytes,
-          tokens.size(), chunk_tokens, manifest_bytes};
+  const auto [key_bytes, value_bytes] = StoredRowBytes({key_dim, value_dim, dtype}, encoding);
+  SegmentShape shape{n_layers,      n_kv_heads,   key_bytes,      value_bytes,
+                     tokens.size(), chunk_tokens, manifest_bytes, {}};
+  for (uint32_t l = 0; l < layers.size(); ++l) {
+    if (layers[l].n_kv_heads == 0) {
+      shape.layers.push_back({});
+      continue;
+    }
+    const auto [key, value] = StoredRowBytes(row(l), encoding);
+    shape.layers.push_back({layers[l].n_kv_heads, key, value});
+  }
+  return shape;
 }
 
 Result<SegmentLayout> SegmentHeader::Layout() const {
-  const SegmentShape s = shape();
+  PREFIXD_ASSIGN(SegmentLayout layout, SegmentLayout::Of(shape()));
   // Each key and each value lies in one page, so that a read decodes it where it was read.
-  if (encoding != RowEncoding::kAsGiven && uint64_t{s.key_bytes} + s.value_bytes > kPageBytes) {
-    return InvalidArgument("rows of " + std::to_string(s.key_bytes + s.value_bytes) +
+  for (const RunLayout& kind : layout.kinds) {
+    if (encoding == RowEncoding::kAsGiven || kind.row_bytes() <= kPageBytes) continue;
+    return InvalidArgument("rows of " + std::to_string(kind.row_bytes()) +
                            " bytes as int8 are larger than a page; store them as given");
   }
-  return SegmentLayout::Of(s);
+  return layout;
 }
 
 void SegmentHeader::Encode(PageBytes out) const {
@@ -148,10 +232,11 @@ void SegmentHeader::Encode(PageBytes out) const {
   h.value_dim = value_dim;
   h.dtype = static_cast<uint32_t>(dtype);
   h.checksum_id = kChecksumXxh3;
-  h.row_bytes = l.row_bytes();
-  h.rows_per_page = l.row.per_page;
-  h.pages_per_row = l.row.pages_per_item;
-  h.pages_per_run = l.pages_per_run;
+  const RunLayout& own = l.kinds[0];
+  h.row_bytes = own.row_bytes();
+  h.rows_per_page = own.row.per_page;
+  h.pages_per_row = own.row.pages_per_item;
+  h.pages_per_run = own.pages_per_run;
   h.token_page = l.token_page;
   h.manifest_page = l.manifest_page;
   h.table_page = l.table_page;
@@ -163,10 +248,11 @@ void SegmentHeader::Encode(PageBytes out) const {
   h.chunk_tokens = chunk_tokens;
   h.key_bytes = l.shape.key_bytes;
   h.value_bytes = l.shape.value_bytes;
-  h.pages_per_chunk = l.pages_per_chunk;
+  h.pages_per_chunk = own.pages_per_chunk;
   h.pages_per_order = l.pages_per_order;
   h.order_page = l.order_page;
   CopyTo(lineage, h.lineage);
+  h.layers = ImageOf(*this);
   StoreImage(h, out);
 }
 
@@ -212,17 +298,21 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
     out.chunk_tokens = h.chunk_tokens;
     out.lineage = lineage;
   }
+  const bool differ = h.version >= 2 && h.layers.n_kinds != 0;
+  if (differ != ((h.incompat & kIncompatLayers) != 0)) return malformed;
+  if (differ && !ReadLayers(h.layers, out)) return malformed;
   const Result<SegmentLayout> l = out.Layout();
   if (!l.ok()) return malformed;
-  const bool agrees = h.row_bytes == l->row_bytes() && h.rows_per_page == l->row.per_page &&
-                      h.pages_per_row == l->row.pages_per_item &&
-                      h.pages_per_run == l->pages_per_run && h.token_page == l->token_page &&
+  const RunLayout& own = l->kinds[0];
+  const bool agrees = h.row_bytes == own.row_bytes() && h.rows_per_page == own.row.per_page &&
+                      h.pages_per_row == own.row.pages_per_item &&
+                      h.pages_per_run == own.pages_per_run && h.token_page == l->token_page &&
                       h.manifest_page == l->manifest_page && h.table_page == l->table_page &&
                       h.footer_page == l->footer_page;
   const bool agrees_since_2 =
       h.version < 2 ||
       (h.key_bytes == l->shape.key_bytes && h.value_bytes == l->shape.value_bytes &&
-       h.pages_per_chunk == l->pages_per_chunk && h.pages_per_order == l->pages_per_order &&
+       h.pages_per_chunk == own.pages_per_chunk && h.pages_per_order == l->pages_per_order &&
        h.order_page == l->order_page);
   if (!agrees || !agrees_since_2) return malformed;
   return out;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
@@ -30,6 +31,9 @@ inline constexpr uint64_t kIncompatEncodedRows = 1u << 0;
 // The bit is set with every lineage: a prefixd that would serve derived rows to everybody refuses
 // the file.
 inline constexpr uint64_t kIncompatDerivedRows = 1u << 1;
+// The bit is set where layers differ: a prefixd that would look for rows elsewhere refuses the
+// file.
+inline constexpr uint64_t kIncompatLayers = 1u << 2;
 using Uuid = std::array<uint8_t, 16>;
 using PageBytes = std::span<std::byte, kPageBytes>;
 using ConstPageBytes = std::span<const std::byte, kPageBytes>;
@@ -38,6 +42,12 @@ using ConstPageBytes = std::span<const std::byte, kPageBytes>;
 uint64_t PageChecksum(const Uuid& file, uint64_t page, ConstPageBytes bytes);
 // Returns the checksum of the whole page checksum table.
 uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table);
+
+// The KV heads and dimensions of one layer.
+struct StoredLayer {
+  uint32_t n_kv_heads = 0, key_dim = 0, value_dim = 0;  // all 0: the layer has no rows
+  bool operator==(const StoredLayer&) const = default;
+};
 
 // The SegmentHeader is page 0.
 struct SegmentHeader {
@@ -57,8 +67,18 @@ struct SegmentHeader {
   uint64_t manifest_bytes = 0;
   int64_t created_unix_ms = 0;
   Lineage lineage{};  // of derived rows; all zero: exact
+  // [n_layers] where one differs from the numbers above; empty: none does.
+  std::vector<StoredLayer> layers;
 
-  RowShape row() const { return {key_dim, value_dim, dtype}; }
+  // The rows of a layer as given.
+  RowShape row(uint32_t layer) const {
+    if (layers.empty()) return {key_dim, value_dim, dtype};
+    return {layers[layer].key_dim, layers[layer].value_dim, dtype};
+  }
+  // Takes over layers, heads and dimensions, and the feature bit that they need.
+  void SetGeometry(const KvGeometry& geometry);
+  // Whether these are the header's.
+  bool IsOf(const KvGeometry& geometry) const;
   SegmentShape shape() const;
   Result<SegmentLayout> Layout() const;
   void Encode(PageBytes out) const;

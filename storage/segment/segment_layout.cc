@@ -8,6 +8,37 @@ namespace {
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
+Status CheckRows(const LayerRows& rows) {
+  // The bound keeps every sum below from overflowing.
+  constexpr uint32_t kMaxItemBytes = 1u << 24;
+  if (rows.key_bytes == 0 || rows.value_bytes == 0) {
+    return InvalidArgument("a segment needs layers, KV heads, keys, values and tokens");
+  }
+  if (rows.key_bytes > kMaxItemBytes || rows.value_bytes > kMaxItemBytes) {
+    return InvalidArgument("keys and values have at most 16 MiB");
+  }
+  return {};
+}
+
+RunLayout RunOf(const SegmentLayout& l, const LayerRows& rows) {
+  RunLayout run;
+  run.rows = rows;
+  if (rows.n_kv_heads == 0) return run;
+  run.row = ItemPages::Of(run.row_bytes());
+  run.key = ItemPages::Of(rows.key_bytes);
+  run.value = ItemPages::Of(rows.value_bytes);
+  if (l.reclustered()) {
+    run.pages_per_chunk =
+        run.key.pages(l.shape.chunk_tokens) + run.value.pages(l.shape.chunk_tokens);
+    const uint32_t last = l.chunk_size(l.chunks() - 1);
+    run.pages_per_run =
+        (l.chunks() - 1) * run.pages_per_chunk + run.key.pages(last) + run.value.pages(last);
+  } else {
+    run.pages_per_run = run.row.pages(l.shape.n_tokens);
+  }
+  return run;
+}
+
 }  // namespace
 
 ItemPages ItemPages::Of(uint32_t item_bytes) {
@@ -16,15 +47,12 @@ ItemPages ItemPages::Of(uint32_t item_bytes) {
 }
 
 Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
-  // The bound keeps every sum below from overflowing.
-  constexpr uint32_t kMaxItemBytes = 1u << 24;
-  if (shape.n_layers == 0 || shape.n_kv_heads == 0 || shape.key_bytes == 0 ||
-      shape.value_bytes == 0 || shape.n_tokens == 0) {
+  if (shape.n_layers == 0 || shape.n_kv_heads == 0 || shape.n_tokens == 0 ||
+      (!shape.layers.empty() && shape.layers.size() != shape.n_layers)) {
     return InvalidArgument("a segment needs layers, KV heads, keys, values and tokens");
   }
-  if (shape.key_bytes > kMaxItemBytes || shape.value_bytes > kMaxItemBytes) {
-    return InvalidArgument("keys and values have at most 16 MiB");
-  }
+  const LayerRows models{shape.n_kv_heads, shape.key_bytes, shape.value_bytes};
+  PREFIXD_TRY(CheckRows(models));
   if (shape.chunk_tokens > kMaxChunkTokens) {
     return InvalidArgument("a chunk has at most " + std::to_string(kMaxChunkTokens) + " tokens");
   }
@@ -33,24 +61,32 @@ Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
                                           " tokens of this geometry exceeds 2^32 pages");
   SegmentLayout l;
   l.shape = shape;
-  l.row = ItemPages::Of(shape.key_bytes + shape.value_bytes);
-  l.key = ItemPages::Of(shape.key_bytes);
-  l.value = ItemPages::Of(shape.value_bytes);
-  const auto runs = static_cast<unsigned __int128>(shape.n_layers) * shape.n_kv_heads;
-  if (l.reclustered()) {
-    l.pages_per_chunk = l.key.pages(shape.chunk_tokens) + l.value.pages(shape.chunk_tokens);
-    const uint32_t last = l.chunk_size(l.chunks() - 1);
-    l.pages_per_run =
-        (l.chunks() - 1) * l.pages_per_chunk + l.key.pages(last) + l.value.pages(last);
-    l.pages_per_order = CeilDiv(shape.n_tokens, kSlotsPerPage);
-  } else {
-    l.pages_per_run = l.row.pages(shape.n_tokens);
+  if (l.reclustered()) l.pages_per_order = CeilDiv(shape.n_tokens, kSlotsPerPage);
+  l.kinds.push_back(RunOf(l, models));
+  unsigned __int128 runs = 0, row_pages = 0;
+  if (shape.layers.empty()) {
+    runs = static_cast<unsigned __int128>(shape.n_layers) * shape.n_kv_heads;
+    row_pages = runs * l.kinds[0].pages_per_run;
+    l.heads = HeadIndex(shape.n_layers, shape.n_kv_heads);
   }
-  if (runs * (l.pages_per_run + l.pages_per_order) > kMaxPages ||
+  std::vector<uint32_t> heads;
+  for (const LayerRows& rows : shape.layers) {
+    if (rows.n_kv_heads > 0) PREFIXD_TRY(CheckRows(rows));
+    auto kind = std::ranges::find(l.kinds, rows, &RunLayout::rows);
+    if (kind == l.kinds.end()) kind = l.kinds.insert(kind, RunOf(l, rows));
+    l.kind_of.push_back(static_cast<uint32_t>(kind - l.kinds.begin()));
+    l.first_page.push_back(1 + static_cast<uint64_t>(row_pages));
+    heads.push_back(rows.n_kv_heads);
+    runs += rows.n_kv_heads;
+    row_pages += static_cast<unsigned __int128>(rows.n_kv_heads) * kind->pages_per_run;
+    if (row_pages > kMaxPages) return too_large;
+  }
+  if (!heads.empty()) l.heads = HeadIndex(heads);
+  if (row_pages + runs * l.pages_per_order > kMaxPages || runs == 0 ||
       shape.manifest_bytes > kMaxPages) {
     return too_large;
   }
-  l.token_page = 1 + static_cast<uint64_t>(runs) * l.pages_per_run;
+  l.token_page = 1 + static_cast<uint64_t>(row_pages);
   l.manifest_page = l.token_page + CeilDiv(shape.n_tokens, kTokensPerPage);
   l.order_page = l.manifest_page + CeilDiv(shape.manifest_bytes, kPageBytes);
   l.table_page = l.order_page + static_cast<uint64_t>(runs) * l.pages_per_order;
@@ -61,16 +97,18 @@ Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
 
 uint64_t SegmentLayout::KeyAddress(uint32_t layer, uint32_t head, uint32_t slot) const {
   const uint64_t run = run_page(layer, head);
-  if (!reclustered()) return (run + row.page(slot)) * kPageBytes + row.offset(slot);
+  const RunLayout& own = of(layer);
+  if (!reclustered()) return (run + own.row.page(slot)) * kPageBytes + own.row.offset(slot);
   const uint32_t chunk = slot / shape.chunk_tokens, i = slot % shape.chunk_tokens;
-  return (run + chunk_keys(chunk) + key.page(i)) * kPageBytes + key.offset(i);
+  return (run + chunk_keys(layer, chunk) + own.key.page(i)) * kPageBytes + own.key.offset(i);
 }
 
 uint64_t SegmentLayout::ValueAddress(uint32_t layer, uint32_t head, uint32_t slot) const {
-  if (!reclustered()) return KeyAddress(layer, head, slot) + shape.key_bytes;
+  const RunLayout& own = of(layer);
+  if (!reclustered()) return KeyAddress(layer, head, slot) + own.key_bytes();
   const uint32_t chunk = slot / shape.chunk_tokens, i = slot % shape.chunk_tokens;
-  return (run_page(layer, head) + chunk_values(chunk) + value.page(i)) * kPageBytes +
-         value.offset(i);
+  return (run_page(layer, head) + chunk_values(layer, chunk) + own.value.page(i)) * kPageBytes +
+         own.value.offset(i);
 }
 
 }  // namespace prefixd::storage

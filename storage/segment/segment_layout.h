@@ -8,6 +8,9 @@
 //            consecutive tokens rows lie by similarity of their keys (the order is stored), keys
 //            and values in pages of their own, so that either can be read without the other
 //
+// Layers may differ in their KV heads and in the bytes of a row; runs follow one another all the
+// same.
+//
 // "Own index": a token's position minus the segment's first. "Slot": where its row lies; equal to
 // the own index in the arrival layout, a permutation inside each chunk in the reclustered one.
 //
@@ -16,7 +19,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "prefixd/head_index.h"
 #include "prefixd/result.h"
 
 namespace prefixd::storage {
@@ -46,6 +51,13 @@ struct ItemPages {
   }
 };
 
+// What one layer stores of each token.
+struct LayerRows {
+  uint32_t n_kv_heads = 0;                  // 0: the layer has no rows
+  uint32_t key_bytes = 0, value_bytes = 0;  // of one KV head, as stored
+  bool operator==(const LayerRows&) const = default;
+};
+
 // A SegmentShape determines the layout.
 struct SegmentShape {
   uint32_t n_layers = 0, n_kv_heads = 0;
@@ -53,15 +65,28 @@ struct SegmentShape {
   uint32_t n_tokens = 0;
   uint32_t chunk_tokens = 0;  // in the reclustered layout; 0: arrival
   uint64_t manifest_bytes = 0;
+  // [layers] where they differ; empty: each has the heads and bytes above.
+  std::vector<LayerRows> layers = {};
   bool operator==(const SegmentShape&) const = default;
 };
 
-struct SegmentLayout {
-  SegmentShape shape;
+// How the runs of a layer lie; layers of one kind have the same.
+struct RunLayout {
+  LayerRows rows;
   ItemPages row;                 // arrival: key and value together
   ItemPages key, value;          // reclustered
   uint64_t pages_per_chunk = 0;  // pages of a full chunk; reclustered
   uint64_t pages_per_run = 0;    // pages of one (layer, KV head)
+
+  uint32_t key_bytes() const { return rows.key_bytes; }
+  uint32_t value_bytes() const { return rows.value_bytes; }
+  uint32_t row_bytes() const { return rows.key_bytes + rows.value_bytes; }
+};
+
+struct SegmentLayout {
+  SegmentShape shape;
+  std::vector<RunLayout> kinds;  // the first is the model's own, whether or not a layer is of it
+  HeadIndex heads;
   uint64_t pages_per_order = 0;  // pages of one (layer, KV head); reclustered
   uint64_t token_page = 0, manifest_page = 0, order_page = 0, table_page = 0, footer_page = 0;
 
@@ -69,14 +94,17 @@ struct SegmentLayout {
   static Result<SegmentLayout> Of(const SegmentShape& shape);
 
   bool reclustered() const { return shape.chunk_tokens > 0; }
-  uint32_t row_bytes() const { return shape.key_bytes + shape.value_bytes; }
-  uint32_t runs() const { return shape.n_layers * shape.n_kv_heads; }
+  const RunLayout& of(uint32_t layer) const { return kinds[kind_of.empty() ? 0 : kind_of[layer]]; }
+  uint32_t runs() const { return static_cast<uint32_t>(heads.count()); }
   uint64_t total_pages() const { return footer_page + 1; }
   uint64_t file_bytes() const { return total_pages() * kPageBytes; }
 
-  uint32_t run(uint32_t layer, uint32_t head) const { return layer * shape.n_kv_heads + head; }
+  uint32_t run(uint32_t layer, uint32_t head) const {
+    return static_cast<uint32_t>(heads.of(layer, head));
+  }
   uint64_t run_page(uint32_t layer, uint32_t head) const {
-    return 1 + uint64_t{run(layer, head)} * pages_per_run;
+    const uint64_t pages = of(layer).pages_per_run;
+    return first_page.empty() ? 1 + run(layer, head) * pages : first_page[layer] + head * pages;
   }
   // Returns the first page of the stored order of one run: slots in the chunk, uint16 each, by own
   // index.
@@ -92,14 +120,20 @@ struct SegmentLayout {
     return std::min(chunk_tokens(), shape.n_tokens - chunk_begin(chunk));
   }
   // Return the first page of a chunk's keys and of its values, relative to the run; reclustered.
-  uint64_t chunk_keys(uint32_t chunk) const { return chunk * pages_per_chunk; }
-  uint64_t chunk_values(uint32_t chunk) const {
-    return chunk_keys(chunk) + key.pages(chunk_size(chunk));
+  uint64_t chunk_keys(uint32_t layer, uint32_t chunk) const {
+    return chunk * of(layer).pages_per_chunk;
+  }
+  uint64_t chunk_values(uint32_t layer, uint32_t chunk) const {
+    return chunk_keys(layer, chunk) + of(layer).key.pages(chunk_size(chunk));
   }
 
   // Return the byte addresses in the file of the key and the value in a slot.
   uint64_t KeyAddress(uint32_t layer, uint32_t head, uint32_t slot) const;
   uint64_t ValueAddress(uint32_t layer, uint32_t head, uint32_t slot) const;
+
+  // [layers] where they differ, else empty: each layer's index in `kinds`, and its first page.
+  std::vector<uint32_t> kind_of;
+  std::vector<uint64_t> first_page;
 };
 
 }  // namespace prefixd::storage

@@ -12,6 +12,9 @@ Status WrittenRows::Check(uint32_t layer, HeadRange heads, uint32_t first, uint3
     return InvalidArgument("layer " + std::to_string(layer) + " of a model with " +
                            std::to_string(n_layers_) + " layers");
   }
+  if (heads_.heads_in(layer) == 0) {
+    return InvalidArgument("layer " + std::to_string(layer) + " has no rows");
+  }
   const auto named = [](HeadRange h) {
     return "KV heads " + std::to_string(h.first) + ".." + std::to_string(uint64_t{h.first} + h.n);
   };
@@ -58,12 +61,15 @@ Status WrittenRows::CheckComplete(HeadRange heads) const {
     if (!Overlap(run.heads, heads)) continue;
     begun += run.heads.n;
     for (uint32_t layer = 0; layer < n_layers_; ++layer) {
-      if (run.count[layer] == tokens_.size()) continue;
+      if (run.count[layer] == tokens_.size() || heads_.heads_in(layer) == 0) continue;
       const auto& have = run.have[layer];
       return Lacks(layer, uint32_t(std::find(have.begin(), have.end(), false) - have.begin()));
     }
   }
-  return begun >= heads.n ? Status() : Lacks(0, 0);
+  if (begun >= heads.n) return {};
+  uint32_t first = 0;
+  while (heads_.heads_in(first) == 0) ++first;  // a model has a layer with rows
+  return Lacks(first, 0);
 }
 
 Error WrittenRows::Lacks(uint32_t layer, uint32_t own_token) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "prefixd/kv_shape.h"
@@ -15,8 +16,13 @@ namespace prefixd::storage {
 
 class WrittenRows {
  public:
-  WrittenRows(uint32_t n_layers, uint32_t n_kv_heads, TokenRange tokens)
-      : n_layers_(n_layers), n_kv_heads_(n_kv_heads), tokens_(tokens) {}
+  // heads: of each layer; layers without any have no rows. n_kv_heads: the model's, which ranges of
+  // heads count in.
+  WrittenRows(HeadIndex heads, uint32_t n_kv_heads, TokenRange tokens)
+      : heads_(std::move(heads)),
+        n_layers_(heads_.layers()),
+        n_kv_heads_(n_kv_heads),
+        tokens_(tokens) {}
 
   // kInvalidArgument: tokens outside the segment or written before; heads that are not the model's,
   // or some of a run that was written with others. heads.n is above 0 here and below.
@@ -39,6 +45,7 @@ class WrittenRows {
   }
   Error Lacks(uint32_t layer, uint32_t own_token) const;
 
+  const HeadIndex heads_;
   const uint32_t n_layers_, n_kv_heads_;
   const TokenRange tokens_;
   std::vector<Run> runs_;

@@ -22,9 +22,10 @@ Status ReadRun(StoreCore& core, const SegmentFile& file, uint32_t layer, uint32_
                Deliver deliver = Deliver::kAsStored) {
   PREFIXD_ASSIGN(const RunOrder* order, file.Order(*core.engine, layer, head));
   const bool decoded = deliver == Deliver::kDecoded;
-  const RowShape given = file.header().row();
-  const size_t key = decoded ? given.key_bytes() : file.layout().shape.key_bytes;
-  const size_t row = decoded ? given.bytes() : file.layout().row_bytes();
+  const RowShape given = file.header().row(layer);
+  const RunLayout& stored = file.layout().of(layer);
+  const size_t key = decoded ? given.key_bytes() : stored.key_bytes();
+  const size_t row = decoded ? given.bytes() : stored.row_bytes();
   GatherPlan pieces(file.layout(), order, layer, head, RowPart::kRow,
                     decoded ? file.header().encoding : RowEncoding::kAsGiven);
   pieces.AddRun(begin, end, {out.data(), row, out.data() + key, row});
@@ -119,13 +120,13 @@ Status WriteReclustered(StoreCore& core, const SegmentFile& source, const Reclus
   const SegmentLayout& l = writer.layout();
   ProgressCounter progress(options.progress, uint64_t{l.runs()} * l.shape.n_tokens);
   const bool encoded = source.header().encoding != RowEncoding::kAsGiven;
-  const size_t given_row = source.header().row().bytes();
   std::vector<std::byte> rows, given;
   for (uint32_t run = 0; run < l.runs(); ++run) {
-    const uint32_t layer = run / l.shape.n_kv_heads, head = run % l.shape.n_kv_heads;
+    const uint32_t layer = l.heads.layer_of(run), head = l.heads.head_of(run);
+    const size_t given_row = source.header().row(layer).bytes();
     for (uint32_t chunk = 0; chunk < l.chunks(); ++chunk) {
       const uint32_t begin = l.chunk_begin(chunk), n = l.chunk_size(chunk);
-      rows.resize(size_t{n} * l.row_bytes());
+      rows.resize(size_t{n} * l.of(layer).row_bytes());
       PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n, rows));
       if (encoded) {  // encoded rows move as stored; their decoded form decides the order
         given.resize(size_t{n} * given_row);
@@ -144,21 +145,22 @@ Status WriteReclustered(StoreCore& core, const SegmentFile& source, const Reclus
 // Copies all rows of `source` to the same layers and tokens of the new file.
 Status CopyRows(StoreCore& core, const SegmentFile& source, SegmentFileWriter& writer) {
   const SegmentLayout& l = source.layout();
-  const uint32_t heads = l.shape.n_kv_heads;
-  const auto step =
-      static_cast<uint32_t>(std::max<size_t>(1, kCopyBytes / (size_t{heads} * l.row_bytes())));
+  const HeadRange all{0, l.shape.n_kv_heads};
   std::vector<std::byte> rows;
   for (uint32_t layer = 0; layer < l.shape.n_layers; ++layer) {
+    const uint32_t heads = l.heads.heads_in(layer);
+    if (heads == 0) continue;
+    const size_t row = l.of(layer).row_bytes();
+    const auto step = static_cast<uint32_t>(std::max<size_t>(1, kCopyBytes / (heads * row)));
     for (uint32_t begin = 0; begin < l.shape.n_tokens; begin += step) {
       const uint32_t n = std::min(step, l.shape.n_tokens - begin);
-      const size_t head_bytes = size_t{n} * l.row_bytes();
+      const size_t head_bytes = n * row;
       rows.resize(heads * head_bytes);
       for (uint32_t head = 0; head < heads; ++head) {
         PREFIXD_TRY(ReadRun(core, source, layer, head, begin, begin + n,
                             std::span(rows).subspan(head * head_bytes, head_bytes)));
       }
-      PREFIXD_TRY(
-          writer.WriteRows(layer, {0, heads}, source.header().tokens.begin + begin, n, rows));
+      PREFIXD_TRY(writer.WriteRows(layer, all, source.header().tokens.begin + begin, n, rows));
     }
   }
   return {};

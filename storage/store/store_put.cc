@@ -58,17 +58,13 @@ class PutWriter final : public SegmentWriter {
     if (plan_.match.n_tokens > 0) header.parent = plan_.match.id.bytes;
     header.model = model.fingerprint;
     header.tokens = range();
-    header.n_layers = model.geometry.n_layers;
-    header.n_kv_heads = model.geometry.n_kv_heads;
-    header.key_dim = model.geometry.key_dim;
-    header.value_dim = model.geometry.value_dim;
-    header.dtype = model.geometry.dtype;
+    header.SetGeometry(model.geometry);
     header.encoding = plan_.options.encoding;
     header.lineage = plan_.lineage;
     if (header.lineage != Lineage{}) header.incompat |= kIncompatDerivedRows;
     if (header.encoding != RowEncoding::kAsGiven) {
       header.incompat |= kIncompatEncodedRows;
-      encoder_.emplace(model.geometry.row());
+      encoder_.emplace();
     }
     header.manifest_bytes = file.manifest.size();
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
@@ -96,13 +92,13 @@ class PutWriter final : public SegmentWriter {
 
   Status CheckRun(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n) const override {
     PREFIXD_TRY(CheckOpen());
-    PREFIXD_ASSIGN(heads, ResolveHeads(plan_.scope.model.geometry, heads));
+    PREFIXD_ASSIGN(heads, ResolvePutHeads(plan_.scope.model.geometry, heads));
     return file_ ? file_->CheckRun(layer, heads, first, n) : Status();
   }
 
   Status CheckComplete(HeadRange heads) const override {
     PREFIXD_TRY(CheckOpen());
-    PREFIXD_ASSIGN(heads, ResolveHeads(plan_.scope.model.geometry, heads));
+    PREFIXD_ASSIGN(heads, ResolvePutHeads(plan_.scope.model.geometry, heads));
     return file_ ? file_->CheckComplete(heads) : Status();
   }
 
@@ -110,7 +106,7 @@ class PutWriter final : public SegmentWriter {
                    std::span<const std::byte> rows) override {
     PREFIXD_TRY(CheckOpen());
     const KvGeometry& g = plan_.scope.model.geometry;
-    PREFIXD_ASSIGN(heads, ResolveHeads(g, heads));
+    PREFIXD_ASSIGN(heads, ResolvePutHeads(g, heads));
     if (!file_) {
       return InvalidArgument(
           "every token of this prompt is stored already; there is nothing to "
@@ -118,14 +114,16 @@ class PutWriter final : public SegmentWriter {
     }
     if (!encoder_) return file_->WriteRows(layer, heads, first, n, rows);
     PREFIXD_TRY(file_->CheckRun(layer, heads, first, n));
-    if (const size_t expected = size_t{heads.n} * n * g.row().bytes(); rows.size() != expected) {
+    const RowShape row = g.row(layer);
+    const HeadRange own = HeadsIn(g, layer, heads);
+    if (const size_t expected = size_t{own.n} * n * row.bytes(); rows.size() != expected) {
       return InvalidArgument("rows of " + std::to_string(rows.size()) + " bytes instead of " +
                              std::to_string(expected));
     }
-    const RowEncoder::Encoded encoded = encoder_->Encode(rows);
+    const RowEncoder::Encoded encoded = encoder_->Encode(row, rows);
     if (encoded.not_finite) {
       return InvalidArgument("the row of layer " + std::to_string(layer) + ", KV head " +
-                             std::to_string(heads.first + *encoded.not_finite / n) + ", token " +
+                             std::to_string(own.first + *encoded.not_finite / n) + ", token " +
                              std::to_string(first + *encoded.not_finite % n) +
                              " holds NaN or Inf; nothing was stored of it");
     }

@@ -85,11 +85,7 @@ Status StoreCore::CheckModel(const SegmentRecord& record, const SegmentHeader& h
   const auto it = models_.find(record.model);
   if (it != models_.end()) {
     const ModelRecord& model = it->second;
-    const KvGeometry& g = model.geometry;
-    if (header.model == model.fingerprint && header.n_layers == g.n_layers &&
-        header.n_kv_heads == g.n_kv_heads && header.row() == g.row()) {
-      return {};
-    }
+    if (header.model == model.fingerprint && header.IsOf(model.geometry)) return {};
   }
   return Error{Code::kCorrupt, "its rows are not of the model '" + record.model + "'"};
 }

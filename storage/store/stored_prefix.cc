@@ -57,8 +57,8 @@ class OpenPrefix final : public StoredPrefix {
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   RowSink out, ReadStats* stats) const override {
     PREFIXD_TRY(CheckIds(layer, kv_head, ids));
-    PREFIXD_TRY(CheckSink(ids.size(), part, out));
-    const RowTarget target = TargetOf(out, part);
+    PREFIXD_TRY(CheckSink(layer, ids.size(), part, out));
+    const RowTarget target = TargetOf(layer, out, part);
     size_t at = 0;
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
@@ -75,7 +75,7 @@ class OpenPrefix final : public StoredPrefix {
   Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   RowViews& out, ReadStats* stats) const override {
     PREFIXD_TRY(CheckIds(layer, kv_head, ids));
-    const size_t stride = PartBytes(model_.geometry.row(), part);
+    const size_t stride = PartBytes(model_.geometry.row(layer), part);
     if (out.own.size() < ids.size() * stride) out.own.resize(ids.size() * stride);
     out.rows.resize(ids.size());
     auto hold = std::make_shared<Hold>();
@@ -85,11 +85,11 @@ class OpenPrefix final : public StoredPrefix {
       const size_t begin = at, end = EndOf(link, ids, at);
       if (at == end) continue;
       PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
-      const RowTarget own = TargetOf({out.own, stride}, part);
+      const RowTarget own = TargetOf(layer, {out.own, stride}, part);
       pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
       at = end;
-      if (InPlaceable(link)) {
-        PREFIXD_TRY(View(link, pieces, part, out, *hold, stats));
+      if (InPlaceable(link, layer)) {
+        PREFIXD_TRY(View(link, layer, pieces, part, out, *hold, stats));
         continue;
       }
       PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
@@ -111,8 +111,8 @@ class OpenPrefix final : public StoredPrefix {
                              std::to_string(range.end) + ") of a prefix of " +
                              std::to_string(n_tokens()) + " tokens");
     }
-    PREFIXD_TRY(CheckSink(range.size(), part, out));
-    const RowTarget target = TargetOf(out, part);
+    PREFIXD_TRY(CheckSink(layer, range.size(), part, out));
+    const RowTarget target = TargetOf(layer, out, part);
     for (const Link& link : links_) {
       const TokenRange run{std::max(range.begin, link.tokens.begin),
                            std::min(range.end, link.tokens.end)};
@@ -130,8 +130,8 @@ class OpenPrefix final : public StoredPrefix {
     PREFIXD_TRY(CheckRun(layer, kv_head));
     for (const Link& link : links_) {
       PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
-      const ScannedRows rows{*link.file,           order, layer, kv_head, link.tokens.size(),
-                             model_.geometry.row()};
+      const ScannedRows rows{
+          *link.file, order, layer, kv_head, link.tokens.size(), model_.geometry.row(layer)};
       PREFIXD_TRY(ScanRows(services_, rows, room, visit, stats));
     }
     return {};
@@ -149,7 +149,7 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
-      PREFIXD_TRY(CheckReadableInPlace(link));
+      PREFIXD_TRY(CheckReadableInPlace(link, layer));
       const auto rows = std::span(out.rows).subspan(at, end - at);
       // A key and its value share a page in the arrival layout and lie in two in the reclustered
       // one.
@@ -179,9 +179,9 @@ class OpenPrefix final : public StoredPrefix {
     if (tier_->memory() == nullptr) return {};
     ReadStats reads;
     // Only the pages matter, so every row may go to the same place.
-    const size_t stride = PartBytes(model_.geometry.row(), part);
+    const size_t stride = PartBytes(model_.geometry.row(layer), part);
     std::vector<std::byte> nowhere(stride);
-    const RowTarget target = TargetOf({nowhere, stride}, part);
+    const RowTarget target = TargetOf(layer, {nowhere, stride}, part);
     Status status;
     size_t at = 0;
     for (const Link& link : links_) {
@@ -221,11 +221,12 @@ class OpenPrefix final : public StoredPrefix {
 
   Status CheckRun(uint32_t layer, uint32_t kv_head) const {
     const KvGeometry& g = model_.geometry;
-    if (layer < g.n_layers && kv_head < g.n_kv_heads) return {};
+    const uint32_t heads = layer < g.n_layers ? g.layer(layer).n_kv_heads : g.n_kv_heads;
+    if (layer < g.n_layers && kv_head < heads) return {};
     return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
                            std::to_string(kv_head) + " of a model with " +
-                           std::to_string(g.n_layers) + " layers and " +
-                           std::to_string(g.n_kv_heads) + " KV heads");
+                           std::to_string(g.n_layers) + " layers and " + std::to_string(heads) +
+                           " KV heads");
   }
 
   Status CheckIds(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids) const {
@@ -236,7 +237,7 @@ class OpenPrefix final : public StoredPrefix {
     return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
   }
 
-  Status CheckSink(size_t rows, RowPart part, const RowSink& out) const {
+  Status CheckSink(uint32_t layer, size_t rows, RowPart part, const RowSink& out) const {
     const auto check = [&](std::span<std::byte> bytes, size_t stride, size_t item) -> Status {
       const size_t needed = rows == 0 ? 0 : (rows - 1) * stride + item;
       if (stride >= item && bytes.size() >= needed) return {};
@@ -244,7 +245,7 @@ class OpenPrefix final : public StoredPrefix {
                              std::to_string(stride) + " bytes apart cannot take " +
                              std::to_string(rows) + " of " + std::to_string(item) + " bytes");
     };
-    const RowShape row = model_.geometry.row();
+    const RowShape row = model_.geometry.row(layer);
     if (part != RowPart::kRow || out.values.empty()) {
       return check(out.bytes, out.stride, PartBytes(row, part));
     }
@@ -252,12 +253,12 @@ class OpenPrefix final : public StoredPrefix {
     return check(out.values, out.value_stride, row.value_bytes());
   }
 
-  RowTarget TargetOf(const RowSink& out, RowPart part) const {
+  RowTarget TargetOf(uint32_t layer, const RowSink& out, RowPart part) const {
     std::byte* const first = out.bytes.data();
     if (part == RowPart::kKey) return {first, out.stride, nullptr, 0};
     if (part == RowPart::kValue) return {nullptr, 0, first, out.stride};
     if (!out.values.empty()) return {first, out.stride, out.values.data(), out.value_stride};
-    return {first, out.stride, first + model_.geometry.row().key_bytes(), out.stride};
+    return {first, out.stride, first + model_.geometry.row(layer).key_bytes(), out.stride};
   }
 
   // Returns one past the last of `ids`, from `at` on, that the link holds.
@@ -266,39 +267,41 @@ class OpenPrefix final : public StoredPrefix {
     return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
   }
 
-  static uint32_t ItemBytes(const SegmentLayout& l) {
-    return l.reclustered() ? std::max(l.key.bytes, l.value.bytes) : l.row.bytes;
+  static uint32_t ItemBytes(const Link& link, uint32_t layer) {
+    const SegmentLayout& l = link.file->layout();
+    const RunLayout& run = l.of(layer);
+    return l.reclustered() ? std::max(run.key_bytes(), run.value_bytes()) : run.row_bytes();
   }
   // Returns whether stored rows have the form that the kernels need, each in one piece.
-  static bool InPlaceable(const Link& link) {
+  static bool InPlaceable(const Link& link, uint32_t layer) {
     return link.file->header().encoding == RowEncoding::kAsGiven &&
-           ItemBytes(link.file->layout()) <= kPageBytes;
+           ItemBytes(link, layer) <= kPageBytes;
   }
 
-  static Status CheckReadableInPlace(const Link& link) {
-    if (InPlaceable(link)) return {};
+  static Status CheckReadableInPlace(const Link& link, uint32_t layer) {
+    if (InPlaceable(link, layer)) return {};
     if (link.file->header().encoding != RowEncoding::kAsGiven) {
       return Error{Code::kFailedPrecondition,
                    "rows of this prefix are stored as int8 and cannot be read in place; use "
                    "ReadRows"};
     }
-    return Error{Code::kFailedPrecondition,
-                 "rows of " + std::to_string(ItemBytes(link.file->layout())) +
-                     " bytes are larger than a page of " + std::to_string(kPageBytes) +
-                     " and cannot be read in place; use ReadRows"};
+    return Error{Code::kFailedPrecondition, "rows of " + std::to_string(ItemBytes(link, layer)) +
+                                                " bytes are larger than a page of " +
+                                                std::to_string(kPageBytes) +
+                                                " and cannot be read in place; use ReadRows"};
   }
 
   // Points out.rows to the parts; pieces that must be copied go to out.own.
-  Status View(const Link& link, GatherPlan& pieces, RowPart part, RowViews& out, Hold& hold,
-              ReadStats* stats) const {
+  Status View(const Link& link, uint32_t layer, GatherPlan& pieces, RowPart part, RowViews& out,
+              Hold& hold, ReadStats* stats) const {
     const std::vector<PagePiece> sorted = pieces.Take();
     std::vector<const std::byte*> where(sorted.size());
     PagePins& pins = hold.pins.emplace_back(tier_->PinsForAStep());
     ReadStats ignored;
     PREFIXD_TRY(ViewPieces(services_, *link.file, sorted, where, Access::kPoint, pins,
                            stats ? stats : &ignored));
-    const size_t stride = PartBytes(model_.geometry.row(), part);
-    const size_t key_bytes = model_.geometry.row().key_bytes();
+    const size_t stride = PartBytes(model_.geometry.row(layer), part);
+    const size_t key_bytes = model_.geometry.row(layer).key_bytes();
     for (size_t i = 0; i < sorted.size(); ++i) {
       const auto at = static_cast<size_t>(sorted[i].out - out.own.data());
       const size_t item = at / stride;
@@ -319,7 +322,7 @@ class OpenPrefix final : public StoredPrefix {
     PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
     // Pieces come sorted by page: marks map them back to rows.
     std::vector<std::byte> marks(ids.size());
-    const size_t key = link.file->layout().shape.key_bytes;
+    const size_t key = link.file->layout().of(layer).key_bytes();
     for (size_t i = 0; i < ids.size(); ++i) {
       std::byte* const mark = &marks[i];
       pieces.AddRow(ids[i] - link.first(), {mark, 0, part == RowPart::kRow ? mark + key : mark, 0});
@@ -332,7 +335,7 @@ class OpenPrefix final : public StoredPrefix {
       RowRef& row = rows[static_cast<size_t>(sorted[i].out - marks.data())];
       if (part != RowPart::kValue) row.key = where[i];
       if (part == RowPart::kValue) row.value = where[i];
-      if (part == RowPart::kRow) row.value = where[i] + link.file->layout().shape.key_bytes;
+      if (part == RowPart::kRow) row.value = where[i] + link.file->layout().of(layer).key_bytes();
     }
     return {};
   }

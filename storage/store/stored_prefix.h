@@ -52,13 +52,11 @@ class StoredPrefix {
   // These read whole rows, densely: out [ids.size()][row bytes] and [range.size()][row bytes].
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out, ReadStats* stats) const {
-    return ReadRows(layer, kv_head, ids, RowPart::kRow, {out, model().geometry.row().bytes()},
-                    stats);
+    return ReadRows(layer, kv_head, ids, RowPart::kRow, {out, RowBytes(layer)}, stats);
   }
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, std::span<std::byte> out,
                    ReadStats* stats) const {
-    return ReadRange(layer, kv_head, range, RowPart::kRow, {out, model().geometry.row().bytes()},
-                     stats);
+    return ReadRange(layer, kv_head, range, RowPart::kRow, {out, RowBytes(layer)}, stats);
   }
   // Visits every row once, in runs of some megabytes, in stored order: for readers that do not mind
   // the order, such as exact attention. Rows are in place where the host tier has them, pinned
@@ -83,6 +81,13 @@ class StoredPrefix {
   virtual Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids,
                                           ReadStats* stats) const = 0;
+
+ private:
+  // 0 of a layer that is not the model's: the read refuses it.
+  size_t RowBytes(uint32_t layer) const {
+    const KvGeometry& g = model().geometry;
+    return layer < g.n_layers ? g.row(layer).bytes() : 0;
+  }
 };
 
 }  // namespace prefixd::storage

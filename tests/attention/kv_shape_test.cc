@@ -94,8 +94,8 @@ TEST(RowsView, KeyThenValueAtAnyStride) {
 TEST(KvGeometry, DerivedSizes) {
   const KvGeometry geometry = Tiny();
   EXPECT_TRUE(geometry.Validate().ok());
-  EXPECT_EQ(geometry.group_size(), 2u);
-  EXPECT_EQ(geometry.row().bytes(), 192u);
+  EXPECT_EQ(geometry.group_size(0), 2u);
+  EXPECT_EQ(geometry.row(0).bytes(), 192u);
   EXPECT_EQ(geometry.token_bytes(), 768u);
 }
 
@@ -140,6 +140,66 @@ TEST(KvGeometry, RefusalsNameTheField) {
   g = Tiny();
   g.dtype = static_cast<DType>(9);
   ExpectRefused(g, "dtype");
+}
+
+TEST(KvGeometry, LayersMayDiffer) {
+  KvGeometry g = Tiny();
+  EXPECT_TRUE(g.alike());
+  EXPECT_EQ(g.heads().count(), 4u);
+  g.layers[1].n_q_heads = 9, g.layers[1].n_kv_heads = 3, g.layers[1].value_dim = 48;
+  ASSERT_TRUE(g.Validate().ok());
+  EXPECT_FALSE(g.alike());
+  EXPECT_EQ(g.layer(0), (LayerShape{4, 2, 64, 32, DType::kBf16}));
+  EXPECT_EQ(g.layer(1), (LayerShape{9, 3, 64, 48, DType::kBf16}));
+  EXPECT_EQ(g.row(1).bytes(), 224u);
+  EXPECT_EQ(g.group_size(1), 3u);
+  EXPECT_EQ(g.heads().count(), 5u);
+  EXPECT_EQ(g.token_bytes(), 2 * 192u + 3 * 224u);
+  g.layers[0].stored = false;
+  ASSERT_TRUE(g.Validate().ok());
+  EXPECT_EQ(g.heads().count(), 3u);
+  EXPECT_EQ(g.token_bytes(), 3 * 224u);
+}
+
+TEST(KvGeometry, NamingTheModelsNumbersIsNoDifference) {
+  const KvGeometry g = Tiny();
+  KvGeometry same = g, other = g;
+  same.layers[1].n_kv_heads = 2, same.layers[1].key_dim = 64;
+  EXPECT_TRUE(same.alike());
+  EXPECT_TRUE(same == g);
+  other.layers[1].n_kv_heads = 1;
+  EXPECT_FALSE(other == g);
+  other = g;
+  other.layers[0].stored = false;
+  EXPECT_FALSE(other == g);
+  other = g;
+  other.layers[0].softcap = 1;
+  EXPECT_FALSE(other == g);
+}
+
+TEST(KvGeometry, RefusalsNameTheLayer) {
+  KvGeometry g = Tiny();
+  g.layers[1].n_kv_heads = 1025;
+  ExpectRefused(g, "layer 1: n_kv_heads is 1025; must be 1..1024");
+  g = Tiny();
+  g.layers[1].n_kv_heads = 3;
+  ExpectRefused(g, "layer 1: n_kv_heads (3) must divide n_q_heads (4)");
+  g = Tiny();
+  g.layers[0].n_q_heads = 2 * 65;
+  ExpectRefused(g, "layer 0: group size");
+  g = Tiny();
+  g.layers[0].key_dim = 1025;
+  ExpectRefused(g, "layer 0: key_dim");
+  g = Tiny();
+  for (LayerGeometry& layer : g.layers) layer.stored = false;
+  ExpectRefused(g, "no layer is stored");
+  g = Tiny();
+  g.n_layers = kMaxLayerKinds + 2;
+  g.layers.assign(g.n_layers, {0.125f, 0, 0});
+  for (uint32_t l = 1; l < g.n_layers; ++l) g.layers[l].key_dim = 100 + l;
+  ExpectRefused(g, "65 kinds");
+  g.layers.back().key_dim = 101;
+  EXPECT_TRUE(g.Validate().ok());
 }
 
 }  // namespace

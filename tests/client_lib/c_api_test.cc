@@ -295,6 +295,65 @@ TEST_P(CApi, RowsComeBackAsTheyWerePut) {
   EXPECT_EQ(cuts[0].kind, PFX_CUT_EXACT);
 }
 
+// Three layers: as the model's, with heads and dimensions of its own, and without rows.
+TEST_P(CApi, LayersMayDiffer) {
+  ASSERT_EQ(pfx_register_model(client_, R"({"name": "layers", "geometry": {"n_layers": 3,
+      "n_q_heads": 4, "n_kv_heads": 2, "key_dim": 16, "value_dim": 16, "dtype": "f32",
+      "layers": [{"scale": 0.25}, {"scale": 0.25, "n_q_heads": 1, "n_kv_heads": 1, "key_dim": 8},
+                 {"scale": 0.25, "stored": false}]}})"),
+            PFX_OK)
+      << pfx_last_error();
+  pfx_put_options options = PFX_PUT_OPTIONS_INIT;
+  options.model = "layers", options.tokens = tokens_.data(), options.n_tokens = kTokens;
+  pfx_put* put = nullptr;
+  ASSERT_EQ(pfx_begin_put(client_, &options, &put), PFX_OK) << pfx_last_error();
+  const size_t row = kDim * sizeof(float);
+  ASSERT_EQ(
+      pfx_put_write(put, 0, 0, kTokens, k_.data(), kTokens * 2 * row, v_.data(), kTokens * 2 * row),
+      PFX_OK);
+  EXPECT_EQ(pfx_put_write(put, 1, 0, kTokens, k_.data(), kTokens * row, v_.data(), kTokens * row),
+            PFX_INVALID_ARGUMENT);
+  ASSERT_EQ(
+      pfx_put_write(put, 1, 0, kTokens, k_.data(), kTokens * row / 2, v_.data(), kTokens * row),
+      PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(pfx_put_write(put, 2, 0, 0, nullptr, 0, nullptr, 0), PFX_INVALID_ARGUMENT);
+  ASSERT_EQ(pfx_put_commit(put, nullptr), PFX_OK) << pfx_last_error();
+  pfx_put_free(put);
+  pfx_attach_options attach = PFX_ATTACH_OPTIONS_INIT;
+  attach.model = "layers", attach.tokens = tokens_.data(), attach.n_tokens = kTokens;
+  attach.policy_json = R"({"mode": "full"})";
+  ASSERT_EQ(pfx_attach(client_, &attach, &session_), PFX_OK) << pfx_last_error();
+  const uint32_t shapes[3][5] = {{4, 2, 16, 16, 128}, {1, 1, 8, 16, 96}, {0, 0, 0, 0, 0}};
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    pfx_layer_shape shape = PFX_LAYER_SHAPE_INIT;
+    ASSERT_EQ(pfx_session_get_layer(session_, layer, &shape), PFX_OK) << pfx_last_error();
+    const uint32_t got[5] = {shape.n_q_heads, shape.n_kv_heads, shape.key_dim, shape.value_dim,
+                             shape.row_bytes};
+    EXPECT_TRUE(std::ranges::equal(got, shapes[layer])) << layer;
+  }
+  pfx_layer_shape shape = PFX_LAYER_SHAPE_INIT;
+  EXPECT_EQ(pfx_session_get_layer(session_, 3, &shape), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_get_layer(nullptr, 0, &shape), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_get_layer(session_, 0, nullptr), PFX_INVALID_ARGUMENT);
+  // Layer 1 by definition, in float64: a key is 8 floats, a value 16.
+  double total = 0;
+  std::vector<double> sum(kDim);
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    double score = 0;
+    for (uint32_t i = 0; i < 8; ++i) score += 0.25 * q_[i] * k_[t * 8 + i];
+    total += std::exp(score);
+    for (uint32_t i = 0; i < kDim; ++i) sum[i] += std::exp(score) * v_[t * kDim + i];
+  }
+  float y[kDim], lse = 0;
+  ASSERT_EQ(pfx_step(session_, 1, q_.data(), 8, y, kDim, &lse, 1), PFX_OK) << pfx_last_error();
+  EXPECT_NEAR(lse, std::log(total), 1e-4);
+  for (uint32_t i = 0; i < kDim; ++i) EXPECT_NEAR(y[i], sum[i] / total, 1e-4);
+  EXPECT_EQ(pfx_step(session_, 1, q_.data(), kQ, y, kDim, &lse, 1), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_step(session_, 2, q_.data(), 0, y, 0, &lse, 0), PFX_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pfx_last_error()).find("layer 2 has no rows"), std::string::npos);
+}
+
 TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   Put();
   std::vector<uint32_t> longer = tokens_;

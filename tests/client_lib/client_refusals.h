@@ -79,11 +79,11 @@ class ClientRefusals : public ClientScenario {
   }
   Status Rows(Session& s, uint32_t layer, uint32_t head, std::vector<uint32_t> ids,
               size_t extra = 0) const {
-    std::vector<std::byte> out(ids.size() * prompt_.model.geometry.row().bytes() + extra);
+    std::vector<std::byte> out(ids.size() * prompt_.model.geometry.row(0).bytes() + extra);
     return s.ReadRows(layer, head, ids, out);
   }
   Status Range(Session& s, uint32_t layer, uint32_t head, TokenRange range, size_t rows) const {
-    std::vector<std::byte> out(rows * prompt_.model.geometry.row().bytes());
+    std::vector<std::byte> out(rows * prompt_.model.geometry.row(0).bytes());
     return s.ReadRange(layer, head, range, out);
   }
   Status Layer(Session& s, LayerSlice slice, size_t k_rows, size_t v_rows) const {

@@ -82,7 +82,7 @@ TEST_P(ClientRows, RowsAreReadInPlace) {
   ASSERT_TRUE(session);
   std::vector<uint32_t> ids;
   for (uint32_t t = 0; t < kTokens; t += 1 + t % 5) ids.push_back(t);
-  const RowShape row = prompt_.model.geometry.row();
+  const RowShape row = prompt_.model.geometry.row(0);
   std::vector<std::byte> copied(ids.size() * row.bytes());
   ASSERT_TRUE(session->ReadRows(1, 1, ids, copied).ok());
   auto rows = session->ReadInPlace(1, 1, ids);

@@ -128,7 +128,7 @@ TEST_P(ClientScenario, ExactAttentionRowsSelectionAndSummaries) {
   ExpectNear(lse, lse2);
 
   // Rows are the bytes that were put: for each token its key, then its value.
-  const size_t row = prompt_.model.geometry.row().bytes(), half = row / 2;
+  const size_t row = prompt_.model.geometry.row(0).bytes(), half = row / 2;
   const auto expected = [&](uint32_t layer, uint32_t head, uint32_t token) {
     const size_t at = (size_t{token} * 2 + head) * half;
     std::vector<std::byte> bytes(prompt_.k[layer].begin() + at,

@@ -153,7 +153,7 @@ TEST_P(Interruptions, EveryCallFindsTheDaemonAgain) {
   const auto session = Attach(*client_, kPolicies[2]),
              reference = Attach(*reference_, kPolicies[2]);
   ASSERT_TRUE(session && reference);
-  const size_t row = prompt_.model.geometry.row().bytes();
+  const size_t row = prompt_.model.geometry.row(0).bytes();
   const std::vector<uint32_t> ids = {3, 77, 399};
   using Call = std::function<Result<std::vector<std::byte>>(Session&)>;
   const auto bytes = [](const auto& values) {

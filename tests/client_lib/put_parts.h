@@ -53,7 +53,7 @@ class PutParts : public ClientRefusals {
                                                          Attach(second, policy)};
     ASSERT_TRUE(all && ranks[0] && ranks[1]);
     const KvGeometry& g = prompt_.model.geometry;
-    const size_t group = g.group_size();
+    const size_t group = g.group_size(0);
     for (uint32_t layer = 0; layer < 2; ++layer) {
       const auto q = Queries(1, 7 + layer);
       std::vector<float> y(kQHeads * kDim), lse(kQHeads), y2(y), lse2(lse), y3(y), lse3(lse);

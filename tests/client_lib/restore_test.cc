@@ -25,7 +25,7 @@ class RestoreTest : public RuntimeTest {
 
   void Collect(Restore& restore, const SyntheticPrompt& prompt, KvOrder order, Cache& out) {
     const KvGeometry& g = prompt.geometry;
-    const size_t heads = g.n_kv_heads, key = g.row().key_bytes(), value = g.row().value_bytes();
+    const size_t heads = g.n_kv_heads, key = g.row(0).key_bytes(), value = g.row(0).value_bytes();
     out.k.assign(g.n_layers, std::vector<std::byte>(prompt.n_tokens * heads * key));
     out.v.assign(g.n_layers, std::vector<std::byte>(prompt.n_tokens * heads * value));
     uint32_t layer = 0, token = 0;
@@ -155,7 +155,7 @@ TEST_F(RestoreTest, PartsOfItAndBadRequests) {
   EXPECT_CODE(Restore::Begin(session, options), Code::kInvalidArgument);
   EXPECT_CODE(Restore::Begin(nullptr, {}), Code::kInvalidArgument);
   // This part reads slices of heads.
-  const size_t key = spec_.geometry.row().key_bytes();
+  const size_t key = spec_.geometry.row(0).key_bytes();
   std::vector<std::byte> k(10 * key), v(10 * key);
   ASSERT_OK(session->ReadLayer({0, {5, 15}, 1, 1, KvOrder::kTokenMajor}, k, v));
   const auto rows = prompt.Rows(0, 1);

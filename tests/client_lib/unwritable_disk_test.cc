@@ -42,7 +42,7 @@ class UnwritableDisk : public ::testing::Test {
   // Everything that reads: the same bytes each time, empty after a failure.
   std::vector<float> Serve() {
     std::vector<float> y(kQHeads * kDim), lse(kQHeads), q(kQHeads * kDim, 0.3f);
-    std::vector<std::byte> rows(kTokens * prompt_.model.geometry.row().bytes());
+    std::vector<std::byte> rows(kTokens * prompt_.model.geometry.row(0).bytes());
     const auto fail = [](const char* what, const auto& status) {
       ADD_FAILURE() << what << ": " << status.error().message;
       return std::vector<float>();

@@ -100,7 +100,7 @@ class CallsFixture : public RuntimeTest {
       PREFIXD_TRY(read(std::as_writable_bytes(std::span(out)).first(n_bytes)));
       return out;
     };
-    const size_t row = g.row().bytes(), key = g.row().key_bytes(), value = g.row().value_bytes();
+    const size_t row = g.row(0).bytes(), key = g.row(0).key_bytes(), value = g.row(0).value_bytes();
     add("step", [=, this](Session& s) {
       return outputs(1, [&](auto& y, auto& lse) {
         return s.Step(1, prompt_.Q(1, n - 1, 1), y, lse, nullptr);

@@ -120,7 +120,7 @@ TEST_P(CallsTest, ALatePutWriteMayBeRepeated) {
   OpenWay(MakePrompt(spec_.geometry, 64, Seed("CallsTest.Put")), 1u << 20);
   // 12 MiB, more than the writer's buffers.
   constexpr uint32_t kTokens = 12288;
-  const size_t token = spec_.geometry.n_kv_heads * spec_.geometry.row().key_bytes();
+  const size_t token = spec_.geometry.n_kv_heads * spec_.geometry.row(0).key_bytes();
   std::vector<std::byte> k(kTokens * token), v(kTokens * token);
   std::mt19937_64 rng(Seed("CallsTest.PutRows"));
   for (auto* rows : {&k, &v}) {  // finite numbers

@@ -95,7 +95,7 @@ TEST(Daemon, KillNineKeepsWhatWasAcknowledged) {
     spec.policy.mode = StepMode::kFull;
     auto session = client->Attach(spec);
     ASSERT_TRUE(session.ok()) << session.error().message;
-    const size_t row = prompt.model.geometry.row().bytes();
+    const size_t row = prompt.model.geometry.row(0).bytes();
     std::vector<std::byte> rows(prompt.tokens.size() * row);
     ASSERT_TRUE((*session)->ReadRange(1, 1, {0, uint32_t(prompt.tokens.size())}, rows).ok());
     for (size_t t = 0; t < prompt.tokens.size(); ++t) {

@@ -27,7 +27,7 @@ class DeadClients : public CallsFixture {
         {{"attach", {{"model", spec_.name}, {"prefix", prefix_}, {"policy", {{"mode", "full"}}}}}});
     EXPECT_TRUE(attached.ok()) << (attached.ok() ? "" : attached.error().message);
     if (!attached.ok()) return nullptr;
-    const size_t bytes = prompt_.n_tokens * spec_.geometry.row().bytes();
+    const size_t bytes = prompt_.n_tokens * spec_.geometry.row(0).bytes();
     read = {{"session", (*attached)["session"]}, {"layer", 0},         {"kv_head", 0}, {"begin", 0},
             {"end", prompt_.n_tokens},           {"out", {{0, bytes}}}};
     return raw;

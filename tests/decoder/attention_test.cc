@@ -103,7 +103,7 @@ TEST(KvCache, StoresWhatItAttends) {
     cache.Append(1, 4, std::span(k).subspan(3 * 12), std::span(v).subspan(3 * 10));
     EXPECT_EQ(cache.size(), 7u);
 
-    std::vector<std::byte> kb(4 * 2 * g.row().key_bytes()), vb(4 * 2 * g.row().value_bytes());
+    std::vector<std::byte> kb(4 * 2 * g.row(0).key_bytes()), vb(4 * 2 * g.row(0).value_bytes());
     ASSERT_TRUE(cache.Export(1, 2, 4, kb, vb).ok());
     std::vector<float> kf(4 * 12), vf(4 * 10);
     ToFloat(dtype, kb.data(), kf);

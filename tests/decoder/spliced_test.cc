@@ -162,7 +162,7 @@ TEST_P(SplicedTest, PuttingACacheStoresTheSameRows) {
   const auto b = Take(client_->Attach(spec)), a = Attach(Policy(StepMode::kFull));
   for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
     for (uint32_t head = 0; head < geometry_.n_kv_heads; ++head) {
-      std::vector<std::byte> rows_a(kPrompt * geometry_.row().bytes()), rows_b(rows_a.size());
+      std::vector<std::byte> rows_a(kPrompt * geometry_.row(0).bytes()), rows_b(rows_a.size());
       ASSERT_TRUE(a->ReadRange(layer, head, {0, kPrompt}, rows_a).ok());
       ASSERT_TRUE(b->ReadRange(layer, head, {0, kPrompt}, rows_b).ok());
       EXPECT_EQ(rows_a, rows_b) << "layer " << layer << " head " << head;

@@ -90,6 +90,13 @@ ModelRecord MakeModel(FuzzedDataProvider& in) {
   for (uint32_t l = 0; l < g.n_layers; ++l) {
     g.layers.push_back({in.ConsumeFloatingPointInRange(1e-30f, 1e30f),
                         in.ConsumeFloatingPointInRange(0.0f, 1e30f), Whole<uint32_t>(in)});
+    if (in.ConsumeBool()) continue;
+    LayerGeometry& layer = g.layers.back();
+    layer.n_kv_heads = in.ConsumeIntegralInRange<uint32_t>(0, 16);
+    layer.n_q_heads = layer.n_kv_heads * in.ConsumeIntegralInRange<uint32_t>(0, 64);
+    layer.key_dim = in.ConsumeIntegralInRange<uint32_t>(0, 1024);
+    layer.value_dim = in.ConsumeIntegralInRange<uint32_t>(0, 1024);
+    layer.stored = in.ConsumeBool();
   }
   m.description_json = in.ConsumeRandomLengthString(1000);
   return m;

@@ -91,6 +91,13 @@ void AddStorage(Seeds& seeds) {
   header.lineage[3] = 9;
   header.Encode(page);
   seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(296));
+  KvGeometry layered = Geometry();
+  layered.layers[0].stored = false;
+  layered.layers[1].key_dim = 32;
+  header.SetGeometry(layered);
+  header.Encode(page);
+  seeds.Add("segment_header", 0, page);
+  seeds.Add("segment_header", 1, std::span<const std::byte>(page).first(2096));
   storage::SegmentFooter footer;
   footer.error = {0.02f, 0.01f, 0.02f, 0.01f};
   footer.sequence = 3;
@@ -115,7 +122,11 @@ void AddStorage(Seeds& seeds) {
   record.encoding_error = {0.02f, 0.01f, 0.02f, 0.01f};
   record.lineage[3] = 9;
   seeds.Add("records", 0, storage::EncodeSegment(record));
+  KvGeometry differing = Geometry();
+  differing.layers[0].stored = false;
+  differing.layers[1].n_kv_heads = 4;
   const storage::ModelRecord model{"m", {}, Geometry(), "{}"};
+  seeds.Add("records", 1, storage::EncodeModel({"l", {}, differing, "{}"}));
   seeds.Add("records", 1, storage::EncodeModel(model));
   seeds.Add(
       "records", 2,
@@ -167,6 +178,7 @@ void AddIngest(Seeds& seeds) {
   geometry.n_layers = geometry.n_q_heads = 2;
   geometry.n_kv_heads = 1;
   geometry.key_dim = geometry.value_dim = 3;
+  geometry.layers.assign(2, {0.5f, 0, 0});
   QueryReservoir reservoir(geometry, 40, 4);
   reservoir.Add(0, 31, 2, std::vector<float>(12, 0.5f));
   seeds.Add("ingest", 1, reservoir.Take().Serialize());

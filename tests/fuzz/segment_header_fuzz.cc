@@ -11,7 +11,7 @@ using storage::SegmentLayout;
 void CheckItem(const SegmentLayout& l, uint32_t layer, uint32_t head, uint64_t at, uint64_t bytes,
                uint64_t whole) {
   const uint64_t begin = l.run_page(layer, head) * kPageBytes;
-  FUZZ_EXPECT(at >= begin && at + bytes <= begin + l.pages_per_run * kPageBytes);
+  FUZZ_EXPECT(at >= begin && at + bytes <= begin + l.of(layer).pages_per_run * kPageBytes);
   FUZZ_EXPECT(whole > kPageBytes || at % kPageBytes + bytes <= kPageBytes);
 }
 
@@ -25,16 +25,23 @@ void CheckLayout(const SegmentLayout& l) {
   FUZZ_EXPECT((l.footer_page - l.table_page) * storage::kChecksumsPerPage >= l.table_page);
   FUZZ_EXPECT(l.pages_per_order * storage::kSlotsPerPage >= (l.reclustered() ? s.n_tokens : 0));
   for (const uint32_t layer : {0u, s.n_layers / 2, s.n_layers - 1}) {
-    for (const uint32_t head : {0u, s.n_kv_heads - 1}) {
+    const storage::RunLayout& own = l.of(layer);
+    const uint32_t heads = l.heads.heads_in(layer);
+    FUZZ_EXPECT(heads == own.rows.n_kv_heads);
+    if (heads == 0) continue;
+    const uint64_t key_bytes = own.key_bytes(), value_bytes = own.value_bytes();
+    for (const uint32_t head : {0u, heads - 1}) {
+      FUZZ_EXPECT(l.heads.layer_of(l.run(layer, head)) == layer);
+      FUZZ_EXPECT(l.heads.head_of(l.run(layer, head)) == head);
       const uint64_t run = l.run_page(layer, head);
-      FUZZ_EXPECT(run >= 1 && run + l.pages_per_run <= l.token_page);
+      FUZZ_EXPECT(run >= 1 && run + l.of(layer).pages_per_run <= l.token_page);
       FUZZ_EXPECT(l.order_page_of(layer, head) + l.pages_per_order <= l.table_page);
       for (const uint32_t i : {0u, s.n_tokens / 2, s.n_tokens - 1}) {
         const uint64_t key = l.KeyAddress(layer, head, i), value = l.ValueAddress(layer, head, i);
-        CheckItem(l, layer, head, key, s.key_bytes, l.reclustered() ? s.key_bytes : l.row_bytes());
-        CheckItem(l, layer, head, value, s.value_bytes,
-                  l.reclustered() ? s.value_bytes : l.row_bytes());
-        FUZZ_EXPECT(key + s.key_bytes <= value || value + s.value_bytes <= key);
+        CheckItem(l, layer, head, key, key_bytes, l.reclustered() ? key_bytes : own.row_bytes());
+        CheckItem(l, layer, head, value, value_bytes,
+                  l.reclustered() ? value_bytes : own.row_bytes());
+        FUZZ_EXPECT(key + key_bytes <= value || value + value_bytes <= key);
       }
     }
   }
@@ -48,6 +55,23 @@ void Check(const Page& page) {
   FUZZ_EXPECT(layout->shape.n_tokens == header->tokens.size() && header->tokens.size() > 0);
   FUZZ_EXPECT(layout->reclustered() == (header->chunk_tokens > 0));
   CheckLayout(*layout);
+}
+
+// Layers of a few kinds, one of which has no rows.
+void MakeLayers(FuzzedDataProvider& in, SegmentHeader& h) {
+  h.n_layers = 1 + h.n_layers % 1024;
+  const storage::StoredLayer own{h.n_kv_heads, h.key_dim, h.value_dim};
+  std::vector<storage::StoredLayer> kinds = {own, {}};
+  for (size_t i = in.ConsumeIntegralInRange<size_t>(0, kMaxLayerKinds - 1); i > 0; --i) {
+    kinds.push_back({1u + Whole<uint8_t>(in), 1u + Whole<uint8_t>(in), 1u + Whole<uint8_t>(in)});
+  }
+  bool differ = false;
+  for (uint32_t l = 0; l < h.n_layers; ++l) {
+    h.layers.push_back(kinds[Whole<uint8_t>(in) % kinds.size()]);
+    differ |= h.layers.back() != own;
+  }
+  if (!differ) h.layers.back() = {};
+  h.incompat |= storage::kIncompatLayers;
 }
 
 SegmentHeader MakeHeader(FuzzedDataProvider& in) {
@@ -78,6 +102,7 @@ SegmentHeader MakeHeader(FuzzedDataProvider& in) {
     Fill(in, h.lineage);
     if (h.lineage != storage::Lineage{}) h.incompat |= storage::kIncompatDerivedRows;
   }
+  if (in.ConsumeBool()) MakeLayers(in, h);
   return h;
 }
 

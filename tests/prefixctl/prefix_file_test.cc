@@ -13,6 +13,7 @@
 #include "tensors/safetensors.h"
 #include "tests/prefixctl/prefixctl_fixture.h"
 #include "tests/support/files.h"
+#include "tests/support/layered_model.h"
 #include "tests/support/seed.h"
 
 namespace prefixd {
@@ -90,6 +91,42 @@ TEST_F(PrefixFileTest, WhatIsExportedComesBackTheSame) {
   EXPECT_EQ(moved.err, "");
   ASSERT_EQ(Run({"export", moved.out.substr(7, 32), File("c")}).code, 0);
   EXPECT_EQ(ReadFile(File("a")), ReadFile(File("c")));
+}
+
+TEST_F(PrefixFileTest, LayersThatDifferComeBackTheSame) {
+  ModelSpec model{"layers", testing::LayeredGeometry(), {{"weights", "l"}}, {}};
+  ASSERT_TRUE(client_->RegisterModel(model).ok());
+  const auto shown = PrefixctlFixture::Run({"models", "show", "layers"});
+  EXPECT_NE(shown.out.find("5 layers (1: 12/4 heads, dim 16; 1: 4/2 heads, dim 16; "
+                           "1: 4/2 heads, dim 32/24; 1: 6/6 heads, dim 24/20; 1: no rows), bf16"),
+            std::string::npos)
+      << shown.out;
+  const auto prompt = testing::MakePrompt(model.geometry, 700, 3);
+  PutSpec spec;
+  spec.model = "layers";
+  spec.tenant = "team-a";
+  spec.tokens = prompt.tokens;
+  auto put = client_->BeginPut(spec);
+  ASSERT_TRUE(put.ok());
+  for (const uint32_t l : {0, 1, 3, 4}) {
+    ASSERT_TRUE((*put)->Write(l, 0, 700, prompt.K(l, 0, 700), prompt.V(l, 0, 700)).ok());
+  }
+  const auto done = (*put)->Commit();
+  ASSERT_TRUE(done.ok());
+  const Finished exported = Run({"export", done->prefix, File("layers")});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  const auto file = SafetensorsFile::Open(File("layers"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->tensors().size(), 9u);  // the tokens, and two of each stored layer
+  EXPECT_EQ(file->Find("layers.2.k"), nullptr);
+  const TensorInfo* values = file->Find("layers.4.v");
+  ASSERT_TRUE(values);
+  EXPECT_EQ(values->shape, (std::vector<uint64_t>{700, 6, 20}));
+  EXPECT_TRUE(std::ranges::equal(file->Bytes(*values), prompt.v[4]));
+  const Finished again = Run({"put", File("layers")}, "team-b");
+  ASSERT_EQ(again.code, 0) << again.err;
+  ASSERT_EQ(Run({"export", again.out.substr(7, 32), File("again")}, "team-b").code, 0);
+  EXPECT_EQ(ReadFile(File("layers")), ReadFile(File("again")));
 }
 
 TEST_F(PrefixFileTest, DerivedRowsStayDerived) {

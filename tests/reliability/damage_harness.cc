@@ -227,7 +227,7 @@ class Damager {
     const KvGeometry& g = model_.geometry;
     PREFIXD_ASSIGN(auto writer,
                    store_->BeginPut(model_.name, "t", tokens, "label", {.encoding = encoding}));
-    PREFIXD_TRY(WriteAll(*writer, g, FiniteRows(g.row(), tokens), /*chunk=*/37, true));
+    PREFIXD_TRY(WriteAll(*writer, g, FiniteRows(g.row(0), tokens), /*chunk=*/37, true));
     return writer->Commit();
   }
 
@@ -304,7 +304,7 @@ class Damager {
     const auto prefix = store_->OpenPrefix(s.id, 0);
     if (!prefix.ok()) return false;
     const auto difference = Compare(
-        **prefix, s.tokens, FiniteRows(model_.geometry.row(), s.tokens, (*prefix)->parts()));
+        **prefix, s.tokens, FiniteRows(model_.geometry.row(0), s.tokens, (*prefix)->parts()));
     if (!difference.ok()) return false;
     if (!difference->empty()) Wrong("wrong bytes were served: " + *difference);
     return difference->empty();

@@ -49,7 +49,7 @@ ModelRecord WorkloadModel() {
 ReclusterOptions WorkloadSettling() {
   ReclusterOptions options;
   options.chunk_tokens = 64;
-  options.order = [row = WorkloadModel().geometry.row().bytes()](
+  options.order = [row = WorkloadModel().geometry.row(0).bytes()](
                       uint32_t, uint32_t, uint32_t,
                       std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     std::vector<uint32_t> order(rows.size() / row);
@@ -70,7 +70,7 @@ Result<std::string> Compare(const StoredPrefix& prefix, uint32_t number, const P
     return std::string("rows are not encoded as asked for");
   }
   return storage::Compare(prefix, prompt.tokens,
-                          FiniteRows(WorkloadModel().geometry.row(), prompt.tokens, parts));
+                          FiniteRows(WorkloadModel().geometry.row(0), prompt.tokens, parts));
 }
 
 Workload::Workload(WorkloadPlan plan, Truth& truth, Journal& journal)

@@ -73,7 +73,7 @@ bool Workload::PutFresh() {
   // As the parts of a put do, some heads after the others.
   const auto split = static_cast<uint32_t>(rng_() % model_.geometry.n_kv_heads);
   Status written =
-      writer.ok() ? WriteAll(**writer, model_.geometry, FiniteRows(model_.geometry.row(), tokens),
+      writer.ok() ? WriteAll(**writer, model_.geometry, FiniteRows(model_.geometry.row(0), tokens),
                              chunk, layer_major, split)
                   : Status(writer.error());
   if (!written.ok()) {
@@ -112,7 +112,7 @@ bool Workload::AbortPut() {
   if (n == 0) return true;
   const KvGeometry& g = model_.geometry;
   Status written = (*writer)->WriteRows(0, range.begin, n,
-                                        RowsOf(g, FiniteRows(g.row(), tokens), 0, range.begin, n));
+                                        RowsOf(g, FiniteRows(g.row(0), tokens), 0, range.begin, n));
   if (!written.ok()) return Refused("write", written.error());
   return true;
 }

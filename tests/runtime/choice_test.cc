@@ -30,7 +30,7 @@ class ChoiceTest : public RuntimeTest {
         const auto of = [&](const Output& o) {
           return std::span<const float>(o.y).subspan(h * g.value_dim, g.value_dim);
         };
-        errors[h / g.group_size()] += RelativeL1(of(a), of(b)) / ((last - n) * g.group_size());
+        errors[h / g.group_size(0)] += RelativeL1(of(a), of(b)) / ((last - n) * g.group_size(0));
       }
     }
     return errors;

@@ -117,7 +117,7 @@ TEST_F(EncodingTest, TheStoresOwnChoiceHoldsForPutsThatNameNone) {
   ASSERT_TRUE(session);
   ASSERT_EQ(session->info().parts.size(), 2u);
   EXPECT_EQ(session->info().parts[1], (StoredPart{{200, 300}, RowEncoding::kAsGiven, 0}));
-  std::vector<std::byte> row(spec_.geometry.row().bytes());
+  std::vector<std::byte> row(spec_.geometry.row(0).bytes());
   const std::vector<uint32_t> last = {299};
   ASSERT_OK(session->ReadRows(0, 1, last, row));
   EXPECT_EQ(session->report().total.logical_bytes % row.size(), 0u);
@@ -186,7 +186,7 @@ TEST_F(EncodingTest, ARefusedPutCanStillBeAborted) {
 // A budget is a share of the stored bytes: the same summary costs more tokens beside smaller rows.
 TEST_F(EncodingTest, ASummaryCostsMoreTokensBesideSmallerRows) {
   Open();
-  const RowShape row = spec_.geometry.row();
+  const RowShape row = spec_.geometry.row(0);
   const double moment = MomentTokens(row, 0, 4);
   StepPolicy policy;
   policy.estimator = EstimatorKind::kMoment;

@@ -372,7 +372,7 @@ TEST_F(EstimatorsTest, AFailedStepKeepsItsReads) {
   const uint64_t before = physical();
   std::vector<float> q(64, 3e38f), y(64), lse(4);
   EXPECT_FALSE(session->Step(0, q, y, lse, nullptr).ok());
-  EXPECT_GE(physical(), before + 360 * 2 * spec_.geometry.row().key_bytes());
+  EXPECT_GE(physical(), before + 360 * 2 * spec_.geometry.row(0).key_bytes());
 }
 
 }  // namespace

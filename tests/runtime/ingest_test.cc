@@ -21,7 +21,7 @@ class IngestTest : public RuntimeTest {
   void ExpectSummariesOf(const SyntheticPrompt& prompt, uint32_t n_tokens, Session& session,
                          const FeatureMapSet* maps) {
     const KvGeometry& g = prompt.geometry;
-    const RowShape row = g.row();
+    const RowShape row = g.row(0);
     const TokenRange mid = Partition::Of(n_tokens, options_.anchors).mid;
     for (uint32_t l = 0; l < g.n_layers; ++l) {
       for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
@@ -239,7 +239,7 @@ TEST_F(IngestTest, KeysAreHeldAsFarAsThereIsRoom) {
   options_.host_tier_bytes = 0;
   const auto prompt = MakePrompt(spec_.geometry, 2500, seed);
   const auto q = prompt.Q(1, 2499, 1);
-  const uint64_t key_bytes = 4ull * 2480 * spec_.geometry.row().key_bytes();  // in all 4 heads
+  const uint64_t key_bytes = 4ull * 2480 * spec_.geometry.row(0).key_bytes();  // in all 4 heads
   std::map<std::pair<std::string, std::string>, Output> held;
   for (const uint64_t bytes : {uint64_t{64} << 20, uint64_t{0}}) {
     options_.selector_memory_bytes = bytes;
@@ -299,7 +299,7 @@ TEST_F(IngestTest, PromptsShorterThanTheAnchors) {
         const auto rows = prompt.Rows(0, h / 2);
         const auto want = reference::ExactAttention(
             q.subspan(h * 16, 16), 1, spec_.geometry.layers[0],
-            {rows.data(), n, spec_.geometry.row().bytes(), spec_.geometry.row()});
+            {rows.data(), n, spec_.geometry.row(0).bytes(), spec_.geometry.row(0)});
         EXPECT_NEAR(out.lse[h], want.lse[0], 1e-4);
         for (uint32_t i = 0; i < 16; ++i) EXPECT_NEAR(out.y[h * 16 + i], want.y[i], 1e-5);
       }

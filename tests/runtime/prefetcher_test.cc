@@ -77,8 +77,9 @@ class PrefetcherTest : public RuntimeTest {
     const KvGeometry& g = spec_.geometry;
     std::vector<float> q;
     for (uint32_t h = 0; h < g.n_q_heads; ++h) {
-      const auto key = prompt_.K(layer, t, 1)
-                           .subspan(h / g.group_size() * g.row().key_bytes(), g.row().key_bytes());
+      const auto key =
+          prompt_.K(layer, t, 1)
+              .subspan(h / g.group_size(0) * g.row(0).key_bytes(), g.row(0).key_bytes());
       std::vector<float> values(g.key_dim);
       ToFloat(g.dtype, key.data(), values);
       q.insert(q.end(), values.begin(), values.end());

@@ -22,7 +22,7 @@ class PreparedCacheTest : public RuntimeTest {
   // Returns the bytes of all heads' keys in memory.
   uint64_t KeyBytes() const {
     const KvGeometry& g = spec_.geometry;
-    return uint64_t{g.n_layers} * g.n_kv_heads * (kTokens - 20) * g.row().key_bytes();
+    return uint64_t{g.n_layers} * g.n_kv_heads * (kTokens - 20) * g.row(0).key_bytes();
   }
   static uint64_t Ssd(const Output& out) {
     return out.info.ledger.physical_bytes[static_cast<size_t>(Tier::kSsd)];

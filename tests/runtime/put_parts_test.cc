@@ -37,8 +37,8 @@ class PutParts : public RuntimeTest {
     const KvGeometry& g = spec_.geometry;
     for (uint32_t l = 0; l < g.n_layers; ++l) {
       for (uint32_t t = 0; t < kTokens; t += run) {
-        const uint32_t n = std::min(run, kTokens - t), group = g.group_size();
-        const size_t key = g.row().key_bytes(), value = g.row().value_bytes();
+        const uint32_t n = std::min(run, kTokens - t), group = g.group_size(0);
+        const size_t key = g.row(0).key_bytes(), value = g.row(0).value_bytes();
         PREFIXD_TRY(put.Write(l, t, n,
                               Part(prompt_.K(l, t, n), g.n_kv_heads, key, heads.first, heads.n),
                               Part(prompt_.V(l, t, n), g.n_kv_heads, value, heads.first, heads.n)));
@@ -71,7 +71,7 @@ TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
     const auto rows_of = [&](Session& session) {
       std::vector<std::vector<std::byte>> rows;
       for (uint32_t head = 0; head < 4; ++head) {
-        rows.emplace_back(kTokens * spec_.geometry.row().bytes());
+        rows.emplace_back(kTokens * spec_.geometry.row(0).bytes());
         EXPECT_TRUE(session.ReadRange(1, head, {0, kTokens}, rows.back()).ok());
       }
       return rows;

@@ -140,10 +140,10 @@ TEST_F(RewriteTest, TurnsOfAConversationAreCompactedAndKeepTheirNames) {
       auto session = store_->Attach({spec_.name, "", {}, ids[turn - 1], 0, full});
       ASSERT_OK(session);
       EXPECT_EQ((*session)->info().n_tokens, turn * 60);
-      std::vector<std::byte> rows(size_t{60} * turn * spec_.geometry.row().bytes());
+      std::vector<std::byte> rows(size_t{60} * turn * spec_.geometry.row(0).bytes());
       ASSERT_OK((*session)->ReadRange(1, 1, {0, turn * 60}, rows));
       const auto expected = prompt.K(1, 0, turn * 60);
-      const size_t key = spec_.geometry.row().key_bytes(), row = spec_.geometry.row().bytes();
+      const size_t key = spec_.geometry.row(0).key_bytes(), row = spec_.geometry.row(0).bytes();
       for (uint32_t t = 0; t < turn * 60; ++t) {
         ASSERT_EQ(
             std::memcmp(rows.data() + t * row,

@@ -147,8 +147,10 @@ class RuntimeTest : public ::testing::Test {
     StepInfo info;
   };
   Output Step(Session& session, uint32_t layer, std::span<const float> q) {
-    const KvGeometry& g = session.info().geometry;
-    Output out{std::vector<float>(g.n_q_heads * g.value_dim), std::vector<float>(g.n_q_heads), {}};
+    const LayerShape shape = session.info().geometry.layer(layer);
+    Output out{std::vector<float>(shape.n_q_heads * shape.value_dim),
+               std::vector<float>(shape.n_q_heads),
+               {}};
     const Status status = session.Step(layer, q, out.y, out.lse, &out.info);
     EXPECT_TRUE(status.ok()) << status.error().ToString();
     return out;
@@ -167,7 +169,8 @@ class RuntimeTest : public ::testing::Test {
   // head with float64.
   void ExpectSuffix(Session& session, const SyntheticPrompt& prompt, uint32_t layer, uint32_t first,
                     uint32_t n, uint32_t every = 1) {
-    const KvGeometry& g = spec_.geometry;
+    const LayerShape g = spec_.geometry.layer(layer);
+    const LayerGeometry& parameters = spec_.geometry.layers[layer];
     const auto q = prompt.Q(layer, first, n);
     std::vector<float> y(n * g.n_q_heads * g.value_dim), lse(n * g.n_q_heads);
     ASSERT_OK(session.AttendExact(layer, n, q, y, lse));
@@ -176,7 +179,7 @@ class RuntimeTest : public ::testing::Test {
       for (uint32_t t = h % every; t < n; t += every) {
         const size_t at = t * g.n_q_heads + h;
         const auto want =
-            reference::ExactAttention(q.subspan(at * g.key_dim, g.key_dim), 1, g.layers[layer],
+            reference::ExactAttention(q.subspan(at * g.key_dim, g.key_dim), 1, parameters,
                                       {rows.data(), prompt.n_tokens, g.row().bytes(), g.row()});
         EXPECT_NEAR(lse[at], want.lse[0], 1e-5 * (1 + std::abs(want.lse[0])));
         for (uint32_t i = 0; i < g.value_dim; ++i) {
@@ -197,6 +200,7 @@ class RuntimeTest : public ::testing::Test {
     auto put = store_->BeginPut({spec_.name, tenant, prompt.tokens, "test"});
     ASSERT_OK(put);
     for (uint32_t l = 0; l < prompt.geometry.n_layers; ++l) {
+      if (!prompt.geometry.layers[l].stored) continue;
       for (uint32_t t = 0; t < prompt.n_tokens; t += run) {
         const uint32_t n = std::min(run, prompt.n_tokens - t);
         ASSERT_OK((*put)->Write(l, t, n, prompt.K(l, t, n), prompt.V(l, t, n)));

@@ -132,7 +132,7 @@ TEST_F(SessionTest, RowsComeBackAsPut) {
   policy.k = 4;
   const auto session = Attach(prompt, policy);
   ASSERT_TRUE(session);
-  const size_t row = spec_.geometry.row().bytes();
+  const size_t row = spec_.geometry.row(0).bytes();
   const auto want = prompt.Rows(1, 1);
   std::vector<std::byte> all(333 * row), some(3 * row);
   ASSERT_OK(session->ReadRange(1, 1, {0, 333}, all));

@@ -20,7 +20,7 @@ TEST(SharedSets, FollowTheSpec) {
     for (const uint32_t block : {1u, 2u, 8u, 16u}) {
       for (const bool across : {false, true}) {
         const StepPolicy::Sharing sharing{block, 0.8, 1, across};
-        SharedSets sets(sharing, 2, group);
+        SharedSets sets(sharing, std::vector<uint32_t>{1, group});
         const auto queries = Wander(random, 100, group * 12);
         const auto want = PlainSharing(queries, group, sharing);
         for (size_t t = 0; t < queries.size(); ++t) {
@@ -44,7 +44,7 @@ TEST(SharedSets, FollowTheSpec) {
 
 TEST(SharedSets, ARetrievalThatFailedIsNoSet) {
   Random random(1);
-  SharedSets sets({8, 0.5, 1, true}, 1, 1);
+  SharedSets sets({8, 0.5, 1, true}, std::vector<uint32_t>{1});
   const auto q = random.Normals(8);
   EXPECT_EQ(sets.Find(0, q), nullptr);
   EXPECT_EQ(sets.Find(0, q), nullptr);  // nothing was kept

@@ -20,7 +20,7 @@ class SharedStepTest : public RuntimeTest {
                              std::span<const float> group_q, const std::vector<uint32_t>& ids,
                              std::span<const Cut> cuts) {
     const KvGeometry& g = prompt.geometry;
-    const RowShape row = g.row();
+    const RowShape row = g.row(0);
     bytes_ = prompt.Rows(layer, kv_head);
     const RowsView rows{bytes_.data(), prompt.n_tokens, row.bytes(), row};
     const Partition part = Partition::Of(prompt.n_tokens, options_.anchors);
@@ -28,7 +28,7 @@ class SharedStepTest : public RuntimeTest {
     for (const uint32_t id : ids) refs_.push_back({rows.key(id), rows.value(id)});
     GroupStepInput in;
     in.queries = group_q;
-    in.group = g.group_size();
+    in.group = g.group_size(0);
     in.layer = g.layers[layer];
     in.sinks = rows.Sub(0, part.sink.size());
     in.tail = rows.Sub(part.tail.begin, part.tail.size());
@@ -47,12 +47,12 @@ class SharedStepTest : public RuntimeTest {
     const KvGeometry& g = prompt.geometry;
     const auto bytes = prompt.Rows(layer, kv_head);
     std::vector<RowRef> refs;
-    for (const uint32_t id : ids) refs.push_back({bytes.data() + id * g.row().bytes(), nullptr});
+    for (const uint32_t id : ids) refs.push_back({bytes.data() + id * g.row(0).bytes(), nullptr});
     std::vector<double> out;
-    for (uint32_t i = 0; i < g.group_size(); ++i) {
+    for (uint32_t i = 0; i < g.group_size(0); ++i) {
       double sum = 0;
       for (const double s : reference::Scores(group_q.subspan(i * g.key_dim, g.key_dim),
-                                              g.layers[layer], ScatteredRows(refs, g.row()))) {
+                                              g.layers[layer], ScatteredRows(refs, g.row(0)))) {
         sum += std::exp(s);
       }
       out.push_back(std::log(sum));
@@ -62,8 +62,8 @@ class SharedStepTest : public RuntimeTest {
 
   void ExpectStep(const Output& out, uint32_t kv_head, const reference::States& want) {
     const KvGeometry& g = spec_.geometry;
-    for (uint32_t i = 0; i < g.group_size(); ++i) {
-      const size_t head = kv_head * g.group_size() + i;
+    for (uint32_t i = 0; i < g.group_size(0); ++i) {
+      const size_t head = kv_head * g.group_size(0) + i;
       EXPECT_NEAR(out.lse[head], want.lse[i], 2e-4);
       for (uint32_t j = 0; j < g.value_dim; ++j) {
         const size_t at = i * g.value_dim + j;
@@ -73,7 +73,7 @@ class SharedStepTest : public RuntimeTest {
   }
 
   std::span<const float> GroupOf(std::span<const float> q, uint32_t kv_head) const {
-    const size_t size = size_t{spec_.geometry.group_size()} * spec_.geometry.key_dim;
+    const size_t size = size_t{spec_.geometry.group_size(0)} * spec_.geometry.key_dim;
     return q.subspan(kv_head * size, size);
   }
 
@@ -85,11 +85,11 @@ class SharedStepTest : public RuntimeTest {
     const KvGeometry& g = prompt.geometry;
     const auto bytes = prompt.Rows(layer, kv_head);
     std::vector<RowRef> refs;
-    for (const uint32_t id : ids) refs.push_back({bytes.data() + id * g.row().bytes(), nullptr});
+    for (const uint32_t id : ids) refs.push_back({bytes.data() + id * g.row(0).bytes(), nullptr});
     std::vector<double> best(ids.size(), -std::numeric_limits<double>::infinity());
-    for (uint32_t i = 0; i < g.group_size(); ++i) {
+    for (uint32_t i = 0; i < g.group_size(0); ++i) {
       const auto scores = reference::Scores(group_q.subspan(i * g.key_dim, g.key_dim),
-                                            g.layers[layer], ScatteredRows(refs, g.row()));
+                                            g.layers[layer], ScatteredRows(refs, g.row(0)));
       double sum = 0;
       for (const double s : scores) sum += std::exp(s);
       for (size_t j = 0; j < ids.size(); ++j)
@@ -134,7 +134,7 @@ class SharedStepTest : public RuntimeTest {
       const Output out = Step(*session, 1, queries[t]);
       EXPECT_EQ(out.info.ledger.selections, g.n_kv_heads);
       for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-        const size_t from = PlainSharing(by_head[h], g.group_size(), policy.sharing)[t];
+        const size_t from = PlainSharing(by_head[h], g.group_size(0), policy.sharing)[t];
         const auto& q = by_head[h][from];
         const auto selected = session->Select(1, h, q, k);
         ASSERT_OK(selected);
@@ -153,10 +153,10 @@ class SharedStepTest : public RuntimeTest {
           ids.assign(wide.begin(), wide.end());
           const auto now = LogSumExps(prompt, 1, h, by_head[h][t], ids);
           const auto then = LogSumExps(prompt, 1, h, q, first);
-          for (uint32_t i = 0; i < g.group_size(); ++i) {
+          for (uint32_t i = 0; i < g.group_size(0); ++i) {
             EXPECT_EQ(cuts[i].kind, CutKind::kExact);
             cuts[i] = {static_cast<float>(cuts[i].score + now[i] - then[i]), CutKind::kApproximate};
-            EXPECT_FALSE(out.info.missing[h * g.group_size() + i].certified);
+            EXPECT_FALSE(out.info.missing[h * g.group_size(0) + i].certified);
           }
         } else {
           ++searches;

@@ -20,7 +20,7 @@ class StepTest : public RuntimeTest {
                              std::span<const float> q, EstimatorKind estimator,
                              const Selection& selection, const FeatureMapSet* maps) {
     const KvGeometry& g = prompt.geometry;
-    const RowShape row = g.row();
+    const RowShape row = g.row(0);
     bytes_ = prompt.Rows(layer, kv_head);
     const RowsView rows{bytes_.data(), prompt.n_tokens, row.bytes(), row};
     const Partition part = Partition::Of(prompt.n_tokens, options_.anchors);
@@ -32,8 +32,8 @@ class StepTest : public RuntimeTest {
     const RowsView mid = rows.Sub(part.mid.begin, part.mid.size());
     moment_.Add(mid);
     GroupStepInput in;
-    in.queries = q.subspan(kv_head * g.group_size() * g.key_dim, g.group_size() * g.key_dim);
-    in.group = g.group_size();
+    in.queries = q.subspan(kv_head * g.group_size(0) * g.key_dim, g.group_size(0) * g.key_dim);
+    in.group = g.group_size(0);
     in.layer = g.layers[layer];
     in.sinks = rows.Sub(0, part.sink.size());
     in.tail = rows.Sub(part.tail.begin, part.tail.size());
@@ -48,7 +48,7 @@ class StepTest : public RuntimeTest {
       phi_.Add(mid, *in.phi_k);
       in.phi = &phi_;
       in.phi_q = std::span(maps->phi_q)
-                     .subspan(layer * g.n_q_heads + kv_head * g.group_size(), g.group_size());
+                     .subspan(layer * g.n_q_heads + kv_head * g.group_size(0), g.group_size(0));
     }
     return reference::GroupStep(in, row.value_dim);
   }
@@ -83,7 +83,7 @@ TEST_F(StepTest, FullBudgetIsExactAttention) {
           const auto rows = prompt.Rows(l, h / 2);
           const auto want = reference::ExactAttention(
               q.subspan(h * 24, 24), 1, spec_.geometry.layers[l],
-              {rows.data(), prompt.n_tokens, spec_.geometry.row().bytes(), spec_.geometry.row()});
+              {rows.data(), prompt.n_tokens, spec_.geometry.row(0).bytes(), spec_.geometry.row(0)});
           const double bound = 2e-6 + 4e-7 * want.max_abs_score[0];
           EXPECT_NEAR(out.lse[h], want.lse[0], 1e-5 * (1 + std::abs(want.lse[0])));
           for (uint32_t i = 0; i < 24; ++i) {
@@ -127,14 +127,15 @@ TEST_F(StepTest, RetrieveEqualsReferenceForEachEstimator) {
           Selection selection;
           if (k > 0) {
             auto selected = session->Select(
-                layer, h, q.subspan(h * g.group_size() * g.key_dim, g.group_size() * g.key_dim), k);
+                layer, h, q.subspan(h * g.group_size(0) * g.key_dim, g.group_size(0) * g.key_dim),
+                k);
             ASSERT_OK(selected);
             selection = std::move(selected).value();
             ASSERT_EQ(selection.ids.size(), k);
           }
           const auto want = Expected(prompt, layer, h, q, estimator, selection, &maps);
-          for (uint32_t head = 0; head < g.group_size(); ++head) {
-            const size_t at = h * g.group_size() + head;
+          for (uint32_t head = 0; head < g.group_size(0); ++head) {
+            const size_t at = h * g.group_size(0) + head;
             EXPECT_NEAR(out.lse[at], want.lse[head], 2e-4) << EstimatorName(estimator) << " " << k;
             for (uint32_t i = 0; i < g.value_dim; ++i) {
               const size_t e = size_t{head} * g.value_dim + i;
@@ -190,7 +191,7 @@ TEST_F(StepTest, LedgerFollowsTheFormulas) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 1500, seed);
   ASSERT_NE(PutReady(prompt), "");
-  const RowShape row = spec_.geometry.row();
+  const RowShape row = spec_.geometry.row(0);
   const double cost[] = {0, PhiTokens(row, 8, 4), MomentTokens(row, 0, 4)};
   for (const EstimatorKind estimator :
        {EstimatorKind::kNone, EstimatorKind::kMoment, EstimatorKind::kPhi}) {

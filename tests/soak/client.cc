@@ -216,7 +216,7 @@ void Client::InPlace() {
   const auto rows = held.session->ReadInPlace(layer, head, ids);
   if (!rows.ok() && rows.error().code == Code::kFailedPrecondition) return;  // over TCP
   if (!Done(Op::kInPlace, rows)) return;
-  const size_t key = g.row().key_bytes();
+  const size_t key = g.row(0).key_bytes();
   for (size_t i = 0; i < ids.size(); ++i) {
     const size_t at = (size_t{ids[i]} * g.n_kv_heads + head) * key;
     if (std::memcmp(rows->rows[i].key, &prompt.k[layer][at], key) != 0 ||

@@ -181,7 +181,7 @@ class Soak {
     bad.tenant = world_.tenants[0];
     bad.model = world_.ModelOf(world_.prompts[0]).name;
     bad.tokens = world_.prompts[0].tokens;
-    bad.row_bytes = world_.ModelOf(world_.prompts[0]).geometry.row().bytes();
+    bad.row_bytes = world_.ModelOf(world_.prompts[0]).geometry.row(0).bytes();
     for (int i = 0; i < 2; ++i) {
       children_.push_back({-1, false, [this, bad]() mutable {
                              bad.seed = next_seed_;

@@ -90,9 +90,10 @@ inline RowFn RowsFrom(std::vector<uint64_t> states) {
 // rows: [n_kv_heads][n][row bytes] of tokens [first, first + n) of one layer.
 inline std::vector<std::byte> RowsOf(const KvGeometry& g, const RowFn& fill, uint32_t layer,
                                      uint32_t first, uint32_t n) {
-  const size_t row = g.row().bytes();
-  std::vector<std::byte> out(g.n_kv_heads * n * row);
-  for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+  const size_t row = g.row(layer).bytes();
+  const uint32_t heads = g.layer(layer).n_kv_heads;
+  std::vector<std::byte> out(heads * n * row);
+  for (uint32_t h = 0; h < heads; ++h) {
     for (uint32_t i = 0; i < n; ++i) {
       fill(first + i, layer, h, std::span(out).subspan((size_t{h} * n + i) * row, row));
     }
@@ -110,10 +111,12 @@ inline Status WriteAll(SegmentWriter& writer, const KvGeometry& g, const RowFn& 
                        uint32_t chunk, bool layer_major, uint32_t split = 0) {
   const TokenRange range = writer.range();
   const auto write = [&](uint32_t layer, uint32_t first) -> Status {
+    if (!g.layers[layer].stored) return {};
     const uint32_t n = std::min(chunk, range.end - first);
     const auto rows = RowsOf(g, fill, layer, first, n);
     if (split == 0) return writer.WriteRows(layer, first, n, rows);
-    const size_t before = size_t{split} * n * g.row().bytes();
+    const size_t own_split = size_t{split} * g.layer(layer).n_kv_heads / g.n_kv_heads;
+    const size_t before = own_split * n * g.row(layer).bytes();
     PREFIXD_TRY(writer.WriteRows(layer, {0, split}, first, n, std::span(rows).first(before)));
     return writer.WriteRows(layer, {split, 0}, first, n, std::span(rows).subspan(before));
   };
@@ -150,14 +153,14 @@ inline Result<std::string> Compare(const StoredPrefix& prefix, std::span<const u
     return std::string("token ids differ");
   }
   const auto n = static_cast<uint32_t>(tokens.size());
-  const size_t row = g.row().bytes();
   // Some ids lie close together, and some far apart.
   std::vector<uint32_t> some, few;
   for (uint32_t t = 0; t < n; t += 1 + t % 7) some.push_back(t);
   for (uint32_t t = n % 5; t < n; t += 61) few.push_back(t);
-  std::vector<std::byte> range(n * row), rows(some.size() * row), expected(row);
   for (uint32_t l = 0; l < g.n_layers; ++l) {
-    for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+    const size_t row = g.row(l).bytes();
+    std::vector<std::byte> range(n * row), rows(some.size() * row), expected(row);
+    for (uint32_t h = 0; h < g.layer(l).n_kv_heads; ++h) {
       const auto differs = [&](uint32_t t, const std::byte* got) {
         fill(t, l, h, expected);
         return std::memcmp(expected.data(), got, row) != 0;

@@ -27,24 +27,24 @@ struct SyntheticPrompt {
 
   // Returns tokens [first, first + n) of one of them.
   std::span<const std::byte> K(uint32_t layer, uint32_t first, uint32_t n) const {
-    const size_t token = geometry.n_kv_heads * geometry.row().key_bytes();
+    const size_t token = geometry.layer(layer).n_kv_heads * geometry.row(layer).key_bytes();
     return std::span(k[layer]).subspan(first * token, n * token);
   }
   std::span<const std::byte> V(uint32_t layer, uint32_t first, uint32_t n) const {
-    const size_t token = geometry.n_kv_heads * geometry.row().value_bytes();
+    const size_t token = geometry.layer(layer).n_kv_heads * geometry.row(layer).value_bytes();
     return std::span(v[layer]).subspan(first * token, n * token);
   }
   std::span<const float> Q(uint32_t layer, uint32_t first, uint32_t n) const {
-    const size_t token = size_t{geometry.n_q_heads} * geometry.key_dim;
+    const size_t token = geometry.layer(layer).query_floats();
     if (first > n_tokens || n > n_tokens - first) throw std::out_of_range("queries of no token");
     return std::span(q[layer]).subspan(first * token, n * token);
   }
   // Returns all rows of one head, as the store does.
   std::vector<std::byte> Rows(uint32_t layer, uint32_t kv_head) const {
-    const RowShape row = geometry.row();
+    const RowShape row = geometry.row(layer);
     std::vector<std::byte> rows(n_tokens * row.bytes());
     for (size_t t = 0; t < n_tokens; ++t) {
-      const size_t at = t * geometry.n_kv_heads + kv_head;
+      const size_t at = t * geometry.layer(layer).n_kv_heads + kv_head;
       std::copy_n(k[layer].data() + at * row.key_bytes(), row.key_bytes(),
                   rows.data() + t * row.bytes());
       std::copy_n(v[layer].data() + at * row.value_bytes(), row.value_bytes(),
@@ -83,7 +83,6 @@ inline void Rotate(std::span<float> x, uint32_t position) {
 // that one can continue the other.
 inline SyntheticPrompt MakePrompt(const KvGeometry& geometry, uint32_t n_tokens, uint64_t seed) {
   constexpr uint32_t kTopics = 12;
-  const uint32_t dim = geometry.key_dim;
   SyntheticPrompt prompt{geometry, n_tokens, {}, {}, {}, {}};
   Random random(seed);
   std::vector<uint32_t> topic_of;
@@ -92,30 +91,33 @@ inline SyntheticPrompt MakePrompt(const KvGeometry& geometry, uint32_t n_tokens,
     topic_of.push_back(random.Int(0, kTopics - 1));
   }
   for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+    const LayerShape shape = geometry.layer(l);
+    if (shape.n_kv_heads == 0) {
+      prompt.k.emplace_back(), prompt.v.emplace_back(), prompt.q.emplace_back();
+      continue;
+    }
+    const uint32_t dim = shape.key_dim, value_dim = shape.value_dim;
     Random of_layer(seed * 1000003 + l);
-    const auto topic_k = of_layer.Normals(size_t{kTopics} * geometry.n_kv_heads * dim);
-    const auto topic_v = of_layer.Normals(size_t{kTopics} * geometry.n_kv_heads * dim);
-    const auto shift = of_layer.Normals(size_t{geometry.n_q_heads} * dim, 0.3f);
+    const auto topic_k = of_layer.Normals(size_t{kTopics} * shape.n_kv_heads * dim);
+    const auto topic_v = of_layer.Normals(size_t{kTopics} * shape.n_kv_heads * value_dim);
+    const auto shift = of_layer.Normals(size_t{shape.n_q_heads} * dim, 0.3f);
     const uint32_t outlier = of_layer.Int(0, dim - 1);
     std::vector<float> k, v, q;
     for (uint32_t t = 0; t < n_tokens; ++t) {
-      for (uint32_t h = 0; h < geometry.n_kv_heads; ++h) {
-        const size_t topic = (size_t{topic_of[t]} * geometry.n_kv_heads + h) * dim;
-        auto key = of_layer.Normals(dim, 0.6f), value = of_layer.Normals(dim, 0.7f);
-        for (uint32_t i = 0; i < dim; ++i) {
-          key[i] += topic_k[topic + i];
-          value[i] += topic_v[topic + i];
-        }
+      for (uint32_t h = 0; h < shape.n_kv_heads; ++h) {
+        const size_t topic = size_t{topic_of[t]} * shape.n_kv_heads + h;
+        auto key = of_layer.Normals(dim, 0.6f), value = of_layer.Normals(value_dim, 0.7f);
+        for (uint32_t i = 0; i < dim; ++i) key[i] += topic_k[topic * dim + i];
+        for (uint32_t i = 0; i < value_dim; ++i) value[i] += topic_v[topic * value_dim + i];
         key[outlier] += t < 4 ? 8.0f : 3.0f;
         Rotate(key, t);
         k.insert(k.end(), key.begin(), key.end());
         v.insert(v.end(), value.begin(), value.end());
       }
       const uint32_t wanted = of_layer.Int(0, kTopics - 1);
-      for (uint32_t h = 0; h < geometry.n_q_heads; ++h) {
+      for (uint32_t h = 0; h < shape.n_q_heads; ++h) {
         auto query = of_layer.Normals(dim, 0.5f);
-        const size_t topic =
-            (size_t{wanted} * geometry.n_kv_heads + h / geometry.group_size()) * dim;
+        const size_t topic = (size_t{wanted} * shape.n_kv_heads + h / shape.group_size()) * dim;
         for (uint32_t i = 0; i < dim; ++i) query[i] += topic_k[topic + i] + shift[h * dim + i];
         Rotate(query, t);
         q.insert(q.end(), query.begin(), query.end());

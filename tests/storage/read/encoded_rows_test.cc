@@ -27,7 +27,7 @@ class EncodedRowsTest : public OpenStoreTest {
     PREFIXD_ASSIGN(auto writer, store_->BeginPut(model_.name, "t", tokens, "label",
                                                  {.pinned = false, .encoding = encoding}));
     const KvGeometry& g = model_.geometry;
-    PREFIXD_TRY(WriteAll(*writer, g, FiniteRows(g.row(), tokens), chunk, /*layer_major=*/true));
+    PREFIXD_TRY(WriteAll(*writer, g, FiniteRows(g.row(0), tokens), chunk, /*layer_major=*/true));
     return writer->Commit();
   }
 
@@ -39,7 +39,7 @@ class EncodedRowsTest : public OpenStoreTest {
     ASSERT_OK(opened);
     const StoredPrefix& prefix = **opened;
     const KvGeometry& g = model_.geometry;
-    const RowShape row = g.row();
+    const RowShape row = g.row(0);
     const auto n = static_cast<uint32_t>(tokens.size());
     ASSERT_EQ(prefix.n_tokens(), n);
     const auto states = States(tokens);
@@ -90,7 +90,7 @@ TEST_F(EncodedRowsTest, AnyGeometryReadsWhatWasPutButForTheRounding) {
     ASSERT_OK(id);
     const auto n = static_cast<uint32_t>(tokens.size());
     ExpectPrefix(*id, tokens, 0, n);
-    ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row().bytes(), 1 + rng() % 100)));
+    ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row(0).bytes(), 1 + rng() % 100)));
     ExpectPrefix(*id, tokens, 0, n);
   }
   Open();
@@ -115,7 +115,7 @@ TEST_F(EncodedRowsTest, TakesHalfTheSpaceAndReportsItsError) {
   // The error is measured from outside: rows read against rows put.
   auto prefix = store_->OpenPrefix(*id, 0);
   ASSERT_OK(prefix);
-  const RowShape row = model_.geometry.row();
+  const RowShape row = model_.geometry.row(0);
   const auto states = States(tokens);
   std::vector<std::byte> rows(600 * row.bytes());
   double squares[2] = {}, largest[2] = {};
@@ -147,7 +147,7 @@ TEST_F(EncodedRowsTest, TakesHalfTheSpaceAndReportsItsError) {
   prefix->reset();
   Open();
   EXPECT_EQ(store_->GetPrefix(*id)->encoding_error, before);
-  ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row().bytes(), 200)));
+  ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row(0).bytes(), 200)));
   Open();
   EXPECT_EQ(store_->GetPrefix(*id)->encoding_error, before);
   EXPECT_EQ(store_->GetPrefix(*id)->encoding, RowEncoding::kInt8);
@@ -191,7 +191,7 @@ TEST_F(EncodedRowsTest, MergingKeepsRowsAndJoinsErrors) {
   EXPECT_EQ(store_->GetPrefix(*compacted)->encoding_error, both);
   ExpectPrefix(*compacted, second, 0, 150);
   ExpectPrefix(*a, first, 0, 100);
-  ASSERT_OK(store_->Recluster(*compacted, Reversed(model_.geometry.row().bytes(), 64)));
+  ASSERT_OK(store_->Recluster(*compacted, Reversed(model_.geometry.row(0).bytes(), 64)));
   ExpectPrefix(*a, first, 0, 100);
   Open();
   ExpectPrefix(*b, second, 0, 150);
@@ -256,7 +256,7 @@ TEST_F(EncodedRowsTest, DamageIsFoundAsElsewhere) {
   Open();
   const auto prefix = store_->OpenPrefix(*id, 0);
   ASSERT_OK(prefix);
-  std::vector<std::byte> out(300 * model_.geometry.row().bytes());
+  std::vector<std::byte> out(300 * model_.geometry.row(0).bytes());
   EXPECT_CODE((*prefix)->ReadRange(0, 0, {0, 300}, out, nullptr), Code::kCorrupt);
   EXPECT_TRUE(store_->GetPrefix(*id)->quarantined);
 }
@@ -265,7 +265,7 @@ TEST_F(EncodedRowsTest, RefusedRowsLeaveThePutAsItWas) {
   const auto tokens = Iota(64);
   auto writer = store_->BeginPut("m", "t", tokens, "", {.encoding = RowEncoding::kInt8});
   ASSERT_OK(writer);
-  const RowShape row = model_.geometry.row();
+  const RowShape row = model_.geometry.row(0);
   std::vector<std::byte> rows;
   for (uint32_t i = 0; i < 2 * 64; ++i) {
     const auto one = FiniteRow(row, i, 0, 0);

@@ -36,13 +36,13 @@ inline std::vector<std::byte> FiniteRow(const RowShape& row, uint64_t state, uin
 
 // Turns a row into what a read returns where it was stored as kInt8.
 inline void PassThroughInt8(RowEncoder& encoder, const RowShape& row, std::span<std::byte> bytes) {
-  const auto stored = encoder.Encode(bytes).rows;
+  const auto stored = encoder.Encode(row, bytes).rows;
   DecodeInt8(row.dtype, stored.first(4 + row.key_dim), bytes.data());
   DecodeInt8(row.dtype, stored.subspan(4 + row.key_dim), bytes.data() + row.key_bytes());
 }
 
 inline std::vector<std::byte> ThroughInt8(const RowShape& row, std::span<const std::byte> given) {
-  RowEncoder encoder(row);
+  RowEncoder encoder;
   std::vector<std::byte> out(given.begin(), given.end());
   PassThroughInt8(encoder, row, out);
   return out;
@@ -61,7 +61,7 @@ inline RowFn FiniteRows(const RowShape& row, std::span<const uint32_t> tokens,
                         std::span<const StoredPart> parts) {
   std::vector<RowEncoding> encodings;
   for (const StoredPart& part : parts) encodings.resize(part.tokens.end, part.encoding);
-  return [row, given = FiniteRows(row, tokens), encoder = RowEncoder(row),
+  return [row, given = FiniteRows(row, tokens), encoder = RowEncoder(),
           encodings = std::move(encodings)](uint32_t t, uint32_t layer, uint32_t head,
                                             std::span<std::byte> out) mutable {
     given(t, layer, head, out);

@@ -18,7 +18,7 @@ class PageGapTest : public PageRowsTest {
   void Read(std::span<const uint32_t> ids) {
     stats_ = {};
     const uint64_t before = plan_->counted;
-    const size_t row = model_.geometry.row().bytes();
+    const size_t row = model_.geometry.row(0).bytes();
     std::vector<std::byte> rows(ids.size() * row), want(row);
     ASSERT_OK(prefix_->ReadRows(0, 0, ids, rows, &stats_));
     operations_ = plan_->counted - before;

@@ -67,7 +67,7 @@ TEST_F(StoragePrefetchTest, HasNoDeadline) {
   std::thread reader([&] { status = Ahead(ids_); });
   WaitForHeld();
   // The later read gives up: its time is spent behind the earlier ones.
-  std::vector<std::byte> row(model_.geometry.row().bytes());
+  std::vector<std::byte> row(model_.geometry.row(0).bytes());
   EXPECT_CODE(prefix_->ReadRows(0, 0, std::vector<uint32_t>{500}, row, nullptr),
               Code::kUnavailable);
   plan_->Disarm();
@@ -109,13 +109,13 @@ TEST_F(StoragePrefetchTest, EndsWhereTheTierHasNoRoom) {
 }
 
 TEST_F(StoragePrefetchTest, WaitsForStepsToReadTheOrder) {
-  ASSERT_OK(store_->Recluster(id_, Reversed(model_.geometry.row().bytes())));
+  ASSERT_OK(store_->Recluster(id_, Reversed(model_.geometry.row(0).bytes())));
   ASSERT_NO_FATAL_FAILURE(Open());
   const uint64_t before = plan_->counted;
   ASSERT_OK(Ahead(ids_));
   EXPECT_EQ(plan_->counted, before);
   EXPECT_EQ(ssd_pages(), 0u);
-  std::vector<std::byte> row(model_.geometry.row().bytes());
+  std::vector<std::byte> row(model_.geometry.row(0).bytes());
   ASSERT_OK(prefix_->ReadRows(0, 0, std::vector<uint32_t>{500}, row, nullptr));
   ASSERT_OK(Ahead(ids_));
   EXPECT_GT(ssd_pages(), 0u);

@@ -16,7 +16,7 @@ class ReadInPlaceTest : public OpenStoreTest {
   // Returns "" when `rows` are those of `ids`.
   std::string Differs(const RowsInPlace& rows, std::span<const uint32_t> tokens, uint32_t layer,
                       uint32_t head, std::span<const uint32_t> ids) const {
-    const RowShape shape = model_.geometry.row();
+    const RowShape shape = model_.geometry.row(0);
     const auto states = States(tokens);
     std::vector<std::byte> want(shape.bytes());
     if (rows.rows.size() != ids.size()) return "number of rows";
@@ -65,7 +65,7 @@ TEST_F(ReadInPlaceTest, RowsOfAChainColdAndWarm) {
     EXPECT_EQ(warm.pages_ssd, 0u);
     EXPECT_EQ(warm.pages_host, cold.pages_ssd + cold.pages_host);
     EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)],
-              ids.size() * model_.geometry.row().bytes());
+              ids.size() * model_.geometry.row(0).bytes());
     for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(again->rows[i].key, rows->rows[i].key);
     EXPECT_EQ(store_->stats().host_tier_pinned, 2 * warm.pages_host * kPageBytes);
   }
@@ -87,7 +87,7 @@ TEST_F(ReadInPlaceTest, OutliveTheirPrefixAndTheStore) {
   const std::vector<uint32_t> others(5000, 9);  // their pages compete for the same place
   const auto other = Put(*store_, model_, others);
   ASSERT_OK(other);
-  std::vector<std::byte> out(others.size() * model_.geometry.row().bytes());
+  std::vector<std::byte> out(others.size() * model_.geometry.row(0).bytes());
   auto reader = *store_->OpenPrefix(*other, 0);
   ASSERT_OK(reader->ReadRange(0, 0, {0, 5000}, out, nullptr));
   EXPECT_EQ(Differs(*rows, tokens, 1, 1, ids), "");

@@ -44,7 +44,7 @@ class RowViewsTest : public OpenStoreTest {
     const auto opened = store_->OpenPrefix(id, 0);
     ASSERT_OK(opened);
     const StoredPrefix& prefix = **opened;
-    const RowShape row = model_.geometry.row();
+    const RowShape row = model_.geometry.row(0);
     RowViews views;
     for (int round = 0; round < 30; ++round) {
       const auto layer = static_cast<uint32_t>(rng() % model_.geometry.n_layers);
@@ -83,7 +83,7 @@ class RowViewsTest : public OpenStoreTest {
     const auto opened = store_->OpenPrefix(id, n_tokens);
     ASSERT_OK(opened);
     const StoredPrefix& prefix = **opened;
-    const RowShape row = model_.geometry.row();
+    const RowShape row = model_.geometry.row(0);
     for (uint32_t run = 0; run < model_.geometry.n_layers * model_.geometry.n_kv_heads; ++run) {
       const uint32_t layer = run / model_.geometry.n_kv_heads;
       const uint32_t head = run % model_.geometry.n_kv_heads;
@@ -106,7 +106,7 @@ class RowViewsTest : public OpenStoreTest {
     }
   }
   std::vector<std::string> Sorted(const std::vector<std::byte>& rows) const {
-    const size_t bytes = model_.geometry.row().bytes();
+    const size_t bytes = model_.geometry.row(0).bytes();
     std::vector<std::string> out;
     for (size_t at = 0; at + bytes <= rows.size(); at += bytes) {
       out.emplace_back(reinterpret_cast<const char*>(rows.data()) + at, bytes);
@@ -132,7 +132,7 @@ TEST_F(RowViewsTest, AreTheRows) {
     ASSERT_OK(reclustered);
     ReclusterOptions recluster;
     recluster.chunk_tokens = 256;
-    const size_t row_bytes = model_.geometry.row().bytes();
+    const size_t row_bytes = model_.geometry.row(0).bytes();
     recluster.order = [row_bytes](
                           uint32_t, uint32_t, uint32_t,
                           std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
@@ -161,7 +161,7 @@ TEST_F(RowViewsTest, VisitsOfManyRows) {
   KvGeometry geometry = TestGeometry(1, 1, 23, DType::kF32);
   geometry.value_dim = 21;
   model_ = TestModel("uneven", geometry);
-  const size_t row_bytes = geometry.row().bytes();
+  const size_t row_bytes = geometry.row(0).bytes();
   options_.host_tier_bytes = 8u << 20;
   Open();
   ReclusterOptions recluster;
@@ -192,7 +192,7 @@ TEST_F(RowViewsTest, VisitsChargeWhatIsWanted) {
   Open();
   const auto id = PutNumbers(Iota(600), RowEncoding::kAsGiven);
   ASSERT_OK(id);
-  const size_t row_bytes = model_.geometry.row().bytes();
+  const size_t row_bytes = model_.geometry.row(0).bytes();
   ASSERT_OK(store_->Recluster(*id, Reversed(row_bytes, 256)));
   const auto opened = store_->OpenPrefix(*id, 300);
   ASSERT_OK(opened);
@@ -218,7 +218,7 @@ TEST_F(RowViewsTest, VisitsBringWhatIsMissingAndHoldNothing) {
   ASSERT_OK((*opened)->VisitRows(0, 0, room, nothing, &warm));
   EXPECT_GT(cold.pages_ssd, 0u);
   EXPECT_EQ(warm.pages_ssd, 0u);
-  EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], 600 * model_.geometry.row().bytes());
+  EXPECT_EQ(warm.bytes[static_cast<size_t>(Tier::kHost)], 600 * model_.geometry.row(0).bytes());
   const Status status = (*opened)->VisitRows(
       0, 0, room,
       [](std::span<const RowRef>) {
@@ -244,7 +244,7 @@ TEST_F(RowViewsTest, OfRowsLargerThanAPage) {
   ExpectViews(*id, rng);
   RowViews room;
   ExpectVisits(*id, 0, room);
-  ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row().bytes(), 64)));
+  ASSERT_OK(store_->Recluster(*id, Reversed(model_.geometry.row(0).bytes(), 64)));
   ExpectVisits(*id, 0, room);
   ExpectVisits(*id, 77, room);
 }
@@ -256,7 +256,7 @@ TEST_F(RowViewsTest, HoldWhatTheyShow) {
   Open();
   const auto opened = PutAndOpened(2000);
   ASSERT_OK(opened);
-  const RowShape row = model_.geometry.row();
+  const RowShape row = model_.geometry.row(0);
   std::vector<uint32_t> ids;
   for (uint32_t t = 0; t < 600; ++t) ids.push_back(t);  // 12 pages
   std::vector<std::byte> want(ids.size() * row.bytes());

@@ -77,7 +77,7 @@ class RecoverTest : public OpenStoreTest {
 
   fs::path catalog() const { return options_.dir / "catalog"; }
 
-  const size_t row_bytes_ = model_.geometry.row().bytes();
+  const size_t row_bytes_ = model_.geometry.row(0).bytes();
   std::map<SegmentId, Tokens> prompts_;
   SegmentId a_, b_, c_, d_, e_, compacted_;
 };

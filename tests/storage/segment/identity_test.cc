@@ -31,6 +31,40 @@ TEST(Identity, FieldOrderDoesNotMatterAndEveryFieldDoes) {
   EXPECT_NE(f, ModelFingerprint(other, fields));
 }
 
+// The values are BLAKE2b over the bytes that docs/format.md describes, computed by another program.
+TEST(Identity, FingerprintsStayWhatTheyAre) {
+  const Fields fields{{"weights", "abc"}};
+  KvGeometry g = TestGeometry();
+  const std::string alike = "fc399c1bf0d07b3f7489ad0a7ca18a330701500d7197c54a50bd374798efb99f";
+  EXPECT_EQ(ModelFingerprint(g, fields).ToString(), alike);
+  // A layer that names the model's own numbers is no other layer.
+  g.layers[1].n_kv_heads = 2, g.layers[1].key_dim = 20;
+  EXPECT_EQ(ModelFingerprint(g, fields).ToString(), alike);
+  g.layers[1].n_kv_heads = 4, g.layers[1].value_dim = 24;
+  EXPECT_EQ(ModelFingerprint(g, fields).ToString(),
+            "87303c455f3c6d9e7d4b692293b38c1308bc65274b374625a1c099e1860c0ffa");
+}
+
+TEST(Identity, EveryDifferenceOfALayerIsAnotherModel) {
+  const KvGeometry g = TestGeometry(3);
+  std::set<std::string> seen = {ModelFingerprint(g, Fields{}).ToString()};
+  size_t n = 1;
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    for (uint32_t LayerGeometry::*member : {&LayerGeometry::n_q_heads, &LayerGeometry::n_kv_heads,
+                                            &LayerGeometry::key_dim, &LayerGeometry::value_dim}) {
+      KvGeometry other = g;
+      other.layers[layer].*member = 1;
+      seen.insert(ModelFingerprint(other, Fields{}).ToString());
+      ++n;
+    }
+    KvGeometry other = g;
+    other.layers[layer].stored = false;
+    seen.insert(ModelFingerprint(other, Fields{}).ToString());
+    ++n;
+  }
+  EXPECT_EQ(seen.size(), n);
+}
+
 TEST(Identity, NoTwoFieldListsCollideByConcatenation) {
   const KvGeometry g = TestGeometry();
   const std::vector<Fields> lists{{{"a", "bc"}},

@@ -31,8 +31,8 @@ Coded ThereAndBack(DType dtype, const std::vector<float>& x) {
   Coded out;
   out.given.resize(dim);
   ToFloat(dtype, bytes.data(), out.given);
-  RowEncoder encoder(row);
-  const auto encoded = encoder.Encode(bytes);
+  RowEncoder encoder;
+  const auto encoded = encoder.Encode(row, bytes);
   EXPECT_FALSE(encoded.not_finite.has_value());
   EXPECT_EQ(encoded.rows.size(), 4 + dim + 5u);
   std::memcpy(&out.scale, encoded.rows.data(), 4);
@@ -146,14 +146,14 @@ TEST(RowEncoding, NotFiniteRowsAreNamedAndNotCounted) {
     for (const size_t at : {0u, 5u, 13u}) {  // key or value of row 2
       std::vector<float> x(5 * 14, 1.25f);
       std::vector<std::byte> bytes(x.size() * 2);
-      RowEncoder encoder(row);
+      RowEncoder encoder;
       FromFloat(row.dtype, x, bytes.data());
-      ASSERT_FALSE(encoder.Encode(bytes).not_finite.has_value());
+      ASSERT_FALSE(encoder.Encode(row, bytes).not_finite.has_value());
       const EncodingError before = encoder.error();
       x[2 * 14 + at] = bad;
       for (size_t i = 0; i < 14; ++i) x[i] = float(i) * 0.37f;  // an error of another size
       FromFloat(row.dtype, x, bytes.data());
-      EXPECT_EQ(encoder.Encode(bytes).not_finite, std::optional<size_t>(2));
+      EXPECT_EQ(encoder.Encode(row, bytes).not_finite, std::optional<size_t>(2));
       EXPECT_EQ(encoder.error(), before);
     }
   }

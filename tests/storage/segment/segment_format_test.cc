@@ -34,8 +34,8 @@ using Page = std::array<std::byte, kPageBytes>;
 TEST(SegmentFormat, ArrivalLayoutOfSmallRows) {
   const SegmentLayout l = *SomeHeader().Layout();  // rows of 256 bytes, 16 a page
   EXPECT_FALSE(l.reclustered());
-  EXPECT_EQ(l.row.per_page, 16u);
-  EXPECT_EQ(l.pages_per_run, 63u);  // 1000 rows
+  EXPECT_EQ(l.of(0).row.per_page, 16u);
+  EXPECT_EQ(l.of(0).pages_per_run, 63u);  // 1000 rows
   EXPECT_EQ(l.run_page(2, 1), 1u + 5 * 63);
   EXPECT_EQ(l.KeyAddress(2, 1, 17), (1 + 5 * 63 + 1) * kPageBytes + 256);
   EXPECT_EQ(l.ValueAddress(2, 1, 17), l.KeyAddress(2, 1, 17) + 128);
@@ -51,8 +51,8 @@ TEST(SegmentFormat, ReclusteredLayoutKeepsKeysAndValuesApart) {
   const SegmentLayout l = *header.Layout();  // 32 keys or values of 128 bytes a page
   EXPECT_EQ(l.chunks(), 3u);
   EXPECT_EQ(l.chunk_size(2), 200u);
-  EXPECT_EQ(l.pages_per_chunk, 2u * 13);
-  EXPECT_EQ(l.pages_per_run, 2u * 2 * 13 + 2 * 7);
+  EXPECT_EQ(l.of(0).pages_per_chunk, 2u * 13);
+  EXPECT_EQ(l.of(0).pages_per_run, 2u * 2 * 13 + 2 * 7);
   EXPECT_EQ(l.KeyAddress(0, 0, 33), (1 + 1) * kPageBytes + 128);
   EXPECT_EQ(l.ValueAddress(0, 0, 33), (1 + 13 + 1) * kPageBytes + 128);
   EXPECT_EQ(l.KeyAddress(0, 0, 800), (1 + 2 * 26) * kPageBytes);
@@ -74,7 +74,7 @@ TEST(SegmentFormat, ItemsNeitherStraddlePagesNorOverlap) {
         for (const auto& [at, n] : {std::pair{key, bytes}, {value, bytes + 3}}) {
           ASSERT_GE(at, begin);
           ASSERT_LE(at + n, end);
-          if (n <= kPageBytes && (l.reclustered() || l.row_bytes() <= kPageBytes)) {
+          if (n <= kPageBytes && (l.reclustered() || l.of(0).row_bytes() <= kPageBytes)) {
             ASSERT_LE(at % kPageBytes + n, kPageBytes);
           }
           ASSERT_TRUE(taken.emplace(at, at + n).second);
@@ -145,9 +145,9 @@ TEST(SegmentFormat, EncodedRowsAreASizeOfTheirOwnAndAFeatureToKnow) {
   header.encoding = RowEncoding::kInt8;
   header.incompat = kIncompatEncodedRows;
   const SegmentLayout l = *header.Layout();  // 68 bytes of key and of value, 30 rows a page
-  EXPECT_EQ(l.row_bytes(), 136u);
-  EXPECT_EQ(l.row.per_page, 30u);
-  EXPECT_EQ(l.pages_per_run, 34u);
+  EXPECT_EQ(l.of(0).row_bytes(), 136u);
+  EXPECT_EQ(l.of(0).row.per_page, 30u);
+  EXPECT_EQ(l.of(0).pages_per_run, 34u);
   EXPECT_EQ(l.ValueAddress(2, 1, 31), (1 + 5 * 34 + 1) * kPageBytes + 136 + 68);
   header.Encode(page);
   ASSERT_OK(SegmentHeader::Decode(page));
@@ -165,6 +165,72 @@ TEST(SegmentFormat, EncodedRowsAreASizeOfTheirOwnAndAFeatureToKnow) {
   header.key_dim = 3000;  // larger than a page
   header.value_dim = 1100;
   EXPECT_CODE(header.Layout(), Code::kInvalidArgument);
+}
+
+// Layers of 2 heads of 64 + 64, none, 3 heads of 32 + 48, and 2 of 64 + 64 again.
+SegmentHeader LayeredHeader() {
+  SegmentHeader header = SomeHeader();
+  header.n_layers = 4;
+  header.layers = {{2, 64, 64}, {}, {3, 32, 48}, {2, 64, 64}};
+  header.incompat = kIncompatLayers;
+  return header;
+}
+
+TEST(SegmentFormat, LayersThatDifferFollowOneAnother) {
+  SegmentHeader header = LayeredHeader();
+  const SegmentLayout l = *header.Layout();
+  EXPECT_EQ(l.kinds.size(), 3u);
+  EXPECT_EQ(l.runs(), 7u);
+  EXPECT_EQ(l.of(2).row.per_page, 25u);  // 160 bytes
+  EXPECT_EQ(l.run_page(0, 1), 1u + 63);
+  EXPECT_EQ(l.run_page(2, 0), 1u + 2 * 63);
+  EXPECT_EQ(l.run_page(2, 2), 1u + 2 * 63 + 2 * 40);
+  EXPECT_EQ(l.run_page(3, 0), 1u + 2 * 63 + 3 * 40);
+  EXPECT_EQ(l.token_page, 1u + 4 * 63 + 3 * 40);
+  EXPECT_EQ(l.KeyAddress(2, 1, 26), (l.run_page(2, 1) + 1) * kPageBytes + 160);
+  EXPECT_EQ(l.ValueAddress(2, 1, 26), l.KeyAddress(2, 1, 26) + 64);
+  header.chunk_tokens = 500;
+  const SegmentLayout r = *header.Layout();
+  EXPECT_EQ(r.order_page_of(3, 1), r.order_page + 6 * r.pages_per_order);
+  EXPECT_EQ(r.table_page, r.order_page + 7);
+  EXPECT_EQ(r.ValueAddress(2, 0, 0), (r.run_page(2, 0) + 8) * kPageBytes);  // 500 keys of 64 bytes
+}
+
+TEST(SegmentFormat, LayersThatDifferAreAFeatureToKnow) {
+  SegmentHeader header = LayeredHeader();
+  Page page;
+  header.Encode(page);
+  ASSERT_OK(SegmentHeader::Decode(page));
+  EXPECT_EQ(*SegmentHeader::Decode(page), header);
+  EXPECT_EQ(SegmentHeader::Decode(page)->row(2), (RowShape{32, 48, DType::kBf16}));
+  for (size_t i = 0; i < page.size(); ++i) {
+    page[i] ^= std::byte{1};
+    ASSERT_FALSE(SegmentHeader::Decode(page).ok()) << "byte " << i;
+    page[i] ^= std::byte{1};
+  }
+  header.incompat = 0;  // an older prefixd would read it
+  header.Encode(page);
+  EXPECT_CODE(SegmentHeader::Decode(page), Code::kCorrupt);
+  header = SomeHeader();
+  header.incompat = kIncompatLayers;  // without a table
+  header.Encode(page);
+  EXPECT_CODE(SegmentHeader::Decode(page), Code::kCorrupt);
+  header = LayeredHeader();
+  header.layers = {{2, 64, 64}, {2, 64, 64}, {2, 64, 64}, {2, 64, 64}};  // nothing differs
+  header.Encode(page);
+  EXPECT_CODE(SegmentHeader::Decode(page), Code::kCorrupt);
+}
+
+// Golden bytes of a prefixd that took all layers for alike.
+TEST(SegmentFormat, UniformHeadersStayWhatTheyAre) {
+  SegmentHeader header = SomeHeader();
+  header.model = {};
+  header.chunk_tokens = 64;
+  Page page;
+  header.Encode(page);
+  uint64_t checksum = 0;
+  std::memcpy(&checksum, page.data() + kPageBytes - sizeof(checksum), sizeof(checksum));
+  EXPECT_EQ(checksum, 0x820697e9ed24cb48u);
 }
 
 TEST(SegmentFormat, ChecksumsDependOnThePlace) {
@@ -217,6 +283,29 @@ TEST(Records, RoundTripAndTruncationIsCorrupt) {
   ASSERT_EQ(manifest->aliases.size(), 1u);
   EXPECT_EQ(manifest->aliases[0].n_tokens, 7u);
   EXPECT_CODE(DecodeModel(bytes), Code::kCorrupt);
+}
+
+TEST(Records, ModelsWhoseLayersDifferAreRefusedByOlderProgrammes) {
+  const auto version = [](const std::string& bytes) {
+    return nlohmann::json::from_msgpack(bytes).at("v").get<int>();
+  };
+  ModelRecord model = TestModel("m");
+  const std::string alike = EncodeModel(model);
+  EXPECT_EQ(version(alike), 2);
+  EXPECT_EQ(nlohmann::json::from_msgpack(alike).at("layers").at(0).size(), 3u);
+  EXPECT_EQ(version(EncodeManifest({model, "t", "l", 16, true, {}, {}})), 2);
+  model.geometry.layers[0].stored = false;
+  model.geometry.layers[1].n_q_heads = 6, model.geometry.layers[1].n_kv_heads = 3;
+  model.geometry.layers[1].key_dim = 8, model.geometry.layers[1].value_dim = 9;
+  EXPECT_EQ(version(EncodeModel(model)), 3);
+  const auto back = DecodeModel(EncodeModel(model));
+  ASSERT_OK(back);
+  EXPECT_EQ(back->geometry, model.geometry);
+  EXPECT_EQ(back->geometry.layers, model.geometry.layers);
+  const std::string manifest = EncodeManifest({model, "t", "l", 16, true, {}, {}});
+  EXPECT_EQ(version(manifest), 3);
+  ASSERT_OK(DecodeManifest(manifest));
+  EXPECT_EQ(DecodeManifest(manifest)->model.geometry, model.geometry);
 }
 
 TEST(Records, NumbersThatDoNotFitAreCorruptNotWrapped) {

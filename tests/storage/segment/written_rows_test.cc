@@ -7,7 +7,7 @@ namespace prefixd::storage {
 namespace {
 
 TEST(WrittenRows, KnowsEachRunOfHeadsByItself) {
-  WrittenRows written(2, 4, {10, 16});
+  WrittenRows written({2, 4}, 4, {10, 16});
   constexpr HeadRange kFirst{0, 1}, kRest{1, 3};
   ASSERT_OK(written.Check(0, kFirst, 10, 6));
   written.Note(0, kFirst, 10, 6);
@@ -30,7 +30,7 @@ TEST(WrittenRows, KnowsEachRunOfHeadsByItself) {
 }
 
 TEST(WrittenRows, NamesWhatLacks) {
-  WrittenRows written(2, 4, {10, 16});
+  WrittenRows written({2, 4}, 4, {10, 16});
   constexpr HeadRange kFirst{0, 1}, kRest{1, 3}, kAll{0, 4};
   const auto lacks = [&](HeadRange heads) {
     const Status complete = written.CheckComplete(heads);
@@ -49,8 +49,29 @@ TEST(WrittenRows, NamesWhatLacks) {
   EXPECT_EQ(lacks(kAll), "");
 }
 
+TEST(WrittenRows, LayersWithoutRowsNeitherTakeNorLackAny) {
+  const std::vector<uint32_t> heads = {0, 4, 0, 8};
+  WrittenRows written(HeadIndex(heads), 4, {10, 16});
+  constexpr HeadRange kAll{0, 4}, kFirst{0, 2}, kRest{2, 2};
+  EXPECT_CODE(written.Check(0, kAll, 10, 6), Code::kInvalidArgument);
+  EXPECT_CODE(written.Check(2, kAll, 10, 6), Code::kInvalidArgument);
+  EXPECT_CODE(written.Check(3, {0, 8}, 10, 6), Code::kInvalidArgument);  // ranges are the model's
+  const Status empty = written.CheckComplete(kAll);
+  EXPECT_CODE(empty, Code::kFailedPrecondition);
+  EXPECT_NE(empty.error().message.find("layer 1 lacks token 10"), std::string::npos);
+  for (const uint32_t layer : {1, 3}) {
+    ASSERT_OK(written.Check(layer, kFirst, 10, 6));
+    written.Note(layer, kFirst, 10, 6);
+  }
+  ASSERT_OK(written.CheckComplete(kFirst));
+  written.Note(1, kRest, 10, 6);
+  EXPECT_CODE(written.CheckComplete(kAll), Code::kFailedPrecondition);
+  written.Note(3, kRest, 10, 6);
+  EXPECT_OK(written.CheckComplete(kAll));
+}
+
 TEST(WrittenRows, CountsItsMemory) {
-  WrittenRows written(8, 4, {0, 1000});
+  WrittenRows written({8, 4}, 4, {0, 1000});
   EXPECT_EQ(written.BytesWith({0, 2}), 1000u);
   written.Note(0, {0, 2}, 0, 10);
   EXPECT_EQ(written.BytesWith({0, 2}), 1000u);

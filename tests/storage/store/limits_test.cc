@@ -309,7 +309,7 @@ TEST_F(LimitsTest, TheAccountEqualsTheFilesAfterRandomOperations) {
   Open();
   ReclusterOptions recluster;
   recluster.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
-    std::vector<uint32_t> order(rows.size() / TestGeometry().row().bytes());
+    std::vector<uint32_t> order(rows.size() / TestGeometry().row(0).bytes());
     std::iota(order.begin(), order.end(), 0);
     return Result<std::vector<uint32_t>>(std::move(order));
   };

@@ -35,7 +35,7 @@ class OpenFilesTest : public OpenStoreTest {
   ReclusterOptions Backwards() const {
     ReclusterOptions options;
     options.chunk_tokens = 512;
-    options.order = [row = model_.geometry.row().bytes()](
+    options.order = [row = model_.geometry.row(0).bytes()](
                         uint32_t, uint32_t, uint32_t, auto rows) -> Result<std::vector<uint32_t>> {
       std::vector<uint32_t> order(rows.size() / row);
       std::iota(order.rbegin(), order.rend(), 0u);

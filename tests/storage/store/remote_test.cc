@@ -65,7 +65,7 @@ class RemoteTest : public ::testing::Test {
     recluster.chunk_tokens = 64;
     recluster.order = [this](uint32_t, uint32_t, uint32_t,
                              std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-      std::vector<uint32_t> order(rows.size() / model_.geometry.row().bytes());
+      std::vector<uint32_t> order(rows.size() / model_.geometry.row(0).bytes());
       std::iota(order.rbegin(), order.rend(), 0);
       return order;
     };

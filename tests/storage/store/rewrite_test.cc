@@ -36,7 +36,7 @@ class RewriteTest : public OpenStoreTest {
     const auto opened = store_->OpenPrefix(id, 0);
     ASSERT_OK(opened);
     const StoredPrefix& prefix = **opened;
-    const RowShape row = model_.geometry.row();
+    const RowShape row = model_.geometry.row(0);
     const uint32_t n = prefix.n_tokens();
     std::vector<uint32_t> ids;
     for (uint32_t t = 1; t < n; t += 3) ids.push_back(t);
@@ -61,7 +61,7 @@ class RewriteTest : public OpenStoreTest {
     }
   }
 
-  const size_t row_bytes_ = model_.geometry.row().bytes();
+  const size_t row_bytes_ = model_.geometry.row(0).bytes();
 };
 
 TEST_F(RewriteTest, ReclusteredRowsReadTheSame) {
@@ -290,7 +290,7 @@ TEST(StoreUpgrade, VersionOneIsReadAndWrittenOn) {
     EXPECT_EQ((*store)->stats().recovered_orphans, 0u);
     const auto more = Put(**store, model, Join(b, Iota(20, 4000)), "tenant");
     ASSERT_OK(more);
-    ASSERT_OK((*store)->Recluster(root, RandomOrder(16, 9, model.geometry.row().bytes())));
+    ASSERT_OK((*store)->Recluster(root, RandomOrder(16, 9, model.geometry.row(0).bytes())));
     EXPECT_TRUE((*store)->Verify(nullptr, nullptr)->damaged.empty());
   }
   const auto identity = ReadOrCreateIdentity(options.dir);

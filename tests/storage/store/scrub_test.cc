@@ -166,7 +166,7 @@ TEST_F(ScrubTest, DamagedBlobsAreDeletedAndAnnounced) {
 TEST_F(ScrubTest, DoesNotStandInTheWayOfRemovalsAndRewrites) {
   const SegmentId a = Stored(Iota(1000)), b = Stored(Iota(1000, 5000));
   ReclusterOptions recluster;
-  recluster.order = [row = model_.geometry.row().bytes()](
+  recluster.order = [row = model_.geometry.row(0).bytes()](
                         uint32_t, uint32_t, uint32_t,
                         std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
     std::vector<uint32_t> order(rows.size() / row);
@@ -196,7 +196,7 @@ TEST_F(ScrubTest, WhatReadersOfADamagedPrefixGet) {
   ASSERT_OK(open);
   EXPECT_EQ(Compare(**open, tokens).value(), "");
   FlipByte(FileOf(id), kPageBytes + 3);  // layer 0, KV head 0, the first tokens
-  std::vector<std::byte> rows(20 * model_.geometry.row().bytes());
+  std::vector<std::byte> rows(20 * model_.geometry.row(0).bytes());
   EXPECT_CODE((*open)->ReadRange(0, 0, {0, 20}, rows, nullptr), Code::kCorrupt);
   EXPECT_TRUE((*open)->ReadRange(1, 1, {0, 20}, rows, nullptr).ok());  // verified by itself
   EXPECT_CODE(store_->OpenPrefix(id, 0), Code::kCorrupt);

@@ -22,8 +22,8 @@ TEST_P(StoreDamageTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
   ASSERT_OK(id);
   const auto path = FileOf(*id);
   const SegmentLayout layout =
-      *SegmentLayout::Of({2, 2, static_cast<uint32_t>(model_.geometry.row().key_bytes()),
-                          static_cast<uint32_t>(model_.geometry.row().value_bytes()), 300, 0, 0});
+      *SegmentLayout::Of({2, 2, static_cast<uint32_t>(model_.geometry.row(0).key_bytes()),
+                          static_cast<uint32_t>(model_.geometry.row(0).value_bytes()), 300, 0, 0});
   for (int i = 0; i < 40; ++i) {
     const uint64_t page = 1 + rng() % (layout.token_page - 1);
     const uint64_t offset = page * kPageBytes + rng() % kPageBytes;
@@ -54,13 +54,13 @@ TEST_P(StoreDamageTest, DataPageFlipsGiveCorruptNeverWrongBytes) {
       file.seekg(static_cast<std::streamoff>(offset));
       file.get(c);
       const uint64_t in_page = offset % kPageBytes;
-      const uint32_t row = static_cast<uint32_t>(model_.geometry.row().bytes());
-      const uint64_t run = (page - 1) / layout.pages_per_run;
+      const uint32_t row = static_cast<uint32_t>(model_.geometry.row(0).bytes());
+      const uint64_t run = (page - 1) / layout.of(0).pages_per_run;
       const uint64_t token =
-          (page - 1) % layout.pages_per_run * layout.row.per_page + in_page / row;
+          (page - 1) % layout.of(0).pages_per_run * layout.of(0).row.per_page + in_page / row;
       std::vector<std::byte> expected(row);
       char right = 0;  // padding is zero
-      if (in_page / row < layout.row.per_page && token < 300) {
+      if (in_page / row < layout.of(0).row.per_page && token < 300) {
         FillRow(States(tokens)[token], static_cast<uint32_t>(run / 2),
                 static_cast<uint32_t>(run % 2), expected);
         right = static_cast<char>(expected[in_page % row]);

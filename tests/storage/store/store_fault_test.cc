@@ -187,7 +187,7 @@ TEST_P(OneFaultTest, ASilentDiskIsWaitedForNoLongerElsewhere) {
   recluster.chunk_tokens = 100;
   recluster.order = [](uint32_t, uint32_t, uint32_t, std::span<const std::byte> rows) {
     return Result<std::vector<uint32_t>>(
-        Iota(static_cast<uint32_t>(rows.size() / TestModel().geometry.row().bytes())));
+        Iota(static_cast<uint32_t>(rows.size() / TestModel().geometry.row(0).bytes())));
   };
   ASSERT_OK(store_->Recluster(*id, recluster));
   Open();  // then no segment is open or loaded

@@ -211,7 +211,7 @@ TEST_P(StoreTest, ReadStatsSayWhatMoved) {
   const auto id = Put(*store_, model_, tokens);
   const auto prefix = store_->OpenPrefix(*id, 0);
   ASSERT_OK(prefix);
-  const size_t row = model_.geometry.row().bytes();  // 80 bytes, 51 a page
+  const size_t row = model_.geometry.row(0).bytes();  // 80 bytes, 51 a page
   const std::vector<uint32_t> ids{0, 1, 50, 51, 500};
   std::vector<std::byte> out(ids.size() * row);
   ReadStats cold, warm;
