@@ -33,7 +33,7 @@ _HOMES = {
         "ResourceExhausted",
         "Unavailable",
     ],
-    "model": ["Layer", "ModelSpec", "Policy"],
+    "model": ["Layer", "LayerShape", "ModelSpec", "Policy"],
     "put": ["Put", "PutResult"],
     "restore": ["Restore", "Run"],
     "session": ["Cut", "Rows", "Session", "merge_states", "step_batch"],
@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # `as` exports the name to a type checker
     from prefixd.errors import ResourceExhausted as ResourceExhausted
     from prefixd.errors import Unavailable as Unavailable
     from prefixd.model import Layer as Layer
+    from prefixd.model import LayerShape as LayerShape
     from prefixd.model import ModelSpec as ModelSpec
     from prefixd.model import Policy as Policy
     from prefixd.put import Put as Put

@@ -8,15 +8,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SHAPE = ("n_q_heads", "n_kv_heads", "key_dim", "value_dim")
+
 
 @dataclass(frozen=True)
 class Layer:
     """Scores are scale * q.k, softcapped where softcap > 0 (then exact or selection only). prefixd
-    stores the rows of a layer with a sliding window, and the engine computes its attention."""
+    stores the rows of a layer with a sliding window, and the engine computes its attention. Heads
+    and dimensions are the model's where they are None. A layer that is not stored has no rows."""
 
     scale: float
     softcap: float = 0.0
     sliding_window: int = 0
+    n_q_heads: int | None = None
+    n_kv_heads: int | None = None
+    key_dim: int | None = None
+    value_dim: int | None = None
+    stored: bool = True
+
+    def to_wire(self) -> dict[str, Any]:
+        """Leaves out what is as the model's."""
+        fields = asdict(self)
+        own = {name: fields[name] for name in SHAPE if fields[name]}
+        wire = {name: fields[name] for name in ("scale", "softcap", "sliding_window")} | own
+        return wire if self.stored else wire | {"stored": False}
+
+    @classmethod
+    def from_wire(cls, layer: Mapping[str, Any]) -> Layer:
+        own = {name: layer[name] for name in SHAPE if layer.get(name)}
+        return cls(
+            layer["scale"],
+            layer["softcap"],
+            layer["sliding_window"],
+            stored=layer.get("stored", True),
+            **own,
+        )
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Heads and dimensions of one layer; both numbers of heads are 0 where it has no rows."""
+
+    n_q_heads: int
+    n_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def of(cls, geometry: Mapping[str, Any], layer: int) -> LayerShape:
+        """Returns a layer's shape in a geometry as sessions and stores describe it; the model's for
+        a layer that it has not, which calls refuse."""
+        layers = geometry["layers"]
+        own = layers[layer] if 0 <= layer < len(layers) else {}
+        if not own.get("stored", True):
+            return cls(0, 0, 0, 0)
+        return cls(*(int(own.get(name) or geometry[name]) for name in SHAPE))
 
 
 @dataclass(frozen=True)
@@ -33,20 +79,34 @@ class ModelSpec:
     value_dim: int | None = None  # key_dim if None
     feature_maps: Sequence[str] = ()  # paths on the machine that runs the store
 
-    def to_json(self) -> str:
-        geometry = {
+    def geometry(self) -> dict[str, Any]:
+        return {
             "n_layers": len(self.layers),
             "n_q_heads": self.n_q_heads,
             "n_kv_heads": self.n_kv_heads,
             "key_dim": self.key_dim,
             "value_dim": self.key_dim if self.value_dim is None else self.value_dim,
             "dtype": self.dtype,
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": [layer.to_wire() for layer in self.layers],
         }
+
+    def shape(self, layer: int) -> LayerShape:
+        own = self.layers[layer]
+        if not own.stored:
+            return LayerShape(0, 0, 0, 0)
+        value_dim = self.key_dim if self.value_dim is None else self.value_dim
+        return LayerShape(
+            own.n_q_heads or self.n_q_heads,
+            own.n_kv_heads or self.n_kv_heads,
+            own.key_dim or self.key_dim,
+            own.value_dim or value_dim,
+        )
+
+    def to_json(self) -> str:
         return json.dumps(
             {
                 "name": self.name,
-                "geometry": geometry,
+                "geometry": self.geometry(),
                 "identity": [[str(k), str(v)] for k, v in self.identity.items()],
                 "feature_maps": [str(path) for path in self.feature_maps],
             }
@@ -57,10 +117,7 @@ class ModelSpec:
         geometry = spec["geometry"]
         return cls(
             name=spec["name"],
-            layers=tuple(
-                Layer(layer["scale"], layer["softcap"], layer["sliding_window"])
-                for layer in geometry["layers"]
-            ),
+            layers=tuple(Layer.from_wire(layer) for layer in geometry["layers"]),
             n_q_heads=geometry["n_q_heads"],
             n_kv_heads=geometry["n_kv_heads"],
             key_dim=geometry["key_dim"],

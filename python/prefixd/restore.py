@@ -52,15 +52,14 @@ class Restore:
     ) -> None:
         geometry = session.info["geometry"]
         self._dtype = str(geometry["dtype"])
-        self._heads = int(geometry["n_kv_heads"])
-        self._dims = (int(geometry["key_dim"]), int(geometry["value_dim"]))
+        self._shape_of = session.layer_shape
         self._head_major = head_major
         self._progress = progress
         self._done = 0
         n_tokens = (end or session.n_tokens) - begin
-        n_layers = (layers[1] or int(geometry["n_layers"])) - layers[0]
-        element = np.dtype(arrays.NUMPY_TYPES[self._dtype]).itemsize
-        self._total = n_layers * n_tokens * self._heads * sum(self._dims) * element
+        shapes = map(session.layer_shape, range(layers[0], layers[1] or int(geometry["n_layers"])))
+        elements = sum(own.n_kv_heads * (own.key_dim + own.value_dim) for own in shapes)
+        self._total = n_tokens * elements * np.dtype(arrays.NUMPY_TYPES[self._dtype]).itemsize
         self._core = _core.Restore(
             session.core, begin, end, layers[0], layers[1], head_major, buffer_bytes
         )
@@ -84,10 +83,11 @@ class Restore:
     def __iter__(self) -> Iterator[Run]:
         while (run := self._core.next()) is not None:
             layer, begin, end = run
-            n = end - begin
-            shape = (self._heads, n) if self._head_major else (n, self._heads)
+            n, own = end - begin, self._shape_of(layer)
+            shape = (own.n_kv_heads, n) if self._head_major else (n, own.n_kv_heads)
             k, v = (
-                np.empty((*shape, dim), arrays.NUMPY_TYPES[self._dtype]) for dim in self._dims
+                np.empty((*shape, dim), arrays.NUMPY_TYPES[self._dtype])
+                for dim in (own.key_dim, own.value_dim)
             )
             # NumPy's halves and 16-bit integers have different type codes; the core takes the
             # integers.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixd import _core, arrays
-from prefixd.model import Policy
+from prefixd.model import LayerShape, Policy
 from prefixd.restore import Restore
 
 if TYPE_CHECKING:
@@ -112,13 +112,17 @@ class Session:
         self.core.set_policy(json.dumps(policy_wire(policy)))
         self._exact = None
 
+    def layer_shape(self, layer: int) -> LayerShape:
+        """Returns the layer's heads and dimensions."""
+        return LayerShape.of(self.info["geometry"], layer)
+
     def _shapes(
-        self, heads: tuple[int, int], *leading: int
+        self, layer: int, heads: tuple[int, int], *leading: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        geometry = self.info["geometry"]
-        groups = heads[1] or max(geometry["n_kv_heads"] - heads[0], 0)
-        shape = (*leading, groups * (geometry["n_q_heads"] // geometry["n_kv_heads"]))
-        return (*shape, geometry["value_dim"]), shape
+        own = self.layer_shape(layer)
+        groups = heads[1] or max(own.n_kv_heads - heads[0], 0)
+        shape = (*leading, groups * (own.n_q_heads // max(own.n_kv_heads, 1)))
+        return (*shape, own.value_dim), shape
 
     def step(
         self, layer: int, q: Array, *, heads: tuple[int, int] = ALL_HEADS
@@ -129,7 +133,7 @@ class Session:
         many; 0: to the last) steps these alone: q, y and lse are of the query heads of their
         groups, and equal a part of what all heads get."""
         source = arrays.as_float32(q)
-        y_shape, lse_shape = self._shapes(heads)
+        y_shape, lse_shape = self._shapes(layer, heads)
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
         self.core.step(layer, source, y, lse, heads)
         return arrays.back_to(y, q), arrays.back_to(lse, q)
@@ -141,21 +145,21 @@ class Session:
         [n][n_q_heads][key_dim] -> y [n][n_q_heads][value_dim], lse [n][n_q_heads]; `heads` as in
         `step`."""
         source = arrays.as_float32(q)
-        y_shape, lse_shape = self._shapes(heads, source.shape[0])
+        y_shape, lse_shape = self._shapes(layer, heads, source.shape[0])
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
         self.core.attend_exact(layer, source, y, lse, heads)
         return arrays.back_to(y, q), arrays.back_to(lse, q)
 
-    def _rows(self, n: int) -> Rows:
-        geometry = self.info["geometry"]
-        width = geometry["key_dim"] + geometry["value_dim"]
-        data = np.empty((n, width), arrays.NUMPY_TYPES[geometry["dtype"]])
-        return Rows(data, geometry["dtype"], geometry["key_dim"])
+    def _rows(self, layer: int, n: int) -> Rows:
+        own = self.layer_shape(layer)
+        dtype = self.info["geometry"]["dtype"]
+        data = np.empty((n, own.key_dim + own.value_dim), arrays.NUMPY_TYPES[dtype])
+        return Rows(data, dtype, own.key_dim)
 
     def read_rows(self, layer: int, kv_head: int, ids: Sequence[int] | np.ndarray) -> Rows:
         """Reads the rows of these tokens (ascending)."""
         positions = arrays.tokens_array(ids)
-        rows = self._rows(len(positions))
+        rows = self._rows(layer, len(positions))
         # NumPy's halves and 16-bit integers have different type codes; the core takes the integers.
         out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
         self.core.read_rows(layer, kv_head, positions, out)
@@ -163,7 +167,7 @@ class Session:
 
     def read_range(self, layer: int, kv_head: int, begin: int, end: int) -> Rows:
         """Reads the rows of tokens [begin, end)."""
-        rows = self._rows(max(end - begin, 0))
+        rows = self._rows(layer, max(end - begin, 0))
         out = rows.data.view(np.uint16) if rows.dtype == "f16" else rows.data
         self.core.read_range(layer, kv_head, begin, end, out)
         return rows
@@ -230,7 +234,7 @@ def step_batch(
         raise ValueError(f"q has {len(source)} entries for {len(sessions)} sessions")
     if not sessions:
         raise ValueError("a batch needs at least one session")
-    y_shape, lse_shape = sessions[0]._shapes(heads, len(sessions))
+    y_shape, lse_shape = sessions[0]._shapes(layer, heads, len(sessions))
     y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
     _core.step_batch([session.core for session in sessions], layer, source, y, lse, heads)
     return arrays.back_to(y, q), arrays.back_to(lse, q)

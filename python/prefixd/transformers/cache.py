@@ -127,8 +127,7 @@ class PrefixLayer(_Layer, DynamicLayer):
             return None
         active, sessions = list(spliced), list(spliced.values())
         batch, heads, n, _ = query.shape
-        value_dim = self.spec.key_dim if self.spec.value_dim is None else self.spec.value_dim
-        y = torch.zeros((batch, heads, n, value_dim))
+        y = torch.zeros((batch, heads, n, self.spec.shape(self.index).value_dim))
         lse = torch.full((batch, heads, n), -torch.inf)
         source = (
             query.detach().to("cpu", torch.float32).transpose(1, 2).contiguous()
@@ -168,15 +167,16 @@ class WindowLayer(_Layer, DynamicSlidingWindowLayer):
         """Reads the last window - 1 columns of the stored part."""
         end = self.rows.columns
         begin = max(0, end - (self.sliding_window - 1))
-        heads = self.spec.n_kv_heads
-        shape = (len(self.rows), heads, end - begin, self.spec.key_dim)
-        keys = torch.zeros(shape, dtype=arrays.torch_dtype(self.spec.dtype))
-        values = torch.zeros_like(keys)
+        own = self.spec.shape(self.index)
+        shape = (len(self.rows), own.n_kv_heads, end - begin)
+        dtype = arrays.torch_dtype(self.spec.dtype)
+        keys = torch.zeros((*shape, own.key_dim), dtype=dtype)
+        values = torch.zeros((*shape, own.value_dim), dtype=dtype)
         for b, (session, pad) in enumerate(zip(self.rows.sessions, self.rows.pads, strict=True)):
             if session is None:
                 continue
             first = max(begin, pad)  # the mask hides earlier columns, which are padding
-            for head in range(heads):
+            for head in range(own.n_kv_heads):
                 rows = session.read_range(self.index, head, first - pad, end - pad)
                 keys[b, head, first - begin :], values[b, head, first - begin :] = rows.torch()
         keys, values = keys.to(device), values.to(device)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _same_layer(a: Layer, b: Layer) -> bool:
         abs(x - y) <= 1e-6 * max(abs(x), abs(y))
         for x, y in ((a.scale, b.scale), (a.softcap, b.softcap))
     )
-    return same and a.sliding_window == b.sliding_window
+    return same and replace(a, scale=0, softcap=0) == replace(b, scale=0, softcap=0)
 
 
 def _short(text: str) -> str:
@@ -173,20 +174,42 @@ def attention_layers(
             raise InvalidArgument(
                 f"layer {index} of {kind} is bidirectional; a prefix needs causal ones"
             )
-        width = module.k_proj.out_features if hasattr(module.k_proj, "out_features") else None
-        if width is not None and width != config.num_key_value_heads * module.head_dim:
-            raise InvalidArgument(
-                f"layer {index} of {kind} has {width} key dimensions, not "
-                f"{config.num_key_value_heads} heads of {module.head_dim}"
-            )
         layers.append(
             Layer(
                 scale=float(module.scaling),
                 softcap=float(getattr(module, "attn_logit_softcapping", None) or 0.0),
                 sliding_window=int(kwargs[index].get("sliding_window", 0)),
+                **_own_shape(module, modules[0], config, f"layer {index} of {kind}"),
             )
         )
     return layers, [modules[index] for index in range(len(types))]
+
+
+def _own_shape(module: Any, first: Any, config: Any, where: str) -> dict[str, Any]:
+    """Returns the heads and dimensions in which a layer differs from the configuration and the first
+    layer's head_dim."""
+    dim = int(module.head_dim)
+    widths = [getattr(part, "out_features", None) for part in (module.k_proj, module.v_proj)]
+    heads = config.num_key_value_heads if widths[0] is None else widths[0] // dim
+    if any(width is not None and width != heads * dim for width in widths):
+        raise InvalidArgument(
+            f"{where} has {widths[0]} key and {widths[1]} value dimensions, which are not the same number "
+            f"of heads of {dim}"
+        )
+    groups = int(getattr(module, "num_key_value_groups", 0))
+    own = {
+        "n_q_heads": heads * groups if groups else config.num_attention_heads,
+        "n_kv_heads": heads,
+        "key_dim": dim,
+        "value_dim": dim,
+    }
+    models = {
+        "n_q_heads": config.num_attention_heads,
+        "n_kv_heads": config.num_key_value_heads,
+        "key_dim": int(first.head_dim),
+        "value_dim": int(first.head_dim),
+    }
+    return {name: n for name, n in own.items() if n != models[name]}
 
 
 def _cache_dtype(attention: list[torch.nn.Module]) -> torch.dtype:

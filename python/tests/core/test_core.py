@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -118,6 +119,62 @@ def test_full_steps_are_attention_over_the_prompt(store: prefixd.Store) -> None:
     assert report["total"]["steps"] == (LAYERS + 2) * KV_HEADS
     with pytest.raises(prefixd.FailedPrecondition, match="attach again"):
         session.step(0, prompt.q[0])
+
+
+def test_layers_may_differ(store: prefixd.Store) -> None:
+    rng = np.random.default_rng(5)
+    layers = [
+        prefixd.Layer(0.25),
+        prefixd.Layer(0.5, n_q_heads=3, n_kv_heads=3, key_dim=8, value_dim=12),
+        prefixd.Layer(0.25, stored=False),
+    ]
+    model = prefixd.ModelSpec("layers", layers, Q_HEADS, KV_HEADS, DIM, "f32")
+    store.register_model(model)
+    assert store.model("layers") == dataclasses.replace(model, layers=tuple(layers), value_dim=DIM)
+    tokens = rng.integers(0, 50000, TOKENS, dtype=np.uint32)
+    rows = {}
+    with store.begin_put("layers", tokens) as put:
+        for layer in (0, 1):
+            own = model.shape(layer)
+            shape = (TOKENS, own.n_kv_heads)
+            k = rng.standard_normal((*shape, own.key_dim), dtype=np.float32)
+            v = rng.standard_normal((*shape, own.value_dim), dtype=np.float32)
+            put.write(layer, 0, k, v)
+            rows[layer] = k, v
+    with store.attach("layers", tokens, policy=FULL) as session:
+        assert session.layer_shape(1) == prefixd.LayerShape(3, 3, 8, 12)
+        assert session.layer_shape(2) == prefixd.LayerShape(0, 0, 0, 0)
+        q = rng.standard_normal((2, 3, 8), dtype=np.float32)
+        k, v = (x.astype(np.float64) for x in rows[1])
+        scores = 0.5 * np.einsum("hd,thd->ht", q[0].astype(np.float64), k)
+        weights = np.exp(scores)
+        y, lse = session.step(1, q[0])
+        assert y.shape == (3, 12)
+        np.testing.assert_allclose(lse, np.log(weights.sum(1)), atol=1e-4)
+        want = np.einsum("ht,thd->hd", weights / weights.sum(1, keepdims=True), v)
+        np.testing.assert_allclose(y, want, atol=1e-4)
+        block, _ = session.attend_exact(1, q)
+        np.testing.assert_allclose(block[0], y, atol=1e-5)
+        batch, _ = prefixd.step_batch([session, session], 1, q)
+        np.testing.assert_allclose(batch[0], y, atol=1e-5)
+        part, _ = session.step(1, q[0][1:], heads=(1, 0))
+        np.testing.assert_array_equal(part, y[1:])
+        read = session.read_range(1, 2, 5, 9)
+        np.testing.assert_array_equal(read.keys, rows[1][0][5:9, 2])
+        np.testing.assert_array_equal(read.values, rows[1][1][5:9, 2])
+        seen = []
+        restored = {}
+        for run in session.restore(progress=lambda done, total, _: seen.append((done, total))):
+            restored.setdefault(run.layer, []).append(run)
+        assert sorted(restored) == [0, 1] and seen[-1][0] == seen[-1][1]
+        for layer, runs in restored.items():
+            for i, name in enumerate(("k", "v")):
+                whole = np.concatenate([getattr(run, name) for run in runs])
+                np.testing.assert_array_equal(whole, rows[layer][i])
+        with pytest.raises(prefixd.InvalidArgument, match="layer 2 has no rows"):
+            session.step(2, q[0][:0])
+        with pytest.raises(prefixd.InvalidArgument, match="layer 7"):
+            session.step(7, q[0])
 
 
 def test_ranks_put_and_step_their_own_heads(store: prefixd.Store) -> None:

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import prefixd
 from prefixd.transformers import PrefixCache
@@ -73,6 +74,23 @@ def make(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreT
     config = copy.deepcopy(CONFIGS[family])
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     return model
+
+
+def make_uneven(seed: int = 0) -> PreTrainedModel:
+    """Returns a Llama whose second layer has one KV head, and whose third has half the query heads."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(num_hidden_layers=3, **SIZES)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for index, heads in ((1, {"num_key_value_heads": 1}), (2, {"num_attention_heads": 2})):
+        own = copy.deepcopy(config)
+        for name, n in heads.items():
+            setattr(own, name, n)
+        attention = LlamaAttention(own, index)
+        for parameter in attention.parameters():
+            torch.nn.init.normal_(parameter, std=0.15)
+        attention.config = config  # of the model, which chooses how layers attend
+        model.model.layers[index].self_attn = attention
+    return model.eval()
 
 
 def tokens(n: int, seed: int = 0, batch: int = 1) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import prefixd
 from prefixd.transformers import Splice
 from tests.conftest import ROOT
-from tests.torch.splicing import CONFIGS, FULL, make, native, open_store, spliced, tokens
+from tests.torch.splicing import CONFIGS, FULL, make, make_uneven, native, open_store, spliced, tokens
 
 
 @pytest.fixture
@@ -34,6 +34,25 @@ def test_prompts_that_begin_alike_are_stored_however_little_they_share(
             logits = spliced(model, ids, cache)
         assert torch.allclose(logits[:, -50:], native(model, ids)[:, -50:], atol=1e-3)
         assert store.match(splice.spec.name, ids[0]).n_tokens == 60 + common
+
+
+def test_layers_may_differ_in_their_heads(tmp_path: Path) -> None:
+    ids = tokens(300, seed=4)
+    more = torch.cat([ids, tokens(6, seed=5)], dim=1)
+    with open_store(tmp_path) as store:
+        splice = Splice(store, make_uneven())
+        shapes = [splice.spec.shape(layer) for layer in range(3)]
+        assert [(own.n_q_heads, own.n_kv_heads) for own in shapes] == [(4, 2), (4, 1), (2, 2)]
+        with splice.cache(ids) as cache:
+            logits = spliced(splice.model, ids, cache)
+        assert torch.allclose(logits, native(splice.model, ids), atol=1e-3)
+        assert cache.stored()[0].stored_tokens == 300
+    with open_store(tmp_path) as store:
+        splice = Splice(store, make_uneven(), policy=FULL)
+        with splice.cache(more, store=False) as cache:
+            assert cache.attached == [300]
+            got = spliced(splice.model, more, cache)
+        assert torch.allclose(got, native(splice.model, more)[:, 300:], atol=1e-3)
 
 
 LENGTHS = [1, 2, 15, 16, 17, 33, 300]
