@@ -236,7 +236,7 @@ struct StepInfo {
 struct SessionReport {
   SessionInfo info;
   Ledger total;
-  std::vector<Ledger> per_head;  // [n_layers * n_kv_heads]
+  std::vector<Ledger> per_head;  // by HeadIndex, of info.geometry.heads()
 };
 
 struct EstimatorError {
