@@ -174,9 +174,13 @@ class Store final : public PrefixStore {
   }
 
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
-    if (only == nullptr) return core_->Verify([&] { return core_->tree.Records(); }, progress);
+    if (only == nullptr) {
+      return core_->Verify([&] { return core_->tree.Records(); }, progress,
+                           core_->options.SharedMemory());
+    }
     PREFIXD_ASSIGN(const PrefixInfo known, core_->tree.Info(*only));
-    return core_->Verify([&] { return core_->tree.Chain(*only); }, progress);
+    return core_->Verify([&] { return core_->tree.Chain(*only); }, progress,
+                         core_->options.MemoryOf(known.tenant));
   }
 
   Result<VerifyReport> VerifyTenant(std::string_view tenant, const Progress& progress) override {
@@ -185,7 +189,7 @@ class Store final : public PrefixStore {
       std::erase_if(records, [&](const SegmentRecord& r) { return r.tenant != tenant; });
       return records;
     };
-    return core_->Verify(wanted, progress);
+    return core_->Verify(wanted, progress, core_->options.MemoryOf(tenant));
   }
 
   Result<int64_t> Scrub(const ScrubOptions& options) override {

@@ -89,15 +89,16 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Frees a file that the catalog does not name any more; readers keep it open.
   Status FreeFile(const SegmentRecord& old);
   // Verifies the segments that `wanted` returns, each once; asks it again when some were removed or
-  // compacted meanwhile, for what took their place.
+  // compacted meanwhile, for what took their place. memory: for the tables of what is verified.
   Result<VerifyReport> Verify(const std::function<std::vector<SegmentRecord>()>& wanted,
-                              const Progress& progress);
+                              const Progress& progress, MemoryAccount memory);
   // Reads and verifies one segment and its blobs; adds the findings to `report`. kCancelled when
-  // `page_done` returns false.
+  // `page_done` returns false; that, a deadline and want of memory are no findings.
   struct VerifyRun {
     ScrubPosition from;  // verified pages, if the file is still this one, end here
     size_t window_pages = kWindowPages;
     IoPriority blobs = IoPriority::kStepRead;
+    MemoryAccount memory;  // empty for the scrub, which reads one segment at a time
     std::function<bool(const SegmentRecord& record, uint64_t n)> page_done;
   };
   Status VerifySegment(SegmentRecord record, const VerifyRun& run, VerifyReport& report);

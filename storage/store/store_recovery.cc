@@ -4,12 +4,22 @@
 #include <filesystem>
 #include <set>
 
+#include "base/call_scope.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/store/store_core.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
+
+namespace {
+
+// Whether a verification ended for a reason that says nothing about what is stored.
+bool Unread(const Error& error) {
+  return EndedEarly(error) || error.code == Code::kResourceExhausted;
+}
+
+}  // namespace
 
 Status StoreCore::Recover() {
   if (Status loaded = LoadSegments(); !loaded.ok()) {
@@ -158,9 +168,9 @@ Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, Veri
     sound = [&]() -> Status {
       PREFIXD_TRY(CheckRelations(record));
       // The file is opened afresh, because its copy in memory may be better than the disk's.
-      PREFIXD_ASSIGN(
-          const auto file,
-          SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record, direct));
+      PREFIXD_ASSIGN(const auto file,
+                     SegmentFile::Open(*engine, SegmentPath(options.dir, record.file), record,
+                                       direct, {}, run.memory));
       PREFIXD_TRY(CheckModel(record, file->header()));
       const uint64_t first = run.from.file == record.file ? run.from.next_page : 0;
       PREFIXD_TRY(VerifyAllPages(
@@ -171,7 +181,7 @@ Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, Veri
       return {};
     }();
     if (sound.ok()) break;
-    if (sound.error().code == Code::kCancelled) return sound;
+    if (Unread(sound.error())) return sound;
     const auto now = tree.Record(record.id);
     if (!now.ok()) return {};  // removed meanwhile
     if (now->file == record.file) break;
@@ -195,6 +205,7 @@ Status StoreCore::VerifySegment(SegmentRecord record, const VerifyRun& run, Veri
       continue;
     }
     if (checked.error().code == Code::kNotFound) continue;  // removed or replaced meanwhile
+    if (Unread(checked.error())) return checked.error();
     report.damaged.push_back(who + ", blob " + name + ": " + checked.error().message);
     if (checked.error().code == Code::kCorrupt) DropDamagedBlob(record.id, name);
   }
@@ -211,9 +222,10 @@ void StoreCore::DropDamagedBlob(const SegmentId& id, std::string_view name) {
 }
 
 Result<VerifyReport> StoreCore::Verify(const std::function<std::vector<SegmentRecord>()>& wanted,
-                                       const Progress& progress) {
+                                       const Progress& progress, MemoryAccount memory) {
   VerifyReport report;
   VerifyRun run;
+  run.memory = std::move(memory);
   uint64_t done = 0, total = 0;
   run.page_done = [&](const SegmentRecord&, uint64_t n) {
     done += n;

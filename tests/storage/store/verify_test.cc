@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "base/call_scope.h"
+#include "base/memory_budget.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
@@ -121,6 +123,46 @@ TEST_F(VerifyTest, WhatTakesThePlaceOfACompactedSegmentIsVerified) {
   EXPECT_TRUE(report->damaged.empty());
   EXPECT_EQ(report->covered, (std::vector<SegmentId>{root, compacted}));
   EXPECT_EQ(done_, total_);
+}
+
+// What was not read is no damage: neither by a deadline, nor for want of memory.
+TEST_F(VerifyTest, WhatEndsEarlyIsNotCalledDamaged) {
+  const SegmentId a = Stored(Iota(300)), b = Stored(Iota(300, 5000));
+  {
+    CallLimits late;
+    late.deadline = CallLimits::Clock::now();
+    const CallScope scope(late);
+    EXPECT_CODE(store_->Verify(&a, nullptr), Code::kDeadlineExceeded);
+    EXPECT_CODE(store_->VerifyTenant("t", nullptr), Code::kDeadlineExceeded);
+    EXPECT_CODE(store_->Verify(nullptr, nullptr), Code::kDeadlineExceeded);
+  }
+  EXPECT_EQ(store_->Verify(nullptr, nullptr)->covered.size(), 2u);
+  EXPECT_FALSE(store_->GetPrefix(b)->quarantined);
+}
+
+TEST_F(VerifyTest, ItsTablesCountInTheTenantsMemory) {
+  const auto memory = MemoryBudget::Create({.capacity = 1 << 30});
+  options_.memory = memory;
+  const SegmentId a = Stored(Iota(3000));
+  Open();
+  EXPECT_EQ(memory->used(MemoryKind::kTables), 0u);
+  uint64_t most = 0;
+  const auto watch = [&](uint64_t, uint64_t, std::string_view) {
+    most = std::max(most, memory->used(MemoryKind::kTables));
+    return true;
+  };
+  for (int kind = 0; kind < 3; ++kind) {
+    const auto verify = [&] {
+      if (kind == 0) return store_->Verify(&a, watch);
+      return kind == 1 ? store_->VerifyTenant("t", watch) : store_->Verify(nullptr, watch);
+    };
+    most = 0;
+    ASSERT_OK(verify());
+    EXPECT_GE(most, 3000 * sizeof(uint32_t)) << kind;
+    const MemoryCharge rest = memory->Shared().Charge(MemoryKind::kMessages, 1 << 30);
+    EXPECT_CODE(verify(), Code::kResourceExhausted);
+  }
+  EXPECT_FALSE(store_->GetPrefix(a)->quarantined);
 }
 
 TEST_F(VerifyTest, CanBeStoppedAndRefusesWhatIsNotThere) {
