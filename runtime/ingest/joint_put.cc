@@ -72,20 +72,20 @@ Status JointPut::CheckOpen() {
 }
 
 Status JointPut::CheckRun(HeadRange heads, uint32_t layer, uint32_t first, uint32_t n) {
-  std::lock_guard writing(writing_);
+  PREFIXD_ASSIGN(const CallLock writing, CallLock::Take(writing_));
   PREFIXD_TRY(CheckOpen());
   return writer_->CheckRun(layer, heads, first, n);
 }
 
 Status JointPut::WriteRows(HeadRange heads, uint32_t layer, uint32_t first, uint32_t n,
                            std::span<const std::byte> rows) {
-  std::lock_guard writing(writing_);
+  PREFIXD_ASSIGN(const CallLock writing, CallLock::Take(writing_));
   PREFIXD_TRY(CheckOpen());
   return writer_->WriteRows(layer, heads, first, n, rows);
 }
 
 Status JointPut::AwaitRoom(uint32_t n) {
-  std::lock_guard writing(writing_);
+  PREFIXD_ASSIGN(const CallLock writing, CallLock::Take(writing_));
   PREFIXD_TRY(CheckOpen());
   return writer_->AwaitRoom(n);
 }
@@ -106,7 +106,7 @@ Result<PutResult> JointPut::Commit(HeadRange heads, QuerySamples samples,
   bool last = false;
   std::vector<QuerySamples> of_heads;
   {
-    std::lock_guard writing(writing_);
+    PREFIXD_ASSIGN(const CallLock writing, CallLock::Take(writing_));
     {
       std::lock_guard lock(mutex_);
       if (state_ == State::kOpen) {
@@ -138,7 +138,7 @@ Result<PutResult> JointPut::Commit(HeadRange heads, QuerySamples samples,
     PREFIXD_TRY(CheckCall());
     changed_.wait_until(lock, std::min(until, now + kCallSlice));
   }
-  changed_.wait(lock, [&] { return state_ != State::kEnding; });
+  PREFIXD_TRY(AwaitInCall(changed_, lock, [&] { return state_ != State::kEnding; }));
   if (state_ == State::kEnded) return *result_;
   return Error{Code::kFailedPrecondition,
                Named(Uncommitted()) +
@@ -198,8 +198,9 @@ void JointPut::End(Result<PutResult> result) {
 }
 
 void JointPut::Leave(HeadRange heads) {
+  const CarriedScope to_the_end(nullptr);  // without limits the lock is always taken
   {
-    std::lock_guard writing(writing_);
+    const auto writing = CallLock::Take(writing_);
     std::optional<Error> broken;
     {
       std::lock_guard lock(mutex_);
@@ -251,7 +252,8 @@ Result<std::unique_ptr<PutPart>> JointPuts::Enter(const PutSpec& spec, HeadRange
     PREFIXD_TRY(CheckAlike(spec, entry->spec));
     std::shared_ptr<JointPut> put = entry->put.lock();
     if (!put) {  // another part begins it, and waits no longer than that part may
-      changed_.wait(lock);
+      changed_.wait_for(lock, kCallSlice);
+      PREFIXD_TRY(CheckCall());
       continue;
     }
     part = std::make_unique<PutPart>(std::move(put), heads);
@@ -259,7 +261,8 @@ Result<std::unique_ptr<PutPart>> JointPuts::Enter(const PutSpec& spec, HeadRange
     if (entered.ok()) return part;
     part.reset();
     if (Clock::now() >= until) return std::move(entered).error();
-    changed_.wait_until(lock, until);
+    changed_.wait_until(lock, std::min(until, Clock::now() + kCallSlice));
+    PREFIXD_TRY(CheckCall());
   }
   const auto entry = entries_.insert(entries_.end(), {spec, {}});
   lock.unlock();

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "prefixd/store.h"
 #include "runtime/derived/query_samples.h"
 #include "storage/store/prefix_store.h"
@@ -69,8 +70,8 @@ class JointPut {
 
   const Target target_;
   JointPuts* registry_ = nullptr;  // where other parts find this put
-  // Guards writer_; locked before mutex_.
-  std::mutex writing_;
+  // Guards writer_; locked before mutex_. A part may write for as long as the disk takes.
+  CallMutex writing_;
   std::unique_ptr<storage::SegmentWriter> writer_;
   const TokenRange missing_;
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
