@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/call_scope.h"
 #include "base/interrupted_writes.h"
 #include "base/session_arguments.h"
 #include "client_lib/remote_store.h"
@@ -89,8 +90,10 @@ class RemotePut final : public PutStream {
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, until - Clock::now()));
       reply = AskToCommit(&keep_waiting);
     }
-    // Where rows are missing, the put can go on; otherwise the daemon has committed or aborted it.
-    open_ = !reply.ok() && reply.error().code == Code::kFailedPrecondition;
+    // Where rows are missing, or the call ended before the commit began, the put can go on;
+    // otherwise the daemon has committed or aborted it.
+    open_ = !reply.ok() &&
+            (reply.error().code == Code::kFailedPrecondition || EndedEarly(reply.error()));
     if (!reply.ok()) return reply.error();
     return wire::FromJson<PutResult>(reply->control, "commit");
   }
