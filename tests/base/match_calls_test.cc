@@ -1,8 +1,10 @@
 // Tests matches that nobody waits for: who runs beside whom, bounds, and the end of a store.
 #include "base/match_calls.h"
 
+#include <algorithm>
 #include <atomic>
 #include <latch>
+#include <mutex>
 #include <semaphore>
 
 #include "tests/support/expect_ok.h"
@@ -17,9 +19,15 @@ using std::chrono::milliseconds;
 struct Gate {
   std::atomic<int> begun{0};
   std::counting_semaphore<> open{0};
+  std::mutex mutex;
+  std::vector<uint32_t> tokens;  // the first ones of those that have begun
 
   MatchCalls::Find Find() {
     return [this](size_t, const MatchSpec& spec) -> Result<PrefixMatch> {
+      {
+        std::lock_guard lock(mutex);
+        tokens.push_back(spec.tokens[0]);
+      }
       ++begun;
       open.acquire();
       return PrefixMatch{spec.model, static_cast<uint32_t>(spec.tokens.size()), spec.tokens[0]};
@@ -70,6 +78,10 @@ TEST(MatchCalls, EqualMatchesTakeOneThread) {
     others.push_back(*std::move(match));
   }
   gate.Await(MatchCalls::kThreads);  // the equal ones leave all other threads free
+  {
+    std::lock_guard lock(gate.mutex);
+    EXPECT_EQ(std::ranges::count(gate.tokens, 1u), 1);
+  }
   // The first runs; nine share the one that follows it.
   gate.open.release(static_cast<std::ptrdiff_t>(MatchCalls::kThreads) + 1);
   for (const auto& match : same) ASSERT_OK(match->Get());

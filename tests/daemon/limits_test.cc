@@ -54,12 +54,13 @@ Status ReceiveAny(Socket& socket) {
   return socket.Receive(rest, Soon());
 }
 
-// Waits until the daemon has closed the connection.
+// Waits until the daemon has closed the connection; false: it is still open at the end.
 bool Closed(Socket& socket) {
+  const auto end = Soon();
   std::array<std::byte, 1> byte;
-  while (socket.Receive(byte, Soon()).ok()) {
+  while (socket.Receive(byte, end).ok()) {
   }
-  return !socket.Receive(byte, Socket::Clock::now() + std::chrono::milliseconds(1)).ok();
+  return Socket::Clock::now() < end;
 }
 
 // Clients that are gone have their places until the daemon has released them.

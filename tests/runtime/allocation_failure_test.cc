@@ -1,9 +1,14 @@
 // Lets one allocation after the other fail, on the threads of a store and on that of its caller,
 // while a prompt is put, ingested, attached and stepped over: the call that is hit fails with
 // resource_exhausted, no thread ends, nobody waits for ever, and afterwards everything works.
+#include <fcntl.h>
+
+#include <algorithm>
 #include <random>
 
 #include "base/every_page.h"
+#include "storage/io/file.h"
+#include "storage/io/io_engine.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/support/failing_new.h"
 
@@ -126,6 +131,44 @@ class AllocationFailureTest : public RuntimeTest {
   bool queries_ = false;
   std::size_t least_bytes_ = 1;
 };
+
+// Each operation of a batch ends, also one that there was no memory to queue.
+TEST(AllocationFailure, OfAnOperationThatCannotBeQueued) {
+  using namespace storage;
+  constexpr size_t kOps = 100, kBytes = 4096;
+  const TempDir dir;
+  const auto fd = OpenFile(dir.path() / "file", O_RDWR | O_CREAT);
+  ASSERT_OK(fd);
+  ASSERT_EQ(::ftruncate(fd->get(), kOps * kBytes), 0);
+  std::vector<std::byte> buffer(kOps * kBytes);
+  for (const IoBackend backend : {IoBackend::kThreads, IoBackend::kAuto}) {
+    const auto engine = NewEngine(backend, {.max_inflight_ops = 4}, fd->get());
+    ASSERT_OK(engine);
+    int64_t n = 0;
+    int hits = 0;
+    for (bool failed = true; failed;) {
+      std::vector<IoOp> ops;
+      for (size_t i = 0; i < kOps; ++i) {
+        ops.push_back({IoKind::kRead,
+                       IoPriority::kStepRead,
+                       fd->get(),
+                       i * kBytes,
+                       {{buffer.data() + i * kBytes, kBytes}},
+                       0});
+      }
+      IoBatch batch;
+      FailingNew::Arm(Victims::kCaller, ++n);
+      (*engine)->Submit(ops, batch);
+      failed = FailingNew::Disarm();
+      batch.Wait();
+      const auto refused = std::ranges::count(ops, -ENOMEM, &IoOp::result);
+      EXPECT_EQ(std::ranges::count(ops, int64_t{kBytes}, &IoOp::result) + refused, int64_t{kOps});
+      EXPECT_LE(refused, 1);
+      hits += refused > 0;
+    }
+    EXPECT_GT(hits, 0);
+  }
+}
 
 TEST_F(AllocationFailureTest, OnTheThreadsOfTheStore) { Sweep(Victims::kOthers); }
 

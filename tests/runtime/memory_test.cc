@@ -218,6 +218,29 @@ TEST_F(MemoryTest, AFullBudgetShedsAttachesAndPutsAndTakesThemAgain) {
   EXPECT_EQ(store_->Stats().value().sessions, 0u);
 }
 
+TEST_F(MemoryTest, IdlePrefixesGiveTheirKeysBack) {
+  Open();
+  const auto prompt = testing::MakePrompt(spec_.geometry, 400, testing::Seed("MemoryIdle"));
+  PutReady(prompt);
+  StepPolicy policy;
+  policy.estimator = EstimatorKind::kNone;
+  policy.selector = "exact";
+  policy.k = 8;
+  const auto q = prompt.Q(0, 399, 1);
+  const auto step = [&] { return Step(*Attach(prompt, policy), 0, q); };
+  const Output before = step();
+  EXPECT_GT(Used("keys"), 0u);  // for a session to come
+  const auto& memory = *store_->memory();
+  {
+    const auto most = store_->memory()->Shared().Take(
+        MemoryKind::kMessages,
+        memory.capacity() - memory.used() + Used("host_tier") + Used("keys"));
+    ASSERT_OK(most);
+    EXPECT_EQ(Used("keys"), 0u);
+  }
+  ExpectSame({before}, {step()});
+}
+
 // A refused write has written nothing: the same call may be made again.
 TEST_F(MemoryTest, ARefusedWriteMayBeRepeated) {
   Open();

@@ -4,8 +4,10 @@
 
 #include <set>
 
+#include "runtime/derived/blob_names.h"
 #include "runtime/derived/models.h"
 #include "runtime/ingest/ingest.h"
+#include "runtime/ingest/rewrite.h"
 #include "runtime/store/store_options.h"
 #include "storage/store/prefix_store.h"
 #include "storage/store/store_core.h"
@@ -66,6 +68,25 @@ class UnreadableBlob final : public storage::SegmentSource {
   std::set<std::string> written_;
 };
 
+// Makes a file one that can be opened and not read, until the end of its scope.
+class UnreadableFile {
+ public:
+  explicit UnreadableFile(std::filesystem::path path)
+      : path_(std::move(path)), aside_(path_.string() + ".aside") {
+    std::filesystem::rename(path_, aside_);
+    std::filesystem::create_directory(path_);
+  }
+  ~UnreadableFile() {
+    std::filesystem::remove(path_);
+    std::filesystem::rename(aside_, path_);
+  }
+  UnreadableFile(const UnreadableFile&) = delete;
+  UnreadableFile& operator=(const UnreadableFile&) = delete;
+
+ private:
+  const std::filesystem::path path_, aside_;
+};
+
 class UnreadBlobsTest : public RuntimeTest {
  protected:
   UnreadBlobsTest() {
@@ -77,6 +98,23 @@ class UnreadBlobsTest : public RuntimeTest {
     options_.clusters = 8;
     options_.phi_features = "log8";
     options_.estimators = *ParseVariants("none, moment, moment/r4, cluster_moment, phi");
+  }
+
+  // Leaves little to be made.
+  void MakeIndexesAlone() {
+    options_.build_ivf = false;
+    options_.phi_features = "none";
+    options_.estimators = *ParseVariants("none, moment");
+  }
+  // The store's files with `part` in their names.
+  std::vector<std::filesystem::path> Files(const std::string& part) const {
+    std::vector<std::filesystem::path> found;
+    for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
+      if (entry.path().filename().string().find(part) != std::string::npos) {
+        found.push_back(entry.path());
+      }
+    }
+    return found;
   }
 };
 
@@ -117,6 +155,70 @@ TEST_F(UnreadBlobsTest, IngestReportsTheErrorAndWritesNothing) {
                                     "features", "ivf",        "kept",     "moments",
                                     "phi",      "queries",    "recall"};
   EXPECT_EQ(read, every);
+}
+
+// What sessions load is not left out either: a step without its index would read every key, and a
+// session without choices would use another estimator.
+TEST_F(UnreadBlobsTest, SessionsReportWhatTheyCouldNotLoad) {
+  MakeIndexesAlone();
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 1500, Seed("SessionsReportWhatTheyCouldNotLoad"));
+  ASSERT_NE(PutReady(prompt), "");
+  Open();
+  {
+    const auto choices = Files(".choice.");
+    ASSERT_EQ(choices.size(), 1u);
+    const UnreadableFile unreadable(choices[0]);
+    EXPECT_CODE(store_->Attach({spec_.name, "", prompt.tokens, "", 0, {}}), Code::kIo);
+  }
+  StepPolicy policy;
+  policy.k = 25;
+  policy.selector = "codes";
+  const auto session = Attach(prompt, policy);
+  ASSERT_TRUE(session);
+  const auto q = prompt.Q(1, 1499, 1);
+  {
+    std::vector<std::unique_ptr<UnreadableFile>> unreadable;
+    for (auto& file : Files(".codes.1.")) {  // of the layer that steps
+      unreadable.push_back(std::make_unique<UnreadableFile>(std::move(file)));
+    }
+    ASSERT_FALSE(unreadable.empty());
+    const KvGeometry& g = spec_.geometry;
+    std::vector<float> y(g.n_q_heads * g.value_dim), lse(g.n_q_heads);
+    EXPECT_CODE(session->Step(1, q, y, lse, nullptr), Code::kIo);
+  }
+  EXPECT_GT(Step(*session, 1, q).info.ledger.retrieved_tokens, 0u);
+}
+
+TEST_F(UnreadBlobsTest, ACompactionKeepsTheSamplesThatItCouldNotRead) {
+  MakeIndexesAlone();
+  options_.compact_max_tokens = 0;
+  Open();
+  PutReady(MakePrompt(spec_.geometry, 250, 29));
+  const SegmentId id = *SegmentId::Parse(PutReady(MakePrompt(spec_.geometry, 500, 29)));
+  store_.reset();
+  options_.compact_max_tokens = 8192;
+  const auto at = StorageOptions(options_);
+  ASSERT_OK(at);
+  auto opened = storage::PrefixStore::Open(*at);
+  ASSERT_OK(opened);
+  ModelRegistry models(opened->get(), {10, 1 << 30}, {});
+  ASSERT_OK(models.LoadAll());
+  const auto model = models.Find(spec_.name);
+  ASSERT_OK(model);
+  ThreadPool pool(2);
+  ScratchPool scratch;
+  WorkProgress progress;
+  UnreadableBlob segments(**opened, std::string(kQueriesBlob), Code::kIo);
+  EXPECT_CODE(RewriteSegment(**opened, {segments, options_, pool, scratch}, **model, id, progress),
+              Code::kIo);
+  EXPECT_TRUE(segments.asked());
+  EXPECT_EQ((*opened)->GetPrefix(id)->chain.size(), 2u);
+  const auto done =
+      RewriteSegment(**opened, {**opened, options_, pool, scratch}, **model, id, progress);
+  ASSERT_OK(done);
+  ASSERT_TRUE(done->compacted);
+  EXPECT_EQ(std::ranges::count((*opened)->ListBlobs(*done->compacted), kQueriesBlob), 1);
 }
 
 TEST_F(UnreadBlobsTest, AStepReportsTheErrorAndTheNextOneUsesTheIndex) {

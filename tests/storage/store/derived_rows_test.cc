@@ -167,6 +167,7 @@ TEST_F(DerivedRowsTest, WhatContinuesThemIsDerivedWhateverItClaims) {
   EXPECT_EQ(store_->LongestMatch("m", "t", third, {false, lineage_})->n_tokens, prompt_.size());
   const SegmentId given = PutDerived(Join(prompt_, Iota(40, 3000)), {false, lineage_});
   EXPECT_EQ(LineageOf(given), lineage_);
+  EXPECT_TRUE(store_->Verify(nullptr, nullptr)->damaged.empty());  // each segment says so itself
 }
 
 TEST_F(DerivedRowsTest, APutThatComesFirstGivesWayOnlyToItsKind) {

@@ -3,6 +3,7 @@
 // taken for damaged.
 #include <future>
 
+#include "base/call_scope.h"
 #include "storage/catalog/store_dir.h"
 #include "storage/store/store_core.h"
 #include "tests/storage/io/faulty_engine.h"
@@ -78,14 +79,41 @@ TEST_F(StoreWaitsTest, ACommitSearchesWithoutHoldingUpOthers) {
   EXPECT_EQ(store_->stats().segments, 2u);
 }
 
+// The search of a commit does not see what others commit meanwhile, and goes again.
+TEST_F(StoreWaitsTest, ACommitFindsWhatWasCommittedDuringItsSearch) {
+  // Less than a block in common: the search reads the other prompt's ids, and continues neither.
+  std::vector<uint32_t> tokens = Iota(5);
+  for (const uint32_t token : Iota(150, 9000)) tokens.push_back(token);
+  auto first = store_->BeginPut(model_.name, "t", tokens, "");
+  auto second = store_->BeginPut(model_.name, "t", tokens, "");
+  ASSERT_OK(first);
+  ASSERT_OK(second);
+  ASSERT_OK(WriteAll(**first, model_.geometry, tokens, 50, true));
+  ASSERT_OK(WriteAll(**second, model_.geometry, tokens, 50, true));
+  ASSERT_OK(Put(*store_, model_, Iota(64)));
+  plan_->Arm(Fault::kHang, 1, false);
+  auto committed = std::async(std::launch::async, [&] { return (*second)->Commit(); });
+  plan_->AwaitInjected();
+  const auto id = (*first)->Commit();
+  engine_->Release();
+  ASSERT_OK(id);
+  const auto same = committed.get();
+  ASSERT_OK(same);
+  EXPECT_EQ(*same, *id);
+  EXPECT_EQ(store_->stats().segments, 2u);
+}
+
 TEST_F(StoreWaitsTest, ADamagedBlobIsReadWithoutHoldingUpOthers) {
   const auto id = Put(*store_, model_, Iota(64));
   ASSERT_OK(id);
   const std::vector<std::byte> bytes(5000, std::byte{7}), newer(100, std::byte{8});
-  ASSERT_OK(store_->PutBlob(*id, "b", "p", bytes));
-  for (const bool replaced : {true, false}) {
+  // It is read, read again, and twice more before it is deleted.
+  for (const auto& at : {std::pair(3u, true), {4u, true}, {4u, false}, {3u, false}}) {
+    SCOPED_TRACE(at.first);
+    const bool replaced = at.second;
+    ASSERT_OK(store_->PutBlob(*id, "b", "p", bytes));
     FlipByte(Blob(*id, "b"), 300, 1);
-    plan_->Arm(Fault::kHang, 3, false);  // read, read again, and once more before it is deleted
+    plan_->Arm(Fault::kHang, at.first, false);
     auto read = std::async(std::launch::async, [&] { return store_->GetBlob(*id, "b", "p"); });
     plan_->AwaitInjected();
     EXPECT_TRUE(EndsWhileHeld([&] {
@@ -175,6 +203,23 @@ TEST_F(StoreWaitsTest, ABlobThatCannotBeReadNowIsReadAgainAndKept) {
     ASSERT_OK(store_->GetBlob(*id, "b", "p"));
   }
   EXPECT_EQ(store_->stats().checksum_failures, 0u);
+}
+
+TEST_F(StoreWaitsTest, AVerificationThatIsCancelledAtABlobFindsNoDamage) {
+  const auto id = Put(*store_, model_, Iota(64));
+  ASSERT_OK(id);
+  ASSERT_OK(store_->PutBlob(*id, "b", "p", std::vector<std::byte>(5000, std::byte{7})));
+  plan_->Arm(Fault::kEio, UINT64_MAX, false);  // counts operations
+  ASSERT_OK(store_->Verify(&*id, nullptr));
+  plan_->Arm(Fault::kHang, plan_->counted, false);  // the last one is the blob's
+  CallCanceller canceller;
+  auto verified = std::async(std::launch::async, [&] {
+    const CallScope scope(CallLimits::Of(0, &canceller));
+    return store_->Verify(&*id, nullptr);
+  });
+  plan_->AwaitInjected();
+  canceller.Cancel();
+  EXPECT_TRUE(EndsWhileHeld([&] { EXPECT_CODE(verified.get(), Code::kCancelled); }));
 }
 
 }  // namespace
