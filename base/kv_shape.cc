@@ -37,13 +37,13 @@ Status CheckDims(uint32_t key_dim, uint32_t value_dim) {
 }
 
 Status CheckLayer(const LayerGeometry& layer, const LayerShape& shape) {
+  if (!layer.stored) return {};
   if (!std::isfinite(layer.scale) || layer.scale <= 0) {
     return InvalidArgument("scale must be positive and finite, usually 1/sqrt(key_dim)");
   }
   if (!std::isfinite(layer.softcap) || layer.softcap < 0) {
     return InvalidArgument("softcap must be 0 (none) or positive and finite");
   }
-  if (!layer.stored) return {};
   PREFIXD_TRY(CheckHeads(shape.n_q_heads, shape.n_kv_heads));
   return CheckDims(shape.key_dim, shape.value_dim);
 }

@@ -42,7 +42,8 @@ class RestoreImpl final : public Restore {
       longest_ = std::max(longest_, runs_.back().size());
     }
     total_bytes_ = all_layers * options_.tokens.size();
-    const uint64_t fit = longest_ == 0 ? 2 : options_.buffer_bytes / (longest_ * token);
+    const uint64_t fit =
+        longest_ == 0 || all_layers == 0 ? 2 : options_.buffer_bytes / (longest_ * token);
     free_.resize(std::max<uint64_t>(2, fit));
     reader_ = std::thread([this] {
       const Status read = CaptureErrors([this]() -> Status {

@@ -312,7 +312,7 @@ PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options
                             pfx_session** session);
 PFX_API pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* shape);
 /* One layer's heads and dimensions, which are those of pfx_session_shape unless the model was
- * registered with others; all 0: the layer has no rows. */
+ * registered with others; all members behind struct_size 0: the layer has no rows. */
 typedef struct pfx_layer_shape {
   size_t struct_size;
   uint32_t n_q_heads, n_kv_heads, key_dim, value_dim;

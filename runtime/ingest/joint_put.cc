@@ -81,13 +81,8 @@ Status JointPut::WriteRows(HeadRange heads, uint32_t layer, uint32_t first, uint
                            std::span<const std::byte> rows) {
   PREFIXD_ASSIGN(const CallLock writing, CallLock::Take(writing_));
   PREFIXD_TRY(CheckOpen());
+  PREFIXD_TRY(writer_->AwaitRoom(n));
   return writer_->WriteRows(layer, heads, first, n, rows);
-}
-
-Status JointPut::AwaitRoom(uint32_t n) {
-  PREFIXD_ASSIGN(const CallLock writing, CallLock::Take(writing_));
-  PREFIXD_TRY(CheckOpen());
-  return writer_->AwaitRoom(n);
 }
 
 HeadRange JointPut::Uncommitted() const {

@@ -56,7 +56,6 @@ class JointPut {
   Status CheckRun(HeadRange heads, uint32_t layer, uint32_t first, uint32_t n);
   Status WriteRows(HeadRange heads, uint32_t layer, uint32_t first, uint32_t n,
                    std::span<const std::byte> rows);
-  Status AwaitRoom(uint32_t n);
   Result<PutResult> Commit(HeadRange heads, QuerySamples samples, std::chrono::milliseconds wait);
   void Leave(HeadRange heads);
 
@@ -102,7 +101,6 @@ class PutPart {
   Status WriteRows(uint32_t layer, uint32_t first, uint32_t n, std::span<const std::byte> rows) {
     return put_->WriteRows(heads_, layer, first, n, rows);
   }
-  Status AwaitRoom(uint32_t n) { return put_->AwaitRoom(n); }
   // Waits for the other parts; the last stores the segment and the samples of all.
   // kFailedPrecondition: rows of this part are missing, or parts still are after `wait`; the put
   // goes on, and so it does where the call ends before (base/call_scope.h).

@@ -105,7 +105,6 @@ class PutStreamImpl : public PutStream {
             ForTiles(run, at, n_batch, tile, {.check = run.n <= batch, .interleave = true}));
         for (size_t t = 0; t < n_batch; t += tile) {
           const auto n_tile = static_cast<uint32_t>(std::min(tile, n_batch - t));
-          PREFIXD_TRY(writer_->AwaitRoom(n_tile));
           PREFIXD_TRY(writer_->WriteRows(
               layer, next, n_tile,
               std::span<const std::byte>(rows_).subspan(t * token, n_tile * token)));

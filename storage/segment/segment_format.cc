@@ -131,11 +131,12 @@ bool ReadLayers(const LayersImage& image, SegmentHeader& header) {
   for (uint32_t l = 0; l < header.n_layers; ++l) {
     const uint32_t kind = image.kind_of[l];
     if (kind > image.n_kinds) return false;
-    StoredLayer layer{header.n_kv_heads, header.key_dim, header.value_dim};
-    if (kind > 0) {
-      const auto& stored = image.kinds[kind - 1];
-      layer = {stored.n_kv_heads, stored.key_dim, stored.value_dim};
+    if (kind == 0) {
+      header.layers.push_back({header.n_kv_heads, header.key_dim, header.value_dim});
+      continue;
     }
+    const auto& stored = image.kinds[kind - 1];
+    const StoredLayer layer{stored.n_kv_heads, stored.key_dim, stored.value_dim};
     const bool rows = layer.n_kv_heads > 0 && layer.key_dim > 0 && layer.value_dim > 0;
     if (layer.key_dim > 1u << 16 || layer.value_dim > 1u << 16) return false;
     if (!rows && layer != StoredLayer{}) return false;

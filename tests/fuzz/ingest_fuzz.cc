@@ -59,7 +59,7 @@ void CheckClusterings(const Bytes& bytes) {
       reinterpret_cast<const std::byte*>(keys.data()), 3, 12, {kKeyDim, 0, DType::kF32}};
   for (size_t head = 0; head < dims.size(); ++head) {
     FUZZ_EXPECT(((*clusterings)[head].size() > 0) == (dims[head] > 0));
-    if (!kept[head]) continue;
+    if (dims[head] == 0) continue;
     for (const uint16_t c : (*clusterings)[head].Assign(rows)) {
       FUZZ_EXPECT(c < (*clusterings)[head].size());
     }

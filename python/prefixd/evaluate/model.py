@@ -148,7 +148,7 @@ class Reader:
             for index, layer in enumerate(spec.layers):
                 heads = [
                     self.session.read_range(index, head, 0, self.n).torch()
-                    for head in range(spec.n_kv_heads)
+                    for head in range(spec.shape(index).n_kv_heads)
                 ]
                 keys, values = (torch.stack(part).float() for part in zip(*heads, strict=True))
                 self._rows.append(StoredLayer(keys, values, layer.scale))
