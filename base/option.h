@@ -1,6 +1,6 @@
 // Describes one option: its names, its member, its bounds and its help. All code that reads or
 // shows options (files, command lines, JSON, the reference page) uses a table of them
-// (base/runtime_options.h, daemon/config.h), so that an option is declared once.
+// (base/runtime_options.h, daemon/settings/config.h), so that an option is declared once.
 //
 // An option has a value in two units: the one that people write ("MiB", in files and on command
 // lines) and the one of its member (bytes, in JSON and in C++).

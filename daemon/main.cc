@@ -12,14 +12,14 @@
 
 #include "attention/kernels/kernels.h"
 #include "base/build_info.h"
-#include "daemon/command_line.h"
-#include "daemon/config.h"
-#include "daemon/descriptors.h"
-#include "daemon/listener.h"
-#include "daemon/logging.h"
-#include "daemon/notify.h"
-#include "daemon/reference.h"
+#include "daemon/connections/listener.h"
+#include "daemon/limits/descriptors.h"
+#include "daemon/process/logging.h"
+#include "daemon/process/notify.h"
 #include "daemon/server.h"
+#include "daemon/settings/command_line.h"
+#include "daemon/settings/config.h"
+#include "daemon/settings/reference.h"
 #include "runtime/store/local_store.h"
 
 namespace prefixd::daemon {

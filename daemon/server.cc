@@ -16,10 +16,10 @@
 #include <utility>  // before Asio 1.74's coroutines, which forget it
 
 #include "base/capture_errors.h"
-#include "daemon/connection.h"
+#include "daemon/connections/connection.h"
+#include "daemon/connections/step_service.h"
+#include "daemon/limits/with_memory.h"
 #include "daemon/server.h"
-#include "daemon/step_service.h"
-#include "daemon/with_memory.h"
 #include "prefixd/version.h"
 #include "protocol/socket.h"
 

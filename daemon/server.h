@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/memory_budget.h"
-#include "daemon/config.h"
-#include "daemon/listener.h"
+#include "daemon/connections/listener.h"
+#include "daemon/settings/config.h"
 #include "prefixd/result.h"
 #include "prefixd/store.h"
 

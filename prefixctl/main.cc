@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/build_info.h"
-#include "daemon/command_line.h"
+#include "daemon/settings/command_line.h"
 #include "prefixctl/commands.h"
 #include "prefixctl/completion.h"
 #include "prefixctl/output.h"

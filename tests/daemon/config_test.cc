@@ -1,5 +1,5 @@
 // Tests the configuration: one table behind file, flags, printed form and documentation.
-#include "daemon/config.h"
+#include "daemon/settings/config.h"
 
 #include <unistd.h>
 

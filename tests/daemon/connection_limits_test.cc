@@ -1,9 +1,9 @@
 // Tests the bounds of what connections take: places, descriptors, slots, lines of the log.
-#include "daemon/connection_limits.h"
+#include "daemon/limits/connection_limits.h"
 
-#include "daemon/descriptors.h"
-#include "daemon/log_throttle.h"
-#include "daemon/slots.h"
+#include "daemon/limits/descriptors.h"
+#include "daemon/limits/slots.h"
+#include "daemon/process/log_throttle.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/test.h"
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "client_lib/remote_store.h"
-#include "daemon/config.h"
-#include "daemon/listener.h"
+#include "daemon/connections/listener.h"
 #include "daemon/server.h"
+#include "daemon/settings/config.h"
 #include "runtime/store/local_store.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/files.h"

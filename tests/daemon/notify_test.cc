@@ -1,5 +1,5 @@
 // Tests what the daemon sends to a service manager (sd_notify(3)), on real datagram sockets.
-#include "daemon/notify.h"
+#include "daemon/process/notify.h"
 
 #include <poll.h>
 #include <signal.h>

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "base/runtime_options.h"
-#include "daemon/command_line.h"
-#include "daemon/config.h"
-#include "daemon/reference.h"
+#include "daemon/settings/command_line.h"
+#include "daemon/settings/config.h"
+#include "daemon/settings/reference.h"
 #include "prefixd/client.h"
 #include "protocol/json_text.h"
 #include "runtime/store/local_store.h"

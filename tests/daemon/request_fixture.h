@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/request_handler.h"
+#include "daemon/calls/request_handler.h"
 #include "runtime/store/local_store.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/files.h"

@@ -1,5 +1,5 @@
 // Tests requests without a transport: tenants, hostile extents, what ends with a connection.
-#include "daemon/request_handler.h"
+#include "daemon/calls/request_handler.h"
 
 #include <nlohmann/json.hpp>
 #include <random>

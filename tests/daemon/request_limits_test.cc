@@ -1,7 +1,7 @@
 // Tests what requests may take, remove and see: models, pages, answers, puts and sessions of
 // tenants.
-#include "daemon/reply.h"
-#include "daemon/slots.h"
+#include "daemon/calls/reply.h"
+#include "daemon/limits/slots.h"
 #include "tests/daemon/request_fixture.h"
 
 namespace prefixd::daemon {

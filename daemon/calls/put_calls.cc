@@ -1,0 +1,118 @@
+// Carries out the calls of a put (begin, write, commit, abort) and aborts idle puts.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/call_scope.h"
+#include "daemon/calls/request_handler.h"
+
+namespace prefixd::daemon {
+
+using wire::Field;
+using wire::FromJson;
+using wire::Json;
+using wire::ToJson;
+
+Result<Json> RequestHandler::BeginPut(const Request& request) {
+  if (puts_.size() >= limits_.max_puts) {
+    return Error{Code::kResourceExhausted,
+                 "this connection has " + std::to_string(puts_.size()) +
+                     " unfinished puts (limits.max_puts); commit or abort one first"};
+  }
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(PutSpec spec, FromJson<PutSpec>(request.control.value("put", empty), "put"));
+  PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  Slots::Slot slot;
+  if (limits_.put_slots) {
+    PREFIXD_ASSIGN(slot, limits_.put_slots->Take(peer_.tenant));
+  }
+  spec.wait_ms = 0;  // a client waits by asking again, which holds no worker
+  PREFIXD_ASSIGN(auto stream, store_.BeginPut(spec));
+  PREFIXD_ASSIGN(const ModelSpec model, store_.Model(spec.model));  // held by the put
+  const uint64_t handle = next_handle_++;
+  Json reply = {{"put", handle},
+                {"missing", ToJson(stream->missing())},
+                {"geometry", ToJson(model.geometry)}};
+  puts_.emplace(handle, Put{std::move(stream), Clock::now(), std::move(slot)});
+  return reply;
+}
+
+Result<PutStream*> RequestHandler::FindPut(const Request& request) {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  const auto it = puts_.find(handle);
+  if (it == puts_.end()) {
+    return Error{Code::kNotFound, "no open put " + std::to_string(handle) + " on this connection"};
+  }
+  it->second.last_used = Clock::now();
+  return it->second.stream.get();
+}
+
+Result<Json> RequestHandler::PutWrite(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto k, in.Bytes(0));
+  PREFIXD_ASSIGN(const auto v, in.Bytes(1));
+  PREFIXD_TRY(put->Write(layer, first, n, k, v));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::PutQueries(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  PREFIXD_TRY(put->WriteQueries(layer, first, n, q));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::PutCommit(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  Result<PutResult> result = put->Commit();
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  if (!result.ok() &&
+      (result.error().code == Code::kFailedPrecondition || EndedEarly(result.error()))) {
+    return result.error();  // rows are missing, or the call ended before it: the put can go on
+  }
+  puts_.erase(handle);  // after a failed commit the destructor aborts the put
+  if (!result.ok()) return result.error();
+  return ToJson(*result);
+}
+
+Result<Json> RequestHandler::PutAbort(const Request& request) {
+  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+  put->Abort();
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
+  puts_.erase(handle);
+  return Json::object();
+}
+
+bool RequestHandler::HasIdlePut(std::chrono::seconds limit) const {
+  const auto before = Clock::now() - limit;
+  return std::ranges::any_of(puts_, [&](const auto& put) { return put.second.last_used < before; });
+}
+
+void RequestHandler::AbortIdlePuts(std::chrono::seconds limit) {
+  const auto before = Clock::now() - limit;
+  for (auto it = puts_.begin(); it != puts_.end();) {
+    if (it->second.last_used >= before) {
+      ++it;
+      continue;
+    }
+    spdlog::warn(
+        "put {} of tenant '{}' aborted: nothing was written to it for {} s "
+        "(limits.put_idle_s)",
+        it->first, peer_.tenant, limit.count());
+    it->second.stream->Abort();
+    it = puts_.erase(it);
+  }
+}
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,207 @@
+// Carries out the requests of one connection on the store; connection.h does the transport. The
+// handler owns the connection's sessions and puts, so that they end with it.
+//
+// Thread-safety: one thread at a time calls Handle, except that verify and wait_ready may run
+// beside any other call. StepInSlot may be called concurrently, beside all others but ReleaseAll.
+// Tenants: every request is confined to the peer's tenant unless the peer is
+// an admin; prefixes of other tenants look absent.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/memory_budget.h"
+#include "daemon/limits/slots.h"
+#include "prefixd/result.h"
+#include "prefixd/store.h"
+#include "protocol/codec.h"
+#include "protocol/frame.h"
+#include "protocol/step_frame.h"
+
+namespace prefixd::daemon {
+
+struct Peer {
+  std::string tenant;
+  bool admin = false;    // requested and allowed
+  bool trusted = false;  // the daemon's own user (or root) over a Unix socket
+  bool local = false;    // connected over a Unix socket, which can pass descriptors
+};
+
+struct Request {
+  wire::MessageType type = wire::MessageType::kHello;
+  bool shared = false;  // tensors lie in the connection's region
+  wire::Json control = wire::Json::object();
+  std::vector<std::byte> payload;
+};
+
+struct Response {
+  std::optional<Error> error;
+  wire::Json control = wire::Json::object();
+  std::vector<std::byte> payload;
+  int fd = -1;                       // sent with the reply
+  std::shared_ptr<const void> held;  // keeps fd open until then
+  MemoryCharge memory;               // the payload's
+  std::vector<std::byte> packed;     // the control part, as PackReply (reply.h) leaves it
+  MemoryCharge packed_memory;
+};
+
+// Small messages are counted and never refused: a client must be able to detach, cancel and ask why
+// when memory is short.
+inline constexpr uint64_t kSmallMessageBytes = 64u << 10;
+inline Result<MemoryCharge> TakeForMessage(const MemoryAccount& account, uint64_t bytes) {
+  if (bytes > kSmallMessageBytes) return account.Take(MemoryKind::kMessages, bytes);
+  return account.Charge(MemoryKind::kMessages, bytes);
+}
+
+// What one thread keeps from step to step, so that steps through a ring allocate nothing here.
+struct StepScratch {
+  explicit StepScratch(const MemoryAccount& account)
+      : memory(account.Charge(MemoryKind::kMessages)) {}
+  std::vector<std::byte> request;  // a private copy
+  std::vector<wire::StepEntry> entries;
+  std::vector<std::shared_ptr<Session>> sessions;
+  std::vector<StepInfo> infos;
+  std::vector<StepRequest> steps;
+  std::vector<float> answers;  // y and lse of all steps
+  MemoryCharge memory;
+};
+struct StepServed {
+  bool ok = false;  // false: the call was refused as a whole
+  uint32_t steps = 0;
+  uint32_t spin_us = 0;  // StepHeader::spin_us
+};
+
+Error NoSession(uint64_t handle);  // on this connection
+
+struct HandlerLimits {
+  uint64_t max_payload_bytes = 256ull << 20;
+  uint64_t max_puts = 16;
+  MemoryAccount account = {};  // for what a call copies and answers
+  // Of the whole daemon; null: not bounded. They outlive the handler.
+  Slots* put_slots = nullptr;
+  Slots* session_slots = nullptr;
+};
+
+class RequestHandler {
+ public:
+  // The client may write to `region` (may be empty) at any time, so the handler copies inputs out
+  // of it before checking or using them. Store and region must outlive the handler.
+  RequestHandler(Store& store, Peer peer, std::span<std::byte> region, HandlerLimits limits,
+                 std::function<wire::ServerStats()> server_stats);
+
+  Response Handle(const Request& request, const ProgressFn& progress);
+  // Carries out the steps in a slot of the connection's ring and leaves their answers there. The
+  // client may change the slot at any time.
+  StepServed StepInSlot(std::span<std::byte> slot, StepScratch& scratch);
+  // Detaches every session, aborts every put and unpins rows read in place.
+  void ReleaseAll();
+  // A put that nothing was written to for `limit` is idle and only keeps disk space from others.
+  bool HasIdlePut(std::chrono::seconds limit) const;
+  void AbortIdlePuts(std::chrono::seconds limit);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Put {
+    std::unique_ptr<PutStream> stream;
+    Clock::time_point last_used;
+    Slots::Slot slot;
+  };
+  struct Attached {
+    std::shared_ptr<Session> session;
+    Slots::Slot slot;
+  };
+  struct HeldRows {
+    std::shared_ptr<const void> hold;
+    MemoryCharge memory;
+  };
+  // Tensors of a request, private to the daemon: views of its payload, or copies of what lay in
+  // shared memory.
+  struct Inputs {
+    std::vector<std::span<const std::byte>> tensors;
+    std::vector<std::vector<std::byte>> copies;
+    MemoryCharge memory;  // of the copies, here and as elements
+    Result<std::span<const std::byte>> Bytes(size_t i) const;
+    template <typename T>  // float or uint32_t; the size must be whole elements
+    Result<std::vector<T>> Elements(size_t i) const;
+  };
+  // Results are gathered in private memory and handed over at the end.
+  struct Outputs {
+    std::vector<wire::Extent> extents;
+    std::vector<std::byte> buffer;  // all outputs in sequence
+    MemoryCharge memory;
+    std::vector<size_t> starts;
+    Result<std::span<std::byte>> Bytes(size_t i);
+    Result<std::span<float>> Floats(size_t i);
+  };
+
+  Result<wire::Json> Dispatch(const Request& request, const ProgressFn& progress,
+                              Response* response);
+  Result<Inputs> ReadInputs(const Request& request) const;
+  Result<Outputs> ReadOutputs(const Request& request) const;
+  void HandOver(const Request& request, Outputs outputs, Response* response) const;
+
+  Result<std::string> TenantFor(const std::string& named) const;
+  Result<PrefixDetail> OwnPrefix(const std::string& id) const;
+
+  // One function per message; it returns the reply's control part.
+  Result<wire::Json> RegisterModel(const Request& request);
+  Result<wire::Json> Stats() const;
+  Result<wire::Json> Match(const Request& request) const;
+  Result<wire::Json> RemoveModel(const Request& request);
+  Result<wire::Json> ListPrefixes(const Request& request) const;
+  Result<wire::Json> Remove(const Request& request);
+  Result<wire::Json> SetLifetime(const Request& request);
+  Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
+  Result<wire::Json> WaitReady(const Request& request, const ProgressFn& progress);
+
+  // put_calls.cc
+  Result<wire::Json> BeginPut(const Request& request);
+  Result<wire::Json> PutWrite(const Request& request);
+  Result<wire::Json> PutQueries(const Request& request);
+  Result<wire::Json> PutCommit(const Request& request);
+  Result<wire::Json> PutAbort(const Request& request);
+  Result<PutStream*> FindPut(const Request& request);
+
+  // session_calls.cc
+  Result<wire::Json> Attach(const Request& request);
+  Result<wire::Json> Step(const Request& request, Response* response);
+  Result<wire::Json> AttendExact(const Request& request, Response* response);
+  Result<wire::Json> ReadRows(const Request& request, Response* response);
+  Result<wire::Json> ReadInPlace(const Request& request, Response* response);
+  Result<wire::Json> ReleaseRows(const Request& request);
+  Result<wire::Json> ReadRange(const Request& request, Response* response);
+  Result<wire::Json> ReadLayer(const Request& request, Response* response);
+  Result<wire::Json> ReadTokens(const Request& request, Response* response);
+  Result<wire::Json> Select(const Request& request, Response* response);
+  Result<wire::Json> Summary(const Request& request, Response* response);
+  Result<wire::Json> SetPolicy(const Request& request);
+  Result<wire::Json> Report(const Request& request);
+  Result<wire::Json> Detach(const Request& request);
+  Result<std::shared_ptr<Session>> FindSession(const wire::Json& control) const;
+  std::shared_ptr<Session> SessionOf(uint64_t handle) const;  // null: there is none
+
+  // ring_steps.cc
+  Status RunSteps(std::span<std::byte> slot, StepScratch& scratch, StepServed* served);
+
+  Store& store_;
+  const Peer peer_;
+  const std::span<std::byte> region_;
+  const HandlerLimits limits_;
+  const std::function<wire::ServerStats()> server_stats_;
+  uint64_t next_handle_ = 1;
+  std::map<uint64_t, Put> puts_;
+  mutable std::mutex sessions_mutex_;
+  std::map<uint64_t, Attached> sessions_;
+  std::map<uint64_t, HeldRows> held_rows_;
+};
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,305 @@
+// Carries out the calls of sessions: attach, steps, reads, policies, reports, detach.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "daemon/calls/request_handler.h"
+#include "prefixd/store.h"
+
+namespace prefixd::daemon {
+
+using wire::Field;
+using wire::FromJson;
+using wire::Json;
+using wire::ToJson;
+
+namespace {
+
+constexpr uint64_t kHeldBytes = 512;  // of rows held in place, beside the pages
+
+Result<TokenRange> RangeOf(const Request& request) {
+  TokenRange range;
+  PREFIXD_ASSIGN(range.begin, Field<uint32_t>(request.control, "begin"));
+  PREFIXD_ASSIGN(range.end, Field<uint32_t>(request.control, "end"));
+  if (range.end < range.begin) return InvalidArgument("the token range ends before it begins");
+  return range;
+}
+
+}  // namespace
+
+Error NoSession(uint64_t handle) {
+  return {Code::kNotFound,
+          "no session " + std::to_string(handle) + " on this connection; attach first"};
+}
+
+std::shared_ptr<Session> RequestHandler::SessionOf(uint64_t handle) const {
+  std::lock_guard lock(sessions_mutex_);
+  const auto it = sessions_.find(handle);
+  return it == sessions_.end() ? nullptr : it->second.session;
+}
+
+Result<std::shared_ptr<Session>> RequestHandler::FindSession(const Json& control) const {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(control, "session"));
+  auto session = SessionOf(handle);
+  if (!session) return NoSession(handle);
+  return session;
+}
+
+Result<Json> RequestHandler::Attach(const Request& request) {
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(AttachSpec spec,
+                 FromJson<AttachSpec>(request.control.value("attach", empty), "attach"));
+  PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  if (!in.tensors.empty()) {
+    PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  }
+  if (spec.tokens.empty() &&
+      !spec.prefix.empty()) {  // by id, which must name a prefix of the peer's tenant
+    PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(spec.prefix));
+    spec.tenant = detail.summary.tenant;
+  }
+  Slots::Slot slot;
+  if (limits_.session_slots) {
+    PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
+  }
+  PREFIXD_ASSIGN(auto session, store_.Attach(spec));
+  const uint64_t handle = next_handle_++;
+  Json reply = {{"session", handle},
+                {"info", ToJson(session->info())},
+                {"policy", ToJson(session->policy())}};
+  std::lock_guard lock(sessions_mutex_);
+  sessions_.emplace(handle, Attached{std::move(session), std::move(slot)});
+  return reply;
+}
+
+// Runs the steps of several sessions and layers in one message. Each has its own outcome; a
+// malformed message is refused as a whole before any step runs.
+Result<Json> RequestHandler::Step(const Request& request, Response* response) {
+  const auto steps = request.control.find("steps");
+  if (steps == request.control.end() || !steps->is_array() || steps->empty() ||
+      steps->size() > wire::kMaxStepsPerMessage) {
+    return InvalidArgument("field 'steps' must be a list of 1 to " +
+                           std::to_string(wire::kMaxStepsPerMessage) + " steps");
+  }
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  const size_t n = steps->size();
+  if (in.tensors.size() != n || out.extents.size() != 2 * n) {
+    return InvalidArgument("a step message needs one input (q) and two outputs (y, lse) per step");
+  }
+  std::vector<std::vector<float>> queries(n);
+  std::vector<StepInfo> infos(n);
+  std::vector<Status> statuses(n);
+  std::vector<StepRequest> runnable;
+  std::vector<size_t> index;
+  for (size_t i = 0; i < n; ++i) {
+    const Json& step = (*steps)[i];
+    auto session = step.is_object() ? FindSession(step) : InvalidArgument("a step is no map");
+    if (!session.ok()) {
+      statuses[i] = session.error();
+      continue;
+    }
+    PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(step, "layer"));
+    PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(step, "step"));
+    PREFIXD_ASSIGN(queries[i], in.Elements<float>(i));
+    PREFIXD_ASSIGN(const auto y, out.Floats(2 * i));
+    PREFIXD_ASSIGN(const auto lse, out.Floats(2 * i + 1));
+    runnable.push_back({session->get(), layer, queries[i], y, lse, &infos[i], {}, heads});
+    index.push_back(i);
+  }
+  store_.StepBatch(runnable);
+  for (size_t r = 0; r < runnable.size(); ++r) statuses[index[r]] = std::move(runnable[r].status);
+
+  Json results = Json::array();
+  for (size_t i = 0; i < n; ++i) {
+    Json result = Json::object();
+    if (!statuses[i].ok()) {
+      result["error"] = wire::ErrorToJson(statuses[i].error());
+    } else if ((*steps)[i].value("info", Json(false)) == Json(true)) {
+      result["info"] = ToJson(infos[i]);
+    }
+    results.push_back(std::move(result));
+  }
+  HandOver(request, std::move(out), response);
+  return Json{{"steps", std::move(results)}};
+}
+
+Result<Json> RequestHandler::AttendExact(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(request.control, "attend_exact"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto y, out.Floats(0));
+  PREFIXD_ASSIGN(const auto lse, out.Floats(1));
+  PREFIXD_TRY(session->AttendExact(layer, heads, n, q, y, lse));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ReadRows(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
+  PREFIXD_TRY(session->ReadRows(layer, kv_head, ids, rows));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+// The rows stay pinned until they are released or the connection ends. The request lists the
+// regions that the client has mapped; the reply carries the descriptor of any other region.
+Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* response) {
+  if (!peer_.local) {
+    return Error{Code::kFailedPrecondition,
+                 "rows can be read in place over a Unix socket only; use ReadRows"};
+  }
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const auto mapped, Field<std::vector<uint64_t>>(request.control, "regions"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
+  if (ids.empty()) return InvalidArgument("there are no rows to hold: the list of ids is empty");
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto places, out.Bytes(0));
+  const size_t want = ids.size() * 2 * sizeof(uint64_t);
+  if (places.size() != want) {
+    return InvalidArgument("the places of " + std::to_string(ids.size()) + " rows take " +
+                           std::to_string(want) + " bytes, not " + std::to_string(places.size()));
+  }
+  PREFIXD_ASSIGN(MemoryCharge memory, limits_.account.Take(MemoryKind::kMessages, kHeldBytes));
+  PREFIXD_ASSIGN(RowsInPlace rows, session->ReadInPlace(layer, kv_head, ids));
+  if (std::ranges::find(mapped, rows.region.id) == mapped.end()) {
+    if (rows.region.fd < 0) {
+      return Error{Code::kFailedPrecondition,
+                   "the host tier's memory cannot be passed on (the daemon runs without /proc); "
+                   "use ReadRows"};
+    }
+    response->fd = rows.region.fd;
+    response->held = rows.hold;
+  }
+  const std::byte* const base = rows.region.bytes.data();
+  for (size_t i = 0; i < rows.rows.size(); ++i) {
+    const std::array<uint64_t, 2> place = {static_cast<uint64_t>(rows.rows[i].key - base),
+                                           static_cast<uint64_t>(rows.rows[i].value - base)};
+    PREFIXD_CHECK(std::ranges::max(place) < rows.region.bytes.size(), place[0], place[1],
+                  rows.region.bytes.size());
+    std::memcpy(places.data() + i * sizeof(place), place.data(), sizeof(place));
+  }
+  HandOver(request, std::move(out), response);
+  const uint64_t handle = next_handle_++;
+  Json reply = {
+      {"hold", handle}, {"region", rows.region.id}, {"region_bytes", rows.region.bytes.size()}};
+  held_rows_.emplace(handle, HeldRows{std::move(rows.hold), std::move(memory)});
+  return reply;
+}
+
+Result<Json> RequestHandler::ReleaseRows(const Request& request) {
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "hold"));
+  if (held_rows_.erase(handle) == 0) {
+    return Error{Code::kNotFound, "no held rows " + std::to_string(handle) + " on this connection"};
+  }
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ReadRange(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
+  PREFIXD_TRY(session->ReadRange(layer, kv_head, range, rows));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ReadLayer(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  LayerSlice slice;
+  PREFIXD_ASSIGN(slice.layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(slice.tokens, RangeOf(request));
+  PREFIXD_ASSIGN(slice.heads, FromJson<HeadRange>(request.control, "read_layer"));
+  PREFIXD_ASSIGN(const bool head_major, Field<bool>(request.control, "head_major"));
+  if (head_major) slice.order = KvOrder::kHeadMajor;
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto k, out.Bytes(0));
+  PREFIXD_ASSIGN(const auto v, out.Bytes(1));
+  PREFIXD_TRY(session->ReadLayer(slice, k, v));
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::ReadTokens(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(const auto bytes, out.Bytes(0));
+  if (bytes.size() != size_t{range.size()} * sizeof(uint32_t)) {
+    return InvalidArgument("the ids of " + std::to_string(range.size()) + " tokens take " +
+                           std::to_string(size_t{range.size()} * sizeof(uint32_t)) +
+                           " bytes, not " + std::to_string(bytes.size()));
+  }
+  std::vector<uint32_t> ids(range.size());
+  PREFIXD_TRY(session->ReadTokens(range, ids));
+  if (!ids.empty()) std::memcpy(bytes.data(), ids.data(), bytes.size());
+  HandOver(request, std::move(out), response);
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Select(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(const auto k, Field<uint32_t>(request.control, "k"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  PREFIXD_ASSIGN(const Selection selection, session->Select(layer, kv_head, q, k));
+  const auto ids = wire::BytesOf(std::span<const uint32_t>(selection.ids));
+  response->payload.assign(ids.begin(), ids.end());
+  return ToJson(selection);
+}
+
+Result<Json> RequestHandler::Summary(const Request& request, Response* response) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto kind, Field<EstimatorVariant>(request.control, "kind"));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
+  PREFIXD_ASSIGN(response->payload, session->SummaryBytes(layer, kv_head, kind));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::SetPolicy(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const StepPolicy policy, Field<StepPolicy>(request.control, "policy"));
+  PREFIXD_TRY(session->SetPolicy(policy));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Report(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  return ToJson(session->report());
+}
+
+Result<Json> RequestHandler::Detach(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  Result<SessionReport> report = session->Detach();
+  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "session"));
+  {
+    std::lock_guard lock(sessions_mutex_);
+    sessions_.erase(handle);
+  }
+  if (!report.ok()) return report.error();
+  return ToJson(*report);
+}
+
+}  // namespace prefixd::daemon

@@ -1,0 +1,29 @@
+// Decides on a hello whether a client may connect, and with which rights.
+#pragma once
+
+#include "daemon/calls/request_handler.h"
+#include "daemon/connections/server_context.h"
+#include "prefixd/result.h"
+#include "protocol/codec.h"
+#include "protocol/shared_region.h"
+#include "protocol/step_ring.h"
+
+namespace prefixd::daemon {
+
+struct Admission {
+  Peer peer;
+  wire::HelloReply reply;
+  SharedRegion region;  // empty: not requested, not allowed, or not to be had
+  MemoryCharge memory;  // the region's
+  StepRing ring;        // empty, too: not for clients over TCP, or of another version
+  MemoryCharge ring_memory;
+  MemoryAccount account;  // the tenant's
+};
+
+// `socket`: the descriptor of connection `id`; for a `local` one the system names the peer's user.
+// kFailedPrecondition: a missing or wrong token, or rights that the peer may not have;
+// kResourceExhausted: its tenant has as many connections as it may.
+Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool local, int socket,
+                        uint64_t id);
+
+}  // namespace prefixd::daemon

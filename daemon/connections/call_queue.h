@@ -1,0 +1,65 @@
+// Keeps the calls of one connection from their receipt to their end. Those that run in turn wait
+// for one another; the others begin at once. Any of them can be cancelled: one that waits never
+// begins, one that runs is told, and ends by itself (base/call_scope.h).
+//
+// Thread-safety: the io thread alone uses it. A Call belongs to the thread that carries it out; its
+// canceller may be used by any.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+
+#include "base/call_scope.h"
+#include "daemon/calls/request_handler.h"
+#include "daemon/connections/frame_reader.h"
+#include "daemon/connections/server_context.h"
+
+namespace prefixd::daemon {
+
+// Made before its work begins, so that its end needs no memory.
+struct Call {
+  Call(Frame f, bool turn) : frame(std::move(f)), in_turn(turn) {}
+
+  Frame frame;
+  const bool in_turn;
+  Response response;
+  CallCanceller canceller;
+};
+
+class CallQueue {
+ public:
+  using Calls = std::list<std::shared_ptr<Call>>;
+
+  explicit CallQueue(ServerCounters& counters) : counters_(counters) {}
+  ~CallQueue();
+  CallQueue(const CallQueue&) = delete;
+  CallQueue& operator=(const CallQueue&) = delete;
+
+  // Adds a call that begins now, or waits for its turn.
+  void Add(std::shared_ptr<Call> call);
+  // Returns the first waiting call, which begins now; null: none waits, or the turn is taken.
+  std::shared_ptr<Call> Next();
+  void End(const Call& call);
+  // Takes the turn for work that is no call; false: it is taken.
+  bool TakeTurn();
+  void GiveTurn();
+
+  // Cancels the calls with this id (a client may give several the same). Returns those that waited;
+  // they are no part of the queue any more.
+  Calls Cancel(uint64_t request_id);
+  // Cancels what runs beside the calls in turn.
+  void CancelBeside();
+  // Cancels all that runs, and returns what waited.
+  Calls CancelAll();
+
+  bool running() const { return !running_.empty() || turn_taken_; }
+
+ private:
+  ServerCounters& counters_;
+  Calls waiting_, running_;  // moved between them without allocating
+  bool turn_taken_ = false;  // by a running call, or by other work
+};
+
+}  // namespace prefixd::daemon

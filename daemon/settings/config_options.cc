@@ -1,0 +1,106 @@
+// Declares every option of the daemon, with its bounds, unit and meaning.
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "base/field_count.h"
+#include "base/runtime_options.h"
+#include "daemon/settings/config.h"
+
+namespace prefixd::daemon {
+namespace {
+
+// The order of sections in a file; TOML requires keys without a section to come first.
+constexpr std::array<std::string_view, 8> kSections = {"",        "listen", "store",  "scrub",
+                                                       "compute", "ingest", "limits", "log"};
+
+}  // namespace
+
+std::vector<Option> OptionsOf(Config& c) {
+  constexpr OptionUnit kMiB{"MiB"}, kSeconds{"seconds"}, kThreads{"threads"};
+  const std::array own = {
+      Plain("", "listen.socket", &c.socket, "path, at most 107 bytes",
+            "Unix socket. Empty: none (then tcp is needed)."),
+      Choice("", "listen.socket_access", &c.socket_access, {"user", "group"},
+             "Who connects to the Unix socket: only this user (mode 0600), or all of its group too "
+             "(0660). A member of the group speaks for any tenant that it names, and never for all "
+             "of them."),
+      Plain("", "listen.tcp", &c.tcp, "host:port",
+            "TCP address for remote clients, unencrypted. Empty: none. Port 0: any free port.")
+          .WithFlag("listen"),
+      Plain("", "listen.tcp_token_file", &c.tcp_token_file, "path",
+            "File whose first line (at least 16 characters) TCP clients must present. Required "
+            "outside loopback addresses."),
+
+      Number("", "limits.max_connections", &c.max_connections, {"connections"}, {1, 65536},
+             "Connections beyond it are told so and closed. Fewer where the process may not open "
+             "so many files."),
+      Number(
+          "", "limits.max_tcp_connections", &c.max_tcp_connections, {"connections"}, {0, 65536},
+          "Those of them over TCP. 0: three quarters, so that local clients always find a place."),
+      Number("", "limits.max_tenant_connections", &c.max_tenant_connections, {"connections"},
+             {0, 65536}, "Those of them for one tenant. 0: three quarters."),
+      Number("", "limits.max_silent_connections", &c.max_silent_connections, {"connections"},
+             {1, 65536},
+             "Connections over TCP, and local ones, that have not said hello for a second: beyond "
+             "it the longest silent one is closed for each new one."),
+      Number("", "limits.max_calls", &c.max_calls, {"calls"}, {1, 4096},
+             "Calls in flight on one connection; further ones are refused."),
+      Number("", "limits.max_puts", &c.max_puts, {"puts"}, {1, 4096},
+             "Unfinished puts of one connection."),
+      Number(
+          "", "limits.max_frame_mib", &c.max_frame_mib, kMiB, {1, 4096},
+          "Largest payload of one message, and of all messages of a connection being worked on."),
+      Number("", "limits.shared_memory_mib", &c.shared_memory_mib, kMiB, {0, 65536},
+             "Shared memory of each local connection, taken as it is touched. 0: none."),
+      Number(
+          "", "limits.ring_mib", &c.ring_mib, kMiB, {0, 1024},
+          "Shared memory of each local connection for steps under way, in 16 equal slots; a batch "
+          "that is larger than a slot goes as a message. 0: none, all steps do."),
+      Number(
+          "", "limits.step_threads", &c.step_threads, kThreads, {1, 1024},
+          "Threads that carry out steps of rings; as many as cores stand by. Steps that wait for "
+          "cores hold one, and those on one prefix are run together."),
+      Number("", "limits.polling_threads", &c.polling_threads, kThreads, {0, 1024},
+             "How many of them may poll at a time, each for the next step of one client that asks "
+             "for it. 0: none."),
+      Number("", "limits.workers", &c.workers, kThreads, {1, 1024},
+             "Threads that carry out calls, one call per connection at a time. Steps that wait for "
+             "cores hold one, and those on one prefix are run together: as many as connections "
+             "that decode at the same time."),
+      Number("", "limits.long_workers", &c.long_workers, kThreads, {1, 64},
+             "Threads for verify and wait_ready; each such call holds one until it ends."),
+      Number("", "limits.hello_timeout_s", &c.hello_timeout_s, kSeconds, {1, 3600},
+             "A connection that has not said hello by then is closed.")
+          .WithFlag("hello-timeout"),
+      Number("", "limits.frame_timeout_s", &c.frame_timeout_s, kSeconds, {1, 3600},
+             "A message whose bytes do not arrive in this time, and a second more for each MiB of "
+             "it, closes its connection.")
+          .WithFlag("frame-timeout"),
+      Number("", "limits.write_timeout_s", &c.write_timeout_s, kSeconds, {1, 3600},
+             "A client that takes no byte of its answers for so long is disconnected.")
+          .WithFlag("write-timeout"),
+      Number("", "limits.put_idle_s", &c.put_idle_s, kSeconds, {1, 604800},
+             "A put that nothing was written to for so long is aborted; it holds disk space from "
+             "others.")
+          .WithFlag("put-idle"),
+      Number("", "limits.shutdown_grace_s", &c.shutdown_grace_s, kSeconds, {0, 3600},
+             "How long SIGTERM waits for calls in flight.")
+          .WithFlag("shutdown-grace"),
+
+      Choice("", "log.level", &c.log_level, {"trace", "debug", "info", "warn", "error", "off"},
+             "What is logged: this level and everything more important.")
+          .WithFlag("log-level"),
+      Plain("", "log.file", &c.log_file, "path", "Log file, appended to. Empty: standard error.")
+          .WithFlag("log-file"),
+  };
+  static_assert(own.size() == FieldCount<Config>() - 1, "every member of Config has an entry");
+  std::vector<Option> options = OptionsOf(c.store);
+  options.insert(options.end(), own.begin(), own.end());
+  std::ranges::stable_sort(options, {}, [](const Option& option) {
+    return std::ranges::find(kSections, option.section()) - kSections.begin();
+  });
+  return options;
+}
+
+}  // namespace prefixd::daemon
