@@ -30,7 +30,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint32_t kQueryHeads = 32, kKvHeads = 8, kDim = 128, kPhiDim = 128;
+constexpr uint32_t kQueryHeads = 32, kKvHeads = 8, kDim = 128;
 constexpr uint32_t kGammas[] = {1, 2, 3, 5, 7, 10};
 constexpr double kXis[] = {1, 2, 5, 10, 20, 50, 100};
 

@@ -22,7 +22,8 @@ class RemoteHold {
     // This fails only without a connection; the daemon has then released the rows itself. It must
     // not fail with the call that held them.
     const CarriedScope none(nullptr);
-    (void)connection_->Do({MessageType::kReleaseRows, {{"hold", hold_}}, {}, {}, nullptr, {}});
+    (void)connection_->Do(
+        {wire::MessageType::kReleaseRows, {{"hold", hold_}}, {}, {}, nullptr, {}});
   }
   RemoteHold(const RemoteHold&) = delete;
   RemoteHold& operator=(const RemoteHold&) = delete;

@@ -76,12 +76,10 @@ float ExpRow(float* s, uint32_t n, float shift) { return ExpRowOf(s, n, shift); 
 [[gnu::target("avx2,fma")]] float ExpRowAvx2(float* s, uint32_t n, float shift) {
   return ExpRowOf(s, n, shift);
 }
-[[gnu::target("avx512f,avx512dq,prefer-vector-width=512")]] float RowMaxAvx512(const float* s,
-                                                                               uint32_t n) {
+[[gnu::target("avx512f,avx512dq")]] float RowMaxAvx512(const float* s, uint32_t n) {
   return RowMaxOf(s, n);
 }
-[[gnu::target("avx512f,avx512dq,prefer-vector-width=512")]] float ExpRowAvx512(float* s, uint32_t n,
-                                                                               float shift) {
+[[gnu::target("avx512f,avx512dq")]] float ExpRowAvx512(float* s, uint32_t n, float shift) {
   return ExpRowOf(s, n, shift);
 }
 #endif

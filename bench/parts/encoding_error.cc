@@ -140,7 +140,8 @@ EncodingSpeed MeasureEncodingSpeed(uint32_t dim, uint32_t rounds) {
       encode_seconds += std::chrono::duration<double>(between - begun).count();
       decode_seconds += std::chrono::duration<double>(Clock::now() - between).count();
     }
-    const double bytes = double(rows.size() / call * call);
+    const size_t whole = rows.size() / call * call;
+    const auto bytes = static_cast<double>(whole);
     encode.push_back(bytes / encode_seconds);
     decode.push_back(bytes / decode_seconds);
   }

@@ -10,7 +10,6 @@
 
 namespace prefixd::daemon {
 
-using wire::kStepEntryBytes;
 using wire::kStepHeaderBytes;
 using wire::kStepResultBytes;
 
