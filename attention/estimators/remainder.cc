@@ -179,6 +179,7 @@ double MeanRemainingScore(const RemainderContext& context, uint32_t g) {
 }
 
 double TiltCut(const Cut& cut, double mean, double sigma, double remaining) {
+  if (remaining <= 1) return mean;
   if (cut.kind != CutKind::kNone) return cut.score;
   return std::min(double{cut.score}, mean + sigma * std::sqrt(2 * std::log(remaining)));
 }

@@ -88,7 +88,7 @@ ScoreMean RemoveRetrieved(const RemainderContext& context, uint32_t g);
 double MeanRemainingScore(const RemainderContext& context, uint32_t g);
 // Returns the cut of a tilted estimate, given the remainder's score mean and deviation
 // (docs/mathematics.md): with CutKind::kNone the Gaussian's own expected maximum, or the given
-// score if that is lower.
+// score if that is lower. A single score's cut is itself, whatever rounding made of its mean.
 double TiltCut(const Cut& cut, double mean, double sigma, double remaining);
 // Clamps log Z_R: |R| exp(mean) <= Z_R, and Z_R <= |R| exp(c) where there is a cut; the lower side
 // wins. Under an approximate cut the upper side is no proof, but to exceed it the unread tokens

@@ -59,12 +59,13 @@ Tilt FromParent(double mu, double c, double a) {
 }  // namespace
 
 Tilt TiltScores(MomentForm form, double mu, double variance, double c, double rank_depth) {
-  if (!(c > mu)) return {mu, 0};
-  if (form == MomentForm::kRank && std::isfinite(rank_depth) && std::isfinite(c)) {
+  const bool bounded = std::isfinite(c);
+  if (!(c > mu) || (bounded && c - mu <= kNegligibleGap * (1 + std::fabs(c)))) return {mu, 0};
+  if (form == MomentForm::kRank && std::isfinite(rank_depth) && bounded) {
     return FromParent(mu, c, std::clamp(rank_depth, kDeepest, kHighest));
   }
   if (!(variance > kNegligibleVariance)) return {mu, 0};
-  if (form == MomentForm::kParent && std::isfinite(c)) {
+  if (form == MomentForm::kParent && bounded) {
     return FromParent(mu, c, ParentDepth(variance / ((c - mu) * (c - mu))));
   }
   const double sigma = std::sqrt(variance);

@@ -14,6 +14,9 @@ namespace prefixd {
 
 // Scores whose variance is smaller count as one score.
 inline constexpr double kNegligibleVariance = 1e-12;
+// A cut closer than this share of (1 + |c|) to the scores' mean leaves them no room: their distance
+// is the rounding of float32 scores, and a tilt by it would be of any size.
+inline constexpr double kNegligibleGap = 1e-5;
 
 struct Tilt {
   double log_mean;  // log of the mean of exp(s): log Z_R - log |R|

@@ -236,7 +236,8 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
   const double depth =
       in.moment_form == MomentForm::kRank ? NormalQuantile(r / double(in.mid_count)) : 0;
   const bool by_rank = in.moment_form == MomentForm::kRank && std::isfinite(depth);
-  if (c > mu && (by_rank || variance > kNegligibleVariance)) {
+  const bool room = c > mu && (std::isinf(c) || c - mu > kNegligibleGap * (1 + std::fabs(c)));
+  if (room && (by_rank || variance > kNegligibleVariance)) {
     double lever = 0;
     if (std::isfinite(c) && (by_rank || in.moment_form == MomentForm::kParent)) {
       const auto ratio = [](double a) {

@@ -124,8 +124,8 @@ PREFIXD_HD inline Tilt TiltFromParent(double mu, double c, double a) {
 // finite, kDirect is used instead.
 PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, double c,
                               double rank_depth) {
-  if (!(c > mu)) return {mu, 0};
   const bool bounded = c < Infinity();
+  if (!(c > mu) || (bounded && c - mu <= kNegligibleGap * (1.0 + fabs(c)))) return {mu, 0};
   if (form == MomentForm::kRank && fabs(rank_depth) < Infinity() && bounded) {
     return TiltFromParent(mu, c, fmin(fmax(rank_depth, kDeepestCut), kHighestCut));
   }
@@ -139,8 +139,9 @@ PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, doubl
 }
 
 // Returns the cut that a tilted estimate uses: with CutKind::kNone the Gaussian's own expected
-// maximum of `remaining` scores, or the given score if that is lower.
+// maximum of `remaining` scores, or the given score if that is lower. A single score is its own.
 PREFIXD_HD inline double TiltCutOf(Cut cut, double mean, double sigma, double remaining) {
+  if (remaining <= 1) return mean;
   if (cut.kind != CutKind::kNone) return cut.score;
   return fmin(double{cut.score}, mean + sigma * sqrt(2.0 * log(remaining)));
 }

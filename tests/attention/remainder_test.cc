@@ -15,7 +15,9 @@ TEST(TiltCut, EachKind) {
   EXPECT_EQ(TiltCut({2, CutKind::kApproximate}, 0, 1, 100), 2);
   EXPECT_NEAR(TiltCut({}, 1, 2, 100), 1 + 2 * std::sqrt(2 * std::log(100.0)), 1e-12);
   EXPECT_EQ(TiltCut({2, CutKind::kNone}, 1, 2, 100), 2) << "a box bound below that holds";
-  EXPECT_EQ(TiltCut({}, 1, 2, 1), 1) << "one token: its score is the mean";
+  for (const CutKind kind : {CutKind::kNone, CutKind::kApproximate, CutKind::kExact}) {
+    EXPECT_EQ(TiltCut({2, kind}, 1, 2, 1), 1) << "one token: its score is the mean";
+  }
 }
 
 TEST(ClampToBracket, LowerAlwaysUpperWhereThereIsACut) {

@@ -202,6 +202,11 @@ void HardCases(const Runner& run, uint64_t seed) {
     check("nothing retrieved", shape, {.mid = 70});
     check("everything retrieved", shape, {.mid = 40, .k = 40, .cuts = CutSource::kExact});
     check("one token remains", shape, {.mid = 40, .k = 39, .cuts = CutSource::kExact});
+    for (const MomentForm form : {MomentForm::kParent, MomentForm::kRank}) {
+      // The cut is the token's own score: which of the two is above the other is rounding.
+      check("one token remains, read in another way", shape,
+            {.mid = 40, .k = 39, .cuts = CutSource::kExact, .moment_form = form, .rank = 3});
+    }
     check("identical keys", shape,
           {.mid = 50, .k = 17, .cuts = CutSource::kExact, .identical_keys = true});
     check("no anchors", shape, {.sinks = 0, .tail = 0, .mid = 33, .k = 5});
