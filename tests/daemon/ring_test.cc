@@ -124,7 +124,11 @@ TEST_F(RingTest, AllSlotsTaken) {
   control_->Release();
   for (std::thread& thread : threads) thread.join();
   for (const Status& status : statuses) EXPECT_OK(status);
-  EXPECT_EQ(client_->Server()->ring_calls, kSlots);
+  // Of the two beyond the slots one went as a message for certain: it was held beside all of them.
+  // The other may have begun when slots were free again.
+  const uint64_t ring_calls = client_->Server()->ring_calls;
+  EXPECT_GE(ring_calls, kSlots);
+  EXPECT_LE(ring_calls, kSlots + 1);
 }
 
 // With one thread for all rings, a client that asks for many steps at once waits after each for the
@@ -239,7 +243,7 @@ TEST_F(RingTest, AStoppingDaemonAnswersRunningSteps) {
 
 TEST_F(RingTest, AStepEndsByItsDeadline) {
   control_->heeds = true;
-  const auto impatient = daemon_->Connect({.call_timeout_ms = 50});
+  const auto impatient = daemon_->Connect({.call_timeout_ms = 500});
   const auto session = Attach(*impatient);
   const uint64_t connections = client_->Server()->connections_total;
   control_->Hold();
@@ -302,7 +306,7 @@ TEST_F(RingTest, StepsEndWithTheirClient) {
 }
 
 TEST_F(RingTest, AStepThatTakesTooLongBreaksTheConnection) {
-  const auto impatient = daemon_->Connect({.call_timeout_ms = 300});
+  const auto impatient = daemon_->Connect({.call_timeout_ms = 1000});
   const auto session = Attach(*impatient);
   control_->Hold();
   EXPECT_CODE(Step(*session, SteppingStore::kHeldLayer), Code::kUnavailable);
