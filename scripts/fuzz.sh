@@ -22,7 +22,7 @@ once() {
   local target=$1 log=$root/logs/$1.log
   shift
   local started=$SECONDS
-  if ! "$root/tests/fuzz/fuzz_$target" "$@" -max_len=4608 -timeout=20 -rss_limit_mb=2048 \
+  if ! "$root/tests/fuzz/fuzz_$target" "$@" -max_len=4608 -timeout=120 -rss_limit_mb=2048 \
       -print_final_stats=1 -artifact_prefix="$root/findings/$target-" \
       "$root/corpus/$target" "$root/seeds/$target" >"$log" 2>&1; then
     echo "FAILED: $target; the input is in build/fuzz/findings. The end of build/fuzz/logs/$target.log:" >&2

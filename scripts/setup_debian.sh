@@ -27,5 +27,5 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "setup: installing ${#missing[@]} Debian packages: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -q update
-"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -q -y --no-install-recommends install "${missing[@]}"
+"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5 -q update
+"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5 -q -y --no-install-recommends install "${missing[@]}"

@@ -62,7 +62,7 @@ def daemon(tmp_path: Path) -> Iterator[str]:
         assert ready.read().startswith("prefixd ready")
     yield f"unix:{socket}"
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
 
 
 @pytest.fixture(params=["embedded", "daemon"])

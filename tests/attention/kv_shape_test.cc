@@ -76,7 +76,8 @@ TEST(DTypes, UnalignedBuffersRoundTrip) {
       FromFloat(dtype, x, bytes.data() + 1);
       std::vector<float> back(n);
       ToFloat(dtype, bytes.data() + 1, back);
-      for (size_t i = 0; i < n; ++i) EXPECT_NEAR(back[i], x[i], std::abs(x[i]) * 0x1p-8);
+      // Half of the distance of float16's subnormal numbers is the absolute part.
+      for (size_t i = 0; i < n; ++i) EXPECT_NEAR(back[i], x[i], std::abs(x[i]) * 0x1p-8 + 0x1p-25);
     }
   }
 }

@@ -55,7 +55,7 @@ cmake -S "$source/examples/c" -B "$work/c" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREF
 "$root/bin/prefixd" --dir "$work/daemon-store" --socket "$work/socket" >"$work/daemon.log" 2>&1 &
 daemon=$!
 trap 'kill $daemon 2>/dev/null; wait $daemon 2>/dev/null; rm -rf "$work"' EXIT
-for _ in $(seq 100); do [ -S "$work/socket" ] && break; sleep 0.1; done
+for _ in $(seq 600); do [ -S "$work/socket" ] && break; sleep 0.1; done
 "$work/c/splice" "unix:$work/socket" || { cat "$work/daemon.log"; exit 1; }
 
 echo "== C++ through find_package"

@@ -122,6 +122,7 @@ TEST_P(Interruptions, DecodersGoOnWithTheSameAnswers) {
   // A thread for each session, which decodes while the daemon ends, again and again.
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> steps{0}, failed{0}, wrong{0};
+  std::vector<std::atomic<uint64_t>> of_session(sessions.size());
   std::string why;  // the first failure
   std::vector<std::thread> threads;
   for (size_t s = 0; s < sessions.size(); ++s) {
@@ -130,7 +131,7 @@ TEST_P(Interruptions, DecodersGoOnWithTheSameAnswers) {
         const auto answer = Step(*sessions[s], i % kQueries);
         if (!answer.ok() && failed++ == 0) why = answer.error().message;
         wrong += answer.ok() && *answer != want[s][i % kQueries];
-        ++steps;
+        ++steps, ++of_session[s];
       }
     });
   }
@@ -139,8 +140,11 @@ TEST_P(Interruptions, DecodersGoOnWithTheSameAnswers) {
     while (steps < before + 40) std::this_thread::yield();
     round % 2 == 0 ? Restart() : RestartInOrder();
   }
-  const uint64_t before = steps;
-  while (steps < before + 40) std::this_thread::yield();
+  // Each has found the daemon again when its second step after the last restart has ended.
+  for (auto& own : of_session) {
+    const uint64_t before = own;
+    while (own < before + 10) std::this_thread::yield();
+  }
   stop = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(failed, 0u) << why;

@@ -61,7 +61,7 @@ TEST_P(CallsTest, ALateAttachLeavesNothingAndHurtsNobody) {
   const auto other = client_ ? Another() : nullptr;
   const uint64_t memory = CallMemory(store());
   HoldDisk();
-  auto late = std::async(std::launch::async, [&] { return store().Attach(Spec(full_, 200)); });
+  auto late = std::async(std::launch::async, [&] { return store().Attach(Spec(full_, 2000)); });
   plan_->AwaitInjected();
   // It wants the same prefix, and goes on when the call that opens it does not.
   auto patient = std::async(std::launch::async,
@@ -97,7 +97,7 @@ TEST_P(CallsTest, OneSessionsCancellationIsNotAnothers) {
   plan_->AwaitInjected();
   (*one)->Cancel();
   // The other's step, which may have to begin anew, waits for the disk again.
-  EXPECT_EQ(held.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  EXPECT_EQ(held.wait_for(std::chrono::seconds(1)), std::future_status::timeout);
   Release();
   const auto [cancelled, done] = held.get();
   EXPECT_CODE(cancelled, Code::kCancelled);

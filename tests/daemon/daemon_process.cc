@@ -35,10 +35,10 @@ int ExitCode(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Returns the process's wait status; kills it when it does not end within 20 s.
+// Returns the process's wait status; kills it when it does not end within two minutes.
 int WaitFor(pid_t pid) {
   int status = 0;
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 12000; ++i) {
     if (::waitpid(pid, &status, WNOHANG) == pid) return status;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -25,7 +25,7 @@ using wire::MessageType;
 
 TEST(DaemonPatience, AForgottenPutGivesItsSpaceBack) {
   DaemonDir dir;
-  DaemonProcess daemon(dir.path(), {"--put-idle", "1"});
+  DaemonProcess daemon(dir.path(), {"--put-idle", "5"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   const auto prompt = MakePrompt(100, testing::Seed("DaemonPatience.Put"));
   auto forgetful = ConnectTo(daemon), other = ConnectTo(daemon);

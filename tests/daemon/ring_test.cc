@@ -243,7 +243,7 @@ TEST_F(RingTest, AStoppingDaemonAnswersRunningSteps) {
 
 TEST_F(RingTest, AStepEndsByItsDeadline) {
   control_->heeds = true;
-  const auto impatient = daemon_->Connect({.call_timeout_ms = 500});
+  const auto impatient = daemon_->Connect({.call_timeout_ms = 2000});
   const auto session = Attach(*impatient);
   const uint64_t connections = client_->Server()->connections_total;
   control_->Hold();
@@ -306,7 +306,7 @@ TEST_F(RingTest, StepsEndWithTheirClient) {
 }
 
 TEST_F(RingTest, AStepThatTakesTooLongBreaksTheConnection) {
-  const auto impatient = daemon_->Connect({.call_timeout_ms = 1000});
+  const auto impatient = daemon_->Connect({.call_timeout_ms = 2000});
   const auto session = Attach(*impatient);
   control_->Hold();
   EXPECT_CODE(Step(*session, SteppingStore::kHeldLayer), Code::kUnavailable);

@@ -112,7 +112,7 @@ def main() -> int:
             with_prefix(demo)
         finally:
             daemon.terminate()
-            status = daemon.wait(timeout=30)
+            status = daemon.wait(timeout=120)
         check(status == 0, "the daemon ends well")
         demo.refused("no daemon", "no daemon answers")
     return 0

@@ -200,7 +200,7 @@ def full_store(source: Path, build: Path, out: Path) -> None:
                                "--quota-mib", "1"], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
+        for _ in range(1200):
             if socket.exists():
                 break
             time.sleep(0.05)
@@ -214,7 +214,7 @@ def full_store(source: Path, build: Path, out: Path) -> None:
         check(status.returncode == 0, "the daemon still answers")
     finally:
         daemon.terminate()
-    check(daemon.wait(timeout=30) == 0, "and ends well")
+    check(daemon.wait(timeout=120) == 0, "and ends well")
 
 
 def main() -> int:

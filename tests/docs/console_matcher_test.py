@@ -174,8 +174,8 @@ class Sessions(unittest.TestCase):
 
     def test_endless_command_fails(self):
         start = time.monotonic()
-        self.assert_fails(r"(?s)no end in time.*begun", "$ echo begun; sleep 100", timeout=1)
-        self.assertLess(time.monotonic() - start, 10)
+        self.assert_fails(r"(?s)no end in time.*begun", "$ echo begun; sleep 100", timeout=4)
+        self.assertLess(time.monotonic() - start, 60)
 
     def test_page_without_commands_fails(self):
         page = self.source / "page.md"

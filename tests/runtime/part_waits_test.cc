@@ -140,8 +140,13 @@ TEST_F(PartWaits, TheLastOnesSlowCommitHoldsNobodyWhoIsCancelledOrLate) {
   });
   auto last = std::async(std::launch::async, [&] { return (*b)->Commit(); });
   plan_->AwaitInjected();
-  canceller.Cancel();
-  EXPECT_TRUE(EndsWhileHeld([&] { EXPECT_CODE(waiting.get(), Code::kCancelled); }));
+  EXPECT_TRUE(EndsWhileHeld([&] {
+    // What is cancelled before its call began is not; again until it has.
+    do {
+      canceller.Cancel();
+    } while (waiting.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready);
+    EXPECT_CODE(waiting.get(), Code::kCancelled);
+  }));
   EXPECT_TRUE(EndsWhileHeld([&] {
     const CallScope scope(Soon());
     EXPECT_CODE((*a)->Commit(), Code::kDeadlineExceeded);

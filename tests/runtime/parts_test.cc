@@ -127,6 +127,7 @@ TEST(ThreadPool, ReturnsAnErrorAndSkipsTheRest) {
   const Status status = pool.ParallelFor(10000, [&](size_t i) -> Status {
     ++ran;
     if (i == 3) return InvalidArgument("three");
+    if (i > 3) std::this_thread::sleep_for(std::chrono::microseconds(50));  // half a second in all
     return {};
   });
   EXPECT_CODE(status, Code::kInvalidArgument);

@@ -16,7 +16,7 @@ Prompt Client::OwnPrompt() {
 
 PutSpec Client::SpecOf(const Prompt& prompt) {
   PutSpec spec{world_.ModelOf(prompt).name, "", prompt.tokens, "own"};
-  spec.ttl_seconds = 20;  // of clients that are killed before they remove it
+  spec.ttl_seconds = 60;  // of clients that are killed before they remove it
   spec.wait_ms = 50;
   return spec;
 }

@@ -71,8 +71,9 @@ TEST_P(IoDeadlineTest, WhatWaitsPastItsDeadlineNeverReachesTheDisk) {
     return IoOp{IoKind::kWrite, IoPriority::kCommit, fd_.get(), offset, {{ones.data(), 4096}}, 0};
   };
   IoOp awaited = write_at(0), unawaited = write_at(4096);
-  late.SetDeadline(IoBatch::Clock::now() + kSoon);
-  lazy.SetDeadline(IoBatch::Clock::now() + kSoon);
+  const auto soon = IoBatch::Clock::now() + kSoon;  // of both: what expires, expires together
+  late.SetDeadline(soon);
+  lazy.SetDeadline(soon);
   engine_->Submit({&awaited, 1}, late);
   engine_->Submit({&unawaited, 1}, lazy);
   EXPECT_TRUE(engine_->Finish(late));

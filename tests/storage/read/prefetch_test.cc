@@ -60,7 +60,7 @@ TEST_F(StoragePrefetchTest, EndsThoughTheDiskIsSilent) {
 // A caller that waits for rows gets an error when the disk does not answer in time; no caller waits
 // for a prefetch.
 TEST_F(StoragePrefetchTest, HasNoDeadline) {
-  options_.read_deadline_ms = 500;  // a working disk is never this slow, however busy
+  options_.read_deadline_ms = 3000;  // a working disk is never this slow, however busy
   ASSERT_NO_FATAL_FAILURE(Open());
   plan_->Arm(Fault::kHang, 1, true);
   Status status;
