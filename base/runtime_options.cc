@@ -1,10 +1,16 @@
 #include "base/runtime_options.h"
 
 #include <array>
+#include <utility>
 
 #include "base/field_count.h"
 
 namespace prefixd {
+
+std::vector<EstimatorVariant> DefaultEstimators() {
+  return std::move(ParseVariants("none, moment, moment/r2, moment/r8, moment/full, scan, phi"))
+      .value();
+}
 
 std::vector<Option> OptionsOf(RuntimeOptions& o) {
   constexpr uint64_t kTebi = 1ull << 20;  // MiB in a TiB

@@ -10,9 +10,11 @@
 #include <span>
 #include <string_view>
 
+#include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
 #include "prefixd/result.h"
 #include "prefixd/session.h"
-#include "prefixd/types.h"
+#include "prefixd/session_info.h"
 
 namespace prefixd {
 

@@ -11,7 +11,7 @@
 #include "base/field_count.h"
 #include "base/statistic.h"
 #include "prefixd/ledger.h"
-#include "prefixd/types.h"
+#include "prefixd/runtime_stats.h"
 
 namespace prefixd {
 

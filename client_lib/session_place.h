@@ -10,8 +10,10 @@
 #include <utility>
 
 #include "client_lib/link.h"
+#include "prefixd/attach.h"
+#include "prefixd/policy.h"
 #include "prefixd/session.h"
-#include "prefixd/types.h"
+#include "prefixd/session_info.h"
 
 namespace prefixd {
 

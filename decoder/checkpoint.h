@@ -40,7 +40,7 @@ class Checkpoint {
 
 // Describes the digest of the weights, the architecture and RoPE: another run of the model can use
 // stored keys and values only if all three agree. The result goes into ModelSpec::identity
-// (prefixd/types.h).
+// (prefixd/model.h).
 Result<std::vector<std::pair<std::string, std::string>>> ModelIdentity(
     const std::filesystem::path& directory, const ModelConfig& config);
 

@@ -9,8 +9,9 @@
 #include "decoder/model.h"
 #include "decoder/spliced_attention.h"
 #include "demo/request.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/policy.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 
 namespace prefixd::demo {
 

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "demo/evaluate.h"
-#include "prefixd/types.h"
+#include "prefixd/ingest.h"
+#include "prefixd/session_info.h"
 
 namespace prefixd::demo {
 

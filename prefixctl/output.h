@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "prefixd/types.h"
+#include "prefixd/progress.h"
 
 namespace prefixd::ctl {
 

@@ -15,7 +15,6 @@
 
 #include "prefixd/result.h"
 #include "prefixd/selection.h"
-#include "prefixd/types.h"
 #include "protocol/frame.h"
 #include "protocol/server_stats.h"
 

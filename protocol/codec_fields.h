@@ -6,6 +6,20 @@
 #include <type_traits>
 
 #include "base/statistics.h"
+#include "prefixd/attach.h"
+#include "prefixd/ingest.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/lifetime.h"
+#include "prefixd/lists.h"
+#include "prefixd/match.h"
+#include "prefixd/model.h"
+#include "prefixd/partition.h"
+#include "prefixd/policy.h"
+#include "prefixd/prefix_summary.h"
+#include "prefixd/put.h"
+#include "prefixd/session_info.h"
+#include "prefixd/stored_part.h"
+#include "prefixd/verify.h"
 #include "protocol/codec.h"
 #include "protocol/server_stats.h"
 

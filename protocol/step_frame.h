@@ -10,8 +10,9 @@
 #include <cstdint>
 #include <span>
 
+#include "prefixd/kv_shape.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
+#include "prefixd/session_info.h"
 
 namespace prefixd::wire {
 

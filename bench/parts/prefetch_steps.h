@@ -10,8 +10,8 @@
 
 #include "bench/support/head_trace.h"
 #include "bench/support/statistics.h"
+#include "prefixd/policy.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 
 namespace prefixd::bench {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/support/head_trace.h"
+#include "prefixd/policy.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 
 namespace prefixd::bench {
 

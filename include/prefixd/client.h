@@ -21,7 +21,6 @@
 #include "prefixd/result.h"
 #include "prefixd/session.h"
 #include "prefixd/store.h"
-#include "prefixd/types.h"
 
 namespace prefixd {
 

@@ -19,9 +19,10 @@
 #include <optional>
 #include <span>
 
+#include "prefixd/partition.h"
+#include "prefixd/progress.h"
 #include "prefixd/result.h"
 #include "prefixd/session.h"
-#include "prefixd/types.h"
 
 namespace prefixd {
 

@@ -6,12 +6,14 @@
 #include <span>
 #include <vector>
 
+#include "prefixd/estimator_variant.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
+#include "prefixd/policy.h"
 #include "prefixd/result.h"
 #include "prefixd/row_ref.h"
 #include "prefixd/selection.h"
-#include "prefixd/types.h"
+#include "prefixd/session_info.h"
 
 namespace prefixd {
 

@@ -14,9 +14,21 @@
 #include <string_view>
 #include <vector>
 
+#include "prefixd/attach.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/lifetime.h"
+#include "prefixd/lists.h"
+#include "prefixd/match.h"
+#include "prefixd/model.h"
+#include "prefixd/partition.h"
+#include "prefixd/prefix_summary.h"
+#include "prefixd/progress.h"
+#include "prefixd/put.h"
 #include "prefixd/result.h"
+#include "prefixd/runtime_stats.h"
 #include "prefixd/session.h"
-#include "prefixd/types.h"
+#include "prefixd/session_info.h"
+#include "prefixd/verify.h"
 
 namespace prefixd {
 

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/estimator_variant.h"
+#include "prefixd/ingest.h"
+#include "prefixd/kv_shape.h"
 #include "prefixd/options.h"
-#include "prefixd/types.h"
 #include "runtime/derived/models.h"
 
 namespace prefixd {

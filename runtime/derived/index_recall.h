@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "index/search/key_index.h"
+#include "prefixd/ingest.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 #include "runtime/derived/summaries.h"
 
 namespace prefixd {

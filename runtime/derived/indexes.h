@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "index/search/key_index.h"
-#include "prefixd/types.h"
+#include "prefixd/ingest.h"
+#include "prefixd/partition.h"
 #include "runtime/derived/summaries.h"
 
 namespace prefixd {

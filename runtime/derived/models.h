@@ -16,8 +16,9 @@
 
 #include "attention/estimators/feature_map.h"
 #include "base/memory_budget.h"
+#include "prefixd/lists.h"
+#include "prefixd/model.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {

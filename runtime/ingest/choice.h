@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "prefixd/types.h"
+#include "prefixd/ingest.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/derived/summaries.h"

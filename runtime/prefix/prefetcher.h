@@ -20,8 +20,9 @@
 #include <span>
 #include <vector>
 
+#include "prefixd/partition.h"
+#include "prefixd/policy.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 #include "runtime/work/worker.h"
 
 namespace prefixd {

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "index/search/key_index.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/ingest.h"
+#include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
-#include "prefixd/types.h"
 #include "runtime/derived/derived_context.h"
 #include "runtime/derived/indexes.h"
 #include "runtime/derived/materialised_summaries.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "prefixd/partition.h"
-#include "prefixd/types.h"
+#include "prefixd/policy.h"
 
 namespace prefixd {
 

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "prefixd/types.h"
+#include "prefixd/estimator_variant.h"
+#include "prefixd/partition.h"
+#include "prefixd/policy.h"
 #include "runtime/prefix/prefetcher.h"
 #include "runtime/prefix/prepared_prefix.h"
 #include "runtime/step/shared_sets.h"

@@ -17,8 +17,8 @@
 
 #include "base/memory_budget.h"
 #include "prefixd/partition.h"
+#include "prefixd/policy.h"
 #include "prefixd/selection.h"
-#include "prefixd/types.h"
 #include "runtime/step/gathered_rows.h"
 
 namespace prefixd {

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "prefixd/lists.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 #include "runtime/store/core.h"
 
 namespace prefixd {

@@ -3,7 +3,8 @@
 // Thread-safety: these functions may be called concurrently with everything else.
 #pragma once
 
-#include "prefixd/types.h"
+#include "prefixd/prefix_summary.h"
+#include "prefixd/runtime_stats.h"
 #include "runtime/store/core.h"
 
 namespace prefixd {

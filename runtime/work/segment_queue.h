@@ -13,8 +13,9 @@
 #include <span>
 #include <string>
 
+#include "prefixd/ingest.h"
+#include "prefixd/progress.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 #include "runtime/work/work_progress.h"
 #include "runtime/work/worker.h"
 #include "storage/segment/prefix_info.h"

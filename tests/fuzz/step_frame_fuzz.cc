@@ -1,6 +1,6 @@
 // Fuzzes how the daemon reads what a client left in a slot of its ring, and how a client reads the
 // answer.
-#include "prefixd/types.h"
+#include "prefixd/session_info.h"
 #include "protocol/frame.h"
 #include "protocol/step_frame.h"
 #include "tests/fuzz/fuzz.h"

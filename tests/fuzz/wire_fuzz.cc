@@ -2,7 +2,20 @@
 // value types in it, and extents.
 #include <nlohmann/json.hpp>
 
+#include "prefixd/attach.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/ledger.h"
+#include "prefixd/lifetime.h"
+#include "prefixd/lists.h"
+#include "prefixd/match.h"
+#include "prefixd/model.h"
 #include "prefixd/options.h"
+#include "prefixd/policy.h"
+#include "prefixd/prefix_summary.h"
+#include "prefixd/put.h"
+#include "prefixd/runtime_stats.h"
+#include "prefixd/session_info.h"
+#include "prefixd/verify.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"
 #include "protocol/msgpack_check.h"

@@ -10,6 +10,15 @@
 #include <string>
 
 #include "base/statistics.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/lists.h"
+#include "prefixd/match.h"
+#include "prefixd/model.h"
+#include "prefixd/policy.h"
+#include "prefixd/prefix_summary.h"
+#include "prefixd/put.h"
+#include "prefixd/session_info.h"
+#include "prefixd/verify.h"
 #include "protocol/address.h"
 #include "protocol/codec.h"
 #include "protocol/frame.h"

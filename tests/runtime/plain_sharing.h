@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "prefixd/types.h"
+#include "prefixd/policy.h"
 #include "tests/support/random_kv.h"
 
 namespace prefixd::testing {

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <string>
 
-#include "prefixd/types.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/model.h"
 #include "tests/support/synthetic_kv.h"
 
 namespace prefixd::testing {

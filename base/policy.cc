@@ -1,25 +1,8 @@
-#include "prefixd/types.h"
+#include "prefixd/policy.h"
 
 #include <string>
-#include <utility>
-
-#include "prefixd/options.h"
 
 namespace prefixd {
-
-std::string_view IngestStateName(IngestState state) {
-  switch (state) {
-    case IngestState::kPending:
-      return "pending";
-    case IngestState::kRunning:
-      return "running";
-    case IngestState::kReady:
-      return "ready";
-    case IngestState::kFailed:
-      return "failed";
-  }
-  return "pending";
-}
 
 std::string_view StepModeName(StepMode mode) {
   switch (mode) {
@@ -31,11 +14,6 @@ std::string_view StepModeName(StepMode mode) {
       return "retrieve";
   }
   return "retrieve";
-}
-
-std::vector<EstimatorVariant> DefaultEstimators() {
-  return std::move(ParseVariants("none, moment, moment/r2, moment/r8, moment/full, scan, phi"))
-      .value();
 }
 
 Result<StepMode> StepModeFromName(std::string_view name) {

@@ -1,0 +1,28 @@
+// Says which stored prefix a session attaches to, and how.
+//
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "prefixd/policy.h"
+
+namespace prefixd {
+
+struct AttachSpec {
+  std::string model;
+  std::string tenant;
+  std::vector<uint32_t> tokens;  // attaches to their longest stored prefix ...
+  std::string prefix;            // ... or to this one, when tokens are empty
+  uint32_t n_tokens = 0;         // cuts the prefix here; 0: as long as it matches
+  StepPolicy policy;
+  bool accept_approximate = false;  // as in MatchSpec; a prefix that is named is refused otherwise
+  std::string lineage;
+  // Bounds the attach and each call of the session: kDeadlineExceeded beyond it, and the session
+  // goes on. 0: none. Over a connection its own bound holds, too (ConnectOptions).
+  uint32_t call_timeout_ms = 0;
+};
+
+}  // namespace prefixd

@@ -1,0 +1,29 @@
+// Says what a match searches for and what it found.
+//
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace prefixd {
+
+// A match takes exact rows, and derived ones where it says so: all, or those of the session that
+// the engine continues, by the lineage that its first derived put returned.
+struct MatchSpec {
+  std::string model, tenant;
+  std::vector<uint32_t> tokens;
+  bool accept_approximate = false;
+  std::string lineage;
+  bool operator==(const MatchSpec&) const = default;
+};
+
+struct PrefixMatch {
+  std::string prefix;  // id (32 hex digits); empty when nothing matches
+  uint32_t n_tokens = 0;
+  uint32_t stored_tokens = 0;
+  uint32_t exact_tokens = 0;  // the matched tokens before the first derived one
+};
+
+}  // namespace prefixd
