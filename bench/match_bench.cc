@@ -18,7 +18,7 @@
 #include "bench/support/bench_prompt.h"
 #include "bench/support/json_file.h"
 #include "bench/support/slow_engine.h"
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 
 namespace prefixd::bench {
 namespace {

@@ -5,10 +5,14 @@
 
 #include "storage/io/file.h"
 #include "storage/segment/hex.h"
+#include "storage/store/open_prefix.h"
+#include "storage/store/open_store.h"
 #include "storage/store/remote_segment.h"
 #include "storage/store/scrub.h"
 #include "storage/store/segment_rewrite.h"
 #include "storage/store/store_core.h"
+#include "storage/store/store_match.h"
+#include "storage/store/store_put.h"
 
 namespace prefixd::storage {
 
@@ -60,22 +64,22 @@ class Store final : public PrefixStore {
  public:
   explicit Store(std::shared_ptr<StoreCore> core) : core_(std::move(core)) {}
 
-  Status PutModel(const ModelRecord& model) override { return core_->PutModel(model); }
+  Status PutModel(const ModelRecord& model) override { return core_->models->Put(model); }
 
   Result<ModelRecord> GetModel(std::string_view name) const override {
-    PREFIXD_ASSIGN(StoreCore::Scope scope, core_->ResolveScope(name, ""));
+    PREFIXD_ASSIGN(RequestScope scope, core_->models->Resolve(name, ""));
     return std::move(scope.model);
   }
 
-  std::vector<ModelRecord> ListModels() const override { return core_->ListModels(); }
-  Status RemoveModel(std::string_view name) override { return core_->RemoveModel(name); }
+  std::vector<ModelRecord> ListModels() const override { return core_->models->List(); }
+  Status RemoveModel(std::string_view name) override { return core_->models->Remove(name); }
 
   Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
                              std::span<const uint32_t> tokens,
                              const Acceptance& accept) const override {
-    PREFIXD_ASSIGN(const StoreCore::Scope scope, core_->ResolveScope(model, tenant));
-    return core_->FindLongest(
-        scope,
+    PREFIXD_ASSIGN(const RequestScope scope, core_->models->Resolve(model, tenant));
+    return FindLongest(
+        *core_, scope,
         BlockHashes(scope.model.fingerprint, tenant, tokens, core_->catalog->meta().block_tokens),
         tokens, accept);
   }
@@ -99,7 +103,7 @@ class Store final : public PrefixStore {
     const std::string& tenant = pin.chain().back().tenant;
     const uint64_t file_bytes = BlobStore::BytesFor(name, producer, bytes.size());
     PREFIXD_ASSIGN(const SpaceReservation space,
-                   core_->Reserve(tenant, file_bytes, Room::kMayEvict));
+                   core_->room->Reserve(tenant, file_bytes, Room::kMayEvict));
     return core_->blobs->Put(id, tenant, name, producer, bytes);
   }
 
@@ -109,8 +113,8 @@ class Store final : public PrefixStore {
     PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
     auto bytes = core_->blobs->Get(id, name, producer);
     if (!bytes.ok() && bytes.error().code == Code::kCorrupt) {
-      core_->checksum_failures++;
-      core_->DropDamagedBlob(id, name);
+      core_->counters.checksum_failures++;
+      core_->verifier->DropDamagedBlob(id, name);
     }
     return bytes;
   }
@@ -132,7 +136,7 @@ class Store final : public PrefixStore {
       const size_t want = std::min(after.limit - out.size(), kIdsAtOnce);
       const auto ids = core_->tree.IdsAfter(place, want, after.one_tenant);
       for (const PrefixTree::Place& next : ids) {
-        auto info = core_->Info(next.id);
+        auto info = core_->segments->Info(next.id);
         // A concurrent call may have removed it.
         if (info.ok() && info->listed) out.push_back(std::move(*info));
       }
@@ -142,14 +146,18 @@ class Store final : public PrefixStore {
     return out;
   }
 
-  Result<PrefixInfo> GetPrefix(const SegmentId& id) const override { return core_->Info(id); }
-  Status Remove(const SegmentId& id) override { return core_->Remove(id); }
+  Result<PrefixInfo> GetPrefix(const SegmentId& id) const override {
+    return core_->segments->Info(id);
+  }
+  Status Remove(const SegmentId& id) override { return core_->names->Remove(id); }
 
   Status SetLifetime(const SegmentId& id, const LifetimeChange& change) override {
-    return core_->SetLifetime(id, change);
+    return core_->names->SetLifetime(id, change);
   }
 
-  void NoteUse(const SegmentId& id) override { core_->Touch(core_->tree.Resolve(id).first); }
+  void NoteUse(const SegmentId& id) override {
+    core_->segments->Touch(core_->tree.Resolve(id).first);
+  }
   Status Maintain() override { return core_->Maintain(); }
 
   Status Recluster(const SegmentId& id, const ReclusterOptions& options) override {
@@ -175,12 +183,12 @@ class Store final : public PrefixStore {
 
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
     if (only == nullptr) {
-      return core_->Verify([&] { return core_->tree.Records(); }, progress,
-                           core_->options.SharedMemory());
+      return core_->verifier->Verify([&] { return core_->tree.Records(); }, progress,
+                                     core_->options.SharedMemory());
     }
     PREFIXD_ASSIGN(const PrefixInfo known, core_->tree.Info(*only));
-    return core_->Verify([&] { return core_->tree.Chain(*only); }, progress,
-                         core_->options.MemoryOf(known.tenant));
+    return core_->verifier->Verify([&] { return core_->tree.Chain(*only); }, progress,
+                                   core_->options.MemoryOf(known.tenant));
   }
 
   Result<VerifyReport> VerifyTenant(std::string_view tenant, const Progress& progress) override {
@@ -189,14 +197,14 @@ class Store final : public PrefixStore {
       std::erase_if(records, [&](const SegmentRecord& r) { return r.tenant != tenant; });
       return records;
     };
-    return core_->Verify(wanted, progress, core_->options.MemoryOf(tenant));
+    return core_->verifier->Verify(wanted, progress, core_->options.MemoryOf(tenant));
   }
 
   Result<int64_t> Scrub(const ScrubOptions& options) override {
     return ScrubStore(*core_, options);
   }
 
-  void OnBlobLost(BlobLost told) override { core_->blob_lost = std::move(told); }
+  void OnBlobLost(BlobLost told) override { core_->verifier->OnBlobLost(std::move(told)); }
 
   Stats stats() const override {
     Stats s;
@@ -219,25 +227,25 @@ class Store final : public PrefixStore {
       s.host_tenants.push_back(
           {tenant, r.bytes, r.memory_bytes, share, r.pinned_bytes, r.hits, r.misses, r.evictions});
     }
-    s.bytes_written = core_->bytes_written;
-    s.bytes_read = core_->bytes_read;
-    s.bytes_rewritten = core_->bytes_rewritten;
-    s.reclustered = core_->reclustered;
-    s.compacted = core_->compacted;
-    s.puts = core_->puts;
-    s.puts_aborted = core_->puts_aborted;
-    s.recovered_orphans = core_->recovered_orphans;
-    s.recovered_commits = core_->recovered_commits;
-    s.checksum_failures = core_->checksum_failures;
+    s.bytes_written = core_->counters.bytes_written;
+    s.bytes_read = core_->counters.bytes_read;
+    s.bytes_rewritten = core_->counters.bytes_rewritten;
+    s.reclustered = core_->counters.reclustered;
+    s.compacted = core_->counters.compacted;
+    s.puts = core_->counters.puts;
+    s.puts_aborted = core_->counters.puts_aborted;
+    s.recovered_orphans = core_->counters.recovered_orphans;
+    s.recovered_commits = core_->counters.recovered_commits;
+    s.checksum_failures = core_->counters.checksum_failures;
     s.quota_bytes = core_->options.quota_bytes;
-    s.expired = core_->expired;
-    s.tenants = core_->Tenants();
+    s.expired = core_->counters.expired;
+    s.tenants = core_->room->Tenants();
     for (const TenantUsage& t : s.tenants) {
       s.evictions += t.evictions;
       s.evicted_bytes += t.evicted_bytes;
     }
-    s.scrub_bytes = core_->scrub_bytes;
-    s.scrub_damaged = core_->scrub_damaged;
+    s.scrub_bytes = core_->counters.scrub_bytes;
+    s.scrub_damaged = core_->counters.scrub_damaged;
     if (const auto oldest = core_->tree.LeastRecentlyVerified()) {
       s.verified_since_unix_ms = oldest->second;
     }

@@ -29,8 +29,11 @@
 #include "storage/io/progress.h"
 #include "storage/remote/remote_tier.h"
 #include "storage/segment/prefix_info.h"
+#include "storage/store/lifetime_change.h"
 #include "storage/store/segment_source.h"
 #include "storage/store/store_options.h"
+#include "storage/store/tenant_usage.h"
+#include "storage/store/verify_report.h"
 
 namespace prefixd::storage {
 
@@ -51,19 +54,6 @@ struct PutOptions {
   Acceptance accept;
 };
 
-// Absent members leave their value as it is.
-struct LifetimeChange {
-  std::optional<bool> pinned;
-  std::optional<int64_t> expires_unix_ms;  // 0: never
-};
-
-struct TenantUsage {
-  std::string tenant;
-  uint64_t bytes = 0, reserved_bytes = 0;     // stored; promised to puts under way
-  uint64_t quota_bytes = 0;                   // 0: none
-  uint64_t evictions = 0, evicted_bytes = 0;  // segments, since the store was opened
-};
-
 struct Match {
   SegmentId id;                // the segment in which the match ends; meaningless when n_tokens = 0
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
@@ -77,12 +67,6 @@ struct PrefixesAfter {
   SegmentId id;
   size_t limit = SIZE_MAX;
   bool one_tenant = false;  // none of the tenants behind `tenant`
-};
-
-struct VerifyReport {
-  uint64_t pages = 0, blobs = 0, bytes = 0;
-  std::vector<std::string> damaged;  // one sentence each: what and where
-  std::vector<SegmentId> covered;    // the segments that were read, each once
 };
 
 struct ScrubOptions {
@@ -219,9 +203,7 @@ class PrefixStore : public SegmentSource {
   // segment will be; kCancelled when `wait` returned false: the next call goes on where it stopped,
   // also after a restart.
   virtual Result<int64_t> Scrub(const ScrubOptions& options) = 0;
-  // Called when a damaged blob was deleted, by the thread that met it; the caller may hold locks of
-  // its own. Set once, before anything is read.
-  using BlobLost = std::function<void(const SegmentId&, std::string_view name)>;
+  // Set once, before anything is read.
   virtual void OnBlobLost(BlobLost told) = 0;
 
   struct Stats {

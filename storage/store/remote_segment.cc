@@ -9,6 +9,8 @@
 #include "storage/catalog/store_dir.h"
 #include "storage/io/errors.h"
 #include "storage/segment/hex.h"
+#include "storage/store/open_prefix.h"
+#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -102,7 +104,7 @@ Status WriteLocal(StoreCore& core, const RemoteSegment& source, const RemoteTier
                  OpenMaybeDirect(path, O_WRONLY | O_CREAT | O_EXCL, core.direct));
   PREFIXD_TRY(Preallocate(fd.get(), l.file_bytes(), path));
   const auto write = [&](uint64_t page, std::span<const std::byte> bytes) {
-    core.bytes_written += bytes.size();
+    core.counters.bytes_written += bytes.size();
     return WriteFully(*core.engine, fd.get(), page * kPageBytes, bytes, IoPriority::kWrite,
                       "writing " + path.string());
   };
@@ -165,9 +167,9 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
                    Counter& progress) {
   PREFIXD_ASSIGN(const SegmentManifest manifest, DecodeManifest(source.manifest()));
   PREFIXD_ASSIGN(SegmentRecord record, RecordOf(source, manifest));
-  PREFIXD_TRY(core.PutModel(manifest.model));
-  PREFIXD_ASSIGN(const auto hold, core.HoldModel(record.model));
-  PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
+  PREFIXD_TRY(core.models->Put(manifest.model));
+  PREFIXD_ASSIGN(const auto hold, core.models->Hold(record.model));
+  PREFIXD_ASSIGN(const RequestScope scope, core.models->Resolve(record.model, record.tenant));
 
   std::vector<uint32_t> tokens;                // tokens of the whole chain
   std::shared_ptr<const StoredPrefix> parent;  // pinned until the commit
@@ -188,7 +190,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   SegmentHeader header = source.header();
   header.store = core.identity.store;
   PREFIXD_ASSIGN(SpaceReservation space,
-                 core.Reserve(record.tenant, record.file_bytes, Room::kMayEvict));
+                 core.room->Reserve(record.tenant, record.file_bytes, Room::kMayEvict));
   SequenceTicket sequence = core.catalog->sequences().Next();
   record.sequence = sequence.number();
   const auto path = SegmentPath(core.options.dir, record.file);
@@ -295,7 +297,7 @@ Status PushChain(StoreCore& core, const SegmentId& id, RemoteTier& remote,
   for (const SegmentRecord& record : pin.chain()) {
     // The segment is there already, and its tokens cannot have changed.
     if (remote.Stat(MetaName(record.id)).ok()) continue;
-    PREFIXD_ASSIGN(files.emplace_back(), core.OpenSegment(record.id));
+    PREFIXD_ASSIGN(files.emplace_back(), core.segments->Open(record.id));
     pages += RowPages(files.back()->layout());
   }
   Counter counter(progress, pages);

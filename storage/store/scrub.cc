@@ -5,6 +5,7 @@
 #include <set>
 
 #include "storage/io/errors.h"
+#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -42,7 +43,7 @@ class Scrub {
     PREFIXD_ASSIGN(const ScrubPosition from, core_.catalog->LoadScrubPosition());
     const auto info = core_.tree.Info(record.id);
     if (!info.ok()) return {};
-    StoreCore::VerifyRun run;
+    VerifyRun run;
     // Only a reading of the whole segment lifts a quarantine.
     if (!info->quarantined) run.from = from;
     run.window_pages = kScrubWindowPages;
@@ -52,7 +53,7 @@ class Scrub {
     run.page_done = [&](const SegmentRecord& now, uint64_t n) {
       if (at.file != now.file) at = {now.file, 0};
       at.next_page += n;
-      core_.scrub_bytes += n * kPageBytes;
+      core_.counters.scrub_bytes += n * kPageBytes;
       const bool go_on = pacer_.Took(n * kPageBytes);
       if (!go_on || (unnoted += n) >= kPagesPerNote) {
         Note(at);
@@ -61,12 +62,12 @@ class Scrub {
       return go_on;
     };
     VerifyReport report;
-    PREFIXD_TRY(core_.VerifySegment(record, run, report));
-    core_.scrub_damaged += report.damaged.size();
+    PREFIXD_TRY(core_.verifier->VerifySegment(record, run, report));
+    core_.counters.scrub_damaged += report.damaged.size();
     for (const std::string& what : report.damaged) LogWarning("scrub: " + what);
     Done(record.id);
     const uint64_t blob_bytes = core_.blobs->BytesOf(record.id);
-    core_.scrub_bytes += blob_bytes;
+    core_.counters.scrub_bytes += blob_bytes;
     if (pacer_.Took(blob_bytes)) return {};
     return Error{Code::kCancelled, "the scrub was stopped"};
   }

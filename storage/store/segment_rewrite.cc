@@ -9,6 +9,8 @@
 #include "storage/read/gather_plan.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
+#include "storage/store/open_prefix.h"
+#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -64,7 +66,7 @@ Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const Seg
   plan.header.manifest_bytes = plan.manifest.size();
   PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
   // A better layout does not justify an eviction: without room the rewrite waits.
-  PREFIXD_ASSIGN(out.space, core.Reserve(tenant, layout.file_bytes(), Room::kAsItIs));
+  PREFIXD_ASSIGN(out.space, core.room->Reserve(tenant, layout.file_bytes(), Room::kAsItIs));
   plan.path = SegmentPath(core.options.dir, header.file);
   plan.token_ids = std::move(token_ids);
   plan.direct = core.direct;
@@ -77,7 +79,7 @@ Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const Seg
 }
 
 Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record) {
-  PREFIXD_ASSIGN(const StoreCore::Scope scope, core.ResolveScope(record.model, record.tenant));
+  PREFIXD_ASSIGN(const RequestScope scope, core.models->Resolve(record.model, record.tenant));
   return SegmentManifest{scope.model,
                          record.tenant,
                          record.label,
@@ -89,8 +91,8 @@ Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record)
 
 Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& record) {
   PREFIXD_TRY(writer.Seal(record.sequence, NowUnixMs(), record.encoding_error));
-  core.bytes_written += writer.bytes_written();
-  core.bytes_rewritten += writer.bytes_written();
+  core.counters.bytes_written += writer.bytes_written();
+  core.counters.bytes_rewritten += writer.bytes_written();
   return {};
 }
 
@@ -206,7 +208,8 @@ class StagedBlobs {
 
   Status Put(const NewBlob& blob) {
     const uint64_t bytes = BlobStore::BytesFor(blob.name, blob.producer, blob.bytes.size());
-    PREFIXD_ASSIGN(const SpaceReservation space, core_.Reserve(tenant_, bytes, Room::kAsItIs));
+    PREFIXD_ASSIGN(const SpaceReservation space,
+                   core_.room->Reserve(tenant_, bytes, Room::kAsItIs));
     any_ = true;
     CrashPoint("compact.before_blob");
     return core_.blobs->Put(id_, tenant_, blob.name, blob.producer, blob.bytes);
@@ -230,7 +233,7 @@ Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOpt
   PREFIXD_ASSIGN(const ChainPin pin, core.tree.PinSegment(segment));
   PREFIXD_ASSIGN(const SegmentRecord old, core.tree.Record(segment));
   if (old.reclustered) return {};
-  PREFIXD_ASSIGN(const auto source, core.OpenSegment(segment));
+  PREFIXD_ASSIGN(const auto source, core.segments->Open(segment));
   PREFIXD_ASSIGN(const SegmentManifest manifest, ManifestOf(core, old));
 
   SegmentHeader header = source->header();
@@ -260,15 +263,15 @@ Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOpt
     }));
   }
   CrashPoint("recluster.committed");
-  core.reclustered++;
-  PREFIXD_TRY(core.FreeFile(old));
+  core.counters.reclustered++;
+  PREFIXD_TRY(core.removal->FreeFile(old));
   return SyncDirectory(core.options.dir / "segments");
 }
 
 Result<PrefixInfo> CheckCompactionOf(const StoreCore& core, const SegmentId& leaf,
                                      uint32_t max_tokens) {
   PREFIXD_ASSIGN(const Pair pair, PairOf(core, leaf, max_tokens));
-  PREFIXD_ASSIGN(PrefixInfo info, core.Info(pair.last.id));
+  PREFIXD_ASSIGN(PrefixInfo info, core.segments->Info(pair.last.id));
   RandomBytes(info.id.bytes);
   info.chain.pop_back();
   info.chain.back() = info.id;
@@ -315,8 +318,8 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
   {
     // Both stay pinned while their rows are read, and are unpinned before the swap.
     PREFIXD_ASSIGN(const auto prefix, OpenStoredPrefix(core.shared_from_this(), last.id, 0));
-    PREFIXD_ASSIGN(const auto first_file, core.OpenSegment(first.id));
-    PREFIXD_ASSIGN(const auto last_file, core.OpenSegment(last.id));
+    PREFIXD_ASSIGN(const auto first_file, core.segments->Open(first.id));
+    PREFIXD_ASSIGN(const auto last_file, core.segments->Open(last.id));
     const auto tokens = prefix->tokens();
     const auto& meta = core.catalog->meta();
     const auto hashes =
@@ -368,10 +371,10 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
   }
   staged.Keep();
   CrashPoint("compact.committed");
-  core.compacted++;
-  PREFIXD_TRY(core.FreeSegment(first));
-  PREFIXD_TRY(core.FreeSegment(last));
-  core.FreeUnneeded();  // both may have been unlisted
+  core.counters.compacted++;
+  PREFIXD_TRY(core.removal->Free(first));
+  PREFIXD_TRY(core.removal->Free(last));
+  core.removal->FreeUnneeded();  // both may have been unlisted
   return compacted.id;
 }
 

@@ -1,5 +1,5 @@
 // Accounts for the store's space: what is stored, what is promised, and what the limits leave.
-// StoreCore makes room when that does not suffice (store_limits.cc).
+// RoomMaker makes room when that does not suffice (room_maker.h).
 //
 // The account counts physical bytes: segment files and blobs, each for its tenant (tenants share
 // nothing). Catalog and ballast do not count; they stay below a few dozen MiB.
@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "storage/store/ballast.h"
 #include "storage/store/blob_store.h"
 #include "storage/store/store_options.h"
+#include "storage/store/tenant_usage.h"
 
 namespace prefixd::storage {
 

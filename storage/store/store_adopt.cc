@@ -11,6 +11,8 @@
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/store/store_core.h"
+#include "storage/store/store_match.h"
+#include "storage/store/store_recovery.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
@@ -92,14 +94,14 @@ class Adopter {
     CrashPoint("adopt.before_rewritten");
     PREFIXD_TRY(
         core_.tree.Update(record, known.file, [&] { return core_.catalog->Apply(change); }));
-    core_.LiftQuarantine(record.id);
+    core_.segments->LiftQuarantine(record.id);
     return Fate::kAdopted;
   }
 
   Result<Fate> AdoptNew(const InspectedSegment& found, SegmentRecord record,
                         std::vector<SegmentId> replaced) {
-    if (!core_.PutModel(found.manifest.model).ok()) return Fate::kLeftAlone;
-    PREFIXD_ASSIGN(const StoreCore::Scope scope, core_.ResolveScope(record.model, record.tenant));
+    if (!core_.models->Put(found.manifest.model).ok()) return Fate::kLeftAlone;
+    PREFIXD_ASSIGN(const RequestScope scope, core_.models->Resolve(record.model, record.tenant));
     std::vector<SegmentRecord> chain;
     if (!record.is_root()) {
       auto pin = core_.tree.Pin(record.parent);
@@ -112,7 +114,7 @@ class Adopter {
     const uint32_t block = core_.catalog->meta().block_tokens;
     const auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
     PREFIXD_ASSIGN(const Match stored,
-                   core_.FindLongest(scope, hashes, tokens, {false, record.lineage}));
+                   FindLongest(core_, scope, hashes, tokens, {false, record.lineage}));
     if (stored.n_tokens == tokens.size()) return Fate::kNotNeeded;
 
     if (record.is_root()) record.lead = LeadOf(tokens, block);
@@ -142,31 +144,32 @@ class Adopter {
 
 }  // namespace
 
-Status StoreCore::AdoptLostCommits() {
+Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core) {
+  std::set<Uuid> left_alone;
   std::set<Uuid> known;
-  for (const SegmentRecord& record : tree.Records()) known.insert(record.file);
+  for (const SegmentRecord& record : core.tree.Records()) known.insert(record.file);
   std::vector<Candidate> candidates;
-  PREFIXD_ASSIGN(const auto entries, ListDirectory(options.dir / "segments"));
+  PREFIXD_ASSIGN(const auto entries, ListDirectory(core.options.dir / "segments"));
   for (const fs::directory_entry& entry : entries) {
     const auto parsed = ParseSegmentsEntry(entry.path().filename().string());
     if (!parsed || !parsed->blob.empty() || known.contains(parsed->id)) continue;
     const auto leave = [&](const std::string& why) {
-      left_alone_.insert(parsed->id);
+      left_alone.insert(parsed->id);
       LogWarning("left alone: " + entry.path().string() + ": " + why);
     };
-    auto ends = ReadSegmentEnds(*engine, entry.path(), direct);
+    auto ends = ReadSegmentEnds(*core.engine, entry.path(), core.direct);
     if (!ends.ok()) {
       if (ends.error().code != Code::kCorrupt) leave(ends.error().message);
-    } else if (ends->header.store != identity.store || ends->header.file != parsed->id) {
+    } else if (ends->header.store != core.identity.store || ends->header.file != parsed->id) {
       leave("it belongs to another store or carries another's name");
-    } else if (!catalog->sequences().WasDecided(ends->footer.sequence)) {
+    } else if (!core.catalog->sequences().WasDecided(ends->footer.sequence)) {
       candidates.push_back({entry.path(), std::move(*ends)});
     }
   }
   // All candidates are noted before the first commit, which stores which numbers are still
   // undecided.
   for (const Candidate& c : candidates) {
-    catalog->sequences().FoundUndecided(c.ends.footer.sequence);
+    core.catalog->sequences().FoundUndecided(c.ends.footer.sequence);
   }
   // Parents come before children, and several files of one segment the latest first.
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
@@ -174,25 +177,25 @@ Status StoreCore::AdoptLostCommits() {
     if (a_begin != b_begin) return a_begin < b_begin;
     return a.ends.footer.sequence > b.ends.footer.sequence;
   });
-  Adopter adopter(*this);
+  Adopter adopter(core);
   for (const Candidate& c : candidates) {
     const auto fate = adopter.Adopt(c);
     if (!fate.ok() && fate.error().code != Code::kCorrupt) return fate.error();
     if (!fate.ok()) {
       LogWarning("not committed again: " + fate.error().message);
     } else if (*fate == Fate::kAdopted) {
-      ++recovered_commits;
+      ++core.counters.recovered_commits;
       LogWarning("committed again: " + c.path.string() +
                  " is whole, and the catalog had lost its record");
     } else if (*fate == Fate::kLeftAlone) {
-      left_alone_.insert(c.ends.header.file);
+      left_alone.insert(c.ends.header.file);
       LogWarning("left alone: " + c.path.string() +
                  " is whole, but what it belongs to is missing or damaged");
       continue;
     }
-    catalog->sequences().Decide(c.ends.footer.sequence);
+    core.catalog->sequences().Decide(c.ends.footer.sequence);
   }
-  return {};
+  return left_alone;
 }
 
 }  // namespace prefixd::storage

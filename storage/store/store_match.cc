@@ -1,7 +1,10 @@
-// Matches the longest prefix: block hashes find the region, stored token ids decide.
-#include <algorithm>
+#include "storage/store/store_match.h"
 
-#include "storage/store/store_core.h"
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -34,7 +37,7 @@ class Matcher {
     for (size_t i = 0; i < chain.size(); ++i) {
       if (!accept_.Takes(chain[i].lineage)) return {};
       if (chain[i].lineage != Lineage{}) exact = std::min(exact, chain[i].tokens.begin);
-      auto file = core_.OpenSegment(chain[i].id, StoreCore::Need::kIds);
+      auto file = core_.segments->Open(chain[i].id, Need::kIds);
       if (!file.ok()) return Skip(file.error());
       const uint32_t begin = chain[i].tokens.begin;
       const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
@@ -79,16 +82,17 @@ class Matcher {
 
 }  // namespace
 
-Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHash> hashes,
-                                     std::span<const uint32_t> tokens, const Acceptance& accept) {
+Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
+                          std::span<const BlockHash> hashes, std::span<const uint32_t> tokens,
+                          const Acceptance& accept) {
   if (tokens.empty()) return Match{};
   const int64_t now = NowUnixMs();
   const auto usable_holders = [&](size_t count) -> Result<std::vector<SegmentId>> {
-    PREFIXD_ASSIGN(std::vector<SegmentId> ids, catalog->FindBlock(hashes[count - 1]));
-    std::erase_if(ids, [&](const SegmentId& id) { return !tree.Usable(id, now, accept); });
+    PREFIXD_ASSIGN(std::vector<SegmentId> ids, core.catalog->FindBlock(hashes[count - 1]));
+    std::erase_if(ids, [&](const SegmentId& id) { return !core.tree.Usable(id, now, accept); });
     return ids;
   };
-  const uint32_t block = catalog->meta().block_tokens;
+  const uint32_t block = core.catalog->meta().block_tokens;
   size_t high = hashes.size();
   while (true) {
     // Usable chains are closed under taking prefixes (a segment that others continue is never
@@ -106,11 +110,11 @@ Result<Match> StoreCore::FindLongest(const Scope& scope, std::span<const BlockHa
         candidates = std::move(holders);
       }
     }
-    Matcher matcher(*this, tokens, accept, now);
+    Matcher matcher(core, tokens, accept, now);
     if (low == 0) {
       // Thousands of prompts may share a first token, so only those that could match most are
       // opened.
-      for (const auto& [id, at_most] : tree.Roots(scope.id, tokens)) {
+      for (const auto& [id, at_most] : core.tree.Roots(scope.id, tokens)) {
         if (matcher.Beats(at_most)) break;
         PREFIXD_TRY(matcher.Consider(id, 0));
       }

@@ -1,3 +1,5 @@
+#include "storage/store/store_put.h"
+
 #include <algorithm>
 #include <optional>
 
@@ -9,7 +11,8 @@
 #include "storage/io/file.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
-#include "storage/store/store_core.h"
+#include "storage/store/store_match.h"
+#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -20,7 +23,7 @@ constexpr uint64_t kMaxTtlMs = 1000ull * 365 * 24 * 3600 * 1000;
 
 // A PutPlan describes a put; it is fixed at BeginPut.
 struct PutPlan {
-  StoreCore::Scope scope;
+  RequestScope scope;
   std::vector<uint32_t> tokens;  // the whole prompt
   std::vector<BlockHash> hashes;
   std::string label;
@@ -28,7 +31,7 @@ struct PutPlan {
   Lineage lineage{};  // of the rows that this put stores
   Match match;
   ChainPin pin;  // pins the segment that the new one continues
-  StoreCore::ModelHold model;
+  ModelHold model;
   OpenPuts::Entry open;  // until the put has ended
 };
 
@@ -70,7 +73,7 @@ class PutWriter final : public SegmentWriter {
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
     PREFIXD_ASSIGN(space_,
-                   core_->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict));
+                   core_->room->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict));
     CrashPoint("put.begin");
     file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
@@ -146,7 +149,7 @@ class PutWriter final : public SegmentWriter {
       return sealed.error();
     }
     CrashPoint("put.sealed");
-    core_->bytes_written += file_->bytes_written();
+    core_->counters.bytes_written += file_->bytes_written();
     PREFIXD_ASSIGN(const Match stored, Publish(sequence));
     if (stored.n_tokens == 0) return Finish(id_);
     plan_.match = stored;  // nothing is new any more
@@ -158,7 +161,7 @@ class PutWriter final : public SegmentWriter {
     done_ = true;
     if (file_) {
       file_->Discard();
-      core_->puts_aborted++;
+      core_->counters.puts_aborted++;
     }
     Release();
   }
@@ -177,7 +180,7 @@ class PutWriter final : public SegmentWriter {
     if (plan_.lineage == Lineage{}) accept = {};  // exact rows give way to exact ones alone
     for (int attempt = 0;; ++attempt) {
       const uint64_t seen = core_->tree.Inserted(plan_.scope.id);
-      auto existing = core_->FindLongest(plan_.scope, plan_.hashes, plan_.tokens, accept);
+      auto existing = FindLongest(*core_, plan_.scope, plan_.hashes, plan_.tokens, accept);
       if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
         file_->Discard();
         return existing;
@@ -226,12 +229,12 @@ class PutWriter final : public SegmentWriter {
       sequence.LeaveOpen();
       done_ = true;
       space_.Keep();
-      core_->puts_aborted++;
+      core_->counters.puts_aborted++;
       Release();
       return committed;
     }
     space_.Release();  // the tree counts it from here on
-    core_->puts++;
+    core_->counters.puts++;
     return {};
   }
 
@@ -247,7 +250,7 @@ class PutWriter final : public SegmentWriter {
       best = alias.n_tokens;
       name = alias.id;
     }
-    if (Status kept = core_->Keep(name, plan_.options.pinned, Expires()); !kept.ok()) {
+    if (Status kept = core_->names->Keep(name, plan_.options.pinned, Expires()); !kept.ok()) {
       Abort();
       return kept.error();
     }
@@ -264,7 +267,7 @@ class PutWriter final : public SegmentWriter {
 
   SegmentId Finish(const SegmentId& segment) {
     done_ = true;
-    core_->Touch(segment);
+    core_->segments->Touch(segment);
     Release();
     return segment;
   }
@@ -291,7 +294,7 @@ class PutWriter final : public SegmentWriter {
 Status MatchAndPin(StoreCore& core, PutPlan& plan) {
   for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
     PREFIXD_ASSIGN(plan.match,
-                   core.FindLongest(plan.scope, plan.hashes, plan.tokens, plan.options.accept));
+                   FindLongest(core, plan.scope, plan.hashes, plan.tokens, plan.options.accept));
     // A few common tokens (BOS, a chat header) must not chain unrelated prompts to one another: the
     // first could never be removed, and damage to it would take all of them away.
     if (plan.match.n_tokens < core.catalog->meta().block_tokens &&
@@ -338,8 +341,8 @@ Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
   if (options.ttl_ms > kMaxTtlMs) return InvalidArgument("a prefix lives at most 1000 years");
   PutPlan plan;
   plan.options = options;
-  PREFIXD_ASSIGN(plan.model, core->HoldModel(model));
-  PREFIXD_ASSIGN(plan.scope, core->ResolveScope(model, tenant));
+  PREFIXD_ASSIGN(plan.model, core->models->Hold(model));
+  PREFIXD_ASSIGN(plan.scope, core->models->Resolve(model, tenant));
   plan.tokens.assign(tokens.begin(), tokens.end());
   plan.hashes =
       BlockHashes(plan.scope.model.fingerprint, tenant, tokens, core->catalog->meta().block_tokens);

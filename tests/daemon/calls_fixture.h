@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
 #include "tests/daemon/daemon_in_process.h"
 #include "tests/daemon/raw_client.h"
 #include "tests/runtime/runtime_fixture.h"

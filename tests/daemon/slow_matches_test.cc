@@ -2,8 +2,8 @@
 // same client, nor wait for them, and a client that goes away does not wait for them.
 #include <future>
 
+#include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
 #include "tests/daemon/daemon_in_process.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/storage/io/faulty_engine.h"

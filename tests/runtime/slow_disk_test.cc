@@ -2,8 +2,8 @@
 #include <future>
 
 #include "base/every_page.h"
+#include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/support/ends.h"

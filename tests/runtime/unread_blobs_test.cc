@@ -10,7 +10,7 @@
 #include "runtime/ingest/rewrite.h"
 #include "runtime/store/store_options.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/storage/io/faulty_engine.h"
 

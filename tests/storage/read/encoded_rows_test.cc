@@ -6,7 +6,6 @@
 #include "storage/recover/recover.h"
 #include "storage/remote/remote_memory.h"
 #include "storage/segment/segment_format.h"
-#include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
 #include "tests/storage/read/finite_rows.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 

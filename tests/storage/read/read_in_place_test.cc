@@ -1,6 +1,5 @@
 // Tests rows read in place: the same rows as copies, whatever happens around them.
 #include "storage/segment/segment_format.h"
-#include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

@@ -7,7 +7,6 @@
 
 #include "attention/rows/rows.h"
 #include "storage/segment/segment_format.h"
-#include "storage/store/store_core.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

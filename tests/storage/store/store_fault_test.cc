@@ -3,7 +3,7 @@
 #include <new>
 
 #include "storage/io/crash_point.h"
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/open_store.h"
 

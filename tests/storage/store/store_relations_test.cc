@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <functional>
 
+#include "storage/store/open_store.h"
 #include "storage/store/store_core.h"
+#include "storage/store/store_put.h"
+#include "storage/store/unix_time.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 
@@ -57,6 +60,15 @@ class FailingCatalog final : public Catalog {
  private:
   const std::unique_ptr<Catalog> inner_;
 };
+
+// Wraps the catalog of a store that opens; `out` is where the test finds it.
+CatalogWrapper Failing(FailingCatalog** out) {
+  return [out](std::unique_ptr<Catalog> inner) {
+    auto failing = std::make_unique<FailingCatalog>(std::move(inner));
+    *out = failing.get();
+    return failing;
+  };
+}
 
 class RelationsTest : public ::testing::Test {
  protected:
@@ -236,29 +248,27 @@ TEST_F(RelationsTest, AModelOfAnotherFingerprint) {
 
 TEST_F(RelationsTest, AFailedRemovalChangesNothing) {
   store_.reset();
-  auto core = StoreCore::Open(options_, nullptr);
+  FailingCatalog* catalog = nullptr;
+  auto core = StoreCore::Open(options_, nullptr, Failing(&catalog));
   ASSERT_OK(core);
-  auto failing = std::make_unique<FailingCatalog>(std::move((*core)->catalog));
-  FailingCatalog& catalog = *failing;
-  (*core)->catalog = std::move(failing);
   // Its ancestor is quarantined; the segment itself is sound and must stay so.
-  (*core)->Quarantine(root_, "a test");
-  catalog.fail_remove = true;
-  EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
-  EXPECT_CODE((*core)->Remove(other_), Code::kIo);
+  (*core)->segments->Quarantine(root_, "a test");
+  catalog->fail_remove = true;
+  EXPECT_CODE((*core)->names->Remove(grandchild_), Code::kIo);
+  EXPECT_CODE((*core)->names->Remove(other_), Code::kIo);
   EXPECT_TRUE((*core)->tree.Usable(other_, NowUnixMs()));
   EXPECT_FALSE((*core)->tree.Usable(grandchild_, NowUnixMs()));
-  (*core)->LiftQuarantine(root_);
+  (*core)->segments->LiftQuarantine(root_);
   EXPECT_TRUE((*core)->tree.Usable(grandchild_, NowUnixMs()));
   // A segment that was quarantined for a reason of its own still is, for the same reason.
-  (*core)->Quarantine(grandchild_, "its own fault");
-  EXPECT_CODE((*core)->Remove(grandchild_), Code::kIo);
+  (*core)->segments->Quarantine(grandchild_, "its own fault");
+  EXPECT_CODE((*core)->names->Remove(grandchild_), Code::kIo);
   const auto pin = (*core)->tree.Pin(grandchild_);
   ASSERT_FALSE(pin.ok());
   EXPECT_NE(pin.error().message.find("its own fault"), std::string::npos) << pin.error().message;
-  catalog.fail_remove = false;
-  ASSERT_OK((*core)->Remove(grandchild_));
-  ASSERT_OK((*core)->Remove(other_));
+  catalog->fail_remove = false;
+  ASSERT_OK((*core)->names->Remove(grandchild_));
+  ASSERT_OK((*core)->names->Remove(other_));
 }
 
 TEST_F(RelationsTest, ACommitOfUnknownOutcomeStillCountsAgainstTheQuota) {
@@ -274,11 +284,10 @@ TEST_F(RelationsTest, ACommitOfUnknownOutcomeStillCountsAgainstTheQuota) {
   options_.quota_bytes = stored + bytes + bytes / 2;  // room for one, not for two
   options_.eviction = Eviction::kNever;
   {
-    auto core = StoreCore::Open(options_, nullptr);
+    FailingCatalog* catalog = nullptr;
+    auto core = StoreCore::Open(options_, nullptr, Failing(&catalog));
     ASSERT_OK(core);
-    auto failing = std::make_unique<FailingCatalog>(std::move((*core)->catalog));
-    failing->fail_commit = true;
-    (*core)->catalog = std::move(failing);
+    catalog->fail_commit = true;
     {
       auto writer = BeginPut(*core, "m", "t", tokens, "", {});
       ASSERT_OK(writer);

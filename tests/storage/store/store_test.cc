@@ -3,7 +3,6 @@
 #include <thread>
 
 #include "storage/segment/segment_format.h"
-#include "storage/store/store_core.h"
 #include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {

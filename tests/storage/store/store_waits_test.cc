@@ -5,7 +5,7 @@
 
 #include "base/call_scope.h"
 #include "storage/catalog/store_dir.h"
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 #include "tests/support/ends.h"

@@ -1,10 +1,13 @@
+#include "storage/store/open_prefix.h"
+
 #include <algorithm>
 
 #include "base/check.h"
 #include "prefixd/row_ref.h"
 #include "storage/read/gather_plan.h"
 #include "storage/read/row_scan.h"
-#include "storage/store/store_core.h"
+#include "storage/store/row_request.h"
+#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -39,7 +42,7 @@ class OpenPrefix final : public StoredPrefix {
     for (size_t i = 0; i < chain.size() && chain[i].tokens.begin < n_tokens; ++i) {
       const uint32_t next = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
       Link link{nullptr, {chain[i].tokens.begin, std::min(next, n_tokens)}};
-      PREFIXD_ASSIGN(link.file, core_->OpenSegment(chain[i].id));
+      PREFIXD_ASSIGN(link.file, core_->segments->Open(chain[i].id));
       const auto ids = link.file->tokens().first(link.tokens.size());
       tokens_.insert(tokens_.end(), ids.begin(), ids.end());
       const SegmentHeader& header = link.file->header();
@@ -56,9 +59,10 @@ class OpenPrefix final : public StoredPrefix {
 
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   RowSink out, ReadStats* stats) const override {
-    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
-    PREFIXD_TRY(CheckSink(layer, ids.size(), part, out));
-    const RowTarget target = TargetOf(layer, out, part);
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    PREFIXD_TRY(CheckIds(ids, n_tokens()));
+    PREFIXD_TRY(CheckSink(model_.geometry.row(layer), ids.size(), part, out));
+    const RowTarget target = TargetOf(model_.geometry.row(layer), out, part);
     size_t at = 0;
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
@@ -74,7 +78,8 @@ class OpenPrefix final : public StoredPrefix {
 
   Status ViewRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   RowViews& out, ReadStats* stats) const override {
-    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    PREFIXD_TRY(CheckIds(ids, n_tokens()));
     const size_t stride = PartBytes(model_.geometry.row(layer), part);
     if (out.own.size() < ids.size() * stride) out.own.resize(ids.size() * stride);
     out.rows.resize(ids.size());
@@ -85,7 +90,7 @@ class OpenPrefix final : public StoredPrefix {
       const size_t begin = at, end = EndOf(link, ids, at);
       if (at == end) continue;
       PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
-      const RowTarget own = TargetOf(layer, {out.own, stride}, part);
+      const RowTarget own = TargetOf(model_.geometry.row(layer), {out.own, stride}, part);
       pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
       at = end;
       if (InPlaceable(link, layer)) {
@@ -105,14 +110,14 @@ class OpenPrefix final : public StoredPrefix {
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
                    RangeUse use, ReadStats* stats) const override {
-    PREFIXD_TRY(CheckRun(layer, kv_head));
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
     if (range.begin > range.end || range.end > n_tokens()) {
       return InvalidArgument("rows [" + std::to_string(range.begin) + ", " +
                              std::to_string(range.end) + ") of a prefix of " +
                              std::to_string(n_tokens()) + " tokens");
     }
-    PREFIXD_TRY(CheckSink(layer, range.size(), part, out));
-    const RowTarget target = TargetOf(layer, out, part);
+    PREFIXD_TRY(CheckSink(model_.geometry.row(layer), range.size(), part, out));
+    const RowTarget target = TargetOf(model_.geometry.row(layer), out, part);
     for (const Link& link : links_) {
       const TokenRange run{std::max(range.begin, link.tokens.begin),
                            std::min(range.end, link.tokens.end)};
@@ -127,7 +132,7 @@ class OpenPrefix final : public StoredPrefix {
 
   Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
                    ReadStats* stats) const override {
-    PREFIXD_TRY(CheckRun(layer, kv_head));
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
     for (const Link& link : links_) {
       PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
       const ScannedRows rows{
@@ -139,7 +144,8 @@ class OpenPrefix final : public StoredPrefix {
 
   Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                                   ReadStats* stats) const override {
-    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    PREFIXD_TRY(CheckIds(ids, n_tokens()));
     ReadStats ignored;
     RowsInPlace out;
     out.rows.resize(ids.size());
@@ -175,13 +181,14 @@ class OpenPrefix final : public StoredPrefix {
   Status Prefetch(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   uint64_t max_bytes, const std::atomic<bool>& stop,
                   ReadStats* stats) const override {
-    PREFIXD_TRY(CheckIds(layer, kv_head, ids));
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    PREFIXD_TRY(CheckIds(ids, n_tokens()));
     if (tier_->memory() == nullptr) return {};
     ReadStats reads;
     // Only the pages matter, so every row may go to the same place.
     const size_t stride = PartBytes(model_.geometry.row(layer), part);
     std::vector<std::byte> nowhere(stride);
-    const RowTarget target = TargetOf(layer, {nowhere, stride}, part);
+    const RowTarget target = TargetOf(model_.geometry.row(layer), {nowhere, stride}, part);
     Status status;
     size_t at = 0;
     for (const Link& link : links_) {
@@ -217,48 +224,6 @@ class OpenPrefix final : public StoredPrefix {
   static Access AccessFor(RangeUse use) {
     if (use == RangeUse::kShared) return Access::kScan;
     return use == RangeUse::kOwn ? Access::kOwn : Access::kOwnLater;
-  }
-
-  Status CheckRun(uint32_t layer, uint32_t kv_head) const {
-    const KvGeometry& g = model_.geometry;
-    const uint32_t heads = layer < g.n_layers ? g.layer(layer).n_kv_heads : g.n_kv_heads;
-    if (layer < g.n_layers && kv_head < heads) return {};
-    return InvalidArgument("layer " + std::to_string(layer) + ", KV head " +
-                           std::to_string(kv_head) + " of a model with " +
-                           std::to_string(g.n_layers) + " layers and " + std::to_string(heads) +
-                           " KV heads");
-  }
-
-  Status CheckIds(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids) const {
-    PREFIXD_TRY(CheckRun(layer, kv_head));
-    if (std::is_sorted(ids.begin(), ids.end()) && (ids.empty() || ids.back() < n_tokens())) {
-      return {};
-    }
-    return InvalidArgument("row ids must ascend and stay below " + std::to_string(n_tokens()));
-  }
-
-  Status CheckSink(uint32_t layer, size_t rows, RowPart part, const RowSink& out) const {
-    const auto check = [&](std::span<std::byte> bytes, size_t stride, size_t item) -> Status {
-      const size_t needed = rows == 0 ? 0 : (rows - 1) * stride + item;
-      if (stride >= item && bytes.size() >= needed) return {};
-      return InvalidArgument("a buffer of " + std::to_string(bytes.size()) + " bytes with rows " +
-                             std::to_string(stride) + " bytes apart cannot take " +
-                             std::to_string(rows) + " of " + std::to_string(item) + " bytes");
-    };
-    const RowShape row = model_.geometry.row(layer);
-    if (part != RowPart::kRow || out.values.empty()) {
-      return check(out.bytes, out.stride, PartBytes(row, part));
-    }
-    PREFIXD_TRY(check(out.bytes, out.stride, row.key_bytes()));
-    return check(out.values, out.value_stride, row.value_bytes());
-  }
-
-  RowTarget TargetOf(uint32_t layer, const RowSink& out, RowPart part) const {
-    std::byte* const first = out.bytes.data();
-    if (part == RowPart::kKey) return {first, out.stride, nullptr, 0};
-    if (part == RowPart::kValue) return {nullptr, 0, first, out.stride};
-    if (!out.values.empty()) return {first, out.stride, out.values.data(), out.value_stride};
-    return {first, out.stride, first + model_.geometry.row(layer).key_bytes(), out.stride};
   }
 
   // Returns one past the last of `ids`, from `at` on, that the link holds.
@@ -344,8 +309,8 @@ class OpenPrefix final : public StoredPrefix {
   Result<const RunOrder*> OrderOf(const Link& link, uint32_t layer, uint32_t kv_head) const {
     auto order = link.file->Order(*core_->engine, layer, kv_head);
     if (!order.ok() && order.error().code == Code::kCorrupt) {
-      core_->checksum_failures.fetch_add(1, std::memory_order_relaxed);
-      core_->Quarantine(link.file->record().id, order.error().message);
+      core_->counters.checksum_failures.fetch_add(1, std::memory_order_relaxed);
+      core_->segments->Quarantine(link.file->record().id, order.error().message);
     }
     return order;
   }
@@ -391,9 +356,9 @@ Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<Sto
     return InvalidArgument("prefix " + id.ToString() + " has " + std::to_string(all) +
                            " tokens, not " + std::to_string(n_tokens));
   }
-  core->Touch(segment);
-  PREFIXD_ASSIGN(StoreCore::Scope scope, core->ResolveScope(last.model, last.tenant));
-  PREFIXD_ASSIGN(PrefixInfo info, core->Info(segment));
+  core->segments->Touch(segment);
+  PREFIXD_ASSIGN(RequestScope scope, core->models->Resolve(last.model, last.tenant));
+  PREFIXD_ASSIGN(PrefixInfo info, core->segments->Info(segment));
   auto prefix = std::make_shared<OpenPrefix>(std::move(core), std::move(pin),
                                              std::move(scope.model), std::move(info));
   PREFIXD_TRY(prefix->Load(n_tokens == 0 ? all : n_tokens));

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "storage/store/store_core.h"
+#include "storage/store/stored_prefix.h"
+
+namespace prefixd::storage {
+
+// Implements PrefixStore::OpenPrefix.
+Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<StoreCore> core,
+                                                             const SegmentId& id,
+                                                             uint32_t n_tokens);
+
+}  // namespace prefixd::storage

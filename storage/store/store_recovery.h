@@ -1,0 +1,17 @@
+// Recovers a directory that may have been left at any moment, when the store opens and before
+// anyone else uses it: so it takes no lock but those of the parts that it calls.
+#pragma once
+
+#include <set>
+
+#include "storage/store/store_core.h"
+
+namespace prefixd::storage {
+
+Status RecoverStore(StoreCore& core);
+
+// A step of it (store_adopt.cc): commits again what the catalog lost. Returns the files that are
+// neither known nor may be freed.
+Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core);
+
+}  // namespace prefixd::storage
