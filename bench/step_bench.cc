@@ -23,6 +23,7 @@
 #include "bench/attention/passes.h"
 #include "bench/attention/timing.h"
 #include "bench/attention/what_is_read.h"
+#include "bench/parts/step_modes.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
@@ -48,43 +49,6 @@ struct Options {
 // The first steps measure the mass of the attention that is read; those after them are timed.
 constexpr size_t kMassSteps = 32;
 
-struct Mode {
-  const char* name;
-  const char* key;  // in JSON
-  StepPolicy policy;
-  std::vector<double> ms;  // a layer's step, mean of each round
-  Ledger spent;
-  double mass = 0;  // share of the attention that is read
-  // With codes: ms to read what a layer's step reads, without computing. Where sets are shared it
-  // is the mean of searches and of steps that read copies, weighted by their numbers; what the
-  // first step to share a set finds and copies is left out.
-  std::vector<double> floor_ms;
-};
-
-// Returns the modes whose key contains options.only.
-std::vector<Mode> Modes(uint32_t k, const Options& options) {
-  StepPolicy policy;
-  policy.k = k;
-  policy.estimator = EstimatorKind::kNone;
-  std::vector<Mode> modes;
-  StepPolicy full;
-  full.mode = StepMode::kFull;
-  modes.push_back({"exact attention, every row", "full", full, {}, {}});
-  policy.selector = "exact";
-  modes.push_back({"exact selector", "exact", policy, {}, {}});
-  policy.selector = "codes";
-  modes.push_back({"codes", "codes", policy, {}, {}});
-  StepPolicy estimated = policy;
-  estimated.estimator = EstimatorKind::kAuto;
-  modes.push_back({"codes, the rest estimated", "codes_auto", estimated, {}, {}});
-  policy.sharing = options.sharing;
-  modes.push_back({"codes, sets shared", "shared", policy, {}, {}});
-  std::erase_if(modes, [&](const Mode& mode) {
-    return std::string_view(mode.key).find(options.only) == std::string_view::npos;
-  });
-  return modes;
-}
-
 Spread Scaled(const std::vector<double>& samples, double factor) {
   const Spread s = Summarise(samples);
   return {s.median * factor, s.low * factor, s.high * factor};
@@ -100,7 +64,7 @@ class Bench {
     prompt_ = &prompt;
     PREFIXD_TRY(Store());
     const auto k = static_cast<uint32_t>(std::ceil(options_.fraction * options_.tokens));
-    std::vector<Mode> modes = Modes(k, options_);
+    std::vector<Mode> modes = Modes(k, options_.sharing, options_.only);
     if (modes.empty()) return InvalidArgument("no mode is called '" + options_.only + "'");
     PREFIXD_TRY(Warm(modes));
     PREFIXD_TRY(Mass(modes));

@@ -6,21 +6,20 @@
 #include <string>
 #include <utility>
 
-#include "base/call_scope.h"
 #include "base/match_calls.h"
 #include "base/runtime_options.h"
-#include "base/session_arguments.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/head_choice.h"
 #include "runtime/derived/index_recall.h"
 #include "runtime/derived/indexes.h"
 #include "runtime/derived/token_features.h"
 #include "runtime/ingest/ingest.h"
-#include "runtime/ingest/put_stream.h"
 #include "runtime/ingest/rewrite.h"
-#include "runtime/session/session_impl.h"
 #include "runtime/session/step_batch.h"
+#include "runtime/store/attach_session.h"
+#include "runtime/store/begin_put.h"
 #include "runtime/store/core.h"
+#include "runtime/store/lookup.h"
 #include "runtime/store/memory_parts.h"
 #include "runtime/store/store_lists.h"
 #include "runtime/store/store_options.h"
@@ -29,24 +28,7 @@
 namespace prefixd {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using storage::SegmentId;
-
-// An open put keeps the prompt's ids twice, and its chained hashes.
-constexpr uint64_t kPutTokenBytes = 2 * sizeof(uint32_t) + 4;
-constexpr uint64_t kMaxTtlSeconds = 1000ull * 365 * 24 * 3600;
-
-Status CheckTtl(uint64_t ttl_seconds) {
-  if (ttl_seconds <= kMaxTtlSeconds) return {};
-  return InvalidArgument("ttl_seconds is at most 1000 years; 0 keeps the prefix for ever");
-}
-
-// Returns which derived rows a spec takes.
-template <typename Spec>
-Result<storage::Acceptance> AcceptanceOf(const Spec& spec) {
-  PREFIXD_ASSIGN(const storage::Lineage lineage, storage::ParseLineage(spec.lineage));
-  return storage::Acceptance{spec.accept_approximate, lineage};
-}
 
 VerifySummary SummaryOf(storage::VerifyReport report) {
   VerifySummary summary{report.covered.size(),
@@ -117,48 +99,11 @@ class LocalStoreImpl final : public LocalStore {
   Status RemoveModel(std::string_view name) override { return core_->models.Remove(name); }
 
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
-    PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
-    PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
-    PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core_->options.encoding));
-    PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
-    const KvGeometry& all = model->spec.geometry;
-    PREFIXD_ASSIGN(const HeadRange heads, ResolvePutHeads(all, spec.heads));
-    const auto n_tokens = static_cast<uint32_t>(spec.tokens.size());
-    const auto begin = [&](std::chrono::milliseconds wait) -> Result<std::shared_ptr<JointPut>> {
-      PREFIXD_ASSIGN(auto writer,
-                     core_->storage->BeginPut(
-                         spec.model, spec.tenant, spec.tokens, spec.label,
-                         {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
-                          static_cast<uint64_t>(wait.count()), spec.alone, spec.derived, accept}));
-      const auto committed = [core = core_.get()](const SegmentId& id) {
-        core->ingest->Enqueue(id);
-      };
-      return std::make_shared<JointPut>(
-          JointPut::Target{core_, core_->storage.get(), all, n_tokens, committed},
-          std::move(writer));
-    };
-    PREFIXD_ASSIGN(auto part, core_->joint_puts.Enter(spec, heads, all.n_kv_heads, begin));
-    PutContext context;
-    context.keep_alive = core_;
-    context.pool = &core_->pool;
-    context.geometry = GeometryOf(all, heads);
-    context.first_head = heads.first;
-    context.prompt_tokens = n_tokens;
-    context.query_samples = core_->options.query_samples;
-    context.wait = std::chrono::milliseconds(spec.wait_ms);
-    uint64_t query_floats = 0;  // of one token
-    for (uint32_t l = 0; l < all.n_layers; ++l) {
-      query_floats += context.geometry.layer(l).query_floats();
-    }
-    context.fixed_bytes =
-        context.query_samples * query_floats * sizeof(float) + spec.tokens.size() * kPutTokenBytes;
-    PREFIXD_ASSIGN(context.memory,
-                   core_->memory->Of(spec.tenant).Take(MemoryKind::kPuts, context.fixed_bytes));
-    return MakePutStream(std::move(context), std::move(part));
+    return BeginStorePut(core_, spec);
   }
 
   Result<PrefixMatch> Match(const MatchSpec& spec) override {
-    PREFIXD_TRY(Known(spec.model));
+    PREFIXD_TRY(KnownModel(*core_, spec.model));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
     PREFIXD_ASSIGN(const auto match,
                    core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
@@ -175,7 +120,7 @@ class LocalStoreImpl final : public LocalStore {
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
     std::vector<SegmentId> chain;
     while (true) {
-      PREFIXD_ASSIGN(const auto info, Find(prefix));
+      PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
       const bool same = std::exchange(chain, info.chain) == info.chain;
       for (const SegmentId& id : chain) core_->ingest->EnqueueUnknown(id);
       Status ready = core_->ingest->Wait(chain, progress);
@@ -195,59 +140,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
-    const auto begun = Clock::now();
-    const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
-    storage::PrefixInfo info;
-    uint32_t n_tokens = 0;
-    PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
-    if (!spec.tokens.empty()) {
-      PREFIXD_TRY(Known(spec.model));
-      PREFIXD_ASSIGN(const auto match,
-                     core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
-      if (match.n_tokens == 0) {
-        return Error{Code::kNotFound, "no stored prefix of model '" + spec.model +
-                                          "' and this tenant begins these tokens; put it first"};
-      }
-      PREFIXD_ASSIGN(info, core_->storage->GetPrefix(match.id));
-      n_tokens = match.n_tokens;
-    } else if (!spec.prefix.empty()) {
-      PREFIXD_ASSIGN(info, Find(spec.prefix));
-      if (info.tenant != spec.tenant) return NoSuchPrefix(spec.prefix);
-      if (!spec.model.empty() && info.model != spec.model) {
-        return InvalidArgument("prefix " + spec.prefix + " is of model '" + info.model +
-                               "', not '" + spec.model + "'");
-      }
-      n_tokens = info.n_tokens;
-    } else {
-      return InvalidArgument("attach needs tokens or a prefix id");
-    }
-    if (spec.n_tokens > n_tokens) {
-      return InvalidArgument("the prefix has " + std::to_string(n_tokens) +
-                             " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
-    }
-    if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
-    if (n_tokens > info.exact_tokens && !accept.Takes(info.lineage)) {
-      return Error{Code::kFailedPrecondition,
-                   "the tokens of prefix " + info.id.ToString() + " from " +
-                       std::to_string(info.exact_tokens) +
-                       " on are derived: computed behind an approximate step. Attach with the "
-                       "lineage that their put returned or with accept_approximate, or cut the "
-                       "prefix there"};
-    }
-    // Attaching fails even where an open session still holds the prefix: no new session may use
-    // damaged data.
-    if (info.quarantined) {
-      return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
-                                       info.quarantine + "; put the prompt again"};
-    }
-    PREFIXD_ASSIGN(const auto model, core_->models.Find(info.model));
-    // Sessions on the same tokens share what they load, so prefixes are named by the segment they
-    // end in.
-    PREFIXD_ASSIGN(const auto parts, ChainParts(*core_->storage, info, n_tokens));
-    const SegmentId id = parts.empty() ? info.id : parts.back().id;
-    PREFIXD_ASSIGN(auto prepared, core_->prepared.Get(model, id, n_tokens));
-    return SessionImpl::Attach({core_, &core_->services}, std::move(prepared), spec.policy,
-                               spec.call_timeout_ms, begun);
+    return AttachSession(core_, spec);
   }
 
   Result<PrefixPage> ListPrefixes(const ListSpec& spec) override {
@@ -255,7 +148,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Result<PrefixDetail> Prefix(std::string_view prefix) override {
-    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     PrefixDetail detail;
     detail.summary = SummaryOf(*core_, info);
     for (const SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
@@ -278,7 +171,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Status Remove(std::string_view prefix) override {
-    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     const SegmentId segment = info.chain.back();
     core_->rewrites->Forget(segment);
     core_->ingest->Forget(segment);
@@ -291,7 +184,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override {
-    PREFIXD_ASSIGN(const auto info, Find(prefix));
+    PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     storage::LifetimeChange change;
     change.pinned = lifetime.pinned;
     if (lifetime.ttl_seconds) {
@@ -308,7 +201,7 @@ class LocalStoreImpl final : public LocalStore {
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
     std::optional<SegmentId> only;
     if (!prefix.empty()) {
-      PREFIXD_ASSIGN(const auto info, Find(prefix));
+      PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
       only = info.id;
     }
     PREFIXD_ASSIGN(auto report, core_->storage->Verify(only ? &*only : nullptr, progress));
@@ -329,19 +222,6 @@ class LocalStoreImpl final : public LocalStore {
   }
 
  private:
-  Status Known(std::string_view model) const {
-    PREFIXD_ASSIGN(const auto found, core_->models.Find(model));
-    return {};
-  }
-
-  Result<storage::PrefixInfo> Find(std::string_view prefix) const {
-    const auto id = SegmentId::Parse(prefix);
-    if (!id.ok()) return NoSuchPrefix(prefix);
-    auto info = core_->storage->GetPrefix(*id);
-    if (!info.ok() && info.error().code == Code::kNotFound) return NoSuchPrefix(prefix);
-    return info;
-  }
-
   const std::shared_ptr<Core> core_;
   MatchCalls matches_;
 };

@@ -1,0 +1,107 @@
+// A session over a link: it attaches again where the daemon was away meanwhile. Internal to
+// client_lib.
+//
+// Thread-safety: that of Session. One mutex guards policy and last report, and is held for no call.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/call_scope.h"
+#include "base/session_arguments.h"
+#include "client_lib/connection.h"
+#include "client_lib/link.h"
+#include "client_lib/remote_hold.h"
+#include "client_lib/session_place.h"
+#include "prefixd/session.h"
+
+namespace prefixd {
+
+class RemoteSession final : public Session {
+ public:
+  RemoteSession(std::shared_ptr<Link> link, Attached attached, uint32_t call_timeout_ms)
+      : info_(std::move(attached.info)),
+        call_timeout_ms_(call_timeout_ms),
+        place_(std::move(link), std::move(attached.place)),
+        policy_(std::move(attached.policy)) {}
+  ~RemoteSession() override;
+
+  const SessionInfo& info() const override { return info_; }
+  const Link& link() const { return place_.link(); }
+  // kFailedPrecondition after Detach.
+  Result<Place> Find() const;
+
+  void Cancel() override { canceller_.Cancel(); }
+  // The limits of a call that begins now.
+  CallLimits Limits() const { return CallLimits::Of(call_timeout_ms_, &canceller_); }
+
+  StepPolicy policy() const override {
+    std::lock_guard lock(mutex_);
+    return policy_;
+  }
+  Status SetPolicy(const StepPolicy& policy) override;
+
+  Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
+              std::span<float> lse, StepInfo* info) override;
+  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
+                     std::span<float> y, std::span<float> lse) override;
+
+  // These are defined in remote_session_reads.cc.
+  Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                  std::span<std::byte> out) override;
+  Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
+                                  std::span<const uint32_t> ids) override;
+  Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
+                   std::span<std::byte> out) override;
+  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                   std::span<std::byte> v) override;
+  Status ReadTokens(TokenRange range, std::span<uint32_t> out) override;
+
+  Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
+                           uint32_t k) override;
+  Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
+                                              const EstimatorVariant& variant) override;
+  SessionReport report() const override;
+  Result<SessionReport> Detach() override;
+
+ private:
+  Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                    std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out);
+
+  Status CheckOpen() const { return open_ ? Status() : SessionDetached(info_.id); }
+  // Runs `call(place)`, and again when the daemon went away meanwhile, as Link::Run does: no call
+  // of a session changes what is stored, so that each may run twice.
+  template <typename Call>
+  Result<Connection::Reply> Over(const Call& call) const {
+    for (int tries = 1;; ++tries) {
+      PREFIXD_ASSIGN(const Place at, Find());
+      Result<Connection::Reply> reply = call(at);
+      if (reply.ok() || tries == Link::kMostTries ||
+          !link().MayRepeat(*at.connection, reply.error())) {
+        return reply;
+      }
+    }
+  }
+  Result<Connection::Reply> Do(wire::MessageType type, wire::Json control,
+                               std::vector<std::span<const std::byte>> in = {},
+                               std::vector<std::span<std::byte>> out = {}) const;
+  // How many items of so many bytes each go into a message.
+  size_t PerMessage(size_t item_bytes) const;
+
+  const SessionInfo info_;
+  const uint32_t call_timeout_ms_;
+  CallCanceller canceller_;
+  mutable SessionPlace place_;
+  std::atomic<bool> open_ = true;
+  mutable std::mutex mutex_;  // guards policy_ and last_
+  StepPolicy policy_;
+  mutable SessionReport last_;
+};
+
+}  // namespace prefixd

@@ -1,0 +1,174 @@
+// Reads rows and tokens of a session, in messages of a bounded size.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/session_arguments.h"
+#include "client_lib/remote_session.h"
+
+namespace prefixd {
+
+using wire::Field;
+using wire::MessageType;
+
+Status RemoteSession::ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                               std::span<std::byte> out) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  const size_t row = info_.geometry.row(layer).bytes();
+  PREFIXD_TRY(CheckSize("out", out.size(), ids.size() * row));
+  PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
+  const size_t run = PerMessage(row + sizeof(uint32_t));
+  for (size_t done = 0; done < ids.size();) {
+    const size_t m = std::min(run, ids.size() - done);
+    PREFIXD_ASSIGN(auto reply,
+                   Do(MessageType::kReadRows, {{"layer", layer}, {"kv_head", kv_head}},
+                      {wire::BytesOf(ids.subspan(done, m))}, {out.subspan(done * row, m * row)}));
+    done += m;
+  }
+  return {};
+}
+
+Result<RowsInPlace> RemoteSession::ReadInPlace(uint32_t layer, uint32_t kv_head,
+                                               std::span<const uint32_t> ids) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  PREFIXD_TRY(CheckIds(ids, info_.n_tokens));
+  RowsInPlace out;
+  auto holds = std::make_shared<std::vector<std::unique_ptr<RemoteHold>>>();
+  const size_t run = PerMessage(sizeof(uint32_t) + 2 * sizeof(uint64_t));
+  for (size_t done = 0; done < ids.size();) {
+    const size_t m = std::min(run, ids.size() - done);
+    PREFIXD_TRY(InPlaceRun(layer, kv_head, ids.subspan(done, m), *holds, out));
+    done += m;
+  }
+  out.hold = std::move(holds);
+  return out;
+}
+
+Status RemoteSession::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
+                                std::span<std::byte> out) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
+  PREFIXD_TRY(CheckRange(range, info_.n_tokens));
+  const size_t row = info_.geometry.row(layer).bytes();
+  PREFIXD_TRY(CheckSize("out", out.size(), range.size() * row));
+  const auto run = static_cast<uint32_t>(std::min<size_t>(PerMessage(row), UINT32_MAX));
+  for (uint32_t done = 0; done < range.size();) {
+    const uint32_t m = std::min(run, range.size() - done);
+    PREFIXD_ASSIGN(auto reply, Do(MessageType::kReadRange,
+                                  {{"layer", layer},
+                                   {"kv_head", kv_head},
+                                   {"begin", range.begin + done},
+                                   {"end", range.begin + done + m}},
+                                  {}, {out.subspan(done * row, m * row)}));
+    done += m;
+  }
+  return {};
+}
+
+// A slice that is too large for one message is split. Where heads lie one after another it is
+// split by heads, so that the daemon reads whole runs, and otherwise by tokens.
+Status RemoteSession::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
+                                std::span<std::byte> v) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+  const RowShape row = info_.geometry.row(slice.layer);
+  const size_t key = row.key_bytes(), value = row.value_bytes();
+  const uint32_t heads = range.n, n = slice.tokens.size();
+  const size_t fit = PerMessage(key + value);  // rows
+  LayerSlice part = slice;
+  part.heads = range;
+  if (slice.order == KvOrder::kHeadMajor && heads > 1 && fit < size_t{n} * heads) {
+    const auto step = static_cast<uint32_t>(std::clamp<size_t>(n > 0 ? fit / n : 1, 1, heads));
+    for (uint32_t h = 0; h < heads; h += part.heads.n) {
+      part.heads = {range.first + h, std::min(step, heads - h)};
+      const size_t at = size_t{h} * n, rows = size_t{part.heads.n} * n;
+      PREFIXD_TRY(
+          ReadLayer(part, k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)));
+    }
+    return {};
+  }
+  // A head-major slice of one head is token-major, too.
+  const auto step = static_cast<uint32_t>(std::clamp<size_t>(fit / heads, 1, UINT32_MAX));
+  for (uint32_t t = 0; t < n; t += part.tokens.size()) {
+    part.tokens.begin = slice.tokens.begin + t;
+    part.tokens.end = part.tokens.begin + std::min(step, n - t);
+    const size_t at = size_t{t} * heads, rows = size_t{part.tokens.size()} * heads;
+    PREFIXD_ASSIGN(auto reply,
+                   Do(MessageType::kReadLayer,
+                      {{"layer", part.layer},
+                       {"begin", part.tokens.begin},
+                       {"end", part.tokens.end},
+                       {"first_head", part.heads.first},
+                       {"n_heads", part.heads.n},
+                       {"head_major", part.order == KvOrder::kHeadMajor}},
+                      {}, {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)}));
+  }
+  return {};
+}
+
+Status RemoteSession::ReadTokens(TokenRange range, std::span<uint32_t> out) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  PREFIXD_TRY(CheckRange(range, info_.n_tokens));
+  PREFIXD_TRY(CheckSize("out", out.size(), range.size()));
+  const auto run =
+      static_cast<uint32_t>(std::min<size_t>(PerMessage(sizeof(uint32_t)), UINT32_MAX));
+  for (uint32_t done = 0; done < range.size();) {
+    const uint32_t m = std::min(run, range.size() - done);
+    PREFIXD_ASSIGN(auto reply, Do(MessageType::kReadTokens,
+                                  {{"begin", range.begin + done}, {"end", range.begin + done + m}},
+                                  {}, {std::as_writable_bytes(out.subspan(done, m))}));
+    done += m;
+  }
+  return {};
+}
+
+Status RemoteSession::InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
+                                 std::vector<std::unique_ptr<RemoteHold>>& holds,
+                                 RowsInPlace& out) {
+  std::vector<uint64_t> offsets(2 * ids.size());
+  std::shared_ptr<Connection> connection;  // that the rows are held over
+  PREFIXD_ASSIGN(auto reply, Over([&](const Place& at) {
+                   connection = at.connection;
+                   auto call = SessionCall(MessageType::kReadInPlace, at);
+                   call.control["layer"] = layer;
+                   call.control["kv_head"] = kv_head;
+                   call.control["regions"] = connection->TierRegionIds();
+                   call.in = {wire::BytesOf(ids)};
+                   call.out = {std::as_writable_bytes(std::span(offsets))};
+                   return connection->Do(std::move(call));
+                 }));
+  PREFIXD_ASSIGN(const uint64_t hold, Field<uint64_t>(reply.control, "hold"));
+  holds.push_back(std::make_unique<RemoteHold>(connection, hold));
+  PREFIXD_ASSIGN(const uint64_t id, Field<uint64_t>(reply.control, "region"));
+  auto region = reply.region.empty() ? connection->FindTierRegion(id)
+                                     : connection->AddTierRegion(id, std::move(reply.region));
+  if (region == nullptr) {
+    return Error{Code::kUnavailable,
+                 "the daemon did not pass the memory that the rows lie in; try again"};
+  }
+  holds.back()->region = region;
+  const std::span<const std::byte> bytes = region->bytes();
+  const RowShape row = info_.geometry.row(layer);
+  const auto inside = [&](uint64_t offset, size_t n) {
+    return n <= bytes.size() && offset <= bytes.size() - n;
+  };
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const uint64_t key = offsets[2 * i], value = offsets[2 * i + 1];
+    if (!inside(key, row.key_bytes()) || !inside(value, row.value_bytes())) {
+      return Error{Code::kUnavailable, "the daemon sent a malformed answer: rows outside of " +
+                                           std::to_string(bytes.size()) + " bytes"};
+    }
+    out.rows.push_back({bytes.data() + key, bytes.data() + value});
+  }
+  out.region = {id, bytes, -1};
+  return {};
+}
+
+}  // namespace prefixd

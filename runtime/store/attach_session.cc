@@ -1,0 +1,71 @@
+#include "runtime/store/attach_session.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/call_scope.h"
+#include "base/session_arguments.h"
+#include "runtime/session/session_impl.h"
+#include "runtime/store/lookup.h"
+
+namespace prefixd {
+
+Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core,
+                                               const AttachSpec& spec) {
+  const auto begun = std::chrono::steady_clock::now();
+  const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
+  storage::PrefixInfo info;
+  uint32_t n_tokens = 0;
+  PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
+  if (!spec.tokens.empty()) {
+    PREFIXD_TRY(KnownModel(*core, spec.model));
+    PREFIXD_ASSIGN(const auto match,
+                   core->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
+    if (match.n_tokens == 0) {
+      return Error{Code::kNotFound, "no stored prefix of model '" + spec.model +
+                                        "' and this tenant begins these tokens; put it first"};
+    }
+    PREFIXD_ASSIGN(info, core->storage->GetPrefix(match.id));
+    n_tokens = match.n_tokens;
+  } else if (!spec.prefix.empty()) {
+    PREFIXD_ASSIGN(info, FindPrefix(*core, spec.prefix));
+    if (info.tenant != spec.tenant) return NoSuchPrefix(spec.prefix);
+    if (!spec.model.empty() && info.model != spec.model) {
+      return InvalidArgument("prefix " + spec.prefix + " is of model '" + info.model + "', not '" +
+                             spec.model + "'");
+    }
+    n_tokens = info.n_tokens;
+  } else {
+    return InvalidArgument("attach needs tokens or a prefix id");
+  }
+  if (spec.n_tokens > n_tokens) {
+    return InvalidArgument("the prefix has " + std::to_string(n_tokens) +
+                           " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
+  }
+  if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
+  if (n_tokens > info.exact_tokens && !accept.Takes(info.lineage)) {
+    return Error{Code::kFailedPrecondition,
+                 "the tokens of prefix " + info.id.ToString() + " from " +
+                     std::to_string(info.exact_tokens) +
+                     " on are derived: computed behind an approximate step. Attach with the "
+                     "lineage that their put returned or with accept_approximate, or cut the "
+                     "prefix there"};
+  }
+  // Attaching fails even where an open session still holds the prefix: no new session may use
+  // damaged data.
+  if (info.quarantined) {
+    return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
+                                     info.quarantine + "; put the prompt again"};
+  }
+  PREFIXD_ASSIGN(const auto model, core->models.Find(info.model));
+  // Sessions on the same tokens share what they load, so prefixes are named by the segment they
+  // end in.
+  PREFIXD_ASSIGN(const auto parts, ChainParts(*core->storage, info, n_tokens));
+  const storage::SegmentId id = parts.empty() ? info.id : parts.back().id;
+  PREFIXD_ASSIGN(auto prepared, core->prepared.Get(model, id, n_tokens));
+  return SessionImpl::Attach({core, &core->services}, std::move(prepared), spec.policy,
+                             spec.call_timeout_ms, begun);
+}
+
+}  // namespace prefixd

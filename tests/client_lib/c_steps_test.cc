@@ -1,0 +1,206 @@
+// Tests steps through the C interface.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "prefixd/prefixd.h"
+#include "tests/client_lib/c_api_fixture.h"
+#include "tests/support/test.h"
+
+namespace prefixd::testing {
+namespace {
+
+TEST_P(CApi, FullStepsAndExactBlocksAreAttentionOverThePrefix) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  float y[3 * kQ], lse[3 * kQHeads];
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    ASSERT_EQ(pfx_step(session_, layer, q_.data(), kQ, y, kQ, lse, kQHeads), PFX_OK)
+        << pfx_last_error();
+    ExpectReference(layer, q_.data(), y, lse);
+    ASSERT_EQ(
+        pfx_attend_exact(session_, layer, 0, 0, 3, q_.data(), 3 * kQ, y, 3 * kQ, lse, 3 * kQHeads),
+        PFX_OK);
+    for (int i = 0; i < 3; ++i) {
+      ExpectReference(layer, q_.data() + i * kQ, y + i * kQ, lse + i * kQHeads);
+    }
+  }
+}
+
+TEST_P(CApi, ABatchIsItsStepsAndEachHasItsOwnCode) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  pfx_session* other = Attach(R"({"k": 20, "estimator": "none"})");
+  float y[3][kQ], lse[3][kQHeads], alone[kQ], alone_lse[kQHeads];
+  pfx_step_request requests[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    requests[i] = {i == 1 ? other : session_,
+                   i == 2 ? 77u : 0u,
+                   PFX_INTERNAL,
+                   q_.data(),
+                   kQ,
+                   y[i],
+                   kQ,
+                   lse[i],
+                   kQHeads,
+                   0,
+                   0};
+  }
+  EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request)), PFX_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pfx_last_error()).find("request 2: layer 77"), std::string::npos)
+      << pfx_last_error();
+  EXPECT_EQ(requests[0].code, PFX_OK);
+  EXPECT_EQ(requests[1].code, PFX_OK);
+  EXPECT_EQ(requests[2].code, PFX_INVALID_ARGUMENT);
+  ExpectReference(0, q_.data(), y[0], lse[0]);
+  ASSERT_EQ(pfx_step(other, 0, q_.data(), kQ, alone, kQ, alone_lse, kQHeads), PFX_OK);
+  for (size_t i = 0; i < kQ; ++i) EXPECT_NEAR(alone[i], y[1][i], 1e-6);
+  EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request) - 8),
+            PFX_INVALID_ARGUMENT);
+  pfx_session_free(other);
+}
+
+// Two ranks in one process: each has one KV head of two.
+TEST_P(CApi, RanksPutAndStepTheirOwnHeads) {
+  constexpr size_t kHalf = kQ / 2;
+  pfx_put* parts[2] = {};
+  for (uint32_t r = 0; r < 2; ++r) {
+    pfx_put_options options = PFX_PUT_OPTIONS_INIT;
+    options.model = "m";
+    options.tokens = tokens_.data();
+    options.n_tokens = tokens_.size();
+    options.first_head = r;
+    options.n_heads = 1;
+    ASSERT_EQ(pfx_begin_put(client_, &options, &parts[r]), PFX_OK) << pfx_last_error();
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      std::vector<float> k, v;
+      for (size_t t = 0; t < kTokens; ++t) {
+        const size_t at = ((layer * kTokens + t) * 2 + r) * kDim;
+        k.insert(k.end(), &k_[at], &k_[at] + kDim);
+        v.insert(v.end(), &v_[at], &v_[at] + kDim);
+      }
+      ASSERT_EQ(pfx_put_write(parts[r], layer, 0, kTokens, k.data(), k.size() * sizeof(float),
+                              v.data(), v.size() * sizeof(float)),
+                PFX_OK)
+          << pfx_last_error();
+    }
+  }
+  pfx_put_result results[2] = {PFX_PUT_RESULT_INIT, PFX_PUT_RESULT_INIT};
+  EXPECT_EQ(pfx_put_commit(parts[0], &results[0]), PFX_FAILED_PRECONDITION);
+  EXPECT_NE(std::string(pfx_last_error()).find("KV heads 1..2"), std::string::npos);
+  ASSERT_EQ(pfx_put_commit(parts[1], &results[1]), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_put_commit(parts[0], &results[0]), PFX_OK) << pfx_last_error();
+  EXPECT_STREQ(results[0].prefix, results[1].prefix);
+  EXPECT_EQ(results[0].stored_tokens, kTokens);
+  for (pfx_put* part : parts) pfx_put_free(part);
+
+  session_ = Attach(R"({"mode": "full"})");
+  float y[3 * kQ], lse[3 * kQHeads];
+  pfx_step_request halves[2] = {};
+  for (uint32_t r = 0; r < 2; ++r) {
+    halves[r] = {session_,
+                 1u,
+                 PFX_INTERNAL,
+                 q_.data() + r * kHalf,
+                 kHalf,
+                 y + r * kHalf,
+                 kHalf,
+                 lse + r * kQHeads / 2,
+                 size_t{kQHeads} / 2,
+                 r,
+                 1u};
+  }
+  ASSERT_EQ(pfx_step_batch(client_, halves, 2, sizeof(pfx_step_request)), PFX_OK)
+      << pfx_last_error();
+  ExpectReference(1, q_.data(), y, lse);
+  float half_y[kHalf], half_lse[kQHeads / 2];
+  ASSERT_EQ(pfx_attend_exact(session_, 1, 1, 1, 1, q_.data() + kHalf, kHalf, half_y, kHalf,
+                             half_lse, kQHeads / 2),
+            PFX_OK)
+      << pfx_last_error();
+  for (size_t i = 0; i < kHalf; ++i) EXPECT_NEAR(half_y[i], y[kHalf + i], 1e-5);
+  EXPECT_EQ(pfx_attend_exact(session_, 1, 2, 0, 1, q_.data(), kHalf, half_y, kHalf, half_lse, 2),
+            PFX_INVALID_ARGUMENT);
+}
+
+// Three layers: as the model's, with heads and dimensions of its own, and without rows.
+TEST_P(CApi, LayersMayDiffer) {
+  ASSERT_EQ(pfx_register_model(client_, R"({"name": "layers", "geometry": {"n_layers": 3,
+      "n_q_heads": 4, "n_kv_heads": 2, "key_dim": 16, "value_dim": 16, "dtype": "f32",
+      "layers": [{"scale": 0.25}, {"scale": 0.25, "n_q_heads": 1, "n_kv_heads": 1, "key_dim": 8},
+                 {"scale": 0.25, "stored": false}]}})"),
+            PFX_OK)
+      << pfx_last_error();
+  pfx_put_options options = PFX_PUT_OPTIONS_INIT;
+  options.model = "layers", options.tokens = tokens_.data(), options.n_tokens = kTokens;
+  pfx_put* put = nullptr;
+  ASSERT_EQ(pfx_begin_put(client_, &options, &put), PFX_OK) << pfx_last_error();
+  const size_t row = kDim * sizeof(float);
+  ASSERT_EQ(
+      pfx_put_write(put, 0, 0, kTokens, k_.data(), kTokens * 2 * row, v_.data(), kTokens * 2 * row),
+      PFX_OK);
+  EXPECT_EQ(pfx_put_write(put, 1, 0, kTokens, k_.data(), kTokens * row, v_.data(), kTokens * row),
+            PFX_INVALID_ARGUMENT);
+  ASSERT_EQ(
+      pfx_put_write(put, 1, 0, kTokens, k_.data(), kTokens * row / 2, v_.data(), kTokens * row),
+      PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(pfx_put_write(put, 2, 0, 0, nullptr, 0, nullptr, 0), PFX_INVALID_ARGUMENT);
+  ASSERT_EQ(pfx_put_commit(put, nullptr), PFX_OK) << pfx_last_error();
+  pfx_put_free(put);
+  pfx_attach_options attach = PFX_ATTACH_OPTIONS_INIT;
+  attach.model = "layers", attach.tokens = tokens_.data(), attach.n_tokens = kTokens;
+  attach.policy_json = R"({"mode": "full"})";
+  ASSERT_EQ(pfx_attach(client_, &attach, &session_), PFX_OK) << pfx_last_error();
+  const uint32_t shapes[3][5] = {{4, 2, 16, 16, 128}, {1, 1, 8, 16, 96}, {0, 0, 0, 0, 0}};
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    pfx_layer_shape shape = PFX_LAYER_SHAPE_INIT;
+    ASSERT_EQ(pfx_session_get_layer(session_, layer, &shape), PFX_OK) << pfx_last_error();
+    const uint32_t got[5] = {shape.n_q_heads, shape.n_kv_heads, shape.key_dim, shape.value_dim,
+                             shape.row_bytes};
+    EXPECT_TRUE(std::ranges::equal(got, shapes[layer])) << layer;
+  }
+  pfx_layer_shape shape = PFX_LAYER_SHAPE_INIT;
+  EXPECT_EQ(pfx_session_get_layer(session_, 3, &shape), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_get_layer(nullptr, 0, &shape), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_get_layer(session_, 0, nullptr), PFX_INVALID_ARGUMENT);
+  // Layer 1 by definition, in float64: a key is 8 floats, a value 16.
+  double total = 0;
+  std::vector<double> sum(kDim);
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    double score = 0;
+    for (uint32_t i = 0; i < 8; ++i) score += 0.25 * q_[i] * k_[t * 8 + i];
+    total += std::exp(score);
+    for (uint32_t i = 0; i < kDim; ++i) sum[i] += std::exp(score) * v_[t * kDim + i];
+  }
+  float y[kDim], lse = 0;
+  ASSERT_EQ(pfx_step(session_, 1, q_.data(), 8, y, kDim, &lse, 1), PFX_OK) << pfx_last_error();
+  EXPECT_NEAR(lse, std::log(total), 1e-4);
+  for (uint32_t i = 0; i < kDim; ++i) EXPECT_NEAR(y[i], sum[i] / total, 1e-4);
+  EXPECT_EQ(pfx_step(session_, 1, q_.data(), kQ, y, kDim, &lse, 1), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_step(session_, 2, q_.data(), 0, y, 0, &lse, 0), PFX_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pfx_last_error()).find("layer 2 has no rows"), std::string::npos);
+}
+
+TEST(CApiValues, MergeStatesIsOneSoftmaxAndEmptySidesAreFine) {
+  float y_a[2 * 3] = {1, 2, 3, 9, 9, 9}, lse_a[2] = {0.5f, -INFINITY};
+  const float y_b[2 * 3] = {-1, 0, 5, 4, 5, 6}, lse_b[2] = {1.5f, 2};
+  pfx_merge_states(y_a, lse_a, y_b, lse_b, 2, 3);
+  const double a = std::exp(0.5), b = std::exp(1.5);
+  EXPECT_NEAR(lse_a[0], std::log(a + b), 1e-6);
+  EXPECT_NEAR(y_a[0], (a - b) / (a + b), 1e-6);
+  EXPECT_NEAR(y_a[2], (3 * a + 5 * b) / (a + b), 1e-6);
+  EXPECT_EQ(lse_a[1], 2);
+  EXPECT_EQ(y_a[3], 4);
+  EXPECT_STREQ(pfx_code_name(PFX_NOT_FOUND), "not_found");
+  EXPECT_STREQ(pfx_code_name(PFX_OK), "ok");
+  EXPECT_STREQ(pfx_code_name(static_cast<pfx_code>(99)), "unknown");
+  pfx_store_close(nullptr);
+  pfx_put_free(nullptr);
+  pfx_session_free(nullptr);
+  pfx_free(nullptr);
+}
+
+}  // namespace
+}  // namespace prefixd::testing
