@@ -18,10 +18,10 @@
 
 #include "attention/rows/rows.h"
 #include "base/every_page.h"
+#include "bench/prompts/synthetic_kv.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
 #include "bench/support/statistics.h"
-#include "bench/support/synthetic_kv.h"
 #include "runtime/store/local_store.h"
 #include "tensors/safetensors.h"
 

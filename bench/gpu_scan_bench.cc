@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "attention/rows/rows.h"
+#include "bench/gpu/gpu_layer.h"
+#include "bench/gpu/gpu_main.h"
+#include "bench/gpu/gpu_timing.h"
 #include "bench/support/figures.h"
-#include "bench/support/gpu_layer.h"
-#include "bench/support/gpu_main.h"
-#include "bench/support/gpu_timing.h"
 #include "gpu/device/host_image.h"
 #include "gpu/device/launch_memory.h"
 #include "gpu/device/upload.h"

@@ -9,10 +9,10 @@
 #include <iterator>
 #include <string>
 
+#include "bench/gpu/gpu_layer.h"
+#include "bench/gpu/gpu_main.h"
+#include "bench/gpu/gpu_timing.h"
 #include "bench/support/figures.h"
-#include "bench/support/gpu_layer.h"
-#include "bench/support/gpu_main.h"
-#include "bench/support/gpu_timing.h"
 #include "gpu/device/launch_memory.h"
 #include "prefixd/gpu/exact.h"
 

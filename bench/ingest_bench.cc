@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "bench/prompts/bench_prompt.h"
+#include "bench/prompts/prompt_queries.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/bench_prompt.h"
 #include "bench/support/json_file.h"
-#include "bench/support/prompt_queries.h"
 
 namespace prefixd::bench {
 namespace {

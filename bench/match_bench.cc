@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "bench/prompts/bench_prompt.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/bench_prompt.h"
 #include "bench/support/json_file.h"
 #include "bench/support/slow_engine.h"
 #include "storage/store/open_store.h"

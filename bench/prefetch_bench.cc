@@ -6,11 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/parts/prefetch_steps.h"
+#include "bench/prompts/head_trace.h"
+#include "bench/prompts/retrieval_trace.h"
+#include "bench/prompts/trace_options.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
-#include "bench/support/retrieval_trace.h"
-#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {

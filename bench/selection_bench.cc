@@ -8,9 +8,9 @@
 
 #include "bench/parts/selection_cases.h"
 #include "bench/parts/sharing_cases.h"
+#include "bench/prompts/trace_options.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
-#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "bench/parts/set_reuse.h"
 #include "bench/parts/sharing_cases.h"
+#include "bench/prompts/trace_options.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
-#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {

@@ -6,7 +6,7 @@
 // The layers are those of an 8B model (32 query heads, 8 KV heads, dh 128, bf16); all cores work.
 // Layers rotate, and before each step twice the last-level cache is read, as the layers between
 // would be, so that a step's data comes from memory. Keys and queries are those of synthetic heads
-// (bench/support/head_trace.h). K is 1% of the tokens, read by the exact selector, by codes, and by
+// (bench/prompts/head_trace.h). K is 1% of the tokens, read by the exact selector, by codes, and by
 // codes with sets shared between steps; full steps read every row. The floor of steps by codes
 // reads as many random places of memory of each kind as they read, and computes nothing.
 #include <CLI/CLI.hpp>
@@ -24,10 +24,10 @@
 #include "bench/attention/timing.h"
 #include "bench/attention/what_is_read.h"
 #include "bench/parts/step_modes.h"
+#include "bench/prompts/head_trace.h"
+#include "bench/prompts/traced_store.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/head_trace.h"
 #include "bench/support/json_file.h"
-#include "bench/support/traced_store.h"
 #include "runtime/store/local_store.h"
 #include "runtime/work/thread_pool.h"
 

@@ -18,9 +18,9 @@
 #include "bench/parts/busy_processes.h"
 #include "bench/parts/daemon_child.h"
 #include "bench/parts/ring_floor.h"
+#include "bench/prompts/synthetic_kv.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
-#include "bench/support/synthetic_kv.h"
 #include "prefixd/client.h"
 
 namespace prefixd::bench {

@@ -18,11 +18,11 @@
 #include "bench/parts/step_reads.h"
 #include "bench/parts/storage_speed.h"
 #include "bench/parts/stored_reads.h"
+#include "bench/prompts/bench_prompt.h"
+#include "bench/prompts/trace_options.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/bench_prompt.h"
 #include "bench/support/fio.h"
 #include "bench/support/json_file.h"
-#include "bench/support/trace_options.h"
 
 namespace prefixd::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "decoder/generate.h"
+#include "decoder/model/generate.h"
 #include "demo/events.h"
 
 namespace prefixd::demo {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "decoder/attention_backend.h"
-#include "decoder/model.h"
+#include "decoder/attention/attention_backend.h"
+#include "decoder/model/model.h"
 #include "demo/request.h"
 #include "prefixd/result.h"
 

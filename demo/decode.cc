@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "decoder/model.h"
-#include "decoder/spliced_attention.h"
+#include "decoder/attention/spliced_attention.h"
+#include "decoder/model/model.h"
 #include "demo/answer.h"
 #include "demo/commands.h"
 #include "demo/evaluate.h"

@@ -7,7 +7,7 @@
 
 #include "attention/reference/diagnostics.h"
 #include "attention/step/step.h"
-#include "decoder/generate.h"
+#include "decoder/model/generate.h"
 #include "demo/events.h"
 
 namespace prefixd::demo {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "decoder/model.h"
-#include "decoder/spliced_attention.h"
+#include "decoder/attention/spliced_attention.h"
+#include "decoder/model/model.h"
 #include "demo/request.h"
 #include "prefixd/estimator_variant.h"
 #include "prefixd/policy.h"

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "decoder/checkpoint.h"
-#include "decoder/local_attention.h"
-#include "decoder/model.h"
-#include "decoder/put_attention.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/attention/put_attention.h"
+#include "decoder/checkpoint/checkpoint.h"
+#include "decoder/model/model.h"
 #include "demo/answer.h"
 #include "demo/commands.h"
 #include "demo/events.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "prefixctl/commands.h"
 #include "prefixctl/output.h"
 #include "protocol/codec.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "base/runtime_options.h"
+#include "base/tables/runtime_options.h"
 #include "protocol/codec_fields.h"
 #include "protocol/msgpack_check.h"
 

@@ -5,7 +5,7 @@
 #include <concepts>
 #include <type_traits>
 
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "prefixd/attach.h"
 #include "prefixd/ingest.h"
 #include "prefixd/kv_shape.h"

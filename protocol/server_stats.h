@@ -5,8 +5,8 @@
 #include <string>
 #include <tuple>
 
-#include "base/field_count.h"
-#include "base/statistic.h"
+#include "base/tables/field_count.h"
+#include "base/tables/statistic.h"
 
 namespace prefixd {
 namespace wire {

@@ -6,7 +6,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "protocol/frame.h"
 
 namespace prefixd::wire {

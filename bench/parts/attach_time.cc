@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "bench/support/prompt_queries.h"
+#include "bench/prompts/prompt_queries.h"
 
 namespace prefixd::bench {
 namespace {

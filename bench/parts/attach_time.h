@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "bench/support/bench_prompt.h"
+#include "bench/prompts/bench_prompt.h"
 #include "bench/support/statistics.h"
 
 namespace prefixd::bench {

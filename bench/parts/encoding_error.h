@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "bench/support/retrieval_trace.h"
+#include "bench/prompts/retrieval_trace.h"
 
 namespace prefixd::bench {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "bench/support/traced_store.h"
+#include "bench/prompts/traced_store.h"
 #include "runtime/store/local_store.h"
 
 namespace prefixd::bench {

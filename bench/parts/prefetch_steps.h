@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/support/head_trace.h"
+#include "bench/prompts/head_trace.h"
 #include "bench/support/statistics.h"
 #include "prefixd/policy.h"
 #include "prefixd/result.h"

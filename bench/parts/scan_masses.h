@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/support/head_trace.h"
+#include "bench/prompts/head_trace.h"
 #include "prefixd/result.h"
 
 namespace prefixd::bench {

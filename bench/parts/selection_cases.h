@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/head_trace.h"
+#include "bench/prompts/head_trace.h"
 #include "prefixd/policy.h"
 #include "prefixd/result.h"
 

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "attention/step/step.h"
-#include "bench/support/head_trace.h"
+#include "bench/prompts/head_trace.h"
 #include "index/ranking/group_ranking.h"
 #include "runtime/step/shared_sets.h"
 

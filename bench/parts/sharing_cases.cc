@@ -5,7 +5,7 @@
 
 #include "attention/estimators/moments.h"
 #include "attention/step/step.h"
-#include "bench/support/head_trace.h"
+#include "bench/prompts/head_trace.h"
 #include "index/ranking/group_ranking.h"
 #include "index/search/key_index.h"
 #include "prefixd/selection.h"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/support/retrieval_trace.h"
+#include "bench/prompts/retrieval_trace.h"
 #include "prefixd/policy.h"
 #include "prefixd/result.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/bench_prompt.h"
+#include "bench/prompts/bench_prompt.h"
 #include "bench/support/paired.h"
 
 namespace prefixd::bench {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/retrieval_trace.h"
+#include "bench/prompts/retrieval_trace.h"
 #include "prefixd/result.h"
 
 namespace prefixd::bench {

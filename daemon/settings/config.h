@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/option.h"
+#include "base/tables/option.h"
 #include "prefixd/options.h"
 #include "prefixd/result.h"
 

@@ -3,8 +3,8 @@
 #include <array>
 #include <iterator>
 
-#include "base/field_count.h"
-#include "base/runtime_options.h"
+#include "base/tables/field_count.h"
+#include "base/tables/runtime_options.h"
 #include "daemon/settings/config.h"
 
 namespace prefixd::daemon {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/memory_budget.h"
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "daemon/settings/config.h"
 #include "protocol/server_stats.h"
 
@@ -77,8 +77,9 @@ std::string MemoryKindsText() {
 
 std::string ReferencePage() {
   return "# Reference: options and statistics\n\n"
-         "Made by `make reference` of the tables in `base/runtime_options.cc`, "
-         "`daemon/settings/config_options.cc`, `base/statistics.h` and `protocol/server_stats.h`: "
+         "Made by `make reference` of the tables in `base/tables/runtime_options.cc`, "
+         "`daemon/settings/config_options.cc`, `base/tables/statistics.h` and "
+         "`protocol/server_stats.h`: "
          "change "
          "those, not this page. What options are for, and how they go together: "
          "[operations.md](operations.md).\n"

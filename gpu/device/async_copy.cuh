@@ -1,5 +1,5 @@
 // Copies from global into shared memory while a thread computes. Internal to gpu/. The emulation
-// (tests/gpu/emulated_cuda.h) makes the copies when they are waited for and not before.
+// (tests/gpu/emulated/emulated_cuda.h) makes the copies when they are waited for and not before.
 #pragma once
 
 #include "gpu/device/launch.cuh"

@@ -1,8 +1,8 @@
 // Launches kernels and finds their dynamic shared memory. Internal to gpu/.
 //
 // Compiled by nvcc this is CUDA. The same kernels also compile as plain C++ against
-// tests/gpu/emulated_cuda.h, which must be included first then: it runs a block's threads in turns
-// on the CPU, so that the kernels' logic is tested on machines without a GPU.
+// tests/gpu/emulated/emulated_cuda.h, which must be included first then: it runs a block's threads
+// in turns on the CPU, so that the kernels' logic is tested on machines without a GPU.
 #pragma once
 
 #include "gpu/device/block_layout.h"
@@ -37,5 +37,5 @@ int Launch(Kernel* kernel, dim3 grid, size_t shared_bytes, size_t shared_limit,
 }  // namespace prefixd::gpu::internal
 
 #elif !defined(PREFIXD_EMULATED_CUDA)
-#error "kernels need nvcc, or tests/gpu/emulated_cuda.h included first"
+#error "kernels need nvcc, or tests/gpu/emulated/emulated_cuda.h included first"
 #endif

@@ -1,5 +1,5 @@
 // Computes tensor-core products of 16 x 8 x 16 tiles in bf16, and splits float32 numbers into sums
-// of bf16 parts. Internal to gpu/. The emulation of both is in tests/gpu/emulated_cuda.h.
+// of bf16 parts. Internal to gpu/. The emulation of both is in tests/gpu/emulated/emulated_cuda.h.
 //
 // Fragments, with r = lane / 4 and c = lane % 4 (PTX ISA, mma.m16n8k16): in A [16][16], a word
 // holds two neighbouring columns: a[0] (r, 2c), a[1] (r + 8, 2c), a[2] (r, 2c + 8), a[3] (r + 8, 2c

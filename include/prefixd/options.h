@@ -1,5 +1,5 @@
 // Declares the options of an embedded store; the daemon's configuration has the same ones
-// (docs/reference.md). base/runtime_options.cc has name, unit, bounds and help of each.
+// (docs/reference.md). base/tables/runtime_options.cc has name, unit, bounds and help of each.
 #pragma once
 
 #include <cstdint>

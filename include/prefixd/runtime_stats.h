@@ -1,4 +1,4 @@
-// Counts what a store holds and has done; base/statistics.h has name, unit and help of each.
+// Counts what a store holds and has done; base/tables/statistics.h has name, unit and help of each.
 //
 // Thread-safety: plain values.
 #pragma once

@@ -13,9 +13,9 @@
 #include "index/ranking/group_ranking.h"
 #include "prefixd/merge.h"
 #include "prefixd/selection.h"
-#include "runtime/derived/materialised_summaries.h"
-#include "runtime/derived/token_features.h"
 #include "runtime/step/estimator_input.h"
+#include "runtime/summaries/materialised_summaries.h"
+#include "runtime/summaries/token_features.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {

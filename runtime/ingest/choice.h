@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "prefixd/ingest.h"
-#include "runtime/derived/head_choice.h"
 #include "runtime/derived/query_samples.h"
-#include "runtime/derived/summaries.h"
+#include "runtime/summaries/head_choice.h"
+#include "runtime/summaries/summaries.h"
 
 namespace prefixd {
 

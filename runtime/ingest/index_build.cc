@@ -7,10 +7,10 @@
 
 #include "index/load_index.h"
 #include "index/search/tuning.h"
-#include "runtime/derived/index_recall.h"
-#include "runtime/derived/indexes.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/derived/unread.h"
+#include "runtime/indexes/index_recall.h"
+#include "runtime/indexes/indexes.h"
 #include "runtime/ingest/ingest.h"
 #include "storage/io/errors.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "index/search/key_index.h"
-#include "runtime/derived/summaries.h"
+#include "runtime/summaries/summaries.h"
 
 namespace prefixd {
 

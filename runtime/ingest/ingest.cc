@@ -6,13 +6,13 @@
 #include <optional>
 #include <set>
 
-#include "runtime/derived/index_recall.h"
-#include "runtime/derived/indexes.h"
-#include "runtime/derived/materialised_summaries.h"
-#include "runtime/derived/token_features.h"
 #include "runtime/derived/unread.h"
+#include "runtime/indexes/index_recall.h"
+#include "runtime/indexes/indexes.h"
 #include "runtime/ingest/choice.h"
 #include "runtime/ingest/index_build.h"
+#include "runtime/summaries/materialised_summaries.h"
+#include "runtime/summaries/token_features.h"
 #include "storage/io/errors.h"
 
 namespace prefixd {

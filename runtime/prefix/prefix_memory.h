@@ -20,9 +20,9 @@
 #include "base/call_scope.h"
 #include "base/memory_budget.h"
 #include "index/search/key_index.h"
-#include "runtime/derived/materialised_summaries.h"
-#include "runtime/derived/token_features.h"
 #include "runtime/prefix/selector_memory.h"
+#include "runtime/summaries/materialised_summaries.h"
+#include "runtime/summaries/token_features.h"
 #include "storage/io/file.h"
 #include "storage/store/prefix_store.h"
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "runtime/derived/blob_names.h"
-#include "runtime/derived/head_choice.h"
-#include "runtime/derived/index_recall.h"
 #include "runtime/derived/unread.h"
+#include "runtime/indexes/index_recall.h"
+#include "runtime/summaries/head_choice.h"
 
 namespace prefixd {
 

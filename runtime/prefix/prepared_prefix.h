@@ -20,12 +20,12 @@
 #include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
 #include "runtime/derived/derived_context.h"
-#include "runtime/derived/indexes.h"
-#include "runtime/derived/materialised_summaries.h"
-#include "runtime/derived/token_features.h"
+#include "runtime/indexes/indexes.h"
 #include "runtime/prefix/prefix_memory.h"
 #include "runtime/prefix/preloader.h"
 #include "runtime/prefix/selector_memory.h"
+#include "runtime/summaries/materialised_summaries.h"
+#include "runtime/summaries/token_features.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {

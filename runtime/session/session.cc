@@ -6,11 +6,11 @@
 #include "base/check.h"
 #include "base/session_arguments.h"
 #include "prefixd/store.h"
-#include "runtime/derived/head_choice.h"
 #include "runtime/session/session_impl.h"
 #include "runtime/session/step_batch.h"
 #include "runtime/step/charges.h"
 #include "runtime/step/step.h"
+#include "runtime/summaries/head_choice.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {

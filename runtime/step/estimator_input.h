@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention/step/step.h"
-#include "runtime/derived/materialised_summaries.h"
-#include "runtime/derived/token_features.h"
+#include "runtime/summaries/materialised_summaries.h"
+#include "runtime/summaries/token_features.h"
 
 namespace prefixd {
 

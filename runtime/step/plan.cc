@@ -5,9 +5,9 @@
 #include <map>
 
 #include "attention/step/budget.h"
-#include "runtime/derived/head_choice.h"
-#include "runtime/derived/indexes.h"
+#include "runtime/indexes/indexes.h"
 #include "runtime/prefix/visible_mid.h"
+#include "runtime/summaries/head_choice.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {

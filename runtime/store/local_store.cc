@@ -7,12 +7,10 @@
 #include <utility>
 
 #include "base/match_calls.h"
-#include "base/runtime_options.h"
+#include "base/tables/runtime_options.h"
 #include "runtime/derived/blob_names.h"
-#include "runtime/derived/head_choice.h"
-#include "runtime/derived/index_recall.h"
-#include "runtime/derived/indexes.h"
-#include "runtime/derived/token_features.h"
+#include "runtime/indexes/index_recall.h"
+#include "runtime/indexes/indexes.h"
 #include "runtime/ingest/ingest.h"
 #include "runtime/ingest/rewrite.h"
 #include "runtime/session/step_batch.h"
@@ -24,6 +22,8 @@
 #include "runtime/store/store_lists.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
+#include "runtime/summaries/head_choice.h"
+#include "runtime/summaries/token_features.h"
 
 namespace prefixd {
 namespace {

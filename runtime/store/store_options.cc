@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "base/runtime_options.h"
+#include "base/tables/runtime_options.h"
 
 namespace prefixd {
 namespace {

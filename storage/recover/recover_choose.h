@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "storage/files/store_options.h"
 #include "storage/recover/recover_scan.h"
 #include "storage/segment/prefix_info.h"
 #include "storage/segment/records.h"
-#include "storage/store/store_options.h"
 
 namespace prefixd::storage {
 

@@ -4,10 +4,10 @@
 
 #include "base/check.h"
 #include "prefixd/row_ref.h"
+#include "storage/core/unix_time.h"
 #include "storage/read/gather_plan.h"
 #include "storage/read/row_scan.h"
 #include "storage/store/row_request.h"
-#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

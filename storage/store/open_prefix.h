@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "storage/store/store_core.h"
+#include "storage/core/store_core.h"
 #include "storage/store/stored_prefix.h"
 
 namespace prefixd::storage {

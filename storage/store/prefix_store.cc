@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "storage/core/store_core.h"
 #include "storage/io/file.h"
 #include "storage/segment/hex.h"
 #include "storage/store/open_prefix.h"
@@ -10,9 +11,9 @@
 #include "storage/store/remote_segment.h"
 #include "storage/store/scrub.h"
 #include "storage/store/segment_rewrite.h"
-#include "storage/store/store_core.h"
 #include "storage/store/store_match.h"
 #include "storage/store/store_put.h"
+#include "storage/store/store_recovery.h"
 
 namespace prefixd::storage {
 
@@ -258,9 +259,20 @@ class Store final : public PrefixStore {
 
 }  // namespace
 
+Result<std::shared_ptr<StoreCore>> OpenStoreCore(const StoreOptions& options,
+                                                 const EngineWrapper& wrap_engine,
+                                                 const CatalogWrapper& wrap_catalog) {
+  PREFIXD_ASSIGN(auto core, StoreCore::Join(options, wrap_engine, wrap_catalog));
+  PREFIXD_TRY(RecoverStore(*core));
+  core->names->SweepExpired();
+  core->removal->FreeUnneeded();
+  core->ballast->Restore(options.min_free_bytes);
+  return core;
+}
+
 Result<std::unique_ptr<PrefixStore>> OpenStoreWithEngine(const StoreOptions& options,
                                                          const EngineWrapper& wrap) {
-  PREFIXD_ASSIGN(std::shared_ptr<StoreCore> core, StoreCore::Open(options, wrap));
+  PREFIXD_ASSIGN(std::shared_ptr<StoreCore> core, OpenStoreCore(options, wrap));
   return std::unique_ptr<PrefixStore>(std::make_unique<Store>(std::move(core)));
 }
 

@@ -26,14 +26,14 @@
 #include "prefixd/partition.h"
 #include "prefixd/result.h"
 #include "prefixd/stored_part.h"
+#include "storage/core/lifetime_change.h"
+#include "storage/core/verify_report.h"
+#include "storage/files/store_options.h"
+#include "storage/files/tenant_usage.h"
 #include "storage/io/progress.h"
 #include "storage/remote/remote_tier.h"
 #include "storage/segment/prefix_info.h"
-#include "storage/store/lifetime_change.h"
 #include "storage/store/segment_source.h"
-#include "storage/store/store_options.h"
-#include "storage/store/tenant_usage.h"
-#include "storage/store/verify_report.h"
 
 namespace prefixd::storage {
 

@@ -7,10 +7,10 @@
 
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/core/unix_time.h"
 #include "storage/io/errors.h"
 #include "storage/segment/hex.h"
 #include "storage/store/open_prefix.h"
-#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "storage/core/store_core.h"
 #include "storage/remote/remote_tier.h"
 #include "storage/segment/segment_file.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
 
 namespace prefixd::storage {
 

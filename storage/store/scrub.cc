@@ -4,8 +4,8 @@
 #include <chrono>
 #include <set>
 
+#include "storage/core/unix_time.h"
 #include "storage/io/errors.h"
-#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

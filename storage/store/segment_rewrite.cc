@@ -4,13 +4,13 @@
 #include <utility>
 
 #include "storage/catalog/segment_inspect.h"
+#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/read/gather_plan.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
 #include "storage/store/open_prefix.h"
-#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

@@ -8,8 +8,8 @@
 // `progress`; nothing has changed then.
 #pragma once
 
+#include "storage/core/store_core.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
 
 namespace prefixd::storage {
 

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "storage/catalog/segment_inspect.h"
+#include "storage/core/store_core.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
-#include "storage/store/store_core.h"
 #include "storage/store/store_match.h"
 #include "storage/store/store_recovery.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/store/unix_time.h"
+#include "storage/core/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

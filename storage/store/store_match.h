@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "storage/core/store_core.h"
 #include "storage/store/prefix_store.h"
-#include "storage/store/store_core.h"
 
 namespace prefixd::storage {
 

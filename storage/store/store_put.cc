@@ -6,13 +6,13 @@
 #include "base/capture_errors.h"
 #include "base/session_arguments.h"
 #include "storage/catalog/segment_inspect.h"
+#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
 #include "storage/store/store_match.h"
-#include "storage/store/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "storage/store/store_core.h"
+#include "storage/core/store_core.h"
 
 namespace prefixd::storage {
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "attention/step/budget.h"
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "prefixd/estimator_variant.h"
 #include "tests/support/test.h"
 

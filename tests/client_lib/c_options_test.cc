@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/runtime_options.h"
+#include "base/tables/runtime_options.h"
 #include "prefixd/prefixd.h"
 #include "tests/support/files.h"
 #include "tests/support/option_values.h"

@@ -11,7 +11,7 @@
 
 #include "base/every_page.h"
 #include "client_lib/remote_store.h"
-#include "tests/daemon/connect.h"
+#include "tests/daemon/connections/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
 #include "tests/support/seed.h"

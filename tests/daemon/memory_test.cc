@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "client_lib/remote_store.h"
-#include "tests/daemon/connect.h"
+#include "tests/daemon/connections/connect.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/random_kv.h"

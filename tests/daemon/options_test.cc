@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "base/runtime_options.h"
+#include "base/tables/runtime_options.h"
 #include "daemon/settings/command_line.h"
 #include "daemon/settings/config.h"
 #include "daemon/settings/reference.h"

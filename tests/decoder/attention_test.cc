@@ -4,8 +4,8 @@
 #include <random>
 
 #include "attention/rows/rows.h"
-#include "decoder/causal_attention.h"
-#include "decoder/local_attention.h"
+#include "decoder/attention/causal_attention.h"
+#include "decoder/attention/local_attention.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 

@@ -1,7 +1,7 @@
-#include "decoder/checkpoint.h"
+#include "decoder/checkpoint/checkpoint.h"
 
-#include "decoder/local_attention.h"
-#include "decoder/model.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/model/model.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/files.h"
 #include "tests/support/test.h"

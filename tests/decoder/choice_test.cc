@@ -6,11 +6,11 @@
 #include <iterator>
 
 #include "attention/reference/diagnostics.h"
-#include "decoder/checkpoint.h"
-#include "decoder/local_attention.h"
-#include "decoder/model.h"
-#include "decoder/put_attention.h"
-#include "decoder/tokenizer.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/attention/put_attention.h"
+#include "decoder/checkpoint/checkpoint.h"
+#include "decoder/checkpoint/tokenizer.h"
+#include "decoder/model/model.h"
 #include "runtime/ingest/choice.h"
 #include "tests/runtime/runtime_fixture.h"
 

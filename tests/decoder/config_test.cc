@@ -1,10 +1,10 @@
-#include "decoder/config.h"
+#include "decoder/checkpoint/config.h"
 
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "decoder/rope.h"
+#include "decoder/model/rope.h"
 #include "tests/support/files.h"
 #include "tests/support/test.h"
 

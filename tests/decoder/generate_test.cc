@@ -1,9 +1,9 @@
-#include "decoder/generate.h"
+#include "decoder/model/generate.h"
 
 #include <cmath>
 
-#include "decoder/local_attention.h"
-#include "decoder/tokenizer.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/checkpoint/tokenizer.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/test.h"
 

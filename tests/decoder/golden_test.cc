@@ -3,8 +3,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "decoder/local_attention.h"
-#include "decoder/model.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/model/model.h"
 #include "tests/support/files.h"
 #include "tests/support/test.h"
 

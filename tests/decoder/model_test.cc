@@ -1,9 +1,9 @@
-#include "decoder/model.h"
+#include "decoder/model/model.h"
 
 #include <cmath>
 #include <random>
 
-#include "decoder/local_attention.h"
+#include "decoder/attention/local_attention.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -4,10 +4,10 @@
 #include <memory>
 #include <random>
 
-#include "decoder/generate.h"
-#include "decoder/local_attention.h"
-#include "decoder/put_attention.h"
-#include "decoder/spliced_attention.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/attention/put_attention.h"
+#include "decoder/attention/spliced_attention.h"
+#include "decoder/model/generate.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "decoder/model.h"
+#include "decoder/model/model.h"
 
 namespace prefixd::decoder::testing {
 

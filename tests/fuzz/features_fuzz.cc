@@ -1,7 +1,7 @@
 // Fuzzes stored features of single tokens.
 #include <cmath>
 
-#include "runtime/derived/token_features.h"
+#include "runtime/summaries/token_features.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

@@ -2,9 +2,9 @@
 // sample of queries it was measured on, and the clusterings.
 #include <cmath>
 
-#include "runtime/derived/clustering_codec.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/ingest/choice.h"
+#include "runtime/summaries/clustering_codec.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace prefixd::fuzz {

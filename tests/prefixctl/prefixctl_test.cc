@@ -5,7 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "tests/prefixctl/prefixctl_fixture.h"
 
 namespace prefixd {

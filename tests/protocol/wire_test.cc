@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "base/statistics.h"
+#include "base/tables/statistics.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/lists.h"
 #include "prefixd/match.h"

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/option.h"
+#include "base/tables/option.h"
 
 namespace prefixd::testing {
 

@@ -2,8 +2,9 @@
 // and that nothing which rewrites, recovers or carries segments loses the mark.
 #include <filesystem>
 
+#include "storage/core/store_core.h"
 #include "storage/remote/remote_memory.h"
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 #include "tests/storage/recover/recover_fixture.h"
 
 namespace prefixd::storage {
@@ -259,7 +260,7 @@ TEST_F(DerivedRowsTest, AMarkThatTheCatalogLostIsDamage) {
   StorePromptAndAnswer();
   store_.reset();
   {
-    auto core = StoreCore::Open(options_, nullptr);
+    auto core = OpenStoreCore(options_);
     ASSERT_OK(core);
     SegmentRecord record = *(*core)->tree.Record(answered_id_);
     record.lineage = {};

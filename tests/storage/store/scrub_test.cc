@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "storage/catalog/store_dir.h"
-#include "storage/store/unix_time.h"
+#include "storage/core/unix_time.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {

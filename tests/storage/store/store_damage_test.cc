@@ -4,8 +4,9 @@
 
 #include <fstream>
 
+#include "storage/core/store_core.h"
 #include "storage/segment/segment_format.h"
-#include "storage/store/store_core.h"
+#include "storage/store/open_store.h"
 #include "tests/storage/store_backends.h"
 
 namespace prefixd::storage {
@@ -84,10 +85,10 @@ TEST_P(StoreDamageTest, EveryHeaderAndFooterByteFlipIsFoundAtOpen) {
   const auto path = FileOf(*id);
   const uint64_t bytes = std::filesystem::file_size(path);
   const SegmentRecord record = [&] {
-    auto core = StoreCore::Open(options_, nullptr);
+    auto core = OpenStoreCore(options_);
     EXPECT_FALSE(core.ok());  // locked by store_
     store_.reset();
-    core = StoreCore::Open(options_, nullptr);
+    core = OpenStoreCore(options_);
     return (*core)->tree.Records().at(0);
   }();
   auto engine = NewThreadEngine({});

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <functional>
 
+#include "storage/core/store_core.h"
+#include "storage/core/unix_time.h"
 #include "storage/store/open_store.h"
-#include "storage/store/store_core.h"
 #include "storage/store/store_put.h"
-#include "storage/store/unix_time.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 
@@ -249,7 +249,7 @@ TEST_F(RelationsTest, AModelOfAnotherFingerprint) {
 TEST_F(RelationsTest, AFailedRemovalChangesNothing) {
   store_.reset();
   FailingCatalog* catalog = nullptr;
-  auto core = StoreCore::Open(options_, nullptr, Failing(&catalog));
+  auto core = OpenStoreCore(options_, nullptr, Failing(&catalog));
   ASSERT_OK(core);
   // Its ancestor is quarantined; the segment itself is sound and must stay so.
   (*core)->segments->Quarantine(root_, "a test");
@@ -285,7 +285,7 @@ TEST_F(RelationsTest, ACommitOfUnknownOutcomeStillCountsAgainstTheQuota) {
   options_.eviction = Eviction::kNever;
   {
     FailingCatalog* catalog = nullptr;
-    auto core = StoreCore::Open(options_, nullptr, Failing(&catalog));
+    auto core = OpenStoreCore(options_, nullptr, Failing(&catalog));
     ASSERT_OK(core);
     catalog->fail_commit = true;
     {

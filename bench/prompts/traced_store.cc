@@ -1,0 +1,90 @@
+#include "bench/prompts/traced_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+namespace prefixd::bench {
+namespace {
+
+constexpr uint32_t kRunTokens = 4096;
+
+}  // namespace
+
+TracedPrompt::TracedPrompt(std::span<const HeadTrace> heads, uint32_t n_layers)
+    : heads_(heads), n_tokens_(static_cast<uint32_t>(heads[0].view().count)) {
+  const HeadTrace& head = heads[0];
+  geometry_.n_layers = n_layers;
+  geometry_.n_kv_heads = static_cast<uint32_t>(heads.size() / n_layers);
+  geometry_.n_q_heads = geometry_.n_kv_heads * head.group;
+  geometry_.key_dim = geometry_.value_dim = head.shape.key_dim;
+  geometry_.dtype = head.shape.dtype;
+  geometry_.layers.assign(n_layers, head.layer);
+}
+
+uint64_t TracedPrompt::row_bytes() const {
+  return uint64_t{n_tokens_} * heads_.size() * geometry_.row(0).bytes();
+}
+
+std::vector<uint32_t> TracedPrompt::tokens() const {
+  std::vector<uint32_t> tokens(n_tokens_);
+  for (uint32_t t = 0; t < n_tokens_; ++t) tokens[t] = t;
+  return tokens;
+}
+
+Status TracedPrompt::Register(Store& store) const {
+  ModelSpec spec;
+  spec.name = model();
+  spec.geometry = geometry_;
+  spec.identity = {{"weights", "traced"}};
+  return store.RegisterModel(spec);
+}
+
+Result<std::string> TracedPrompt::Put(Store& store, std::span<const uint32_t> sampled_at) const {
+  PREFIXD_ASSIGN(const auto put, store.BeginPut({model(), "", tokens(), "traced"}));
+  const size_t key_bytes = geometry_.row(0).key_bytes(), n_heads = geometry_.n_kv_heads;
+  // All heads share one run of values, because making values would take longer than storing them.
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> floats(kRunTokens * n_heads * geometry_.value_dim);
+  for (float& x : floats) x = normal(rng);
+  std::vector<std::byte> k(kRunTokens * n_heads * key_bytes),
+      v(kRunTokens * n_heads * geometry_.row(0).value_bytes());
+  FromFloat(geometry_.dtype, floats, v.data());
+  for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
+    const auto heads = OfLayer(layer);
+    for (uint32_t first = 0; first < n_tokens_; first += kRunTokens) {
+      const uint32_t count = std::min(kRunTokens, n_tokens_ - first);
+      for (size_t t = 0; t < count; ++t) {
+        for (size_t h = 0; h < n_heads; ++h) {
+          std::memcpy(&k[(t * n_heads + h) * key_bytes],
+                      heads[h].keys.data() + (first + t) * key_bytes, key_bytes);
+        }
+      }
+      PREFIXD_TRY(put->Write(layer, first, count, std::span(k).first(count * n_heads * key_bytes),
+                             std::span(v).first(count * n_heads * geometry_.row(0).value_bytes())));
+    }
+    const size_t floats_of_head = size_t{heads[0].group} * geometry_.key_dim;
+    for (size_t s = 0; s < sampled_at.size(); ++s) {
+      std::vector<float> q;
+      for (const HeadTrace& head : heads) {
+        const auto of = std::span(head.sample_queries).subspan(s * floats_of_head, floats_of_head);
+        q.insert(q.end(), of.begin(), of.end());
+      }
+      PREFIXD_TRY(put->WriteQueries(layer, sampled_at[s], 1, q));
+    }
+  }
+  PREFIXD_ASSIGN(const PutResult stored, put->Commit());
+  return stored.prefix;
+}
+
+std::vector<float> TracedPrompt::Queries(uint32_t layer, size_t step) const {
+  std::vector<float> q;
+  for (const HeadTrace& head : OfLayer(layer)) {
+    const auto of_head = head.step(step);
+    q.insert(q.end(), of_head.begin(), of_head.end());
+  }
+  return q;
+}
+
+}  // namespace prefixd::bench

@@ -1,0 +1,123 @@
+#include "storage/core/room_maker.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "storage/core/unix_time.h"
+#include "storage/io/errors.h"
+
+namespace prefixd::storage {
+namespace {
+
+// Between plan and eviction a concurrent call may have opened or continued a victim.
+constexpr int kEvictionAttempts = 4;
+// Bounds one sweep, so that the maintenance thread gets to its other work.
+constexpr size_t kMaxSweptSegments = 256;
+
+}  // namespace
+
+Result<SpaceReservation> RoomMaker::Reserve(const std::string& tenant, uint64_t bytes, Room room) {
+  SpaceReservation reserved;
+  const bool may_evict = room == Room::kMayEvict && parts_.options.eviction == Eviction::kByScore;
+  if (!may_evict) {
+    PREFIXD_ASSIGN(const SpaceShortage shortage, parts_.space.TryReserve(tenant, bytes, &reserved));
+    if (shortage.any()) return parts_.space.Refusal(tenant, bytes, shortage);
+    return reserved;
+  }
+  wanted_room_ = true;
+  // One eviction runs at a time, so that no put takes the room that another has just made.
+  std::lock_guard evicting(eviction_mutex_);
+  for (int attempt = 0;; ++attempt) {
+    PREFIXD_ASSIGN(const SpaceShortage shortage, parts_.space.TryReserve(tenant, bytes, &reserved));
+    if (!shortage.any()) return reserved;
+    if (attempt == kEvictionAttempts || !EvictFor(tenant, shortage, "to make room for a put")) {
+      return parts_.space.Refusal(tenant, bytes, shortage);
+    }
+  }
+}
+
+EvictionPlan RoomMaker::NewPlan() const {
+  std::vector<EvictionNode> nodes = parts_.tree.EvictionNodes(NowUnixMs());
+  for (EvictionNode& node : nodes) node.bytes += parts_.blobs.BytesOf(node.id);
+  return EvictionPlan(std::move(nodes));
+}
+
+bool RoomMaker::EvictFor(const std::string& tenant, const SpaceShortage& shortage,
+                         const char* why) {
+  EvictionPlan plan = NewPlan();
+  if (shortage.tenant > 0 && !plan.Free(shortage.tenant, &tenant)) return false;
+  const uint64_t total = std::max(shortage.disk, shortage.store);
+  if (total > plan.freed() && !plan.Free(total - plan.freed(), nullptr)) return false;
+  Evict(plan.victims(), why);
+  return true;
+}
+
+void RoomMaker::Evict(std::span<const EvictionNode> victims, const char* why) {
+  for (const EvictionNode& victim : victims) {
+    std::lock_guard commit(parts_.commit_mutex);
+    if (Retained(victim.id)) continue;  // pinned meanwhile
+    const Status erased = parts_.removal.Erase(victim.id);
+    if (parts_.tree.Record(victim.id).ok()) continue;  // needed again
+    // The segment is gone, even if its file could not be removed yet.
+    if (!erased.ok()) LogWarning(erased.error().message);
+    char uses[16];
+    std::snprintf(uses, sizeof(uses), "%.2f", double{victim.heat});
+    LogInfo("evicted segment " + victim.id.ToString() + " of tenant '" + victim.tenant + "' (" +
+            std::to_string(victim.tokens.size()) + " tokens, " + std::to_string(victim.bytes) +
+            " bytes, " + uses + " recent uses) " + why);
+    std::lock_guard guard(count_mutex_);
+    EvictionCount& count = evicted_[victim.tenant];
+    ++count.segments;
+    count.bytes += victim.bytes;
+  }
+  parts_.removal.FreeUnneeded();
+}
+
+bool RoomMaker::Retained(const SegmentId& id) const {
+  const auto record = parts_.tree.Record(id);
+  const auto aliases = parts_.tree.AliasesInto(id);
+  return (record.ok() && record->listed && record->pinned) ||
+         std::any_of(aliases.begin(), aliases.end(), [](const auto& a) { return a.pinned; });
+}
+
+// Headroom is made only when puts came since the last time: an idle store keeps its data, even when
+// others fill the disk.
+Status RoomMaker::MakeHeadroom() {
+  if (!wanted_room_.exchange(false)) return {};
+  std::lock_guard evicting(eviction_mutex_);
+  PREFIXD_ASSIGN(const SpaceAccount::Headroom missing, parts_.space.MissingHeadroom());
+  if (missing.total == 0 && missing.tenants.empty()) return {};
+  EvictionPlan plan = NewPlan();
+  // A limit that no eviction can satisfy does not justify emptying the cache.
+  const auto reach = [&plan](uint64_t bytes, const std::string* tenant) {
+    EvictionPlan further = plan;
+    if (further.Free(bytes, tenant)) plan = std::move(further);
+  };
+  for (const auto& [tenant, bytes] : missing.tenants) reach(bytes, &tenant);
+  if (missing.total > plan.freed()) reach(missing.total - plan.freed(), nullptr);
+  const std::span<const EvictionNode> victims = plan.victims();
+  Evict(victims.first(std::min(victims.size(), kMaxSweptSegments)),
+        "so that the next puts need not wait");
+  if (victims.size() > kMaxSweptSegments) wanted_room_ = true;
+  return {};
+}
+
+std::vector<TenantUsage> RoomMaker::Tenants() const {
+  std::vector<TenantUsage> tenants = parts_.space.Usage();
+  std::lock_guard guard(count_mutex_);
+  for (const auto& [name, count] : evicted_) {
+    auto it = std::find_if(tenants.begin(), tenants.end(),
+                           [&](const TenantUsage& t) { return t.tenant == name; });
+    if (it == tenants.end()) {
+      it = tenants.insert(it, TenantUsage{});
+      it->tenant = name;
+      it->quota_bytes = parts_.space.QuotaOf(name);
+    }
+    it->evictions = count.segments;
+    it->evicted_bytes = count.bytes;
+  }
+  return tenants;
+}
+
+}  // namespace prefixd::storage

@@ -1,0 +1,68 @@
+// Makes room for writes within the limits: reserves space, and evicts other prefixes where that is
+// allowed and helps.
+//
+// Thread-safety: all methods may be called concurrently. One eviction runs at a time, under the
+// eviction mutex, which is locked before the store's commit mutex; the mutex of the counts is the
+// last.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "storage/catalog/eviction.h"
+#include "storage/catalog/prefix_tree.h"
+#include "storage/core/segment_removal.h"
+#include "storage/files/blob_store.h"
+#include "storage/files/space.h"
+#include "storage/files/store_options.h"
+
+namespace prefixd::storage {
+
+// Says whether a write may evict other prefixes.
+enum class Room : uint8_t { kMayEvict, kAsItIs };
+
+class RoomMaker {
+ public:
+  // All borrowed.
+  struct Parts {
+    const StoreOptions& options;
+    std::mutex& commit_mutex;
+    PrefixTree& tree;
+    const BlobStore& blobs;
+    SpaceAccount& space;
+    SegmentRemoval& removal;
+  };
+  explicit RoomMaker(const Parts& parts) : parts_(parts) {}
+
+  // kResourceExhausted below the free-space watermark or above a quota, when evicting does not help
+  // either; then nothing was evicted.
+  Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
+  // Evicts a little ahead of the puts, if there were any.
+  Status MakeHeadroom();
+  // Lists every tenant with bytes, a quota or evictions.
+  std::vector<TenantUsage> Tenants() const;
+
+ private:
+  EvictionPlan NewPlan() const;
+  // Returns false and evicts nothing when everything that may go frees too little. REQUIRES
+  // eviction_mutex_, as Evict does.
+  bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
+  void Evict(std::span<const EvictionNode> victims, const char* why);
+  bool Retained(const SegmentId& id) const;
+
+  const Parts parts_;
+  std::mutex eviction_mutex_;
+  std::atomic<bool> wanted_room_{false};
+  struct EvictionCount {
+    uint64_t segments = 0, bytes = 0;
+  };
+  mutable std::mutex count_mutex_;  // guards evicted_
+  std::map<std::string, EvictionCount> evicted_;
+};
+
+}  // namespace prefixd::storage

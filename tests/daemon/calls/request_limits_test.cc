@@ -1,0 +1,112 @@
+// Tests what requests may take, remove and see: models, pages, answers, puts and sessions of
+// tenants.
+#include "daemon/calls/reply.h"
+#include "daemon/limits/slots.h"
+#include "tests/daemon/calls/request_fixture.h"
+
+namespace prefixd::daemon {
+namespace {
+
+TEST_F(RequestHandlerTest, ModelsAreRemovedByTheDaemonsOwnUserAlone) {
+  ModelSpec idle = prompt_.model;
+  idle.name = "idle";
+  ASSERT_TRUE(store_->RegisterModel(idle).ok());
+  auto stranger = Handler({"", false, false});
+  auto own = Handler({"", false, true});
+  const Json named = {{"model", "idle"}};
+  EXPECT_EQ(CodeOf(Ask(*stranger, MessageType::kRemoveModel, named)), Code::kFailedPrecondition);
+  EXPECT_TRUE(store_->Model("idle").ok());
+  EXPECT_FALSE(Ask(*own, MessageType::kRemoveModel, named).error);
+  EXPECT_EQ(CodeOf(Ask(*own, MessageType::kRemoveModel, named)), Code::kNotFound);
+  EXPECT_EQ(CodeOf(Ask(*own, MessageType::kModel, named)), Code::kNotFound);
+  EXPECT_EQ(CodeOf(Ask(*own, MessageType::kRemoveModel, Json::object())), Code::kInvalidArgument);
+}
+
+// Neither what a page holds, nor where it ends, nor what comes behind tells of other tenants.
+TEST_F(RequestHandlerTest, PagesTellNothingOfOtherTenants) {
+  const std::string hers = Put("alice"), his = Put("bob");
+  Put("carol");
+  auto bob = Handler({"bob", false, true});
+  const auto list = [&](RequestHandler& handler, Json spec) {
+    return Ask(handler, MessageType::kListPrefixes, {{"list", std::move(spec)}});
+  };
+  const Response own = list(*bob, {{"limit", 1}});
+  ASSERT_FALSE(own.error);
+  ASSERT_EQ(own.control["prefixes"].size(), 1u);
+  EXPECT_EQ(own.control["prefixes"][0]["id"], his);
+  EXPECT_EQ(own.control["next"], "");  // carol's is behind it
+  EXPECT_EQ(CodeOf(list(*bob, {{"tenant", "alice"}})), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(list(*bob, {{"after", hers + ":alice"}})), Code::kInvalidArgument);
+  auto admin = Handler({"", true, true});
+  const Response first = list(*admin, {{"limit", 2}});
+  ASSERT_EQ(first.control["prefixes"].size(), 2u);
+  const Response rest = list(*admin, {{"limit", 2}, {"after", first.control["next"]}});
+  ASSERT_EQ(rest.control["prefixes"].size(), 1u);
+  EXPECT_EQ(rest.control["prefixes"][0]["tenant"], "carol");
+  EXPECT_EQ(list(*admin, {{"tenant", "bob"}}).control["prefixes"].size(), 1u);
+}
+
+TEST_F(RequestHandlerTest, AnswersThatNoFrameCarriesAreErrors) {
+  const auto packed = [](Response response, uint64_t max_payload) {
+    PackReply({}, max_payload, &response);
+    return response;
+  };
+  Response small;
+  small.control = {{"a", 1}};
+  small.payload.resize(100);
+  const Response good = packed(std::move(small), 100);
+  EXPECT_FALSE(good.error);
+  EXPECT_EQ(good.packed, wire::PackControl({{"a", 1}}));
+  Response tensors;
+  tensors.payload.resize(101);
+  const Response refused = packed(std::move(tensors), 100);
+  EXPECT_EQ(CodeOf(refused), Code::kResourceExhausted);
+  EXPECT_TRUE(refused.payload.empty());
+  Response list;
+  list.control = {{"a", std::string(size_t{wire::kMaxReplyControlBytes} + 1, 'x')}};
+  const Response page = packed(std::move(list), 100);
+  ASSERT_EQ(CodeOf(page), Code::kResourceExhausted);
+  EXPECT_NE(page.error->message.find("smaller page"), std::string::npos);
+  EXPECT_TRUE(page.packed.empty());
+  // Large ones take memory until they are sent.
+  const auto memory = MemoryBudget::Create({.capacity = 1 << 20});
+  Response large;
+  large.control = {{"a", std::string(512 << 10, 'x')}};
+  PackReply(memory->Of("t"), 100, &large);
+  EXPECT_FALSE(large.error);
+  EXPECT_GT(memory->used(MemoryKind::kMessages), 512u << 10);
+  Response second;
+  second.control = {{"a", std::string(900 << 10, 'x')}};
+  PackReply(memory->Of("t"), 100, &second);
+  EXPECT_EQ(CodeOf(second), Code::kResourceExhausted);
+}
+
+TEST_F(RequestHandlerTest, PutsAndSessionsOfOneTenantLeaveRoomForOthers) {
+  Put("alice");
+  Put("bob");
+  Slots puts(4, "puts", "files"), sessions(4, "sessions", "limits.max_sessions");
+  const auto handler = [&](const std::string& tenant) {
+    return std::make_unique<RequestHandler>(*store_, Peer{tenant, false, true}, std::span(region_),
+                                            HandlerLimits{1 << 20, 16, {}, &puts, &sessions},
+                                            [] { return wire::ServerStats{}; });
+  };
+  auto alice = handler("alice"), again = handler("alice"), bob = handler("bob");
+  for (int i = 0; i < 3; ++i) {
+    auto& own = i < 2 ? alice : again;
+    EXPECT_FALSE(Ask(*own, MessageType::kAttach, AttachControl("alice"), Tokens()).error);
+  }
+  const Response refused = Ask(*again, MessageType::kAttach, AttachControl("alice"), Tokens());
+  EXPECT_EQ(CodeOf(refused), Code::kResourceExhausted);
+  EXPECT_FALSE(Ask(*bob, MessageType::kAttach, AttachControl("bob"), Tokens()).error);
+  alice->ReleaseAll();
+  EXPECT_FALSE(Ask(*again, MessageType::kAttach, AttachControl("alice"), Tokens()).error);
+  const Json begin = {{"put", {{"model", prompt_.model.name}}}, {"in", {{0, 400}}}};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(Ask(*again, MessageType::kBeginPut, begin, Tokens()).error);
+  }
+  EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kBeginPut, begin, Tokens())), Code::kResourceExhausted);
+  EXPECT_FALSE(Ask(*bob, MessageType::kBeginPut, begin, Tokens()).error);
+}
+
+}  // namespace
+}  // namespace prefixd::daemon

@@ -1,0 +1,132 @@
+// What becomes of the calls of clients that cancel, are late or go away, as the daemon sees it.
+#include "tests/daemon/calls/calls_fixture.h"
+
+namespace prefixd::testing {
+namespace {
+
+using wire::Json;
+using wire::MessageType;
+
+class DeadClients : public CallsFixture {
+ protected:
+  void SetUp() override {
+    OpenCold(MakePrompt(spec_.geometry, 400, Seed("DeadClients")));
+    daemon::Config config;
+    config.shutdown_grace_s = 1;
+    daemon_ = std::make_unique<daemon::DaemonInProcess>(std::move(store_), config);
+    client_ = daemon_->Connect();
+    ASSERT_TRUE(client_);
+  }
+
+  // Returns a client with a session, and the call that reads all rows of a head.
+  std::unique_ptr<RawClient> NewClient(Json& read) {
+    auto raw = std::make_unique<RawClient>(daemon_->address());
+    EXPECT_TRUE(raw->Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}}).ok());
+    const auto attached = raw->Call(
+        MessageType::kAttach,
+        {{"attach", {{"model", spec_.name}, {"prefix", prefix_}, {"policy", {{"mode", "full"}}}}}});
+    EXPECT_TRUE(attached.ok()) << (attached.ok() ? "" : attached.error().message);
+    if (!attached.ok()) return nullptr;
+    const size_t bytes = prompt_.n_tokens * spec_.geometry.row(0).bytes();
+    read = {{"session", (*attached)["session"]}, {"layer", 0},         {"kv_head", 0}, {"begin", 0},
+            {"end", prompt_.n_tokens},           {"out", {{0, bytes}}}};
+    return raw;
+  }
+
+  std::unique_ptr<daemon::DaemonInProcess> daemon_;
+  std::unique_ptr<RemoteStore> client_;
+};
+
+TEST_F(DeadClients, NothingRunsForThem) {
+  Json read;
+  auto raw = NewClient(read);
+  ASSERT_TRUE(raw);
+  HoldDisk();
+  for (int i = 0; i < 64; ++i) ASSERT_OK(raw->Send(MessageType::kReadRange, read));
+  plan_->AwaitInjected();
+  ASSERT_TRUE(Eventually([&] { return client_->Server()->calls_waiting == 63; }));
+  EXPECT_EQ(client_->Server()->calls_running, 2u);  // with the one that asks
+  const uint64_t reads = plan_->counted;
+  raw.reset();
+  EXPECT_TRUE(Eventually([&] {
+    const auto server = client_->Server();
+    return server->calls_waiting == 0 && server->calls_running == 1 && server->connections == 1;
+  }));
+  EXPECT_EQ(client_->Server()->calls_dropped, 63u);
+  EXPECT_EQ(client_->Stats()->sessions, 0u);
+  Release();
+  EXPECT_EQ(plan_->counted, reads);  // no other call began
+}
+
+// The reader waits for room among the payloads, and must see all the same that the client is gone.
+TEST_F(DeadClients, AreSeenBehindPayloadsThatFindNoRoom) {
+  Json read;
+  auto raw = NewClient(read);
+  ASSERT_TRUE(raw);
+  HoldDisk();
+  ASSERT_OK(raw->Send(MessageType::kReadRange, read));
+  plan_->AwaitInjected();
+  const std::vector<std::byte> payload(200u << 20);
+  const auto large = std::async(std::launch::async, [&] {
+    for (int i = 0; i < 2; ++i) {
+      if (!raw->Send(MessageType::kReadTokens, Json::object(), 0, payload).ok()) return;
+    }
+  });
+  ASSERT_TRUE(Eventually([&] { return client_->Server()->calls_waiting == 1; }));
+  raw->Interrupt();
+  EXPECT_TRUE(Eventually([&] {
+    const auto server = client_->Server();
+    return server->calls_running == 1 && server->connections == 1;
+  }));
+  large.wait();
+}
+
+TEST_F(DeadClients, ACallThatWaitsCanBeCancelledToo) {
+  Json read;
+  auto raw = NewClient(read);
+  ASSERT_TRUE(raw);
+  HoldDisk();
+  ASSERT_OK(raw->Send(MessageType::kReadRange, read, 7));
+  ASSERT_OK(raw->Send(MessageType::kReadRange, read, 8));
+  plan_->AwaitInjected();
+  ASSERT_OK(raw->Send(MessageType::kCancel, {{"request", 8}}));
+  EXPECT_CODE(raw->Receive(), Code::kCancelled);
+  EXPECT_EQ(client_->Server()->calls_waiting, 0u);
+  ASSERT_OK(raw->Send(MessageType::kCancel, {{"request", 7}}));
+  EXPECT_CODE(raw->Receive(), Code::kCancelled);
+  Release();
+  ASSERT_OK(raw->Call(MessageType::kReadRange, read));
+}
+
+TEST_F(DeadClients, TheDaemonKeepsToTheDeadlineOfAMessage) {
+  Json read;
+  auto raw = NewClient(read);
+  ASSERT_TRUE(raw);
+  HoldDisk();
+  read["deadline_ms"] = 50;
+  EXPECT_CODE(raw->Call(MessageType::kReadRange, read), Code::kDeadlineExceeded);
+  read["deadline_ms"] = "soon";
+  EXPECT_CODE(raw->Call(MessageType::kReadRange, read), Code::kInvalidArgument);
+  Release();
+  read["deadline_ms"] = ~uint64_t{0};
+  ASSERT_OK(raw->Call(MessageType::kReadRange, read));
+  // What gives something back is carried out however late it is.
+  Json detach = {{"session", read["session"]}, {"deadline_ms", 0}};
+  ASSERT_OK(raw->Call(MessageType::kDetach, detach));
+  EXPECT_EQ(client_->Stats()->sessions, 0u);
+}
+
+TEST_F(DeadClients, ADaemonThatStopsWaitsForNoDisk) {
+  Json read;
+  auto raw = NewClient(read);
+  ASSERT_TRUE(raw);
+  HoldDisk();
+  ASSERT_OK(raw->Send(MessageType::kReadRange, read));
+  ASSERT_OK(raw->Send(MessageType::kReadRange, read));
+  plan_->AwaitInjected();
+  EXPECT_EQ(daemon_->Stop(), 0);
+  engine_ = nullptr;  // went with the store
+}
+
+}  // namespace
+}  // namespace prefixd::testing
