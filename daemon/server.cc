@@ -18,6 +18,7 @@
 #include "base/capture_errors.h"
 #include "daemon/connections/connection.h"
 #include "daemon/connections/step_service.h"
+#include "daemon/limits/tenant_threads.h"
 #include "daemon/limits/with_memory.h"
 #include "daemon/server.h"
 #include "prefixd/version.h"
@@ -98,9 +99,9 @@ class Server::Impl {
         spdlog::error("out of memory on the thread of the sockets");
       }
     }
-    workers_.join();
-    long_calls_.join();
-    matches_.join();
+    workers_.Join();
+    long_calls_.Join();
+    matches_.Join();
     steps_.Stop();
     return exit_code_;
   }
@@ -279,7 +280,7 @@ class Server::Impl {
   void CloseStore() {
     if (std::exchange(closing_store_, true)) return;
     grace_timer_.cancel();
-    PostSurely(workers_, [this] {
+    workers_.PostOwn([this] {
       store_.reset();
       PostSurely(io_, [this] {
         for (Listener& listener : listeners_) listener.RemoveFile();
@@ -299,7 +300,7 @@ class Server::Impl {
 
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   asio::io_context io_{1};
-  asio::thread_pool workers_, long_calls_, matches_;
+  TenantThreads workers_, long_calls_, matches_;
   StepService steps_;
   std::unique_ptr<Store> store_;
   std::vector<Listener> listeners_;

@@ -15,6 +15,7 @@
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/capture_errors.h"
@@ -75,7 +76,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Runs `task` on a worker, then `then` on the io thread, whatever becomes of the task.
   template <typename Task, typename Then>
   void OnWorker(Task task, Then then) {
-    PostSurely(context_.workers, [self = shared_from_this(), task, then] {
+    context_.workers.PostOwn([self = shared_from_this(), task, then] {
       static_cast<void>(CaptureErrors([&]() -> Status {
         task();
         return {};
@@ -103,7 +104,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::steady_timer hello_timer_;
   SharedRegion region_;
   MemoryCharge region_memory_;
-  MemoryAccount account_;  // the tenant's, once it is known
+  std::string tenant_;     // once it is known
+  MemoryAccount account_;  // the tenant's
   std::unique_ptr<RequestHandler> handler_;
   std::shared_ptr<StepService::Ring> ring_;
   MemoryCharge ring_memory_;

@@ -90,14 +90,14 @@ void Connection::Receive(Frame frame) {
   WithMemory([&] { calls_.Add(call); });
   if (in_turn) return RunNext();
   auto& pool = type == MessageType::kMatch ? context_.matches : context_.long_calls;
-  PostSurely(pool, [self = shared_from_this(), call] { self->Work(call); });
+  pool.Post(tenant_, [self = shared_from_this(), call] { self->Work(call); });
 }
 
 void Connection::RunNext() {
   const uint64_t limit = context_.config.max_frame_mib << 20;
   if (closed_ || writer_.queued_bytes() > limit) return;
   if (const auto call = calls_.Next()) {
-    PostSurely(context_.workers, [self = shared_from_this(), call] { self->Work(call); });
+    context_.workers.Post(tenant_, [self = shared_from_this(), call] { self->Work(call); });
   }
 }
 

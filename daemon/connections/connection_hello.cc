@@ -62,6 +62,7 @@ asio::awaitable<bool> Connection::Handshake() {
   shared_bytes_ = region_.bytes().size() + (ring.empty() ? 0 : ring.shape().bytes());
   context_.counters.shared_memory_bytes += shared_bytes_;
   const Peer& peer = admission->peer;
+  tenant_ = peer.tenant;
   handler_ = std::make_unique<RequestHandler>(
       *context_.store, peer, region_.bytes(),
       HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts, account_,

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "base/memory_budget.h"
 #include "daemon/limits/connection_limits.h"
 #include "daemon/limits/slots.h"
+#include "daemon/limits/tenant_threads.h"
 #include "daemon/process/log_throttle.h"
 #include "daemon/settings/config.h"
 #include "prefixd/store.h"
@@ -33,12 +33,12 @@ class StepService;
 
 struct ServerContext {
   const Config config;
-  const std::string token;               // required from TCP clients; empty: none is
-  boost::asio::io_context& io;           // one thread; never blocks
-  boost::asio::thread_pool& workers;     // all other calls, in order within a connection
-  boost::asio::thread_pool& long_calls;  // verify, wait_ready
-  boost::asio::thread_pool& matches;     // match
-  StepService& steps;                    // steps of rings
+  const std::string token;      // required from TCP clients; empty: none is
+  boost::asio::io_context& io;  // one thread; never blocks
+  TenantThreads& workers;       // all other calls, in order within a connection
+  TenantThreads& long_calls;    // verify, wait_ready
+  TenantThreads& matches;       // match
+  StepService& steps;           // steps of rings
   Store* store = nullptr;
   std::shared_ptr<MemoryBudget> memory;  // the store's
   ServerCounters counters;

@@ -67,9 +67,11 @@ std::vector<Option> OptionsOf(Config& c) {
       Number("", "limits.workers", &c.workers, kThreads, {1, 1024},
              "Threads that carry out calls, one call per connection at a time. Steps that wait for "
              "cores hold one, and those on one prefix are run together: as many as connections "
-             "that decode at the same time."),
-      Number("", "limits.long_workers", &c.long_workers, kThreads, {1, 64},
-             "Threads for verify and wait_ready; each such call holds one until it ends."),
+             "that decode at the same time. One tenant gets three quarters."),
+      Number(
+          "", "limits.long_workers", &c.long_workers, kThreads, {1, 64},
+          "Threads for verify and wait_ready; each such call holds one until it ends. One tenant "
+          "gets three quarters."),
       Number("", "limits.hello_timeout_s", &c.hello_timeout_s, kSeconds, {1, 3600},
              "A connection that has not said hello by then is closed.")
           .WithFlag("hello-timeout"),

@@ -25,7 +25,7 @@ class DaemonInProcess {
  public:
   explicit DaemonInProcess(std::unique_ptr<LocalStore> store, Config config = {})
       : config_(std::move(config)) {
-    config_.workers = 2;
+    config_.workers = 4;
     const std::shared_ptr<MemoryBudget> memory = store->memory();
     Start(std::move(store), memory);
   }

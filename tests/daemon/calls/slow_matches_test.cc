@@ -100,7 +100,7 @@ TEST_F(SlowMatchesTest, OfAnotherThreadHoldUpNoWorker) {
   ASSERT_OK(session);
   std::vector<std::unique_ptr<RemoteStore>> clients;
   std::vector<std::future<Result<PrefixMatch>>> held;
-  for (int i = 0; i < 2; ++i) {  // as many as the daemon has workers
+  for (int i = 0; i < 3; ++i) {  // as many as one tenant gets of the daemon's workers
     clients.push_back(daemon_->Connect());
     plan_->Arm(storage::Fault::kHang, 1, false);
     held.push_back(std::async(std::launch::async, [&, c = clients.back().get()] {

@@ -1,5 +1,6 @@
-// A store whose sessions only step, without memory or disk, and whose steps a test can hold. For
-// tests of what carries steps.
+// A store whose sessions only step, without memory or disk, and whose steps, matches, waits for
+// prefixes, removals and writes of puts a test can hold. For tests of what carries calls. A prefix
+// "a/b" is of tenant "a".
 #pragma once
 
 #include <atomic>
@@ -27,10 +28,12 @@ class SteppingStore final : public Store {
     std::mutex mutex;
     std::condition_variable changed;
     bool holding = false;
-    bool heeds = false;             // whether steps that are held end when their call is to end
-    uint32_t held = 0, let_go = 0;  // steps that wait, and that may go on all the same
-    std::vector<uint64_t> order;    // sessions of the steps that were held, as they came
+    std::atomic<bool> throws{false};  // std::bad_alloc, in place of statistics
+    bool heeds = false;               // whether steps that are held end when their call is to end
+    uint32_t held = 0, let_go = 0;    // steps that wait, and that may go on all the same
+    std::vector<uint64_t> order;      // sessions of the steps that were held, as they came
     std::atomic<int> attached{0};
+    std::atomic<int> described{0};  // prefixes that were asked for
     std::atomic<uint32_t> largest_batch{0};
 
     void Hold() {
@@ -40,6 +43,10 @@ class SteppingStore final : public Store {
     void AwaitHeld(uint32_t n) {
       std::unique_lock lock(mutex);
       changed.wait(lock, [&] { return held >= n; });
+    }
+    uint32_t Held() {
+      std::lock_guard lock(mutex);
+      return held;
     }
     std::vector<uint64_t> Order() {
       std::lock_guard lock(mutex);
@@ -134,6 +141,25 @@ class SteppingStore final : public Store {
     const SessionInfo info_;
   };
 
+  class HeldPut final : public PutStream {
+   public:
+    explicit HeldPut(std::shared_ptr<Control> control) : control_(std::move(control)) {}
+    TokenRange missing() const override { return {0, 1}; }
+    Status Write(uint32_t, uint32_t, uint32_t, std::span<const std::byte>,
+                 std::span<const std::byte>) override {
+      return control_->Pass(0);
+    }
+    Status WriteQueries(uint32_t, uint32_t, uint32_t, std::span<const float>) override {
+      return Not();
+    }
+    PutProgress progress() const override { return {}; }
+    Result<PutResult> Commit() override { return Not(); }
+    void Abort() override {}
+
+   private:
+    const std::shared_ptr<Control> control_;
+  };
+
   explicit SteppingStore(std::shared_ptr<Control> control) : control_(std::move(control)) {}
 
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
@@ -158,27 +184,40 @@ class SteppingStore final : public Store {
   }
 
   Status RegisterModel(const ModelSpec&) override { return Not(); }
-  Result<ModelSpec> Model(std::string_view) override { return Not(); }
+  Result<ModelSpec> Model(std::string_view) override { return ModelSpec(); }
   Result<ModelPage> ListModels(const ListSpec&) override { return ModelPage(); }
   Status RemoveModel(std::string_view) override { return Not(); }
-  Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec&) override { return Not(); }
-  Result<PrefixMatch> Match(const MatchSpec&) override { return Not(); }
+  Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec&) override {
+    return std::unique_ptr<PutStream>(std::make_unique<HeldPut>(control_));
+  }
+  // In place of a session's id, a held match has the number of its tokens.
+  Result<PrefixMatch> Match(const MatchSpec& spec) override {
+    PREFIXD_TRY(control_->Pass(spec.tokens.size()));
+    return PrefixMatch();
+  }
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec&,
                                                    std::chrono::milliseconds) override {
     return Not();
   }
-  Status WaitReady(std::string_view, const ProgressFn&) override { return Not(); }
+  Status WaitReady(std::string_view, const ProgressFn&) override { return control_->Pass(0); }
   Result<PrefixPage> ListPrefixes(const ListSpec&) override { return Not(); }
   Result<PrefixDetail> Prefix(std::string_view id) override {
+    ++control_->described;
     PrefixDetail detail;
     detail.summary.id = id;
+    if (const size_t end = id.find('/'); end != id.npos) detail.summary.tenant = id.substr(0, end);
     return detail;
   }
-  Status Remove(std::string_view) override { return Not(); }
+  Status Remove(std::string_view) override { return control_->Pass(0); }
   Status SetLifetime(std::string_view, const Lifetime&) override { return Not(); }
-  Result<VerifySummary> Verify(std::string_view, const ProgressFn&) override { return Not(); }
+  Result<VerifySummary> Verify(std::string_view, const ProgressFn&) override {
+    return VerifySummary();
+  }
   Result<VerifySummary> VerifyTenant(std::string_view, const ProgressFn&) override { return Not(); }
-  Result<RuntimeStats> Stats() override { return RuntimeStats(); }
+  Result<RuntimeStats> Stats() override {
+    if (control_->throws) throw std::bad_alloc();
+    return RuntimeStats();
+  }
 
  private:
   static Error Not() { return {Code::kFailedPrecondition, "this store only steps"}; }
