@@ -40,58 +40,65 @@ Result<Json> RequestHandler::BeginPut(const Request& request) {
   return reply;
 }
 
-Result<PutStream*> RequestHandler::FindPut(const Request& request) {
+Result<Json> RequestHandler::OnPut(const Request& request) {
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
   const auto it = puts_.find(handle);
   if (it == puts_.end()) {
     return Error{Code::kNotFound, "no open put " + std::to_string(handle) + " on this connection"};
   }
-  it->second.last_used = Clock::now();
-  return it->second.stream.get();
+  PutStream& put = *it->second.stream;
+  bool ended = false;
+  Result<Json> reply = Json::object();
+  switch (request.type) {
+    case wire::MessageType::kPutWrite:
+      reply = PutWrite(request, put);
+      break;
+    case wire::MessageType::kPutQueries:
+      reply = PutQueries(request, put);
+      break;
+    case wire::MessageType::kPutCommit:
+      reply = PutCommit(put, &ended);
+      break;
+    default:
+      put.Abort();
+      ended = true;
+  }
+  if (ended) {
+    puts_.erase(it);  // after a failed commit the destructor aborts the put
+  } else {
+    it->second.last_used = Clock::now();  // a call may take long: it is idle from its end on
+  }
+  return reply;
 }
 
-Result<Json> RequestHandler::PutWrite(const Request& request) {
-  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+Result<Json> RequestHandler::PutWrite(const Request& request, PutStream& put) {
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
   PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto k, in.Bytes(0));
   PREFIXD_ASSIGN(const auto v, in.Bytes(1));
-  PREFIXD_TRY(put->Write(layer, first, n, k, v));
+  PREFIXD_TRY(put.Write(layer, first, n, k, v));
   return Json::object();
 }
 
-Result<Json> RequestHandler::PutQueries(const Request& request) {
-  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
+Result<Json> RequestHandler::PutQueries(const Request& request, PutStream& put) {
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
   PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
-  PREFIXD_TRY(put->WriteQueries(layer, first, n, q));
+  PREFIXD_TRY(put.WriteQueries(layer, first, n, q));
   return Json::object();
 }
 
-Result<Json> RequestHandler::PutCommit(const Request& request) {
-  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
-  Result<PutResult> result = put->Commit();
-  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
-  if (!result.ok() &&
-      (result.error().code == Code::kFailedPrecondition || EndedEarly(result.error()))) {
-    return result.error();  // rows are missing, or the call ended before it: the put can go on
-  }
-  puts_.erase(handle);  // after a failed commit the destructor aborts the put
+Result<Json> RequestHandler::PutCommit(PutStream& put, bool* ended) {
+  const Result<PutResult> result = put.Commit();
+  // Where rows are missing, or the call ended before it, the put can go on.
+  *ended = result.ok() ||
+           (result.error().code != Code::kFailedPrecondition && !EndedEarly(result.error()));
   if (!result.ok()) return result.error();
   return ToJson(*result);
-}
-
-Result<Json> RequestHandler::PutAbort(const Request& request) {
-  PREFIXD_ASSIGN(PutStream* const put, FindPut(request));
-  put->Abort();
-  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "put"));
-  puts_.erase(handle);
-  return Json::object();
 }
 
 bool RequestHandler::HasIdlePut(std::chrono::seconds limit) const {

@@ -98,13 +98,10 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
     case MessageType::kBeginPut:
       return BeginPut(request);
     case MessageType::kPutWrite:
-      return PutWrite(request);
     case MessageType::kPutQueries:
-      return PutQueries(request);
     case MessageType::kPutCommit:
-      return PutCommit(request);
     case MessageType::kPutAbort:
-      return PutAbort(request);
+      return OnPut(request);
     case MessageType::kMatch:
       return Match(request);
     case MessageType::kAttach:

@@ -165,11 +165,10 @@ class RequestHandler {
 
   // put_calls.cc
   Result<wire::Json> BeginPut(const Request& request);
-  Result<wire::Json> PutWrite(const Request& request);
-  Result<wire::Json> PutQueries(const Request& request);
-  Result<wire::Json> PutCommit(const Request& request);
-  Result<wire::Json> PutAbort(const Request& request);
-  Result<PutStream*> FindPut(const Request& request);
+  Result<wire::Json> OnPut(const Request& request);  // whatever names an open put
+  Result<wire::Json> PutWrite(const Request& request, PutStream& put);
+  Result<wire::Json> PutQueries(const Request& request, PutStream& put);
+  Result<wire::Json> PutCommit(PutStream& put, bool* ended);
 
   // session_calls.cc
   Result<wire::Json> Attach(const Request& request);

@@ -56,8 +56,7 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   if (!in.tensors.empty()) {
     PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
   }
-  if (spec.tokens.empty() &&
-      !spec.prefix.empty()) {  // by id, which must name a prefix of the peer's tenant
+  if (peer_.admin && spec.tokens.empty() && !spec.prefix.empty()) {  // an id names its tenant
     PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(spec.prefix));
     spec.tenant = detail.summary.tenant;
   }

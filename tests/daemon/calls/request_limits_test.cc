@@ -1,8 +1,11 @@
 // Tests what requests may take, remove and see: models, pages, answers, puts and sessions of
 // tenants.
+#include <thread>
+
 #include "daemon/calls/reply.h"
 #include "daemon/limits/slots.h"
 #include "tests/daemon/calls/request_fixture.h"
+#include "tests/daemon/connections/stepping_store.h"
 
 namespace prefixd::daemon {
 namespace {
@@ -106,6 +109,61 @@ TEST_F(RequestHandlerTest, PutsAndSessionsOfOneTenantLeaveRoomForOthers) {
   }
   EXPECT_EQ(CodeOf(Ask(*alice, MessageType::kBeginPut, begin, Tokens())), Code::kResourceExhausted);
   EXPECT_FALSE(Ask(*bob, MessageType::kBeginPut, begin, Tokens()).error);
+}
+
+// The description of a prefix takes several reads, which an attach has no use for.
+TEST_F(RequestHandlerTest, AttachByIdDescribesNoPrefix) {
+  const auto control = std::make_shared<prefixd::testing::SteppingStore::Control>();
+  prefixd::testing::SteppingStore store(control);
+  const Json attach = {{"attach", {{"prefix", "alice/p"}}}};
+  RequestHandler handler(store, {"alice", false, true}, std::span(region_),
+                         HandlerLimits{1 << 20, 2}, [] { return wire::ServerStats{}; });
+  EXPECT_FALSE(Ask(handler, MessageType::kAttach, attach).error);
+  EXPECT_EQ(control->described, 0);
+}
+
+TEST_F(RequestHandlerTest, WantOfMemoryIsTheErrorOfItsCall) {
+  const auto control = std::make_shared<prefixd::testing::SteppingStore::Control>();
+  prefixd::testing::SteppingStore store(control);
+  RequestHandler handler(store, {"", false, true}, std::span(region_), HandlerLimits{1 << 20, 2},
+                         [] { return wire::ServerStats{}; });
+  control->throws = true;
+  EXPECT_EQ(CodeOf(Ask(handler, MessageType::kStats, Json::object())), Code::kResourceExhausted);
+  control->throws = false;
+  EXPECT_FALSE(Ask(handler, MessageType::kStats, Json::object()).error);
+}
+
+TEST_F(RequestHandlerTest, APutIsNotIdleWhenALongCallOnItHasJustEnded) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kIdle = std::chrono::seconds(1);
+  const auto control = std::make_shared<prefixd::testing::SteppingStore::Control>();
+  prefixd::testing::SteppingStore store(control);
+  RequestHandler handler(store, {"", false, true}, std::span(region_), HandlerLimits{1 << 20, 2},
+                         [] { return wire::ServerStats{}; });
+  const Response begun =
+      Ask(handler, MessageType::kBeginPut, {{"put", {{"model", "m"}}}, {"in", {{0, 4}}}}, Tokens());
+  ASSERT_FALSE(begun.error) << begun.error->message;
+  const Json rows = {{"put", begun.control["put"]},
+                     {"layer", 0},
+                     {"first", 0},
+                     {"n", 1},
+                     {"in", {{0, 4}, {4, 4}}}};
+  Clock::duration since_end{};
+  bool idle = false;
+  do {  // where the machine is so slow that the put was idle after its call, once more
+    control->Hold();
+    Response written;
+    std::thread call([&] { written = Ask(handler, MessageType::kPutWrite, rows, Tokens()); });
+    control->AwaitHeld(1);
+    std::this_thread::sleep_for(kIdle + std::chrono::milliseconds(100));
+    const auto end = Clock::now();
+    control->Release();
+    call.join();
+    ASSERT_FALSE(written.error) << written.error->message;
+    idle = handler.HasIdlePut(kIdle);
+    since_end = Clock::now() - end;
+  } while (since_end >= kIdle);
+  EXPECT_FALSE(idle);
 }
 
 }  // namespace
