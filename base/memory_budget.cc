@@ -197,11 +197,13 @@ Error MemoryBudget::Refuse(MemoryOwner& owner, MemoryKind kind, uint64_t bytes) 
                 SizeText(options_.capacity) + "); ask for less, or give the store more memory"};
   }
   const uint64_t held = owner.bytes.load(std::memory_order_relaxed);
+  const std::string help =
+      kind == MemoryKind::kCatalog ? "remove prefixes" : "detach sessions, or try again later";
   if (owner.bounded && held + bytes > tenant_capacity_) {
     return {Code::kResourceExhausted,
             "tenant '" + owner.tenant + "' holds " + SizeText(held) + " of memory, and " + what +
                 " exceed its share of " + SizeText(tenant_capacity_) +
-                " (store.tenant_memory_percent); detach sessions, or try again later",
+                " (store.tenant_memory_percent); " + help,
             kRetryAfterMs};
   }
   return {Code::kResourceExhausted,

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/descriptor_limit.h"
+
 namespace prefixd::daemon {
 namespace {
 
-// Segments that are kept open, the catalog's files, I/O rings, regions, sockets that listen.
-constexpr uint64_t kOwn = 256;
+// The catalog's files, I/O rings, regions, sockets that listen.
+constexpr uint64_t kOwn = 128;
 // A socket, and the eventfd of a ring of steps.
 constexpr uint64_t kEachConnection = 2;
 constexpr uint64_t kLeastConnections = 16, kLeastPuts = 16;
@@ -17,7 +19,9 @@ constexpr uint64_t kLeastConnections = 16, kLeastPuts = 16;
 }  // namespace
 
 Result<DescriptorShares> DivideDescriptors(const Config& config, uint64_t descriptors) {
-  constexpr uint64_t kLeast = kOwn + kEachConnection * kLeastConnections + 2 * kLeastPuts;
+  constexpr uint64_t kLeast = 320;
+  static_assert(kLeast - DescriptorsForSegments(kLeast) >=
+                kOwn + kEachConnection * kLeastConnections + kLeastPuts);
   if (descriptors < kLeast) {
     return Error{Code::kFailedPrecondition,
                  "the process may open " + std::to_string(descriptors) + " files; prefixd needs " +
@@ -25,11 +29,10 @@ Result<DescriptorShares> DivideDescriptors(const Config& config, uint64_t descri
                      " at least: raise the limit (ulimit -n, LimitNOFILE)"};
   }
   DescriptorShares d;
-  d.connections =
-      std::min(config.max_connections, (descriptors - kOwn - 2 * kLeastPuts) / kEachConnection);
-  // Sessions hold segments open that puts must leave room for.
-  d.puts = std::min((descriptors - kOwn - kEachConnection * d.connections) / 2,
-                    config.max_puts * config.max_connections);
+  const uint64_t rest = descriptors - kOwn - DescriptorsForSegments(descriptors);
+  d.connections = std::min(config.max_connections, (rest - kLeastPuts) / kEachConnection);
+  d.puts =
+      std::min(rest - kEachConnection * d.connections, config.max_puts * config.max_connections);
   if (d.connections < config.max_connections) {
     d.warning = "there are " + std::to_string(d.connections) +
                 " connections at most instead of limits.max_connections = " +

@@ -11,6 +11,22 @@ Error PrefixTree::NoPrefix(const SegmentId& id) {
   return {Code::kNotFound, "no stored prefix " + id.ToString()};
 }
 
+Error PrefixTree::IsOpen(const SegmentId& id) {
+  return {Code::kFailedPrecondition,
+          "prefix " + id.ToString() + " is open; detach its readers and writers first"};
+}
+
+uint64_t PrefixTree::MemoryBytes(const SegmentRecord& record) {
+  // The places in the maps and sets of the tree, of the blobs and of the runtime's queues.
+  constexpr uint64_t kPlaces = 1024;
+  return sizeof(Node) + kPlaces + record.model.size() + record.tenant.size() + record.label.size();
+}
+
+void PrefixTree::CountMemory(Node& node) {
+  constexpr uint64_t kAliasBytes = sizeof(AliasRecord) + 256;
+  node.memory.Set(MemoryBytes(node.record) + node.aliases.size() * kAliasBytes);
+}
+
 PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
   const SegmentRecord& r = node.record;
   return {r.is_root() ? node.scope : r.parent.bytes, r.tokens.begin, r.first_token};
@@ -46,6 +62,7 @@ void PrefixTree::InsertNode(Node node) {
     if (linked) children_[KeyOf(at->second)].insert(id);
     of_model = &of_model_[record.model];
     ids_[record.tenant].insert(id);
+    if (memory_of_) at->second.memory = memory_of_(record.tenant).Charge(MemoryKind::kCatalog);
     usage_.Add(record.tenant, record.file_bytes);
   } catch (const std::bad_alloc&) {
     EraseId(record.tenant, id);
@@ -56,6 +73,7 @@ void PrefixTree::InsertNode(Node node) {
     nodes_.erase(at);
     throw;
   }
+  CountMemory(at->second);
   ++inserted;
   ++*of_model;
   if (const auto parent = nodes_.find(record.parent); linked && parent != nodes_.end()) {
@@ -94,10 +112,7 @@ Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id, const Commit& commi
                                                 std::to_string(it->second.children) +
                                                 " others; remove those first"};
   }
-  if (it->second.pins > 0) {
-    return Error{Code::kFailedPrecondition,
-                 "prefix " + id.ToString() + " is open; detach its readers and writers first"};
-  }
+  if (it->second.pins > 0) return IsOpen(id);
   PREFIXD_TRY(commit());
   SegmentRecord record = it->second.record;
   EraseNode(id);

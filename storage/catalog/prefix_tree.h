@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/tenant_bytes.h"
 #include "storage/segment/identity.h"
@@ -60,11 +61,20 @@ class ChainPin {
   friend class PrefixTree;
   PrefixTree* tree_ = nullptr;
   std::vector<SegmentRecord> chain_;
+  uint32_t used_ = 0;  // tokens of the chain; 0: no name is held
 };
 
 class PrefixTree {
  public:
   using Commit = std::function<Status()>;
+  using MemoryOf = std::function<MemoryAccount(std::string_view tenant)>;
+
+  // memory_of: where each segment's part of the tree is counted. What is stored is never refused:
+  // whoever adds something takes MemoryBytes first.
+  explicit PrefixTree(MemoryOf memory_of = nullptr) : memory_of_(std::move(memory_of)) {}
+
+  // What a segment takes in memory, here and in what is kept by segment elsewhere.
+  static uint64_t MemoryBytes(const SegmentRecord& record);
 
   struct Entry {
     CatalogSegment segment;
@@ -95,15 +105,17 @@ class PrefixTree {
 
   // Aliases are names that outlived their segments.
   void InsertAlias(const AliasRecord& alias);
-  Result<AliasRecord> EraseAlias(const SegmentId& id, const Commit& commit);  // kNotFound
-  Status UpdateAlias(const AliasRecord& alias, const Commit& commit);         // kNotFound
+  // kNotFound; kFailedPrecondition while no more than the alias's tokens of its segment are open.
+  Result<AliasRecord> EraseAlias(const SegmentId& id, const Commit& commit);
+  Status UpdateAlias(const AliasRecord& alias, const Commit& commit);  // kNotFound
   std::vector<AliasRecord> Aliases() const;
   std::vector<AliasRecord> AliasesInto(const SegmentId& segment) const;
   // Returns the segment that a prefix's name stands for, and the prefix's length (0: the whole
   // segment).
   std::pair<SegmentId, uint32_t> Resolve(const SegmentId& id) const;
+  // n_tokens: how many of the chain's tokens are used, at most (0: all); names for as many stay.
   // Errors: kNotFound, or kCorrupt when a segment of the chain is quarantined.
-  Result<ChainPin> Pin(const SegmentId& id);
+  Result<ChainPin> Pin(const SegmentId& id, uint32_t n_tokens = 0);
   // Pins like Pin, but the segment alone, quarantined or not.
   Result<ChainPin> PinSegment(const SegmentId& id);
   // Returns whether an unexpired name needs the segment: its own name, or one of a segment that
@@ -172,9 +184,12 @@ class PrefixTree {
     bool linked = true;
     std::set<SegmentId> aliases;
     int64_t verified_unix_ms = 0;
+    std::map<uint32_t, uint32_t> open_ends;  // how many pins end here, by the tokens they use
+    MemoryCharge memory;
   };
 
   static Error NoPrefix(const SegmentId& id);
+  static Error IsOpen(const SegmentId& id);
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
   static ChildKey KeyOf(const Node& node);
@@ -191,8 +206,10 @@ class PrefixTree {
   // Returns whether a chain reaches back to token 0.
   static bool Complete(const std::vector<const Node*>& chain);
   uint32_t MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const;
-  void Unpin(const std::vector<SegmentRecord>& chain);
+  void Unpin(const std::vector<SegmentRecord>& chain, uint32_t used);
+  static void CountMemory(Node& node);
 
+  const MemoryOf memory_of_;
   mutable std::mutex mutex_;
   std::unordered_map<SegmentId, Node, SegmentIdHash> nodes_;
   std::map<ChildKey, std::set<SegmentId>> children_;

@@ -10,6 +10,7 @@ void PrefixTree::PutAlias(const AliasRecord& alias) {
   aliases_[alias.id] = alias;
   if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
     it->second.aliases.insert(alias.id);
+    CountMemory(it->second);
     ids_[it->second.record.tenant].insert(alias.id);
   }
 }
@@ -40,11 +41,16 @@ Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& co
   std::lock_guard lock(mutex_);
   const auto it = aliases_.find(id);
   if (it == aliases_.end()) return NoPrefix(id);
+  if (const auto node = nodes_.find(it->second.segment); node != nodes_.end()) {
+    const auto& open = node->second.open_ends;
+    if (!open.empty() && open.begin()->first <= it->second.n_tokens) return IsOpen(id);
+  }
   PREFIXD_TRY(commit());
   AliasRecord alias = std::move(it->second);
   aliases_.erase(it);
   if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
     node->second.aliases.erase(id);
+    CountMemory(node->second);
     EraseId(node->second.record.tenant, id);
   }
   return alias;

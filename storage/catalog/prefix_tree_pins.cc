@@ -12,17 +12,18 @@ ChainPin& ChainPin::operator=(ChainPin&& other) noexcept {
     tree_ = std::exchange(other.tree_, nullptr);
     chain_ = std::move(other.chain_);
     other.chain_.clear();
+    used_ = std::exchange(other.used_, 0);
   }
   return *this;
 }
 
 void ChainPin::Release() {
-  if (tree_ != nullptr) tree_->Unpin(chain_);
+  if (tree_ != nullptr) tree_->Unpin(chain_, used_);
   tree_ = nullptr;
   chain_.clear();
 }
 
-Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
+Result<ChainPin> PrefixTree::Pin(const SegmentId& id, uint32_t n_tokens) {
   std::lock_guard lock(mutex_);
   if (!nodes_.contains(id)) return NoPrefix(id);
   const std::vector<const Node*> chain = ChainOf(id);
@@ -39,6 +40,9 @@ Result<ChainPin> PrefixTree::Pin(const SegmentId& id) {
   // A pin that there is no memory for must not be released: that would take the lock again.
   ChainPin pin;
   for (const Node* node : chain) pin.chain_.push_back(node->record);
+  Node& last = nodes_.at(id);
+  pin.used_ = n_tokens > 0 ? n_tokens : last.record.tokens.end;
+  ++last.open_ends[pin.used_];
   for (const Node* node : chain) ++nodes_.at(node->record.id).pins;
   pin.tree_ = this;
   return pin;
@@ -55,13 +59,18 @@ Result<ChainPin> PrefixTree::PinSegment(const SegmentId& id) {
   return pin;
 }
 
-void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain) {
+void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain, uint32_t used) {
   std::lock_guard lock(mutex_);
   for (const SegmentRecord& record : chain) {
     Node& node = nodes_.at(record.id);
     PREFIXD_CHECK(node.pins > 0);
     --node.pins;
   }
+  if (used == 0) return;
+  std::map<uint32_t, uint32_t>& ends = nodes_.at(chain.back().id).open_ends;
+  const auto end = ends.find(used);
+  PREFIXD_CHECK(end != ends.end(), used);
+  if (--end->second == 0) ends.erase(end);
 }
 
 }  // namespace prefixd::storage

@@ -12,7 +12,25 @@ namespace {
 
 constexpr int64_t kTouchStepMs = 60'000;
 
+struct PlacedFile {
+  OpenFiles::Place place;  // given back when the file is closed
+  std::shared_ptr<const SegmentFile> file;
+};
+
 }  // namespace
+
+Result<OpenFiles::Place> SegmentAccess::PlaceFor(const std::string& tenant) {
+  while (true) {
+    if (auto place = parts_.open_files.Take(tenant)) return *std::move(place);
+    if (parts_.files.CloseOne(&tenant) || parts_.files.CloseOne(nullptr)) continue;
+    return Error{Code::kResourceExhausted,
+                 "no more segments can be opened for tenant '" + tenant + "': there may be " +
+                     std::to_string(parts_.open_files.most()) +
+                     " open files of them, of which it has its part (ulimit -n, LimitNOFILE); "
+                     "detach sessions, or try again later",
+                 500};
+  }
+}
 
 Result<std::shared_ptr<const SegmentFile>> SegmentAccess::Open(const SegmentId& id, Need need) {
   while (true) {
@@ -20,12 +38,16 @@ Result<std::shared_ptr<const SegmentFile>> SegmentAccess::Open(const SegmentId& 
     const auto opened = [&]() -> Result<std::shared_ptr<const SegmentFile>> {
       auto file = parts_.files.Find(record);
       if (!file) {
+        PREFIXD_ASSIGN(OpenFiles::Place place, PlaceFor(record.tenant));
         const auto open = need == Need::kRows ? &SegmentFile::Open : &SegmentFile::OpenIds;
         PREFIXD_ASSIGN(file,
                        open(*parts_.services.engine, SegmentPath(parts_.options.dir, record.file),
                             record, parts_.direct, parts_.services.read_deadline,
                             parts_.options.MemoryOf(record.tenant)));
         PREFIXD_TRY(parts_.models.Check(record, file->header()));
+        // Whoever holds the file holds its place.
+        const auto placed = std::make_shared<PlacedFile>(std::move(place), std::move(file));
+        file = {placed, placed->file.get()};
         parts_.files.Add(file);
       }
       if (need == Need::kRows) PREFIXD_TRY(file->LoadTable(*parts_.services.engine));

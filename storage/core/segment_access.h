@@ -12,6 +12,7 @@
 #include "storage/core/store_counters.h"
 #include "storage/core/stored_models.h"
 #include "storage/files/blob_store.h"
+#include "storage/files/open_files.h"
 #include "storage/files/segment_cache.h"
 #include "storage/files/store_options.h"
 #include "storage/read/page_reader.h"
@@ -32,6 +33,7 @@ class SegmentAccess {
     const ReadServices& services;
     Catalog& catalog;
     PrefixTree& tree;
+    OpenFiles& open_files;
     SegmentCache& files;
     const BlobStore& blobs;
     const StoredModels& models;
@@ -40,7 +42,7 @@ class SegmentAccess {
   explicit SegmentAccess(const Parts& parts) : parts_(parts) {}
 
   // Opens (or finds open) a pinned segment, in the file that holds it now; quarantines one that
-  // does not verify.
+  // does not verify. kResourceExhausted: there are as many files open as there may be.
   Result<std::shared_ptr<const SegmentFile>> Open(const SegmentId& id, Need need = Need::kRows);
   void Quarantine(const SegmentId& id, const std::string& reason);
   void LiftQuarantine(const SegmentId& id);
@@ -52,6 +54,9 @@ class SegmentAccess {
   Status CheckRelations(const SegmentRecord& record) const;
 
  private:
+  // Closes idle files, the tenant's own first, where there is no place for another.
+  Result<OpenFiles::Place> PlaceFor(const std::string& tenant);
+
   const Parts parts_;
 };
 

@@ -115,7 +115,7 @@ void StoreCore::JoinParts() {
   }
   models = std::make_unique<StoredModels>(*catalog, tree);
   segments = std::make_unique<SegmentAccess>(SegmentAccess::Parts{
-      options, direct, services, *catalog, tree, files, *blobs, *models, counters});
+      options, direct, services, *catalog, tree, open_files, files, *blobs, *models, counters});
   removal = std::make_unique<SegmentRemoval>(
       SegmentRemoval::Parts{options, commit_mutex, *catalog, tree, files, *tier, *blobs});
   names = std::make_unique<PrefixNames>(

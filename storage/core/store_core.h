@@ -6,10 +6,13 @@
 // order: RoomMaker's eviction mutex, commit_mutex, then those inside the parts.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
+#include "base/descriptor_limit.h"
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/prefix_tree.h"
 #include "storage/catalog/store_dir.h"
@@ -23,6 +26,7 @@
 #include "storage/core/verifier.h"
 #include "storage/files/ballast.h"
 #include "storage/files/blob_store.h"
+#include "storage/files/open_files.h"
 #include "storage/files/segment_cache.h"
 #include "storage/files/space.h"
 #include "storage/files/store_options.h"
@@ -55,11 +59,13 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   std::unique_ptr<IoEngine> engine;
   std::unique_ptr<Ballast> ballast;
   std::unique_ptr<Catalog> catalog;
-  PrefixTree tree;
+  PrefixTree tree{[this](std::string_view tenant) { return options.MemoryOf(tenant); }};
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<SpaceAccount> space;
   std::unique_ptr<HostTier> tier;
-  SegmentCache files{128, options.tables_bytes};
+  OpenFiles open_files{options.max_open_files > 0 ? options.max_open_files
+                                                  : DescriptorsForSegments(DescriptorLimit())};
+  SegmentCache files{std::min<size_t>(128, open_files.most() / 2), options.tables_bytes};
   OpenPuts open_puts;
   StoreCounters counters;
   ReadServices services;  // each prefix adds its tenant's tier

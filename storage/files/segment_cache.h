@@ -1,5 +1,6 @@
 // Caches open segment files, most recently used first, within bounds on their number and on their
-// memory; files in use elsewhere stay open however many there are.
+// memory. Files in use elsewhere stay open beside these, and are found, so that a segment is open
+// once (open_files.h bounds them all).
 //
 // Thread-safety: all methods may be called concurrently; opening happens outside the lock.
 #pragma once
@@ -27,7 +28,8 @@ class SegmentCache {
   std::shared_ptr<const SegmentFile> Find(const SegmentRecord& record) {
     std::lock_guard lock(mutex_);
     const auto it = index_.find(record.id);
-    if (it == index_.end() || (*it->second)->record().file != record.file) return nullptr;
+    if (it == index_.end()) return FindInUse(record);
+    if ((*it->second)->record().file != record.file) return nullptr;
     order_.splice(order_.begin(), order_, it->second);
     const auto found = *it->second;
     Trim();  // its row orders grow while it is open
@@ -67,6 +69,7 @@ class SegmentCache {
 
   void Erase(const SegmentRecord& record) {
     std::lock_guard lock(mutex_);
+    in_use_.erase(record.id);
     const auto it = index_.find(record.id);
     if (it == index_.end() || (*it->second)->record().file != record.file) return;
     order_.erase(it->second);
@@ -83,8 +86,19 @@ class SegmentCache {
     return bytes;
   }
   void Close(Order::iterator it) {
-    index_.erase((*it)->record().id);
+    const SegmentId id = (*it)->record().id;
+    if (it->use_count() > 1) in_use_[id] = *it;
+    index_.erase(id);
     order_.erase(it);
+    if (in_use_.size() <= 2 * used_before_) return;
+    std::erase_if(in_use_, [](const auto& file) { return file.second.expired(); });
+    used_before_ = in_use_.size() + 64;
+  }
+  std::shared_ptr<const SegmentFile> FindInUse(const SegmentRecord& record) {
+    const auto it = in_use_.find(record.id);
+    if (it == in_use_.end()) return nullptr;
+    auto file = it->second.lock();
+    return file && file->record().file == record.file ? file : nullptr;
   }
   // The file used last stays, whatever its size.
   void Trim() {
@@ -100,6 +114,9 @@ class SegmentCache {
   mutable std::mutex mutex_;
   Order order_;
   std::unordered_map<SegmentId, Order::iterator, SegmentIdHash> index_;
+  // Those that left the cache while they were in use; some have been closed since.
+  std::unordered_map<SegmentId, std::weak_ptr<const SegmentFile>, SegmentIdHash> in_use_;
+  size_t used_before_ = 64;  // when closed ones were last taken out
 };
 
 }  // namespace prefixd::storage

@@ -35,7 +35,8 @@ struct StoreOptions {
   std::function<void(std::span<std::byte> block, bool taken)> on_host_block;
   // What the store takes its memory from; null: nothing is counted, and nothing refused.
   std::shared_ptr<MemoryBudget> memory;
-  uint64_t tables_bytes = 256ull << 20;    // bound of what idle open segments keep in memory
+  uint64_t tables_bytes = 256ull << 20;  // bound of what idle open segments keep in memory
+  uint64_t max_open_files = 0;           // segment files; 0: by the process's limit (open_files.h)
   uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: no put goes below it
   uint64_t ballast_bytes = 16ull << 20;    // released on a full disk (ballast.h); 0: none
   uint64_t quota_bytes = 0;                // physical bytes of all segments and blobs; 0: none

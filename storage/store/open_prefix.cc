@@ -346,7 +346,7 @@ Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<Sto
                                                              const SegmentId& id,
                                                              uint32_t n_tokens) {
   const auto [segment, named_tokens] = core->tree.Resolve(id);
-  PREFIXD_ASSIGN(ChainPin pin, core->tree.Pin(segment));
+  PREFIXD_ASSIGN(ChainPin pin, core->tree.Pin(segment, n_tokens > 0 ? n_tokens : named_tokens));
   if (!core->tree.Alive(segment, NowUnixMs())) {
     return Error{Code::kNotFound, "prefix " + id.ToString() + " has expired"};
   }

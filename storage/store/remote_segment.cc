@@ -193,6 +193,9 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
                  core.room->Reserve(record.tenant, record.file_bytes, Room::kMayEvict));
   SequenceTicket sequence = core.catalog->sequences().Next();
   record.sequence = sequence.number();
+  PREFIXD_ASSIGN(const MemoryCharge memory,
+                 core.options.MemoryOf(record.tenant)
+                     .Take(MemoryKind::kCatalog, PrefixTree::MemoryBytes(record)));
   const auto path = SegmentPath(core.options.dir, record.file);
   Status written = WriteLocal(core, source, remote, path, header, record.sequence, progress);
   if (written.ok()) {

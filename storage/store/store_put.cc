@@ -44,6 +44,12 @@ class PutWriter final : public SegmentWriter {
   // Creates the file, unless there is nothing new to store.
   Status Start() {
     if (range().size() == 0) return {};
+    SegmentRecord named;
+    named.model = plan_.scope.model.name;
+    named.tenant = plan_.scope.tenant;
+    named.label = plan_.label;
+    PREFIXD_ASSIGN(record_memory_, core_->options.MemoryOf(named.tenant)
+                                       .Take(MemoryKind::kCatalog, PrefixTree::MemoryBytes(named)));
     PREFIXD_TRY(CheckWritable(core_->options.dir));
     const ModelRecord& model = plan_.scope.model;
     SegmentFilePlan file;
@@ -234,6 +240,7 @@ class PutWriter final : public SegmentWriter {
       return committed;
     }
     space_.Release();  // the tree counts it from here on
+    record_memory_.Release();
     core_->counters.puts++;
     return {};
   }
@@ -274,6 +281,7 @@ class PutWriter final : public SegmentWriter {
 
   void Release() {
     space_.Release();
+    record_memory_.Release();
     plan_.pin.Release();
     plan_.open = {};
     plan_.model.reset();
@@ -285,6 +293,7 @@ class PutWriter final : public SegmentWriter {
   SegmentId id_;
   int64_t created_unix_ms_ = 0;
   SpaceReservation space_;
+  MemoryCharge record_memory_;  // of what the tree will keep
   std::unique_ptr<SegmentFileWriter> file_;
   std::optional<RowEncoder> encoder_;  // where rows are not stored as given
   bool done_ = false;

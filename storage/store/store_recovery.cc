@@ -45,6 +45,12 @@ class Recovery {
     }
     PREFIXD_ASSIGN(const std::vector<AliasRecord> aliases, core_.catalog->LoadAliases());
     for (const AliasRecord& alias : aliases) core_.tree.InsertAlias(alias);
+    const auto& memory = core_.options.memory;
+    if (memory && memory->used() > memory->capacity()) {
+      LogWarning("the records of " + std::to_string(segments.size()) +
+                 " stored segments take more memory than there is (store.memory_mib): calls are "
+                 "refused until prefixes are removed or there is more");
+    }
     return {};
   }
 

@@ -1,4 +1,5 @@
 // Tests what open segment files keep in memory: tables, token ids and row orders.
+#include <filesystem>
 #include <numeric>
 #include <vector>
 
@@ -44,6 +45,26 @@ class OpenFilesTest : public OpenStoreTest {
     return options;
   }
 
+  // Stores `n` prompts of a tenant.
+  std::vector<SegmentId> StoredFor(const std::string& tenant, uint32_t n) {
+    std::vector<SegmentId> ids;
+    for (uint32_t i = 0; i < n; ++i) {
+      std::vector<uint32_t> tokens(20);
+      std::iota(tokens.begin(), tokens.end(), i * 100);
+      const auto id = Put(*store_, model_, tokens, tenant);
+      EXPECT_TRUE(id.ok()) << id.error().ToString();
+      if (id.ok()) ids.push_back(*id);
+    }
+    return ids;
+  }
+  static uint64_t OpenSegments() {
+    uint64_t n = 0;
+    for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;  // the listing's own
+      n += std::filesystem::read_symlink(fd.path(), gone).extension() == ".seg";
+    }
+    return n;
+  }
   uint64_t tables() const { return memory_->used(MemoryKind::kTables); }
 
   std::shared_ptr<MemoryBudget> memory_;
@@ -75,6 +96,54 @@ TEST_F(OpenFilesTest, EveryFileCountsAndIdleOnesGoWhenMemoryIsShort) {
     EXPECT_GT(refused.error().retry_after_ms, 0u);
   }
   EXPECT_FALSE(store_->GetPrefix(ids_[1])->quarantined);
+}
+
+// Sessions keep the files of their chains open: there are so many at most, whoever asks, and a
+// tenant that has many leaves some to others.
+TEST_F(OpenFilesTest, OpenPrefixesHaveABoundThatTenantsShare) {
+  constexpr uint64_t kMost = 16;
+  options_.max_open_files = kMost;
+  Open();
+  const auto greedy = StoredFor("greedy", 20), other = StoredFor("other", 3);
+  Open();
+  using Opened = std::shared_ptr<const StoredPrefix>;
+  std::vector<Opened> held;
+  Error refusal;
+  for (const SegmentId& id : greedy) {
+    auto opened = store_->OpenPrefix(id, 0);
+    if (!opened.ok()) refusal = opened.error();
+    if (opened.ok()) held.push_back(*std::move(opened));
+  }
+  EXPECT_EQ(held.size(), 12u);
+  EXPECT_EQ(refusal.code, Code::kResourceExhausted);
+  EXPECT_GT(refusal.retry_after_ms, 0u);
+  EXPECT_NE(refusal.message.find("LimitNOFILE"), std::string::npos) << refusal.message;
+  std::vector<Opened> others;
+  for (const SegmentId& id : other) {
+    auto opened = store_->OpenPrefix(id, 0);
+    ASSERT_OK(opened);
+    others.push_back(*std::move(opened));
+  }
+  EXPECT_EQ(OpenSegments(), held.size() + others.size());
+  EXPECT_FALSE(store_->GetPrefix(greedy.back())->quarantined);
+  // What is open is shared, and what is closed makes room.
+  for (size_t i = 0; i < held.size(); ++i) EXPECT_OK(store_->OpenPrefix(greedy[i], 0));
+  EXPECT_EQ(OpenSegments(), held.size() + others.size());
+  held.clear();
+  EXPECT_OK(store_->OpenPrefix(greedy.back(), 0));
+}
+
+// Files that only the cache has open give way.
+TEST_F(OpenFilesTest, IdleFilesTakeNobodysPlace) {
+  options_.max_open_files = 8;
+  Open();
+  const auto ids = StoredFor("one", 20), others = StoredFor("two", 20);
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      EXPECT_OK(store_->OpenPrefix(ids[i], 0));
+      EXPECT_OK(store_->OpenPrefix(others[i], 0));
+    }
+  }
 }
 
 }  // namespace

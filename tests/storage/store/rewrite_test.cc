@@ -213,6 +213,29 @@ TEST_F(RewriteTest, AMergeWhoseBlobsHaveNoRoomLeavesNothing) {
   EXPECT_EQ(store_->ListBlobs(*compacted), std::vector<std::string>{"x"});
 }
 
+// A name that stands for a part of a compacted segment stays while that part is open.
+TEST_F(RewriteTest, TheNameOfAnOpenPrefixIsNotRemovedAfterACompaction) {
+  const auto base = Iota(60), longer = Join(base, Iota(40, 5000));
+  const SegmentId a = Stored(base), b = Stored(longer);
+  ASSERT_OK(store_->Compact(b, 1000));
+  auto whole = store_->OpenPrefix(b, 0);
+  ASSERT_OK(whole);
+  auto part = store_->OpenPrefix(a, 0);
+  ASSERT_OK(part);
+  EXPECT_CODE(store_->Remove(a), Code::kFailedPrecondition);
+  ExpectWhole(a, base);
+  *part = nullptr;
+  auto shorter = store_->OpenPrefix(b, 30);  // of tokens that both names have
+  ASSERT_OK(shorter);
+  EXPECT_CODE(store_->Remove(a), Code::kFailedPrecondition);
+  *shorter = nullptr;
+  EXPECT_OK(store_->Remove(a));  // the longer one is open, and stays
+  EXPECT_EQ(*Compare(**whole, longer), "");
+  EXPECT_CODE(store_->Remove(b), Code::kFailedPrecondition);
+  *whole = nullptr;
+  EXPECT_OK(store_->Remove(b));
+}
+
 TEST_F(RewriteTest, CompactedSegmentsKeepTheirNames) {
   const auto one = Iota(40), two = Join(one, Iota(30, 1000)), three = Join(two, Iota(50, 2000));
   const SegmentId a = Stored(one), b = Stored(two), c = Stored(three);
