@@ -1,6 +1,8 @@
 #include "runtime/store/attach_session.h"
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,26 +12,36 @@
 #include "runtime/store/lookup.h"
 
 namespace prefixd {
+namespace {
 
-Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core,
-                                               const AttachSpec& spec) {
-  const auto begun = std::chrono::steady_clock::now();
-  const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
+constexpr int kAttempts = 16;
+
+struct Attachable {
+  storage::PrefixInfo info;
+  uint32_t n_tokens = 0;
+};
+
+// nullopt: what was found is gone already.
+Result<std::optional<Attachable>> Find(const Core& core, const AttachSpec& spec) {
   storage::PrefixInfo info;
   uint32_t n_tokens = 0;
   PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
   if (!spec.tokens.empty()) {
-    PREFIXD_TRY(KnownModel(*core, spec.model));
+    PREFIXD_TRY(KnownModel(core, spec.model));
     PREFIXD_ASSIGN(const auto match,
-                   core->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
+                   core.storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
     if (match.n_tokens == 0) {
       return Error{Code::kNotFound, "no stored prefix of model '" + spec.model +
                                         "' and this tenant begins these tokens; put it first"};
     }
-    PREFIXD_ASSIGN(info, core->storage->GetPrefix(match.id));
     n_tokens = match.n_tokens;
+    auto matched = core.storage->GetPrefix(match.id);
+    if (!matched.ok() && matched.error().code == Code::kNotFound)
+      return std::optional<Attachable>();
+    if (!matched.ok()) return matched.error();
+    info = *std::move(matched);
   } else if (!spec.prefix.empty()) {
-    PREFIXD_ASSIGN(info, FindPrefix(*core, spec.prefix));
+    PREFIXD_ASSIGN(info, FindPrefix(core, spec.prefix));
     if (info.tenant != spec.tenant) return NoSuchPrefix(spec.prefix);
     if (!spec.model.empty() && info.model != spec.model) {
       return InvalidArgument("prefix " + spec.prefix + " is of model '" + info.model + "', not '" +
@@ -58,14 +70,39 @@ Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core
     return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
                                      info.quarantine + "; put the prompt again"};
   }
-  PREFIXD_ASSIGN(const auto model, core->models.Find(info.model));
-  // Sessions on the same tokens share what they load, so prefixes are named by the segment they
-  // end in.
-  PREFIXD_ASSIGN(const auto parts, ChainParts(*core->storage, info, n_tokens));
-  const storage::SegmentId id = parts.empty() ? info.id : parts.back().id;
-  PREFIXD_ASSIGN(auto prepared, core->prepared.Get(model, id, n_tokens));
-  return SessionImpl::Attach({core, &core->services}, std::move(prepared), spec.policy,
-                             spec.call_timeout_ms, begun);
+  return std::optional(Attachable{std::move(info), n_tokens});
+}
+
+// Sessions on the same tokens share what they load, so prefixes are named by the segment they end
+// in.
+Result<std::shared_ptr<PreparedPrefix>> Prepare(Core& core,
+                                                const std::shared_ptr<const Model>& model,
+                                                const Attachable& found) {
+  PREFIXD_ASSIGN(const auto parts, ChainParts(*core.storage, found.info, found.n_tokens));
+  const storage::SegmentId id = parts.empty() ? found.info.id : parts.back().id;
+  return core.prepared.Get(model, id, found.n_tokens);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core,
+                                               const AttachSpec& spec) {
+  const auto begun = std::chrono::steady_clock::now();
+  const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
+  // A compaction may replace a segment at any time before the prefix is open, which then has
+  // another chain.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    PREFIXD_TRY(CheckCall());
+    PREFIXD_ASSIGN(const auto found, Find(*core, spec));
+    if (!found) continue;
+    PREFIXD_ASSIGN(const auto model, core->models.Find(found->info.model));
+    auto prepared = Prepare(*core, model, *found);
+    if (!prepared.ok() && prepared.error().code == Code::kNotFound) continue;
+    if (!prepared.ok()) return prepared.error();
+    return SessionImpl::Attach({core, &core->services}, *std::move(prepared), spec.policy,
+                               spec.call_timeout_ms, begun);
+  }
+  return Error{Code::kUnavailable, "the stored prefix keeps changing; try again"};
 }
 
 }  // namespace prefixd
