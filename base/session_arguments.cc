@@ -37,19 +37,17 @@ Result<HeadRange> Resolve(HeadRange heads, uint32_t all, const std::string& whos
   }
   return InvalidArgument("KV heads " + std::to_string(heads.first) + ".." +
                          (heads.n > 0 ? std::to_string(uint64_t{heads.first} + heads.n) : "") +
-                         " are not all among " + whose + std::to_string(all));
+                         " are not all among the " + std::to_string(all) + " of " + whose);
 }
 
 }  // namespace
 
 Status CheckHead(const KvGeometry& geometry, uint32_t layer, uint32_t kv_head) {
   if (layer < geometry.n_layers && kv_head < geometry.layer(layer).n_kv_heads) return {};
-  if (layer < geometry.n_layers) PREFIXD_TRY(CheckLayer(geometry, layer));
-  const uint32_t heads =
-      layer < geometry.n_layers ? geometry.layer(layer).n_kv_heads : geometry.n_kv_heads;
-  return InvalidArgument("layer " + std::to_string(layer) + ", KV head " + std::to_string(kv_head) +
-                         " is not one of the model's " + std::to_string(geometry.n_layers) + " x " +
-                         std::to_string(heads));
+  PREFIXD_TRY(CheckLayer(geometry, layer));
+  return InvalidArgument("KV head " + std::to_string(kv_head) + " is not one of the " +
+                         std::to_string(geometry.layer(layer).n_kv_heads) + " of layer " +
+                         std::to_string(layer));
 }
 
 Status CheckIds(std::span<const uint32_t> ids, uint32_t n_tokens) {
@@ -70,7 +68,7 @@ Status CheckRange(TokenRange range, uint32_t n_tokens) {
 }
 
 Result<HeadRange> ResolveHeads(const KvGeometry& geometry, uint32_t layer, HeadRange heads) {
-  return Resolve(heads, geometry.layer(layer).n_kv_heads, "the model's ");
+  return Resolve(heads, geometry.layer(layer).n_kv_heads, "layer " + std::to_string(layer));
 }
 
 Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
@@ -119,7 +117,7 @@ Error PutEnded() {
 }
 
 Result<HeadRange> ResolvePutHeads(const KvGeometry& geometry, HeadRange heads) {
-  PREFIXD_ASSIGN(heads, Resolve(heads, geometry.n_kv_heads, "the model's "));
+  PREFIXD_ASSIGN(heads, Resolve(heads, geometry.n_kv_heads, "the model"));
   if (heads.n == geometry.n_kv_heads) return heads;
   for (uint32_t l = 0; l < geometry.n_layers; ++l) {
     const uint64_t own = geometry.layer(l).n_kv_heads;

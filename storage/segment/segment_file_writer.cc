@@ -47,7 +47,8 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
   const size_t n =
       std::clamp<uint64_t>(plan_.max_buffer_bytes / (pages * kPageBytes), kLeastSlabs, kMaxSlabs);
   for (size_t i = 0; i < n; ++i) slabs_.push_back(std::make_unique<Slab>(pages));
-  fixed_bytes_ = kLeastSlabs * pages * kPageBytes + table_.size() * sizeof(uint64_t) +
+  taken_ = kLeastSlabs;
+  fixed_bytes_ = taken_ * pages * kPageBytes + table_.size() * sizeof(uint64_t) +
                  plan_.token_ids.size() * sizeof(uint32_t);
 }
 
@@ -119,19 +120,22 @@ Status SegmentFileWriter::AwaitRoom(uint32_t n) {
     needed = std::max(needed, kind.rows.n_kv_heads * (size_t{kind.row.pages(n)} + 1));
   }
   size_t room = slabs_[current_]->capacity - slabs_[current_]->pages.size();
-  for (size_t i = 1; room <= needed && i < slabs_.size(); ++i) {
-    Slab& next = *slabs_[(current_ + i) % slabs_.size()];
+  for (size_t at = NextSlab(current_); room <= needed && at != current_; at = NextSlab(at)) {
+    Slab& next = *slabs_[at];
     while (!next.batch.WaitUntil(IoBatch::Clock::now() + kCallSlice)) PREFIXD_TRY(CheckCall());
     room += next.capacity;
   }
   return {};
 }
 
-bool SegmentFileWriter::TakeSlab() {
-  const uint64_t bytes = slabs_[current_]->capacity * kPageBytes;
-  const bool taken = memory_.TryResize(memory_.bytes() + bytes);
-  fixed_bytes_ += taken ? bytes : 0;
-  return taken;
+size_t SegmentFileWriter::NextSlab(size_t at) {
+  const size_t next = (at + 1) % slabs_.size();
+  if (next < taken_) return next;
+  const uint64_t bytes = slabs_[next]->capacity * kPageBytes;
+  if (!memory_.TryResize(memory_.bytes() + bytes)) return 0;
+  fixed_bytes_ += bytes;
+  ++taken_;
+  return next;
 }
 
 // A run begins and ends within a page of each head at most.
@@ -301,9 +305,7 @@ Status SegmentFileWriter::FlushSlab() {
     i += n;
   }
   engine_.Submit(slab.ops, slab.batch);
-  current_ = (current_ + 1) % slabs_.size();
-  // Where memory is short, the put waits for the disk earlier.
-  if (current_ >= kLeastSlabs && slabs_[current_]->memory.size() == 0 && !TakeSlab()) current_ = 0;
+  current_ = NextSlab(current_);
   return Reap(*slabs_[current_]);
 }
 

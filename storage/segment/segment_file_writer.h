@@ -93,8 +93,9 @@ class SegmentFileWriter {
     const uint32_t own = layout_.heads.heads_in(layer), all = layout_.shape.n_kv_heads;
     return {heads.first * own / all, heads.n * own / all};
   }
-  // Takes memory for a slab more than the first kLeastSlabs; false: there is none now.
-  bool TakeSlab();
+  // Returns the slab that comes behind `at`, the first again where there is no memory for another:
+  // the put then waits for the disk earlier.
+  size_t NextSlab(size_t at);
   // Returns what the writer takes with the partial pages that another run may leave.
   uint64_t BytesWithRun(uint32_t layer, HeadRange heads) const;
   Status PutRun(uint32_t layer, uint32_t head, uint32_t i, uint32_t n, const std::byte* rows);
@@ -118,6 +119,7 @@ class SegmentFileWriter {
   bool exists_ = false, sealed_ = false, allocated_ = false;
   std::vector<std::unique_ptr<Slab>> slabs_;
   size_t current_ = 0;
+  size_t taken_ = 0;                                // the first so many slabs are paid for
   std::unordered_map<uint64_t, Partial> partials_;  // keyed by file page
   std::vector<uint64_t> table_;
   WrittenRows written_;          // in the arrival layout

@@ -185,7 +185,7 @@ def test_ranks_put_and_step_their_own_heads(store: prefixd.Store) -> None:
             np.testing.assert_array_equal(exact_y, block_y[:, own])
             batch_y, _ = prefixd.step_batch([session] * 3, 0, queries, heads=(rank, 1))
             np.testing.assert_array_equal(batch_y[0], y[own])
-        with pytest.raises(prefixd.InvalidArgument, match=r"not all among the model's"):
+        with pytest.raises(prefixd.InvalidArgument, match=r"not all among the 2 of layer 0"):
             session.step(0, prompt.q[0], heads=(KV_HEADS, 0))
         with pytest.raises(prefixd.InvalidArgument, match="q has"):
             session.step(0, prompt.q[0], heads=(0, 1))

@@ -3,6 +3,7 @@
 #include <future>
 
 #include "base/call_scope.h"
+#include "storage/segment/segment_file_writer.h"
 #include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
 #include "tests/runtime/runtime_fixture.h"
@@ -23,12 +24,13 @@ class PartWaits : public RuntimeTest {
   }
   void TearDown() override { Release(); }
 
-  // Opens a store of small write buffers over a disk that the test holds.
-  void OpenCold() {
+  // Opens a store over a disk that the test holds, whose puts have small write buffers by default.
+  void OpenCold(uint64_t max_inflight_bytes = 1u << 20) {
     store_.reset();
-    auto opened = LocalStore::Open(options_, [this](const storage::StoreOptions& at) {
+    auto opened = LocalStore::Open(options_, [this,
+                                              max_inflight_bytes](const storage::StoreOptions& at) {
       storage::StoreOptions own = at;
-      own.max_inflight_bytes = 1u << 20;
+      own.max_inflight_bytes = max_inflight_bytes;
       return storage::OpenStoreWithEngine(own, [this](std::unique_ptr<storage::IoEngine> inner) {
         auto engine = std::make_unique<storage::FaultyEngine>(std::move(inner), plan_);
         engine_ = engine.get();
@@ -117,6 +119,33 @@ TEST_F(PartWaits, OnesSlowWriteHoldsNobodyBeyondItsDeadline) {
   EXPECT_EQ((*a)->Commit().error().code, Code::kFailedPrecondition);
   EXPECT_OK((*b)->Commit());
   EXPECT_OK((*a)->Commit());
+}
+
+// Buffers that there is no memory for are no room: the put waits for the disk, and its call ends.
+TEST_F(PartWaits, AWriteWithoutMemoryForBuffersEndsByItsDeadline) {
+  Open();
+  OpenCold(64u << 20);
+  const auto tokens = Numbered(24576);  // 24 MiB
+  const auto put = Begin({}, tokens);
+  ASSERT_OK(put);
+  const size_t token = spec_.geometry.n_kv_heads * spec_.geometry.row(0).key_bytes();
+  const std::vector<std::byte> rows(tokens.size() * token);
+  const auto write = [&] {
+    return (*put)->Write(0, 0, static_cast<uint32_t>(tokens.size()), rows, rows);
+  };
+  // There is memory for what the call itself takes, 16 MiB, and for no buffer behind it.
+  const auto& budget = store_->memory();
+  const uint64_t left = (16u << 20) + storage::kSlabBytes / 2;
+  const MemoryCharge rest =
+      budget->Shared().Charge(MemoryKind::kPuts, budget->capacity() - budget->used() - left);
+  HoldDisk(/*reads=*/false);
+  EXPECT_TRUE(EndsWhileHeld([&] {
+    const CallScope scope(Soon());
+    EXPECT_CODE(write(), Code::kDeadlineExceeded);
+  }));
+  Release();
+  EXPECT_OK(write());
+  EXPECT_OK((*put)->Commit());
 }
 
 TEST_F(PartWaits, TheLastOnesSlowCommitHoldsNobodyWhoIsCancelledOrLate) {

@@ -196,6 +196,21 @@ TEST(SegmentFormat, LayersThatDifferFollowOneAnother) {
   EXPECT_EQ(r.ValueAddress(2, 0, 0), (r.run_page(2, 0) + 8) * kPageBytes);  // 500 keys of 64 bytes
 }
 
+// What no layer has cannot be too large for a page.
+TEST(SegmentFormat, RowsOfInt8AreMeasuredWhereTheyAreStored) {
+  SegmentHeader header = LayeredHeader();
+  header.encoding = RowEncoding::kInt8;
+  header.incompat |= kIncompatEncodedRows;
+  header.key_dim = header.value_dim = 4096;  // of no layer
+  ASSERT_OK(header.Layout());
+  Page page;
+  header.Encode(page);
+  ASSERT_OK(SegmentHeader::Decode(page));
+  EXPECT_EQ(*SegmentHeader::Decode(page), header);
+  header.layers.back() = {header.n_kv_heads, 4096, 4096};
+  EXPECT_CODE(header.Layout(), Code::kInvalidArgument);
+}
+
 TEST(SegmentFormat, LayersThatDifferAreAFeatureToKnow) {
   SegmentHeader header = LayeredHeader();
   Page page;
