@@ -96,7 +96,9 @@ class Bench {
     q_.resize(64 * size_t{g_.n_q_heads} * g_.key_dim);
     for (float& x : q_) x = normal(rng);
 
-    PREFIXD_TRY(daemon_.Start(PREFIXD_BINARY, o_.daemon));
+    std::vector<std::string> args = {"--host-tier-mib", "64"};
+    args.insert(args.end(), o_.daemon.begin(), o_.daemon.end());
+    PREFIXD_TRY(daemon_.Start(PREFIXD_BINARY, args));
     RuntimeOptions own;
     own.dir = daemon_.dir() / "own";
     own.min_free_bytes = 0;
@@ -108,7 +110,7 @@ class Bench {
     spins.spin_us = o_.spin_us;
     PREFIXD_TRY(AddSide("ring", Connect(daemon_.address(), ring)));
     PREFIXD_TRY(AddSide("spinning", Connect(daemon_.address(), spins)));
-    PREFIXD_TRY(without_ring_.Start(PREFIXD_BINARY, {"--ring-mib", "0"}));
+    PREFIXD_TRY(without_ring_.Start(PREFIXD_BINARY, {"--host-tier-mib", "64", "--ring-mib", "0"}));
     return AddSide("message", Connect(without_ring_.address(), message));
   }
 

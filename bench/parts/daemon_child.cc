@@ -13,12 +13,15 @@
 namespace prefixd::bench {
 
 Status DaemonChild::Start(const std::string& program, const std::vector<std::string>& args) {
-  std::string name = "/tmp/prefixd-bench-XXXXXX";  // the path of a socket must be short
-  int ready[2];
-  if (::mkdtemp(name.data()) == nullptr || ::pipe2(ready, 0) != 0) {
-    return Error{Code::kIo, "cannot make a directory and a pipe for the daemon"};
+  if (dir_.empty()) {
+    std::string name = "/tmp/prefixd-bench-XXXXXX";  // the path of a socket must be short
+    if (::mkdtemp(name.data()) == nullptr) {
+      return Error{Code::kIo, "cannot make a directory for the daemon in /tmp"};
+    }
+    dir_ = name;
   }
-  dir_ = name;
+  int ready[2];
+  if (::pipe2(ready, 0) != 0) return Error{Code::kIo, "cannot make a pipe for the daemon"};
   const std::filesystem::path log = dir_ / "log";
   std::vector<std::string> all = {program,
                                   "--dir",
@@ -27,8 +30,6 @@ Status DaemonChild::Start(const std::string& program, const std::vector<std::str
                                   (dir_ / "s").string(),
                                   "--min-free-mib",
                                   "0",
-                                  "--host-tier-mib",
-                                  "64",
                                   "--threads",
                                   "2",
                                   "--ready-fd",
@@ -56,6 +57,13 @@ Status DaemonChild::Start(const std::string& program, const std::vector<std::str
   std::ifstream said(log);
   return Error{Code::kUnavailable, "the daemon did not start: " +
                                        std::string(std::istreambuf_iterator<char>(said), {})};
+}
+
+void DaemonChild::Stop() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGTERM);
+  ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
 }
 
 DaemonChild::~DaemonChild() {

@@ -18,10 +18,12 @@ class DaemonChild {
   DaemonChild(const DaemonChild&) = delete;
   DaemonChild& operator=(const DaemonChild&) = delete;
 
-  // Starts `program` with 64 MiB of host memory and two compute threads, plus `args`, in a session
-  // of its own as a service manager does. Returns when it serves; kUnavailable, with what it said,
-  // when it does not.
+  // Starts `program` with two compute threads, plus `args`, in a session of its own as a service
+  // manager does. Returns when it serves; kUnavailable, with what it said, when it does not. After
+  // Stop it starts over the same store.
   Status Start(const std::string& program, const std::vector<std::string>& args);
+  // Ends the daemon as a service manager does, and waits for it.
+  void Stop();
   // What else its user stores, as long as this lives.
   const std::filesystem::path& dir() const { return dir_; }
   std::string address() const { return "unix:" + (dir_ / "s").string(); }

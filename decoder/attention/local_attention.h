@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "decoder/attention/attention_backend.h"
 #include "decoder/attention/kv_cache.h"
@@ -16,6 +17,8 @@ class LocalAttention : public AttentionBackend {
   // where another backend attends over the tokens before it (SplicedAttention).
   explicit LocalAttention(const KvGeometry& geometry, uint32_t first_position = 0)
       : first_position_(first_position), cache_(geometry) {}
+  // Goes on from rows that are there already.
+  explicit LocalAttention(KvCache rows) : first_position_(0), cache_(std::move(rows)) {}
 
   Status Attend(uint32_t layer, uint32_t first, uint32_t n, std::span<const float> q,
                 std::span<const float> k, std::span<const float> v, std::span<float> out) override;
