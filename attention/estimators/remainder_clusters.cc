@@ -112,8 +112,8 @@ std::vector<double> MomentMasses(const RemainderContext& context, const Remainin
     if (clusters.left(c) < 1) continue;
     const double variance = clusters.ScoreVariance(c, g);
     const double cut = TiltCut(context.cut(g), mean[c], std::sqrt(variance), clusters.left(c));
-    log_z[c] =
-        std::log(clusters.left(c)) + TiltScores(form, mean[c], variance, cut, kInfMass).log_mean;
+    const double log_mean = TiltScores(form, mean[c], variance, cut, kInfMass).log_mean;
+    log_z[c] = std::log(clusters.left(c)) + std::max(log_mean, mean[c]);  // Jensen's bound
   }
   return log_z;
 }

@@ -135,7 +135,8 @@ Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& 
       if (cut.kind == CutKind::kNone) {
         c = std::min(c, mu + std::sqrt(variance) * std::sqrt(2 * std::log(double(n))));
       }
-      mass = std::log(double(n)) + LogMean(mu, variance, c, in.moment_form == MomentForm::kParent);
+      const double mean = LogMean(mu, variance, c, in.moment_form == MomentForm::kParent);
+      mass = std::log(double(n)) + std::max(mean, mu);  // Jensen's bound
     }
     log_z.push_back(mass);
   }

@@ -193,7 +193,9 @@ __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
     const double left = rest.left[c];
     if (left >= 1 && !scanned) {
       const double cut = TiltCutOf(h.cut, rest.mean[c], sqrt(rest.variance[c]), left);
-      log_mass = log(left) + TiltOf(form, rest.mean[c], rest.variance[c], cut, Infinity()).log_mean;
+      const double log_mean =
+          TiltOf(form, rest.mean[c], rest.variance[c], cut, Infinity()).log_mean;
+      log_mass = log(left) + fmax(log_mean, rest.mean[c]);  // Jensen's bound
     } else if (left >= 1 && scan_shift > -Infinity()) {
       const double whole = exp(scanned[c] - scan_shift);
       const double mass =

@@ -70,9 +70,10 @@ class StoreHandle {
   PyStore store_;
 };
 
-void BindStore(nb::module_& m);    // Store, open, connect
-void BindPut(nb::module_& m);      // Put
-void BindRestore(nb::module_& m);  // Restore
-void BindSession(nb::module_& m);  // Session, step_batch
+void BindStore(nb::module_& m);      // Store, open, connect
+void BindPut(nb::module_& m);        // Put
+void BindRestore(nb::module_& m);    // Restore
+void BindSession(nb::module_& m);    // Session, step_batch
+void BindOwnTokens(nb::module_& m);  // merge_own_tokens
 
 }  // namespace prefixd::python

@@ -52,6 +52,7 @@ NB_MODULE(_core, m) {
   BindPut(m);
   BindSession(m);
   BindRestore(m);
+  BindOwnTokens(m);
   m.def("merge_states", &Merge, nb::arg("y_a"), nb::arg("lse_a"), nb::arg("y_b"), nb::arg("lse_b"));
 }
 

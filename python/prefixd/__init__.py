@@ -36,7 +36,7 @@ _HOMES = {
     "model": ["Layer", "LayerShape", "ModelSpec", "Policy"],
     "put": ["Put", "PutResult"],
     "restore": ["Restore", "Run"],
-    "session": ["Cut", "Rows", "Session", "merge_states", "step_batch"],
+    "session": ["Cut", "Rows", "Session", "merge_own_tokens", "merge_states", "step_batch"],
     "store": ["ModelPage", "PendingMatch", "PrefixMatch", "PrefixPage", "Store", "connect", "open"],
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # `as` exports the name to a type checker
     from prefixd.session import Cut as Cut
     from prefixd.session import Rows as Rows
     from prefixd.session import Session as Session
+    from prefixd.session import merge_own_tokens as merge_own_tokens
     from prefixd.session import merge_states as merge_states
     from prefixd.session import step_batch as step_batch
     from prefixd.store import ModelPage as ModelPage

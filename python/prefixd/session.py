@@ -247,3 +247,18 @@ def merge_states(y_a: Array, lse_a: Array, y_b: Array, lse_b: Array) -> None:
     for output in outputs:
         arrays.check_in_place(output)
     _core.merge_states(*outputs, arrays.as_input(y_b), arrays.as_input(lse_b))
+
+
+def merge_own_tokens(
+    q: Array, k: Array, v: Array, y: Array, lse: Array, *, scale: float, softcap: float = 0.0, seen: Array | None = None
+) -> None:
+    """Attends to tokens that the engine holds itself, and merges them into the states (y, lse), in
+    place: q [B][n_q_heads][key_dim], k [B][n_kv_heads][m][key_dim] and v [B][n_kv_heads][m][value_dim]
+    of one dtype, as they lie; y [B][n_q_heads][value_dim], lse [B][n_q_heads], float32. seen [B][m]
+    (uint8): 0 hides a token. On the calling thread, because one token's attention to what was just
+    generated is too little to share."""
+    inputs: tuple[Any, Any, Any] = (k, v, seen)  # tensors are allowed, too; the stub knows NumPy only
+    outputs: tuple[Any, Any] = (y, lse)
+    for output in outputs:
+        arrays.check_in_place(output)
+    _core.merge_own_tokens(arrays.as_float32(q), *inputs[:2], scale, softcap, inputs[2], *outputs)

@@ -292,6 +292,34 @@ TEST(Estimators, ClustersOfOneTokenAreExact) {
   }
 }
 
+// Where a cut passes a cluster's mean, its estimate does not drop.
+TEST(Estimators, AHigherCutNeverLowersTheMassOfClusters) {
+  Random random(testing::Seed("Estimators.CutOverClusters"));
+  for (int round = 0; round < 20; ++round) {
+    StepCase c = AnyCase(random, 120);
+    c.RetrieveTop(10);
+    const Clustering clustering = Clustering::Fit(c.Mid(), 6);
+    for (const Method& method : Methods(c, clustering)) {
+      if (method.spec.kind != EstimatorKind::kCentroid &&
+          method.spec.kind != EstimatorKind::kClusterMoment) {
+        continue;
+      }
+      SCOPED_TRACE(method.name);
+      const EstimatorSummary summary = Build(method.spec, c.Mid());
+      std::vector<float> before(c.group, -kInf);
+      for (int step = -300; step <= 300; ++step) {
+        const float cut = static_cast<float>(step) / 50;
+        const Estimates got = Evaluate(c, method, summary, c.Mid(), c.retrieved.view(),
+                                       std::vector<Cut>(c.group, {cut, CutKind::kExact}));
+        for (uint32_t g = 0; g < c.group; ++g) {
+          EXPECT_GE(got.log_z[g], before[g] - 1e-4) << "cut " << cut;
+          before[g] = got.log_z[g];
+        }
+      }
+    }
+  }
+}
+
 TEST(Estimators, TheBracketGuardsEveryOne) {
   Random random(testing::Seed("Estimators.Bracket"));
   for (int round = 0; round < 20; ++round) {

@@ -13,7 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from prefixd import arrays
 from prefixd.errors import InvalidArgument
+from prefixd.session import merge_own_tokens
 
 NAME = "prefixd"
 _ATTRIBUTE = "_prefixd_splice"
@@ -72,6 +74,8 @@ def attention(
         splice.observe(query)
         prefix = splice.prefix_state(query)
         if prefix is not None:
+            if _on_host(query, key, value, attention_mask):
+                return _merge_one(query, key, value, attention_mask, scale, softcap, prefix), None
             own = partial_state(query, key, value, attention_mask, scale, softcap)
             return merge(own, prefix).transpose(1, 2).to(query.dtype).contiguous(), None
     if softcap is None:
@@ -81,6 +85,39 @@ def attention(
         return output, None
     y, _ = partial_state(query, key, value, attention_mask, scale, softcap)
     return y.transpose(1, 2).to(query.dtype).contiguous(), None
+
+
+def _on_host(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
+    """Whether one new token of each row attends to own tokens in host memory."""
+    return (
+        query.shape[2] == 1
+        and all(t.device.type == "cpu" for t in (query, key, value))
+        and key.dtype == value.dtype
+        and arrays.dtype_name(key.dtype) is not None
+        and (mask is None or (mask.dtype == torch.bool and mask.shape[1] == 1))
+    )
+
+
+def _merge_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    prefix: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Returns attention [B, 1, Hq, dv] of one token over both parts."""
+    y, lse = (t.squeeze(2).contiguous() for t in prefix)
+    seen = None
+    if mask is not None:
+        seen = mask[:, 0, -1, -key.shape[2] :].expand(len(key), -1).contiguous().view(torch.uint8)
+    merge_own_tokens(
+        query[:, :, 0], key.detach(), value.detach(), y, lse, scale=scale, softcap=softcap or 0.0, seen=seen
+    )
+    return y.unsqueeze(1).to(query.dtype)
 
 
 def partial_state(
