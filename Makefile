@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture soak bench \
-        bench-build results format check-format tidy install wheel test-wheel deb test-deb python-module \
+        bench-build bench-model results format check-format tidy install wheel test-wheel deb test-deb python-module \
         gpu-only compiler-only tidy-changed model model-smollm2 phi quality golden reference clean
 
 BUILD := build/release
@@ -115,6 +115,12 @@ bench-build: setup  ## the benchmarks' programs
 
 bench: bench-build  ## benchmarks, one after the other (tables; see bench/ for --json)
 	@scripts/bench.sh $(BUILD)
+
+bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and takes on a real model, in C++ and in Hugging Face (20 minutes; PyTorch: 3 GB)
+	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+	@.venv/bin/python bench/model_text.py build/models/smollm2 > build/models/smollm2-licences.json
+	@$(BUILD)/bench/model_bench --json build/model-bench.json
+	@.venv/bin/python bench/splice_bench.py --json build/splice-bench.json
 
 results:  ## docs/results.md anew from docs/results/*.json (scripts/results.py take FILE RUN keeps a new run)
 	@scripts/results.py

@@ -32,7 +32,8 @@ using decoder::SplicedAttention;
 using nlohmann::json;
 
 struct Options {
-  std::filesystem::path model_dir, tokens_file;
+  std::filesystem::path model_dir = "build/models/smollm2";
+  std::filesystem::path tokens_file = "build/models/smollm2-licences.json";
   std::vector<uint32_t> lengths = {2048, 4096, 7600};
   uint32_t repeated = 32768;  // 0: left out
   std::vector<double> budgets = {0.01, 0.02, 0.05};
@@ -329,9 +330,11 @@ Status RunBench(const Options& options) {
 int main(int argc, char** argv) {
   prefixd::bench::Options o;
   CLI::App app{"What a decoder on a real model gains and loses by prefixd"};
-  app.add_option("model", o.model_dir, "Checkpoint, as `make model-smollm2` makes one")->required();
-  app.add_option("tokens", o.tokens_file, "A text's token ids as a JSON list (bench/model_text.py)")
-      ->required();
+  app.add_option("--model", o.model_dir, "Checkpoint, as `make model-smollm2` makes one")
+      ->capture_default_str();
+  app.add_option("--tokens", o.tokens_file,
+                 "A text's token ids, as bench/model_text.py writes them")
+      ->capture_default_str();
   app.add_option("--lengths", o.lengths, "Prompts, tokens; the longest last")
       ->capture_default_str();
   app.add_option("--repeated", o.repeated, "Also decode over so many rows, laid end to end; 0: not")
@@ -342,6 +345,14 @@ int main(int argc, char** argv) {
   app.add_option("--steps", o.steps, "Tokens a round")->capture_default_str();
   app.add_option("--greedy", o.greedy, "Greedy tokens to compare; 0: none")->capture_default_str();
   app.add_option("--tier-mib", o.tier_mib, "The daemon's host tier")->capture_default_str();
-  return prefixd::bench::BenchMain(app, argc, argv, o.json_file,
-                                   [&] { return prefixd::bench::RunBench(o); });
+  bool missing = false;
+  const int code =
+      prefixd::bench::BenchMain(app, argc, argv, o.json_file, [&]() -> prefixd::Status {
+        missing = !std::filesystem::exists(o.model_dir) || !std::filesystem::exists(o.tokens_file);
+        if (!missing) return prefixd::bench::RunBench(o);
+        return prefixd::Error{prefixd::Code::kNotFound, "no model in '" + o.model_dir.string() +
+                                                            "' or no '" + o.tokens_file.string() +
+                                                            "': `make bench-model` makes both"};
+      });
+  return missing ? 3 : code;
 }

@@ -271,7 +271,8 @@ class Bench:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="checkpoint, as `make model-smollm2` makes one")
+    parser.add_argument("--model", type=Path, default=ROOT / "build/models/smollm2",
+                        help="checkpoint, as `make model-smollm2` makes one")
     parser.add_argument("--file", type=Path, help="a UTF-8 text; by default licences")
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 7600], help="prompts; the longest last")
     parser.add_argument("--repeated", type=int, default=32768, help="rows laid end to end; 0: not")
