@@ -2,6 +2,7 @@
 // emit lines of JSON (events.h).
 #pragma once
 
+#include <iosfwd>
 #include <string>
 
 #include "demo/request.h"
@@ -23,5 +24,11 @@ Status RunCold(const std::string& address, const Request& request);
 // read. Errors of the daemon are passed on: kInfeasible, kNotFound (the prefix is gone), kCorrupt
 // (damaged).
 Status RunAsk(const std::string& address, const Request& request);
+
+// Compares ways of reading documents, over a store of its own (compare.h). The first line of `in`
+// is a setup {"model_dir", "store_dir", "threads"}, each other one a document {"id", "prompt",
+// "passages", "readings", "recorded", "logits"}; results come as soon as they are there. A document
+// that an earlier run stored and did not finish needs no second prefill.
+Status RunCompare(std::istream& in);
 
 }  // namespace prefixd::demo

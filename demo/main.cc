@@ -63,6 +63,8 @@ int main(int argc, char** argv) {
   const CLI::App* decode = add("decode", "Attach to the stored prompt, answer and measure");
   const CLI::App* cold = add("cold", "Measure the same against a daemon without host tier");
   const CLI::App* ask = add("ask", "Answer one question about the stored prompt");
+  const CLI::App* compare =
+      app.add_subcommand("compare", "Compare ways of reading documents, for prefixd.evaluate");
   demo::DocumentOptions document;
   CLI::App* plant = app.add_subcommand("plant", "Plant facts in a document, for the byte model");
   plant->add_option("--document", document.file, "UTF-8 text")->required();
@@ -77,6 +79,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const prefixd::Status status = plant->parsed()     ? demo::RunPlant(document)
+                                 : compare->parsed() ? demo::RunCompare(std::cin)
                                  : prefill->parsed() ? demo::WithRequest(demo::RunPrefill, socket)
                                  : decode->parsed()  ? demo::WithRequest(demo::RunDecode, socket)
                                  : cold->parsed()    ? demo::WithRequest(demo::RunCold, socket)
