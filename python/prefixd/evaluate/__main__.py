@@ -6,7 +6,10 @@ page.
 
 Without --model it evaluates the small model of this repository. --out keeps the rows of every
 document as they come: the same command continues where it was interrupted. --quick gives a first
-look in a few minutes."""
+look in a few minutes.
+
+    python -m prefixd.evaluate compare --help    a real model on real texts, against full attention
+    python -m prefixd.evaluate report DIR        the tables of what `compare` has measured"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import torch
 import transformers
 
 from prefixd.evaluate import tasks
+from prefixd.evaluate.compare import program as compare
 from prefixd.evaluate.methods import METHODS
 from prefixd.evaluate.model import Subject
 from prefixd.evaluate.report import write_report
@@ -81,6 +85,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["compare"]:
+        return compare.main(given[1:])
+    if given[:1] == ["report"]:
+        return compare.report_main(given[1:])
     a = parser()
     o = a.parse_args(argv)
     if o.threads:

@@ -69,3 +69,20 @@ def interval(
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+def ratio_interval(
+    above: Sequence[float], below: Sequence[float], draws: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Returns the 95% interval of sum(above) / sum(below), whose entries belong together by document:
+    whole documents are drawn, so that a long hard one weighs in both. Fewer than FEW documents give
+    Student's interval; a single one gives not-a-number."""
+    a, b = np.asarray(above, float), np.asarray(below, float)
+    if len(a) < 2:
+        return math.nan, math.nan
+    if len(a) < FEW:
+        return jackknife(lambda kept: float(a[kept].sum() / b[kept].sum()), len(a))
+    drawn = np.random.default_rng(seed).integers(0, len(a), (draws, len(a)))
+    ratios = a[drawn].sum(1) / b[drawn].sum(1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)

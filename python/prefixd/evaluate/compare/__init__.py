@@ -1,0 +1,1 @@
+"""Compares ways of reading with full attention on real texts: ``python -m prefixd.evaluate compare``."""

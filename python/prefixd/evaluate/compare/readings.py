@@ -1,0 +1,55 @@
+"""Lists the ways of reading that are compared, at equal budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Segments below it have no codes, so that the default selector searches them exactly
+# (store.codes_min_tokens).
+CODES_FROM = 4096
+
+
+@dataclass(frozen=True)
+class Method:
+    """`policy` is what a session is told; `budgeted`: it takes a budget."""
+
+    label: str
+    policy: dict[str, Any]
+    budgeted: bool = True
+
+
+METHODS = {
+    "full": Method("Full attention", {"mode": "full"}, budgeted=False),
+    "anchors": Method("Sink + tail", {"mode": "anchors"}, budgeted=False),
+    "topk": Method("Top-K", {"estimator": "none", "selector": "exact"}),
+    "topk-codes": Method("Top-K, default selector", {"estimator": "none", "selector": "auto"}),
+    "auto": Method("Per-head choice", {"estimator": "auto", "selector": "exact"}),
+    "auto-codes": Method("Per-head choice, default selector", {"estimator": "auto", "selector": "auto"}),
+    "moment": Method("Moments alone", {"estimator": "moment", "selector": "exact"}),
+}
+# What a session does that was told nothing: where there are codes it selects by them.
+DEFAULT, DEFAULT_TOPK = "auto-codes", "topk-codes"
+
+
+def name(method: str, budget: float | None) -> str:
+    return method if budget is None else f"{method}@{budget:g}"
+
+
+def at_length(method: str, length: int) -> str:
+    """Returns the method that stands for this one at a length: without codes the search is exact."""
+    return method.removesuffix("-codes") if length < CODES_FROM else method
+
+
+def readings(methods: Sequence[str], budgets: Sequence[float], length: int) -> list[dict[str, Any]]:
+    """Returns the policies of a document of this length, each with its name; full attention is always
+    measured and not among them."""
+    out: dict[str, dict[str, Any]] = {}
+    for method in methods:
+        own = METHODS[at_length(method, length)]
+        for budget in budgets if own.budgeted else [None]:
+            key = name(at_length(method, length), budget)
+            out[key] = {"name": key, **own.policy} | ({} if budget is None else {"budget": budget})
+    out.pop("full", None)
+    return list(out.values())
