@@ -59,9 +59,9 @@ struct ReadingResult {
 
 class Comparison {
  public:
-  // Attaches to nothing: `session` reads the document, `passages` follow it. The queries of
-  // `recorded` tokens of the first passage, spread evenly, are kept for errors by head. All
-  // arguments must outlive it.
+  // `session` reads the document, and each of `passages` follows it. The queries of `recorded`
+  // tokens of the first one, if it is forced, are kept for errors by head. `model` and `passages`
+  // must outlive it. One thread at a time.
   Comparison(const decoder::Model& model, std::shared_ptr<Session> session,
              std::span<const Passage> passages, uint32_t recorded, bool keep_logits);
 

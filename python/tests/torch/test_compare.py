@@ -194,6 +194,9 @@ def test_a_stopped_run_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert program.main([*command[:-2], "--methods", "moment", "--budgets", "0.1"]) == 0
     added = keys(tmp_path / "out")[len(found) :]
     assert {k[3] for k in added} == {"full", "heads", "moment@0.1"}
+    (tmp_path / "out/report.md").unlink()
+    assert program.main(["report", str(tmp_path / "out")]) == 0
+    assert program.main(["report", str(tmp_path)]) == 1
     page = (tmp_path / "out/report.md").read_text()
     assert "Per-head choice, 10%" in page and "Moments alone, 10%" in page
     with pytest.raises(SystemExit):
@@ -225,10 +228,14 @@ def test_journal_drops_a_torn_line_and_keeps_the_last(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     row = {"key": ["a", 1, 0], "method": "m", "x": 1}
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"x": 2}) + "\n" + '{"key"')
+    before = path.read_bytes()
     journal = Journal(path)
     assert [r["x"] for r in journal.rows] == [2] and journal.has(("a", 1, 0), "m")
+    assert path.read_bytes() == before  # a run may be writing this line
     journal.add({"key": ["b", 1, 0], "method": "m"})
-    assert len(Journal(path).rows) == 2
+    journal.add({"key": ["c", 1, 0], "method": "m"})
+    assert path.read_bytes().startswith(before[: -len('{"key"')])
+    assert [r["key"][0] for r in Journal(path).rows] == ["a", "b", "c"]
 
 
 # ---- figures ----

@@ -10,26 +10,29 @@ Key = tuple[str, int, int]
 
 
 class Journal:
-    """Reads the complete lines of a file and appends to it. A torn last line, of a run that was
-    killed while it wrote, is dropped. Of lines with one key and method the last counts."""
+    """Reads the complete lines of a file and appends to it. A torn last line, of a run that was killed
+    while it wrote, is cut off by the next one that is added; until then nothing is written, so that a
+    report can be made while a run goes on. Of lines with one key and method the last counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rows: dict[tuple[Key, str], dict[str, Any]] = {}
+        self._end: int | None = None  # where the first new line goes; None: at the end of the file
         if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]
-            if whole != text:
-                path.write_text(whole, encoding="utf-8")
-            for line in whole.splitlines():
+            data = path.read_bytes()
+            self._end = data.rfind(b"\n") + 1
+            for line in data[: self._end].splitlines():
                 self._take(json.loads(line))
 
     def _take(self, row: dict[str, Any]) -> None:
         self._rows[tuple(row["key"]), row["method"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        with self.path.open("ab") as file:
+            if self._end is not None:
+                file.truncate(self._end)
+                self._end = None
+            file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
         self._take(row)
 
     def has(self, key: Key, method: str) -> bool:

@@ -161,5 +161,7 @@ def kept(path: Path, kinds: Iterable[str], count: int, seed: int) -> dict[str, l
         if len(have) < count:
             have += find(kind, count, seed)[len(have) :]
     whole = "".join(json.dumps(asdict(t)) + "\n" for ts in texts.values() for t in ts)
-    path.write_text(whole, encoding="utf-8")
+    new = path.with_suffix(".new")
+    new.write_text(whole, encoding="utf-8")
+    new.replace(path)
     return {kind: texts[kind][:count] for kind in kinds}
