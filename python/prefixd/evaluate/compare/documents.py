@@ -1,7 +1,7 @@
 """Makes the documents and what follows them, from texts and a seed.
 
 Suite `likelihood`: a real text, and how it goes on. Suite `tasks`: facts planted in a text in the
-manner of RULER and BABILong, and questions about real manuals. Suite `records`: a report of many
+manner of RULER and BABILong, and sentences of real manuals that are to be quoted. Suite `records`: a report of many
 records, all of which are wanted as JSON, so that each next token depends on another place of the
 document."""
 
@@ -24,14 +24,15 @@ LIKELIHOOD, TASKS, RECORDS = "likelihood", "tasks", "records"
 # The texts that a kind of document is made of: its own name for likelihood.
 KINDS = {
     "prose": (LIKELIHOOD, "prose"), "code": (LIKELIHOOD, "code"), "manuals": (LIKELIHOOD, "manuals"),
-    "logs": (LIKELIHOOD, "logs"), "facts": (TASKS, "prose"), "options": (TASKS, "manuals"),
+    "logs": (LIKELIHOOD, "logs"), "facts": (TASKS, "prose"), "quotes": (TASKS, "manuals"),
     "records": (RECORDS, ""),
 }
 CONTINUATION = 128  # tokens of a text behind its document
 FORCED = 256  # tokens of the records' JSON
-# Tokens that a model may write: as many as an answer has that begins at once, or two records.
-ANSWER = {"needle": 10, "needles": 10, "babi-1": 4, "options": 16}
-WRITTEN = 64
+# Tokens that a model may write: as many as an answer has that begins at once, or one record.
+ANSWER = {"needle": 10, "needles": 10, "babi-1": 4, "quotes": 12}
+WRITTEN = 40
+SHOWN = 3  # records
 ROOM = 400  # tokens that may follow a document
 
 
@@ -82,23 +83,24 @@ def make(kind: str, length: int, number: int, text: Text | None, form: Form, see
             return None
         passage = Passage(kind, {"read": follow[:-1], "targets": follow[1:]})
         return Document(kind, length, number, prompt, [passage])
-    return (_facts if kind == "facts" else _options)(rng, kind, length, number, text, form)
+    return (_facts if kind == "facts" else _quotes)(rng, kind, length, number, text, form)
 
 
-def _asked(form: Form, kind: str, text: str, begun: str, answers: Sequence[str]) -> Passage:
-    tokens = form.question(text, begun)
+def _asked(kind: str, tokens: list[int], answers: Sequence[str], form: Form) -> Passage:
     return Passage(kind, {"exact": tokens[:-1], "read": tokens[-1:], "generate": ANSWER[kind], "stop": form.stop},
                    tuple(answers))
 
 
-def _of(question: tasks.Question) -> tuple[str, str]:
-    """Returns a plain question's text, and how its answer begins."""
-    text = question.prompt.strip().removeprefix("Question: ")
-    asked, mark, begun = text.partition(" Answer: ")
-    if not mark:
-        asked, _, begun = text.partition("? ")
-        asked += "?"
-    return asked, begun[:1].upper() + begun[1:]
+# What a small model can do with everything read depends on how it is asked: it finds needles by the
+# words in which they were told, and answers the rest through its chat template.
+def _needle(form: Form, kind: str, question: tasks.Question) -> Passage:
+    word = question.prompt.split(" numbers for ")[1].split(" ")[0]
+    return _asked(kind, form.encode(f"\nOne of the special magic numbers for {word} is:"), question.answers, form)
+
+
+def _place(form: Form, question: tasks.Question) -> Passage:
+    asked, begun = question.prompt.strip().removeprefix("Question: ").split(" Answer: ")
+    return _asked("babi-1", form.question(f"According to the text above: {asked}", begun), question.answers, form)
 
 
 def _planted(
@@ -115,32 +117,34 @@ def _facts(rng: np.random.Generator, kind: str, length: int, number: int, text: 
     moves = tasks.babi_one_fact(rng, source, 2048)
     planted = re.compile(r"(One of the special magic numbers|[A-Z][a-z]+ (went|moved|travelled|journeyed) to)")
     lines = [line for example in (needles, moves) for line in example.document.split("\n") if planted.match(line)]
-    passages = [_asked(form, "needles", *_of(q), q.answers) for q in needles.questions]
-    passages += [_asked(form, "babi-1", *_of(q), q.answers) for q in moves.questions[:4]]
+    passages = [_needle(form, "needles", q) for q in needles.questions]
+    passages += [_place(form, q) for q in moves.questions[:4]]
     return Document(kind, length, number, _planted(rng, length, text, form, lines), passages)
 
 
-_OPTION = re.compile(r"\n\n(--?[a-zA-Z][-\w]{3,})[^\n]{0,30}\n([A-Z][^\n]+)\n")
+_SENTENCE = re.compile(r"(?<=[.:]\s)[A-Z][a-z]+(?:\s[\w',-]+){13,30}\.")
+_BEGUN, _WANTED = 8, 4  # words of a sentence
 
 
-def _options(
+def _quotes(
     rng: np.random.Generator, kind: str, length: int, number: int, text: Text, form: Form
-) -> Document | None:
-    """Asks what options of a manual do, and for one number that was planted in it."""
+) -> Document:
+    """Asks for sentences of a manual whose first words are given, and for one number planted in it."""
     needle = tasks.niah_single(rng, tasks.Source("line\n" * 8000, lambda t: len(t) // 4), 1024)
     line = next(x for x in needle.document.split("\n") if x.startswith("One of the special"))
     room = length - len(form.head) - len(form.encode(line)) - 8
     body = form.decode(form.encode(text.text)[:room])
     ends = [0] + [m.end() for m in re.finditer("\n", body)]
     place = int(rng.choice(ends))
-    body = f"{body[:place]}{line}\n{body[place:]}"
-    passages = [_asked(form, "needle", *_of(q), q.answers) for q in needle.questions]
-    known = [m for m in _OPTION.finditer(body) if body.count(f"\n{m[1]}") == 1 and len(m[2].split()) >= 4]
+    passages = [_needle(form, "needle", q) for q in needle.questions]
+    known = [m[0] for m in _SENTENCE.finditer(body)]
     for i in sorted(int(i) for i in rng.permutation(len(known))[:4]):
-        option, told = known[i][1], " ".join(known[i][2].split()[:4])
-        passages.append(_asked(form, "options", f'What does the manual above say about the option "{option}"?',
-                               f"{option}\n", [told]))
-    return Document(kind, length, number, form.head + form.encode(body), passages)
+        words = known[i].split()
+        begun = " ".join(words[:_BEGUN])
+        asked = f'Quote the sentence of the text above that begins with "{begun}".'
+        passages.append(_asked("quotes", form.question(asked, begun), [" ".join(words[_BEGUN : _BEGUN + _WANTED])],
+                               form))
+    return Document(kind, length, number, form.head + form.encode(f"{body[:place]}{line}\n{body[place:]}"), passages)
 
 
 _NAMES = ("Anna Berg", "Omar Haddad", "Lena Fischer", "Paulo Reis", "Mei Tanaka", "Jon Arnason", "Rosa Villa",
@@ -166,19 +170,25 @@ def _records(rng: np.random.Generator, kind: str, length: int, number: int, form
         lines.append(line)
     first = int(rng.integers(0, max(1, len(records) - 20)))
     asked = f"Write all orders from order {first + 1} on as JSON, one line an order."
-    whole = "\n".join(json.dumps(r) for r in records[first : first + 20])
-    # The first line is given, so that the form of the others is known.
-    shown, rest = whole.split("\n", 1)
-    question = form.question(asked, shown + "\n")
+    # Some lines are given, so that the form of the others is known.
+    rest = "\n".join(json.dumps(r) for r in records[first : first + 20])
+    begun, rest = _after(rest, f'{{"order": {first + SHOWN + 1}, "buyer":')
+    question = form.question(asked, begun)
     wanted = form.encode(rest)[:FORCED]
     follow = [question[-1], *wanted]
     forced = Passage(kind, {"exact": question[:-1], "read": follow[:-1], "targets": follow[1:]})
     # Written text is right as far as it has the values of the orders that fit.
-    told = [str(v) for r in records[first + 1 : first + 3] for k, v in r.items() if k != "order"]
+    told = [str(v) for r in records[first + SHOWN : first + SHOWN + 1] for k, v in r.items() if k != "order"]
     written = Passage(kind, {"exact": question[:-1], "read": question[-1:], "generate": WRITTEN,
                              "stop": [t for t in form.stop if t != ord("\n")]}, tuple(told))
     prompt = form.head + form.encode("\n".join(lines) + "\n")
     return Document(kind, length, number, prompt, [forced, written])
+
+
+def _after(text: str, mark: str) -> tuple[str, str]:
+    """Returns the text to the end of `mark`, and what follows."""
+    end = text.index(mark) + len(mark)
+    return text[:end], text[end:]
 
 
 def score(passage: Passage, written: str) -> float | None:
