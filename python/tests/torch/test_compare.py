@@ -86,7 +86,7 @@ def test_documents_are_the_same_again(kind: str) -> None:
     if kind == "quotes":
         assert {p.kind for p in made.passages} == {"needle", "quotes"}
         asked = form.decode(next(p for p in made.passages if p.kind == "quotes").request["exact"])
-        assert "begins with \"Sets the value of" in asked
+        assert 'says: "Sets the value of' in asked
     if kind == "records":
         forced, written = made.passages
         given = form.decode([*forced.request["exact"], forced.request["read"][0]])

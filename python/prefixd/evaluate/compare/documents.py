@@ -91,8 +91,8 @@ def _asked(kind: str, tokens: list[int], answers: Sequence[str], form: Form) -> 
                    tuple(answers))
 
 
-# What a small model can do with everything read depends on how it is asked: it finds needles by the
-# words in which they were told, and answers the rest through its chat template.
+# What a small model can do with everything read depends on how it is asked: it finds needles and
+# sentences by the words in which they stand, and answers the rest through its chat template.
 def _needle(form: Form, kind: str, question: tasks.Question) -> Passage:
     word = question.prompt.split(" numbers for ")[1].split(" ")[0]
     return _asked(kind, form.encode(f"\nOne of the special magic numbers for {word} is:"), question.answers, form)
@@ -137,13 +137,11 @@ def _quotes(
     ends = [0] + [m.end() for m in re.finditer("\n", body)]
     place = int(rng.choice(ends))
     passages = [_needle(form, "needle", q) for q in needle.questions]
-    known = [m[0] for m in _SENTENCE.finditer(body)]
+    flat = " ".join(body.split())
+    known = [words for m in _SENTENCE.finditer(body) if flat.count(" ".join((words := m[0].split())[:_BEGUN])) == 1]
     for i in sorted(int(i) for i in rng.permutation(len(known))[:4]):
-        words = known[i].split()
-        begun = " ".join(words[:_BEGUN])
-        asked = f'Quote the sentence of the text above that begins with "{begun}".'
-        passages.append(_asked("quotes", form.question(asked, begun), [" ".join(words[_BEGUN : _BEGUN + _WANTED])],
-                               form))
+        tokens = form.encode('\n\nThe text above says: "' + " ".join(known[i][:_BEGUN]))
+        passages.append(_asked("quotes", tokens, [" ".join(known[i][_BEGUN : _BEGUN + _WANTED])], form))
     return Document(kind, length, number, form.head + form.encode(f"{body[:place]}{line}\n{body[place:]}"), passages)
 
 
