@@ -43,6 +43,7 @@ struct PyRestore {
   std::shared_ptr<Store> store;
   std::unique_ptr<Restore> restore;
   DType dtype;
+  uint32_t restore_end;  // behind the last token
   RestoredRun run{};
 };
 
@@ -71,6 +72,7 @@ class StoreHandle {
 };
 
 void BindStore(nb::module_& m);      // Store, open, connect
+void BindPaged(nb::module_& m);      // PagedRows
 void BindPut(nb::module_& m);        // Put
 void BindRestore(nb::module_& m);    // Restore
 void BindSession(nb::module_& m);    // Session, step_batch

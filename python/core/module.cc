@@ -49,6 +49,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(Raise);
   m.attr("__version__") = PREFIXD_VERSION;
   BindStore(m);
+  BindPaged(m);  // before those that take its class
   BindPut(m);
   BindSession(m);
   BindRestore(m);

@@ -9,6 +9,7 @@
 
 #include "protocol/json_text.h"
 #include "python/core/handles.h"
+#include "python/core/paged.h"
 
 namespace prefixd::python {
 
@@ -33,6 +34,18 @@ void BindPut(nb::module_& m) {
             Check(p.open().Write(layer, first, uint32_t(k.shape(0)), keys, values));
           },
           nb::arg("layer"), nb::arg("first"), nb::arg("k"), nb::arg("v"))
+      // Writes rows out of the blocks of an engine's cache.
+      .def(
+          "write_blocks",
+          [](const PyPut& p, uint32_t layer, uint32_t first, uint32_t n, const PagedRows& rows,
+             const In& cache, const Blocks& blocks) {
+            const auto places = Stored("the cache", cache, p.dtype);
+            const auto table = Span(blocks);
+            nb::gil_scoped_release unlocked;
+            WriteBlocks(p.open(), layer, first, n, rows, places, table);
+          },
+          nb::arg("layer"), nb::arg("first"), nb::arg("n"), nb::arg("rows"), nb::arg("cache"),
+          nb::arg("blocks"))
       .def(
           "write_queries",
           [](const PyPut& p, uint32_t layer, uint32_t first, const In& q) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "python/core/handles.h"
+#include "python/core/paged.h"
 
 namespace prefixd::python {
 
@@ -27,7 +28,8 @@ void BindRestore(nb::module_& m) {
             options.buffer_bytes = buffer_bytes;
             const auto session = s.get();
             auto begun = Unwrap(Restore::Begin(session, options));
-            new (self) PyRestore{s.store, std::move(begun), session->info().geometry.dtype};
+            new (self) PyRestore{s.store, std::move(begun), session->info().geometry.dtype,
+                                 end == 0 ? session->info().n_tokens : end};
           },
           nb::arg("session"), nb::arg("begin"), nb::arg("end"), nb::arg("first_layer"),
           nb::arg("end_layer"), nb::arg("head_major"), nb::arg("buffer_bytes"))
@@ -54,6 +56,18 @@ void BindRestore(nb::module_& m) {
             std::memcpy(v_out.data(), r.run.v.data(), v_out.size());
           },
           nb::arg("k"), nb::arg("v"))
+      // Takes all runs of the next layer into the blocks of an engine's cache.
+      .def(
+          "fill_layer",
+          [](PyRestore& r, uint32_t layer, const PagedRows& rows, const Out& cache,
+             const Blocks& blocks, uint32_t row_heads, uint32_t first_head) {
+            const auto places = Stored("the cache", cache, r.dtype);
+            const auto table = Span(blocks);
+            nb::gil_scoped_release unlocked;
+            FillLayer(r, layer, rows, places, table, row_heads, first_head);
+          },
+          nb::arg("layer"), nb::arg("rows"), nb::arg("cache"), nb::arg("blocks"),
+          nb::arg("row_heads"), nb::arg("first_head"))
       .def("cancel", [](PyRestore& r) { r.restore->Cancel(); });
 }
 

@@ -6,10 +6,9 @@
         with store.attach("llama", tokens) as session:
             y, lse = session.step(layer, q)           # attention over the stored prompt
 
-`prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains
-`prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.train` trains
-feature maps for them, `prefixd.evaluate` measures their quality by read budget. Each module is
-loaded on its first use.
+`prefixd.transformers` splices stored prompts into Hugging Face models, `prefixd.vllm` is a KV
+connector of vLLM, `prefixd.train` trains feature maps, `prefixd.evaluate` measures quality by read
+budget. Each module is loaded on its first use.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ _HOMES = {
         "Unavailable",
     ],
     "model": ["Layer", "LayerShape", "ModelSpec", "Policy"],
+    "_core": ["PagedRows"],
     "put": ["Put", "PutResult"],
     "restore": ["Restore", "Run"],
     "session": ["Cut", "Rows", "Session", "merge_own_tokens", "merge_states", "step_batch"],
@@ -44,6 +44,7 @@ __all__ = sorted(_WHERE)
 
 if TYPE_CHECKING:  # `as` exports the name to a type checker
     __version__: str
+    from prefixd._core import PagedRows as PagedRows
     from prefixd.errors import AlreadyExists as AlreadyExists
     from prefixd.errors import Cancelled as Cancelled
     from prefixd.errors import Corrupt as Corrupt

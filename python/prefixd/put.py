@@ -14,6 +14,8 @@ from prefixd import _core, arrays
 from prefixd.errors import FailedPrecondition
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from prefixd.arrays import Array
 
 # This many writes may wait for the disk before `write` itself waits, so that a fast prefill cannot
@@ -95,6 +97,22 @@ class Put:
         def call() -> None:
             self.core.write(layer, first, keys, values)
             self._written += len(keys)
+            if self._progress is not None:
+                self._progress(self._written, self._submitted)
+
+        return self._submit(call)
+
+    def write_blocks(
+        self, layer: int, first: int, n: int, rows: _core.PagedRows, cache: Array, blocks: np.ndarray
+    ) -> Future[None]:
+        """Writes tokens [first, first + n) of one layer out of an engine's paged cache, which `rows`
+        describes, without a tensor in between. blocks[i] (int64) is the block of the prompt's tokens
+        [i * block_tokens, (i + 1) * block_tokens)."""
+        self._submitted += n
+
+        def call() -> None:
+            self.core.write_blocks(layer, first, n, rows, cache, blocks)
+            self._written += n
             if self._progress is not None:
                 self._progress(self._written, self._submitted)
 

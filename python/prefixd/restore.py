@@ -13,6 +13,7 @@ from prefixd import _core, arrays
 from prefixd.errors import Cancelled
 
 if TYPE_CHECKING:
+    from prefixd.arrays import Array
     from prefixd.session import Session
     from prefixd.store import Progress
 
@@ -79,6 +80,22 @@ class Restore:
         """Makes iterating raise Cancelled from now on, even while it waits. Any thread may call
         it."""
         self._core.cancel()
+
+    def fill_layer(
+        self,
+        layer: int,
+        rows: _core.PagedRows,
+        cache: Array,
+        blocks: np.ndarray,
+        *,
+        row_heads: int = 0,
+        first_head: int = 0,
+    ) -> None:
+        """Takes all runs of the next layer into an engine's paged cache, which `rows` describes, instead
+        of iterating. blocks[i] (int64) is the block of tokens [i * block_tokens, (i + 1) *
+        block_tokens). A rank of an engine takes its heads, from `first_head` on, of the `row_heads`
+        that are stored."""
+        self._core.fill_layer(layer, rows, cache, blocks, row_heads, first_head)
 
     def __iter__(self) -> Iterator[Run]:
         while (run := self._core.next()) is not None:

@@ -1,0 +1,134 @@
+"""PrefixdConnector: what vLLM calls, in the scheduler's process and in each worker's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from prefixd.vllm.daemon import Daemon
+from prefixd.vllm.identity import describe
+from prefixd.vllm.messages import StepMessage
+from prefixd.vllm.options import Options
+from prefixd.vllm.scheduler import SchedulerSide
+from prefixd.vllm.stats import Counts
+from prefixd.vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.prefixd")
+
+
+class PrefixdConnector(KVConnectorBase_V1):
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        options = Options.read(transfer.kv_connector_extra_config)
+        spec = describe(vllm_config, options.weights)
+        block_tokens = int(vllm_config.cache_config.block_size)
+        self._daemon = Daemon(options)
+        self._daemon.store.register_model(spec)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(self._daemon.store, spec, options, block_tokens)
+            logger.info("prefixd: prompts of model %s are kept by %s", spec.name, self._daemon.address)
+            if transfer.kv_load_failure_policy != "recompute":
+                logger.warning(
+                    'prefixd: a request whose stored rows cannot be read fails; with "kv_load_failure_policy": '
+                    '"recompute" vLLM computes them again'
+                )
+        else:
+            self._worker = WorkerSide(self._daemon.store, spec, block_tokens)
+
+    @property
+    def _in_scheduler(self) -> SchedulerSide:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    @property
+    def _in_worker(self) -> WorkerSide:
+        assert self._worker is not None
+        return self._worker
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._daemon.close()
+
+    # ---- the scheduler's process ----
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._in_scheduler.matched(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        self._in_scheduler.allocated(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self._in_scheduler.message(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._in_scheduler.worked(connector_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._in_scheduler.finished(request.request_id)
+        return False, None
+
+    # ---- a worker's process ----
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        layers = self._vllm_config.compilation_config.static_forward_context
+        self._in_worker.register(kv_caches, layers)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMessage)
+        self._in_worker.begin(connector_metadata)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        self._in_worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self._in_worker.before_layer(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        self._in_worker.after_layer(layer_name)
+
+    def wait_for_save(self) -> None:
+        self._in_worker.settle()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        self._in_worker.finished(finished_req_ids)
+        return None, None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._in_worker.take_invalid()
+
+    # ---- counts ----
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return None if self._worker is None else self._worker.take_counts()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return Counts.of(data)

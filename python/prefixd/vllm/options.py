@@ -1,0 +1,50 @@
+"""Reads what the user says in `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prefixd.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Options:
+    prefixd: str  # a daemon's address ("unix:...", "tcp:..."), or a directory: a daemon is started there
+    tenant: str = ""  # whose prompts; "" as the daemon says
+    token: str = ""  # for TCP
+    store: bool = True  # store prompts
+    load: bool = True  # load stored ones
+    min_tokens: int = 0  # load and store only from so many tokens on
+    match_seconds: float = 1.0  # a prompt is computed when it is not found within this time
+    call_seconds: float = 10.0  # a call to the daemon that takes longer counts as failed
+    weights: str = ""  # names the weights, instead of a digest of their files
+    daemon: tuple[str, ...] = ()  # further arguments of a daemon that is started
+
+    @property
+    def directory(self) -> str | None:
+        return None if self.prefixd.startswith(("unix:", "tcp:")) else self.prefixd
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Options:
+        known = {field.name: field for field in fields(cls)}
+        if unknown := sorted(set(given) - set(known)):
+            raise InvalidArgument(
+                f"kv_connector_extra_config has no '{unknown[0]}'; prefixd takes {', '.join(known)}"
+            )
+        if not given.get("prefixd"):
+            raise InvalidArgument(
+                "kv_connector_extra_config needs 'prefixd': the address of a daemon (unix:/path, tcp:host:port), or "
+                "a directory, in which one is started"
+            )
+        values = {**given, "daemon": tuple(str(argument) for argument in given.get("daemon", ()))}
+        for name, want in (("store", bool), ("load", bool), ("min_tokens", int), ("match_seconds", (int, float)),
+                           ("call_seconds", (int, float)), ("prefixd", str), ("tenant", str), ("token", str),
+                           ("weights", str)):
+            if name in values and (not isinstance(values[name], want) or (want is int and isinstance(values[name], bool))):
+                raise InvalidArgument(f"'{name}' of kv_connector_extra_config cannot be {values[name]!r}")
+        options = cls(**values)
+        if options.min_tokens < 0 or options.match_seconds < 0 or options.call_seconds <= 0:
+            raise InvalidArgument("min_tokens and match_seconds are 0 or more, call_seconds is above 0")
+        return options

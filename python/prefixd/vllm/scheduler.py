@@ -1,0 +1,178 @@
+"""The connector in the scheduler's process: finds stored prompts, and says with each step what is
+loaded and stored. Nothing here waits for disk or daemon."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from prefixd.errors import NotFound, PrefixdError
+from prefixd.model import ModelSpec
+from prefixd.store import PendingMatch, PrefixMatch, Store
+from prefixd.vllm.messages import Load, Save, StepMessage
+from prefixd.vllm.options import Options
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.prefixd")
+
+
+@dataclass
+class _Asked:
+    pending: PendingMatch | None
+    answer: PrefixMatch | None = None
+    computed: int = 0  # tokens that vLLM had itself when it asked last
+
+
+@dataclass
+class _Saving:
+    tokens: list[int]
+    tenant: str
+    told: bool = False  # whether the worker has the tokens
+
+
+class SchedulerSide:
+    def __init__(self, store: Store, spec: ModelSpec, options: Options, block_tokens: int) -> None:
+        self._store = store
+        self._spec = spec
+        self._options = options
+        self._block = block_tokens
+        self._asked: dict[str, _Asked] = {}
+        self._loads: dict[str, Load] = {}  # of the next step
+        self._loaded: dict[str, Load] = {}  # of the last steps, until the request ends
+        self._prompts: dict[str, _Saving] = {}  # of requests that are stored, until they end
+        self._saving: dict[str, _Saving] = {}  # those of which tokens are to be computed yet
+
+    # ---- finding ----
+
+    def matched(self, request: Request, computed: int) -> int | None:
+        """Returns how many tokens behind the first `computed` can be loaded; None: ask again."""
+        if not self._options.load or not self._serves(request):
+            return 0
+        asked = self._asked.get(request.request_id)
+        if asked is None:
+            asked = self._asked[request.request_id] = _Asked(self._ask(request))
+        if asked.answer is None and asked.pending is not None:
+            if not asked.pending.ready():
+                return None
+            asked.answer = self._answer(asked.pending)
+        asked.computed = computed
+        if asked.answer is None:
+            return 0
+        # vLLM takes whole blocks, and computes one token at least.
+        usable = min(asked.answer.n_tokens, request.num_tokens - 1) // self._block * self._block
+        found = usable - computed
+        return found if found >= max(self._block, self._options.min_tokens) else 0
+
+    def _serves(self, request: Request) -> bool:
+        """Whether the prompt's keys follow from the model and its token ids alone."""
+        return (
+            request.prompt_token_ids is not None
+            and request.lora_request is None
+            and not request.mm_features
+            and request.prompt_embeds is None
+            and request.num_prompt_tokens >= max(self._block, self._options.min_tokens)
+        )
+
+    def _ask(self, request: Request) -> PendingMatch | None:
+        try:
+            return self._store.match_async(
+                self._spec.name,
+                list(request.all_token_ids),
+                tenant=self._tenant(request),
+                deadline=self._options.match_seconds,
+            )
+        except PrefixdError as error:
+            self._failed(error)
+            return None
+
+    def _answer(self, pending: PendingMatch) -> PrefixMatch | None:
+        try:
+            match = pending.result()
+        except PrefixdError as error:
+            self._failed(error)
+            return None
+        return match if match.prefix else None
+
+    def _failed(self, error: PrefixdError) -> None:
+        logger.warning("prefixd: a prompt is computed without a look at what is stored: %s", error)
+        if isinstance(error, NotFound):  # the daemon has another store than when the engine started
+            try:
+                self._store.register_model(self._spec)
+            except PrefixdError as again:
+                logger.warning("prefixd: the model cannot be registered: %s", again)
+
+    def _tenant(self, request: Request) -> str:
+        """Prompts with a cache_salt meet those of the same salt alone, as in vLLM's own cache."""
+        if not request.cache_salt:
+            return self._options.tenant
+        salt = hashlib.blake2b(request.cache_salt.encode(), digest_size=12).hexdigest()
+        return f"{self._options.tenant or 'vllm'}-salt-{salt}"
+
+    # ---- steps ----
+
+    def allocated(self, request: Request, external: int) -> None:
+        asked = self._asked.pop(request.request_id, None)
+        if external > 0 and asked is not None and asked.answer is not None:
+            self._loads[request.request_id] = Load(
+                request.request_id,
+                self._tenant(request),
+                asked.answer.prefix,
+                asked.computed,
+                asked.computed + external,
+                [],
+            )
+        if self._options.store and self._serves(request) and request.request_id not in self._prompts:
+            prompt = _Saving(list(request.prompt_token_ids or ()), self._tenant(request))
+            if not any(prompt.tokens == other.tokens and prompt.tenant == other.tenant for other in self._prompts.values()):
+                self._prompts[request.request_id] = self._saving[request.request_id] = prompt
+
+    def message(self, output: SchedulerOutput) -> StepMessage:
+        message = StepMessage()
+        state = output.kv_connector_block_state
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request, n in output.num_scheduled_tokens.items():
+            load, saving = self._loads.pop(request, None), self._saving.get(request)
+            if load is None and saving is None:
+                continue
+            tables = state.get_block_ids(request) if state is not None else None
+            if tables is None:
+                continue
+            blocks = list(tables[0])
+            if load is not None:
+                load.blocks = blocks
+                self._loaded[request] = load
+                message.loads.append(load)
+            if saving is not None:
+                end = min(computed[request] + n, len(saving.tokens))
+                last = end == len(saving.tokens)
+                tokens = None if saving.told else saving.tokens
+                message.saves.append(Save(request, saving.tenant, end, last, blocks, tokens))
+                saving.told = True
+                if last:
+                    del self._saving[request]
+        return message
+
+    def worked(self, output: KVConnectorOutput) -> None:
+        """vLLM computes again what could not be loaded, and then it is stored."""
+        invalid = set(output.invalid_block_ids or ())
+        if not invalid:
+            return
+        for request, load in list(self._loaded.items()):
+            if invalid.intersection(load.blocks):
+                del self._loaded[request]
+                if prompt := self._prompts.get(request):
+                    prompt.told = False
+                    self._saving[request] = prompt
+
+    def finished(self, request: str) -> None:
+        for kept in (self._asked, self._loads, self._loaded, self._prompts, self._saving):
+            kept.pop(request, None)

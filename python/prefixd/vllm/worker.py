@@ -1,0 +1,161 @@
+"""The connector in a worker's process: rows into the paged cache before a layer attends, and out of it
+behind the layer."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+
+from prefixd.errors import InvalidArgument, PrefixdError
+from prefixd.model import ModelSpec, Policy
+from prefixd.restore import Restore
+from prefixd.session import Session
+from prefixd.store import Store
+from prefixd.vllm.layout import LayerCache, layer_caches
+from prefixd.vllm.messages import Load, StepMessage
+from prefixd.vllm.recorder import Recorder
+from prefixd.vllm.stats import Counts
+
+logger = init_logger("vllm.prefixd")
+
+
+class _Loading:
+    """One request's load; its thread reads the next layers while this one attends."""
+
+    def __init__(self, store: Store, model: str, load: Load) -> None:
+        self.load = load
+        self.table = np.asarray(load.blocks, np.int64)
+        self.session: Session = store.attach(
+            model, prefix=load.prefix, n_tokens=load.end, tenant=load.tenant, policy=Policy(mode="full")
+        )
+        self.rows: Restore = self.session.restore(load.begin, load.end)
+
+    def fill(self, layer: LayerCache) -> None:
+        self.rows.fill_layer(layer.index, layer.rows, layer.cache, self.table)
+
+    def close(self) -> None:
+        self.rows.cancel()
+        self.session.detach()
+
+
+class WorkerSide:
+    def __init__(self, store: Store, spec: ModelSpec, block_tokens: int) -> None:
+        self._store = store
+        self._spec = spec
+        self._block = block_tokens
+        self._layers: dict[str, LayerCache] = {}
+        self._recorders: dict[str, Recorder] = {}
+        self._committing: list[Recorder] = []
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="prefixd-begin")
+        self._loading: list[_Loading] = []
+        self._invalid: set[int] = set()
+        self._message = StepMessage()
+        self._counts = Counts()
+
+    def register(self, caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> None:
+        """Learns the cache; `layers` are vLLM's attention layers by name, in order."""
+        if len(caches) != len(self._spec.layers) or list(caches) != [name for name in layers if name in caches]:
+            raise InvalidArgument(
+                f"the engine's cache has {len(caches)} layers, and the model {len(self._spec.layers)}: layers that share "
+                "a cache or have none were not tried with the connector"
+            )
+        for index, name in enumerate(caches):
+            impl, own = layers[name].impl, self._spec.layers[index]
+            softcap = float(getattr(impl, "logits_soft_cap", 0) or 0)
+            if abs(float(impl.scale) - own.scale) > 1e-6 or abs(softcap - own.softcap) > 1e-6:
+                raise InvalidArgument(
+                    f"{name} scales scores by {impl.scale} with a softcap of {softcap}, and its configuration says "
+                    f"{own.scale} and {own.softcap}: this family was not tried with the connector"
+                )
+        self._layers = layer_caches({name: i for i, name in enumerate(caches)}, caches, layers)
+
+    # ---- a step, in order ----
+
+    def begin(self, message: StepMessage) -> None:
+        self._message = message
+        for save in message.saves:
+            if save.tokens is not None:
+                if old := self._recorders.pop(save.request, None):
+                    old.abort()
+                self._recorders[save.request] = Recorder(
+                    self._store, self._spec.name, save, self._block, self._starter
+                )
+
+    def start_loads(self) -> None:
+        for load in self._message.loads:
+            try:
+                self._loading.append(_Loading(self._store, self._spec.name, load))
+            except PrefixdError as error:
+                self._load_failed(load, error)
+
+    def before_layer(self, name: str) -> None:
+        for loading in list(self._loading):
+            started = time.perf_counter()
+            try:
+                loading.fill(self._layers[name])
+            except PrefixdError as error:
+                self._loading.remove(loading)
+                loading.close()
+                self._load_failed(loading.load, error)
+            self._counts.add(load_seconds=time.perf_counter() - started)
+
+    def _load_failed(self, load: Load, error: PrefixdError) -> None:
+        logger.warning(
+            "prefixd: %d tokens of request %s are computed again: %s", load.end - load.begin, load.request, error
+        )
+        self._counts.add(failed_loads=1)
+        self._invalid.update(load.blocks[load.begin // self._block : load.end // self._block])
+        # What is computed in this step is wrong as well.
+        if recorder := self._recorders.pop(load.request, None):
+            recorder.abort()
+
+    def after_layer(self, name: str) -> None:
+        started = time.perf_counter()
+        for save in self._message.saves:
+            if recorder := self._recorders.get(save.request):
+                recorder.write(self._layers[name], save)
+        self._counts.add(save_seconds=time.perf_counter() - started)
+
+    def settle(self) -> None:
+        started = time.perf_counter()
+        for loading in self._loading:
+            loading.close()
+            self._counts.add(loads=1, loaded_tokens=loading.load.end - loading.load.begin)
+        self._loading.clear()
+        for save in self._message.saves:
+            recorder = self._recorders.get(save.request)
+            if recorder is None:
+                continue
+            recorder.settle(save)
+            if save.last:
+                self._committing.append(self._recorders.pop(save.request))
+        for recorder in [one for one in self._committing if one.ended()]:
+            self._committing.remove(recorder)
+            if stored := recorder.result():
+                self._counts.add(stored_prompts=1, stored_tokens=stored.stored_tokens)
+        self._counts.add(save_seconds=time.perf_counter() - started)
+
+    def finished(self, requests: set[str]) -> None:
+        for request in requests:
+            if recorder := self._recorders.pop(request, None):
+                recorder.abort()
+
+    def take_invalid(self) -> set[int]:
+        taken, self._invalid = self._invalid, set()
+        return taken
+
+    def take_counts(self) -> Counts | None:
+        taken, self._counts = self._counts, Counts()
+        return None if taken.is_empty() else taken
+
+    def close(self) -> None:
+        for recorder in self._recorders.values():
+            recorder.abort()
+        for recorder in self._committing:
+            recorder.ended(wait=True)
+        self._starter.shutdown()
