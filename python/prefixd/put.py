@@ -103,11 +103,11 @@ class Put:
         return self._submit(call)
 
     def write_blocks(
-        self, layer: int, first: int, n: int, rows: _core.PagedRows, cache: Array, blocks: np.ndarray
+        self, layer: int, first: int, n: int, rows: _core.PagedRows, cache: Any, blocks: np.ndarray
     ) -> Future[None]:
-        """Writes tokens [first, first + n) of one layer out of an engine's paged cache, which `rows`
-        describes, without a tensor in between. blocks[i] (int64) is the block of the prompt's tokens
-        [i * block_tokens, (i + 1) * block_tokens)."""
+        """Writes tokens [first, first + n) of one layer out of an engine's paged cache, a contiguous
+        array or tensor that `rows` describes, without a tensor in between. blocks[i] (int64) is the
+        block of the prompt's tokens [i * block_tokens, (i + 1) * block_tokens)."""
         self._submitted += n
 
         def call() -> None:

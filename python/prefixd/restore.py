@@ -13,7 +13,6 @@ from prefixd import _core, arrays
 from prefixd.errors import Cancelled
 
 if TYPE_CHECKING:
-    from prefixd.arrays import Array
     from prefixd.session import Session
     from prefixd.store import Progress
 
@@ -85,16 +84,16 @@ class Restore:
         self,
         layer: int,
         rows: _core.PagedRows,
-        cache: Array,
+        cache: Any,
         blocks: np.ndarray,
         *,
         row_heads: int = 0,
         first_head: int = 0,
     ) -> None:
-        """Takes all runs of the next layer into an engine's paged cache, which `rows` describes, instead
-        of iterating. blocks[i] (int64) is the block of tokens [i * block_tokens, (i + 1) *
-        block_tokens). A rank of an engine takes its heads, from `first_head` on, of the `row_heads`
-        that are stored."""
+        """Takes all runs of the next layer into an engine's paged cache, a contiguous array or tensor
+        that `rows` describes, instead of iterating. blocks[i] (int64) is the block of tokens
+        [i * block_tokens, (i + 1) * block_tokens). A rank of an engine takes its heads, from
+        `first_head` on, of the `row_heads` that are stored."""
         self._core.fill_layer(layer, rows, cache, blocks, row_heads, first_head)
 
     def __iter__(self) -> Iterator[Run]:

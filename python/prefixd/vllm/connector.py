@@ -77,10 +77,10 @@ class PrefixdConnector(KVConnectorBase_V1):
     # ---- the scheduler's process ----
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._in_scheduler.matched(request, num_computed_tokens), False
+        return self._in_scheduler.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self._in_scheduler.allocated(request, num_external_tokens)
+        self._in_scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         return self._in_scheduler.message(scheduler_output)
@@ -119,7 +119,7 @@ class PrefixdConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self._in_worker.finished(finished_req_ids)
-        return None, None
+        return None, self._in_worker.take_parked()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._in_worker.take_invalid()

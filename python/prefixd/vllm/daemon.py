@@ -95,4 +95,4 @@ def program() -> str:
             return str(path)
     if found := shutil.which("prefixd"):
         return found
-    raise FailedPrecondition("there is no prefixd to start: install the wheel or the Debian package, or name an address")
+    raise FailedPrecondition("there is no prefixd to start: install the wheel or Debian's package, or name an address")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,15 @@ def describe(config: VllmConfig, weights: str = "") -> ModelSpec:
     )
     said = json.dumps([identity, spec.geometry()], sort_keys=True)
     name = f"vllm-{identity['architecture']}-{hashlib.blake2b(said.encode(), digest_size=8).hexdigest()}"
-    return ModelSpec(**{**spec.__dict__, "name": name})
+    return replace(spec, name=name)
+
+
+def salted(spec: ModelSpec, salt: str) -> ModelSpec:
+    """Returns the model under which prompts of a cache_salt are stored: they meet those of the same
+    salt alone, as in vLLM's own cache. `salt` is its digest, or "" for none."""
+    if not salt:
+        return spec
+    return replace(spec, name=f"{spec.name}-{salt}", identity={**spec.identity, "cache_salt": salt})
 
 
 def refuse(config: VllmConfig) -> None:
@@ -107,8 +116,8 @@ def rope(text: Any) -> dict[str, Any]:
     parameters = getattr(text, "rope_parameters", None) or {}
     if not parameters and getattr(text, "rope_theta", None) is None:
         raise InvalidArgument(
-            "prefixd cannot store the prompts of this engine: its configuration has no RoPE settings, and keys of other "
-            "position encodings are not stored"
+            "prefixd cannot store the prompts of this engine: its configuration has no RoPE settings, and keys of "
+            "other position encodings are not stored"
         )
     return {"theta": getattr(text, "rope_theta", None), **dict(parameters)}
 

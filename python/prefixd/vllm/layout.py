@@ -27,7 +27,9 @@ class LayerCache:
     rows: PagedRows
 
 
-def layer_caches(names: dict[str, int], caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> dict[str, LayerCache]:
+def layer_caches(
+    names: dict[str, int], caches: dict[str, torch.Tensor], layers: dict[str, Any]
+) -> dict[str, LayerCache]:
     """Returns what `save_kv_layer` and `wait_for_layer_load` need, by name; `names` has each layer's
     index. All layers have one shape, so the first one's order is every one's."""
     learnt: PagedRows | None = None
@@ -37,14 +39,14 @@ def layer_caches(names: dict[str, int], caches: dict[str, torch.Tensor], layers:
         cache = caches[name]
         if cache.ndim != 4 or not cache.is_contiguous() or cache.device.type != "cpu":
             raise FailedPrecondition(
-                f"the cache of {name} is {tuple(cache.shape)} on {cache.device}, strides {cache.stride()}: the connector "
-                "was tried with contiguous [blocks][heads][block_size][2 * head_size] on the CPU alone"
+                f"the cache of {name} is {tuple(cache.shape)} on {cache.device}, strides {cache.stride()}: the "
+                "connector was tried with contiguous [blocks][heads][block_size][2 * head_size] on the CPU alone"
             )
         if learnt is None:
             shape = (cache.shape[1:], cache.dtype)
             learnt = learn(cache, str(layers[name].isa))
         if shape != (cache.shape[1:], cache.dtype):
-            raise FailedPrecondition(f"the cache of {name} has another shape than the first layer's, which was not tried")
+            raise FailedPrecondition(f"the cache of {name} has another shape than the first layer's: not tried")
         found[name] = LayerCache(index, cache, learnt)
     return found
 
@@ -105,7 +107,8 @@ def _check(rows: PagedRows, heads: int, tokens: int, dim: int, dtype: torch.dtyp
     k, v = (torch.randn(2 * tokens, heads, dim, generator=generator).to(dtype) for _ in range(2))
     cache = torch.zeros(2, heads, 2 * tokens, dim, dtype=dtype)
     _write(k, v, cache, isa)
-    got = [torch.empty_like(k), torch.empty_like(v)]
-    rows.gather(cache, np.arange(2), 0, 2 * tokens, got[0], got[1])
+    got: Any = [torch.empty_like(k), torch.empty_like(v)]
+    blocks: Any = cache  # the extension's stub knows NumPy alone
+    rows.gather(blocks, np.arange(2), 0, 2 * tokens, got[0], got[1])
     if not (torch.equal(got[0], k) and torch.equal(got[1], v)):
-        raise FailedPrecondition(f"rows in {dtype} do not come back from vLLM's kernels for '{isa}' as they were written")
+        raise FailedPrecondition(f"rows in {dtype} come back from vLLM's kernels for '{isa}' with other numbers")

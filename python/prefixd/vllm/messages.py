@@ -9,13 +9,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 @dataclass
 class Load:
-    """Tokens [begin, end) of a stored prefix go into the request's blocks before its layers attend."""
+    """Tokens [begin, end) of a stored prefix go into the request's blocks: before its layers attend in
+    this step, or, parked, while the request waits."""
 
     request: str
-    tenant: str
+    salt: str
     prefix: str
     begin: int
     end: int
+    parked: bool
     blocks: list[int]  # from the prompt's first token on
 
 
@@ -24,7 +26,7 @@ class Save:
     """After this step tokens [0, end) of the request are in its blocks, in every layer."""
 
     request: str
-    tenant: str
+    salt: str
     end: int
     last: bool  # the prompt is complete
     blocks: list[int]

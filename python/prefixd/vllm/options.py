@@ -8,6 +8,9 @@ from typing import Any
 
 from prefixd.errors import InvalidArgument
 
+# What may be given for a default of each type.
+_TYPES: dict[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (float, int), tuple: (tuple,)}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -17,6 +20,7 @@ class Options:
     store: bool = True  # store prompts
     load: bool = True  # load stored ones
     min_tokens: int = 0  # load and store only from so many tokens on
+    park_tokens: int = 0  # loads of so many tokens are parked, and others run meanwhile; 0: none
     match_seconds: float = 1.0  # a prompt is computed when it is not found within this time
     call_seconds: float = 10.0  # a call to the daemon that takes longer counts as failed
     weights: str = ""  # names the weights, instead of a digest of their files
@@ -39,12 +43,13 @@ class Options:
                 "a directory, in which one is started"
             )
         values = {**given, "daemon": tuple(str(argument) for argument in given.get("daemon", ()))}
-        for name, want in (("store", bool), ("load", bool), ("min_tokens", int), ("match_seconds", (int, float)),
-                           ("call_seconds", (int, float)), ("prefixd", str), ("tenant", str), ("token", str),
-                           ("weights", str)):
-            if name in values and (not isinstance(values[name], want) or (want is int and isinstance(values[name], bool))):
-                raise InvalidArgument(f"'{name}' of kv_connector_extra_config cannot be {values[name]!r}")
+        for name, value in values.items():
+            wanted = _TYPES[type(known[name].default)] if name != "prefixd" else (str,)
+            if type(value) not in wanted:
+                raise InvalidArgument(f"'{name}' of kv_connector_extra_config cannot be {value!r}")
         options = cls(**values)
-        if options.min_tokens < 0 or options.match_seconds < 0 or options.call_seconds <= 0:
-            raise InvalidArgument("min_tokens and match_seconds are 0 or more, call_seconds is above 0")
+        if min(options.min_tokens, options.park_tokens, options.match_seconds) < 0 or options.call_seconds <= 0:
+            raise InvalidArgument(
+                "min_tokens, park_tokens and match_seconds are 0 or more, call_seconds is above 0"
+            )
         return options

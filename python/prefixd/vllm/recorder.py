@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from vllm.logger import init_logger
 
-from prefixd.errors import PrefixdError
+from prefixd.errors import NotFound, PrefixdError
+from prefixd.model import ModelSpec
 from prefixd.put import Put, PutResult
 from prefixd.store import Store
 from prefixd.vllm.layout import LayerCache
@@ -21,18 +22,24 @@ class Recorder:
     engine's step. Rows are read out of the blocks on a thread of the put; `settle` waits for it, because
     later steps may use the blocks for something else."""
 
-    def __init__(self, store: Store, model: str, save: Save, block_tokens: int, starter: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, store: Store, spec: ModelSpec, save: Save, block_tokens: int, starter: ThreadPoolExecutor
+    ) -> None:
         assert save.tokens is not None
         self._tokens = save.tokens
         self._block = block_tokens
-        self._begun: Future[Put | None] = starter.submit(self._begin, store, model, save.tenant)
+        self._begun: Future[Put | None] = starter.submit(self._begin, store, spec)
         self._writes: list[Future[None]] = []
         self._end = 0  # behind the last token of which rows are written
         self._committed: Future[PutResult] | None = None
 
-    def _begin(self, store: Store, model: str, tenant: str) -> Put | None:
+    def _begin(self, store: Store, spec: ModelSpec) -> Put | None:
         """Returns nothing where the store has all that vLLM could load."""
-        put = store.begin_put(model, self._tokens, tenant=tenant)
+        try:
+            put = store.begin_put(spec.name, self._tokens)
+        except NotFound:  # the first prompt of its salt, or the daemon has another store by now
+            store.register_model(spec)
+            put = store.begin_put(spec.name, self._tokens)
         if put.missing.start // self._block >= len(self._tokens) // self._block:
             put.abort()
             return None

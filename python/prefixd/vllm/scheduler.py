@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from prefixd.errors import NotFound, PrefixdError
 from prefixd.model import ModelSpec
 from prefixd.store import PendingMatch, PrefixMatch, Store
+from prefixd.vllm.identity import salted
 from prefixd.vllm.messages import Load, Save, StepMessage
 from prefixd.vllm.options import Options
 
@@ -28,12 +29,13 @@ class _Asked:
     pending: PendingMatch | None
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
+    parked: bool = False
 
 
 @dataclass
 class _Saving:
     tokens: list[int]
-    tenant: str
+    salt: str
     told: bool = False  # whether the worker has the tokens
 
 
@@ -45,30 +47,36 @@ class SchedulerSide:
         self._block = block_tokens
         self._asked: dict[str, _Asked] = {}
         self._loads: dict[str, Load] = {}  # of the next step
+        self._parked: list[Load] = []  # of the next step, of requests that wait for them
+        self._given_up: set[str] = set()  # requests that a load has failed
         self._loaded: dict[str, Load] = {}  # of the last steps, until the request ends
         self._prompts: dict[str, _Saving] = {}  # of requests that are stored, until they end
         self._saving: dict[str, _Saving] = {}  # those of which tokens are to be computed yet
 
     # ---- finding ----
 
-    def matched(self, request: Request, computed: int) -> int | None:
-        """Returns how many tokens behind the first `computed` can be loaded; None: ask again."""
-        if not self._options.load or not self._serves(request):
-            return 0
+    def matched(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Returns how many tokens behind the first `computed` can be loaded (None: ask again), and
+        whether the request waits for them while others run."""
+        if not self._options.load or not self._serves(request) or request.request_id in self._given_up:
+            return 0, False
         asked = self._asked.get(request.request_id)
         if asked is None:
             asked = self._asked[request.request_id] = _Asked(self._ask(request))
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
-                return None
+                return None, False
             asked.answer = self._answer(asked.pending)
         asked.computed = computed
         if asked.answer is None:
-            return 0
+            return 0, False
         # vLLM takes whole blocks, and computes one token at least.
         usable = min(asked.answer.n_tokens, request.num_tokens - 1) // self._block * self._block
         found = usable - computed
-        return found if found >= max(self._block, self._options.min_tokens) else 0
+        if found < max(self._block, self._options.min_tokens):
+            return 0, False
+        asked.parked = 0 < self._options.park_tokens <= found
+        return found, asked.parked
 
     def _serves(self, request: Request) -> bool:
         """Whether the prompt's keys follow from the model and its token ids alone."""
@@ -83,9 +91,8 @@ class SchedulerSide:
     def _ask(self, request: Request) -> PendingMatch | None:
         try:
             return self._store.match_async(
-                self._spec.name,
+                salted(self._spec, self._salt(request)).name,
                 list(request.all_token_ids),
-                tenant=self._tenant(request),
                 deadline=self._options.match_seconds,
             )
         except PrefixdError as error:
@@ -95,6 +102,8 @@ class SchedulerSide:
     def _answer(self, pending: PendingMatch) -> PrefixMatch | None:
         try:
             match = pending.result()
+        except NotFound:  # nothing was stored for this model
+            return None
         except PrefixdError as error:
             self._failed(error)
             return None
@@ -102,39 +111,34 @@ class SchedulerSide:
 
     def _failed(self, error: PrefixdError) -> None:
         logger.warning("prefixd: a prompt is computed without a look at what is stored: %s", error)
-        if isinstance(error, NotFound):  # the daemon has another store than when the engine started
-            try:
-                self._store.register_model(self._spec)
-            except PrefixdError as again:
-                logger.warning("prefixd: the model cannot be registered: %s", again)
 
-    def _tenant(self, request: Request) -> str:
-        """Prompts with a cache_salt meet those of the same salt alone, as in vLLM's own cache."""
+    def _salt(self, request: Request) -> str:
         if not request.cache_salt:
-            return self._options.tenant
-        salt = hashlib.blake2b(request.cache_salt.encode(), digest_size=12).hexdigest()
-        return f"{self._options.tenant or 'vllm'}-salt-{salt}"
+            return ""
+        return hashlib.blake2b(request.cache_salt.encode(), digest_size=12).hexdigest()
 
     # ---- steps ----
 
-    def allocated(self, request: Request, external: int) -> None:
+    def allocated(self, request: Request, blocks: list[int], external: int) -> None:
         asked = self._asked.pop(request.request_id, None)
         if external > 0 and asked is not None and asked.answer is not None:
-            self._loads[request.request_id] = Load(
-                request.request_id,
-                self._tenant(request),
-                asked.answer.prefix,
-                asked.computed,
-                asked.computed + external,
-                [],
+            begin, end = asked.computed, asked.computed + external
+            load = Load(
+                request.request_id, self._salt(request), asked.answer.prefix, begin, end, asked.parked, blocks
             )
+            if load.parked:
+                self._parked.append(load)
+            else:
+                self._loads[request.request_id] = load
         if self._options.store and self._serves(request) and request.request_id not in self._prompts:
-            prompt = _Saving(list(request.prompt_token_ids or ()), self._tenant(request))
-            if not any(prompt.tokens == other.tokens and prompt.tenant == other.tenant for other in self._prompts.values()):
+            prompt = _Saving(list(request.prompt_token_ids or ()), self._salt(request))
+            if not any(prompt.tokens == other.tokens and prompt.salt == other.salt for other in self._prompts.values()):
                 self._prompts[request.request_id] = self._saving[request.request_id] = prompt
 
     def message(self, output: SchedulerOutput) -> StepMessage:
         message = StepMessage()
+        message.loads, self._parked = self._parked, []
+        self._loaded.update((load.request, load) for load in message.loads)
         state = output.kv_connector_block_state
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
@@ -155,7 +159,7 @@ class SchedulerSide:
                 end = min(computed[request] + n, len(saving.tokens))
                 last = end == len(saving.tokens)
                 tokens = None if saving.told else saving.tokens
-                message.saves.append(Save(request, saving.tenant, end, last, blocks, tokens))
+                message.saves.append(Save(request, saving.salt, end, last, blocks, tokens))
                 saving.told = True
                 if last:
                     del self._saving[request]
@@ -169,6 +173,7 @@ class SchedulerSide:
         for request, load in list(self._loaded.items()):
             if invalid.intersection(load.blocks):
                 del self._loaded[request]
+                self._given_up.add(request)
                 if prompt := self._prompts.get(request):
                     prompt.told = False
                     self._saving[request] = prompt
@@ -176,3 +181,4 @@ class SchedulerSide:
     def finished(self, request: str) -> None:
         for kept in (self._asked, self._loads, self._loaded, self._prompts, self._saving):
             kept.pop(request, None)
+        self._given_up.discard(request)

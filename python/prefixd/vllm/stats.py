@@ -11,6 +11,8 @@ class Counts(KVConnectorStats):
     """Sums since the last report: loads, loaded_tokens, failed_loads, prompts and tokens stored, and the
     seconds for which layers waited for either."""
 
+    data: dict[str, float]
+
     def reset(self) -> None:
         self.data = {}
 

@@ -4,7 +4,7 @@ behind the layer."""
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from prefixd.model import ModelSpec, Policy
 from prefixd.restore import Restore
 from prefixd.session import Session
 from prefixd.store import Store
+from prefixd.vllm.identity import salted
 from prefixd.vllm.layout import LayerCache, layer_caches
 from prefixd.vllm.messages import Load, StepMessage
 from prefixd.vllm.recorder import Recorder
@@ -27,11 +28,11 @@ logger = init_logger("vllm.prefixd")
 class _Loading:
     """One request's load; its thread reads the next layers while this one attends."""
 
-    def __init__(self, store: Store, model: str, load: Load) -> None:
+    def __init__(self, store: Store, spec: ModelSpec, load: Load) -> None:
         self.load = load
         self.table = np.asarray(load.blocks, np.int64)
         self.session: Session = store.attach(
-            model, prefix=load.prefix, n_tokens=load.end, tenant=load.tenant, policy=Policy(mode="full")
+            salted(spec, load.salt).name, prefix=load.prefix, n_tokens=load.end, policy=Policy(mode="full")
         )
         self.rows: Restore = self.session.restore(load.begin, load.end)
 
@@ -53,6 +54,8 @@ class WorkerSide:
         self._committing: list[Recorder] = []
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="prefixd-begin")
         self._loading: list[_Loading] = []
+        self._parked: list[tuple[Load, Future[None]]] = []
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="prefixd-load")
         self._invalid: set[int] = set()
         self._message = StepMessage()
         self._counts = Counts()
@@ -61,8 +64,8 @@ class WorkerSide:
         """Learns the cache; `layers` are vLLM's attention layers by name, in order."""
         if len(caches) != len(self._spec.layers) or list(caches) != [name for name in layers if name in caches]:
             raise InvalidArgument(
-                f"the engine's cache has {len(caches)} layers, and the model {len(self._spec.layers)}: layers that share "
-                "a cache or have none were not tried with the connector"
+                f"the engine's cache has {len(caches)} layers, and the model {len(self._spec.layers)}: layers that "
+                "share a cache or have none were not tried with the connector"
             )
         for index, name in enumerate(caches):
             impl, own = layers[name].impl, self._spec.layers[index]
@@ -82,16 +85,39 @@ class WorkerSide:
             if save.tokens is not None:
                 if old := self._recorders.pop(save.request, None):
                     old.abort()
-                self._recorders[save.request] = Recorder(
-                    self._store, self._spec.name, save, self._block, self._starter
-                )
+                spec = salted(self._spec, save.salt)
+                self._recorders[save.request] = Recorder(self._store, spec, save, self._block, self._starter)
 
     def start_loads(self) -> None:
         for load in self._message.loads:
+            if load.parked:
+                self._parked.append((load, self._loader.submit(self._load_all, load)))
+                continue
             try:
-                self._loading.append(_Loading(self._store, self._spec.name, load))
+                self._loading.append(_Loading(self._store, self._spec, load))
             except PrefixdError as error:
                 self._load_failed(load, error)
+
+    def _load_all(self, load: Load) -> None:
+        """Fills every layer while other requests compute; its blocks are nobody else's yet."""
+        loading = _Loading(self._store, self._spec, load)
+        try:
+            for layer in self._layers.values():
+                loading.fill(layer)
+        finally:
+            loading.close()
+
+    def take_parked(self) -> set[str]:
+        """Returns the requests whose loads have ended, well or not."""
+        ended = [(load, job) for load, job in self._parked if job.done()]
+        self._parked = [(load, job) for load, job in self._parked if not job.done()]
+        for load, job in ended:
+            error = job.exception()
+            if error is None:
+                self._counts.add(loads=1, loaded_tokens=load.end - load.begin)
+            else:
+                self._load_failed(load, error)
+        return {load.request for load, _ in ended}
 
     def before_layer(self, name: str) -> None:
         for loading in list(self._loading):
@@ -104,7 +130,7 @@ class WorkerSide:
                 self._load_failed(loading.load, error)
             self._counts.add(load_seconds=time.perf_counter() - started)
 
-    def _load_failed(self, load: Load, error: PrefixdError) -> None:
+    def _load_failed(self, load: Load, error: BaseException) -> None:
         logger.warning(
             "prefixd: %d tokens of request %s are computed again: %s", load.end - load.begin, load.request, error
         )
@@ -159,3 +185,4 @@ class WorkerSide:
         for recorder in self._committing:
             recorder.ended(wait=True)
         self._starter.shutdown()
+        self._loader.shutdown()

@@ -1,0 +1,166 @@
+"""Provides one engine with the connector, its daemon, and what vLLM answers without either."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prefixd
+from tests.vllm import engines
+from tests.vllm.engines import BLOCK, DAEMON, ROOT
+
+ANSWER = 8
+PARK = 384  # longer loads are parked: both ways are met below
+# Around one and two blocks, and longer than a step.
+LENGTHS = (127, 128, 129, 255, 256, 257, 600)
+PROMPTS = {f"length {n}": engines.text(100 * n, n) for n in LENGTHS}
+_HALF = engines.text(4000, 300)
+PROMPTS |= {
+    "first branch": _HALF + engines.text(9000, 150)[1:],
+    "second branch": _HALF + engines.text(11000, 250)[1:],
+    "damaged": engines.text(12000, 300),
+    "damaged and parked": engines.text(13000, 500),
+    "killed while loading": engines.text(13600, 350),
+    "killed while parked": engines.text(14000, 450),
+    "killed while storing": engines.text(15000, 550),
+    "aborted": engines.text(16000, 550),
+    "salted": engines.text(17000, 300),
+    "twice at once": engines.text(18000, 400),
+    **{f"crowd {i}": engines.text(19000 + 600 * i, 500) for i in range(4)},
+}
+
+
+class Daemon:
+    """A daemon that tests may kill and start again on the same store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.address = folder, f"unix:{folder / 'socket'}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        program = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release")) / "bin/prefixd"
+        read, write = os.pipe()
+        command = [str(program), "--dir", str(self.folder / "store"), "--socket", str(self.folder / "socket"), *DAEMON]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ready-fd", str(write)], pass_fds=[write], stdout=log, stderr=log
+            )
+        os.close(write)
+        with os.fdopen(read) as ready:
+            assert ready.read().startswith("prefixd ready"), (self.folder / "log").read_text()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(120)
+
+    def store(self) -> prefixd.Store:
+        return prefixd.connect(self.address)
+
+
+class Engine:
+    """An engine whose requests tests drive step by step."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm, self.core = llm, llm.llm_engine
+        self._next = 0
+
+    def add(self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None) -> str:
+        self._next += 1
+        name = f"r{self._next}"
+        given: dict[str, Any] = {"prompt_token_ids": prompt}
+        if salt is not None:
+            given["cache_salt"] = salt
+        self.core.add_request(name, given, engines.sampling(tokens))
+        return name
+
+    def run(self, after_step: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
+        """Steps until nothing is left to do; returns the answers by request."""
+        answers = {}
+        while self.core.has_unfinished_requests():
+            for output in self.core.step():
+                if output.finished:
+                    answers[output.request_id] = engines.answer(output)
+            after_step()
+        return answers
+
+    def ask(self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None) -> dict[str, Any]:
+        name = self.add(prompt, tokens, salt)
+        return self.run()[name]
+
+    def forget(self) -> None:
+        """Empties vLLM's own prefix cache."""
+        assert self.llm.reset_prefix_cache()
+
+    def metric(self, name: str) -> float:
+        return sum(m.value for m in self.llm.get_metrics() if m.name == name)
+
+
+def eventually(what: Callable[[], Any], seconds: float = 120) -> Any:
+    """Waits until `what` answers something true, and returns it."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "this did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What vLLM answers by itself."""
+    answers = engines.in_a_process(tmp_path_factory.mktemp("stock"), list(PROMPTS.values()), ANSWER)
+    return dict(zip(PROMPTS, answers, strict=True))
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    own = Daemon(tmp_path_factory.mktemp("kv"))
+    yield own
+    own.stop()
+
+
+@pytest.fixture(scope="session")
+def engine(stock: Any, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The engine of most tests; `stock` comes first, so that two are never in memory."""
+    del stock
+    llm = engines.engine(
+        engines.tiny(tmp_path_factory.mktemp("model")),
+        kv_transfer_config=engines.transfer(daemon.address, match_seconds=60, park_tokens=PARK),
+    )
+    yield Engine(llm)
+    llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture
+def stored(daemon: Daemon, engine: Engine) -> Callable[[list[int]], int]:
+    """Asks the daemon how many tokens of a prompt it has, for the engine's model."""
+
+    def tokens(prompt: list[int]) -> int:
+        with daemon.store() as store:
+            return store.match(own_model(store), prompt).n_tokens
+
+    return tokens
+
+
+def own_model(store: prefixd.Store) -> str:
+    """The name under which the engine's prompts without a salt are stored."""
+    (model,) = [model for model in store.list_models().models if "cache_salt" not in model.identity]
+    return model.name
+
+
+def claimable(n: int) -> int:
+    """Whole blocks of a prompt, with at least one token left to compute."""
+    return (n - 1) // BLOCK * BLOCK

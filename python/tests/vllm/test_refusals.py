@@ -1,0 +1,166 @@
+"""Tests what the connector refuses, and what it knows about vLLM's kernels, without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm import _custom_ops as ops
+
+import prefixd
+from prefixd.store import PrefixMatch
+from prefixd.vllm import identity, layout
+from prefixd.vllm.options import Options
+from prefixd.vllm.scheduler import SchedulerSide
+from prefixd.vllm.versions import TRIED, check
+from tests.prompts import spec
+
+
+def test_other_versions_are_refused() -> None:
+    for version in TRIED:
+        check(version)
+        check(version + "+cpu")
+    with pytest.raises(prefixd.FailedPrecondition, match=r"0\.33\.0.*install one of those"):
+        check("0.33.0")
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, "needs 'prefixd'"),
+        ({"prefixd": "/d", "tennant": "a"}, "no 'tennant'; prefixd takes .*tenant"),
+        ({"prefixd": "/d", "store": "yes"}, "'store' .* cannot be 'yes'"),
+        ({"prefixd": "/d", "min_tokens": -1}, "0 or more"),
+        ({"prefixd": "/d", "call_seconds": 0}, "above 0"),
+    ],
+)
+def test_options_are_checked(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(prefixd.InvalidArgument, match=what):
+        Options.read(given)
+    assert Options.read({"prefixd": "/d"}).directory == "/d"
+    assert Options.read({"prefixd": "unix:/s"}).directory is None
+
+
+def config(**changes: Any) -> Any:
+    """Stands for vLLM's configuration of a model that is served."""
+    text = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    parts: dict[str, dict[str, Any]] = {
+        "model_config": {
+            "hf_text_config": text,
+            "use_mla": False,
+            "dtype": torch.bfloat16,
+            "get_sliding_window": lambda: None,
+            "is_encoder_decoder": False,
+            "runner_type": "generate",
+        },
+        "cache_config": {"cache_dtype": "auto"},
+        "parallel_config": {
+            "pipeline_parallel_size": 1,
+            "tensor_parallel_size": 1,
+            "decode_context_parallel_size": 1,
+        },
+    }
+    for values in parts.values():
+        values.update({name: value for name, value in changes.items() if name in values})
+    made = {name: SimpleNamespace(**values) for name, values in parts.items()}
+    return SimpleNamespace(**made, speculative_config=changes.get("speculative_config"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"use_mla": True}, "latent cache"),
+        ({"cache_dtype": "fp8"}, "cache of fp8 holds scaled numbers"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"pipeline_parallel_size": 2}, "pipeline"),
+        ({"tensor_parallel_size": 2}, "tensor parallelism"),
+        ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"speculative_config": object()}, "speculative"),
+        ({"get_sliding_window": lambda: 4096}, "sliding-window"),
+        ({"is_encoder_decoder": True}, "encoder-decoders"),
+        ({"runner_type": "pooling"}, "pooling"),
+        ({"hf_text_config": SimpleNamespace(rope_parameters={"rope_type": "dynamic"})}, "'dynamic'"),
+        ({"hf_text_config": SimpleNamespace()}, "no RoPE settings"),
+    ],
+)
+def test_engines_that_cannot_be_served_are_refused(changes: dict[str, Any], what: str) -> None:
+    identity.refuse(config())
+    with pytest.raises(prefixd.InvalidArgument, match=what):
+        identity.refuse(config(**changes))
+
+
+def test_weights_without_files_must_be_named(tmp_path: Any) -> None:
+    with pytest.raises(prefixd.InvalidArgument, match='"weights"'):
+        identity.checkpoint_digest("some/model-of-a-hub")
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    one = identity.checkpoint_digest(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"b")
+    assert identity.checkpoint_digest(str(tmp_path)) != one
+
+
+KINDS = [(torch.float32, "vec"), (torch.float32, "vec16"), (torch.bfloat16, "vec"), (torch.bfloat16, "vec16"),
+         (torch.float16, "vec"), (torch.bfloat16, "amx")]
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS)
+@pytest.mark.parametrize(("tokens", "dim", "heads"), [(128, 64, 2), (32, 128, 1), (256, 80, 3)])
+def test_the_order_of_every_kernel_is_learnt(dtype: torch.dtype, isa: str, tokens: int, dim: int, heads: int) -> None:
+    if isa == "amx" and dim % 32:
+        pytest.skip("tiles are for multiples of 32")
+    cache = torch.zeros(4, heads, tokens, 2 * dim, dtype=dtype)
+    rows = layout.learn(cache, isa)
+    k, v = (torch.randn(tokens + 9, heads, dim).to(dtype) for _ in range(2))
+    table = np.array([3, 1])
+    rows.scatter(cache, table, 0, tokens + 9, k, v)
+    # What the connector puts into blocks is what vLLM's kernel would have put there.
+    want = torch.zeros_like(cache)
+    slots = torch.from_numpy(table[np.arange(tokens + 9) // tokens] * tokens + np.arange(tokens + 9) % tokens)
+    parts = want.view(4, heads, 2 * tokens, dim).chunk(2, dim=2)
+    ops.cpu_attn_reshape_and_cache(k, v, parts[0], parts[1], slots, isa)
+    assert torch.equal(cache, want)
+
+
+def test_caches_that_were_not_tried_are_refused() -> None:
+    names, layers = {"a": 0}, {"a": SimpleNamespace(isa="vec")}
+    with pytest.raises(prefixd.FailedPrecondition, match="was tried with contiguous"):
+        layout.layer_caches(names, {"a": torch.zeros(4, 2, 32, 256)[:, :, :, ::2]}, layers)
+
+
+class SlowMatch:
+    def __init__(self) -> None:
+        self.answered = False
+
+    def ready(self) -> bool:
+        return self.answered
+
+    def result(self) -> PrefixMatch:
+        assert self.answered, "the scheduler would have waited"
+        return PrefixMatch("p", 300, 300, 300)
+
+
+def test_the_scheduler_asks_and_does_not_wait() -> None:
+    pending = SlowMatch()
+    store: Any = SimpleNamespace(match_async=lambda *given, **named: pending)
+    side = SchedulerSide(store, spec("f32", "m"), Options("unix:/s"), 128)
+
+    def request(name: str, n: int = 300, **other: Any) -> Any:
+        own = {"prompt_token_ids": [1] * n, "all_token_ids": [1] * n, "num_tokens": n, "num_prompt_tokens": n}
+        own |= {"lora_request": None, "mm_features": [], "prompt_embeds": None, "cache_salt": None}
+        return SimpleNamespace(request_id=name, **(own | other))
+
+    one = request("1")
+    assert side.matched(one, 0) == (None, False)
+    assert side.matched(one, 0) == (None, False)
+    pending.answered = True
+    assert side.matched(one, 0) == (256, False)
+    assert side.matched(one, 128) == (128, False)
+    assert side.matched(one, 256) == (0, False)
+    assert side.matched(request("2", 257), 0) == (256, False)
+    assert side.matched(request("3", 256), 0) == (128, False)  # one token is left to compute
+    # Keys that follow from more than token ids are left alone.
+    assert side.matched(request("4", lora_request=object()), 0) == (0, False)
+    assert side.matched(request("5", mm_features=[1]), 0) == (0, False)
+    assert side.matched(request("6", 127), 0) == (0, False)
