@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -57,7 +58,9 @@ class PrefixdConnector(KVConnectorBase_V1):
                     '"recompute" vLLM computes them again'
                 )
         else:
-            self._worker = WorkerSide(self._daemon.store, spec, block_tokens)
+            own = vllm_config.model_config.get_num_kv_heads(vllm_config.parallel_config)
+            heads = (get_tensor_model_parallel_rank() * own, own)
+            self._worker = WorkerSide(self._daemon.store, spec, options, block_tokens, heads)
 
     @property
     def _in_scheduler(self) -> SchedulerSide:

@@ -44,7 +44,9 @@ class Daemon:
             token=self._options.token,
             connect_timeout=seconds,
             call_timeout=self._options.call_seconds,
-            reconnect=0,  # an engine does not wait for a daemon that went away: it computes
+            # Enough to find a daemon that was started again. An engine does not wait for one that went
+            # away: it computes.
+            reconnect=0.2,
         )
 
     def _answers(self) -> bool:

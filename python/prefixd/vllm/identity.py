@@ -91,7 +91,8 @@ def refuse(config: VllmConfig) -> None:
         f"the cache is in {model.dtype}, and prefixd stores float32, float16 and bfloat16": str(model.dtype)
         not in DTYPES,
         "pipeline parallelism was not tried with the connector": parallel.pipeline_parallel_size > 1,
-        "tensor parallelism was not tried with the connector": parallel.tensor_parallel_size > 1,
+        "it has more ranks than KV heads, so that two would hold the same one": parallel.tensor_parallel_size
+        > model.get_total_num_kv_heads(),
         "context parallelism was not tried with the connector": parallel.decode_context_parallel_size > 1,
         "speculative decoding keeps drafted tokens in the cache and was not tried with the connector": bool(
             config.speculative_config

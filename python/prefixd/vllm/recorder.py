@@ -23,11 +23,21 @@ class Recorder:
     later steps may use the blocks for something else."""
 
     def __init__(
-        self, store: Store, spec: ModelSpec, save: Save, block_tokens: int, starter: ThreadPoolExecutor
+        self,
+        store: Store,
+        spec: ModelSpec,
+        save: Save,
+        block_tokens: int,
+        heads: tuple[int, int],
+        patience: float,
+        starter: ThreadPoolExecutor,
     ) -> None:
         assert save.tokens is not None
         self._tokens = save.tokens
         self._block = block_tokens
+        self._heads = heads
+        # The commit of a part waits for those of the other ranks.
+        self._wait = patience if heads[1] < spec.n_kv_heads else 0.0
         self._begun: Future[Put | None] = starter.submit(self._begin, store, spec)
         self._writes: list[Future[None]] = []
         self._end = 0  # behind the last token of which rows are written
@@ -36,14 +46,17 @@ class Recorder:
     def _begin(self, store: Store, spec: ModelSpec) -> Put | None:
         """Returns nothing where the store has all that vLLM could load."""
         try:
-            put = store.begin_put(spec.name, self._tokens)
+            put = self._ask(store, spec)
         except NotFound:  # the first prompt of its salt, or the daemon has another store by now
             store.register_model(spec)
-            put = store.begin_put(spec.name, self._tokens)
+            put = self._ask(store, spec)
         if put.missing.start // self._block >= len(self._tokens) // self._block:
             put.abort()
             return None
         return put
+
+    def _ask(self, store: Store, spec: ModelSpec) -> Put:
+        return store.begin_put(spec.name, self._tokens, heads=self._heads, wait=self._wait)
 
     def _put(self) -> Put | None:
         try:

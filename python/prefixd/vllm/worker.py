@@ -19,6 +19,7 @@ from prefixd.store import Store
 from prefixd.vllm.identity import salted
 from prefixd.vllm.layout import LayerCache, layer_caches
 from prefixd.vllm.messages import Load, StepMessage
+from prefixd.vllm.options import Options
 from prefixd.vllm.recorder import Recorder
 from prefixd.vllm.stats import Counts
 
@@ -28,8 +29,9 @@ logger = init_logger("vllm.prefixd")
 class _Loading:
     """One request's load; its thread reads the next layers while this one attends."""
 
-    def __init__(self, store: Store, spec: ModelSpec, load: Load) -> None:
+    def __init__(self, store: Store, spec: ModelSpec, load: Load, heads: tuple[int, int]) -> None:
         self.load = load
+        self._all_heads, self._first_head = spec.n_kv_heads, heads[0]
         self.table = np.asarray(load.blocks, np.int64)
         self.session: Session = store.attach(
             salted(spec, load.salt).name, prefix=load.prefix, n_tokens=load.end, policy=Policy(mode="full")
@@ -37,7 +39,14 @@ class _Loading:
         self.rows: Restore = self.session.restore(load.begin, load.end)
 
     def fill(self, layer: LayerCache) -> None:
-        self.rows.fill_layer(layer.index, layer.rows, layer.cache, self.table)
+        self.rows.fill_layer(
+            layer.index,
+            layer.rows,
+            layer.cache,
+            self.table,
+            row_heads=self._all_heads,
+            first_head=self._first_head,
+        )
 
     def close(self) -> None:
         self.rows.cancel()
@@ -45,7 +54,14 @@ class _Loading:
 
 
 class WorkerSide:
-    def __init__(self, store: Store, spec: ModelSpec, block_tokens: int) -> None:
+    """`heads` are this rank's KV heads, the first and how many: the ranks of an engine store the parts of
+    one prefix, and load their own."""
+
+    def __init__(
+        self, store: Store, spec: ModelSpec, options: Options, block_tokens: int, heads: tuple[int, int]
+    ) -> None:
+        self._heads = heads
+        self._patience = options.call_seconds
         self._store = store
         self._spec = spec
         self._block = block_tokens
@@ -86,7 +102,9 @@ class WorkerSide:
                 if old := self._recorders.pop(save.request, None):
                     old.abort()
                 spec = salted(self._spec, save.salt)
-                self._recorders[save.request] = Recorder(self._store, spec, save, self._block, self._starter)
+                self._recorders[save.request] = Recorder(
+                    self._store, spec, save, self._block, self._heads, self._patience, self._starter
+                )
 
     def start_loads(self) -> None:
         for load in self._message.loads:
@@ -94,13 +112,13 @@ class WorkerSide:
                 self._parked.append((load, self._loader.submit(self._load_all, load)))
                 continue
             try:
-                self._loading.append(_Loading(self._store, self._spec, load))
+                self._loading.append(_Loading(self._store, self._spec, load, self._heads))
             except PrefixdError as error:
                 self._load_failed(load, error)
 
     def _load_all(self, load: Load) -> None:
         """Fills every layer while other requests compute; its blocks are nobody else's yet."""
-        loading = _Loading(self._store, self._spec, load)
+        loading = _Loading(self._store, self._spec, load, self._heads)
         try:
             for layer in self._layers.values():
                 loading.fill(layer)
@@ -176,8 +194,9 @@ class WorkerSide:
         return taken
 
     def take_counts(self) -> Counts | None:
+        """Returns what happened since the last call; the first rank counts for all."""
         taken, self._counts = self._counts, Counts()
-        return None if taken.is_empty() else taken
+        return None if taken.is_empty() or self._heads[0] > 0 else taken
 
     def close(self) -> None:
         for recorder in self._recorders.values():

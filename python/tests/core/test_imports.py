@@ -11,7 +11,7 @@ BLOCK = """
 import sys
 
 class Blocked:
-    names = {"torch", "transformers", "safetensors", "matplotlib", "gguf", "tokenizers"}
+    names = {"torch", "transformers", "safetensors", "matplotlib", "gguf", "tokenizers", "vllm"}
 
     def find_spec(self, name, path=None, target=None):
         if path is None and name.partition(".")[0] in self.names:
@@ -57,6 +57,7 @@ with prefixd.open({str(tmp_path)!r}, host_tier_bytes=64 << 20) as store:
         ("evaluate", "research"),
         ("golden", "research"),
         ("models", "models"),
+        ("vllm", "vllm"),
     ],
 )
 def test_what_is_missing_is_said_with_its_extra(module: str, extra: str) -> None:

@@ -51,6 +51,7 @@ def config(**changes: Any) -> Any:
         "model_config": {
             "hf_text_config": text,
             "use_mla": False,
+            "get_total_num_kv_heads": lambda: 2,
             "dtype": torch.bfloat16,
             "get_sliding_window": lambda: None,
             "is_encoder_decoder": False,
@@ -76,7 +77,7 @@ def config(**changes: Any) -> Any:
         ({"cache_dtype": "fp8"}, "cache of fp8 holds scaled numbers"),
         ({"dtype": torch.float64}, "float64"),
         ({"pipeline_parallel_size": 2}, "pipeline"),
-        ({"tensor_parallel_size": 2}, "tensor parallelism"),
+        ({"tensor_parallel_size": 4}, "more ranks than KV heads"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
         ({"speculative_config": object()}, "speculative"),
         ({"get_sliding_window": lambda: 4096}, "sliding-window"),
