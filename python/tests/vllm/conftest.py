@@ -57,6 +57,11 @@ class Daemon:
         with os.fdopen(read) as ready:
             assert ready.read().startswith("prefixd ready"), (self.folder / "log").read_text()
 
+    def ensure(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            self.start()
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
@@ -142,6 +147,14 @@ def engine(stock: Any, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory)
     )
     yield Engine(llm)
     llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails without a daemon leaves one to the next."""
+    yield
+    if "daemon" in request.fixturenames:
+        request.getfixturevalue("daemon").ensure()
 
 
 @pytest.fixture

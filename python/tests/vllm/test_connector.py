@@ -124,12 +124,11 @@ def test_damaged_rows_are_computed_again(
 ) -> None:
     prompt = PROMPTS[name]
     keep(engine, stored, prompt)
-    before = set((daemon.folder / "store").rglob("*"))
     with daemon.store() as store:
         prefix = store.match(own_model(store), prompt).prefix
         segment = store.prefix(prefix)["chain"][-1]
     daemon.stop()
-    (file,) = [path for path in before if segment in path.name]
+    (file,) = (daemon.folder / "store").rglob(f"{segment}.seg")
     with file.open("r+b") as rows:
         for at in range(1 << 14, file.stat().st_size // 2, 1 << 14):  # rows; token ids are at the end
             rows.seek(at)

@@ -132,13 +132,15 @@ def test_caches_that_were_not_tried_are_refused() -> None:
 
 class SlowMatch:
     def __init__(self) -> None:
-        self.answered = False
+        self.answered = self.broken = False
 
     def ready(self) -> bool:
         return self.answered
 
     def result(self) -> PrefixMatch:
         assert self.answered, "the scheduler would have waited"
+        if self.broken:
+            raise prefixd.Unavailable("the daemon closed the connection")
         return PrefixMatch("p", 300, 300, 300)
 
 
@@ -155,6 +157,12 @@ def test_the_scheduler_asks_and_does_not_wait() -> None:
     one = request("1")
     assert side.matched(one, 0) == (None, False)
     assert side.matched(one, 0) == (None, False)
+    # A connection of before the daemon's restart is no answer: it is asked once more, and no oftener.
+    pending.answered = pending.broken = True
+    assert side.matched(one, 0) == (None, False)
+    lost = request("lost")
+    assert [side.matched(lost, 0) for _ in range(3)] == [(None, False), (0, False), (0, False)]
+    pending.broken = False
     pending.answered = True
     assert side.matched(one, 0) == (256, False)
     assert side.matched(one, 128) == (128, False)
