@@ -126,6 +126,7 @@ def test_damaged_rows_are_computed_again(
     keep(engine, stored, prompt)
     with daemon.store() as store:
         prefix = store.match(own_model(store), prompt).prefix
+        store.wait_ready(prefix)  # so that nobody but the engine reads the rows
         segment = store.prefix(prefix)["chain"][-1]
     daemon.stop()
     (file,) = (daemon.folder / "store").rglob(f"{segment}.seg")
