@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import prefixd
@@ -17,6 +18,8 @@ from prefixd.store import Store, connect
 from prefixd.vllm.options import Options
 
 _PR_SET_PDEATHSIG = 1
+# How long a daemon may take to stop.
+_STOPPING_SECONDS = 20.0
 
 
 class Daemon:
@@ -33,9 +36,19 @@ class Daemon:
             self.address = f"unix:{directory / 'prefixd.sock'}"
             with (directory / "vllm.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not self._answers():
-                    self._start(directory)
+                self._ensure(directory)
         self.store = self._connect()
+
+    def _ensure(self, directory: Path) -> None:
+        """Finds a daemon or starts one; that of an engine that has just ended may still hold the store."""
+        end = time.monotonic() + _STOPPING_SECONDS
+        while not self._answers():
+            try:
+                return self._start(directory)
+            except FailedPrecondition:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
 
     def _connect(self, seconds: float = 5.0) -> Store:
         return connect(
@@ -84,8 +97,7 @@ class Daemon:
     def close(self) -> None:
         self.store.close()
         if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
+            self._process.terminate()  # and not waited for: vLLM kills processes that are slow to end
             self._process = None
 
 

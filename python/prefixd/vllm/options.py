@@ -21,7 +21,7 @@ class Options:
     load: bool = True  # load stored ones
     min_tokens: int = 0  # load and store only from so many tokens on
     park_tokens: int = 0  # loads of so many tokens are parked, and others run meanwhile; 0: none
-    match_seconds: float = 1.0  # a prompt is computed when it is not found within this time
+    match_seconds: float = 10.0  # a prompt is computed when it is not found within this time
     call_seconds: float = 10.0  # a call to the daemon that takes longer counts as failed
     weights: str = ""  # names the weights, instead of a digest of their files
     daemon: tuple[str, ...] = ()  # further arguments of a daemon that is started
