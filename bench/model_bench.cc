@@ -21,8 +21,8 @@
 #include "bench/parts/daemon_child.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/json_file.h"
-#include "decoder/checkpoint.h"
-#include "decoder/spliced_attention.h"
+#include "decoder/attention/spliced_attention.h"
+#include "decoder/checkpoint/checkpoint.h"
 
 namespace prefixd::bench {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "attention/reference/diagnostics.h"
 #include "attention/step/step.h"
-#include "decoder/generate.h"
+#include "decoder/model/generate.h"
 
 namespace prefixd::demo {
 namespace {

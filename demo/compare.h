@@ -10,10 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "decoder/model.h"
-#include "decoder/spliced_attention.h"
+#include "decoder/attention/spliced_attention.h"
+#include "decoder/model/model.h"
+#include "prefixd/ingest.h"
+#include "prefixd/policy.h"
 #include "prefixd/result.h"
-#include "prefixd/types.h"
 
 namespace prefixd::demo {
 

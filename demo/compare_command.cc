@@ -4,10 +4,10 @@
 #include <istream>
 #include <nlohmann/json.hpp>
 
-#include "decoder/checkpoint.h"
-#include "decoder/local_attention.h"
-#include "decoder/model.h"
-#include "decoder/put_attention.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/attention/put_attention.h"
+#include "decoder/checkpoint/checkpoint.h"
+#include "decoder/model/model.h"
 #include "demo/commands.h"
 #include "demo/compare.h"
 #include "demo/events.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "bench/model/timed_attention.h"
-#include "decoder/generate.h"
+#include "decoder/model/generate.h"
 
 namespace prefixd::bench {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "bench/support/statistics.h"
-#include "decoder/attention_backend.h"
-#include "decoder/model.h"
+#include "decoder/attention/attention_backend.h"
+#include "decoder/model/model.h"
 #include "prefixd/client.h"
 
 namespace prefixd::bench {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "decoder/put_attention.h"
+#include "decoder/attention/put_attention.h"
 
 namespace prefixd::bench {
 namespace {

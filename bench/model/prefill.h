@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "decoder/local_attention.h"
-#include "decoder/model.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/model/model.h"
 #include "prefixd/client.h"
 
 namespace prefixd::bench {

@@ -5,8 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <utility>
 
-#include "decoder/attention_backend.h"
+#include "decoder/attention/attention_backend.h"
 
 namespace prefixd::bench {
 

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <random>
 
-#include "decoder/generate.h"
-#include "decoder/local_attention.h"
-#include "decoder/put_attention.h"
+#include "decoder/attention/local_attention.h"
+#include "decoder/attention/put_attention.h"
+#include "decoder/model/generate.h"
 #include "prefixd/client.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/files.h"
