@@ -17,29 +17,10 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from prefixd import arrays
 from prefixd.errors import InvalidArgument
+from prefixd.hf_config import IRRELEVANT, STATIC_ROPE
 from prefixd.model import Layer, ModelSpec
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-# Keys and values do not depend on these entries of the configuration, or the entry has a field of
-# its own.
-_IRRELEVANT = {
-    "architectures",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "label2id",
-    "max_position_embeddings",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "return_dict",
-    "rope_parameters",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-}
+_IRRELEVANT = IRRELEVANT | {"rope_parameters"}  # these have a field of their own
 
 
 def describe(

@@ -10,32 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixd.errors import InvalidArgument
+from prefixd.hf_config import IRRELEVANT, STATIC_ROPE
 from prefixd.model import Layer, ModelSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 DTYPES = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
-# Keys and values do not depend on these entries of a configuration, or they have a field of their own.
-_IRRELEVANT = {
-    "_name_or_path",
-    "architectures",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "label2id",
-    "max_position_embeddings",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "return_dict",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-}
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def describe(config: VllmConfig, weights: str = "") -> ModelSpec:
@@ -105,10 +86,10 @@ def refuse(config: VllmConfig) -> None:
         if given:
             raise InvalidArgument(f"prefixd cannot store the prompts of this engine: {reason}")
     for kind in _rope_types(rope(text)):
-        if kind not in _STATIC_ROPE:
+        if kind not in STATIC_ROPE:
             raise InvalidArgument(
                 f"prefixd cannot store the prompts of this engine: RoPE of type '{kind}' has frequencies that depend "
-                f"on the current length, so keys would be wrong later. Stored are {', '.join(_STATIC_ROPE)}"
+                f"on the current length, so keys would be wrong later. Stored are {', '.join(STATIC_ROPE)}"
             )
 
 
@@ -129,7 +110,7 @@ def _rope_types(settings: dict[str, Any]) -> list[str]:
 
 
 def _digest(text: Any) -> str:
-    values = {k: v for k, v in text.to_dict().items() if k not in _IRRELEVANT and not k.startswith("_")}
+    values = {k: v for k, v in text.to_dict().items() if k not in IRRELEVANT and not k.startswith("_")}
     return hashlib.blake2b(json.dumps(values, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
